@@ -1,0 +1,109 @@
+"""strictq: a durable message queue with strict order per key, on sharded SQLite files, with no server.
+
+import strictq
+
+with strictq.open("orders.strictq") as q:
+    q.send(b"paid", key="order-17")
+    for d in q.receive():
+        with d:
+            print(d.key, d.seq, d.body)
+"""
+
+from __future__ import annotations
+
+from ._clock import Clock, SystemClock
+from ._config import QueueConfig
+from ._errors import (
+    ConfigError,
+    ForkedProcess,
+    ForwardPending,
+    InvalidArgument,
+    LeaseLost,
+    MessageTooLarge,
+    OutcomeUnknown,
+    PartialFailure,
+    QueueClosed,
+    QueueFull,
+    QueueNotFound,
+    ReadOnlyQueue,
+    SchemaMismatch,
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StrictqError,
+    UnknownMessage,
+)
+from ._types import (
+    DeadLetter,
+    Event,
+    Explanation,
+    KeyDepth,
+    Message,
+    MessageStatus,
+    PeekedMessage,
+    Problem,
+    Receipt,
+    ShardStats,
+    Stats,
+)
+from .aio import AsyncDelivery, AsyncQueue, AsyncTransaction
+from .delivery import Delivery, Lease
+from .opening import open, open_async
+from .queue import Queue
+from .transaction import Transaction
+
+__all__ = [
+    "AsyncDelivery",
+    "AsyncQueue",
+    "AsyncTransaction",
+    "Clock",
+    "ConfigError",
+    "DeadLetter",
+    "Delivery",
+    "Event",
+    "Explanation",
+    "ForkedProcess",
+    "ForwardPending",
+    "InvalidArgument",
+    "KeyDepth",
+    "Lease",
+    "LeaseLost",
+    "Message",
+    "MessageStatus",
+    "MessageTooLarge",
+    "OutcomeUnknown",
+    "PartialFailure",
+    "PeekedMessage",
+    "Problem",
+    "Queue",
+    "QueueClosed",
+    "QueueConfig",
+    "QueueFull",
+    "QueueNotFound",
+    "ReadOnlyQueue",
+    "Receipt",
+    "SchemaMismatch",
+    "ShardStats",
+    "Stats",
+    "StoreBusy",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreFull",
+    "StrictqError",
+    "SystemClock",
+    "Transaction",
+    "UnknownMessage",
+    "__version__",
+    "open",
+    "open_async",
+]
+
+
+def __getattr__(name: str) -> str:
+    # Reading the installed version costs more than the rest of the import together.
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("strictq")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,207 @@
+"""Every error strictq raises.
+
+```
+StrictqError                     .transient  .hint
+├── InvalidArgument (ValueError)     an argument that can never work; nothing changed
+│   └── MessageTooLarge              the body is over QueueConfig.max_body_bytes
+├── ConfigError (ValueError)         configuration contradicts itself, or what is stored
+├── QueueNotFound                    no queue at that path
+├── QueueClosed                      this object was closed
+├── ReadOnlyQueue                    opened with read_only=True
+├── LeaseLost                        the token is dead, or the message is resolved; nothing changed
+├── QueueFull                        QueueConfig.max_depth is reached; nothing changed
+├── UnknownMessage                   that (key, seq) was never sent
+├── PartialFailure                   a call over several items or shards: .results says which took effect
+├── ForwardPending                   committed; a send to another shard has yet to arrive there
+├── ForkedProcess                    the queue came through a fork that it could not prepare for
+└── StoreError                       .shard  .cause
+    ├── StoreBusy                    the write lock was not had in time; nothing changed
+    ├── StoreFull                    the disk is full; nothing changed
+    ├── StoreCorrupt                 the file is damaged or not what it should be; it is quarantined
+    ├── SchemaMismatch               written by a newer strictq
+    └── OutcomeUnknown               the COMMIT itself failed: it may or may not have happened
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class StrictqError(Exception):
+    """Root of every error that strictq raises.
+
+    Attributes:
+        transient: the same call may succeed later without anybody changing anything.
+        hint: what to do about it, one sentence.
+    """
+
+    transient: bool = False
+    hint: str = ""
+
+    def __init__(self, message: str, *, hint: str | None = None, transient: bool | None = None) -> None:
+        super().__init__(message)
+        if hint is not None:
+            self.hint = hint
+        if transient is not None:
+            self.transient = transient
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+class InvalidArgument(StrictqError, ValueError):
+    """An argument that can never work. Nothing changed."""
+
+
+class MessageTooLarge(InvalidArgument):
+    """The body is larger than `QueueConfig.max_body_bytes`. Nothing changed."""
+
+    hint = "raise max_body_bytes with q.configure(), or send a reference to the data"
+
+
+class ConfigError(StrictqError, ValueError):
+    """The configuration contradicts itself or what the queue has stored. Nothing changed."""
+
+
+class QueueNotFound(StrictqError):
+    """There is no queue at that path, and this call may not create one."""
+
+    hint = "check the path, or open it without create=False and read_only=True"
+
+
+class QueueClosed(StrictqError):
+    """The queue object was closed. Nothing changed."""
+
+    hint = "open it again with strictq.open()"
+
+
+class ReadOnlyQueue(StrictqError):
+    """The queue was opened with read_only=True. Nothing changed."""
+
+    hint = "open it without read_only=True"
+
+
+class LeaseLost(StrictqError):
+    """The lease is no longer this holder's, or this message was resolved already. Nothing changed.
+
+    Attributes:
+        key: the lane's key (None for a keyless message).
+        seq: the message's position in its key.
+        token: the fencing token that was refused.
+    """
+
+    hint = "drop the work on this message: whoever holds the key now will do it"
+
+    def __init__(self, key: str | bytes | int | None, seq: int, token: int, why: str = "the lease was lost") -> None:
+        super().__init__(f"{why}: key {key!r}, seq {seq}, token {token}")
+        self.key = key
+        self.seq = seq
+        self.token = token
+
+
+class QueueFull(StrictqError):
+    """`QueueConfig.max_depth` is reached. Nothing changed."""
+
+    transient = True
+    hint = "wait for consumers to catch up, or raise max_depth with q.configure()"
+
+
+class UnknownMessage(StrictqError):
+    """No message with that key and seq was ever sent."""
+
+
+class PartialFailure(StrictqError):
+    """A call over several items failed for some of them. What succeeded stays done.
+
+    Attributes:
+        results: one entry per item, in the order given: what the call returns for it (None where it returns nothing),
+            or the exception that it met.
+    """
+
+    hint = "look at .results: retry the items whose entry is a transient error"
+
+    def __init__(self, message: str, results: Sequence[Any]) -> None:
+        super().__init__(message)
+        self.results = list(results)
+        errors = [r for r in self.results if isinstance(r, BaseException)]
+        self.transient = bool(errors) and all(getattr(e, "transient", False) for e in errors)
+
+
+class ForwardPending(StrictqError):
+    """The transaction is committed; some of its sends to other shards have not arrived there yet, but will.
+
+    They are forwarded by the next call that can, in this process or another, or at the next open.
+    """
+
+    hint = "do not repeat the transaction: it happened"
+
+
+class ForkedProcess(StrictqError):
+    """The queue was inherited through a fork that it could not prepare for. Nothing changed.
+
+    Raised for in-memory queues in a child, and where a fork bypassed `os.register_at_fork`.
+    """
+
+    hint = "open the queue again in the child process"
+
+
+class StoreError(StrictqError):
+    """A shard's file could not do what was asked.
+
+    Attributes:
+        shard: the shard's number; -1 for queue.db.
+        cause: the underlying exception, if there was one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        shard: int,
+        cause: BaseException | None = None,
+        hint: str | None = None,
+    ) -> None:
+        where = "queue.db" if shard < 0 else f"shard {shard}"
+        super().__init__(f"{where}: {message}", hint=hint)
+        self.shard = shard
+        self.cause = cause
+
+
+class StoreBusy(StoreError):
+    """The shard's write lock was not had in time. Nothing changed."""
+
+    transient = True
+    hint = "try again: another process holds the shard's write lock"
+
+
+class StoreFull(StoreError):
+    """The disk is full. Nothing changed; acks still work for a while from a reserve kept for them."""
+
+    transient = True
+    hint = "free disk space or let consumers drain the queue; sends resume by themselves"
+
+
+class StoreCorrupt(StoreError):
+    """The file is missing, damaged, or not this queue's. The shard is quarantined; the others go on."""
+
+    hint = "restore the file from a backup, then open the queue again"
+
+
+class SchemaMismatch(StoreError):
+    """The file was written by a newer strictq. Nothing changed."""
+
+    hint = "upgrade strictq in this environment"
+
+
+class OutcomeUnknown(StoreError):
+    """The COMMIT failed in a way that leaves open whether it happened. The shard was closed and will be reopened.
+
+    Repeat the call: an ack, nack or transaction under the same token succeeds if the first one did, and a send is safe to
+    repeat where it carries a dedup_id.
+    """
+
+    transient = True
+    hint = "repeat the call: acks are idempotent under their token, sends under a dedup_id"

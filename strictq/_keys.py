@@ -1,0 +1,70 @@
+"""Keys as bytes, and their stable hash.
+
+A key is stored as one type byte and its content, so that 1, "1" and b"1" are three keys:
+
+    s + UTF-8      str (no normalisation: NFC and NFD forms are different keys)
+    b + raw bytes  bytes
+    i + decimal    int
+    n + decimal    a lane for keyless messages; not reachable through a user's key
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+from ._errors import InvalidArgument
+
+Key = str | bytes | int
+"""The strict order parameter: non-empty str, non-empty bytes, or int."""
+
+KEY_BYTES_MAX: Final = 1024
+"""Longest key, in stored bytes without the type byte."""
+
+KEYLESS: Final = b"n"
+
+
+def encode_key(key: object) -> bytes:
+    """The stored form of a key.
+
+    Raises:
+        InvalidArgument: not a str, bytes or int; empty; not encodable as UTF-8; or longer than KEY_BYTES_MAX.
+    """
+    if type(key) is str:
+        try:
+            raw = b"s" + key.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument("a str key must be encodable as UTF-8: it has a lone surrogate") from None
+    elif type(key) is int:
+        # str(int) is quadratic and limited by the interpreter; the length test comes first.
+        if key.bit_length() > KEY_BYTES_MAX * 3:
+            raise InvalidArgument(f"an int key must have at most {KEY_BYTES_MAX} digits")
+        raw = b"i%d" % key
+    elif type(key) is bytes:
+        raw = b"b" + key
+    elif isinstance(key, str | bytes) and not isinstance(key, bool):
+        return encode_key(str.__str__(key) if isinstance(key, str) else bytes(key))
+    else:
+        raise InvalidArgument(f"a key must be str, bytes or int, not {type(key).__name__}")
+    if len(raw) == 1:
+        raise InvalidArgument("a key must not be empty")
+    if len(raw) > KEY_BYTES_MAX + 1:
+        raise InvalidArgument(f"a key must be at most {KEY_BYTES_MAX} bytes, not {len(raw) - 1}")
+    return raw
+
+
+def decode_key(raw: bytes) -> Key | None:
+    """The key that `encode_key` stored; None for a lane of keyless messages."""
+    kind = raw[:1]
+    if kind == b"s":
+        return raw[1:].decode()
+    if kind == b"b":
+        return raw[1:]
+    if kind == b"i":
+        return int(raw[1:])
+    return None
+
+
+def hash_key(raw: bytes) -> int:
+    """64 bits of BLAKE2b over the stored form, big-endian. The same on every platform, for ever."""
+    return int.from_bytes(blake2b(raw, digest_size=8).digest(), "big")

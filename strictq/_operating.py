@@ -1,0 +1,283 @@
+"""Looking at a queue and operating it: the part of Queue that operators use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import attrs
+
+from . import _validate as validate
+from ._config import QueueConfig
+from ._errors import InvalidArgument, StoreError, StrictqError
+from ._keys import Key, decode_key, encode_key
+from ._store import Store, admin, looking
+from ._types import DeadLetter, Explanation, KeyDepth, MessageStatus, PeekedMessage, Problem, ShardStats, Stats
+
+_COUNTS = (
+    "ready", "in_flight", "delayed", "held", "dead", "lanes", "sends", "receives", "empty_receives", "acks", "retries",
+    "redeliveries", "expired", "dropped", "purged", "outbox", "disk_bytes", "wal_bytes",
+)  # fmt: skip
+
+
+class Operating:
+    """Stats, single messages, dead letters, holds, purges, checks, configuration, the program's tables."""
+
+    _store: Store
+
+    # ---- looking
+
+    def stats(self) -> Stats:
+        """Counts of the queue and of each shard: a frozen snapshot, one consistent read a shard.
+
+        The cost does not grow with the backlog. A quarantined shard counts nothing and says why.
+
+        Source: docs/explanation/lifecycle.md
+        """
+        store = self._store
+        store.require_open(writing=False)
+        shards = tuple(self._shard_stats(i) for i in range(len(store.shards)))
+        counts: dict[str, Any] = {name: sum(getattr(s, name) for s in shards) for name in _COUNTS}
+        receives = counts["receives"] + counts["empty_receives"]
+        drains = [s.drain_seconds for s in shards]
+        return Stats(
+            **counts,
+            oldest_age_seconds=max(
+                (s.oldest_age_seconds for s in shards if s.oldest_age_seconds is not None), default=None
+            ),
+            first_attempt_age_seconds=max(
+                (s.first_attempt_age_seconds for s in shards if s.first_attempt_age_seconds is not None), default=None
+            ),
+            empty_receive_ratio=counts["empty_receives"] / receives if receives else 0.0,
+            drain_seconds=None if None in drains else max((d for d in drains if d is not None), default=0.0),
+            shards=shards,
+        )
+
+    def _shard_stats(self, number: int) -> ShardStats:
+        store = self._store
+        shard = store.shards[number]
+        try:
+            return shard.look(
+                lambda db: looking.stats(db, number, store.time, shard.path, store.unwritten_empties(number))
+            )
+        except StoreError as e:
+            zeros: dict[str, Any] = dict.fromkeys(_COUNTS, 0)
+            return ShardStats(
+                shard=number, **zeros, oldest_age_seconds=None, first_attempt_age_seconds=None, drain_seconds=None,
+                quarantined=str(e),
+            )  # fmt: skip
+
+    def top_keys(self, n: int = 10, by: Literal["depth", "age"] = "depth") -> list[KeyDepth]:
+        """The deepest keys, or those whose oldest message is oldest. Looks at every key that has messages.
+
+        Raises:
+            InvalidArgument: n is not 1..10,000, or `by` is neither "depth" nor "age".
+        """
+        store = self._store
+        store.require_open(writing=False)
+        validate.whole("n", n, 1, 10_000)
+        if by not in ("depth", "age"):
+            raise InvalidArgument(f"by must be 'depth' or 'age', not {by!r}")
+        found: list[KeyDepth] = []
+        for shard in store.healthy():
+            found += shard.look(lambda db: looking.top_keys(db, n, by, store.time))
+        rank = "depth" if by == "depth" else "oldest_age_seconds"
+        return sorted(found, key=lambda k: getattr(k, rank), reverse=True)[:n]
+
+    def peek(self, key: Key, limit: int = 10) -> list[PeekedMessage]:
+        """The first unresolved messages of a key, in order, without touching them.
+
+        Raises:
+            InvalidArgument: no valid key, or limit is not 1..100,000.
+        """
+        store = self._store
+        store.require_open(writing=False)
+        raw = encode_key(key)
+        validate.whole("limit", limit, 1, validate.MESSAGES_MAX)
+        return store.shard_of(raw).read(lambda db: looking.peek(db, raw, limit, store.time))
+
+    def status(self, key: Key, seq: int) -> MessageStatus:
+        """Where one message is; "resolved" for what is gone.
+
+        Raises:
+            UnknownMessage: that seq was never issued for that key.
+        """
+        store = self._store
+        store.require_open(writing=False)
+        raw = encode_key(key)
+        validate.whole("seq", seq, 1, 2**62)
+        return store.shard_of(raw).read(lambda db: looking.status(db, raw, seq, store.time))
+
+    def explain(self, key: Key) -> Explanation:
+        """Why a key is, or is not, handed out now: since when, by whom, until when."""
+        store = self._store
+        store.require_open(writing=False)
+        raw = encode_key(key)
+        return store.shard_of(raw).read(lambda db: looking.explain(db, raw, store.time))
+
+    def dead_letters(self, key: Key | None = None, limit: int = 100) -> list[DeadLetter]:
+        """Dead letters of one key, or of all, seq ascending within a key.
+
+        Raises:
+            InvalidArgument: limit is not 1..100,000.
+        """
+        store = self._store
+        store.require_open(writing=False)
+        validate.whole("limit", limit, 1, validate.MESSAGES_MAX)
+        raw = None if key is None else encode_key(key)
+        rows: list[tuple[Any, ...]] = []
+        for shard in store.healthy() if raw is None else [store.shard_of(raw)]:
+            rows += shard.read(lambda db: admin.dead_letters(db, raw, limit - len(rows)))
+            if len(rows) >= limit:
+                break
+        wall = store.time.to_wall
+        return [
+            DeadLetter(
+                key=decode_key(k), seq=seq, id=i, body=body, headers=json.loads(headers) if headers else {}, kind=kind,
+                reason=reason, attempts=attempts, enqueued_at=wall(sent_at), died_at=wall(died_at),
+            )
+            for _, k, seq, i, body, headers, kind, reason, attempts, sent_at, died_at in rows
+        ]  # fmt: skip
+
+    # ---- operating
+
+    def redrive(self, key: Key | None = None, seqs: Iterable[int] | None = None) -> int:
+        """Put dead letters back in their lane at their original seq, ahead of everything later: attempts 0, no TTL.
+
+        Where a lease holds the lane, they come back when it ends.
+
+        Args:
+            key: whose; None: everybody's.
+            seqs: which of the key's; None: all of them.
+        Returns:
+            How many were put back, or will be.
+        Raises:
+            InvalidArgument: seqs without a key.
+        """
+        store = self._store
+        store.require_open()
+        if seqs is not None and key is None:
+            raise InvalidArgument("seqs are positions in a key: give the key, too")
+        wanted = None if seqs is None else [validate.whole("seq", s, 1, 2**62) for s in seqs]
+        if key is not None:
+            raw = encode_key(key)
+            return admin.redrive_key(store, raw, wanted)
+        return admin.redrive_all(store)
+
+    def hold(self, key: Key, reason: str | None = None) -> None:
+        """Hand out nothing more of this key until `release`; a lease that is live may finish."""
+        store = self._store
+        store.require_open()
+        raw = encode_key(key)
+        why = validate.text("reason", reason) or "held by an operator"
+        store.shard_of(raw).run(lambda tx: admin.hold(tx, raw, why))
+
+    def release(self, key: Key | None) -> bool:
+        """End a hold; its messages' attempts start again from 0.
+
+        Args:
+            key: which; None: all keyless messages that a poison policy holds.
+        Returns:
+            Whether anything was held.
+        """
+        store = self._store
+        store.require_open()
+        if key is None:
+            return sum(store.run_everywhere(admin.release_keyless)) > 0
+        raw = encode_key(key)
+        return store.shard_of(raw).run(lambda tx: admin.release(tx, raw))
+
+    def purge(self, key: Key | None = None, *, dead: bool = False) -> int:
+        """Remove the unresolved messages of a key, or of the whole queue, and the dedup ids of what is removed.
+
+        Messages in flight stay with their holder. Seqs go on: none is issued twice. In steps of 1,000 messages, so that
+        others can write in between.
+
+        Args:
+            dead: the dead letters, too.
+        Returns:
+            How many were removed.
+        """
+        store = self._store
+        store.require_open()
+        return admin.purge(store, None if key is None else encode_key(key), dead=dead)
+
+    def check(self, fix: bool = False) -> list[Problem]:
+        """Read everything and report each broken invariant; an empty list if all is well.
+
+        Args:
+            fix: put right what can be put right without losing anything.
+        Returns:
+            What was found; docs/explanation/storage.md says what each rule means.
+        """
+        store = self._store
+        store.require_open(writing=fix)
+        problems: list[Problem] = []
+        for shard in store.shards:
+            try:
+                found = shard.look(lambda db, s=shard: looking.check(db, s.number, s.range.owns))  # type: ignore[misc]
+            except StoreError as e:
+                problems.append(Problem(shard.number, "unreadable", str(e)))
+                continue
+            for problem, repair in found:
+                if fix and repair is not None:
+                    shard.run(repair)
+                    problem = attrs.evolve(problem, fixed=True)
+                problems.append(problem)
+        return problems
+
+    # ---- configuration and the program's tables
+
+    def configure(self, **changes: Any) -> QueueConfig:
+        """Change settings. They are stored; every process sees them at its next write.
+
+        Returns:
+            The configuration now.
+        Raises:
+            ConfigError: an unknown setting, or one that is out of range or contradicts another; nothing changed.
+        """
+        store = self._store
+        store.require_open()
+        store.refresh_config()
+        config = store.config.evolve(**changes)
+        if config != store.config:
+            store.configure(config)
+        return config
+
+    def app_schema(self, sql: str) -> None:
+        """Create the program's own tables, in every shard, future ones too. The same text a second time does nothing.
+
+        Args:
+            sql: statements on tables, indexes and views whose names start with app_.
+        Raises:
+            InvalidArgument: the SQL is wrong, or touches anything else; nothing changed.
+        """
+        store = self._store
+        store.require_open()
+        if not isinstance(sql, str) or not sql.strip():
+            raise InvalidArgument("app_schema takes SQL as a str")
+        store.define_app_schema(sql)
+
+    def query(self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, key: Key | None = None) -> list[Any]:
+        """Read the program's app_* tables: over all shards, or in the shard of one key.
+
+        Each shard is asked by itself: sums and order over shards are the caller's.
+
+        Returns:
+            The rows, as tuples.
+        Raises:
+            InvalidArgument: the SQL is wrong, writes, touches anything else, or takes too long.
+        """
+        store = self._store
+        store.require_open(writing=False)
+        shards = store.healthy() if key is None else [store.shard_of(encode_key(key))]
+        if not shards:
+            store.shards[0].require()
+        rows: list[Any] = []
+        for shard in shards:
+            rows += shard.query(sql, params)
+        return rows
+
+
+__all__ = ["Operating", "StrictqError"]

@@ -1,0 +1,53 @@
+"""The one home of SQL: named blocks in the .sql files beside this module.
+
+A block starts with `-- name: NAME`; comment lines below it say who runs it, what it returns and which index it uses.
+`{{ … }}` marks the part of a block that `repeat` writes several times, for statements over many rows.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Final
+
+_HEADER: Final = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_REPEATED: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+
+
+class Block:
+    """The statements of one file, as attributes."""
+
+    def __init__(self, name: str) -> None:
+        text = files(__package__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
+        parts = _HEADER.split(text)
+        self._statements = {
+            key: "\n".join(line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--"))
+            for key, body in zip(parts[1::2], parts[2::2], strict=True)
+        }
+
+    def __getattr__(self, name: str) -> str:
+        try:
+            return self._statements[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def names(self) -> list[str]:
+        """Every statement's name, in the order of the file."""
+        return list(self._statements)
+
+
+def repeat(statement: str, times: int) -> str:
+    """The statement with its marked part written `times` times, separated by commas."""
+    return _REPEATED.sub(lambda m: ",".join([m[1].strip()] * times), statement)
+
+
+CATALOG: Final = Block("catalog")
+SHARD: Final = Block("shard")
+SEND: Final = Block("send")
+CLAIM: Final = Block("claim")
+SETTLE: Final = Block("settle")
+LANES: Final = Block("lanes")
+OUTBOX: Final = Block("outbox")
+OPERATE: Final = Block("operate")
+INSPECT: Final = Block("inspect")
+CHECK: Final = Block("check")

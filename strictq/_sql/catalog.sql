@@ -1,0 +1,47 @@
+-- name: schema
+-- queue.db, format 1: what the queue is. Rollback journal, synchronous EXTRA; opened, read and closed.
+CREATE TABLE queue (
+    one              INTEGER PRIMARY KEY CHECK (one = 1),
+    queue_id         TEXT    NOT NULL,
+    created_at       INTEGER NOT NULL,             -- microseconds since 1970
+    durability       TEXT    NOT NULL CHECK (durability IN ('full', 'process')),
+    config           TEXT    NOT NULL,             -- JSON object, every field of QueueConfig
+    config_version   INTEGER NOT NULL,
+    epoch            INTEGER NOT NULL,             -- raised at the first open after each boot
+    boot_id          TEXT    NOT NULL,             -- of the boot in which the epoch was raised
+    time_offset      INTEGER NOT NULL              -- queue time = boot clock + this, microseconds
+) STRICT;
+CREATE TABLE topology (
+    shard   INTEGER PRIMARY KEY,
+    file    TEXT NOT NULL UNIQUE,
+    hash_lo TEXT NOT NULL,                         -- 16 hex digits, first hash of the range
+    hash_hi TEXT NOT NULL                          -- 16 hex digits, last hash of the range
+) STRICT;
+CREATE TABLE app_schema (
+    id  INTEGER PRIMARY KEY,
+    sql TEXT NOT NULL UNIQUE                       -- given to app_schema(), run once in every shard, in this order
+) STRICT;
+
+-- name: insert_queue
+INSERT INTO queue VALUES (1, ?, ?, ?, ?, 1, 1, ?, ?);
+
+-- name: insert_topology
+INSERT INTO topology VALUES (?, ?, ?, ?);
+
+-- name: read_queue
+SELECT queue_id, durability, config, config_version, epoch, boot_id, time_offset FROM queue;
+
+-- name: read_topology
+SELECT shard, file, hash_lo, hash_hi FROM topology ORDER BY shard;
+
+-- name: read_app_schema
+SELECT id, sql FROM app_schema WHERE id > ? ORDER BY id;
+
+-- name: add_app_schema
+INSERT INTO app_schema (sql) VALUES (?) ON CONFLICT (sql) DO NOTHING;
+
+-- name: raise_epoch
+UPDATE queue SET epoch = epoch + 1, boot_id = ?, time_offset = ?;
+
+-- name: set_config
+UPDATE queue SET config = ?, config_version = config_version + 1 RETURNING config_version;

@@ -1,0 +1,83 @@
+-- name: integrity
+PRAGMA integrity_check(20);
+
+-- name: lane_keys
+-- Every lane, to compare its key with the shard's hash range.
+SELECT id, key FROM lane;
+
+-- name: seq_over_tail
+-- rule lane_counts: last_seq and resolved agree with the rows. (message rows + resolved = tail)
+SELECT l.id, l.last_seq, l.resolved, count(m.seq), ifnull(max(m.seq), 0), ifnull(min(m.seq), 0)
+FROM lane l LEFT JOIN message m ON m.lane = l.id GROUP BY l.id
+HAVING count(m.seq) + l.resolved <> max(ifnull(max(m.seq), 0), l.last_seq) OR l.resolved < 0 OR l.last_seq < 0;
+
+-- name: dead_over_tail
+-- rule dead_seq: a dead letter's seq was issued, and is not in the lane as well.
+SELECT d.lane, d.seq FROM dead d LEFT JOIN lane l ON l.id = d.lane LEFT JOIN message m ON m.lane = d.lane AND m.seq = d.seq
+WHERE l.id IS NULL OR m.seq IS NOT NULL OR d.seq > l.last_seq;
+
+-- name: orphans
+-- rule orphan: rows of a lane that does not exist.
+SELECT 'message', lane FROM message WHERE lane NOT IN (SELECT id FROM lane)
+UNION SELECT 'ready', lane FROM ready WHERE lane NOT IN (SELECT id FROM lane)
+UNION SELECT 'delayed', lane FROM delayed WHERE lane NOT IN (SELECT id FROM lane)
+UNION SELECT 'lease', lane FROM lease WHERE lane NOT IN (SELECT id FROM lane)
+UNION SELECT 'dedup', lane FROM dedup WHERE lane NOT IN (SELECT id FROM lane)
+UNION SELECT 'key_state', lane FROM key_state WHERE lane NOT IN (SELECT id FROM lane);
+
+-- name: body_missing
+-- rule body: a row without an inline body has one apart.
+SELECT 'message', m.lane, m.seq FROM message m WHERE m.body IS NULL AND NOT EXISTS (SELECT 1 FROM body b WHERE b.id = m.id)
+UNION ALL
+SELECT 'dead', d.lane, d.seq FROM dead d WHERE d.body IS NULL AND NOT EXISTS (SELECT 1 FROM body b WHERE b.id = d.id);
+
+-- name: body_unused
+-- rule body_unused: bodies that no message has.
+SELECT id FROM body WHERE id NOT IN (SELECT id FROM message WHERE body IS NULL UNION ALL SELECT id FROM dead WHERE body IS NULL);
+
+-- name: touch_counter
+-- A fix that changes totals only: makes the transaction one that wrote something.
+UPDATE counter SET last_time = last_time;
+
+-- name: lane_places
+-- rule place: for every lane: head, due, hold, lease, where it is listed.
+SELECT l.id, h.seq, h.due, l.hold, e.expired, e.ack_first, r.position, r.careful, d.due, l.solo_to
+FROM lane l
+LEFT JOIN message h ON h.lane = l.id AND h.seq = (SELECT seq FROM message WHERE lane = l.id ORDER BY seq LIMIT 1)
+LEFT JOIN lease e ON e.lane = l.id LEFT JOIN ready r ON r.lane = l.id LEFT JOIN delayed d ON d.lane = l.id;
+
+-- name: lease_counts
+-- rule lease: what a lease counts, and what lies in its range.
+SELECT e.lane, e.pending, count(m.seq), e.lo, e.hi, e.started, e.token, e.ack_first
+FROM lease e LEFT JOIN message m ON m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi GROUP BY e.lane;
+
+-- name: lease_skips
+-- rule lease_order: an unresolved message before the lease that the lease does not hold.
+SELECT e.lane, m.seq FROM lease e CROSS JOIN message m ON m.lane = e.lane AND m.seq < e.lo WHERE e.ack_first = 0;
+
+-- name: set_pending
+UPDATE lease SET pending = ? WHERE lane = ?;
+
+-- name: twice_arrived
+-- rule arrival: an arrival number that two messages share.
+SELECT id FROM message GROUP BY id HAVING count(*) > 1;
+
+-- name: maxima
+-- rule counter: what the counter row must not be behind of.
+SELECT (SELECT ifnull(max(id), 0) FROM message), (SELECT ifnull(max(position), 0) FROM ready), (SELECT ifnull(max(id), 0) FROM lane),
+       (SELECT ifnull(max(token), 0) FROM lease), (SELECT ifnull(max(id), 0) FROM outbox), (SELECT ifnull(max(done_token), 0) FROM lane),
+       (SELECT count(*) FROM message), (SELECT count(*) FROM dead), (SELECT count(*) FROM lane);
+
+-- name: bad_types
+-- rule value: values no send could have written.
+SELECT lane, seq FROM message WHERE attempts < 0 OR (headers IS NOT NULL AND NOT json_valid(headers))
+    OR (due IS NOT NULL AND due < 0) OR (expires IS NOT NULL AND expires < 0);
+
+-- name: dedup_over_tail
+-- rule dedup: a dedup id remembers a seq that was never issued.
+SELECT d.lane, d.dedup_id FROM dedup d JOIN lane l ON l.id = d.lane
+WHERE d.id > (SELECT last_id FROM counter);
+
+-- name: redrive_flags
+-- rule redrive: a dead letter that waits for a lease that is not there.
+SELECT d.lane, d.seq FROM dead d WHERE d.redrive = 1 AND NOT EXISTS (SELECT 1 FROM lease e WHERE e.lane = d.lane AND e.redrive = 1);

@@ -1,0 +1,67 @@
+-- name: outlook
+-- router: without a write lock, is there anything to claim, and when is the next lease or delay over?
+-- Indexes: ready's primary key, lease_deadline, delayed_due.
+SELECT EXISTS (SELECT 1 FROM ready),
+       (SELECT min(deadline) FROM lease WHERE expired = 0),
+       (SELECT min(due) FROM delayed),
+       (SELECT epoch FROM counter);
+
+-- name: expired_leases
+-- claim.expire: a bounded step. Index: lease_deadline.
+SELECT lane, ack_first FROM lease WHERE expired = 0 AND deadline <= ? ORDER BY deadline LIMIT ?;
+
+-- name: mark_expired
+UPDATE lease SET expired = 1 WHERE lane = ?;
+
+-- name: end_epoch
+-- frame: leases of an earlier boot end with it.
+UPDATE lease SET deadline = 0 WHERE expired = 0;
+
+-- name: due_lanes
+-- claim.wake_delayed: a bounded step. Index: delayed_due.
+SELECT lane FROM delayed WHERE due <= ? ORDER BY due LIMIT ?;
+
+-- name: ready_messages
+-- claim: messages of the ready lanes, oldest ready head first, whole lanes. Takes the position after which, and how many.
+-- Indexes: primary keys of ready, lane and message; no sort.
+SELECT r.position, r.careful, l.key, m.lane, m.seq, m.due, m.expires, m.attempts,
+       m.id, m.sent_at, m.headers, m.size_hint, m.prepare_seconds, m.process_seconds, m.body
+FROM ready r CROSS JOIN lane l ON l.id = r.lane CROSS JOIN message m ON m.lane = r.lane
+WHERE r.position > ? ORDER BY r.position, m.seq LIMIT ?;
+
+-- name: ready_lanes
+-- claim with per_key: the lanes alone. Index: ready's primary key.
+SELECT r.position, r.lane FROM ready r WHERE r.position > ? ORDER BY r.position LIMIT ?;
+
+-- name: ready_of
+-- claim with keys: position of one lane. Index: the UNIQUE one on lane.
+SELECT position, careful FROM ready WHERE lane = ?;
+
+-- name: lane_messages
+-- claim: the same columns for one lane from a seq on. Takes lane, position, careful, seq, limit.
+SELECT ?2, ?3, l.key, m.lane, m.seq, m.due, m.expires, m.attempts,
+       m.id, m.sent_at, m.headers, m.size_hint, m.prepare_seconds, m.process_seconds, m.body
+FROM lane l CROSS JOIN message m ON m.lane = l.id
+WHERE l.id = ?1 AND m.seq >= ?4 ORDER BY m.seq LIMIT ?5;
+
+-- name: heads_of
+-- claim with per_key: the same columns for a lane from the list. Takes position, lane, limit.
+SELECT r.position, r.careful, l.key, m.lane, m.seq, m.due, m.expires, m.attempts,
+       m.id, m.sent_at, m.headers, m.size_hint, m.prepare_seconds, m.process_seconds, m.body
+FROM ready r CROSS JOIN lane l ON l.id = r.lane CROSS JOIN message m ON m.lane = r.lane
+WHERE r.position = ? ORDER BY m.seq LIMIT ?;
+
+-- name: body
+SELECT data FROM body WHERE id = ?;
+
+-- name: insert_lease
+INSERT INTO lease (lane, token, consumer, lo, hi, started, pending, leased_at, deadline, ack_first) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: drop_position
+DELETE FROM ready WHERE position = ?;
+
+-- name: drop_positions
+DELETE FROM ready WHERE position BETWEEN ? AND ?;
+
+-- name: delete_range
+DELETE FROM message WHERE lane = ? AND seq BETWEEN ? AND ?;

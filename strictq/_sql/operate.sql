@@ -1,0 +1,51 @@
+-- name: dead_letters
+-- operate: of the whole shard. Index: primary key of dead.
+SELECT d.lane, l.key, d.seq, d.id, ifnull(d.body, b.data), d.headers, d.kind, d.reason, d.attempts, d.sent_at, d.died_at
+FROM dead d CROSS JOIN lane l ON l.id = d.lane LEFT JOIN body b ON d.body IS NULL AND b.id = d.id
+ORDER BY d.lane, d.seq LIMIT ?;
+
+-- name: dead_letters_of
+SELECT d.lane, l.key, d.seq, d.id, ifnull(d.body, b.data), d.headers, d.kind, d.reason, d.attempts, d.sent_at, d.died_at
+FROM dead d CROSS JOIN lane l ON l.id = d.lane LEFT JOIN body b ON d.body IS NULL AND b.id = d.id
+WHERE d.lane = ? ORDER BY d.seq LIMIT ?;
+
+-- name: dead_of
+-- redrive: those of a lane that are not on their way back yet.
+SELECT seq FROM dead WHERE lane = ? AND redrive = 0 ORDER BY seq LIMIT ?;
+
+-- name: is_dead
+SELECT redrive FROM dead WHERE lane = ? AND seq = ?;
+
+-- name: lanes_with_dead
+-- redrive, purge: a walk over lanes in bounded steps. Index: primary key of dead.
+SELECT DISTINCT lane FROM dead WHERE lane > ? ORDER BY lane LIMIT ?;
+
+-- name: wait_redrive
+UPDATE dead SET redrive = 1 WHERE lane = ? AND seq = ?;
+
+-- name: lease_waits
+UPDATE lease SET redrive = 1 WHERE lane = ?;
+
+-- name: dead_rows
+SELECT seq, id, body IS NULL FROM dead WHERE lane = ? ORDER BY seq LIMIT ?;
+
+-- name: delete_dead_to
+DELETE FROM dead WHERE lane = ? AND seq <= ?;
+
+-- name: next_lane
+-- purge: the next lane that has messages. Index: primary key of message.
+SELECT lane FROM message WHERE lane > ? ORDER BY lane LIMIT 1;
+
+-- name: messages_outside
+-- purge: a bounded step of a lane's messages that its lease (lo to hi) does not hold. Index: primary key.
+SELECT seq, id, body IS NULL FROM message WHERE lane = ?1 AND seq NOT BETWEEN ?2 AND ?3 ORDER BY seq LIMIT ?4;
+
+-- name: delete_dedup_of
+DELETE FROM dedup WHERE lane = ?;
+
+-- name: next_dedup_lane
+SELECT lane FROM dedup WHERE lane > ? ORDER BY lane LIMIT 1;
+
+-- name: held_lanes
+-- release of keyless lanes. Index: lane_held.
+SELECT id, key FROM lane WHERE hold IS NOT NULL;

@@ -1,0 +1,24 @@
+-- name: insert
+INSERT INTO outbox (destination, id, key, sent_at, due, expires, dedup_id, headers, size_hint, prepare_seconds, process_seconds, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: destinations
+-- forward: which shards have something coming. A skip over the primary key.
+SELECT DISTINCT destination FROM outbox ORDER BY destination;
+
+-- name: waiting
+-- forward: the oldest of one destination. Index: primary key.
+SELECT id, key, sent_at, due, expires, dedup_id, headers, size_hint, prepare_seconds, process_seconds, body
+FROM outbox WHERE destination = ? ORDER BY id LIMIT ?;
+
+-- name: delete
+DELETE FROM outbox WHERE destination = ? AND id <= ?;
+
+-- name: high_water
+SELECT high_water FROM inlet WHERE origin = ?;
+
+-- name: set_high_water
+INSERT INTO inlet (origin, high_water) VALUES (?, ?) ON CONFLICT (origin) DO UPDATE SET high_water = excluded.high_water;
+
+-- name: count
+SELECT count(*) FROM outbox;

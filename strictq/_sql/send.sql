@@ -1,0 +1,32 @@
+-- name: lanes_by_key
+-- send: for each key its lane, the tail of its sequence, and whether a first message must list it as ready or delayed.
+-- Indexes: lane's UNIQUE one on key, message's and lease's primary keys.
+SELECT l.key, l.id,
+       ifnull((SELECT max(m.seq) FROM message m WHERE m.lane = l.id), 0), l.last_seq,
+       l.hold IS NULL AND NOT EXISTS (SELECT 1 FROM lease e WHERE e.lane = l.id)
+FROM lane l WHERE l.key IN ({{ ? }});
+
+-- name: insert_plain
+-- send: messages without options, in lane order.
+INSERT INTO message (lane, seq, id, sent_at, expires, body) VALUES {{ (?, ?, ?, ?, ?, ?) }};
+
+-- name: insert_full
+INSERT INTO message (lane, seq, id, sent_at, due, expires, headers, size_hint, prepare_seconds, process_seconds, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: insert_body
+INSERT INTO body (id, data) VALUES (?, ?);
+
+-- name: find_dedup
+SELECT seq, id FROM dedup WHERE lane = ? AND dedup_id = ? AND until > ?;
+
+-- name: remember_dedup
+INSERT INTO dedup (lane, dedup_id, seq, id, until) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (lane, dedup_id) DO UPDATE SET seq = excluded.seq, id = excluded.id, until = excluded.until;
+
+-- name: old_dedups
+-- send: a bounded step of forgetting. Index: dedup_until.
+SELECT lane, dedup_id FROM dedup WHERE until <= ? ORDER BY until LIMIT 8;
+
+-- name: delete_dedup
+DELETE FROM dedup WHERE lane = ? AND dedup_id = ?;

@@ -1,0 +1,46 @@
+-- name: end_whole_lease
+-- settle.ack, the common case: a live lease whose messages are all acked at once.
+DELETE FROM lease WHERE lane = ? AND token = ? AND lo = ? AND hi = ? AND pending = ? AND expired = 0 AND redrive = 0 AND ack_first = 0;
+
+-- name: delete_range
+DELETE FROM message WHERE lane = ? AND seq BETWEEN ? AND ?;
+
+-- name: finish_lane
+-- settle.ack: takes highest seq, how many, now, token, lowest, highest, lane.
+UPDATE lane SET last_seq = max(last_seq, ?), resolved = resolved + ?, active_at = ?,
+    done_token = ?, done_kind = 'ack', done_lo = ?, done_hi = ?, done_gaps = NULL WHERE id = ?;
+
+-- name: next_head
+-- settle.ack: what is left of a lane: lane, seq, id, due, whether it is held, and its solo range. No row: it is empty.
+SELECT m.lane, m.seq, m.id, m.due, l.hold IS NOT NULL, l.solo_to
+FROM lane l CROSS JOIN message m ON m.lane = l.id WHERE l.id = ? ORDER BY m.seq LIMIT 1;
+
+-- name: rows_between
+-- settle: which seqs of a lease are unresolved, and where their bodies lie. Index: primary key.
+SELECT seq, id, body IS NULL, attempts FROM message WHERE lane = ? AND seq BETWEEN ? AND ? ORDER BY seq;
+
+-- name: set_started
+UPDATE lease SET started = max(started, ?) WHERE lane = ?;
+
+-- name: set_deadline
+UPDATE lease SET deadline = ?, expired = 0 WHERE lane = ?;
+
+-- name: shrink
+-- settle: fewer unresolved messages, and a new end and mark of what was started.
+UPDATE lease SET pending = ?, hi = ?, started = min(started, ?) WHERE lane = ?;
+
+-- name: grow
+UPDATE lease SET hi = ?, pending = pending + ? WHERE lane = ?;
+
+-- name: earlier
+-- settle.more: is there an unresolved message that the lease does not hold, before it?
+SELECT EXISTS (SELECT 1 FROM message WHERE lane = ? AND seq < ?);
+
+-- name: key_state
+SELECT value FROM key_state WHERE lane = ?;
+
+-- name: set_key_state
+INSERT INTO key_state (lane, value) VALUES (?, ?) ON CONFLICT (lane) DO UPDATE SET value = excluded.value;
+
+-- name: delete_key_state
+DELETE FROM key_state WHERE lane = ?;

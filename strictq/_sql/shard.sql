@@ -1,0 +1,190 @@
+-- name: schema
+-- A shard, format 1. docs/explanation/storage.md describes every table for other programs.
+CREATE TABLE meta (
+    name  TEXT PRIMARY KEY,
+    value ANY NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- One row, written by every transaction that changes anything: what the next one continues from, and running totals.
+CREATE TABLE counter (
+    one             INTEGER PRIMARY KEY CHECK (one = 1),
+    config_version  INTEGER NOT NULL,
+    epoch           INTEGER NOT NULL,
+    time_offset     INTEGER NOT NULL,
+    last_time       INTEGER NOT NULL,              -- queue time of the last write, microseconds
+    last_id         INTEGER NOT NULL,              -- arrivals and positions
+    last_token      INTEGER NOT NULL,              -- within the epoch
+    last_lane       INTEGER NOT NULL,
+    last_outbox     INTEGER NOT NULL,
+    seq_floor       INTEGER NOT NULL,              -- lanes are born above it
+    lanes           INTEGER NOT NULL,
+    pending         INTEGER NOT NULL CHECK (pending >= 0),   -- rows of message
+    dead            INTEGER NOT NULL CHECK (dead >= 0),      -- rows of dead
+    sends           INTEGER NOT NULL,
+    receives        INTEGER NOT NULL,
+    empty_receives  INTEGER NOT NULL,
+    acks            INTEGER NOT NULL,
+    retries         INTEGER NOT NULL,
+    redeliveries    INTEGER NOT NULL,
+    expired         INTEGER NOT NULL,
+    dropped         INTEGER NOT NULL,
+    purged          INTEGER NOT NULL,
+    ack_rate        REAL    NOT NULL,              -- messages a second, exponentially weighted over a minute
+    ack_rate_at     INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE lane (
+    id          INTEGER PRIMARY KEY,               -- never reused
+    key         BLOB    NOT NULL UNIQUE,           -- type byte and content
+    last_seq    INTEGER NOT NULL,                  -- highest seq that left `message`: the tail is the larger of it and the newest row there
+    resolved    INTEGER NOT NULL,                  -- seqs up to the tail that have no row in `message`: depth = tail - resolved
+    solo_to     INTEGER NOT NULL DEFAULT 0,        -- one message at a time up to this seq
+    charged_to  INTEGER NOT NULL DEFAULT 0,        -- no later message has attempts
+    hold        TEXT,                              -- why an operator or a poison message holds the lane
+    held_at     INTEGER,
+    active_at   INTEGER NOT NULL,                  -- queue time at which a message last left it
+    done_token  INTEGER,                           -- the last resolution: who, what and which
+    done_kind   TEXT CHECK (done_kind IN ('ack', 'nack', 'reject')),
+    done_lo     INTEGER,
+    done_hi     INTEGER,
+    done_gaps   TEXT                               -- JSON array of the seqs between that were not part of it
+) STRICT;
+CREATE INDEX lane_held ON lane (id) WHERE hold IS NOT NULL;
+
+-- Unresolved messages, and nothing else, in lane order.
+CREATE TABLE message (
+    lane            INTEGER NOT NULL,
+    seq             INTEGER NOT NULL CHECK (seq > 0),
+    id              INTEGER NOT NULL,              -- arrival number, never reused
+    sent_at         INTEGER NOT NULL,              -- queue time, like every time here
+    due             INTEGER,                       -- not before
+    expires         INTEGER,
+    attempts        INTEGER NOT NULL DEFAULT 0,    -- of ended leases; a live one adds 1 where seq <= lease.started
+    headers         TEXT,                          -- JSON object
+    size_hint       REAL,
+    prepare_seconds REAL,
+    process_seconds REAL,
+    error           TEXT,
+    output          TEXT,
+    body            BLOB,                          -- NULL: in `body`
+    PRIMARY KEY (lane, seq)
+) STRICT, WITHOUT ROWID;
+
+-- Bodies that would spill over a page of `message`.
+CREATE TABLE body (
+    id   INTEGER PRIMARY KEY,
+    data BLOB NOT NULL
+) STRICT;
+
+-- A lane with messages is in exactly one of: ready, delayed, held (lane.hold), or leased and not expired.
+CREATE TABLE ready (
+    position INTEGER PRIMARY KEY,                  -- the order of claims
+    lane     INTEGER NOT NULL UNIQUE,
+    careful  INTEGER NOT NULL DEFAULT 0            -- 1: has an expired lease, or a solo range: claim it by itself
+) STRICT;
+CREATE TABLE delayed (
+    lane INTEGER PRIMARY KEY,
+    due  INTEGER NOT NULL
+) STRICT;
+CREATE INDEX delayed_due ON delayed (due);
+
+-- One holder per lane is this primary key.
+CREATE TABLE lease (
+    lane      INTEGER PRIMARY KEY,
+    token     INTEGER NOT NULL,                    -- epoch * 2^40 + number
+    consumer  TEXT    NOT NULL,
+    lo        INTEGER NOT NULL,
+    hi        INTEGER NOT NULL,                    -- its messages: the rows of `message` with lo <= seq <= hi
+    started   INTEGER NOT NULL,                    -- a handler was started for those up to here
+    pending   INTEGER NOT NULL CHECK (pending >= 0),   -- how many are unresolved
+    leased_at INTEGER NOT NULL,
+    deadline  INTEGER NOT NULL,
+    expired   INTEGER NOT NULL DEFAULT 0,          -- 1: seen past its deadline, the lane is claimable again
+    ack_first INTEGER NOT NULL DEFAULT 0,
+    redrive   INTEGER NOT NULL DEFAULT 0,          -- 1: dead letters wait for its end
+    CHECK (lo <= hi AND started <= hi)
+) STRICT;
+CREATE INDEX lease_deadline ON lease (deadline) WHERE expired = 0;
+
+CREATE TABLE dead (
+    lane            INTEGER NOT NULL,
+    seq             INTEGER NOT NULL,
+    id              INTEGER NOT NULL,
+    sent_at         INTEGER NOT NULL,
+    died_at         INTEGER NOT NULL,
+    kind            TEXT    NOT NULL CHECK (kind IN ('rejected', 'poison', 'expired')),
+    reason          TEXT,
+    attempts        INTEGER NOT NULL,
+    headers         TEXT,
+    size_hint       REAL,
+    prepare_seconds REAL,
+    process_seconds REAL,
+    output          TEXT,
+    body            BLOB,
+    redrive         INTEGER NOT NULL DEFAULT 0,    -- 1: goes back when the lane's lease ends
+    PRIMARY KEY (lane, seq)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE dedup (
+    lane     INTEGER NOT NULL,
+    dedup_id TEXT    NOT NULL,
+    seq      INTEGER NOT NULL,
+    id       INTEGER NOT NULL,
+    until    INTEGER NOT NULL,
+    PRIMARY KEY (lane, dedup_id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX dedup_until ON dedup (until);
+
+CREATE TABLE key_state (
+    lane  INTEGER PRIMARY KEY,
+    value BLOB NOT NULL
+) STRICT;
+
+-- Sends of transactions of this shard that belong to other shards, until they arrived there.
+CREATE TABLE outbox (
+    destination     INTEGER NOT NULL,
+    id              INTEGER NOT NULL,
+    key             BLOB    NOT NULL,
+    sent_at         INTEGER NOT NULL,
+    due             INTEGER,
+    expires         INTEGER,
+    dedup_id        TEXT,
+    headers         TEXT,
+    size_hint       REAL,
+    prepare_seconds REAL,
+    process_seconds REAL,
+    body            BLOB    NOT NULL,
+    PRIMARY KEY (destination, id)
+) STRICT, WITHOUT ROWID;
+-- What arrived here from other shards: never forgotten, so that a repeated forward does nothing.
+CREATE TABLE inlet (
+    origin     TEXT PRIMARY KEY,
+    high_water INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- name: insert_counter
+INSERT INTO counter VALUES (1, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0);
+
+-- name: read_counter
+-- frame: at the start of every transaction.
+SELECT config_version, epoch, time_offset, last_time, last_id, last_token, last_lane, last_outbox, seq_floor, lanes,
+       pending, dead, sends, receives, empty_receives, acks, retries, redeliveries, expired, dropped, purged, ack_rate, ack_rate_at
+FROM counter;
+
+-- name: write_counter
+-- frame: before the COMMIT of a transaction that changed anything.
+UPDATE counter SET config_version = ?, epoch = ?, time_offset = ?, last_time = ?, last_id = ?, last_token = ?, last_lane = ?,
+    last_outbox = ?, seq_floor = ?, lanes = ?, pending = ?, dead = ?, sends = ?, receives = ?, empty_receives = ?, acks = ?,
+    retries = ?, redeliveries = ?, expired = ?, dropped = ?, purged = ?, ack_rate = ?, ack_rate_at = ?;
+
+-- name: set_epoch
+UPDATE counter SET epoch = ?, time_offset = ?;
+
+-- name: read_meta
+SELECT value FROM meta WHERE name = ?;
+
+-- name: write_meta
+INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
+-- name: has_meta
+SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'meta';

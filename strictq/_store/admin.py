@@ -1,0 +1,80 @@
+"""Operations over many transactions: in bounded steps, so that nobody waits long for the write lock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+
+from .._sql import INSPECT
+from . import operate
+from .operate import hold, release, release_keyless
+from .router import Store
+from .shard import Shard
+
+_WALK_STEP = 200
+
+
+def dead_letters(db: apsw.Connection, key: bytes | None, limit: int) -> list[tuple[Any, ...]]:
+    if key is None:
+        return operate.dead_letters(db, None, limit)
+    lane = db.execute(INSPECT.lane_of, (key,)).get
+    return [] if lane is None else operate.dead_letters(db, lane, limit)
+
+
+def redrive_key(store: Store, key: bytes, seqs: Sequence[int] | None) -> int:
+    shard = store.shard_of(key)
+    lane = shard.read(lambda db: db.execute(INSPECT.lane_of, (key,)).get)
+    if lane is None:
+        return 0
+    return _redrive_lane(shard, lane, seqs)
+
+
+def _redrive_lane(shard: Shard, lane: int, seqs: Sequence[int] | None) -> int:
+    total = 0
+    while True:
+        n = shard.run(lambda tx: operate.redrive(tx, lane, seqs))
+        total += n
+        if seqs is not None or n < operate.REDRIVE_STEP:
+            return total
+
+
+def redrive_all(store: Store) -> int:
+    total = 0
+    for shard in store.healthy():
+        after = 0
+        while found := shard.read(lambda db, a=after: operate.lanes_with_dead(db, a, _WALK_STEP)):  # type: ignore[misc]
+            total += sum(_redrive_lane(shard, lane, None) for lane in found)
+            after = found[-1]
+    return total
+
+
+def purge(store: Store, key: bytes | None, *, dead: bool) -> int:
+    if key is not None:
+        shard = store.shard_of(key)
+        lane = shard.read(lambda db: db.execute(INSPECT.lane_of, (key,)).get)
+        return 0 if lane is None else _purge_lane(shard, lane, dead)
+    total = 0
+    for shard in store.healthy():
+        for walk in (operate.next_lane, operate.next_dedup_lane, *([operate.next_dead_lane] if dead else [])):
+            after = 0
+            while (lane := shard.read(lambda db, a=after, w=walk: w(db, a))) is not None:  # type: ignore[misc]
+                total += _purge_lane(shard, lane, dead)
+                after = lane
+    return total
+
+
+def _purge_lane(shard: Shard, lane: int, dead: bool) -> int:
+    total = 0
+    for step in (operate.purge_lane, *([operate.purge_dead] if dead else [])):
+        more = True
+        while more:
+            n, more = shard.drain(lambda tx, s=step: s(tx, lane))  # type: ignore[misc]
+            total += n
+    return total
+
+
+__all__ = [
+    "dead_letters", "hold", "purge", "redrive_all", "redrive_key", "release", "release_keyless",
+]  # fmt: skip

@@ -1,0 +1,257 @@
+"""queue.db: what the queue is, where its shards are, and which boot it lives in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, cast
+from uuid import uuid4
+
+import apsw
+import attrs
+
+from .._clock import Clock
+from .._config import QueueConfig
+from .._errors import ConfigError, StoreCorrupt, StoreError
+from .._sql import CATALOG, SHARD
+from . import files, migrate
+from .connection import Durability, check_file, connect, connect_catalog, translate
+from .frame import Totals
+
+SHARDS_MAX: Final = 256
+HASHES: Final = 1 << 64
+
+
+@attrs.frozen
+class Range:
+    """The hashes of one shard, both ends included, and the file it lies in."""
+
+    shard: int
+    file: str
+    lo: int
+    hi: int
+
+    def owns(self, hashed: int) -> bool:
+        return self.lo <= hashed <= self.hi
+
+
+@attrs.frozen
+class Catalog:
+    """What queue.db says."""
+
+    queue_id: str
+    durability: Durability
+    config: QueueConfig
+    config_version: int
+    epoch: int
+    boot_id: str
+    time_offset: int
+    topology: tuple[Range, ...]
+
+
+def even_ranges(shards: int) -> tuple[Range, ...]:
+    """The whole hash space in equal parts."""
+    return tuple(
+        Range(i, files.shard_file(i), i * HASHES // shards, (i + 1) * HASHES // shards - 1) for i in range(shards)
+    )
+
+
+def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) -> Catalog:
+    """A queue that does not exist yet. Its time starts as the wall clock shows it."""
+    return Catalog(
+        uuid4().hex, durability, config, 1, 1, clock.boot_id(), clock.wall() - clock.boot(), even_ranges(shards)
+    )
+
+
+def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
+    """Write all files of a new queue into an empty directory."""
+    path = directory / files.CATALOG
+    files.create_empty(path)
+    with _opened(path) as db, _writing(db):
+        for statement in (CATALOG.schema,):
+            db.execute(statement).fetchall()
+        db.execute(
+            CATALOG.insert_queue,
+            (
+                catalog.queue_id,
+                clock.wall(),
+                catalog.durability,
+                catalog.config.to_json(),
+                catalog.boot_id,
+                catalog.time_offset,
+            ),
+        )
+        db.executemany(
+            CATALOG.insert_topology, [(r.shard, r.file, f"{r.lo:016x}", f"{r.hi:016x}") for r in catalog.topology]
+        )
+        migrate.stamp(db, migrate.CATALOG_ID)
+    for part in catalog.topology:
+        files.create_empty(directory / part.file)
+        shard = connect(str(directory / part.file), durability="full")
+        try:
+            lay_out_shard(shard, catalog, part, clock)
+            shard.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        finally:
+            shard.close()
+    files.create_empty(directory / files.PRESENCE)
+    files.create_empty(directory / files.WAKE)
+    files.Reserve(directory).make()
+
+
+def lay_out_shard(db: apsw.Connection, catalog: Catalog, part: Range, clock: Clock) -> None:
+    """The tables of a new shard, and the copy it keeps of what it belongs to."""
+    with _writing(db):
+        db.execute(SHARD.schema).fetchall()
+        now = clock.boot() + catalog.time_offset
+        db.execute(SHARD.insert_counter, (catalog.config_version, catalog.epoch, catalog.time_offset, now))
+        db.executemany(SHARD.write_meta, list(_identity(catalog, part).items()))
+        db.executemany(
+            SHARD.write_meta, [("config", catalog.config.to_json()), ("app_schema", 0), ("incarnation", uuid4().hex)]
+        )
+        migrate.stamp(db, migrate.SHARD_ID)
+
+
+def _identity(catalog: Catalog, part: Range) -> dict[str, Any]:
+    return {
+        "queue_id": catalog.queue_id,
+        "shard": part.shard,
+        "hash_lo": f"{part.lo:016x}",
+        "hash_hi": f"{part.hi:016x}",
+    }
+
+
+def verify_shard(db: apsw.Connection, catalog: Catalog, part: Range) -> None:
+    """Is this file the shard that the topology says?
+
+    Raises:
+        StoreCorrupt, SchemaMismatch: it is not; nothing changed.
+    """
+    if db.execute(SHARD.has_meta).get is None:
+        raise StoreCorrupt(f"{part.file} is empty or not a shard", shard=part.shard)
+    for name, expected in _identity(catalog, part).items():
+        found = db.execute(SHARD.read_meta, (name,)).get
+        if found != expected:
+            raise StoreCorrupt(
+                f"{part.file} has {name} {found!r}, not {expected!r}: it belongs elsewhere", shard=part.shard
+            )
+
+
+def read(directory: Path, *, read_only: bool = False) -> Catalog:
+    """What queue.db says now.
+
+    Raises:
+        StoreCorrupt, SchemaMismatch: it can't be read; nothing changed.
+    """
+    path = directory / files.CATALOG
+    with _opened(path, read_only=read_only) as db:
+        migrate.require(db, migrate.CATALOG_ID, -1, read_only=read_only)
+        row = db.execute(CATALOG.read_queue).get
+        parts = tuple(Range(s, f, int(lo, 16), int(hi, 16)) for s, f, lo, hi in db.execute(CATALOG.read_topology))
+    if row is None or not _covers(parts):
+        raise StoreCorrupt("the topology does not cover the hash space", shard=-1)
+    queue_id, durability, config, version, epoch, boot_id, offset = row
+    return Catalog(
+        queue_id, cast(Durability, durability), QueueConfig.from_json(config), version, epoch, boot_id, offset, parts
+    )
+
+
+def _covers(parts: tuple[Range, ...]) -> bool:
+    expected = 0
+    for part in sorted(parts, key=lambda r: r.lo):
+        if part.lo != expected or part.file != files.shard_file(part.shard):
+            return False
+        expected = part.hi + 1
+    return expected == HASHES and len(parts) <= SHARDS_MAX
+
+
+def last_time(directory: Path, part: Range) -> int:
+    """The queue time of a shard's last write."""
+    check_file(directory / part.file, part.shard)
+    try:
+        db = connect(str(directory / part.file), durability="process")
+        try:
+            return Totals.read(db).last_time
+        finally:
+            db.close()
+    except apsw.Error as e:
+        raise translate(e, part.shard) from e
+
+
+def raise_epoch(directory: Path, boot_id: str, time_offset: int) -> None:
+    """A new epoch, synced: tokens issued from now on are greater than any issued before, whatever a power cut took."""
+    with _opened(directory / files.CATALOG) as db, _writing(db):
+        db.execute(CATALOG.raise_epoch, (boot_id, time_offset))
+
+
+def set_config(directory: Path, config: QueueConfig) -> int:
+    """Store a configuration; its version."""
+    with _opened(directory / files.CATALOG) as db, _writing(db):
+        version: int = db.execute(CATALOG.set_config, (config.to_json(),)).fetchall()[0][0]
+    return version
+
+
+def add_app_schema(directory: Path, sql: str) -> None:
+    """Record the program's own tables for all shards, future ones too."""
+    with _opened(directory / files.CATALOG) as db, _writing(db):
+        db.execute(CATALOG.add_app_schema, (sql,))
+
+
+def app_schema(directory: Path, after: int, *, read_only: bool = False) -> list[tuple[int, str]]:
+    with _opened(directory / files.CATALOG, read_only=read_only) as db:
+        return db.execute(CATALOG.read_app_schema, (after,)).fetchall()
+
+
+def agree(
+    catalog: Catalog, shards: int | None, durability: Durability | None, config: QueueConfig | None
+) -> Durability:
+    """What was given again at reopen must be what is stored; durability may be stronger. Returns the level to use.
+
+    Raises:
+        ConfigError: it is not; nothing changed.
+    """
+    if shards is not None and shards != len(catalog.topology):
+        raise ConfigError(
+            f"the queue has {len(catalog.topology)} shards, not {shards}", hint="leave shards out to open it as it is"
+        )
+    if config is not None and config != catalog.config:
+        different = [
+            f"{a.name} is {getattr(catalog.config, a.name)!r}, not {getattr(config, a.name)!r}"
+            for a in attrs.fields(QueueConfig)
+            if getattr(catalog.config, a.name) != getattr(config, a.name)
+        ]
+        raise ConfigError(
+            f"the queue is configured otherwise: {'; '.join(different)}",
+            hint="leave config out to open it as it is, and change it with q.configure()",
+        )
+    if durability == "process" and catalog.durability == "full":
+        raise ConfigError("the queue is stored with durability 'full' and can't be opened at the weaker 'process'")
+    return durability or catalog.durability
+
+
+@contextmanager
+def _opened(path: Path, *, read_only: bool = False) -> Iterator[apsw.Connection]:
+    try:
+        db = connect_catalog(str(path), read_only=read_only)
+        try:
+            yield db
+        finally:
+            db.close()
+    except apsw.ReadOnlyError as e:
+        raise StoreError(
+            "queue.db can't be written", shard=-1, cause=e, hint="open the queue with read_only=True"
+        ) from e
+    except apsw.Error as e:
+        raise translate(e, -1) from e
+
+
+@contextmanager
+def _writing(db: apsw.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")

@@ -1,0 +1,188 @@
+"""fsck of one shard: every invariant that the tables must obey, found by reading them, not by trusting them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import apsw
+
+from .._keys import hash_key
+from .._sql import CHECK, LANES
+from .._types import Problem
+from . import lanes
+from .frame import TOKEN_BITS, Totals, Tx
+
+Fix = Callable[[Tx], None]
+Finding = tuple[str, str, Fix | None]
+"""rule, detail, and how to put it right, if nothing is lost by it."""
+
+FINDINGS_MAX: Final = 1000
+
+
+def check(db: apsw.Connection, shard: int, owns: Callable[[int], bool]) -> list[tuple[Problem, Fix | None]]:
+    """Every broken invariant of a shard, at most FINDINGS_MAX, in one read transaction.
+
+    Args:
+        owns: whether a hash belongs to this shard.
+    """
+    damage = [row[0] for row in db.execute(CHECK.integrity) if row[0] != "ok"]
+    if damage:
+        # What the tables say is not worth reading.
+        return [(Problem(shard, "integrity", text), None) for text in damage]
+    found: list[tuple[Problem, Fix | None]] = []
+    for rule, detail, fix in _all(db, owns):
+        found.append((Problem(shard, rule, detail, fixable=fix is not None), fix))
+        if len(found) >= FINDINGS_MAX:
+            break
+    return found
+
+
+def _all(db: apsw.Connection, owns: Callable[[int], bool]) -> Iterator[Finding]:
+    yield from _keys(db, owns)
+    yield from _counts(db)
+    yield from _places(db)
+    yield from _leases(db)
+    yield from _bodies(db)
+    yield from _counter(db)
+
+
+def _keys(db: apsw.Connection, owns: Callable[[int], bool]) -> Iterator[Finding]:
+    for lane, key in db.execute(CHECK.lane_keys):
+        if key[:1] not in (b"s", b"b", b"i", b"n") or len(key) < 2:
+            yield "key", f"lane {lane} has the malformed key {key!r}", None
+        elif not owns(hash_key(key.split(lanes.ASIDE)[0] if lanes.is_keyless(key) else key)):
+            yield "hash_range", f"lane {lane} with key {key!r} belongs to another shard", None
+    for table, lane in db.execute(CHECK.orphans):
+        yield "orphan", f"{table} has rows of lane {lane}, which does not exist", None
+
+
+def _counts(db: apsw.Connection) -> Iterator[Finding]:
+    for lane, last_seq, resolved, rows, newest, _ in db.execute(CHECK.seq_over_tail):
+        yield (
+            "lane_counts",
+            f"lane {lane}: {rows} messages and {resolved} resolved, but the tail is {max(newest, last_seq)}",
+            None,
+        )
+    for lane, seq in db.execute(CHECK.dead_over_tail):
+        yield "dead_seq", f"dead letter {seq} of lane {lane} was never issued, or is in the lane as well", None
+    for (arrival,) in db.execute(CHECK.twice_arrived):
+        yield "arrival", f"two messages have the arrival number {arrival}", None
+    for lane, seq in db.execute(CHECK.bad_types):
+        yield "value", f"message {seq} of lane {lane} has values that no send writes", None
+    for lane, dedup_id in db.execute(CHECK.dedup_over_tail):
+        yield "dedup", f"dedup id {dedup_id!r} of lane {lane} points past the newest message", None
+
+
+def _places(db: apsw.Connection) -> Iterator[Finding]:
+    for lane, head, due, hold, expired, ack_first, position, careful, listed_due, solo_to in db.execute(
+        CHECK.lane_places
+    ):
+        leased = expired is not None and not expired
+        listed = (position is not None) + (listed_due is not None)
+        problem = None
+        if head is None:
+            if listed and not (expired and position is not None):
+                problem = "is listed, but has no message"
+        elif hold is not None and listed:
+            problem = "is held, and listed as well"
+        elif leased and listed:
+            problem = "is leased, and listed as well"
+        elif hold is None and not leased and listed == 0:
+            problem = "has messages, but is neither listed, held nor leased"
+        elif listed == 2:
+            problem = "is listed as ready and as delayed"
+        elif listed_due is not None and listed_due != due:
+            problem = f"is listed as due at {listed_due}, its head at {due}"
+        elif position is not None and not careful and (expired or solo_to >= head):
+            problem = "must be claimed carefully, but is not marked so"
+        if problem:
+            yield "place", f"lane {lane} {problem}", _replace(lane)
+    for lane, seq in db.execute(CHECK.redrive_flags):
+        yield "redrive", f"dead letter {seq} of lane {lane} waits for a lease that is not there", _revive(lane, seq)
+
+
+def _replace(lane: int) -> Fix:
+    def fix(tx: Tx) -> None:
+        lanes.unlist(tx, lane)
+        lease = lanes.lease_of(tx, lane)
+        if lease is None:
+            lanes.place(tx, lane)
+        elif lease.expired and lanes.get(tx, lane).hold is None:
+            lanes.list_ready(tx, lane, tx.new_id(), careful=True)
+
+    return fix
+
+
+def _revive(lane: int, seq: int) -> Fix:
+    def fix(tx: Tx) -> None:
+        lanes.revive(tx, lane, seq)
+        lanes.unlist(tx, lane)
+        if lanes.lease_of(tx, lane) is None:
+            lanes.place(tx, lane)
+
+    return fix
+
+
+def _leases(db: apsw.Connection) -> Iterator[Finding]:
+    totals = Totals.read(db)
+    newest = (totals.epoch << TOKEN_BITS) + totals.last_token
+    for lane, pending, rows, lo, hi, _started, token, ack_first in db.execute(CHECK.lease_counts):
+        if not ack_first and pending != rows:
+            yield (
+                "lease",
+                f"the lease of lane {lane} counts {pending} messages, {rows} lie in {lo}..{hi}",
+                _set_pending(lane, rows),
+            )
+        elif not ack_first and rows == 0:
+            yield "lease", f"the lease of lane {lane} holds nothing", None
+        if token > newest:
+            yield "token", f"the token {token} of lane {lane} is newer than any issued", None
+    for lane, seq in db.execute(CHECK.lease_skips):
+        yield "lease_order", f"message {seq} of lane {lane} comes before its lease, and is not part of it", None
+
+
+def _set_pending(lane: int, rows: int) -> Fix | None:
+    if rows == 0:
+        return None
+    return lambda tx: _run(tx, CHECK.set_pending, (rows, lane))
+
+
+def _bodies(db: apsw.Connection) -> Iterator[Finding]:
+    for table, lane, seq in db.execute(CHECK.body_missing):
+        yield "body", f"the body of {table} {seq} of lane {lane} is missing", None
+    for (i,) in db.execute(CHECK.body_unused):
+        yield "body_unused", f"body {i} belongs to no message", _drop_body(i)
+
+
+def _drop_body(i: int) -> Fix:
+    return lambda tx: _run(tx, LANES.delete_body, (i,))
+
+
+def _counter(db: apsw.Connection) -> Iterator[Finding]:
+    t = Totals.read(db)
+    arrival, position, lane, token, outbox, done, messages, dead, lane_count = db.execute(CHECK.maxima).get
+    newest = (t.epoch << TOKEN_BITS) + t.last_token
+    for name, have, need in (
+        ("last_id", t.last_id, max(arrival, position)),
+        ("last_lane", t.last_lane, lane),
+        ("last_token", newest, max(token, done)),
+        ("last_outbox", t.last_outbox, outbox),
+    ):
+        if have < need:
+            yield "counter", f"{name} is {have}, but {need} was issued", None
+    for name, have, need in (("pending", t.pending, messages), ("dead", t.dead, dead), ("lanes", t.lanes, lane_count)):
+        if have != need:
+            yield "counter", f"{name} is {have}, but there are {need}", _set_total(name, need)
+
+
+def _set_total(name: str, value: int) -> Fix:
+    def fix(tx: Tx) -> None:
+        setattr(tx.totals, name, value)
+        tx.run(CHECK.touch_counter)
+
+    return fix
+
+
+def _run(tx: Tx, statement: str, values: tuple[Any, ...]) -> None:
+    tx.run(statement, values)

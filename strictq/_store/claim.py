@@ -1,0 +1,341 @@
+"""Receiving: which lanes are claimed, in which order, and what is found at their heads.
+
+The cost of a claim is that of what it hands out: ready lanes are listed in order, and a lane's messages lie together.
+Nothing is ever scanned past. Work on the side (leases that ran out, delays that are over, messages that expired or are out
+of attempts) is done in bounded steps, so that no run of them holds the lock for long or hides another lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import apsw
+import attrs
+
+from .._sql import CLAIM, LANES
+from . import lanes
+from .frame import Tx
+
+SWEEP_STEP: Final = 64
+"""Leases and delays looked at in one claim, each."""
+CULL_STEP: Final = 200
+"""Messages expired or out of attempts that one claim removes; the rest is left to the next one."""
+HEAD_PAGE: Final = 256
+
+# Columns of a row from CLAIM.ready_messages and its kin.
+POSITION, CAREFUL, KEY, LANE, SEQ, DUE, EXPIRES, ATTEMPTS, ID, SENT_AT, HEADERS, SIZE_HINT, PREPARE, PROCESS, BODY = (
+    range(15)
+)
+
+Row = tuple[Any, ...]
+
+
+@attrs.frozen
+class Request:
+    """What a claim may take."""
+
+    room: int
+    per_key: int | None
+    lease: int
+    consumer: str
+    ack_first: bool = False
+    keys: tuple[bytes, ...] | None = None
+
+
+@attrs.define(eq=False)
+class Held:
+    """A lease as it was given: one lane's messages, in order."""
+
+    lane: int
+    key: bytes
+    token: int
+    deadline: int
+    rows: list[Row]
+
+
+@attrs.define
+class Claimed:
+    """What a claim brought."""
+
+    leases: list[Held] = attrs.field(factory=list)
+    more: bool = False
+    """Bounded work was cut short: claim again, there may be something ready."""
+
+
+class _Claim:
+    """One claim while it runs."""
+
+    def __init__(self, tx: Tx, request: Request) -> None:
+        self.tx = tx
+        self.request = request
+        self.room = request.room
+        self.token = 0
+        self.cull = CULL_STEP
+        self.rows: list[tuple[Any, ...]] = []
+        self.positions: list[int] = []
+        self.out = Claimed()
+        self.deadline = tx.now + request.lease
+
+    def take(self, rows: list[Row]) -> None:
+        """Lease one lane's first messages."""
+        first = rows[0]
+        lane, lo, hi, n = first[LANE], first[SEQ], rows[-1][SEQ], len(rows)
+        if not self.token:
+            self.token = self.tx.new_token()
+        # A handler of a single message counts as started now: so no transaction is needed to say so.
+        started = hi if n == 1 else lo - 1
+        ack_first = self.request.ack_first
+        self.rows.append(
+            (
+                lane,
+                self.token,
+                self.request.consumer,
+                lo,
+                hi,
+                started,
+                0 if ack_first else n,
+                self.tx.now,
+                self.deadline,
+                ack_first,
+            )
+        )
+        self.positions.append(first[POSITION])
+        self.out.leases.append(Held(lane, first[KEY], self.token, self.deadline, rows))
+        self.room -= n
+
+    def finish(self) -> Claimed:
+        tx = self.tx
+        if self.rows:
+            n = self.request.room - self.room
+            tx.totals.receives += n
+            self._unlist()
+            if len(self.rows) > 1:
+                self.rows.sort()
+            tx.many(CLAIM.insert_lease, self.rows)
+            if self.request.ack_first:
+                for held in self.out.leases:
+                    self._resolve(held)
+        return self.out
+
+    def _unlist(self) -> None:
+        if self.request.keys is None:
+            # Every lane in between was claimed too, or has moved to the end of the order.
+            self.tx.run(CLAIM.drop_positions, (self.positions[0], self.positions[-1]))
+        else:
+            self.tx.many(CLAIM.drop_position, [(p,) for p in self.positions])
+
+    def _resolve(self, held: Held) -> None:
+        """ack_first: the messages are done now, only the lane stays leased."""
+        tx = self.tx
+        gone = [(r[SEQ], r[ID], r[BODY] is None) for r in held.rows]
+        held.rows = [with_body(tx, row) for row in held.rows]
+        lanes.remove(tx, held.lane, gone)
+        tx.count_acks(len(held.rows))
+
+
+def claim(tx: Tx, request: Request) -> Claimed:
+    """Lease the oldest ready heads, whole lanes at a time (or `per_key` messages of each)."""
+    work = _Claim(tx, request)
+    work.out.more = expire_leases(tx) | wake_delayed(tx)
+    if request.keys is not None:
+        _claim_keys(work, request.keys)
+    elif request.per_key is None:
+        _claim_whole(work)
+    else:
+        _claim_heads(work, request.per_key)
+    return work.finish()
+
+
+def _claim_whole(work: _Claim) -> None:
+    """Rules 1 to 3: the oldest ready head, as many more of its lane as fit, and again."""
+    after = -1
+    while work.room > 0:
+        limit = work.room
+        rows = work.tx.run(CLAIM.ready_messages, (after, limit)).fetchall()
+        if not rows:
+            return
+        after = rows[-1][POSITION]
+        _take_lanes(work, rows, None)
+        if len(rows) < limit:
+            return
+
+
+def _claim_heads(work: _Claim, per_key: int) -> None:
+    after = -1
+    while work.room > 0:
+        want = min(HEAD_PAGE, -(-work.room // per_key))
+        listed = work.tx.run(CLAIM.ready_lanes, (after, want)).fetchall()
+        if not listed:
+            return
+        after = listed[-1][0]
+        rows = work.tx.many(CLAIM.heads_of, [(position, per_key) for position, _ in listed]).fetchall()
+        _take_lanes(work, rows, per_key)
+        if len(listed) < want:
+            return
+
+
+def _claim_keys(work: _Claim, keys: Sequence[bytes]) -> None:
+    """Only these lanes, in their order of readiness."""
+    tx = work.tx
+    listed = []
+    for key in keys:
+        lane = lanes.find(tx, key)
+        row = None if lane is None else tx.run(CLAIM.ready_of, (lane,)).get
+        if row is not None:
+            listed.append((row[0], row[1], lane))
+    for position, careful, lane in sorted(listed):
+        if work.room <= 0:
+            return
+        limit = work.room if work.request.per_key is None else min(work.room, work.request.per_key)
+        _take_lanes(work, tx.run(CLAIM.lane_messages, (lane, position, careful, 0, limit)).fetchall(), limit)
+
+
+def _take_lanes(work: _Claim, rows: list[Row], per_key: int | None) -> None:
+    """Lease lane by lane from rows that lie in order of position and seq."""
+    now = work.tx.now
+    at, end = 0, len(rows)
+    while at < end and work.room > 0:
+        first = rows[at]
+        position = first[POSITION]
+        stop = at + 1
+        plain = not first[CAREFUL] and is_plain(first, now, work.tx)
+        while stop < end and rows[stop][POSITION] == position:
+            plain = plain and is_plain(rows[stop], now, work.tx)
+            stop += 1
+        chunk = rows[at:stop] if stop - at < work.room else rows[at : at + work.room]
+        at = stop
+        if plain:
+            work.take(chunk)
+        else:
+            _take_carefully(work, first, work.room if per_key is None else min(per_key, work.room))
+
+
+def is_plain(row: Row, now: int, tx: Tx) -> bool:
+    """Nothing about this message needs a second look."""
+    return (
+        (row[DUE] is None or row[DUE] <= now)
+        and (row[EXPIRES] is None or row[EXPIRES] > now)
+        and not (row[ATTEMPTS] and lanes.out_of_attempts(tx, row[ATTEMPTS]))
+    )
+
+
+def _take_carefully(work: _Claim, first: Row, limit: int) -> None:
+    """Claim one lane that has an expired lease, a solo range, or messages that expired, are delayed or out of attempts."""
+    tx = work.tx
+    lane = first[LANE]
+    lease = lanes.lease_of(tx, lane)
+    if lease is not None:
+        retake(tx, lease)
+    row = lanes.get(tx, lane)
+    found: list[Row] = []
+    start = 0
+    while len(found) < limit:
+        page = min(limit - len(found), HEAD_PAGE)
+        rows = tx.run(CLAIM.lane_messages, (lane, first[POSITION], 1, start, page)).fetchall()
+        for message in rows:
+            start = message[SEQ] + 1
+            if message[DUE] is not None and message[DUE] > tx.now:
+                return _end_careful(work, lane, found)
+            if not is_plain(message, tx.now, tx):
+                if work.cull <= 0:
+                    work.out.more = True
+                    return _end_careful(work, lane, found)
+                work.cull -= 1
+                if _cull(tx, row, message):
+                    return _end_careful(work, lane, found)
+                continue
+            found.append(message)
+            if found[0][SEQ] <= row.solo_to:
+                return _end_careful(work, lane, found)
+        if len(rows) < page:
+            break
+    return _end_careful(work, lane, found)
+
+
+def _end_careful(work: _Claim, lane: int, found: list[Row]) -> None:
+    if found:
+        work.take(found)
+        return
+    # Nothing to hand out: delayed, held, emptied, or cut short, and then at the end of the order.
+    lanes.unlist(work.tx, lane)
+    lanes.place(work.tx, lane, at_end=True)
+
+
+def retake(tx: Tx, lease: lanes.LeaseRow) -> None:
+    """End a lease that ran out: its token dies here. Who was started is charged; then one message at a time."""
+    lanes.charge_started(tx, lease)
+    tx.run(LANES.set_solo, (lease.hi, lease.hi, lease.lane))
+    tx.run(LANES.delete_lease, (lease.lane,))
+    tx.totals.redeliveries += lease.pending
+    tx.report(
+        "lease_lost", lanes.get(tx, lease.lane).key, lease.lo, lease.token, f"the lease of {lease.consumer} ran out"
+    )
+    if lease.redrive:
+        for (seq,) in tx.run(LANES.waiting_redrives, (lease.lane,)).fetchall():
+            lanes.revive(tx, lease.lane, seq)
+
+
+def _cull(tx: Tx, lane: lanes.Lane, message: Row) -> bool:
+    """Remove a message that expired or is out of attempts. True: its lane is held now."""
+    seq = message[SEQ]
+    if message[EXPIRES] is not None and message[EXPIRES] <= tx.now:
+        tx.totals.expired += 1
+        if tx.config.on_expire == "dead_letter":
+            lanes.bury(
+                tx, lane.id, lane.key, seq, kind="expired", reason="its TTL was over", attempts=message[ATTEMPTS]
+            )
+        else:
+            lanes.remove(tx, lane.id, [(seq, message[ID], message[BODY] is None)])
+        return False
+    error = tx.run(LANES.message, (lane.id, seq)).get[10]
+    return lanes.apply_poison(tx, lane.id, lane.key, seq, message[ATTEMPTS], error)
+
+
+def with_bodies(tx: Tx, claimed: Claimed) -> Claimed:
+    """Fetch the bodies that lie apart."""
+    for held in claimed.leases:
+        for i, row in enumerate(held.rows):
+            if row[BODY] is None:
+                held.rows[i] = with_body(tx, row)
+    return claimed
+
+
+def with_body(tx: Tx, row: Row) -> Row:
+    return row if row[BODY] is not None else (*row[:BODY], tx.run(CLAIM.body, (row[ID],)).get)
+
+
+def outlook(db: apsw.Connection) -> tuple[int, int | None, int | None, int]:
+    """Whether a lane is listed as ready, the next deadline and the next due time, and the epoch of the last write."""
+    row: tuple[int, int | None, int | None, int] = db.execute(CLAIM.outlook).get
+    return row
+
+
+# ---- sweeps
+
+
+def expire_leases(tx: Tx) -> bool:
+    """List the lanes of leases that ran out, at the end of the order. The lease stays until the lane is retaken.
+
+    Returns: there are more than one step takes.
+    """
+    rows = tx.run(CLAIM.expired_leases, (tx.now, SWEEP_STEP)).fetchall()
+    for lane, ack_first in rows:
+        if ack_first:
+            lease = lanes.lease_of(tx, lane)
+            assert lease is not None
+            lanes.release_lane(tx, lease)
+            continue
+        tx.run(CLAIM.mark_expired, (lane,))
+        if lanes.get(tx, lane).hold is None:
+            lanes.list_ready(tx, lane, tx.new_id(), careful=True)
+    return len(rows) == SWEEP_STEP
+
+
+def wake_delayed(tx: Tx) -> bool:
+    """List the lanes whose delay is over, at the end of the order. Returns: there are more than one step takes."""
+    rows = tx.run(CLAIM.due_lanes, (tx.now, SWEEP_STEP)).fetchall()
+    for (lane,) in rows:
+        tx.run(LANES.drop_delayed, (lane,))
+        lanes.place(tx, lane, at_end=True)
+    return len(rows) == SWEEP_STEP

@@ -1,0 +1,422 @@
+"""The commit path of one shard: who may write, how callers in many threads share a commit, and what a failure means.
+
+At durability "full" a commit costs an fsync, so callers that arrive while one is under way wait, and the first of them
+commits for all (leader and followers). A single caller neither waits nor wakes anybody. At "process" a commit is cheaper
+than waking a thread, so there a plain lock serves.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Protocol, TypeVar
+
+import apsw
+
+from .._config import QueueConfig
+from .._errors import (
+    ForkedProcess,
+    InvalidArgument,
+    OutcomeUnknown,
+    QueueClosed,
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+)
+from .._sql import CLAIM, SHARD
+from .._types import Event
+from .connection import BUSY_SECONDS, Opener, leak, translate
+from .frame import Totals, Tx
+
+T = TypeVar("T")
+Operation = Callable[[Tx], T]
+
+GROUP_MAX: Final = 1000
+
+
+class Host(Protocol):
+    """What the commit path asks of the queue it belongs to."""
+
+    config: QueueConfig
+    config_version: int
+    epoch: int
+    time_offset: int
+
+    def now(self) -> int: ...
+    def adopt_config(self, text: str, version: int) -> None: ...
+    def reload_epoch(self) -> None: ...
+    def take_empty_receives(self, shard: int) -> int: ...
+    def committed(self, shard: int, events: list[Event], wake: bool) -> None: ...
+    def quarantine(self, shard: int, error: StoreError) -> None: ...
+
+
+class _Call:
+    """One caller's operation in a group."""
+
+    __slots__ = ("error", "finished", "operation", "result", "wake")
+
+    def __init__(self, operation: Operation[Any]) -> None:
+        self.operation = operation
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.finished = False
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
+        self.result = result
+        self.error = error
+        self.finished = True
+
+    def outcome(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Writer:
+    """Runs operations on one shard's file, each in a write transaction, alone or in a group."""
+
+    def __init__(self, opener: Opener, shard: int, host: Host, *, grouped: bool) -> None:
+        self._opener = opener
+        self._shard = shard
+        self._host = host
+        self._grouped = grouped
+        self._db: apsw.Connection | None = None
+        self._pid = os.getpid()
+        self._closed = False
+        self._make_locks()
+
+    def _make_locks(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._gate = threading.Lock()
+        self._leading = False
+        self._waiting: deque[_Call] = deque()
+
+    # ---- running operations
+
+    def run(self, operation: Operation[T]) -> T:
+        """Run `operation` in a write transaction and return its result once it is committed.
+
+        Raises:
+            StoreBusy, StoreFull, StoreCorrupt, StoreError: nothing changed.
+            OutcomeUnknown: the COMMIT failed.
+            Whatever the operation raises: nothing changed.
+        """
+        if self._grouped:
+            return self._run_grouped(operation)  # type: ignore[no-any-return]
+        call = _Call(operation)
+        with self._locked():
+            tx = self._commit([call])
+        self._told(tx)
+        return call.outcome()  # type: ignore[no-any-return]
+
+    def read(self, look: Callable[[apsw.Connection], T]) -> T:
+        """Run `look` in a read transaction on the writing connection: short looks only."""
+        with self._locked():
+            db = self._connection()
+            try:
+                db.execute("BEGIN")
+                try:
+                    return look(db)
+                finally:
+                    if db.in_transaction:
+                        db.execute("ROLLBACK")
+            except apsw.Error as e:
+                raise self._failed(e) from e
+
+    def use(self, work: Callable[[apsw.Connection], T]) -> T:
+        """Run `work` on the writing connection with its lock held; it keeps its own transactions."""
+        with self._locked():
+            try:
+                return work(self._connection())
+            except apsw.Error as e:
+                raise self._failed(e) from e
+
+    @contextmanager
+    def alone(self) -> Iterator[Tx]:
+        """A write transaction that stays open for the block, for a program's own SQL. Never part of a group."""
+        self._acquire()
+        tx: Tx | None = None
+        try:
+            tx = self._begin()
+            try:
+                yield tx
+                self._write_totals(tx)
+            except BaseException as e:
+                raise self._undo(e) from None
+            self._end(tx)
+        finally:
+            self._release()
+        self._told(tx)
+
+    def _run_grouped(self, operation: Operation[Any]) -> Any:
+        call = _Call(operation)
+        with self._gate:
+            lead = not self._leading
+            if lead:
+                self._leading = True
+            else:
+                self._waiting.append(call)
+        if not lead and not self._promoted(call):
+            return call.outcome()
+        group = [call]
+        tx: Tx | None = None
+        try:
+            with self._locked():
+                with self._gate:
+                    while self._waiting and len(group) < GROUP_MAX:
+                        group.append(self._waiting.popleft())
+                tx = self._commit(group)
+        except StoreError as e:
+            for other in group[1:]:
+                if not other.finished:
+                    other.finish(error=e)
+            raise
+        finally:
+            self._hand_over(group)
+        self._told(tx)
+        return call.outcome()
+
+    def _promoted(self, call: _Call) -> bool:
+        """Wait until the call was answered (False) or leads the next group (True)."""
+        try:
+            call.wake.acquire()
+        except BaseException:
+            with self._gate:
+                if call in self._waiting:
+                    self._waiting.remove(call)
+                    raise
+            # A leader has taken it, or it was made leader: the answer is near and must not be lost.
+            while not call.wake.acquire(timeout=1.0):
+                pass
+            if not call.finished:
+                self._hand_over([call])
+            raise
+        return not call.finished
+
+    def _hand_over(self, group: list[_Call]) -> None:
+        """Release the followers, and make the caller that has waited longest the next leader. Runs whatever happened."""
+        with self._gate:
+            # Not finished, though their leader is done: it was interrupted before its COMMIT, so nothing of theirs happened.
+            self._waiting.extendleft(c for c in reversed(group[1:]) if not c.finished)
+            leader = self._waiting.popleft() if self._waiting else None
+            self._leading = leader is not None
+        for other in group[1:]:
+            if other.finished:
+                other.wake.release()
+        if leader is not None:
+            leader.wake.release()
+
+    # ---- one transaction
+
+    def _commit(self, calls: list[_Call]) -> Tx:
+        tx = self._begin()
+        try:
+            if len(calls) == 1:
+                calls[0].result = calls[0].operation(tx)
+            else:
+                for call in calls:
+                    self._guarded(tx, call)
+            self._write_totals(tx)
+        except BaseException as e:
+            for call in calls:
+                call.finished = False
+            raise self._undo(e) from None
+        try:
+            self._end(tx)
+        except StoreError as e:
+            for call in calls:
+                call.finish(error=e)
+            raise
+        for call in calls:
+            call.finished = True
+        return tx
+
+    def _guarded(self, tx: Tx, call: _Call) -> None:
+        """One operation of a group: if it fails, only it is undone."""
+        before = copy.copy(tx.totals)
+        events = len(tx.events)
+        tx.run("SAVEPOINT operation")
+        try:
+            call.result = call.operation(tx)
+            tx.run("RELEASE operation")
+        except Exception as e:
+            if not tx.db.in_transaction:
+                raise  # SQLite undid the whole transaction
+            tx.run("ROLLBACK TO operation")
+            tx.run("RELEASE operation")
+            tx.totals = before
+            del tx.events[events:]
+            call.error = translate(e, self._shard)
+
+    def _begin(self) -> Tx:
+        host = self._host
+        db = self._connection()
+        try:
+            db.execute("BEGIN IMMEDIATE")
+        except BaseException as e:
+            raise self._undo(e) from None
+        try:
+            before = db.total_changes()
+            totals = Totals.read(db)
+            if totals.config_version != host.config_version:
+                self._agree_on_config(db, totals)
+            if totals.epoch != host.epoch:
+                self._agree_on_epoch(db, totals)
+            return Tx(db, self._shard, totals, host.now(), host.config, before)
+        except BaseException as e:
+            raise self._undo(e) from None
+
+    def _agree_on_config(self, db: apsw.Connection, totals: Totals) -> None:
+        host = self._host
+        if totals.config_version > host.config_version:
+            host.adopt_config(db.execute(SHARD.read_meta, ("config",)).get, totals.config_version)
+        else:
+            db.execute(SHARD.write_meta, ("config", host.config.to_json()))
+            totals.config_version = host.config_version
+
+    def _agree_on_epoch(self, db: apsw.Connection, totals: Totals) -> None:
+        host = self._host
+        if totals.epoch > host.epoch:
+            host.reload_epoch()
+        if totals.epoch < host.epoch:
+            # The first write here since the machine booted: leases of the boot before are over.
+            totals.epoch = host.epoch
+            totals.time_offset = host.time_offset
+            db.execute(SHARD.set_epoch, (host.epoch, host.time_offset))
+            db.execute(CLAIM.end_epoch)
+
+    def _write_totals(self, tx: Tx) -> None:
+        """The counter row, if anything else was written."""
+        if not tx.db.in_transaction:
+            raise InvalidArgument("the program's SQL rolled the transaction back; nothing happened")
+        if tx.db.total_changes() == tx.changes_before:
+            return
+        tx.totals.last_time = max(tx.totals.last_time, tx.now)
+        tx.totals.empty_receives += self._host.take_empty_receives(self._shard)
+        tx.run(SHARD.write_counter, tx.totals.values())
+
+    def _end(self, tx: Tx) -> None:
+        try:
+            tx.run("COMMIT")
+        except BaseException as e:
+            full = isinstance(e, apsw.FullError)
+            rolled_back = False
+            with suppress(apsw.Error):
+                if tx.db.in_transaction:
+                    tx.run("ROLLBACK")
+                    rolled_back = True
+            self._drop_connection()
+            if full and rolled_back:
+                # ENOSPC comes from writing the frames, before the one that commits them is whole.
+                raise StoreFull("the disk is full", shard=self._shard, cause=e) from e
+            if isinstance(e, apsw.Error):
+                raise OutcomeUnknown(f"COMMIT failed: {e}", shard=self._shard, cause=e) from e
+            raise
+
+    def _undo(self, error: BaseException) -> BaseException:
+        """Roll back and say what is to be raised. The connection is dropped where it can't be trusted any more."""
+        db = self._db
+        try:
+            if db is not None and db.in_transaction:
+                db.execute("ROLLBACK")
+        except apsw.Error:
+            self._drop_connection()
+        return self._failed(error) if isinstance(error, apsw.Error) else error
+
+    def _failed(self, error: apsw.Error) -> BaseException:
+        ours = translate(error, self._shard)
+        if isinstance(ours, StoreCorrupt):
+            self._drop_connection()
+            self._host.quarantine(self._shard, ours)
+        elif isinstance(error, apsw.IOError | apsw.CantOpenError | apsw.ReadOnlyError | apsw.NoMemError):
+            # After a failed read, write or sync the page cache may say what the disk does not.
+            self._drop_connection()
+        return ours
+
+    def _told(self, tx: Tx | None) -> None:
+        if tx is not None and (tx.events or tx.wake):
+            self._host.committed(self._shard, tx.events, tx.wake)
+
+    # ---- the connection and its lock
+
+    def _connection(self) -> apsw.Connection:
+        if self._db is None:
+            self._db = self._opener()
+        return self._db
+
+    def _drop_connection(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            with suppress(apsw.Error):
+                db.close()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._acquire()
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _acquire(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedProcess("the queue came through a fork that it could not prepare for")
+        if not self._lock.acquire(blocking=False):
+            if self._owner == threading.get_ident():
+                raise InvalidArgument(
+                    "this thread is inside a transaction on the same shard",
+                    hint="use the transaction's own methods there",
+                )
+            if not self._lock.acquire(timeout=BUSY_SECONDS):
+                raise StoreBusy("another thread holds the shard's write lock", shard=self._shard)
+        self._owner = threading.get_ident()
+        if self._closed:
+            self._release()
+            raise QueueClosed("the queue is closed")
+
+    def _release(self) -> None:
+        self._owner = 0
+        self._lock.release()
+
+    def close(self) -> None:
+        """Close the connection once the transaction under way is over. Later calls raise QueueClosed."""
+        self._closed = True
+        held = self._lock.acquire(timeout=BUSY_SECONDS)
+        try:
+            self._drop_connection()
+        finally:
+            if held:
+                self._lock.release()
+
+    # ---- forks (fork.py calls these)
+
+    def quiesce(self) -> bool:
+        """Before a fork: wait for the transaction under way and close the connection. False: it can't be had in time."""
+        if self._owner == threading.get_ident() or not self._lock.acquire(timeout=BUSY_SECONDS):
+            return False
+        self._gate.acquire()
+        self._drop_connection()
+        return True
+
+    def resume(self, *, child: bool) -> None:
+        """After a fork that `quiesce` prepared."""
+        if child:
+            # The threads that waited here exist in the parent only.
+            self._make_locks()
+            self._pid = os.getpid()
+        else:
+            self._gate.release()
+            self._lock.release()
+
+    def abandon(self) -> None:
+        """In a child whose fork was not prepared: never touch, and never close, the parent's connection."""
+        if self._db is not None:
+            leak(self._db)

@@ -1,0 +1,149 @@
+"""Opening SQLite connections, and turning SQLite's errors into ours."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal
+
+import apsw
+
+from .._errors import ConfigError, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
+
+Durability = Literal["full", "process"]
+
+BUSY_SECONDS: Final = 10.0
+"""How long a call waits for a write lock before it raises StoreBusy."""
+CACHE_KIB: Final = 16 * 1024
+STATEMENTS_CACHED: Final = 200
+MEMORY: Final = ":memory:"
+
+_BROKEN_SQLITE: Final = ((3, 51, 3), (3, 52, 0))
+
+
+def require_sound_sqlite(version: str) -> None:
+    """Refuse a linked SQLite that can skip committed frames when two connections write and checkpoint at once.
+
+    Raises:
+        ConfigError: the version is before 3.51.3, or is 3.52.0.
+    """
+    parts = tuple(int(p) for p in version.split(".")[:3])
+    oldest, withdrawn = _BROKEN_SQLITE
+    if parts < oldest or parts == withdrawn:
+        raise ConfigError(
+            f"SQLite {version} can lose committed writes in WAL mode", hint="install apsw>=3.51.3.0, but not 3.52.0.0"
+        )
+
+
+def connect(
+    path: str, *, durability: Durability, read_only: bool = False, cache_kib: int = CACHE_KIB
+) -> apsw.Connection:
+    """A connection to an existing shard file (or a new in-memory database), set up and verified."""
+    if path == MEMORY:
+        db = apsw.Connection(MEMORY, statementcachesize=STATEMENTS_CACHED)
+        db.pragma("journal_mode", "memory")
+    else:
+        flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
+        db = apsw.Connection(path, flags=flags, statementcachesize=STATEMENTS_CACHED)
+    _harden(db)
+    _set_busy_handler(db)
+    if path != MEMORY:
+        # Each pragma by itself: journal_mode returns a row, and what follows it in one string would not run until that is read.
+        if not read_only and db.pragma("journal_mode", "wal") != "wal":
+            db.close()
+            raise StoreError("the file system does not support WAL mode", shard=-1)
+        db.pragma("synchronous", "full" if durability == "full" else "normal")
+        db.pragma("cache_size", -cache_kib)
+        # The engine checkpoints by itself (upkeep.py), never SQLite: not on commit, not on close.
+        db.wal_autocheckpoint(0)
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        if not read_only:
+            # A WAL that has its full size makes a durable commit twice as fast as one that grows, so it is kept.
+            keep = ctypes.c_int(1)
+            db.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(keep))
+    db.pragma("temp_store", "memory")
+    return db
+
+
+def connect_catalog(path: str, *, read_only: bool = False) -> apsw.Connection:
+    """A connection to queue.db: rollback journal, every commit synced. It is opened for one step and closed."""
+    flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
+    db = apsw.Connection(path, flags=flags)
+    _harden(db)
+    _set_busy_handler(db)
+    if not read_only:
+        db.pragma("synchronous", "extra")
+    return db
+
+
+def _harden(db: apsw.Connection) -> None:
+    db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+    db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+    db.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
+    db.config(apsw.SQLITE_DBCONFIG_DQS_DDL, 0)
+    db.pragma("cell_size_check", True)
+
+
+def _set_busy_handler(db: apsw.Connection) -> None:
+    """Wait for locks in short steps: SQLite's own steps grow to 100 ms, which starves a process among busy ones."""
+    started = 0.0
+
+    def wait(tries: int) -> bool:
+        nonlocal started
+        now = time.monotonic()
+        if tries == 0:
+            started = now
+        elif now - started > BUSY_SECONDS:
+            return False
+        time.sleep(min(0.0002 * (tries + 1), 0.004))
+        return True
+
+    db.set_busy_handler(wait)
+
+
+def check_file(path: Path, shard: int) -> None:
+    """A shard's file must be there, a regular file, and not a link: looked at without opening it.
+
+    Opening and closing it as a plain file would drop SQLite's locks on it in this process.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        raise StoreCorrupt(f"{path.name} is missing", shard=shard) from None
+    if stat.S_ISLNK(mode):
+        raise StoreCorrupt(f"{path.name} is a symbolic link, which is refused", shard=shard)
+    if not stat.S_ISREG(mode):
+        raise StoreCorrupt(f"{path.name} is not a regular file", shard=shard)
+
+
+def translate(error: BaseException, shard: int) -> BaseException:
+    """Our error for one of SQLite's, by class and never by text. Anything else is returned as it is."""
+    if isinstance(error, StrictqError) or not isinstance(error, apsw.Error):
+        return error
+    kind: type[StoreError] = StoreError
+    for theirs, ours in _CLASSES:
+        if isinstance(error, theirs):
+            kind = ours
+            break
+    return kind(f"{type(error).__name__}: {error}", shard=shard, cause=error)
+
+
+_CLASSES: Final[tuple[tuple[type[apsw.Error], type[StoreError]], ...]] = (
+    (apsw.BusyError, StoreBusy),
+    (apsw.LockedError, StoreBusy),
+    (apsw.FullError, StoreFull),
+    (apsw.CorruptError, StoreCorrupt),
+    (apsw.NotADBError, StoreCorrupt),
+)
+
+
+def leak(db: apsw.Connection) -> None:
+    """Keep a connection that came through a fork from ever being closed: closing it would touch shared memory of the parent."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
+
+
+Opener = Callable[[], apsw.Connection]

@@ -1,0 +1,215 @@
+"""The files of a queue that are not SQLite's, and the directory itself. All such disk I/O is here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from secrets import token_hex
+from typing import Final
+
+from .._errors import InvalidArgument, QueueNotFound, StoreError, StoreFull
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows
+    fcntl = None  # type: ignore[assignment]
+
+CATALOG: Final = "queue.db"
+WAKE: Final = "wake"
+PRESENCE: Final = "presence"
+RESERVE: Final = "reserve"
+RESERVE_BYTES: Final = 2 * 1024 * 1024
+"""Kept so that consumers can still ack when the disk is full; deleted then, and sends are refused until it is back."""
+_FILE_MODE: Final = 0o600
+_DIRECTORY_MODE: Final = 0o700
+
+
+def shard_file(shard: int) -> str:
+    return f"shard-{shard:04d}.db"
+
+
+def find(path: Path) -> bool:
+    """Is there a queue at this path?
+
+    Raises:
+        InvalidArgument: the path is a file, or others may write to the directory.
+        QueueNotFound: it is a directory with something else in it.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return False
+    except OSError as e:
+        raise InvalidArgument(f"{path} can't be looked at: {e.strerror}") from e
+    if not stat.S_ISDIR(mode):
+        raise InvalidArgument(f"{path} is not a directory", hint="a queue is a directory; choose another path")
+    try:
+        entries = os.listdir(path)
+    except PermissionError as e:
+        raise InvalidArgument(f"{path} can't be read: {e.strerror}") from e
+    if CATALOG not in entries:
+        if entries:
+            raise QueueNotFound(f"{path} is a directory, but not a queue", hint="choose a path that does not exist yet")
+        return False
+    if mode & stat.S_IWOTH and hasattr(os, "geteuid"):
+        raise InvalidArgument(f"everybody may write to {path}", hint=f"chmod 700 {path}")
+    catalog = os.lstat(path / CATALOG).st_mode
+    if not stat.S_ISREG(catalog):
+        raise InvalidArgument(f"{path / CATALOG} is not a regular file")
+    return True
+
+
+def publish(path: Path, build: Callable[[Path], None]) -> None:
+    """Make a queue's directory whole in one step: built beside its place, synced, and renamed.
+
+    Whoever opens it sees all of it or nothing. If another process was faster, its queue stays and ours is dropped.
+    """
+    parent = path.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    building = parent / f".{path.name}.{token_hex(6)}.new"
+    try:
+        building.mkdir(mode=_DIRECTORY_MODE)
+        build(building)
+        sync_directory(building)
+        try:
+            os.rename(building, path)
+        except OSError:
+            if not (path / CATALOG).exists():
+                raise
+        sync_directory(parent)
+    except OSError as e:
+        if e.errno == 28:
+            raise StoreFull("the disk is full", shard=-1, cause=e) from e
+        raise InvalidArgument(f"{path} can't be created: {e.strerror or e}") from e
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def create_empty(path: Path) -> None:
+    """A new, empty file that only its owner may read. Before SQLite opens it: the journals take its permissions over."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, _FILE_MODE))
+
+
+def sync_directory(path: Path) -> None:
+    if os.name == "nt":  # pragma: no cover - directories can't be synced there
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_wal(path: Path) -> None:
+    """fsync a shard's WAL. Opening and closing the -wal file is safe; the database and its -shm must never be opened so."""
+    try:
+        fd = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Reserve:
+    """A file of a fixed size that is given up when the disk is full."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / RESERVE
+        self._next_try = 0.0
+
+    def there(self) -> bool:
+        """Is it there? If not, try to make it again, at most once a second."""
+        try:
+            if os.stat(self._path).st_size >= RESERVE_BYTES:
+                return True
+        except FileNotFoundError:
+            pass
+        now = time.monotonic()
+        if now < self._next_try:
+            return False
+        self._next_try = now + 1.0
+        return self.make()
+
+    def make(self) -> bool:
+        """Write it in full; False if the disk has no room for it."""
+        part = self._path.with_name(f"{RESERVE}.{token_hex(4)}.new")
+        try:
+            fd = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, _FILE_MODE)
+            try:
+                block = b"\0" * 65536
+                for _ in range(RESERVE_BYTES // len(block)):
+                    if os.write(fd, block) != len(block):
+                        raise OSError(28, "short write")
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(part, self._path)
+        except OSError:
+            with_suppressed_unlink(part)
+            return False
+        return True
+
+    def give_up(self) -> bool:
+        """Delete it; False if it was gone already."""
+        try:
+            os.unlink(self._path)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def with_suppressed_unlink(path: Path) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+class Presence:
+    """A shared lock that every process holds while it has the queue open.
+
+    If it is held although this machine has booted since the queue was last used, the holder is another kernel.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / PRESENCE
+        self._fd: int | None = None
+
+    def join(self) -> None:
+        """Hold it, shared with the others."""
+        self._lock(shared=True, seconds=10.0)
+
+    def alone(self, seconds: float) -> bool:
+        """Hold it with nobody else, if that can be had in time."""
+        return self._lock(shared=False, seconds=seconds)
+
+    def _lock(self, *, shared: bool, seconds: float) -> bool:
+        if fcntl is None:  # pragma: no cover - Windows
+            return True
+        if self._fd is None:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+            try:
+                self._fd = os.open(self._path, flags, _FILE_MODE)
+            except OSError as e:
+                raise StoreError(f"the presence file can't be opened: {e.strerror}", shard=-1, cause=e) from e
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    return False
+                time.sleep(0.01)
+            else:
+                return True
+
+    def leave(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)

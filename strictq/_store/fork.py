@@ -1,0 +1,53 @@
+"""Forks: every connection is closed before one, and both sides open theirs again when they need them.
+
+A child that used its parent's connections could lose the parent's commits, and even a fresh connection can wait for ever on
+a lock that a thread of the parent held at the fork. So `before` waits for the transactions under way. What can't be prepared
+(an in-memory queue, a transaction that the forking thread itself is in) raises ForkedProcess in the child.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Protocol
+from weakref import WeakSet
+
+
+class Forkable(Protocol):
+    def before_fork(self) -> None: ...
+    def after_fork(self, *, child: bool) -> None: ...
+
+
+_stores: WeakSet[Forkable] = WeakSet()
+_prepared: list[Forkable] = []
+_lock = threading.Lock()
+
+
+def register(store: Forkable) -> None:
+    with _lock:
+        _stores.add(store)
+
+
+def _before() -> None:
+    _lock.acquire()
+    for store in list(_stores):
+        store.before_fork()
+        _prepared.append(store)
+
+
+def _after_in_parent() -> None:
+    for store in _prepared:
+        store.after_fork(child=False)
+    _prepared.clear()
+    _lock.release()
+
+
+def _after_in_child() -> None:
+    for store in _prepared:
+        store.after_fork(child=True)
+    _prepared.clear()
+    _lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

@@ -1,0 +1,117 @@
+"""What one write transaction works with: the counter row, the time, the configuration, and what to tell afterwards."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import apsw
+import attrs
+
+from .._config import QueueConfig
+from .._keys import decode_key
+from .._sql import SHARD
+from .._types import Event
+
+TOKEN_BITS: Final = 40
+"""A token is epoch * 2**40 + a number that no shard issues twice."""
+RATE_SECONDS: Final = 60.0
+SECOND: Final = 1_000_000
+
+
+@attrs.define
+class Totals:
+    """The counter row. Field order is the order of the columns."""
+
+    config_version: int
+    epoch: int
+    time_offset: int
+    last_time: int
+    last_id: int
+    last_token: int
+    last_lane: int
+    last_outbox: int
+    seq_floor: int
+    lanes: int
+    pending: int
+    dead: int
+    sends: int
+    receives: int
+    empty_receives: int
+    acks: int
+    retries: int
+    redeliveries: int
+    expired: int
+    dropped: int
+    purged: int
+    ack_rate: float
+    ack_rate_at: int
+
+    def values(self) -> tuple[Any, ...]:
+        return (
+            self.config_version, self.epoch, self.time_offset, self.last_time, self.last_id, self.last_token, self.last_lane,
+            self.last_outbox, self.seq_floor, self.lanes, self.pending, self.dead, self.sends, self.receives,
+            self.empty_receives, self.acks, self.retries, self.redeliveries, self.expired, self.dropped, self.purged,
+            self.ack_rate, self.ack_rate_at,
+        )  # fmt: skip
+
+    @classmethod
+    def read(cls, db: apsw.Connection) -> Totals:
+        return cls(*db.execute(SHARD.read_counter).get)
+
+
+class Tx:
+    """One write transaction on one shard, as the operations see it. It holds the write lock."""
+
+    __slots__ = ("changes_before", "config", "db", "events", "many", "now", "run", "shard", "totals", "wake")
+
+    def __init__(
+        self, db: apsw.Connection, shard: int, totals: Totals, now: int, config: QueueConfig, changes_before: int
+    ) -> None:
+        self.changes_before = changes_before
+        self.db = db
+        self.run = db.execute
+        self.many = db.executemany
+        self.shard = shard
+        self.totals = totals
+        self.now = now
+        self.config = config
+        self.events: list[Event] = []
+        self.wake = False
+        """Something became claimable: tell those who wait."""
+
+    def new_id(self) -> int:
+        """The next arrival number or position."""
+        self.totals.last_id += 1
+        return self.totals.last_id
+
+    def new_token(self) -> int:
+        self.totals.last_token += 1
+        return (self.totals.epoch << TOKEN_BITS) + self.totals.last_token
+
+    def count_acks(self, n: int) -> None:
+        """Acks, and their exponentially weighted rate."""
+        totals = self.totals
+        totals.acks += n
+        totals.ack_rate = decayed_rate(totals, self.now) + n / RATE_SECONDS
+        totals.ack_rate_at = self.now
+
+    def report(
+        self, kind: Any, key: bytes | None = None, seq: int | None = None, token: int | None = None, detail: str = ""
+    ) -> None:
+        """An event for the hooks, told once the transaction is committed."""
+        self.events.append(
+            Event(
+                kind=kind,
+                shard=self.shard,
+                key=None if key is None else decode_key(key),
+                seq=seq,
+                token=token,
+                detail=detail,
+            )
+        )
+
+
+def decayed_rate(totals: Totals, now: int) -> float:
+    """Messages acked a second, weighted by exp(-age / RATE_SECONDS)."""
+    return totals.ack_rate * math.exp(-max(now - totals.ack_rate_at, 0) / (RATE_SECONDS * SECOND))

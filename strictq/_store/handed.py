@@ -1,0 +1,20 @@
+"""The shape of what is handed out: the columns of a message's row, by name."""
+
+from __future__ import annotations
+
+from .claim import ATTEMPTS, BODY, HEADERS, ID, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT, Claimed, Held, Row
+
+__all__ = [
+    "ATTEMPTS",
+    "BODY",
+    "HEADERS",
+    "ID",
+    "PREPARE",
+    "PROCESS",
+    "SENT_AT",
+    "SEQ",
+    "SIZE_HINT",
+    "Claimed",
+    "Held",
+    "Row",
+]

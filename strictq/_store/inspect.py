@@ -1,0 +1,212 @@
+"""Looking at a shard without changing it. Every function runs in one read transaction."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import apsw
+
+from .._clock import QueueTime
+from .._errors import UnknownMessage
+from .._keys import decode_key
+from .._sql import INSPECT
+from .._types import Explanation, KeyDepth, MessageStatus, PeekedMessage, ShardStats, State
+from .frame import SECOND, Totals, decayed_rate
+from .lanes import Lane, LeaseRow, remembers
+
+AGES_OVER: Final = 10_000
+"""Lanes in one state whose heads are looked at for ages."""
+
+
+class _View:
+    """One lane as a read transaction sees it."""
+
+    def __init__(self, db: apsw.Connection, lane: int, now: int) -> None:
+        self.db = db
+        self.now = now
+        self.lane = Lane._make(db.execute(INSPECT.lane, (lane,)).get)
+        row = db.execute(INSPECT.lease, (lane,)).get
+        lease = None if row is None else LeaseRow._make(row)
+        self.lease = lease if lease is not None and not lease.expired and lease.deadline > now else None
+        self.due: int | None = db.execute(INSPECT.delayed, (lane,)).get
+        self.tail = max(db.execute(INSPECT.tail, (lane,)).get or 0, self.lane.last_seq)
+        self.depth = self.tail - self.lane.resolved
+
+    def state_of(self, seq: int) -> State:
+        """State of an unresolved message."""
+        if self.lease is not None and self.lease.lo <= seq <= self.lease.hi and not self.lease.ack_first:
+            return "in_flight"
+        return self.state_behind()
+
+    def state_behind(self) -> Literal["ready", "delayed", "held"]:
+        if self.lane.hold is not None:
+            return "held"
+        if self.due is not None and self.due > self.now:
+            return "delayed"
+        return "ready"
+
+    def attempts(self, seq: int, stored: int) -> int:
+        return stored + (1 if self.lease is not None and self.lease.lo <= seq <= self.lease.started else 0)
+
+
+def _view(db: apsw.Connection, key: bytes, now: int) -> _View | None:
+    lane = db.execute(INSPECT.lane_of, (key,)).get
+    return None if lane is None else _View(db, lane, now)
+
+
+def peek(db: apsw.Connection, key: bytes, limit: int, time: QueueTime) -> list[PeekedMessage]:
+    view = _view(db, key, time.now())
+    if view is None:
+        return []
+    return [
+        PeekedMessage(
+            key=decode_key(key), seq=seq, id=i, body=body, headers=json.loads(headers) if headers else {},
+            state=view.state_of(seq), attempts=view.attempts(seq, attempts), enqueued_at=time.to_wall(sent_at),
+            due_at=None if due is None else time.to_wall(due), expires_at=None if expires is None else time.to_wall(expires),
+        )
+        for seq, i, body, headers, attempts, sent_at, due, expires, _ in db.execute(INSPECT.peek, (view.lane.id, limit))
+    ]  # fmt: skip
+
+
+def status(db: apsw.Connection, key: bytes, seq: int, time: QueueTime) -> MessageStatus:
+    shown: Any = decode_key(key)
+    view = _view(db, key, time.now())
+    if view is None or not 1 <= seq <= view.tail:
+        raise UnknownMessage(f"key {shown!r} has no message with seq {seq}")
+    row = db.execute(INSPECT.message, (view.lane.id, seq)).get
+    if row is not None:
+        attempts, due, error, output = row
+        state = view.state_of(seq)
+        lease = view.lease if state == "in_flight" else None
+        until = lease.deadline if lease else due if state == "delayed" and due is not None else None
+        return MessageStatus(
+            shown, seq, state, view.attempts(seq, attempts), lease.consumer if lease else None,
+            None if until is None else time.to_wall(until), error, output,
+        )  # fmt: skip
+    row = db.execute(INSPECT.dead, (view.lane.id, seq)).get
+    if row is not None:
+        attempts, reason, output = row
+        return MessageStatus(shown, seq, "dead", attempts, last_error=reason, last_output=output)
+    return MessageStatus(shown, seq, "resolved")
+
+
+def explain(db: apsw.Connection, key: bytes, time: QueueTime) -> Explanation:
+    shown: Any = decode_key(key)
+    view = _view(db, key, time.now())
+    if view is None:
+        return Explanation(
+            shown, "empty", "nothing was ever sent to this key", None, 0, 0, 0, None, None, None, None, None, False
+        )
+    dead = db.execute(INSPECT.dead_count, (view.lane.id,)).get
+    head = db.execute(INSPECT.peek, (view.lane.id, 1)).get
+    seq, attempts, error = (None, 0, None) if head is None else (head[0], view.attempts(head[0], head[4]), head[8])
+    solo = seq is not None and view.lane.solo_to >= seq
+    state: Any = "empty"
+    since = until = by = token = None
+    text = "no message is waiting"
+    if view.lease is not None:
+        lease = view.lease
+        state, since, until, by, token = "in_flight", lease.leased_at, lease.deadline, lease.consumer, lease.token
+        text = f"seq {lease.lo} to {lease.hi} are held by {by} for another {_span(lease.deadline - view.now)}"
+        if view.lane.hold is not None:
+            text += f"; then the lane is held: {view.lane.hold}"
+    elif view.lane.hold is not None:
+        state, since, by = "held", view.lane.held_at, view.lane.hold
+        text = f"the lane is held ({by}): release it with q.release(key)"
+    elif head is not None and view.due is not None and view.due > view.now:
+        state, until = "delayed", view.due
+        why = f"attempt {attempts} failed" if attempts else "it was sent with a delay"
+        text = f"seq {seq} is due in {_span(view.due - view.now)} ({why}); the messages behind it wait"
+    elif head is not None:
+        state, since = "ready", head[5]
+        text = f"seq {seq} is handed out at the next receive"
+        if solo:
+            text += ", one message at a time, because a holder of it was lost"
+    if error and state != "empty":
+        text += f"; last error: {error}"
+    return Explanation(
+        shown, state, text, seq, view.depth, dead, attempts, None if since is None else time.to_wall(since),
+        None if until is None else time.to_wall(until), by, token, error, solo,
+    )  # fmt: skip
+
+
+def _span(microseconds: int) -> str:
+    seconds = microseconds / SECOND
+    return (
+        f"{seconds:.1f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
+def stats(db: apsw.Connection, shard: int, time: QueueTime, path: Path | None, unwritten_empties: int) -> ShardStats:
+    now = time.now()
+    t = Totals.read(db)
+    in_flight = db.execute(INSPECT.in_flight, (now,)).get
+    delayed = db.execute(INSPECT.in_delayed, (now,)).get
+    held = db.execute(INSPECT.in_held, (now,)).get
+    ages = [
+        db.execute(statement, (AGES_OVER,)).get
+        for statement in (INSPECT.oldest_ready, INSPECT.oldest_leased, INSPECT.oldest_delayed, INSPECT.oldest_held)
+    ]
+    rate = decayed_rate(t, now)
+    disk, wal = _sizes(path)
+    return ShardStats(
+        shard=shard, ready=t.pending - in_flight - delayed - held, in_flight=in_flight, delayed=delayed, held=held, dead=t.dead,
+        lanes=t.lanes, oldest_age_seconds=_age(now, [a for a, _ in ages]), first_attempt_age_seconds=_age(now, [b for _, b in ages]),
+        sends=t.sends, receives=t.receives, empty_receives=t.empty_receives + unwritten_empties, acks=t.acks, retries=t.retries,
+        redeliveries=t.redeliveries, expired=t.expired, dropped=t.dropped, purged=t.purged, outbox=db.execute(INSPECT.outbox).get,
+        drain_seconds=t.pending / rate if rate > 1e-6 else (0.0 if t.pending == 0 else None), disk_bytes=disk, wal_bytes=wal,
+    )  # fmt: skip
+
+
+def _age(now: int, sent: list[int | None]) -> float | None:
+    known = [s for s in sent if s is not None]
+    return max(now - min(known), 0) / SECOND if known else None
+
+
+def _sizes(path: Path | None) -> tuple[int, int]:
+    """Bytes of the database and of its WAL; looked at without opening them."""
+    if path is None:
+        return 0, 0
+    wal = 0
+    try:
+        wal = os.stat(f"{path}-wal").st_size
+    except FileNotFoundError:
+        pass
+    return os.stat(path).st_size + wal, wal
+
+
+def top_keys(db: apsw.Connection, n: int, by: str, time: QueueTime) -> list[KeyDepth]:
+    """The n deepest lanes, or those with the oldest heads: three seeks for each lane that has messages."""
+    now = time.now()
+    best: list[tuple[float, int, int, int]] = []
+    lane = 0
+    while (lane := db.execute(INSPECT.next_lane, (lane,)).get or 0) > 0:
+        depth, sent_at = db.execute(INSPECT.depth_and_age, (lane,)).get
+        rank = depth if by == "depth" else now - sent_at
+        entry = (rank, lane, depth, sent_at)
+        if len(best) < n:
+            heapq.heappush(best, entry)
+        else:
+            heapq.heappushpop(best, entry)
+    out = []
+    for _, lane, depth, sent_at in sorted(best, reverse=True):
+        view = _View(db, lane, now)
+        state: State = "in_flight" if view.lease is not None else view.state_behind()
+        out.append(KeyDepth(decode_key(view.lane.key), depth, max(now - sent_at, 0) / SECOND, state))
+    return out
+
+
+def key_state(db: apsw.Connection, key: bytes) -> bytes | None:
+    value: bytes | None = db.execute(INSPECT.key_state, (key,)).get
+    return value
+
+
+__all__ = ["explain", "key_state", "peek", "remembers", "stats", "status", "top_keys"]

@@ -1,0 +1,293 @@
+"""Lanes and how they change state: every other operation moves a lane through the functions here.
+
+A lane with messages is in exactly one place: listed in `ready`, listed in `delayed`, held (`lane.hold`), or under a lease
+that has not expired. `place` puts a lane that nobody holds where it belongs; `unlist` takes it out of both lists.
+`remove` is the only way out of `message`, so that the lane's `last_seq` and `resolved` always follow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from random import randint
+from typing import Any, Final, NamedTuple
+
+from .._keys import KEYLESS
+from .._sql import CLAIM, LANES, SEND
+from .frame import SECOND, Tx
+
+POISON_HOLD: Final = "poison"
+ASIDE: Final = b"!"
+"""In the key of a lane that holds one keyless message, moved out of its neighbours' way."""
+
+
+class Lane(NamedTuple):
+    """A row of `lane`."""
+
+    id: int
+    key: bytes
+    last_seq: int
+    resolved: int
+    solo_to: int
+    charged_to: int
+    hold: str | None
+    held_at: int | None
+    active_at: int
+    done_token: int | None
+    done_kind: str | None
+    done_lo: int | None
+    done_hi: int | None
+    done_gaps: str | None
+
+
+class LeaseRow(NamedTuple):
+    """A row of `lease`."""
+
+    lane: int
+    token: int
+    consumer: str
+    lo: int
+    hi: int
+    started: int
+    pending: int
+    leased_at: int
+    deadline: int
+    expired: int
+    ack_first: int
+    redrive: int
+
+
+def find(tx: Tx, key: bytes) -> int | None:
+    """The lane of a key, if it exists."""
+    lane: int | None = tx.run(LANES.by_key, (key,)).get
+    return lane
+
+
+def get(tx: Tx, lane: int) -> Lane:
+    return Lane._make(tx.run(LANES.get, (lane,)).get)
+
+
+def create(tx: Tx, key: bytes) -> int:
+    """A new lane. It starts above the floor, so that a lane that was forgotten never issues a seq twice."""
+    totals = tx.totals
+    totals.last_lane += 1
+    totals.lanes += 1
+    tx.run(LANES.insert, (totals.last_lane, key, totals.seq_floor, totals.seq_floor, tx.now))
+    return totals.last_lane
+
+
+def lease_of(tx: Tx, lane: int) -> LeaseRow | None:
+    row = tx.run(LANES.lease, (lane,)).get
+    return None if row is None else LeaseRow._make(row)
+
+
+def tail(tx: Tx, lane: Lane) -> int:
+    """The newest seq the lane ever issued."""
+    newest: int | None = tx.run(LANES.tail, (lane.id,)).get
+    return max(newest or 0, lane.last_seq)
+
+
+# ---- where a lane is listed
+
+
+def unlist(tx: Tx, lane: int) -> None:
+    tx.run(LANES.drop_ready, (lane,))
+    tx.run(LANES.drop_delayed, (lane,))
+
+
+def place(tx: Tx, lane: int, *, at_end: bool = False) -> None:
+    """List a lane that nobody holds, and that is not listed, where it belongs.
+
+    A lane that was retried, or whose delay is over, goes to the end of the order (`at_end`), so that it can't keep others
+    waiting; any other stands where its oldest message arrived.
+    """
+    head = tx.run(LANES.head, (lane,)).get
+    if head is None:
+        end_aside(tx, lane)
+        return
+    _, arrival, due = head
+    row = get(tx, lane)
+    if row.hold is not None:
+        return
+    if due is not None and due > tx.now:
+        tx.run(LANES.add_delayed, (lane, due))
+    else:
+        list_ready(tx, lane, tx.new_id() if at_end else arrival, careful=row.solo_to >= head[0])
+    tx.wake = True  # a new delay, too, is something that a waiting receive must know
+
+
+def list_ready(tx: Tx, lane: int, position: int, *, careful: bool) -> None:
+    tx.run(LANES.add_ready, (position, lane, careful))
+    tx.wake = True
+
+
+def list_first(tx: Tx, lane: int, arrival: int, due: int | None) -> None:
+    """List a free lane that just got its first message."""
+    if due is not None and due > tx.now:
+        tx.run(LANES.add_delayed, (lane, due))
+        tx.wake = True
+    else:
+        list_ready(tx, lane, arrival, careful=False)
+
+
+def end_aside(tx: Tx, lane: int) -> None:
+    """A lane of one keyless message ends with it."""
+    row = tx.run(LANES.get, (lane,)).get
+    if row is None:
+        return
+    key = row[1]
+    if is_keyless(key) and ASIDE in key and not tx.run(LANES.lane_has_rows, (lane,)).get:
+        tx.run(LANES.delete, (lane,))
+        tx.totals.lanes -= 1
+
+
+def release_lane(tx: Tx, lease: LeaseRow, *, at_end: bool = False) -> None:
+    """End a lease: its row goes, waiting redrives come back, and the lane is listed again."""
+    tx.run(LANES.delete_lease, (lease.lane,))
+    unlist(tx, lease.lane)  # an expired lease leaves its lane listed
+    if lease.redrive:
+        for (seq,) in tx.run(LANES.waiting_redrives, (lease.lane,)).fetchall():
+            revive(tx, lease.lane, seq)
+    place(tx, lease.lane, at_end=at_end)
+
+
+# ---- what leaves `message`
+
+
+def remove(tx: Tx, lane: int, rows: Sequence[tuple[int, int, bool]], *, keep_bodies: bool = False) -> None:
+    """Take messages out of a lane: rows of (seq, id, body lies apart), ascending. The caller counts why."""
+    if not rows:
+        return
+    lo, hi = rows[0][0], rows[-1][0]
+    if hi - lo + 1 == len(rows):
+        tx.run(CLAIM.delete_range, (lane, lo, hi))
+    else:
+        tx.many(LANES.delete_message, ((lane, seq) for seq, _, _ in rows))
+    if not keep_bodies:
+        tx.many(LANES.delete_body, ((arrival,) for _, arrival, apart in rows if apart))
+    tx.run(LANES.resolve, (hi, len(rows), tx.now, lane))
+    tx.totals.pending -= len(rows)
+
+
+def bury(tx: Tx, lane: int, key: bytes, seq: int, *, kind: str, reason: str | None, attempts: int) -> None:
+    """Move a message to the dead letters, at its own seq."""
+    tx.run(LANES.bury, (tx.now, kind, reason, attempts, lane, seq))
+    arrival = tx.run(LANES.message, (lane, seq)).get[1]
+    remove(tx, lane, [(seq, arrival, False)], keep_bodies=True)
+    tx.totals.dead += 1
+    tx.report("poison" if kind == "poison" else "dead_letter", key, seq, detail=reason or kind)
+
+
+def revive(tx: Tx, lane: int, seq: int) -> None:
+    """Put a dead message back at its seq: attempts 0, no TTL, no delay."""
+    tx.run(LANES.redrive, (lane, seq))
+    tx.run(LANES.delete_dead, (lane, seq))
+    tx.run(LANES.unresolve, (1, lane))
+    tx.totals.pending += 1
+    tx.totals.dead -= 1
+
+
+def create_aside(tx: Tx, key: bytes, arrival: int) -> int:
+    """A lane for one keyless message. It starts at 1 whatever the floor: its key is never used again."""
+    totals = tx.totals
+    totals.last_lane += 1
+    totals.lanes += 1
+    tx.run(LANES.insert, (totals.last_lane, key.split(ASIDE)[0] + ASIDE + b"%d" % arrival, 0, 0, tx.now))
+    return totals.last_lane
+
+
+def move_aside(tx: Tx, lane: Lane, seq: int, due: int | None) -> int:
+    """Give a keyless message a lane of its own, so that what happens to it holds nobody up. Returns that lane."""
+    arrival = tx.run(LANES.message, (lane.id, seq)).get[1]
+    aside = create_aside(tx, lane.key, arrival)
+    tx.run(LANES.move, (aside, due, lane.id, seq))
+    remove(tx, lane.id, [(seq, arrival, False)], keep_bodies=True)
+    tx.totals.pending += 1
+    return aside
+
+
+def is_keyless(key: bytes) -> bool:
+    return key.startswith(KEYLESS)
+
+
+# ---- poison
+
+
+def out_of_attempts(tx: Tx, attempts: int) -> bool:
+    limit = tx.config.max_attempts
+    return limit is not None and attempts >= limit
+
+
+def apply_poison(tx: Tx, lane: int, key: bytes, seq: int, attempts: int, reason: str | None) -> bool:
+    """A message is out of attempts: dead-letter it, drop it, or hold its lane. True: the lane is held now."""
+    policy = tx.config.on_poison
+    reason = reason or f"failed {attempts} times"
+    if policy == "dead_letter":
+        bury(tx, lane, key, seq, kind="poison", reason=reason, attempts=attempts)
+        return False
+    if policy == "drop":
+        arrival, apart = _id_and_place(tx, lane, seq)
+        remove(tx, lane, [(seq, arrival, apart)])
+        tx.totals.dropped += 1
+        tx.report("poison", key, seq, detail=f"dropped: {reason}")
+        return False
+    if is_keyless(key) and ASIDE not in key:
+        lane = move_aside(tx, get(tx, lane), seq, None)
+        tx.run(LANES.set_hold, (POISON_HOLD, tx.now, lane))
+        tx.report("poison", key, seq, detail=f"held: {reason}")
+        return False
+    tx.run(LANES.set_hold, (POISON_HOLD, tx.now, lane))
+    tx.report("poison", key, seq, detail=f"held: {reason}")
+    return True
+
+
+def _id_and_place(tx: Tx, lane: int, seq: int) -> tuple[int, bool]:
+    row = tx.run(LANES.message, (lane, seq)).get
+    return row[1], row[-1] is None
+
+
+def charge_started(tx: Tx, lease: LeaseRow) -> None:
+    """The attempts of a lease that ends by expiry become permanent."""
+    if lease.started >= lease.lo:
+        tx.run(LANES.charge, (lease.lane, lease.lo, lease.started))
+
+
+# ---- the last resolution of a lane, for retried calls
+
+
+def remember(tx: Tx, lane: int, token: int, kind: str, seqs: Sequence[int]) -> None:
+    lo, hi = seqs[0], seqs[-1]
+    gaps = None if hi - lo + 1 == len(seqs) else json.dumps(sorted(set(range(lo, hi + 1)) - set(seqs)))
+    tx.run(LANES.remember, (token, kind, lo, hi, gaps, lane))
+
+
+def remembers(lane: Lane, token: int, kind: str, seqs: Iterable[int]) -> bool:
+    """Was exactly this done under this token by the lane's last resolution?"""
+    if lane.done_token != token or lane.done_kind != kind or lane.done_lo is None or lane.done_hi is None:
+        return False
+    gaps: set[int] = set(json.loads(lane.done_gaps)) if lane.done_gaps else set()
+    return all(lane.done_lo <= seq <= lane.done_hi and seq not in gaps for seq in seqs)
+
+
+# ---- forgetting
+
+
+def forget_dedups(tx: Tx) -> None:
+    """A bounded step: a few dedup ids whose window is over."""
+    old: list[Any] = tx.run(SEND.old_dedups, (tx.now,)).fetchall()
+    if old:
+        tx.many(SEND.delete_dedup, old)
+
+
+def forget_idle(tx: Tx, *, keep: set[int]) -> None:
+    """A bounded step: look at a few lanes at a random place, and forget those that were empty for `idle_lane_seconds`.
+
+    Every new lane pays for one step, so lanes that could be forgotten stay a small part of all.
+    """
+    assert tx.config.idle_lane_seconds is not None
+    oldest = tx.now - int(tx.config.idle_lane_seconds * SECOND)
+    for lane, last_seq, hold, active_at in tx.run(LANES.some_lanes, (randint(1, tx.totals.last_lane),)).fetchall():
+        if active_at <= oldest and hold is None and lane not in keep and not tx.run(LANES.lane_has_rows, (lane,)).get:
+            tx.run(LANES.delete, (lane,))
+            tx.totals.lanes -= 1
+            tx.totals.seq_floor = max(tx.totals.seq_floor, last_seq)

@@ -1,0 +1,420 @@
+"""The store of a queue: its shards together, and what they share. Everything above talks to this class."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+import attrs
+
+from .._clock import Clock, QueueTime
+from .._config import QueueConfig
+from .._errors import (
+    ConfigError,
+    ForkedProcess,
+    ForwardPending,
+    QueueClosed,
+    QueueNotFound,
+    ReadOnlyQueue,
+    StoreError,
+    StoreFull,
+    StrictqError,
+)
+from .._keys import hash_key
+from .._types import Event
+from . import catalog, claim, files, fork, outbox, send
+from .catalog import Catalog
+from .commit import Operation
+from .connection import Durability
+from .frame import Totals
+from .shard import Shard
+from .upkeep import Upkeep
+from .wake import Waker, waker_of
+
+_log = logging.getLogger("strictq")
+
+T = TypeVar("T")
+Hook = Callable[[Event], None]
+
+EAGER_SHARDS: Final = 16
+"""Up to so many shards are opened with the queue, so that a damaged one and a full outbox are noticed at once."""
+ANOTHER_KERNEL_SECONDS: Final = 5.0
+
+
+class Store:
+    """All shards of one queue, in one process."""
+
+    def __init__(
+        self,
+        directory: Path | None,
+        known: Catalog,
+        clock: Clock,
+        *,
+        durability: Durability,
+        read_only: bool = False,
+        hook: Hook | None = None,
+    ) -> None:
+        self.directory = directory
+        self.catalog = attrs.evolve(known, durability=durability)
+        self.clock = clock
+        self.read_only = read_only
+        self.config = known.config
+        self.config_version = known.config_version
+        self.epoch = known.epoch
+        self.time_offset = known.time_offset
+        self.time = QueueTime(clock, known.time_offset)
+        self.now = self.time.now
+        self.app_schema: list[tuple[int, str]] = []
+        self.reserve: files.Reserve | None = None
+        self.presence: files.Presence | None = None
+        self.hooks: list[Hook] = [hook] if hook is not None else []
+        self._memory_schema: list[str] = []
+        self._empties: Counter[int] = Counter()
+        self._rotation = 0
+        self._pid = os.getpid()
+        self._closed = False
+        self._starts = [r.lo for r in known.topology]
+        self.shards = [
+            # A commit in memory costs less than waking a thread, as at "process".
+            Shard(self, part, directory, grouped=durability == "full" and directory is not None)
+            for part in known.topology
+        ]
+        if directory is None:
+            self.waker = Waker()
+        else:
+            self.waker = waker_of(directory, files.WAKE, read_only=read_only)
+            if not read_only:
+                self.reserve = files.Reserve(directory)
+        self._upkeep = Upkeep(self)
+        self._lock = threading.Lock()
+        self._prepared_shards: list[Shard] | None = None
+        fork.register(self)
+
+    # ---- opening and closing
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        shards: int | None,
+        durability: Durability | None,
+        config: QueueConfig | None,
+        create: bool,
+        read_only: bool,
+        clock: Clock,
+        hook: Hook | None,
+    ) -> Store:
+        """Open or create the queue in a directory. What was given must agree with what is stored."""
+        # The directory itself may be reached through links; what lies in it may not be one.
+        directory = Path(os.path.realpath(path))
+        if not files.find(directory):
+            if read_only or not create:
+                raise QueueNotFound(f"there is no queue at {directory}")
+            fresh = catalog.new(shards or 1, durability or "full", config or QueueConfig(), clock)
+            files.publish(directory, lambda place: catalog.build(place, fresh, clock))
+        known = catalog.read(directory, read_only=read_only)
+        level = catalog.agree(known, shards, durability, config)
+        presence = None
+        if not read_only:
+            presence = files.Presence(directory)
+            known = cls._join(directory, known, presence, clock)
+        store = cls(directory, known, clock, durability=level, read_only=read_only, hook=hook)
+        store.presence = presence
+        store.app_schema = catalog.app_schema(directory, 0, read_only=read_only)
+        store._look_round()
+        return store
+
+    @classmethod
+    def in_memory(
+        cls,
+        *,
+        shards: int | None,
+        durability: Durability | None,
+        config: QueueConfig | None,
+        clock: Clock,
+        hook: Hook | None,
+    ) -> Store:
+        """A queue with nothing on disk, private to this object."""
+        fresh = catalog.new(shards or 1, durability or "process", config or QueueConfig(), clock)
+        return cls(None, fresh, clock, durability=durability or "process", hook=hook)
+
+    @staticmethod
+    def _join(directory: Path, known: Catalog, presence: files.Presence, clock: Clock) -> Catalog:
+        """Be one of the processes of this boot; the first of them begins a new epoch."""
+        boot = clock.boot_id()
+        if known.boot_id != boot:
+            if presence.alone(ANOTHER_KERNEL_SECONDS):
+                known = catalog.read(directory)
+                if known.boot_id != boot:
+                    # Time goes on from the wall clock, but never back: not behind what any shard has written.
+                    offset = max(clock.wall(), _newest_time(directory, known)) - clock.boot()
+                    catalog.raise_epoch(directory, boot, offset)
+                    known = catalog.read(directory)
+            else:
+                known = catalog.read(directory)
+                if known.boot_id != boot:
+                    presence.leave()
+                    raise ConfigError(
+                        "another machine, or a virtual one, has this queue open",
+                        hint="a queue belongs to one kernel at a time; close it there first",
+                    )
+        presence.join()
+        return known
+
+    def _look_round(self) -> None:
+        if len(self.shards) <= EAGER_SHARDS:
+            for shard in self.shards:
+                # A damaged shard is quarantined and the others serve; a busy one is opened later.
+                with suppress(StoreError):
+                    shard.read(lambda _db: None)
+            if not self.read_only:
+                with suppress(StrictqError):
+                    self.forward()
+        if not self.read_only:
+            self._upkeep.start()
+
+    def close(self) -> None:
+        """Close every connection. Leases stay; closing twice does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._pid != os.getpid():
+            return
+        self._upkeep.stop()
+        for shard in self.shards:
+            shard.close()
+        if self.presence is not None:
+            self.presence.leave()
+        self.waker.notify()
+
+    def require_open(self, *, writing: bool = True) -> None:
+        if self._closed:
+            raise QueueClosed("the queue is closed")
+        if self._pid != os.getpid():
+            raise ForkedProcess("the queue came through a fork that it could not prepare for")
+        if writing and self.read_only:
+            raise ReadOnlyQueue("the queue was opened with read_only=True")
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    # ---- routing
+
+    def shard_of(self, key: bytes) -> Shard:
+        """The shard of a stored key."""
+        if len(self.shards) == 1:
+            return self.shards[0]
+        return self.shards[bisect_right(self._starts, hash_key(key)) - 1]
+
+    def rotation(self) -> list[Shard]:
+        """Every shard, starting with another one each time."""
+        shards = self.shards
+        if len(shards) == 1:
+            return shards
+        self._rotation = at = (self._rotation + 1) % len(shards)
+        return shards[at:] + shards[:at]
+
+    def healthy(self) -> list[Shard]:
+        return [s for s in self.shards if s.failed is None]
+
+    # ---- sending
+
+    def send(self, shard: Shard, items: Sequence[send.Item]) -> list[send.Sent]:
+        """Append messages, all of one shard."""
+        if self.reserve is not None and not self.reserve.there():
+            raise StoreFull("the disk is full, and the reserve for acks is in use", shard=shard.number)
+        return shard.run(lambda tx: send.send(tx, items, depth_elsewhere=lambda: self._depth_elsewhere(shard)))
+
+    def _depth_elsewhere(self, shard: Shard) -> int:
+        """Unresolved messages of the other shards, as they are committed."""
+        return sum(s.look(lambda db: Totals.read(db).pending) for s in self.healthy() if s is not shard)
+
+    # ---- claiming
+
+    def claim(self, shard: Shard, request: claim.Request) -> claim.Claimed:
+        """Lease from one shard until it gives something or nothing is ready."""
+        while True:
+            claimed = shard.drain(lambda tx: claim.with_bodies(tx, claim.claim(tx, request)))
+            if claimed.leases or not claimed.more:
+                return claimed
+
+    def outlook(self, shard: Shard) -> tuple[bool, int | None]:
+        """Without the write lock: is anything claimable in this shard, and at which queue time may that change by itself?"""
+        ready, deadline, due, epoch = shard.read(claim.outlook)
+        if epoch != self.epoch:
+            return True, None  # not written since the machine booted: every lease in it is over
+        times = [t for t in (deadline, due) if t is not None]
+        soonest = min(times) if times else None
+        return bool(ready) or (soonest is not None and soonest <= self.now()), soonest
+
+    def count_empty(self, shard: int) -> None:
+        self._empties[shard] += 1
+
+    # ---- transactions that reach over shards
+
+    def forward(self, origins: Iterable[Shard] | None = None) -> None:
+        """Bring what waits in outboxes to its shards.
+
+        Raises:
+            ForwardPending: something could not be forwarded now; it will be.
+        """
+        failed: StrictqError | None = None
+        for origin in origins if origins is not None else self.healthy():
+            try:
+                self._forward_from(origin)
+            except StrictqError as e:
+                failed = e
+        if failed is not None:
+            raise ForwardPending(f"some sends have yet to arrive: {failed}") from failed
+
+    def _forward_from(self, origin: Shard) -> None:
+        for number in origin.read(outbox.destinations):
+            destination = self.shards[number]
+            while rows := origin.read(lambda db, n=number: outbox.waiting(db, n)):  # type: ignore[misc]
+                origin.sync()
+                destination.drain(lambda tx, rows=rows: outbox.arrive(tx, origin.incarnation, rows))  # type: ignore[misc]
+                destination.sync()
+                origin.drain(lambda tx, n=number, last=rows[-1][0]: outbox.forget(tx, n, last))  # type: ignore[misc]
+
+    # ---- configuration
+
+    def refresh_config(self) -> None:
+        """Know the newest configuration before changing it."""
+        if self.directory is not None:
+            known = catalog.read(self.directory)
+            self.config, self.config_version = known.config, known.config_version
+
+    def configure(self, config: QueueConfig) -> None:
+        """Store a configuration and give every shard its copy."""
+        if self.directory is None:
+            self.config, self.config_version = config, self.config_version + 1
+        else:
+            self.config_version = catalog.set_config(self.directory, config)
+            self.config = config
+        for shard in self.healthy():
+            shard.run(lambda _tx: None)  # begins by bringing the shard's copy up to date
+
+    def define_app_schema(self, sql: str) -> None:
+        """Create the program's own tables in every shard, future ones too."""
+        for shard in self.healthy()[:1]:
+            shard.try_schema(sql)  # what is wrong must not be recorded
+        if self.directory is None:
+            if sql not in self._memory_schema:
+                self._memory_schema.append(sql)
+            schema = list(enumerate(self._memory_schema, 1))
+        else:
+            catalog.add_app_schema(self.directory, sql)
+            schema = catalog.app_schema(self.directory, 0)
+        self.app_schema = schema
+        for shard in self.healthy():
+            shard.define()
+
+    # ---- what shards tell and ask (commit.Host)
+
+    def adopt_config(self, text: str, version: int) -> None:
+        self.config = QueueConfig.from_json(text)
+        self.config_version = version
+
+    def reload_epoch(self) -> None:
+        """Another process began an epoch: continue in it."""
+        assert self.directory is not None
+        known = catalog.read(self.directory)
+        self.epoch, self.time_offset = known.epoch, known.time_offset
+        self.time = QueueTime(self.clock, known.time_offset)
+        self.now = self.time.now
+
+    def take_empty_receives(self, shard: int) -> int:
+        return self._empties.pop(shard, 0) if self._empties else 0
+
+    def unwritten_empties(self, shard: int) -> int:
+        return self._empties[shard]
+
+    def committed(self, _shard: int, events: list[Event], wake: bool) -> None:
+        if wake:
+            self.waker.notify()
+        for event in events:
+            self.tell(event)
+
+    def tell(self, event: Event) -> None:
+        """Call the hooks. What they raise is logged: the operation is committed, and its caller must get its result."""
+        for hook in tuple(self.hooks):
+            try:
+                hook(event)
+            except Exception:
+                _log.exception("an on_event hook failed for %s", event)
+
+    def quarantine(self, shard: int, error: StoreError) -> None:
+        """Take a damaged shard out of service; the others go on."""
+        if self.shards[shard].failed is None:
+            self.shards[shard].failed = error
+            self.tell(Event("shard_quarantined", shard, detail=str(error)))
+
+    def wal_grew(self, shard: int) -> None:
+        self._upkeep.wal_grew(shard)
+
+    # ---- upkeep
+
+    def checkpoint(self, shard: int) -> None:
+        self.shards[shard].checkpoint()
+
+    def tidy(self) -> None:
+        """What may be left from another process, or from a full disk."""
+        if self._closed:
+            return
+        with suppress(StrictqError):
+            self.forward()
+        if self.reserve is not None:
+            self.reserve.there()
+
+    # ---- forks
+
+    def before_fork(self) -> None:
+        self._prepared_shards = None
+        if self._closed or self._pid != os.getpid() or self.directory is None:
+            return
+        done: list[Shard] = []
+        for shard in self.shards:
+            if not shard.quiesce():
+                for s in done:
+                    s.resume(child=False)
+                return
+            done.append(shard)
+        self._prepared_shards = done
+
+    def after_fork(self, *, child: bool) -> None:
+        prepared, self._prepared_shards = self._prepared_shards, None
+        if prepared is None:
+            if child and not self._closed:
+                for shard in self.shards:
+                    shard.abandon()
+            return
+        for shard in prepared:
+            shard.resume(child=child)
+        if child:
+            self._pid = os.getpid()
+            self._lock = threading.Lock()
+            self._upkeep.after_fork_in_child()
+            self.waker.after_fork_in_child()
+
+    def run_everywhere(self, operation: Operation[T]) -> list[T]:
+        """The same operation on every healthy shard, one transaction each."""
+        return [shard.run(operation) for shard in self.healthy()]
+
+
+def _newest_time(directory: Path, known: Catalog) -> int:
+    """The latest queue time that any readable shard has written."""
+    newest = 0
+    for part in known.topology:
+        with suppress(StrictqError):
+            newest = max(newest, catalog.last_time(directory, part))
+    return newest

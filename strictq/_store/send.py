@@ -1,0 +1,178 @@
+"""Sending: seqs are issued here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Final, NamedTuple
+
+from .._config import QueueConfig
+from .._errors import QueueFull
+from .._sql import LANES, SEND, repeat
+from . import lanes
+from .frame import SECOND, Tx
+
+INLINE_BYTES_MAX: Final = 800
+"""Larger bodies lie in a table of their own: in `message` they would spill over a page (1,002 bytes of a 4 KiB page)."""
+_LOOKUPS: Final = {n: repeat(SEND.lanes_by_key, n) for n in (1, 4, 16, 64)}
+_INSERTS: Final = {n: repeat(SEND.insert_plain, n) for n in (128, 16, 4, 1)}
+
+
+class Options(NamedTuple):
+    """What a message has beyond key and body, in stored units: microseconds, JSON."""
+
+    dedup_id: str | None = None
+    delay: int = 0
+    ttl: int | None = None
+    headers: str | None = None
+    size_hint: float | None = None
+    prepare_seconds: float | None = None
+    process_seconds: float | None = None
+
+
+class Times(NamedTuple):
+    """When a forwarded message was sent, and is due, and expires: fixed by its transaction, in queue time."""
+
+    sent_at: int
+    due: int | None
+    expires: int | None
+
+
+Item = tuple[bytes, bytes, Options | None, Times | None]
+"""Stored key, body, options (None: plain), times (None: now)."""
+Sent = tuple[int, int, bool]
+"""seq, id, duplicate."""
+
+
+class _Tail:
+    """A lane while messages are appended to it."""
+
+    __slots__ = ("lane", "seq", "unlisted")
+
+    def __init__(self, lane: int, seq: int, unlisted: bool) -> None:
+        self.lane = lane
+        self.seq = seq
+        self.unlisted = unlisted
+        """Empty and free: its first message lists it."""
+
+
+def times_of(now: int, options: Options | None, config: QueueConfig) -> Times:
+    """When a message that is sent now is due and expires."""
+    ttl = options.ttl if options is not None and options.ttl is not None else None
+    if ttl is None and config.ttl_seconds is not None:
+        ttl = int(config.ttl_seconds * SECOND)
+    delay = options.delay if options is not None else 0
+    return Times(now, now + delay if delay > 0 else None, None if ttl is None else now + ttl)
+
+
+def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: Callable[[], int] | None = None) -> list[Sent]:
+    """Append messages to their lanes. All of them, or none.
+
+    Args:
+        depth_elsewhere: unresolved messages of the other shards, asked only where max_depth is set; None: never refuse.
+    Raises:
+        QueueFull: they would bring the queue over max_depth.
+    """
+    now = tx.now
+    totals = tx.totals
+    tails = _tails(tx, items)
+    plain_times = times_of(now, None, tx.config)
+    expires = plain_times.expires
+    arrival = totals.last_id
+    plain: list[tuple[int, int, int, int, int | None, bytes]] = []
+    ready: list[tuple[int, int, int]] = []
+    sent: list[Sent] = []
+    for key, body, options, times in items:
+        tail = tails[key]
+        if options is None and times is None and len(body) <= INLINE_BYTES_MAX:
+            arrival += 1
+            tail.seq = seq = tail.seq + 1
+            plain.append((tail.lane, seq, arrival, now, expires, body))
+            if tail.unlisted:
+                tail.unlisted = False
+                ready.append((arrival, tail.lane, 0))
+            sent.append((seq, arrival, False))
+            continue
+        totals.last_id = arrival
+        sent.append(_send_full(tx, tail, key, body, options, times or times_of(now, options, tx.config)))
+        arrival = totals.last_id
+    totals.last_id = arrival
+    _insert_plain(tx, plain)
+    if ready:
+        tx.many(LANES.add_ready, ready)
+        tx.wake = True
+    stored = sum(1 for s in sent if not s[2]) if len(plain) != len(sent) else len(sent)
+    totals.pending += stored
+    totals.sends += stored
+    limit = tx.config.max_depth
+    if limit is not None and depth_elsewhere is not None and totals.pending + depth_elsewhere() > limit:
+        raise QueueFull(f"the queue has reached max_depth={limit}")
+    return sent
+
+
+def _tails(tx: Tx, items: Sequence[Item]) -> dict[bytes, _Tail]:
+    if len(items) == 1:
+        keys = [items[0][0]]
+    else:
+        # In key order, so that the index is walked and not jumped about in.
+        keys = sorted({item[0] for item in items})
+    tails: dict[bytes, _Tail] = {}
+    at, left = 0, len(keys)
+    while left:
+        n = 64 if left >= 64 else 16 if left >= 16 else 4 if left >= 4 else 1
+        for key, lane, newest, last_seq, free in tx.run(_LOOKUPS[n], keys[at : at + n]):
+            tails[key] = _Tail(lane, newest if newest > last_seq else last_seq, not newest and bool(free))
+        at += n
+        left -= n
+    if len(tails) != len(keys):
+        for key in keys:
+            if key not in tails:
+                tails[key] = _Tail(lanes.create(tx, key), tx.totals.seq_floor, True)
+        if tx.config.idle_lane_seconds is not None:
+            # New lanes pay for forgetting idle ones; never one that is being written to.
+            lanes.forget_idle(tx, keep={tail.lane for tail in tails.values()})
+    return tails
+
+
+def _insert_plain(tx: Tx, rows: list[tuple[int, int, int, int, int | None, bytes]]) -> None:
+    if len(rows) > 1:
+        rows.sort()  # lane order: neighbours in the table are written together
+    at, left = 0, len(rows)
+    for n, statement in _INSERTS.items():
+        while left >= n:
+            tx.run(statement, tuple(chain.from_iterable(rows[at : at + n])))
+            at += n
+            left -= n
+
+
+def _send_full(tx: Tx, tail: _Tail, key: bytes, body: bytes, options: Options | None, times: Times) -> Sent:
+    """One message with options, a large body, or times of its own."""
+    options = options or Options()
+    dedup_id = options.dedup_id
+    if dedup_id is not None:
+        lanes.forget_dedups(tx)
+        known = tx.run(SEND.find_dedup, (tail.lane, dedup_id, tx.now)).get
+        if known is not None:
+            return known[0], known[1], True
+    arrival = tx.new_id()
+    parent = tail.lane
+    if times.due is not None and times.due > tx.now and lanes.is_keyless(key):
+        # A delayed keyless message waits in a lane of its own, so that others overtake it.
+        aside = lanes.create_aside(tx, key, arrival)
+        tail = _Tail(aside, 0, True)
+    tail.seq += 1
+    apart = len(body) > INLINE_BYTES_MAX
+    tx.run(
+        SEND.insert_full,
+        (tail.lane, tail.seq, arrival, times.sent_at, times.due, times.expires, options.headers, options.size_hint,
+         options.prepare_seconds, options.process_seconds, None if apart else body),
+    )  # fmt: skip
+    if apart:
+        tx.run(SEND.insert_body, (arrival, body))
+    if dedup_id is not None:
+        until = tx.now + int(tx.config.dedup_window_seconds * SECOND)
+        tx.run(SEND.remember_dedup, (parent, dedup_id, tail.seq, arrival, until))
+    if tail.unlisted:
+        tail.unlisted = False
+        lanes.list_first(tx, tail.lane, arrival, times.due)
+    return tail.seq, arrival, False

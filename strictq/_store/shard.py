@@ -1,0 +1,306 @@
+"""One shard: one SQLite file, its connections, and what runs on them. It knows nothing of other shards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+import apsw
+
+from .._clock import Clock
+from .._errors import SchemaMismatch, StoreCorrupt, StoreError, StoreFull
+from .._sql import SHARD
+from . import catalog, files, migrate
+from .catalog import Catalog, Range
+from .commit import Host, Operation, Writer
+from .connection import MEMORY, check_file, connect, leak, translate
+from .frame import Tx
+from .program import AppDatabase, Guard, Rows
+
+T = TypeVar("T")
+
+WAL_PAGES: Final = 8000
+"""Pages in a queue's WALs at which they are checkpointed, shared by its shards: 32 MiB."""
+WAL_PAGES_MIN: Final = 500
+READ_CACHE_KIB: Final = 4 * 1024
+
+
+class ShardHost(Host, Protocol):
+    """What a shard asks of the queue it belongs to."""
+
+    catalog: Catalog
+    read_only: bool
+    app_schema: list[tuple[int, str]]
+    clock: Clock
+    reserve: files.Reserve | None
+
+    def wal_grew(self, shard: int) -> None: ...
+
+
+class Shard:
+    """A range of the hash space in one file."""
+
+    def __init__(self, host: ShardHost, part: Range, directory: Path | None, *, grouped: bool) -> None:
+        self.number = part.shard
+        self.range = part
+        self.path = None if directory is None else directory / part.file
+        self.wal_pages = 0
+        self.incarnation = ""
+        self._host = host
+        self._guard: Guard | None = None
+        self._checkpoint_at = max(WAL_PAGES // len(host.catalog.topology), WAL_PAGES_MIN)
+        self._writer = Writer(self._open, part.shard, host, grouped=grouped)
+        self._reader: apsw.Connection | None = None
+        self._reader_lock = threading.Lock()
+        self._checkpointer: apsw.Connection | None = None
+        self.checkpoint_lock = threading.Lock()
+        self.failed: StoreError | None = None
+        """Why this shard is quarantined."""
+
+    # ---- opening
+
+    def _open(self) -> apsw.Connection:
+        """A connection for writing, verified to be on the right file."""
+        host = self._host
+        try:
+            db = self._connect(host.catalog.durability)
+            try:
+                if self.path is None:
+                    catalog.lay_out_shard(db, host.catalog, self.range, host.clock)
+                migrate.require(db, migrate.SHARD_ID, self.number, read_only=host.read_only)
+                catalog.verify_shard(db, host.catalog, self.range)
+                self.incarnation = db.execute(SHARD.read_meta, ("incarnation",)).get
+                self._guard = Guard(db)
+                if not host.read_only:
+                    self.apply_app_schema(db)
+                    if self.path is not None:
+                        db.set_wal_hook(self._committed)
+            except BaseException:
+                db.close()
+                raise
+            return db
+        except apsw.Error as e:
+            error = translate(e, self.number)
+            if isinstance(e, apsw.CantOpenError) and host.read_only:
+                error = StoreError(
+                    "its -shm file is missing, and a read-only directory has no room to make one",
+                    shard=self.number, cause=e, hint="open it where the directory may be written",
+                )  # fmt: skip
+            if isinstance(error, StoreCorrupt | SchemaMismatch):
+                host.quarantine(self.number, error)
+            raise error from e
+        except (StoreCorrupt, SchemaMismatch) as e:
+            host.quarantine(self.number, e)
+            raise
+
+    def _connect(self, durability: Any, **options: Any) -> apsw.Connection:
+        if self.path is None:
+            return connect(MEMORY, durability=durability)
+        check_file(self.path, self.number)
+        return connect(str(self.path), durability=durability, read_only=self._host.read_only, **options)
+
+    def apply_app_schema(self, db: apsw.Connection) -> None:
+        """Run what app_schema() recorded and this shard has not run yet."""
+        done: int = db.execute(SHARD.read_meta, ("app_schema",)).get
+        if not self._host.app_schema or self._host.app_schema[-1][0] <= done:
+            return
+        assert self._guard is not None
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            done = db.execute(SHARD.read_meta, ("app_schema",)).get
+            for number, sql in self._host.app_schema:
+                if number > done:
+                    AppDatabase(db, self._guard, "schema").execute(sql)
+                    db.execute(SHARD.write_meta, ("app_schema", number))
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+        db.execute("COMMIT")
+
+    def _committed(self, _db: apsw.Connection, _name: str, pages: int) -> int:
+        self.wal_pages = pages
+        if pages >= self._checkpoint_at:
+            self._host.wal_grew(self.number)
+        return apsw.SQLITE_OK
+
+    # ---- running
+
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation in a write transaction; durable on return. See Writer.run for what it raises."""
+        self.require()
+        return self._writer.run(operation)
+
+    def drain(self, operation: Operation[T]) -> T:
+        """The same for what makes room (acks, receives): on a full disk the reserve is given up for it."""
+        try:
+            return self.run(operation)
+        except StoreFull:
+            if self._host.reserve is None or not self._host.reserve.give_up():
+                raise
+            return self.run(operation)
+
+    def alone(self) -> Any:
+        """A write transaction for a program's own SQL; a context manager giving Tx."""
+        self.require()
+        return self._writer.alone()
+
+    def app(self, tx: Tx) -> AppDatabase:
+        assert self._guard is not None
+        return AppDatabase(tx.db, self._guard)
+
+    def try_schema(self, sql: str) -> None:
+        """Run the program's schema and undo it.
+
+        Raises:
+            InvalidArgument: it is wrong, or touches more than app_* tables.
+        """
+
+        def rehearse(db: apsw.Connection) -> None:
+            assert self._guard is not None
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                AppDatabase(db, self._guard, "schema").execute(sql)
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+
+        self.require()
+        self._writer.use(rehearse)
+
+    def define(self) -> None:
+        """Apply newly recorded app_schema statements."""
+        self.require()
+        self._writer.use(self.apply_app_schema)
+
+    def read(self, look: Callable[[apsw.Connection], T]) -> T:
+        """A short look in a read transaction."""
+        self.require()
+        return self._writer.read(look)
+
+    def require(self) -> None:
+        """Raise what this shard was quarantined for."""
+        if self.failed is not None:
+            raise _again(self.failed)
+
+    def query(self, sql: str, params: Sequence[Any]) -> Rows:
+        """A program's query, in a read transaction of its own connection: it may take its time without holding writers up."""
+        if self.path is None:
+            self.require()
+            return self._writer.use(lambda db: self._query(db, self._guard, sql, params))
+        return self.look(lambda db: self._query(db, Guard(db), sql, params))
+
+    def look(self, look: Callable[[apsw.Connection], T]) -> T:
+        """A long look, on a connection that no writer waits for."""
+        self.require()
+        if self.path is None:
+            return self._writer.read(look)
+        self._writer.read(lambda _db: None)  # opened and verified, and neither closed nor forked
+        with self._reader_lock:
+            try:
+                if self._reader is None:
+                    self._reader = self._connect("process", cache_kib=READ_CACHE_KIB)
+                self._reader.execute("BEGIN")
+                try:
+                    return look(self._reader)
+                finally:
+                    self._reader.execute("ROLLBACK")
+            except apsw.Error as e:
+                raise translate(e, self.number) from e
+
+    @staticmethod
+    def _query(db: apsw.Connection, guard: Guard | None, sql: str, params: Sequence[Any]) -> Rows:
+        assert guard is not None
+        return AppDatabase(db, guard, "read").execute(sql, params)
+
+    # ---- checkpoints (upkeep.py calls them)
+
+    def checkpoint(self) -> tuple[int, int]:
+        """Bring the WAL's pages into the database, so that the next write starts the WAL again.
+
+        PASSIVE, in two passes: the bulk while writers go on, and what they added meanwhile while none may write.
+        Returns the pages in the WAL, and those of them that are checkpointed.
+        """
+        with self.checkpoint_lock:
+            if self.path is None or self.failed is not None:
+                return 0, 0
+            try:
+                if self._checkpointer is None:
+                    self._checkpointer = self._connect(self._host.catalog.durability, cache_kib=256)
+                    # A connection that never read the database checkpoints nothing.
+                    self._checkpointer.execute(SHARD.has_meta).fetchall()
+                pages, done = self._checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                if done < pages or self.wal_pages > pages:
+                    pages, done = self._writer.use(self._finish_checkpoint)
+                return pages, done
+            except apsw.BusyError:
+                return 0, 0  # another process is at it
+            except apsw.Error as e:
+                raise translate(e, self.number) from e
+
+    def _finish_checkpoint(self, db: apsw.Connection) -> tuple[int, int]:
+        assert self._checkpointer is not None
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            return self._checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        finally:
+            db.execute("ROLLBACK")
+
+    def sync(self) -> None:
+        """Make every commit of this shard survive a power cut, at any durability."""
+        if self.path is not None:
+            files.sync_wal(self.path)
+
+    # ---- the end, and forks
+
+    def close(self) -> None:
+        self._writer.close()
+        with self.checkpoint_lock, self._reader_lock:
+            self._close_helpers()
+
+    def _close_helpers(self) -> None:
+        for db in (self._reader, self._checkpointer):
+            if db is not None:
+                with suppress(apsw.Error):
+                    db.close()
+        self._reader = self._checkpointer = None
+
+    def quiesce(self) -> bool:
+        """Before a fork. False: it can't be prepared; nothing is held."""
+        if not self.checkpoint_lock.acquire(timeout=10.0):
+            return False
+        if not self._reader_lock.acquire(timeout=10.0):
+            self.checkpoint_lock.release()
+            return False
+        if not self._writer.quiesce():
+            self._reader_lock.release()
+            self.checkpoint_lock.release()
+            return False
+        self._close_helpers()
+        return True
+
+    def resume(self, *, child: bool) -> None:
+        self._writer.resume(child=child)
+        if child:
+            self._reader_lock = threading.Lock()
+            self.checkpoint_lock = threading.Lock()
+        else:
+            self._reader_lock.release()
+            self.checkpoint_lock.release()
+
+    def abandon(self) -> None:
+        self._writer.abandon()
+        for db in (self._reader, self._checkpointer):
+            if db is not None:
+                leak(db)
+
+
+def _again(error: StoreError) -> StoreError:
+    """The same error as a new object: one that is raised again and again would gather tracebacks."""
+    fresh = type(error).__new__(type(error))
+    fresh.__dict__.update(error.__dict__)
+    fresh.args = error.args
+    return fresh

@@ -1,0 +1,91 @@
+"""The engine's own thread: checkpoints when a WAL has grown, and forwards what another process left in an outbox."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final, Protocol
+from weakref import ref
+
+from .._errors import StrictqError
+
+PERIOD_SECONDS: Final = 2.0
+_log = logging.getLogger("strictq")
+
+
+class Kept(Protocol):
+    """What upkeep works on."""
+
+    def checkpoint(self, shard: int) -> None: ...
+    def tidy(self) -> None: ...
+
+
+class Upkeep:
+    """Starts its thread at the first need. The thread holds the queue weakly, and ends with it."""
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = ref(kept)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._condition = threading.Condition()
+        self._grown: set[int] = set()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def start(self) -> None:
+        with self._condition:
+            self._start()
+
+    def _start(self) -> None:
+        if self._thread is None and not self._stopped:
+            self._thread = threading.Thread(target=self._run, name="strictq-upkeep", daemon=True)
+            self._thread.start()
+
+    def wal_grew(self, shard: int) -> None:
+        """A shard's WAL wants a checkpoint. Never blocks."""
+        if shard in self._grown:
+            return
+        with self._condition:
+            self._grown.add(shard)
+            self._start()
+            self._condition.notify()
+
+    def stop(self) -> None:
+        """End the thread, and wait for what it is doing."""
+        with self._condition:
+            self._stopped = True
+            self._condition.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=30.0)
+
+    def after_fork_in_child(self) -> None:
+        """The thread exists in the parent only; this side starts its own when it needs one."""
+        self._reset()
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                if not self._grown and not self._stopped:
+                    self._condition.wait(PERIOD_SECONDS)
+                if self._stopped:
+                    return
+                grown = sorted(self._grown)
+            kept = self._kept()
+            if kept is None:
+                return
+            for shard in grown:
+                self._quietly(lambda kept=kept, shard=shard: kept.checkpoint(shard))  # type: ignore[misc]
+                self._grown.discard(shard)
+            if not grown:
+                self._quietly(kept.tidy)
+            del kept
+
+    @staticmethod
+    def _quietly(work: object) -> None:
+        """A failure here is met again, and raised, by the next caller that needs the shard; so it is only noted."""
+        try:
+            work()  # type: ignore[operator]
+        except StrictqError as e:
+            _log.debug("upkeep: %s", e)

@@ -1,0 +1,293 @@
+"""Values that go in and come out: plain, frozen, without behaviour of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from ._errors import InvalidArgument
+from ._keys import Key
+
+State = Literal["ready", "in_flight", "delayed", "held", "dead", "resolved"]
+
+
+@attrs.frozen(kw_only=True)
+class Message:
+    """One message to send. Checked when it is sent.
+
+    Attributes:
+        body: the content, bytes; may be empty.
+        key: str, bytes or int; messages of one key are handed out in order. None only where the queue allows keyless.
+        dedup_id: within the dedup window a second send with the same key and id stores nothing.
+        delay: seconds before it may be handed out; later messages of its key wait for it.
+        ttl: seconds after which it expires if nobody holds it; None: the queue's ttl_seconds.
+        headers: str → str, stored with the message.
+        size_hint: what the duration of its work depends on, any unit; None: the body's size.
+        prepare_seconds, process_seconds: estimates for a worker; None: learned.
+    """
+
+    body: bytes = attrs.field(kw_only=False)
+    key: Key | None = None
+    dedup_id: str | None = None
+    delay: float = 0.0
+    ttl: float | None = None
+    headers: Mapping[str, str] | None = None
+    size_hint: float | None = None
+    prepare_seconds: float | None = None
+    process_seconds: float | None = None
+
+    @classmethod
+    def json(cls, value: Any, **options: Any) -> Message:
+        """A message whose body is `value` as compact UTF-8 JSON; options as for Message.
+
+        Raises:
+            InvalidArgument: the value cannot be written as JSON (NaN and infinity included).
+        """
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            return cls(text.encode(), **options)
+        except (TypeError, ValueError, RecursionError) as e:
+            raise InvalidArgument(f"the value cannot be written as JSON: {e}") from None
+
+
+@attrs.frozen
+class Receipt:
+    """What a send returns.
+
+    Attributes:
+        key: as given; None for a keyless message.
+        seq: position in its key's sequence, 1, 2, 3 …
+        id: arrival number within its shard; unique together with the shard.
+        duplicate: nothing was stored, because the same dedup_id was sent before; key, seq and id are the first one's.
+    """
+
+    key: Key | None
+    seq: int
+    id: int
+    duplicate: bool = False
+
+
+@attrs.frozen
+class DeadLetter:
+    """A message that left its lane without an ack, kept for an operator.
+
+    Attributes:
+        kind: "rejected" (by a consumer), "poison" (out of attempts) or "expired".
+        reason: the last error or the reason given.
+        died_at: seconds since 1970.
+    """
+
+    key: Key | None
+    seq: int
+    id: int
+    body: bytes
+    headers: dict[str, str]
+    kind: Literal["rejected", "poison", "expired"]
+    reason: str | None
+    attempts: int
+    enqueued_at: float
+    died_at: float
+
+    def json(self) -> Any:
+        """The body, decoded as JSON."""
+        return json.loads(self.body)
+
+
+@attrs.frozen
+class PeekedMessage:
+    """A message as it lies in its lane; looking at it changes nothing.
+
+    Attributes:
+        state: "ready", "in_flight", "delayed" or "held".
+        due_at: seconds since 1970 before which it is not handed out, or None.
+        expires_at: seconds since 1970 at which it expires, or None.
+    """
+
+    key: Key | None
+    seq: int
+    id: int
+    body: bytes
+    headers: dict[str, str]
+    state: State
+    attempts: int
+    enqueued_at: float
+    due_at: float | None
+    expires_at: float | None
+
+    def json(self) -> Any:
+        """The body, decoded as JSON."""
+        return json.loads(self.body)
+
+
+@attrs.frozen
+class MessageStatus:
+    """Where one message is.
+
+    Attributes:
+        state: "ready", "in_flight", "delayed", "held" or "dead"; "resolved" for what is gone (acked, dropped, expired, purged).
+        attempts: starts of a handler so far.
+        consumer: who holds it, if it is in flight.
+        until: seconds since 1970 at which that lease, or the delay, ends.
+        last_error, last_output: what the last nack, reject or handler left.
+    """
+
+    key: Key
+    seq: int
+    state: State
+    attempts: int = 0
+    consumer: str | None = None
+    until: float | None = None
+    last_error: str | None = None
+    last_output: str | None = None
+
+
+@attrs.frozen
+class Explanation:
+    """Why a key is, or is not, handed out now.
+
+    Attributes:
+        state: "ready", "in_flight", "delayed", "held" or "empty".
+        text: one sentence for a person.
+        head_seq: the next message to be resolved, or None.
+        depth: unresolved messages of the key; dead: its dead letters.
+        attempts: of the head.
+        since, until: seconds since 1970, or None.
+        by: the consumer that holds the lane, or the reason it was held for.
+        solo: after a crash, handed out one message at a time until this range is resolved.
+    """
+
+    key: Key
+    state: Literal["ready", "in_flight", "delayed", "held", "empty"]
+    text: str
+    head_seq: int | None
+    depth: int
+    dead: int
+    attempts: int
+    since: float | None
+    until: float | None
+    by: str | None
+    token: int | None
+    last_error: str | None
+    solo: bool
+
+
+@attrs.frozen
+class KeyDepth:
+    """One of the deepest, or oldest, keys."""
+
+    key: Key | None
+    depth: int
+    oldest_age_seconds: float
+    state: State
+
+
+@attrs.frozen
+class ShardStats:
+    """Counts of one shard, from one consistent read.
+
+    Messages are counted in exactly one of ready, in_flight, delayed and held; those behind the head of a lane that is in
+    flight count as ready, those behind a delayed or held head as delayed or held. Totals (`sends` …) count since the
+    queue was created. Ages are exact up to 10,000 lanes in a state, and a lower bound beyond.
+    """
+
+    shard: int
+    ready: int
+    in_flight: int
+    delayed: int
+    held: int
+    dead: int
+    lanes: int
+    oldest_age_seconds: float | None
+    first_attempt_age_seconds: float | None
+    sends: int
+    receives: int
+    empty_receives: int
+    acks: int
+    retries: int
+    redeliveries: int
+    expired: int
+    dropped: int
+    purged: int
+    outbox: int
+    drain_seconds: float | None
+    disk_bytes: int
+    wal_bytes: int
+    quarantined: str | None = None
+
+    @property
+    def depth(self) -> int:
+        """Unresolved messages."""
+        return self.ready + self.in_flight + self.delayed + self.held
+
+
+@attrs.frozen
+class Stats:
+    """Counts of a queue: the sum over its shards, and each shard's own. See ShardStats for what each one means."""
+
+    ready: int
+    in_flight: int
+    delayed: int
+    held: int
+    dead: int
+    lanes: int
+    oldest_age_seconds: float | None
+    first_attempt_age_seconds: float | None
+    empty_receive_ratio: float
+    sends: int
+    receives: int
+    empty_receives: int
+    acks: int
+    retries: int
+    redeliveries: int
+    expired: int
+    dropped: int
+    purged: int
+    outbox: int
+    drain_seconds: float | None
+    disk_bytes: int
+    wal_bytes: int
+    shards: tuple[ShardStats, ...]
+
+    @property
+    def depth(self) -> int:
+        """Unresolved messages."""
+        return self.ready + self.in_flight + self.delayed + self.held
+
+
+@attrs.frozen
+class Problem:
+    """One broken invariant that `check()` found.
+
+    Attributes:
+        shard: the shard's number; -1 for queue.db.
+        rule: the invariant's short name; docs/explanation/storage.md lists them.
+        detail: what was found.
+        fixable: `check(fix=True)` can put it right without losing anything.
+        fixed: it did.
+    """
+
+    shard: int
+    rule: str
+    detail: str
+    fixable: bool = False
+    fixed: bool = False
+
+
+@attrs.frozen
+class Event:
+    """Something an operator wants to know, given to the `on_event` hooks after it was committed.
+
+    Attributes:
+        kind: "dead_letter", "poison", "lease_lost" or "shard_quarantined".
+        detail: reason or error, for a person.
+    """
+
+    kind: Literal["dead_letter", "poison", "lease_lost", "shard_quarantined"]
+    shard: int
+    key: Key | None = None
+    seq: int | None = None
+    token: int | None = None
+    detail: str = ""

@@ -1,0 +1,131 @@
+"""Arguments, checked before anything is touched, and turned into what the store takes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from ._config import FOREVER_SECONDS, QueueConfig
+from ._errors import InvalidArgument, MessageTooLarge
+from ._keys import encode_key
+from ._store.send import Item, Options
+from ._types import Message
+
+MESSAGES_MAX: Final = 100_000
+"""Most messages of one receive."""
+DEDUP_CHARS_MAX: Final = 256
+HEADER_BYTES_MAX: Final = 64 * 1024
+TEXT_CHARS_MAX: Final = 10_000
+"""Longest reason or output kept; more is cut."""
+_MICROSECONDS: Final = 1_000_000
+
+
+def microseconds(name: str, value: object, *, minimum: float = 0.0) -> int:
+    """Seconds as whole microseconds.
+
+    Raises:
+        InvalidArgument: not a number, not finite, or not within minimum and ten years.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidArgument(f"{name} must be a number of seconds, not {type(value).__name__}")
+    if not math.isfinite(value) or not minimum <= value <= FOREVER_SECONDS:
+        raise InvalidArgument(f"{name} must be {minimum:g} to {FOREVER_SECONDS:g} seconds, not {value!r}")
+    return round(value * _MICROSECONDS)
+
+
+def whole(name: str, value: object, minimum: int, maximum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise InvalidArgument(f"{name} must be a whole number from {minimum:,} to {maximum:,}, not {value!r}")
+    return value
+
+
+def number(name: str, value: object) -> float | None:
+    """A finite number that is not negative, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise InvalidArgument(f"{name} must be a number, 0 or more, not {value!r}")
+    return float(value)
+
+
+def text(name: str, value: object, maximum: int = TEXT_CHARS_MAX) -> str | None:
+    """A reason or an output: str, cut to what is kept; lone surrogates are replaced."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} must be a str, not {type(value).__name__}")
+    return value[:maximum].encode("utf-8", "replace").decode()
+
+
+def name(what: str, value: object) -> str:
+    """A short identifier: 1 to 256 characters that UTF-8 can encode."""
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{what} must be a str, not {type(value).__name__}")
+    if not 1 <= len(value) <= DEDUP_CHARS_MAX:
+        raise InvalidArgument(f"{what} must have 1 to {DEDUP_CHARS_MAX} characters, not {len(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{what} must be encodable as UTF-8: it has a lone surrogate") from None
+    if "\0" in value:
+        raise InvalidArgument(f"{what} must not contain NUL characters")
+    return str(value)
+
+
+def headers(value: object) -> str | None:
+    """Headers as JSON."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(type(k) is str and type(v) is str for k, v in value.items()):
+        raise InvalidArgument("headers must map str to str")
+    try:
+        encoded = json.dumps(dict(value), ensure_ascii=False)
+        size = len(encoded.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgument("headers must be encodable as UTF-8: there is a lone surrogate") from None
+    if size > HEADER_BYTES_MAX:
+        raise InvalidArgument(f"headers must be at most {HEADER_BYTES_MAX:,} bytes, not {size:,}")
+    return encoded if value else None
+
+
+def item(message: Message, key: bytes, config: QueueConfig) -> Item:
+    """One message as the store takes it."""
+    body = message.body
+    if type(body) is not bytes:
+        raise InvalidArgument(
+            f"a body must be bytes, not {type(body).__name__}", hint="encode it, or use Message.json()"
+        )
+    if len(body) > config.max_body_bytes:
+        raise MessageTooLarge(f"a body may have {config.max_body_bytes:,} bytes, this one has {len(body):,}")
+    if (
+        message.dedup_id is None
+        and message.headers is None
+        and message.ttl is None
+        and message.size_hint is None
+        and message.prepare_seconds is None
+        and message.process_seconds is None
+        and type(message.delay) in (int, float)
+        and message.delay == 0
+    ):
+        return (key, body, None, None)
+    options = Options(
+        dedup_id=None if message.dedup_id is None else name("dedup_id", message.dedup_id),
+        delay=microseconds("delay", message.delay),
+        ttl=None if message.ttl is None else microseconds("ttl", message.ttl, minimum=0.001),
+        headers=headers(message.headers),
+        size_hint=number("size_hint", message.size_hint),
+        prepare_seconds=number("prepare_seconds", message.prepare_seconds),
+        process_seconds=number("process_seconds", message.process_seconds),
+    )
+    return (key, body, options, None)
+
+
+def keys(value: Iterable[Any] | None) -> tuple[bytes, ...] | None:
+    """A receive's keys in stored form, each once."""
+    if value is None:
+        return None
+    if isinstance(value, str | bytes):
+        raise InvalidArgument("keys must be a list of keys, not a single one")
+    return tuple(dict.fromkeys(encode_key(k) for k in value))

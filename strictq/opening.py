@@ -1,0 +1,116 @@
+"""strictq.open and strictq.open_async."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+import apsw
+
+from . import _validate as validate
+from ._clock import Clock, SystemClock
+from ._config import QueueConfig
+from ._errors import ConfigError, InvalidArgument, QueueNotFound
+from ._store import Store
+from ._store.catalog import SHARDS_MAX
+from ._store.connection import MEMORY, require_sound_sqlite
+from ._types import Event
+from .aio import AsyncQueue
+from .queue import Queue
+
+require_sound_sqlite(apsw.sqlite_lib_version())
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    shards: int | None = None,
+    durability: Literal["full", "process"] | None = None,
+    config: QueueConfig | None = None,
+    create: bool = True,
+    read_only: bool = False,
+    clock: Clock | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> Queue:
+    """Open a queue, creating it if it is missing.
+
+    Args:
+        path: a directory; or ":memory:" for a queue with nothing on disk, private to the object.
+        shards: 1..256 files to spread the keys over; default 1. Given again at reopen it must agree.
+        durability: "full" (default: a send that returned survives a power cut) or "process" (it survives kill -9; a power
+            cut may take the newest commits). Stored; a queue stored as "process" may be opened at "full", never the reverse.
+        config: settings to create it with. Given again at reopen they must agree; change them with `configure`.
+        create: False: QueueNotFound if it is missing.
+        read_only: only look; QueueNotFound if it is missing.
+        clock: time for tests; default the machine's.
+        on_event: called for dead letters, poison, lost leases and quarantined shards.
+    Raises:
+        QueueNotFound, ConfigError, InvalidArgument, StoreCorrupt, SchemaMismatch: nothing changed.
+    """
+    return Queue(_store(path, shards, durability, config, create, read_only, clock, on_event))
+
+
+def open_async(
+    path: str | os.PathLike[str],
+    *,
+    shards: int | None = None,
+    durability: Literal["full", "process"] | None = None,
+    config: QueueConfig | None = None,
+    create: bool = True,
+    read_only: bool = False,
+    clock: Clock | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> AsyncQueue:
+    """The same for asyncio and trio: `async with strictq.open_async(...) as q`, and every verb awaited.
+
+    Arguments and errors are those of `open`; the queue is opened on entry. Hooks are called in worker threads.
+    """
+    return AsyncQueue(lambda: open(
+        path, shards=shards, durability=durability, config=config, create=create, read_only=read_only, clock=clock,
+        on_event=on_event,
+    ))  # fmt: skip
+
+
+def _store(
+    path: str | os.PathLike[str],
+    shards: int | None,
+    durability: Any,
+    config: QueueConfig | None,
+    create: bool,
+    read_only: bool,
+    clock: Clock | None,
+    on_event: Callable[[Event], None] | None,
+) -> Store:
+    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
+        raise InvalidArgument(f"path must be a str or a path, not {type(path).__name__}")
+    text = os.fspath(path)
+    if not text or "\0" in text:
+        raise InvalidArgument("path must not be empty or contain NUL characters")
+    if shards is not None:
+        validate.whole("shards", shards, 1, SHARDS_MAX)
+    if durability not in (None, "full", "process"):
+        raise InvalidArgument(f"durability must be 'full' or 'process', not {durability!r}")
+    if config is not None and not isinstance(config, QueueConfig):
+        raise InvalidArgument(f"config must be a QueueConfig, not {type(config).__name__}")
+    if on_event is not None and not callable(on_event):
+        raise InvalidArgument("on_event must be callable")
+    if clock is not None and not isinstance(clock, Clock):
+        raise InvalidArgument("clock must have wall(), boot() and boot_id()")
+    clock = clock or SystemClock()
+    if text == MEMORY:
+        if read_only:
+            raise ConfigError("a queue in memory can't be read-only: nobody could have filled it")
+        if not create:
+            raise QueueNotFound("a queue in memory is always new")
+        return Store.in_memory(shards=shards, durability=durability, config=config, clock=clock, hook=on_event)
+    return Store.open(
+        text,
+        shards=shards,
+        durability=durability,
+        config=config,
+        create=create,
+        read_only=read_only,
+        clock=clock,
+        hook=on_event,
+    )
