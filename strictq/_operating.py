@@ -10,7 +10,7 @@ import attrs
 
 from . import _validate as validate
 from ._config import QueueConfig
-from ._errors import InvalidArgument, StoreError, StrictqError
+from ._errors import InvalidArgument, StoreError
 from ._keys import Key, decode_key, encode_key
 from ._store import Store, admin, looking
 from ._types import DeadLetter, Explanation, KeyDepth, MessageStatus, PeekedMessage, Problem, ShardStats, Stats
@@ -43,9 +43,7 @@ class Operating:
         drains = [s.drain_seconds for s in shards]
         return Stats(
             **counts,
-            oldest_age_seconds=max(
-                (s.oldest_age_seconds for s in shards if s.oldest_age_seconds is not None), default=None
-            ),
+            oldest_age_seconds=max((s.oldest_age_seconds for s in shards if s.oldest_age_seconds is not None), default=None),
             first_attempt_age_seconds=max(
                 (s.first_attempt_age_seconds for s in shards if s.first_attempt_age_seconds is not None), default=None
             ),
@@ -58,9 +56,7 @@ class Operating:
         store = self._store
         shard = store.shards[number]
         try:
-            return shard.look(
-                lambda db: looking.stats(db, number, store.time, shard.path, store.unwritten_empties(number))
-            )
+            return shard.look(lambda db: looking.stats(db, number, store.time, shard.path, store.unwritten_empties(number)))
         except StoreError as e:
             zeros: dict[str, Any] = dict.fromkeys(_COUNTS, 0)
             return ShardStats(
@@ -128,7 +124,8 @@ class Operating:
         raw = None if key is None else encode_key(key)
         rows: list[tuple[Any, ...]] = []
         for shard in store.healthy() if raw is None else [store.shard_of(raw)]:
-            rows += shard.read(lambda db: admin.dead_letters(db, raw, limit - len(rows)))
+            left = limit - len(rows)
+            rows += shard.read(lambda db, n=left: admin.dead_letters(db, raw, n))  # type: ignore[misc]
             if len(rows) >= limit:
                 break
         wall = store.time.to_wall
@@ -278,6 +275,3 @@ class Operating:
         for shard in shards:
             rows += shard.query(sql, params)
         return rows
-
-
-__all__ = ["Operating", "StrictqError"]

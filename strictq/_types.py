@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import attrs
 
@@ -53,8 +53,7 @@ class Message:
             raise InvalidArgument(f"the value cannot be written as JSON: {e}") from None
 
 
-@attrs.frozen
-class Receipt:
+class Receipt(NamedTuple):
     """What a send returns.
 
     Attributes:

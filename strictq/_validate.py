@@ -94,9 +94,7 @@ def item(message: Message, key: bytes, config: QueueConfig) -> Item:
     """One message as the store takes it."""
     body = message.body
     if type(body) is not bytes:
-        raise InvalidArgument(
-            f"a body must be bytes, not {type(body).__name__}", hint="encode it, or use Message.json()"
-        )
+        raise InvalidArgument(f"a body must be bytes, not {type(body).__name__}", hint="encode it, or use Message.json()")
     if len(body) > config.max_body_bytes:
         raise MessageTooLarge(f"a body may have {config.max_body_bytes:,} bytes, this one has {len(body):,}")
     if (

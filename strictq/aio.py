@@ -113,9 +113,7 @@ class AsyncDelivery:
             await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._delivery._state == SETTLED:
             return
         # Also when the block was cancelled: giving the message back must not be.
@@ -171,9 +169,7 @@ class AsyncTransaction:
         self._tx = self._make().__enter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with anyio.CancelScope(shield=True):
             await self._queue._run(self._inside.__exit__, kind, error, trace)
 
@@ -218,9 +214,7 @@ class AsyncQueue:
         self._queue = await anyio.to_thread.run_sync(self._opener, limiter=self._limiter)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with anyio.CancelScope(shield=True):
             await self.close()
 
@@ -395,9 +389,7 @@ class AsyncQueue:
         """See Queue.ack_many."""
         await self._run(self.sync.ack_many, [d._delivery for d in deliveries])
 
-    async def nack_many(
-        self, deliveries: Iterable[AsyncDelivery], delay: float | None = None, reason: str | None = None
-    ) -> None:
+    async def nack_many(self, deliveries: Iterable[AsyncDelivery], delay: float | None = None, reason: str | None = None) -> None:
         """See Queue.nack_many."""
         await self._run(self.sync.nack_many, [d._delivery for d in deliveries], delay, reason)
 
@@ -416,9 +408,7 @@ class AsyncQueue:
         """See Queue.app_schema."""
         await self._run(self.sync.app_schema, sql)
 
-    async def query(
-        self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, key: Key | None = None
-    ) -> list[Any]:
+    async def query(self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, key: Key | None = None) -> list[Any]:
         """See Queue.query."""
         return await self._run(self.sync.query, sql, params, key=key)
 

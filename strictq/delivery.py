@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,48 +18,67 @@ if TYPE_CHECKING:
 OPEN, SETTLED = 0, 1
 
 
-class Lease:
-    """Exclusive, timed hold of one lane by one consumer. All deliveries of the lane from one receive share it.
+class Call:
+    """The receive that a lease came from: what all its leases share."""
 
-    Attributes:
-        token: the fencing token, strictly increasing per key for ever.
-        consumer: who holds it.
-        shard: the shard the lane lies in.
-    """
+    __slots__ = ("ack_first", "consumer", "queue", "shard")
 
-    __slots__ = (
-        "_deadline", "_hi", "_key", "_lane", "_lo", "_open", "_queue", "_seconds", "_started", "ack_first", "consumer", "shard",
-        "token",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        queue: Queue,
-        shard: int,
-        held: handed.Held,
-        consumer: str,
-        seconds: int,
-        ack_first: bool,
-    ) -> None:
-        rows = held.rows
-        self._queue = queue
+    def __init__(self, queue: Queue, shard: int, consumer: str, ack_first: bool) -> None:
+        self.queue = queue
         self.shard = shard
-        self._lane = held.lane
-        self._key = held.key
-        self.token = held.token
-        self._deadline = held.deadline
-        self._seconds = seconds
         self.consumer = consumer
         self.ack_first = ack_first
+
+
+class Lease:
+    """Exclusive, timed hold of one lane by one consumer. All deliveries of the lane from one receive share it."""
+
+    __slots__ = ("_call", "_deadline", "_held", "_hi", "_lo", "_open", "_seconds", "_started")
+
+    def __init__(self, call: Call, held: handed.Held, seconds: int) -> None:
+        rows = held.rows
+        self._call = call
+        self._held = held
+        self._deadline = held.deadline
+        self._seconds = seconds
         self._lo: int = rows[0][handed.SEQ]
         self._hi: int = rows[-1][handed.SEQ]
-        self._started = self._hi if len(rows) == 1 else self._lo - 1
-        self._open = len(rows)
+        self._open = len(rows)  # deliveries that are not settled, as far as this process knows
+        self._started = self._hi if self._open == 1 else self._lo - 1
 
     @property
     def key(self) -> Key | None:
         """The lane's key; None for keyless messages."""
-        return decode_key(self._key)
+        return decode_key(self._held.key)
+
+    @property
+    def token(self) -> int:
+        """The fencing token, strictly increasing per key for ever."""
+        return self._held.token
+
+    @property
+    def consumer(self) -> str:
+        """Who holds it."""
+        return self._call.consumer
+
+    @property
+    def shard(self) -> int:
+        """The shard the lane lies in."""
+        return self._call.shard
+
+    @property
+    def ack_first(self) -> bool:
+        """Its messages were resolved on receive; only the lane is held."""
+        return self._call.ack_first
+
+    @property
+    def _queue(self) -> Queue:
+        return self._call.queue
+
+    def _batch(self, seqs: list[int], start: int | None = None) -> handed.Batch:
+        """Some of its messages, as the store takes them."""
+        held = self._held
+        return handed.Batch(held.lane, held.key, held.token, seqs, start=start)
 
     @property
     def expires_in(self) -> float:
@@ -120,7 +140,7 @@ class Delivery:
     @property
     def key(self) -> Key | None:
         """As sent; None for a keyless message."""
-        return decode_key(self.lease._key)
+        return decode_key(self.lease._held.key)
 
     @property
     def seq(self) -> int:
@@ -188,7 +208,7 @@ class Delivery:
     @property
     def key_state(self) -> bytes | None:
         """The durable state of its key, read now. Exact only inside a transaction: there use tx.key_state."""
-        return self.lease._queue._key_state(self.lease._key)
+        return self.lease._queue._key_state(self.lease._held.key)
 
     def json(self) -> Any:
         """The body, decoded as JSON."""
@@ -256,9 +276,7 @@ class Delivery:
             self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._state == SETTLED:
             return  # settled inside the block
         if self.lease.ack_first:
@@ -266,10 +284,8 @@ class Delivery:
         elif error is None:
             self.ack()
         else:
-            try:
+            with suppress(LeaseLost):  # then the lane is somebody else's; the exception that goes on says more
                 self.nack(reason=describe(error))
-            except LeaseLost:
-                pass  # the lane is somebody else's; the exception that goes on says more
 
     def __repr__(self) -> str:
         return f"Delivery(key={self.key!r}, seq={self.seq}, attempt={self.attempt}, token={self.token})"

@@ -6,22 +6,27 @@ import os
 import random
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Final
 
 from . import _validate as validate
 from ._config import QueueConfig
 from ._errors import InvalidArgument, LeaseLost, PartialFailure, StoreError, StrictqError
-from ._keys import Key, decode_key, encode_key
+from ._keys import Key, encode_key
 from ._operating import Operating
 from ._store import Store, engine, handed, looking
 from ._store.shard import Shard
 from ._types import Event, Message, Receipt
-from .delivery import OPEN, SETTLED, Delivery, Lease
+from .delivery import OPEN, SETTLED, Call, Delivery, Lease
 from .transaction import Transaction
+
+_Act = Callable[[engine.Tx, Sequence[engine.Batch]], list[dict[int, LeaseLost]]]
+_STATE: Final = attrgetter("_state")
+_LEASE: Final = attrgetter("lease")
 
 LOOK_AGAIN_SECONDS: Final = 1.0
 """A waiting receive looks by itself so often, should a wake-up ever be missed."""
@@ -78,9 +83,7 @@ class Queue(Operating):
         self._store.require_open(writing=False)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -146,7 +149,7 @@ class Queue(Operating):
             return []
         if len(store.shards) == 1:
             sent = store.send(store.shards[0], items)
-            return [Receipt(key, *s) for key, s in zip(given, sent, strict=True)]
+            return [Receipt(key, seq, arrival, again) for key, (seq, arrival, again) in zip(given, sent, strict=True)]
         groups: dict[int, list[int]] = {}
         for i, item in enumerate(items):
             groups.setdefault(store.shard_of(item[0]).number, []).append(i)
@@ -327,11 +330,13 @@ class Queue(Operating):
         out: list[Delivery] = []
         late: list[Lease] = []
         worn = self._store.now() + seconds // 2
+        call = Call(self, shard.number, request.consumer, request.ack_first)
         for held in got.leases:
-            lease = Lease(self, shard.number, held, request.consumer, seconds, request.ack_first)
+            lease = Lease(call, held, seconds)
             if held.deadline < worn:
                 late.append(lease)
-            out += [Delivery(row, lease) for row in held.rows]
+            for row in held.rows:
+                out.append(Delivery(row, lease))  # noqa: PERF401 - a list for each lane would be slower
         if late:
             # The commit took so long that little is left of the lease: nobody has it yet, so it starts again now.
             lost = self._renew(late, seconds)
@@ -342,7 +347,7 @@ class Queue(Operating):
         """Extend leases; those that are lost."""
         lost: set[Lease] = set()
         for lease in leases:
-            batch = engine.Batch(lease._lane, lease._key, lease.token, [lease._lo], False, [])
+            batch = lease._batch([lease._lo])
             (deadline,) = self._shard(lease).drain(lambda tx, b=batch: engine.extend(tx, [b], seconds))  # type: ignore[misc]
             if isinstance(deadline, LeaseLost):
                 lost.add(lease)
@@ -354,7 +359,7 @@ class Queue(Operating):
         """An interrupted receive: nothing it leased may stay leased."""
         for shard, got in claimed:
             for held in got.leases:
-                batch = engine.Batch(held.lane, held.key, held.token, [held.rows[0][handed.SEQ]], False, [])
+                batch = engine.Batch(held.lane, held.key, held.token, [held.rows[0][handed.SEQ]])
                 try:
                     shard.drain(lambda tx, b=batch: engine.release(tx, b))  # type: ignore[misc]
                 except StrictqError:
@@ -456,70 +461,69 @@ class Queue(Operating):
     def _settle(
         self,
         given: list[Delivery],
-        act: Callable[[engine.Tx, Sequence[engine.Batch]], list[dict[int, LeaseLost]]],
+        act: _Act,
         *,
         start: int | None = None,
     ) -> None:
-        store = self._store
-        store.require_open()
+        self._store.require_open()
+        work = self._whole_leases(given)
         results: list[Any] = [None] * len(given)
-        groups: dict[Lease, tuple[list[int], list[int], list[int]]] = {}
+        if work is None:
+            work = self._leases_of(given, results, start)
+        trouble = self._settle_all(work, act)
         for i, d in enumerate(given):
-            lease = self._own(d)
-            if d._state == SETTLED:
-                results[i] = _settled_before(d)
-                continue
-            group = groups.get(lease)
-            row = d._row
-            seq = row[handed.SEQ]
-            if group is None:
-                groups[lease] = group = ([i], [seq], [])
-            elif seq in group[1][-1:] or (seq < group[1][-1] and seq in group[1]):
-                results[i] = _settled_before(d)
-                continue
-            else:
-                group[0].append(i)
-                group[1].append(seq)
-            if len(row[handed.BODY]) > engine.INLINE_BYTES_MAX:
-                group[2].append(row[handed.ID])
-        by_shard: dict[int, list[tuple[list[int], engine.Batch]]] = {}
-        for lease, (places, seqs, apart) in groups.items():
-            if len(seqs) > 1 and seqs[0] + len(seqs) - 1 != seqs[-1]:
-                order = sorted(range(len(seqs)), key=seqs.__getitem__)
-                places, seqs = [places[k] for k in order], [seqs[k] for k in order]
-            whole = seqs[0] == lease._lo and seqs[-1] == lease._hi and len(seqs) == seqs[-1] - seqs[0] + 1
-            batch = engine.Batch(lease._lane, lease._key, lease.token, seqs, whole, apart, start)
-            by_shard.setdefault(lease.shard, []).append((places, batch))
-        for number, work in by_shard.items():
-            self._settle_shard(number, work, act, given, results)
+            if trouble and results[i] is None:
+                lost = trouble.get(d.lease, {})
+                results[i] = lost if isinstance(lost, StoreError) else lost.get(d.seq)
+            if results[i] is None:
+                d._state = SETTLED
+                d.lease._open -= 1
         self._raise_lost("some deliveries were lost", results)
 
-    def _settle_shard(
-        self,
-        number: int,
-        work: list[tuple[list[int], engine.Batch]],
-        act: Callable[[engine.Tx, Sequence[engine.Batch]], list[dict[int, LeaseLost]]],
-        given: list[Delivery],
-        results: list[Any],
-    ) -> None:
-        batches = [batch for _, batch in work]
+    def _whole_leases(self, given: list[Delivery]) -> list[tuple[Lease, engine.Batch]] | None:
+        """The common case, fast: every lease that occurs is given with all its messages. None: it is not so."""
         try:
-            outcomes = self._store.shards[number].drain(lambda tx: act(tx, batches))
-        except StoreError as e:
-            for places, _ in work:
-                for i in places:
-                    results[i] = e
-            return
-        for (places, _), lost in zip(work, outcomes, strict=True):
-            if not lost:
-                for i in places:
-                    given[i]._state = SETTLED
+            if len(set(given)) != len(given) or any(map(_STATE, given)):
+                return None
+            counts = Counter(map(_LEASE, given))
+        except (AttributeError, TypeError):
+            return None  # something else among them
+        work = []
+        for lease, n in counts.items():
+            lo, hi = lease._lo, lease._hi
+            if n != lease._open or hi - lo + 1 != n or self._foreign(lease):
+                return None
+            held = lease._held
+            work.append((lease, engine.Batch(held.lane, held.key, held.token, range(lo, hi + 1), True, held.apart)))
+        return work
+
+    def _leases_of(self, given: list[Delivery], results: list[Any], start: int | None) -> list[tuple[Lease, engine.Batch]]:
+        """Any mixture of deliveries, grouped by lease; what is settled already goes to the results at once."""
+        groups: dict[Lease, set[int]] = {}
+        for i, d in enumerate(given):
+            seqs = groups.setdefault(self._own(d), set())
+            if d._state == SETTLED or d.seq in seqs:
+                results[i] = _settled_before(d)
+            else:
+                seqs.add(d.seq)
+        return [(lease, lease._batch(sorted(seqs), start)) for lease, seqs in groups.items() if seqs]
+
+    def _settle_all(self, work: list[tuple[Lease, engine.Batch]], act: _Act) -> dict[Lease, dict[int, LeaseLost] | StoreError]:
+        """One transaction per shard. What was refused of each lease; leases without trouble are left out."""
+        by_shard: dict[int, list[tuple[Lease, engine.Batch]]] = {}
+        for entry in work:
+            by_shard.setdefault(entry[0].shard, []).append(entry)
+        trouble: dict[Lease, dict[int, LeaseLost] | StoreError] = {}
+        for number, entries in by_shard.items():
+            batches = [batch for _, batch in entries]
+            try:
+                outcomes = self._store.shards[number].drain(lambda tx, b=batches: act(tx, b))  # type: ignore[misc]
+            except StoreError as e:
+                trouble.update((lease, e) for lease, _ in entries)
                 continue
-            for i in places:
-                d = given[i]
-                results[i] = lost.get(d.seq)
-                if results[i] is None:
-                    d._state = SETTLED
+            if any(outcomes):
+                trouble.update((lease, lost) for (lease, _), lost in zip(entries, outcomes, strict=True) if lost)
+        return trouble
 
     def _nack(self, given: list[Delivery], delay: float | None, reason: str | None) -> None:
         wait = None if delay is None else validate.microseconds("delay", delay)
@@ -534,10 +538,7 @@ class Queue(Operating):
         def act(tx: engine.Tx, batches: Sequence[engine.Batch]) -> list[dict[int, LeaseLost]]:
             heads = [engine.head_of(b) for b in batches]
             lost = engine.nack(tx, heads, wait, why)
-            return [
-                dict.fromkeys(b.seqs, next(iter(bad.values()))) if bad else {}
-                for b, bad in zip(batches, lost, strict=True)
-            ]
+            return [dict.fromkeys(b.seqs, next(iter(bad.values()))) if bad else {} for b, bad in zip(batches, lost, strict=True)]
 
         self._settle(given, act)
         for lease, seq in first.items():
@@ -574,11 +575,11 @@ class Queue(Operating):
         outcome: dict[Lease, Any] = {}
         by_shard: dict[int, list[Lease]] = {}
         for lease in dict.fromkeys(leases):
-            if lease._queue._store is not self._store:
+            if self._foreign(lease):
                 raise InvalidArgument("this delivery belongs to another queue object")
             by_shard.setdefault(lease.shard, []).append(lease)
         for number, some in by_shard.items():
-            batches = [engine.Batch(x._lane, x._key, x.token, [x._lo], False, []) for x in some]
+            batches = [x._batch([x._lo]) for x in some]
             try:
                 deadlines = self._store.shards[number].drain(lambda tx, b=batches: engine.extend(tx, b, length))  # type: ignore[misc]
             except StoreError as e:
@@ -598,25 +599,25 @@ class Queue(Operating):
         validate.whole("n", n, 1, validate.MESSAGES_MAX)
         if lease.ack_first:
             raise InvalidArgument("a lease of ack_first does not grow")
-        batch = engine.Batch(lease._lane, lease._key, lease.token, [lease._lo], False, [])
+        batch = lease._batch([lease._lo])
         rows = self._shard(lease).drain(lambda tx: engine.more(tx, batch, n))
         if rows:
             lease._hi = rows[-1][handed.SEQ]
+            lease._open += len(rows)
         return [Delivery(row, lease) for row in rows]
 
     def _release(self, lease: Lease, seq: int) -> None:
         self._store.require_open()
-        batch = engine.Batch(lease._lane, lease._key, lease.token, [seq], False, [])
+        batch = lease._batch([seq])
         self._shard(lease).drain(lambda tx: engine.release(tx, batch))
         lease._hi = min(lease._hi, seq - 1)
 
     def _done(self, d: Delivery) -> None:
         lease = self._own(d)
         self._require_unsettled(d)
-        if lease._open > 1:
-            lease._open -= 1
-        else:
+        if lease._open == 1:
             self._release(lease, lease._lo)
+        lease._open -= 1
         d._state = SETTLED
 
     @staticmethod
@@ -651,7 +652,7 @@ class Queue(Operating):
             lease = self._own(delivery)
             if lease.ack_first:
                 raise InvalidArgument("a delivery of ack_first is resolved already", hint="use transaction(key=...)")
-            return Transaction(self, delivery, lease._key)
+            return Transaction(self, delivery, lease._held.key)
         return Transaction(self, None, encode_key(key))
 
     # ---- small helpers that deliveries and transactions use
@@ -663,9 +664,12 @@ class Queue(Operating):
         """The lease of a delivery of this queue object."""
         if type(d) is not Delivery:
             raise InvalidArgument(f"expected a Delivery, not {type(d).__name__}")
-        if d.lease._queue._store is not self._store:
+        if self._foreign(d.lease):
             raise InvalidArgument("this delivery belongs to another queue object")
         return d.lease
+
+    def _foreign(self, lease: Lease) -> bool:
+        return lease._call.queue._store is not self._store
 
     @staticmethod
     def _require_unsettled(d: Delivery) -> None:
@@ -678,9 +682,7 @@ class Queue(Operating):
 
     @staticmethod
     def _batch(d: Delivery) -> engine.Batch:
-        lease = d.lease
-        apart = [d.id] if len(d.body) > engine.INLINE_BYTES_MAX else []
-        return engine.Batch(lease._lane, lease._key, lease.token, [d.seq], False, apart)
+        return d.lease._batch([d.seq])
 
     def _now(self) -> int:
         return self._store.now()
@@ -695,7 +697,7 @@ class Queue(Operating):
 
 
 def _settled_before(d: Delivery) -> LeaseLost:
-    return LeaseLost(decode_key(d.lease._key), d.seq, d.token, "this delivery is settled already")
+    return LeaseLost(d.key, d.seq, d.token, "this delivery is settled already")
 
 
 _consumer: tuple[int, str] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -86,9 +86,7 @@ class Transaction:
         if value is not None and type(value) is not bytes:
             raise InvalidArgument(f"key_state must be bytes or None, not {type(value).__name__}")
         if value is not None and len(value) > self._queue.config.max_body_bytes:
-            raise InvalidArgument(
-                f"key_state may have {self._queue.config.max_body_bytes:,} bytes, this one has {len(value):,}"
-            )
+            raise InvalidArgument(f"key_state may have {self._queue.config.max_body_bytes:,} bytes, this one has {len(value):,}")
         self._state = value
 
     def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> None:
@@ -126,22 +124,17 @@ class Transaction:
             self._queue._require_unsettled(self._delivery)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._ended = True
         if error is not None:
             self._abandon(kind, error, trace)
-            return False
-        try:
+            return
+        with suppress(_Replayed):
             self._commit()
-        except _Replayed:
-            pass
         if self._delivery is not None:
             self._queue._settled(self._delivery)
         if self._destinations():
             self._queue._store.forward([self._shard])
-        return False
 
     def _require(self) -> None:
         if not self._entered or self._ended:

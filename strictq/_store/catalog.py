@@ -52,16 +52,12 @@ class Catalog:
 
 def even_ranges(shards: int) -> tuple[Range, ...]:
     """The whole hash space in equal parts."""
-    return tuple(
-        Range(i, files.shard_file(i), i * HASHES // shards, (i + 1) * HASHES // shards - 1) for i in range(shards)
-    )
+    return tuple(Range(i, files.shard_file(i), i * HASHES // shards, (i + 1) * HASHES // shards - 1) for i in range(shards))
 
 
 def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) -> Catalog:
     """A queue that does not exist yet. Its time starts as the wall clock shows it."""
-    return Catalog(
-        uuid4().hex, durability, config, 1, 1, clock.boot_id(), clock.wall() - clock.boot(), even_ranges(shards)
-    )
+    return Catalog(uuid4().hex, durability, config, 1, 1, clock.boot_id(), clock.wall() - clock.boot(), even_ranges(shards))
 
 
 def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
@@ -82,9 +78,7 @@ def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
                 catalog.time_offset,
             ),
         )
-        db.executemany(
-            CATALOG.insert_topology, [(r.shard, r.file, f"{r.lo:016x}", f"{r.hi:016x}") for r in catalog.topology]
-        )
+        db.executemany(CATALOG.insert_topology, [(r.shard, r.file, f"{r.lo:016x}", f"{r.hi:016x}") for r in catalog.topology])
         migrate.stamp(db, migrate.CATALOG_ID)
     for part in catalog.topology:
         files.create_empty(directory / part.file)
@@ -106,9 +100,7 @@ def lay_out_shard(db: apsw.Connection, catalog: Catalog, part: Range, clock: Clo
         now = clock.boot() + catalog.time_offset
         db.execute(SHARD.insert_counter, (catalog.config_version, catalog.epoch, catalog.time_offset, now))
         db.executemany(SHARD.write_meta, list(_identity(catalog, part).items()))
-        db.executemany(
-            SHARD.write_meta, [("config", catalog.config.to_json()), ("app_schema", 0), ("incarnation", uuid4().hex)]
-        )
+        db.executemany(SHARD.write_meta, [("config", catalog.config.to_json()), ("app_schema", 0), ("incarnation", uuid4().hex)])
         migrate.stamp(db, migrate.SHARD_ID)
 
 
@@ -132,9 +124,7 @@ def verify_shard(db: apsw.Connection, catalog: Catalog, part: Range) -> None:
     for name, expected in _identity(catalog, part).items():
         found = db.execute(SHARD.read_meta, (name,)).get
         if found != expected:
-            raise StoreCorrupt(
-                f"{part.file} has {name} {found!r}, not {expected!r}: it belongs elsewhere", shard=part.shard
-            )
+            raise StoreCorrupt(f"{part.file} has {name} {found!r}, not {expected!r}: it belongs elsewhere", shard=part.shard)
 
 
 def read(directory: Path, *, read_only: bool = False) -> Catalog:
@@ -151,9 +141,7 @@ def read(directory: Path, *, read_only: bool = False) -> Catalog:
     if row is None or not _covers(parts):
         raise StoreCorrupt("the topology does not cover the hash space", shard=-1)
     queue_id, durability, config, version, epoch, boot_id, offset = row
-    return Catalog(
-        queue_id, cast(Durability, durability), QueueConfig.from_json(config), version, epoch, boot_id, offset, parts
-    )
+    return Catalog(queue_id, cast(Durability, durability), QueueConfig.from_json(config), version, epoch, boot_id, offset, parts)
 
 
 def _covers(parts: tuple[Range, ...]) -> bool:
@@ -187,7 +175,8 @@ def raise_epoch(directory: Path, boot_id: str, time_offset: int) -> None:
 def set_config(directory: Path, config: QueueConfig) -> int:
     """Store a configuration; its version."""
     with _opened(directory / files.CATALOG) as db, _writing(db):
-        version: int = db.execute(CATALOG.set_config, (config.to_json(),)).fetchall()[0][0]
+        rows: list[Any] = db.execute(CATALOG.set_config, (config.to_json(),)).fetchall()
+    version: int = rows[0][0]
     return version
 
 
@@ -199,12 +188,11 @@ def add_app_schema(directory: Path, sql: str) -> None:
 
 def app_schema(directory: Path, after: int, *, read_only: bool = False) -> list[tuple[int, str]]:
     with _opened(directory / files.CATALOG, read_only=read_only) as db:
-        return db.execute(CATALOG.read_app_schema, (after,)).fetchall()
+        rows: list[Any] = db.execute(CATALOG.read_app_schema, (after,)).fetchall()
+    return rows
 
 
-def agree(
-    catalog: Catalog, shards: int | None, durability: Durability | None, config: QueueConfig | None
-) -> Durability:
+def agree(catalog: Catalog, shards: int | None, durability: Durability | None, config: QueueConfig | None) -> Durability:
     """What was given again at reopen must be what is stored; durability may be stronger. Returns the level to use.
 
     Raises:
@@ -238,9 +226,7 @@ def _opened(path: Path, *, read_only: bool = False) -> Iterator[apsw.Connection]
         finally:
             db.close()
     except apsw.ReadOnlyError as e:
-        raise StoreError(
-            "queue.db can't be written", shard=-1, cause=e, hint="open the queue with read_only=True"
-        ) from e
+        raise StoreError("queue.db can't be written", shard=-1, cause=e, hint="open the queue with read_only=True") from e
     except apsw.Error as e:
         raise translate(e, -1) from e
 

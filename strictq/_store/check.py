@@ -75,9 +75,7 @@ def _counts(db: apsw.Connection) -> Iterator[Finding]:
 
 
 def _places(db: apsw.Connection) -> Iterator[Finding]:
-    for lane, head, due, hold, expired, ack_first, position, careful, listed_due, solo_to in db.execute(
-        CHECK.lane_places
-    ):
+    for lane, head, due, hold, expired, _ack_first, position, careful, listed_due, solo_to in db.execute(CHECK.lane_places):
         leased = expired is not None and not expired
         listed = (position is not None) + (listed_due is not None)
         problem = None

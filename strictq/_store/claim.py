@@ -24,9 +24,7 @@ CULL_STEP: Final = 200
 HEAD_PAGE: Final = 256
 
 # Columns of a row from CLAIM.ready_messages and its kin.
-POSITION, CAREFUL, KEY, LANE, SEQ, DUE, EXPIRES, ATTEMPTS, ID, SENT_AT, HEADERS, SIZE_HINT, PREPARE, PROCESS, BODY = (
-    range(15)
-)
+POSITION, CAREFUL, KEY, LANE, SEQ, DUE, EXPIRES, ATTEMPTS, ID, SENT_AT, HEADERS, SIZE_HINT, PREPARE, PROCESS, BODY = range(15)
 
 Row = tuple[Any, ...]
 
@@ -43,15 +41,22 @@ class Request:
     keys: tuple[bytes, ...] | None = None
 
 
-@attrs.define(eq=False)
 class Held:
-    """A lease as it was given: one lane's messages, in order."""
+    """A lease as it was given: one lane's messages, in order. (Made for every lane of a receive: kept light.)
 
-    lane: int
-    key: bytes
-    token: int
-    deadline: int
-    rows: list[Row]
+    Attributes:
+        apart: arrival ids of the bodies that lie apart.
+    """
+
+    __slots__ = ("apart", "deadline", "key", "lane", "rows", "token")
+
+    def __init__(self, lane: int, key: bytes, token: int, deadline: int, rows: list[Row]) -> None:
+        self.lane = lane
+        self.key = key
+        self.token = token
+        self.deadline = deadline
+        self.rows = rows
+        self.apart: list[int] = []
 
 
 @attrs.define
@@ -268,9 +273,7 @@ def retake(tx: Tx, lease: lanes.LeaseRow) -> None:
     tx.run(LANES.set_solo, (lease.hi, lease.hi, lease.lane))
     tx.run(LANES.delete_lease, (lease.lane,))
     tx.totals.redeliveries += lease.pending
-    tx.report(
-        "lease_lost", lanes.get(tx, lease.lane).key, lease.lo, lease.token, f"the lease of {lease.consumer} ran out"
-    )
+    tx.report("lease_lost", lanes.get(tx, lease.lane).key, lease.lo, lease.token, f"the lease of {lease.consumer} ran out")
     if lease.redrive:
         for (seq,) in tx.run(LANES.waiting_redrives, (lease.lane,)).fetchall():
             lanes.revive(tx, lease.lane, seq)
@@ -282,9 +285,7 @@ def _cull(tx: Tx, lane: lanes.Lane, message: Row) -> bool:
     if message[EXPIRES] is not None and message[EXPIRES] <= tx.now:
         tx.totals.expired += 1
         if tx.config.on_expire == "dead_letter":
-            lanes.bury(
-                tx, lane.id, lane.key, seq, kind="expired", reason="its TTL was over", attempts=message[ATTEMPTS]
-            )
+            lanes.bury(tx, lane.id, lane.key, seq, kind="expired", reason="its TTL was over", attempts=message[ATTEMPTS])
         else:
             lanes.remove(tx, lane.id, [(seq, message[ID], message[BODY] is None)])
         return False
@@ -297,6 +298,7 @@ def with_bodies(tx: Tx, claimed: Claimed) -> Claimed:
     for held in claimed.leases:
         for i, row in enumerate(held.rows):
             if row[BODY] is None:
+                held.apart.append(row[ID])
                 held.rows[i] = with_body(tx, row)
     return claimed
 

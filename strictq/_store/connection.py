@@ -39,9 +39,7 @@ def require_sound_sqlite(version: str) -> None:
         )
 
 
-def connect(
-    path: str, *, durability: Durability, read_only: bool = False, cache_kib: int = CACHE_KIB
-) -> apsw.Connection:
+def connect(path: str, *, durability: Durability, read_only: bool = False, cache_kib: int = CACHE_KIB) -> apsw.Connection:
     """A connection to an existing shard file (or a new in-memory database), set up and verified."""
     if path == MEMORY:
         db = apsw.Connection(MEMORY, statementcachesize=STATEMENTS_CACHED)
@@ -85,6 +83,8 @@ def _harden(db: apsw.Connection) -> None:
     db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
     db.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
     db.config(apsw.SQLITE_DBCONFIG_DQS_DDL, 0)
+    # Plans must not follow the values bound: else SQLite prepares half of our statements anew at every call.
+    db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     db.pragma("cell_size_check", True)
 
 

@@ -34,7 +34,7 @@ def smaller(request: Request, room: int) -> Request:
 
 def head_of(batch: Batch) -> Batch:
     """The batch's first message alone."""
-    return Batch(batch.lane, batch.key, batch.token, batch.seqs[:1], False, [])
+    return Batch(batch.lane, batch.key, batch.token, [batch.seqs[0]])
 
 
 def keyless_lane(lane: int) -> bytes:
@@ -48,7 +48,8 @@ def keyless_by_hash(dedup_id: str, lanes: int) -> bytes:
 
 
 __all__ = [
-    "INLINE_BYTES_MAX", "AppDatabase", "Batch", "Claimed", "Held", "Item", "Request", "Rows", "Sent", "Tx", "ack", "ack_lane", "done_before",
+    "INLINE_BYTES_MAX", "AppDatabase", "Batch", "Claimed", "Held", "Item", "Request", "Rows", "Sent", "Tx",
+    "ack", "ack_lane", "done_before",
     "extend", "head_of", "key_state", "keyless_by_hash", "keyless_lane", "lowest_unresolved", "more", "nack", "put_in_outbox",
     "reject", "release", "send", "set_key_state", "smaller", "start",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Final
@@ -151,7 +152,8 @@ class Reserve:
                 os.close(fd)
             os.replace(part, self._path)
         except OSError:
-            with_suppressed_unlink(part)
+            with suppress(OSError):
+                os.unlink(part)
             return False
         return True
 
@@ -162,13 +164,6 @@ class Reserve:
         except FileNotFoundError:
             return False
         return True
-
-
-def with_suppressed_unlink(path: Path) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass
 
 
 class Presence:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import apsw
@@ -70,8 +71,9 @@ class Tx:
     ) -> None:
         self.changes_before = changes_before
         self.db = db
-        self.run = db.execute
-        self.many = db.executemany
+        # SQLite's values are what the schema says they are; their types are not known statically.
+        self.run: Callable[..., Any] = db.execute
+        self.many: Callable[..., Any] = db.executemany
         self.shard = shard
         self.totals = totals
         self.now = now

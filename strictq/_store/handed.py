@@ -1,8 +1,9 @@
-"""The shape of what is handed out: the columns of a message's row, by name."""
+"""The shape of what is handed out (the columns of a message's row, by name), and of what comes back."""
 
 from __future__ import annotations
 
 from .claim import ATTEMPTS, BODY, HEADERS, ID, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT, Claimed, Held, Row
+from .settle import Batch
 
 __all__ = [
     "ATTEMPTS",
@@ -14,6 +15,7 @@ __all__ = [
     "SENT_AT",
     "SEQ",
     "SIZE_HINT",
+    "Batch",
     "Claimed",
     "Held",
     "Row",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -16,7 +17,7 @@ from .._keys import decode_key
 from .._sql import INSPECT
 from .._types import Explanation, KeyDepth, MessageStatus, PeekedMessage, ShardStats, State
 from .frame import SECOND, Totals, decayed_rate
-from .lanes import Lane, LeaseRow, remembers
+from .lanes import Lane, LeaseRow
 
 AGES_OVER: Final = 10_000
 """Lanes in one state whose heads are looked at for ages."""
@@ -136,13 +137,7 @@ def explain(db: apsw.Connection, key: bytes, time: QueueTime) -> Explanation:
 
 def _span(microseconds: int) -> str:
     seconds = microseconds / SECOND
-    return (
-        f"{seconds:.1f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def stats(db: apsw.Connection, shard: int, time: QueueTime, path: Path | None, unwritten_empties: int) -> ShardStats:
@@ -176,10 +171,8 @@ def _sizes(path: Path | None) -> tuple[int, int]:
     if path is None:
         return 0, 0
     wal = 0
-    try:
+    with suppress(FileNotFoundError):
         wal = os.stat(f"{path}-wal").st_size
-    except FileNotFoundError:
-        pass
     return os.stat(path).st_size + wal, wal
 
 
@@ -209,4 +202,4 @@ def key_state(db: apsw.Connection, key: bytes) -> bytes | None:
     return value
 
 
-__all__ = ["explain", "key_state", "peek", "remembers", "stats", "status", "top_keys"]
+__all__ = ["explain", "key_state", "peek", "stats", "status", "top_keys"]

@@ -60,7 +60,7 @@ def dead_letters(db: apsw.Connection, lane: int | None, limit: int) -> list[tupl
 
 
 def redrive(tx: Tx, lane: int, seqs: Sequence[int] | None) -> int:
-    """Put dead messages of a lane back, now or when its lease ends. Returns how many; at most REDRIVE_STEP where seqs is None."""
+    """Put dead messages of a lane back, now or when its lease ends. Returns how many, REDRIVE_STEP at most."""
     if seqs is None:
         seqs = [seq for (seq,) in tx.run(OPERATE.dead_of, (lane, REDRIVE_STEP))]
     else:

@@ -72,9 +72,7 @@ class Guard:
         self._steps += _STEP_BLOCK
         return self._steps > STEPS_MAX
 
-    def _authorize(
-        self, action: int, first: str | None, second: str | None, database: str | None, trigger: str | None
-    ) -> int:
+    def _authorize(self, action: int, first: str | None, second: str | None, database: str | None, _trigger: str | None) -> int:
         if not self._mode:
             return apsw.SQLITE_OK
         return apsw.SQLITE_OK if self._allows(action, first or "", second or "", database or "") else apsw.SQLITE_DENY

@@ -111,11 +111,8 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: Callable[[], int] | 
 
 
 def _tails(tx: Tx, items: Sequence[Item]) -> dict[bytes, _Tail]:
-    if len(items) == 1:
-        keys = [items[0][0]]
-    else:
-        # In key order, so that the index is walked and not jumped about in.
-        keys = sorted({item[0] for item in items})
+    # In key order, so that the index is walked and not jumped about in.
+    keys = [items[0][0]] if len(items) == 1 else sorted({item[0] for item in items})
     tails: dict[bytes, _Tail] = {}
     at, left = 0, len(keys)
     while left:

@@ -7,9 +7,8 @@ is a few statements over all lanes; whatever does not fit it is undone and done 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
-
-import attrs
 
 from .._errors import LeaseLost
 from .._keys import decode_key
@@ -19,25 +18,38 @@ from .claim import HEAD_PAGE, SEQ, Row, is_plain, with_body
 from .frame import SECOND, Tx
 
 
-@attrs.define(eq=False)
 class Batch:
-    """Deliveries of one lane under one token, seqs ascending.
+    """Deliveries of one lane under one token. (Made for every lane of an ack: kept light.)
 
     Attributes:
-        whole: bounds and count of the lease as it was handed out, if these are all of its messages.
-        apart: arrival ids of the bodies that lie apart.
+        seqs: ascending.
+        whole: these are all messages of the lease, as far as its holder knows.
+        apart: arrival ids of the bodies that lie apart; needed where it is whole.
         start: the next delivery of the lease, whose handler starts with this ack.
     """
 
-    lane: int
-    key: bytes
-    token: int
-    seqs: list[int]
-    whole: bool
-    apart: list[int]
-    start: int | None = None
+    __slots__ = ("apart", "key", "lane", "seqs", "start", "token", "whole")
+
+    def __init__(
+        self,
+        lane: int,
+        key: bytes,
+        token: int,
+        seqs: Sequence[int],
+        whole: bool = False,
+        apart: Sequence[int] = (),
+        start: int | None = None,
+    ) -> None:
+        self.lane = lane
+        self.key = key
+        self.token = token
+        self.seqs = seqs
+        self.whole = whole
+        self.apart = apart
+        self.start = start
 
 
+_LANE = attrgetter("lane")
 Lost = dict[int, LeaseLost]
 """The seqs of a batch that were refused, and why; empty: all of it took effect."""
 
@@ -58,7 +70,7 @@ def _each(act: Callable[..., object], tx: Tx, batch: Batch, *args: object) -> Lo
             return {batch.seqs[0]: e}
         lost: Lost = {}
         for seq in batch.seqs:
-            lost |= _each(act, tx, attrs.evolve(batch, seqs=[seq], whole=False, start=None), *args)
+            lost |= _each(act, tx, Batch(batch.lane, batch.key, batch.token, [seq]), *args)
         return lost
     return {}
 
@@ -70,7 +82,8 @@ def _ack_whole(tx: Tx, batches: Sequence[Batch]) -> bool:
     lane_rows = []
     now = tx.now
     n = 0
-    for b in sorted(batches, key=_by_lane) if len(batches) > 1 else batches:
+    # In lane order: neighbours in the tables are written together.
+    for b in sorted(batches, key=_LANE) if len(batches) > 1 else batches:
         seqs, lane = b.seqs, b.lane
         lo, hi, k = seqs[0], seqs[-1], len(seqs)
         n += k
@@ -95,10 +108,6 @@ def _ack_whole(tx: Tx, batches: Sequence[Batch]) -> bool:
     tx.run("ROLLBACK TO whole")
     tx.run("RELEASE whole")
     return False
-
-
-def _by_lane(batch: Batch) -> int:
-    return batch.lane
 
 
 def _list_rest(tx: Tx, lane_rows: list[tuple[Any, ...]], batches: Sequence[Batch]) -> None:
@@ -204,9 +213,7 @@ def start(tx: Tx, batch: Batch) -> None:
         tx.run(SETTLE.set_started, (batch.seqs[0], batch.lane))
 
 
-def nack(
-    tx: Tx, batches: Sequence[Batch], delay: int | None, reason: str | None, output: str | None = None
-) -> list[Lost]:
+def nack(tx: Tx, batches: Sequence[Batch], delay: int | None, reason: str | None, output: str | None = None) -> list[Lost]:
     """Give back each batch's first message and everything later that its lease holds, to be tried again first."""
     return [_each(_nack_lane, tx, b, delay, reason, output) for b in batches]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -186,7 +186,7 @@ class Shard:
         if self.failed is not None:
             raise _again(self.failed)
 
-    def query(self, sql: str, params: Sequence[Any]) -> Rows:
+    def query(self, sql: str, params: Any) -> Rows:
         """A program's query, in a read transaction of its own connection: it may take its time without holding writers up."""
         if self.path is None:
             self.require()
@@ -212,7 +212,7 @@ class Shard:
                 raise translate(e, self.number) from e
 
     @staticmethod
-    def _query(db: apsw.Connection, guard: Guard | None, sql: str, params: Sequence[Any]) -> Rows:
+    def _query(db: apsw.Connection, guard: Guard | None, sql: str, params: Any) -> Rows:
         assert guard is not None
         return AppDatabase(db, guard, "read").execute(sql, params)
 

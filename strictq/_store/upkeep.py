@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Final, Protocol
 from weakref import ref
 
@@ -83,9 +84,9 @@ class Upkeep:
             del kept
 
     @staticmethod
-    def _quietly(work: object) -> None:
+    def _quietly(work: Callable[[], object]) -> None:
         """A failure here is met again, and raised, by the next caller that needs the shard; so it is only noted."""
         try:
-            work()  # type: ignore[operator]
+            work()
         except StrictqError as e:
             _log.debug("upkeep: %s", e)

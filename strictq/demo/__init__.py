@@ -1,0 +1,7 @@
+"""`strictq demo`: events through a queue, several consumer processes, one of them killed, everything verified.
+
+events    makes events, or reads them from a file
+consumer  the child process: receives, checks the chain inside the queue's transaction, records what it processed
+runner    starts the consumers, sends the events, kills a consumer, waits for the end
+verify    compares what was recorded with the events, independently of the queue
+"""
