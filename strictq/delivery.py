@@ -12,7 +12,7 @@ from ._keys import Key, decode_key
 from ._store import handed
 
 if TYPE_CHECKING:
-    from .queue import Queue
+    from ._settling import Settling
 
 # States of a delivery, as far as this process knows.
 OPEN, SETTLED = 0, 1
@@ -23,7 +23,7 @@ class Call:
 
     __slots__ = ("ack_first", "consumer", "queue", "shard")
 
-    def __init__(self, queue: Queue, shard: int, consumer: str, ack_first: bool) -> None:
+    def __init__(self, queue: Settling, shard: int, consumer: str, ack_first: bool) -> None:
         self.queue = queue
         self.shard = shard
         self.consumer = consumer
@@ -72,7 +72,7 @@ class Lease:
         return self._call.ack_first
 
     @property
-    def _queue(self) -> Queue:
+    def _queue(self) -> Settling:
         return self._call.queue
 
     def _batch(self, seqs: list[int], start: int | None = None) -> handed.Batch:

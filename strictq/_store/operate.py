@@ -84,7 +84,7 @@ def lanes_with_dead(db: apsw.Connection, after: int, limit: int) -> list[int]:
 
 
 def purge_lane(tx: Tx, lane: int) -> tuple[int, bool]:
-    """One bounded step: remove messages that nobody holds, and the lane's dedup ids. Returns how many, and whether more are left."""
+    """One bounded step: remove messages that nobody holds, and the lane's dedup ids. Returns how many, and if more are left."""
     lease = lanes.lease_of(tx, lane)
     if lease is not None and not lease.ack_first and (lease.expired or lease.deadline <= tx.now):
         # Its time is over and nobody took the lane: it ends here, and its messages are purged with the others.

@@ -26,7 +26,7 @@ from strictq.demo import runner
 from strictq.demo.events import BadInput, FileEvents, LedgerEvents, Source
 
 EVENTS: Final = 20_000
-KEYS: Final = 500
+EVENTS_PER_KEY: Final = 40
 PLAIN_SECONDS: Final = 2.0
 NARROW_COLUMNS: Final = 60
 
@@ -64,7 +64,9 @@ def demo(
         Durability, typer.Option(help="process: all survives kill -9, as here. full: a power cut too, at the disk's speed.")
     ] = Durability.process,
     events: Annotated[int | None, typer.Option(min=1, help="How many events to make.", show_default=f"{EVENTS:,}")] = None,
-    keys: Annotated[int | None, typer.Option(min=1, help="How many keys they have.", show_default=f"{KEYS:,}")] = None,
+    keys: Annotated[
+        int | None, typer.Option(min=1, help="How many keys they have.", show_default=f"one to {EVENTS_PER_KEY} events")
+    ] = None,
     kill: Annotated[bool, typer.Option(help="Kill a consumer with -9 on the way.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> int:
@@ -92,7 +94,8 @@ def _source(input: Path | None, key_field: str | None, chain: str | None, events
     if input is None:
         if key_field is not None or chain is not None:
             raise Failure("--key-field and --chain are for --input", USAGE)
-        return LedgerEvents.make(events or EVENTS, keys or KEYS)
+        count = events or EVENTS
+        return LedgerEvents.make(count, keys or max(1, count // EVENTS_PER_KEY))
     if events is not None or keys is not None:
         raise Failure("--events and --keys are for made events, not for --input", USAGE)
     if key_field is None:

@@ -1,0 +1,252 @@
+"""Receiving: the part of Queue that hands messages out."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from . import _validate as validate
+from ._errors import LeaseLost, PartialFailure, StoreError, StrictqError
+from ._keys import Key
+from ._settling import Settling
+from ._store import engine, handed
+from ._store.shard import Shard
+from .delivery import OPEN, SETTLED, Call, Delivery, Lease
+
+LOOK_AGAIN_SECONDS: Final = 1.0
+"""A waiting receive looks by itself so often, should a wake-up ever be missed."""
+
+
+class Receiving(Settling):
+    """receive and consume."""
+
+    def receive(
+        self,
+        max_messages: int = 10,
+        *,
+        per_key: int | None = None,
+        wait: float | None = 0.0,
+        lease_seconds: float | None = None,
+        keys: Iterable[Key] | None = None,
+        consumer: str | None = None,
+        ack_first: bool = False,
+    ) -> list[Delivery]:
+        """Lease the oldest ready messages: the oldest ready head, as many more of its lane as fit, and again from there.
+
+        One transaction per shard touched; durable on return. Two live leases never share a lane.
+
+        Args:
+            max_messages: 1..100,000.
+            per_key: at most so many of each key; 1 gives the heads of many lanes.
+            wait: seconds to wait for a first message; 0 returns at once, None waits for ever.
+            lease_seconds: how long the lanes are held; None: the queue's lease_seconds.
+            keys: only these.
+            consumer: who holds them, shown by explain; None: host and process id.
+            ack_first: resolve on receive (at most once); the lanes stay leased until `d.done()` or the deadline.
+        Returns:
+            0..max_messages deliveries; seq ascending within a key.
+        Raises:
+            InvalidArgument: nothing changed.
+            StoreError, PartialFailure: nothing was leased, because shards failed.
+        Source: docs/explanation/leases.md
+        """
+        store = self._store
+        store.require_open()
+        request, seconds = self._request(max_messages, per_key, lease_seconds, keys, consumer, ack_first)
+        until = None if wait is None else time.monotonic() + validate.microseconds("wait", wait) / 1_000_000
+        while True:
+            seen = store.waker.seen()
+            deliveries, soonest = self._receive_once(request, seconds)
+            if deliveries:
+                return deliveries
+            left = self._patience(until, soonest)
+            if left <= 0:
+                return []
+            store.waker.wait(seen, left)
+            store.require_open()
+
+    def _request(
+        self,
+        max_messages: int,
+        per_key: int | None,
+        lease_seconds: float | None,
+        keys: Iterable[Key] | None,
+        consumer: str | None,
+        ack_first: bool,
+    ) -> tuple[engine.Request, int]:
+        validate.whole("max_messages", max_messages, 1, validate.MESSAGES_MAX)
+        if per_key is not None:
+            validate.whole("per_key", per_key, 1, validate.MESSAGES_MAX)
+        seconds = self._lease_microseconds(lease_seconds)
+        who = default_consumer() if consumer is None else validate.name("consumer", consumer)
+        return engine.Request(max_messages, per_key, seconds, who, bool(ack_first), validate.keys(keys)), seconds
+
+    def _lease_microseconds(self, seconds: float | None) -> int:
+        if seconds is None:
+            seconds = self._store.config.lease_seconds
+        return validate.microseconds("lease_seconds", seconds, minimum=0.001)
+
+    def _patience(self, until: float | None, soonest: int | None) -> float:
+        """Seconds to wait before looking again: until a lease or delay ends, or the caller's time is over."""
+        left = LOOK_AGAIN_SECONDS
+        if soonest is not None:
+            # Queue time and the waiting thread's clock need not agree to the microsecond: never a busy loop.
+            left = min(left, max((soonest - self._store.now()) / 1_000_000, 0.001))
+        return left if until is None else min(left, until - time.monotonic())
+
+    def _receive_once(self, request: engine.Request, seconds: int) -> tuple[list[Delivery], int | None]:
+        """Claim what is ready now. Also when, at the latest, that may change without anybody writing (queue time)."""
+        store = self._store
+        deliveries: list[Delivery] = []
+        failures: list[StrictqError] = []
+        soonest: int | None = None
+        claimed: list[tuple[Shard, engine.Claimed]] = []
+        room = request.room
+        try:
+            for shard in self._claimable(request):
+                if room <= 0:
+                    break
+                try:
+                    ready, timer = store.outlook(shard)
+                    if not ready:
+                        store.count_empty(shard.number)
+                        soonest = timer if soonest is None or (timer is not None and timer < soonest) else soonest
+                        continue
+                    got = store.claim(shard, request if room == request.room else engine.smaller(request, room))
+                    claimed.append((shard, got))
+                except StoreError as e:
+                    failures.append(e)
+                    continue
+                fresh = self._deliveries(shard, got, request, seconds)
+                deliveries += fresh
+                room -= len(fresh)
+        except BaseException:
+            self._give_back(claimed)
+            raise
+        if not deliveries and failures:
+            if len(failures) == 1:
+                raise failures[0]
+            raise PartialFailure("shards failed, and nothing was ready in the others", failures) from failures[0]
+        return deliveries, soonest
+
+    def _claimable(self, request: engine.Request) -> Sequence[Shard]:
+        """The shards to ask, in rotation. Quarantined ones are passed over, unless there are no others."""
+        store = self._store
+        shards = store.rotation()
+        if request.keys is not None:
+            wanted = {store.shard_of(k).number for k in request.keys}
+            shards = [s for s in shards if s.number in wanted]
+        return [s for s in shards if s.failed is None] or shards
+
+    def _deliveries(self, shard: Shard, got: engine.Claimed, request: engine.Request, seconds: int) -> list[Delivery]:
+        out: list[Delivery] = []
+        late: list[Lease] = []
+        worn = self._store.now() + seconds // 2
+        call = Call(self, shard.number, request.consumer, request.ack_first)
+        for held in got.leases:
+            lease = Lease(call, held, seconds)
+            if held.deadline < worn:
+                late.append(lease)
+            for row in held.rows:
+                out.append(Delivery(row, lease))  # noqa: PERF401 - a list for each lane would be slower
+        if late:
+            # The commit took so long that little is left of the lease: nobody has it yet, so it starts again now.
+            lost = self._renew(late, seconds)
+            out = [d for d in out if d.lease not in lost]
+        return out
+
+    def _renew(self, leases: list[Lease], seconds: int) -> set[Lease]:
+        """Extend leases; those that are lost."""
+        lost: set[Lease] = set()
+        for lease in leases:
+            batch = lease._batch([lease._lo])
+            (deadline,) = self._shard(lease).drain(lambda tx, b=batch: engine.extend(tx, [b], seconds))  # type: ignore[misc]
+            if isinstance(deadline, LeaseLost):
+                lost.add(lease)
+            else:
+                lease._deadline = deadline
+        return lost
+
+    def _give_back(self, claimed: list[tuple[Shard, engine.Claimed]]) -> None:
+        """An interrupted receive: nothing it leased may stay leased."""
+        for shard, got in claimed:
+            for held in got.leases:
+                batch = engine.Batch(held.lane, held.key, held.token, [held.rows[0][handed.SEQ]])
+                try:
+                    shard.drain(lambda tx, b=batch: engine.release(tx, b))  # type: ignore[misc]
+                except StrictqError:
+                    continue  # the claim itself was undone, or the shard failed: then the deadline ends it
+
+    def consume(
+        self,
+        max_messages: int = 10,
+        *,
+        per_key: int | None = None,
+        wait: float | None = None,
+        lease_seconds: float | None = None,
+        keys: Iterable[Key] | None = None,
+        consumer: str | None = None,
+        ack_first: bool = False,
+    ) -> Iterator[Delivery]:
+        """Receive again and again, and hand out one by one: for ever, or until nothing came for `wait` seconds.
+
+        Leaving the loop gives back what was not handed out, unused. In a with block, the ack of a message also starts the
+        next one of its key, so that counting attempts costs no transaction of its own.
+
+        Args: as for receive; max_messages is how many are leased ahead.
+        """
+        wanted = None if keys is None else list(keys)
+        while True:
+            batch = self.receive(
+                max_messages, per_key=per_key, wait=wait, lease_seconds=lease_seconds, keys=wanted, consumer=consumer,
+                ack_first=ack_first,
+            )  # fmt: skip
+            if not batch and wait is not None:
+                return
+            waiting = deque(batch)
+            try:
+                while waiting:
+                    d = waiting.popleft()
+                    if not self._still_fresh(d):
+                        continue
+                    if waiting and waiting[0].lease is d.lease:
+                        d._next = waiting[0]
+                    yield d
+            finally:
+                self._release_rest(waiting)
+
+    def _still_fresh(self, d: Delivery) -> bool:
+        """Nothing is handed out with too little of its lease left, or after it."""
+        lease = d.lease
+        if d._state == SETTLED or d.seq > lease._hi:
+            return False  # given back with an earlier one
+        if lease._deadline - self._store.now() > lease._seconds // 2:
+            return True
+        return lease not in self._renew([lease], lease._seconds)
+
+    def _release_rest(self, waiting: Iterable[Delivery]) -> None:
+        first: dict[Lease, Delivery] = {}
+        for d in waiting:
+            if d._state == OPEN:
+                first.setdefault(d.lease, d)
+        for lease, d in first.items():
+            try:
+                self._release(lease, d.seq)
+            except StrictqError:
+                continue  # lost already, or its deadline will end it
+
+
+_consumer: tuple[int, str] | None = None
+
+
+def default_consumer() -> str:
+    """Host name and process id."""
+    global _consumer
+    pid = os.getpid()
+    if _consumer is None or _consumer[0] != pid:
+        _consumer = (pid, f"{socket.gethostname()}:{pid}")
+    return _consumer[1]

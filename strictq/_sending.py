@@ -1,0 +1,136 @@
+"""Sending: the part of Queue that producers use."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from itertools import count
+from typing import Any
+
+from . import _validate as validate
+from ._errors import InvalidArgument, PartialFailure, StrictqError
+from ._keys import Key, encode_key
+from ._store import Store, engine
+from ._types import Message, Receipt
+
+
+class Sending:
+    """send and send_many."""
+
+    _store: Store
+    _turn: count[int]
+
+    def send(
+        self,
+        body: bytes,
+        key: Key | None = None,
+        *,
+        dedup_id: str | None = None,
+        delay: float = 0.0,
+        ttl: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        size_hint: float | None = None,
+        prepare_seconds: float | None = None,
+        process_seconds: float | None = None,
+    ) -> Receipt:
+        """Append a message to its key's sequence. Durable on return.
+
+        Args:
+            body: the content; may be empty.
+            key: str, bytes or int. None only where the queue's `keyless` allows it.
+            dedup_id: within the dedup window, a second send with this key and id stores nothing.
+            delay: seconds before it may be handed out; later messages of its key wait for it.
+            ttl: seconds after which it expires if nobody holds it; None: the queue's ttl_seconds.
+            headers: str → str.
+            size_hint, prepare_seconds, process_seconds: estimates for a worker.
+        Returns:
+            Its position. `duplicate` is set where the dedup_id was known; then it is the first one's.
+        Raises:
+            InvalidArgument, MessageTooLarge, QueueFull, StoreBusy, StoreFull: nothing changed.
+            OutcomeUnknown: it may have happened; safe to repeat with a dedup_id.
+        Source: docs/explanation/guarantees.md
+        """
+        store = self._store
+        store.require_open()
+        item = self._item(
+            Message(
+                body, key=key, dedup_id=dedup_id, delay=delay, ttl=ttl, headers=headers, size_hint=size_hint,
+                prepare_seconds=prepare_seconds, process_seconds=process_seconds,
+            )
+        )  # fmt: skip
+        ((seq, arrival, duplicate),) = store.send(store.shard_of(item[0]), [item])
+        return Receipt(key, seq, arrival, duplicate)
+
+    def send_many(self, messages: Iterable[Message]) -> list[Receipt]:
+        """Append many messages, in order. Atomic per shard: one transaction for each shard that is touched.
+
+        Returns:
+            A receipt for each, in the order given.
+        Raises:
+            InvalidArgument, MessageTooLarge: one of them can't be sent; nothing changed.
+            QueueFull, StoreError: nothing changed (where one shard is concerned).
+            PartialFailure: some shards failed; results has a Receipt or an exception for each message.
+        """
+        store = self._store
+        store.require_open()
+        given, items = self._items(messages)
+        if not items:
+            return []
+        if len(store.shards) == 1:
+            sent = store.send(store.shards[0], items)
+            return [Receipt(key, seq, arrival, again) for key, (seq, arrival, again) in zip(given, sent, strict=True)]
+        groups: dict[int, list[int]] = {}
+        for i, item in enumerate(items):
+            groups.setdefault(store.shard_of(item[0]).number, []).append(i)
+        results: list[Any] = [None] * len(items)
+        failed: StrictqError | None = None
+        for number, places in groups.items():
+            try:
+                receipts = store.send(store.shards[number], [items[i] for i in places])
+            except StrictqError as e:
+                failed = e
+                for i in places:
+                    results[i] = e
+                continue
+            for i, s in zip(places, receipts, strict=True):
+                results[i] = Receipt(given[i], *s)
+        if failed is not None:
+            if len(groups) == 1:
+                raise failed
+            raise PartialFailure("some shards did not take their messages", results) from failed
+        return results
+
+    def _items(self, messages: Iterable[Message]) -> tuple[list[Key | None], list[engine.Item]]:
+        config = self._store.config
+        known: dict[str, bytes] = {}
+        given: list[Key | None] = []
+        items: list[engine.Item] = []
+        for message in messages:
+            if not isinstance(message, Message):
+                raise InvalidArgument(f"send_many takes Message objects, not {type(message).__name__}")
+            key = message.key
+            if type(key) is str:
+                raw = known.get(key)
+                if raw is None:
+                    raw = known[key] = encode_key(key)
+            elif key is None:
+                raw = self._keyless(message)
+            else:
+                raw = encode_key(key)
+            given.append(key)
+            items.append(validate.item(message, raw, config))
+        return given, items
+
+    def _item(self, message: Message) -> engine.Item:
+        """One message as the store takes it."""
+        raw = self._keyless(message) if message.key is None else encode_key(message.key)
+        return validate.item(message, raw, self._store.config)
+
+    def _keyless(self, message: Message) -> bytes:
+        config = self._store.config
+        if config.keyless == "refuse":
+            raise InvalidArgument("a message needs a key", hint="or open the queue with QueueConfig(keyless='random')")
+        if message.dedup_id is not None:
+            return engine.keyless_by_hash(validate.name("dedup_id", message.dedup_id), config.keyless_lanes)
+        lane = next(self._turn) if config.keyless == "round_robin" else random.randrange(config.keyless_lanes)
+        return engine.keyless_lane(lane % config.keyless_lanes)

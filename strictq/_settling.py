@@ -1,0 +1,272 @@
+"""Settling: the part of Queue that takes back what was handed out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, Final
+
+from . import _validate as validate
+from ._errors import InvalidArgument, LeaseLost, PartialFailure, StoreError
+from ._store import Store, engine, handed, looking
+from ._store.shard import Shard
+from .delivery import OPEN, SETTLED, Delivery, Lease
+
+_Act = Callable[[engine.Tx, Sequence[engine.Batch]], list[dict[int, LeaseLost]]]
+_STATE: Final = attrgetter("_state")
+_LEASE: Final = attrgetter("lease")
+
+
+class Settling:
+    """ack_many, nack_many, extend_many, and what deliveries and leases call."""
+
+    _store: Store
+
+    def ack_many(self, deliveries: Iterable[Delivery]) -> None:
+        """Resolve many, in any order. The valid ones take effect; one transaction per shard.
+
+        Raises:
+            LeaseLost: of a single delivery.
+            PartialFailure: some were lost, or shards failed: results has None or an exception for each delivery.
+        """
+        self._settle(list(deliveries), lambda tx, batches: engine.ack(tx, batches))
+
+    def nack_many(self, deliveries: Iterable[Delivery], delay: float | None = None, reason: str | None = None) -> None:
+        """Give many back; of each key the first one given, and everything later that its lease holds.
+
+        Raises:
+            LeaseLost, PartialFailure: as for ack_many.
+        """
+        self._nack(list(deliveries), delay, reason)
+
+    def extend_many(self, deliveries: Iterable[Delivery], seconds: float) -> None:
+        """Move the deadlines of their lanes' leases to `seconds` from now.
+
+        Raises:
+            LeaseLost, PartialFailure: as for ack_many.
+        """
+        given = list(deliveries)
+        results = self._extended([d.lease for d in given], seconds)
+        self._raise_lost("some leases were lost", results)
+
+    def _ack_one(self, d: Delivery) -> None:
+        start = d._next
+        self._settle([d], lambda tx, batches: engine.ack(tx, batches), start=None if start is None else start.seq)
+        if start is not None and start.seq > d.lease._started:
+            d.lease._started = start.seq
+
+    def _settle(
+        self,
+        given: list[Delivery],
+        act: _Act,
+        *,
+        start: int | None = None,
+    ) -> None:
+        self._store.require_open()
+        work = self._whole_leases(given)
+        results: list[Any] = [None] * len(given)
+        if work is None:
+            work = self._leases_of(given, results, start)
+        trouble = self._settle_all(work, act)
+        for i, d in enumerate(given):
+            if trouble and results[i] is None:
+                lost = trouble.get(d.lease, {})
+                results[i] = lost if isinstance(lost, StoreError) else lost.get(d.seq)
+            if results[i] is None:
+                d._state = SETTLED
+                d.lease._open -= 1
+        self._raise_lost("some deliveries were lost", results)
+
+    def _whole_leases(self, given: list[Delivery]) -> list[tuple[Lease, engine.Batch]] | None:
+        """The common case, fast: every lease that occurs is given with all its messages. None: it is not so."""
+        try:
+            if len(set(given)) != len(given) or any(map(_STATE, given)):
+                return None
+            counts = Counter(map(_LEASE, given))
+        except (AttributeError, TypeError):
+            return None  # something else among them
+        work = []
+        for lease, n in counts.items():
+            lo, hi = lease._lo, lease._hi
+            if n != lease._open or hi - lo + 1 != n or self._foreign(lease):
+                return None
+            held = lease._held
+            work.append((lease, engine.Batch(held.lane, held.key, held.token, range(lo, hi + 1), True, held.apart)))
+        return work
+
+    def _leases_of(self, given: list[Delivery], results: list[Any], start: int | None) -> list[tuple[Lease, engine.Batch]]:
+        """Any mixture of deliveries, grouped by lease; what is settled already goes to the results at once."""
+        groups: dict[Lease, set[int]] = {}
+        for i, d in enumerate(given):
+            seqs = groups.setdefault(self._own(d), set())
+            if d._state == SETTLED or d.seq in seqs:
+                results[i] = _settled_before(d)
+            else:
+                seqs.add(d.seq)
+        return [(lease, lease._batch(sorted(seqs), start)) for lease, seqs in groups.items() if seqs]
+
+    def _settle_all(self, work: list[tuple[Lease, engine.Batch]], act: _Act) -> dict[Lease, dict[int, LeaseLost] | StoreError]:
+        """One transaction per shard. What was refused of each lease; leases without trouble are left out."""
+        by_shard: dict[int, list[tuple[Lease, engine.Batch]]] = {}
+        for entry in work:
+            by_shard.setdefault(entry[0].shard, []).append(entry)
+        trouble: dict[Lease, dict[int, LeaseLost] | StoreError] = {}
+        for number, entries in by_shard.items():
+            batches = [batch for _, batch in entries]
+            try:
+                outcomes = self._store.shards[number].drain(lambda tx, b=batches: act(tx, b))  # type: ignore[misc]
+            except StoreError as e:
+                trouble.update((lease, e) for lease, _ in entries)
+                continue
+            if any(outcomes):
+                trouble.update((lease, lost) for (lease, _), lost in zip(entries, outcomes, strict=True) if lost)
+        return trouble
+
+    def _nack(self, given: list[Delivery], delay: float | None, reason: str | None) -> None:
+        wait = None if delay is None else validate.microseconds("delay", delay)
+        why = validate.text("reason", reason)
+        # Of each lease, the first one given stands for all: it gives back everything later.
+        first: dict[Lease, int] = {}
+        for d in given:
+            if d._state == OPEN:
+                lease = self._own(d)
+                first[lease] = min(first.get(lease, d.seq), d.seq)
+
+        def act(tx: engine.Tx, batches: Sequence[engine.Batch]) -> list[dict[int, LeaseLost]]:
+            heads = [engine.head_of(b) for b in batches]
+            lost = engine.nack(tx, heads, wait, why)
+            return [dict.fromkeys(b.seqs, next(iter(bad.values()))) if bad else {} for b, bad in zip(batches, lost, strict=True)]
+
+        self._settle(given, act)
+        for lease, seq in first.items():
+            lease._hi = min(lease._hi, seq - 1)
+
+    def _reject(self, d: Delivery, reason: str) -> None:
+        why = validate.text("reason", reason)
+        if not why:
+            raise InvalidArgument("reject needs a reason")
+
+        def act(tx: engine.Tx, batches: Sequence[engine.Batch]) -> list[dict[int, LeaseLost]]:
+            engine.reject(tx, batches[0], why)
+            return [{}]
+
+        self._require_unsettled(d)
+        self._settle([d], act)
+
+    def _start(self, d: Delivery) -> None:
+        lease = self._own(d)
+        self._require_unsettled(d)
+        if d.seq <= lease._started:
+            return
+        self._store.require_open()
+        batch = self._batch(d)
+        self._shard(lease).drain(lambda tx: engine.start(tx, batch))
+        lease._started = max(lease._started, d.seq)
+
+    def _extend(self, leases: list[Lease], seconds: float) -> None:
+        self._raise_lost("some leases were lost", self._extended(leases, seconds))
+
+    def _extended(self, leases: list[Lease], seconds: float) -> list[Any]:
+        self._store.require_open()
+        length = validate.microseconds("seconds", seconds, minimum=0.001)
+        outcome: dict[Lease, Any] = {}
+        by_shard: dict[int, list[Lease]] = {}
+        for lease in dict.fromkeys(leases):
+            if self._foreign(lease):
+                raise InvalidArgument("this delivery belongs to another queue object")
+            by_shard.setdefault(lease.shard, []).append(lease)
+        for number, some in by_shard.items():
+            batches = [x._batch([x._lo]) for x in some]
+            try:
+                deadlines = self._store.shards[number].drain(lambda tx, b=batches: engine.extend(tx, b, length))  # type: ignore[misc]
+            except StoreError as e:
+                outcome.update(dict.fromkeys(some, e))
+                continue
+            for lease, deadline in zip(some, deadlines, strict=True):
+                if isinstance(deadline, LeaseLost):
+                    outcome[lease] = deadline
+                else:
+                    lease._deadline = deadline
+                    lease._seconds = length
+                    outcome[lease] = None
+        return [outcome[lease] for lease in leases]
+
+    def _more(self, lease: Lease, n: int) -> list[Delivery]:
+        self._store.require_open()
+        validate.whole("n", n, 1, validate.MESSAGES_MAX)
+        if lease.ack_first:
+            raise InvalidArgument("a lease of ack_first does not grow")
+        batch = lease._batch([lease._lo])
+        rows = self._shard(lease).drain(lambda tx: engine.more(tx, batch, n))
+        if rows:
+            lease._hi = rows[-1][handed.SEQ]
+            lease._open += len(rows)
+        return [Delivery(row, lease) for row in rows]
+
+    def _release(self, lease: Lease, seq: int) -> None:
+        self._store.require_open()
+        batch = lease._batch([seq])
+        self._shard(lease).drain(lambda tx: engine.release(tx, batch))
+        lease._hi = min(lease._hi, seq - 1)
+
+    def _done(self, d: Delivery) -> None:
+        lease = self._own(d)
+        self._require_unsettled(d)
+        if lease._open == 1:
+            self._release(lease, lease._lo)
+        lease._open -= 1
+        d._state = SETTLED
+
+    @staticmethod
+    def _raise_lost(text: str, results: list[Any]) -> None:
+        bad = [r for r in results if r is not None]
+        if not bad:
+            return
+        if len(results) == 1 or (len(bad) == len(results) and all(r is bad[0] for r in bad)):
+            raise bad[0]
+        raise PartialFailure(text, results) from bad[0]
+
+    # ---- what deliveries, leases and transactions ask
+
+    def _shard(self, lease: Lease) -> Shard:
+        return self._store.shards[lease.shard]
+
+    def _own(self, d: Delivery) -> Lease:
+        """The lease of a delivery of this queue object."""
+        if type(d) is not Delivery:
+            raise InvalidArgument(f"expected a Delivery, not {type(d).__name__}")
+        if self._foreign(d.lease):
+            raise InvalidArgument("this delivery belongs to another queue object")
+        return d.lease
+
+    def _foreign(self, lease: Lease) -> bool:
+        return lease._call.queue._store is not self._store
+
+    @staticmethod
+    def _require_unsettled(d: Delivery) -> None:
+        if d._state == SETTLED:
+            raise _settled_before(d)
+
+    @staticmethod
+    def _settled(d: Delivery) -> None:
+        d._state = SETTLED
+
+    @staticmethod
+    def _batch(d: Delivery) -> engine.Batch:
+        return d.lease._batch([d.seq])
+
+    def _now(self) -> int:
+        return self._store.now()
+
+    def _to_wall(self, at: int) -> float:
+        return self._store.time.to_wall(at)
+
+    def _key_state(self, key: bytes) -> bytes | None:
+        store = self._store
+        store.require_open(writing=False)
+        return store.shard_of(key).read(lambda db: looking.key_state(db, key))
+
+
+def _settled_before(d: Delivery) -> LeaseLost:
+    return LeaseLost(d.key, d.seq, d.token, "this delivery is settled already")
