@@ -57,7 +57,8 @@ def _ending(run: Callable[[], int]) -> int:
     before = {number: signal.signal(number, _terminate) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         code = run()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is None where the caller closed it
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -94,6 +95,11 @@ def _silence(stream: IO[str]) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
+
+
+def many(count: int, what: str) -> str:
+    """A count and its noun: `1 event`, `2,000 events`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def printable(value: Any) -> str:

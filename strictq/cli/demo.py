@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from strictq.cli._command import OK, USAGE, WRONG, Failure, Terminal, command, printable
+from strictq.cli._command import OK, USAGE, WRONG, Failure, Terminal, command, many, printable
 from strictq.demo import runner
 from strictq.demo.events import BadInput, FileEvents, LedgerEvents, Source
 
@@ -40,7 +40,7 @@ class Durability(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command()(command(demo))
+    app.command(short_help="See that no key loses its order.")(command(demo))
 
 
 def demo(
@@ -135,9 +135,9 @@ class View:
         self._total = source.count
         self._next = time.monotonic() + PLAIN_SECONDS
         self._bars: Progress | None = None
-        shards = "1 shard" if options.shards == 1 else f"{options.shards} shards"
-        self.tell(f"{source.count:,} events over {source.keys:,} keys: {source.name}")
-        self.tell(f"{options.consumers} consumers, {shards}, durability {options.durability}")
+        self.tell(f"{many(source.count, 'event')} over {many(source.keys, 'key')}: {source.name}")
+        crew, shards = many(options.consumers, "consumer"), many(options.shards, "shard")
+        self.tell(f"{crew}, {shards}, durability {options.durability}")
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:

@@ -1,0 +1,91 @@
+"""`python -m benchmarks`: run the cases, print one table, write JSON beside it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import report
+from .bench import Bench
+from .cases import CASES
+from .measure import Figure
+from .sizes import FULL, SHORT, TINY
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: every case ran, whether or not it met its goal. 1: a case failed. 2: wrong arguments."""
+    options = _parser().parse_args(arguments)
+    sizes = SHORT if options.short else TINY if options.tiny else FULL
+    if options.dir is not None:
+        options.dir.mkdir(parents=True, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix="strictq-benchmarks-", dir=options.dir))
+    try:
+        _keep_bytecode(directory / "bytecode")
+        bench = Bench(sizes, options.rounds or sizes.rounds, directory)
+        versions = report.versions(directory)
+        figures, failures = _run(bench, options.only or list(CASES))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    title = f"strictq benchmarks, {sizes.name} form, {bench.rounds} rounds\n" + ", ".join(
+        f"{name} {value}" for name, value in versions.items()
+    )
+    report.print_table(figures, title)
+    for name, error in failures.items():
+        print(f"{name} failed: {error}")
+    if options.json is not None:
+        report.write_json(options.json, sizes.name, versions, figures, failures)
+    return 1 if failures else 0
+
+
+def _keep_bytecode(directory: Path) -> None:
+    """Child processes find compiled modules, as those of an installed package do, whatever this environment says."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(directory)
+
+
+def _run(bench: Bench, names: Sequence[str]) -> tuple[list[Figure], dict[str, str]]:
+    """Run the cases. One that fails costs its own figures, not those of a long run."""
+    figures: list[Figure] = []
+    failures: dict[str, str] = {}
+    for name in names:
+        started = time.perf_counter()
+        # Plain lines, no progress bar: the thread that redraws one would run beside what is measured.
+        print(f"{name} ...", end="", file=sys.stderr, flush=True)
+        try:
+            figures.extend(CASES[name](bench))
+        except Exception as error:
+            failures[name] = f"{type(error).__name__}: {error}"
+            print(file=sys.stderr)
+            traceback.print_exc()
+        print(f" {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
+    return figures, failures
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed of strictq, as ratios to a floor.")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--short", action="store_true", help="smaller sizes, about a minute; default: the full form")
+    form.add_argument("--tiny", action="store_true", help="a few seconds; shows that everything runs, measures nothing")
+    parser.add_argument("--only", nargs="+", choices=list(CASES), metavar="NAME", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--rounds", type=_rounds, help="rounds of each comparison")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser.add_argument("--dir", type=Path, help="where the files lie; default: the directory for temporary files")
+    return parser
+
+
+def _rounds(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 1000:
+        raise argparse.ArgumentTypeError("1 to 1000")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

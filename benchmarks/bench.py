@@ -1,0 +1,99 @@
+"""What a case is given: sizes, rounds, a place for its files, and the large backlog that several cases share."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import attrs
+
+from strictq import Message, Queue
+
+from .floor import Floor, Row, rows
+from .measure import Durability, Figure, Goal, Pairs, Sample, interleave, prebuilt, sample
+from .sizes import Sizes
+from .workload import BODY, fill, messages, open_queue, warm
+
+Case = Callable[["Bench"], Iterator[Figure]]
+
+
+@attrs.define
+class Bench:
+    """One run of the benchmarks."""
+
+    sizes: Sizes
+    rounds: int
+    directory: Path
+    _backlog: Path | None = None
+
+    def goal(self, sense: str, value: float) -> Goal | None:
+        """A goal, where the sizes are such that reaching it would mean anything."""
+        assert sense in ("at least", "below")
+        if self.sizes.name == "tiny":
+            return None
+        return Goal("at least" if sense == "at least" else "below", value)
+
+    def smaller(self, number: int, meant: int) -> str:
+        """A note that a figure is for less than its goal was set for; empty if it isn't."""
+        return "" if number >= meant else f"{number:,} here, goal for {meant:,}"
+
+    @contextmanager
+    def place(self, name: str) -> Iterator[Path]:
+        """A directory for a case, removed afterwards."""
+        path = self.directory / name
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def backlog(self) -> Path:
+        """A queue with the large backlog at durability "process", closed; filled when it is first asked for."""
+        if self._backlog is None:
+            path = self.directory / "backlog"
+            with open_queue(path, "process") as q:
+                fill(q, self.sizes.backlog, self.sizes.keys)
+            self._backlog = path
+        return self._backlog
+
+    def against_floor(
+        self,
+        name: str,
+        durability: Durability,
+        number: int,
+        keys: int,
+        ours: Callable[[Queue, list[Message]], object],
+        base: Callable[[Floor, list[Row]], object],
+        *,
+        after_ours: Callable[[Queue], object] | None = None,
+        after_base: Callable[[Floor], object] | None = None,
+    ) -> Pairs:
+        """A comparison with the floor: everything is built and every lane exists before the clock starts.
+
+        Args:
+            after_ours, after_base: put each side back where it was; not measured.
+        """
+        with ExitStack() as stack:
+            place = stack.enter_context(self.place(name))
+            floor = stack.enter_context(Floor(place / "floor", durability))
+            q = stack.enter_context(open_queue(place / "queue", durability))
+            warm(q, keys)
+            todo, lines = messages(number, keys), rows(number, BODY)
+            stack.enter_context(prebuilt())
+
+            def run_ours() -> Sample:
+                result = sample(number, lambda: ours(q, todo))
+                if after_ours:
+                    after_ours(q)
+                return result
+
+            def run_base() -> Sample:
+                result = sample(number, lambda: base(floor, lines))
+                if after_base:
+                    after_base(floor)
+                return result
+
+            return interleave(self.rounds, run_ours, run_base)

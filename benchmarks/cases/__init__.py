@@ -1,0 +1,29 @@
+"""Every case by its name, in the order of the table."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from benchmarks.bench import Case
+
+from . import backlog, concurrent, latency, life, single, start
+
+CASES: Final[dict[str, Case]] = {
+    "life": life.usual,
+    "life-large": life.large,
+    "life-wide": life.wide,
+    "life-full": life.full,
+    "one-by-one": single.one_by_one,
+    "send": single.send,
+    "transactions": single.transactions,
+    "threads": concurrent.threads,
+    "processes": concurrent.processes,
+    "latency": latency.latency,
+    "blocked": backlog.blocked,
+    "disk": backlog.disk,
+    "backlog": backlog.backlog,
+    "memory": start.memory,
+    "open": start.opening,
+    "open-memory": start.opening_in_memory,
+    "import": start.importing,
+}

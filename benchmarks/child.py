@@ -1,0 +1,130 @@
+"""What runs in processes of its own: `python -m benchmarks.child ROLE ARGUMENTS`, reports as JSON lines on stdout.
+
+strictq is imported inside the roles, because one of them measures just that.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+
+def _report(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
+
+
+def importing() -> None:
+    """How long the import takes."""
+    started = time.perf_counter()
+    import strictq
+
+    _ = strictq.open
+    _report(**{"import": time.perf_counter() - started})
+
+
+def opening(path: str) -> None:
+    """How long it takes to open a queue, and until a first message is received."""
+    import strictq
+
+    started = time.perf_counter()
+    with strictq.open(path, create=False) as q:
+        opened = time.perf_counter()
+        (d,) = q.receive(1)
+        first = time.perf_counter()
+        d.lease.release()
+    _report(open=opened - started, first=first - started)
+
+
+def memory(path: str, number: int, keys: int, batch: int) -> None:
+    """Resident memory of a process that opens a queue and works with it."""
+    import strictq
+
+    from .measure import resident_mib
+    from .workload import life, messages
+
+    imported = resident_mib()
+    with strictq.open(path, create=False) as q:
+        q.stats()
+        opened = resident_mib()
+        for start in range(0, number, batch):
+            life(q, messages(batch, keys, seed=start), batch)
+        now = resident_mib()
+    if imported is None or opened is None or now is None:
+        _report(peak=None)
+    else:
+        _report(imported=imported[0], opened=opened[0], now=now[0], peak=now[1])
+
+
+def everything(path: str, number: int, keys: int, batch: int, seed: int) -> None:
+    """Send, receive and ack at a signal, beside other processes that do the same, until the queue is empty."""
+    import strictq
+
+    from .measure import prebuilt, written_bytes
+    from .workload import messages
+
+    with strictq.open(path, create=False) as q, prebuilt():
+        todo = messages(number, keys, seed)
+        _report(ready=True)
+        sys.stdin.readline()
+        before, started, ended, acked = written_bytes(), time.perf_counter(), 0.0, 0
+        for start in range(0, number, batch):
+            q.send_many(todo[start : start + batch])
+            if ds := q.receive(batch):
+                q.ack_many(ds)
+                acked += len(ds)
+        # What is left is leased by a neighbour or ready; wait for it as long as there is any.
+        ended = time.perf_counter()
+        while ds := q.receive(batch, wait=0.05):
+            q.ack_many(ds)
+            acked += len(ds)
+            ended = time.perf_counter()
+        after = written_bytes()
+    _report(
+        acked=acked,
+        started=started,
+        ended=ended,
+        written=None if before is None or after is None else after - before,
+    )
+
+
+def load(path: str, durability: str, keys: int, batch: int) -> None:
+    """Keep a queue busy until stdin is closed."""
+    import strictq
+
+    from .workload import keep_busy
+
+    stop = threading.Event()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    with strictq.open(path, create=False, durability="full" if durability == "full" else "process") as q:
+        threading.Thread(target=wait_for_the_end, daemon=True).start()
+        _report(ready=True)
+        keep_busy(q, keys, batch, 1, stop)
+
+
+ROLES: Final[dict[str, Callable[..., None]]] = {
+    "import": importing,
+    "open": opening,
+    "memory": memory,
+    "everything": everything,
+    "load": load,
+}
+
+
+def main(role: str, arguments: str) -> None:
+    values = json.loads(arguments)
+    if "path" in values:
+        values["path"] = str(Path(values["path"]).resolve())
+    ROLES[role](**values)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,229 @@
+"""Clocks, byte counters, rounds and figures: everything the cases share that knows nothing of queues."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import attrs
+
+ROOT = Path(__file__).resolve().parent.parent
+"""Where children run, so that they find this package whether or not strictq is installed."""
+
+Durability = Literal["full", "process"]
+Unit = Literal["of the floor", "times", "ms", "MiB", "per second"]
+
+
+@attrs.frozen
+class Sample:
+    """One timed run: how long, how many messages, and how many bytes the process passed to write() meanwhile."""
+
+    seconds: float
+    messages: int
+    written: int | None = None
+
+    @property
+    def rate(self) -> float:
+        """Messages per second."""
+        return self.messages / self.seconds
+
+
+@attrs.frozen
+class Goal:
+    """What a figure should reach."""
+
+    sense: Literal["at least", "below"]
+    value: float
+
+    def met_by(self, value: float) -> bool:
+        return value >= self.value if self.sense == "at least" else value < self.value
+
+
+@attrs.frozen(kw_only=True)
+class Figure:
+    """One measured figure: a line of the table.
+
+    Attributes:
+        values: one per round; what is reported is their median, and their range as the spread.
+        ours, base: messages per second of strictq and of what it is compared with, medians.
+        against: what `base` is; empty where the figure is no ratio.
+        ours_bytes, base_bytes: bytes written per message, checkpoints included, mean over the rounds.
+    """
+
+    case: str
+    what: str
+    unit: Unit
+    values: Sequence[float]
+    goal: Goal | None = None
+    ours: float | None = None
+    base: float | None = None
+    against: str = ""
+    ours_bytes: float | None = None
+    base_bytes: float | None = None
+    durability: Durability | Literal["-"] = "-"
+    batch: int | None = None
+    keys: int | None = None
+    note: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def met(self) -> bool | None:
+        """None where there is no goal."""
+        return None if self.goal is None else self.goal.met_by(self.median)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for the JSON file."""
+        fields = attrs.asdict(self)
+        return {**fields, "median": self.median, "low": min(self.values), "high": max(self.values), "met": self.met}
+
+
+@attrs.frozen
+class Pairs:
+    """Samples of the two sides of a comparison, round by round."""
+
+    ours: list[Sample]
+    base: list[Sample]
+
+    def figure(self, case: str, what: str, against: str, *, unit: Unit = "of the floor", **rest: Any) -> Figure:
+        """The ratio of the two rates."""
+        return Figure(
+            case=case,
+            what=what,
+            unit=unit,
+            against=against,
+            values=[a.rate / b.rate for a, b in zip(self.ours, self.base, strict=True)],
+            ours=statistics.median(s.rate for s in self.ours),
+            base=statistics.median(s.rate for s in self.base),
+            ours_bytes=bytes_per_message(self.ours),
+            base_bytes=bytes_per_message(self.base),
+            **rest,
+        )
+
+
+def bytes_per_message(samples: Sequence[Sample]) -> float | None:
+    """Mean over all samples, because checkpoints come in some rounds and not in others."""
+    if any(s.written is None for s in samples):
+        return None
+    return sum(s.written or 0 for s in samples) / sum(s.messages for s in samples)
+
+
+def written_bytes() -> int | None:
+    """Bytes this process has passed to write() so far, whatever the kernel did with them; None where nobody counts."""
+    try:
+        text = Path("/proc/self/io").read_text(encoding="ascii")
+    except OSError:
+        return None
+    return next((int(line[7:]) for line in text.splitlines() if line.startswith("wchar: ")), None)
+
+
+def sample(messages: int, action: Callable[[], object]) -> Sample:
+    """Run it once, timed."""
+    before = written_bytes()
+    started = time.perf_counter()
+    action()
+    seconds = time.perf_counter() - started
+    after = written_bytes()
+    return Sample(seconds, messages, None if before is None or after is None else after - before)
+
+
+def interleave(rounds: int, ours: Callable[[], Sample], base: Callable[[], Sample]) -> Pairs:
+    """Both sides in every round, taking turns at going first, after one round of each that does not count."""
+    base()
+    ours()
+    pairs = Pairs([], [])
+    for number in range(rounds):
+        if number % 2:
+            pairs.ours.append(ours())
+            pairs.base.append(base())
+        else:
+            pairs.base.append(base())
+            pairs.ours.append(ours())
+    return pairs
+
+
+@contextmanager
+def prebuilt() -> Iterator[None]:
+    """Keep what exists now, such as a list of messages to send, out of the garbage collector's rounds."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Of values already in order: the smallest one that `percent` % of them do not exceed."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+def disk_bytes(directory: Path) -> int:
+    """Size of all files under a directory."""
+    return sum(p.stat().st_size for p in directory.rglob("*") if p.is_file())
+
+
+def resident_mib() -> tuple[float, float] | None:
+    """Resident memory of this process now and at its peak, MiB (Linux only)."""
+    try:
+        text = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = {line.split(":")[0]: int(line.split()[1]) / 1024 for line in text.splitlines() if line.endswith(" kB")}
+    return found["VmRSS"], found["VmHWM"]
+
+
+def run_child(role: str, **arguments: object) -> dict[str, Any]:
+    """Run a role of `benchmarks.child` in a fresh process and return what it reports."""
+    with child(role, **arguments) as process:
+        return report_of(process)
+
+
+@contextmanager
+def child(role: str, **arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A fresh process in a role of `benchmarks.child`; a line on its stdin, or the end of it, is its signal."""
+    command = [sys.executable, "-m", "benchmarks.child", role, json.dumps(arguments, default=os.fspath)]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next line a child prints: a JSON object."""
+    line = _pipe(process.stdout).readline()
+    if not line:
+        raise RuntimeError(f"a child process ended without a report, exit code {process.wait()}")
+    report: dict[str, Any] = json.loads(line)
+    return report
+
+
+def signal_to(process: subprocess.Popen[str]) -> None:
+    """Tell a child to go on."""
+    pipe = _pipe(process.stdin)
+    pipe.write("go\n")
+    pipe.flush()
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe

@@ -1,0 +1,162 @@
+"""The table, in colour if rich is there and as plain text if not, and the JSON beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from .measure import Figure
+
+HEADERS: Final = (
+    "Case",
+    "Figure",
+    "Median",
+    "Spread",
+    "Goal",
+    "Met",
+    "strictq/s",
+    "Against",
+    "Its/s",
+    "Durability",
+    "Batch",
+    "Keys",
+    "Bytes written\n(its)",
+    "Note",
+)
+LEFT: Final = frozenset({"Case", "Figure", "Against", "Durability", "Note"})
+STYLES: Final = {"met": "green", "not met": "red"}
+
+
+def versions(directory: Path) -> dict[str, Any]:
+    """What the figures depend on."""
+    import strictq
+
+    return {
+        "strictq": strictq.__version__,
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "sqlite": apsw.sqlite_lib_version(),
+        "apsw": apsw.apsw_version(),
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "filesystem": filesystem(directory),
+        "load": f"{os.getloadavg()[0]:.1f} before the run" if hasattr(os, "getloadavg") else "unknown",
+    }
+
+
+def filesystem(directory: Path) -> str:
+    """Type of the file system a directory lies on (Linux; elsewhere "unknown")."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "unknown"
+    directory = directory.resolve()
+    best, kind = -1, "unknown"
+    for line in lines:
+        mount, _, rest = line.partition(" - ")
+        point = Path(mount.split()[4].replace("\\040", " "))
+        # >=: of two mounts on one point the later one is seen.
+        if directory.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), rest.split()[0]
+    return kind
+
+
+def row(figure: Figure) -> tuple[str, ...]:
+    """The cells of a figure."""
+    return (
+        figure.case,
+        figure.what,
+        _value(figure, figure.median),
+        _spread(figure),
+        _goal(figure),
+        {True: "met", False: "not met", None: ""}[figure.met],
+        _whole(figure.ours),
+        figure.against,
+        _whole(figure.base),
+        figure.durability,
+        _whole(figure.batch),
+        _whole(figure.keys),
+        "" if figure.ours_bytes is None else f"{_whole(figure.ours_bytes)} ({_whole(figure.base_bytes)})",
+        figure.note,
+    )
+
+
+def _spread(figure: Figure) -> str:
+    if len(figure.values) < 2:
+        return ""
+    return f"{_number(figure, min(figure.values))} - {_number(figure, max(figure.values))}"
+
+
+def _goal(figure: Figure) -> str:
+    if figure.goal is None:
+        return ""
+    return f"{'≥' if figure.goal.sense == 'at least' else '<'} {_number(figure, figure.goal.value)}"
+
+
+def _value(figure: Figure, value: float) -> str:
+    suffix = {"of the floor": "", "times": " x", "ms": " ms", "MiB": " MiB"}
+    return _number(figure, value) + suffix[figure.unit]
+
+
+def _number(figure: Figure, value: float) -> str:
+    if figure.unit == "MiB":
+        return f"{value:.0f}"
+    return f"{value:.1f}" if figure.unit == "ms" and value >= 10 else f"{value:.2f}"
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def print_table(figures: Sequence[Figure], title: str) -> None:
+    """Print all figures to stdout."""
+    rows = [row(f) for f in figures]
+    # A column that no figure fills says nothing.
+    used = [n for n, name in enumerate(HEADERS) if name in LEFT - {"Note"} or any(r[n] for r in rows)]
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        _print_plain([HEADERS, *rows], used, title)
+        return
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for n in used:
+        table.add_column(HEADERS[n], justify="left" if HEADERS[n] in LEFT else "right", overflow="fold")
+    for cells in rows:
+        table.add_row(*(Text(cells[n], style=STYLES.get(cells[n], "")) for n in used))
+    if sys.stdout.isatty():
+        Console().print(table)
+        return
+    # Into a file or a pipe: as wide as it gets, so that no line is folded, and without the padding.
+    console = Console(width=400)
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _print_plain(rows: Sequence[Sequence[str]], used: Sequence[int], title: str) -> None:
+    flat = [[cells[n].replace("\n", " ") for n in used] for cells in rows]
+    widths = [max(len(cells[i]) for cells in flat) for i in range(len(used))]
+    print(title)
+    for cells in flat:
+        padded = [c.ljust(w) if HEADERS[n] in LEFT else c.rjust(w) for c, w, n in zip(cells, widths, used, strict=True)]
+        print("  ".join(padded).rstrip())
+
+
+def write_json(file: Path, form: str, versions: dict[str, Any], figures: Sequence[Figure], failures: dict[str, str]) -> None:
+    """Write everything that was measured, round by round."""
+    content = {
+        "form": form,
+        "versions": versions,
+        "figures": [f.as_json() for f in figures],
+        "failures": failures,
+    }
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

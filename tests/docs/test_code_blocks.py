@@ -1,0 +1,145 @@
+"""What README and docs show works: their Python runs, their shell parses, their links lead somewhere.
+
+A Python block that cannot run here carries `<!-- no-run: why -->` on the line before it. The other blocks of a file run
+one after the other as one program, in an empty directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import strictq
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+
+FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>[\w+-]*)\s*$")
+NO_RUN = re.compile(r"^\s*<!-- no-run: \S.* -->\s*$")
+LINK = re.compile(r"(?<!\!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+BUILTINS = {".", "source", "cd", "export", "set", "echo", "exit"}
+
+
+class Block(NamedTuple):
+    language: str
+    line: int
+    lines: list[str]
+    run: bool
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+
+def blocks(page: Path) -> list[Block]:
+    found: list[Block] = []
+    opened: re.Match[str] | None = None
+    before = ""
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if opened is None:
+            if opened := FENCE.match(line):
+                found.append(Block(opened["language"], number + 1, [], not NO_RUN.match(before)))
+            elif line.strip():
+                before = line
+        elif line.strip() == opened["fence"]:
+            opened, before = None, ""
+        else:
+            found[-1].lines.append(line.removeprefix(opened["indent"]))
+    assert opened is None, f"{page}: a code block is not closed"
+    return found
+
+
+def case(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The words of each simple command; enough for what a README shows."""
+    found = []
+    for line in block.text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set(";|&"):
+                if words:
+                    found.append(words)
+                words = []
+            else:
+                words.append(word)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=case)
+def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+    program: list[str] = []
+    for block in blocks(page):
+        if block.language == "python" and block.run:
+            # At the line it has on the page, so that a traceback names the page's lines.
+            program += [""] * (block.line - 1 - len(program)) + block.lines
+    if not program:
+        pytest.skip("no Python to run on this page")
+    script = tmp_path / f"{page.name}.py"
+    script.write_text("\n".join(program) + "\n", encoding="utf-8")
+    cwd = tmp_path / "empty"
+    cwd.mkdir()
+    path = os.pathsep.join(filter(None, [str(Path(strictq.__file__).parent.parent), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, f"{case(page)}:\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=case)
+def test_bash_blocks_parse(page: Path) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash on this machine")
+    for block in blocks(page):
+        if block.language == "bash":
+            done = subprocess.run([bash, "-n"], input=block.text, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, f"{case(page)}:{block.line}: {done.stderr}"
+
+
+def test_readme_uses_only_commands_that_exist() -> None:
+    from strictq.cli import app
+
+    known = {info.name or info.callback.__name__ for info in app().registered_commands if info.callback}
+    # What the first block installs is next to the interpreter.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    for block in blocks(README):
+        for words in commands(block) if block.language == "bash" else ():
+            if words[0] == "strictq":
+                assert words[1] in known, f"README.md:{block.line}: strictq {words[1]}"
+            else:
+                there = words[0] in BUILTINS or shutil.which(words[0], path=path)
+                assert there, f"README.md:{block.line}: {words[0]}"
+
+
+def test_readme_begins_with_its_set_up() -> None:
+    first, second = [b for b in blocks(README) if b.language == "bash"][:2]
+    assert ["strictq", "demo"] in commands(first)
+    assert any(words[0] == "pytest" for words in commands(second))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=case)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^( *)(`{3,}).*?^\1\2 *$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for match in LINK.finditer(text):
+        target = match["target"].partition("#")[0]
+        if target and "://" not in target and not target.startswith("mailto:"):
+            assert (page.parent / target).exists(), f"{case(page)}: {target}"

@@ -1,0 +1,66 @@
+"""A program forks with a live queue: nothing is lost, and parent and child both go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import strictq
+from strictq import QueueConfig
+from tests.support import history
+from tests.support.campaign import PATIENCE_SECONDS, spawn
+from tests.support.checker import check
+from tests.support.fork_program import KEYS, STATES
+from tests.support.history import Recorder
+from tests.support.recorded import SCHEMA, Recorded
+
+ALL_KEYS = [*KEYS, "awaited"]
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("state", STATES)
+def test_fork(state: str, shards: int, tmp_path: Path) -> None:
+    path, histories = tmp_path / "q.strictq", tmp_path / "history"
+    histories.mkdir()
+    with strictq.open(path, shards=shards, durability="process", config=QueueConfig(max_attempts=None)) as queue:
+        queue.app_schema(SCHEMA)
+    program = spawn("fork_program", state, path, histories, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        _, errors = program.communicate(timeout=PATIENCE_SECONDS)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)  # its children too
+        program.wait()
+    assert program.returncode == 0, errors.decode()
+
+    recorder = Recorder(histories / "end.jsonl")
+    with strictq.open(path, durability="process", create=False) as queue:
+        assert queue.check() == []
+        _account_for_transactions(queue)
+        recorded = Recorded(queue, recorder)
+        while queue.stats().depth:
+            got = recorded.receive(500, lease_seconds=30.0, wait=0.05, keys=ALL_KEYS)
+            if got:
+                recorded.act_many("ack", got)
+        recorded.final(ALL_KEYS)
+        assert queue.check() == []
+    recorder.close()
+    events = history.read_all(histories)
+    assert len(events) > 20
+    assert check(events) == []
+
+
+def _account_for_transactions(queue: strictq.Queue) -> None:
+    """Each message of "main" that was acked left one effect and one message, and no other did."""
+    effects = sorted(int(seq) for (seq,) in queue.query("SELECT effect FROM app_effects WHERE lane = 'main'"))
+    handed_on = [int(m.body) + 1 for m in queue.peek("handed-on", 100)]
+    assert sorted(handed_on) == effects == sorted(set(effects))
+    for m in queue.peek("main", 100):
+        assert m.seq not in effects
+    while got := queue.receive(100, keys=["main", "handed-on"]):
+        queue.ack_many(got)

@@ -1,0 +1,233 @@
+"""Stress campaigns: start worker processes on one queue, disturb them, and account for everything afterwards."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import strictq
+from strictq import QueueConfig
+from tests.support import history
+from tests.support.checker import Policy, check
+from tests.support.history import Event, Invoke, Recorder, Return
+from tests.support.recorded import SCHEMA, SECOND, Recorded
+from tests.support.stress_worker import ALL_KEYS, KEYS
+
+ROOT = Path(__file__).resolve().parents[2]
+DEDUP_SECONDS = 2.0
+EXPECTED = {"ok", "LeaseLost", "StoreBusy", "ForwardPending", "PartialFailure", "Raised"}
+PATIENCE_SECONDS = 60.0
+"""How long anything may take on a machine that does ten other things."""
+
+
+def spawn(module: str, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a module of tests/support as a process of its own."""
+    command = [sys.executable, "-m", f"tests.support.{module}", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, **options)
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for other processes.
+
+    Raises:
+        AssertionError: it took too long.
+    """
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < end, f"waited too long for {what}"
+        time.sleep(0.005)
+
+
+@attrs.define(eq=False)
+class Campaign:
+    """A queue in `directory`, and the processes at work on it."""
+
+    directory: Path
+    shards: int = 1
+    durability: str = "process"
+    threads: int = 1
+    lease: float = 0.4
+    seed: int = 0
+    workers: list[subprocess.Popen[bytes]] = attrs.Factory(list)
+    kills: int = 0
+    stops: int = 0
+    _started: int = 0
+
+    @property
+    def queue(self) -> Path:
+        return self.directory / "stress.strictq"
+
+    @property
+    def histories(self) -> Path:
+        return self.directory / "history"
+
+    def create(self) -> None:
+        """Make the queue. Unlimited attempts: kills we never see would make messages poisonous at unknown times."""
+        self.histories.mkdir()
+        config = QueueConfig(
+            lease_seconds=self.lease, max_attempts=None, dedup_window_seconds=DEDUP_SECONDS, on_expire="dead_letter"
+        )
+        with strictq.open(self.queue, shards=self.shards, durability=self.durability, config=config) as queue:
+            queue.app_schema(SCHEMA)
+
+    # The processes.
+
+    def start(self, **options: Any) -> subprocess.Popen[bytes]:
+        self._started += 1
+        arguments: dict[str, Any] = {
+            "seed": self.seed * 100 + self._started,
+            "threads": self.threads,
+            "durability": self.durability,
+            "lease": self.lease,
+        }
+        flags = [part for name, value in (arguments | options).items() for part in (f"--{name}", value)]
+        with (self.directory / f"worker-{self._started}.log").open("wb") as log:
+            worker = spawn("stress_worker", self.queue, self.histories, *flags, stdout=log, stderr=log)
+        self.workers.append(worker)
+        return worker
+
+    def written(self, worker: subprocess.Popen[bytes]) -> int:
+        """How much history a worker has written: it grows while the worker lives and works."""
+        return sum(path.stat().st_size for path in self.histories.glob(f"{worker.pid}-*.jsonl"))
+
+    def assert_alive(self) -> None:
+        for worker in self.workers:
+            if worker.poll() is not None:
+                raise AssertionError(f"a worker ended by itself with {worker.returncode}:\n{self.logs()}")
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self.directory.glob("worker-*.log")))
+
+    def progress(self, least: int = 4_000) -> None:
+        """Wait until every worker has got something done since now: none is dead, and none hangs."""
+        before = [(worker, self.written(worker)) for worker in self.workers]
+
+        def done() -> bool:
+            self.assert_alive()
+            return all(self.written(worker) >= size + least for worker, size in before)
+
+        wait_until(done, "every worker to get on with its work")
+
+    def kill(self, worker: subprocess.Popen[bytes]) -> None:
+        """kill -9 at whatever it does."""
+        worker.kill()
+        worker.wait()
+        self.workers.remove(worker)
+        self.kills += 1
+
+    def freeze(self, worker: subprocess.Popen[bytes]) -> None:
+        """Stop it for longer than its leases last; others take over; then it comes back and knows nothing of it."""
+        worker.send_signal(signal.SIGSTOP)
+        try:
+            time.sleep(self.lease * 1.5)
+        finally:
+            worker.send_signal(signal.SIGCONT)
+        self.stops += 1
+
+    def disturb(self, processes: int, seconds: float) -> None:
+        """Keep so many workers at work for so long, killing and stopping one after the other."""
+        chance = random.Random(self.seed)
+        end = time.monotonic() + seconds
+        for _ in range(processes):
+            self.start()
+        while True:
+            self.progress()
+            if time.monotonic() >= end and self.kills and self.stops:
+                return
+            time.sleep(chance.uniform(0.0, 0.15))
+            victim = chance.choice(self.workers)
+            if not self.kills or (self.stops and chance.random() < 0.7):
+                self.kill(victim)
+                self.start()
+            else:
+                self.freeze(victim)
+
+    def stop(self) -> None:
+        """Let every worker finish.
+
+        Raises:
+            AssertionError: one had failed.
+        """
+        for worker in self.workers:
+            worker.terminate()
+        for worker in self.workers:
+            assert worker.wait(PATIENCE_SECONDS) == 0, self.logs()
+        self.workers.clear()
+
+    def abandon(self) -> None:
+        """Clean up whatever still runs."""
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+
+    # The accounts.
+
+    def settle(self) -> list[Event]:
+        """Drain the queue, look at what is left, and check everything that was ever answered.
+
+        Returns the history; raises AssertionError for anything wrong.
+        """
+        recorder = Recorder(self.histories / f"{os.getpid()}-final.jsonl")
+        with strictq.open(self.queue, durability=self.durability, create=False) as queue:
+            recorded = Recorded(queue, recorder)
+            assert queue.check() == []
+            for key in KEYS:
+                assert recorded.operate("unhold", key) == "ok"
+            self._drain(recorded)
+            stats = queue.stats()
+            assert (stats.depth, stats.outbox) == (0, 0), stats
+            recorded.final(ALL_KEYS)
+            self._key_states(recorded)
+            assert queue.check() == []
+        recorder.close()
+        events = history.read_all(self.histories)
+        policy = Policy(dedup_window=int(DEDUP_SECONDS * SECOND))
+        found = check(events, policy)
+        assert found == [], f"{len(found)} violations, {Counter(v.rule for v in found)}, the first: {found[:10]}"
+        odd = Counter(o for o in _outcomes(events) if o not in EXPECTED)
+        assert not odd, odd
+        return events
+
+    def _drain(self, recorded: Recorded) -> None:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while recorded.queue.stats().depth:
+            assert time.monotonic() < end, f"the queue does not run dry: {recorded.queue.stats()}"
+            got = recorded.receive(200, lease_seconds=PATIENCE_SECONDS, wait=0.05)
+            if got:
+                recorded.act_many("ack", got)
+
+    def _key_states(self, recorded: Recorded) -> None:
+        """Each key's state counted its transactions: exactly those whose effects are there, one after the other."""
+        rows: dict[str, list[int]] = defaultdict(list)
+        for lane, n in recorded.queue.query("SELECT lane, n FROM app_effects"):
+            rows[lane].append(n)
+        for key in ALL_KEYS:
+            with recorded.queue.transaction(key=key) as tx:
+                count = int(tx.key_state or b"0")
+            assert sorted(rows[repr(key)]) == list(range(count)), f"key {key!r}: {count} transactions"
+
+
+def _outcomes(events: list[Event]) -> Iterator[str]:
+    for event in events:
+        if isinstance(event, Return):
+            yield event.outcome
+            if event.verb not in ("send", "receive", "more", "final"):
+                yield from event.items
+
+
+def tally(events: list[Event]) -> Counter[str]:
+    """How many calls of each verb came back with "ok", and how many were invoked and never answered ("lost")."""
+    returned = {e.call for e in events if isinstance(e, Return)}
+    counts = Counter(e.verb for e in events if isinstance(e, Return) and e.outcome == "ok")
+    counts["lost"] = sum(1 for e in events if isinstance(e, Invoke) and e.call not in returned)
+    return counts

@@ -1,0 +1,193 @@
+"""What the tests of the store need from inside: its connections, its files, and failures at a chosen moment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from strictq import Queue
+from strictq._store.commit import Writer
+from strictq._store.shard import Shard
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_SECONDS = 60.0
+"""How long anything may take on a machine that does ten other things."""
+
+
+def shard_of(q: Queue, number: int = 0) -> Shard:
+    """One shard of an open queue."""
+    return q._store.shards[number]
+
+
+def writer_of(q: Queue, number: int = 0) -> Writer:
+    """The commit path of one shard."""
+    return shard_of(q, number)._writer
+
+
+def connection_of(q: Queue, number: int = 0) -> apsw.Connection:
+    """The writing connection of one shard, opened if need be."""
+    return writer_of(q, number).use(lambda db: db)
+
+
+def connections(q: Queue) -> Iterator[apsw.Connection]:
+    """Every connection that the queue has open now."""
+    for shard in q._store.shards:
+        for db in (shard._writer._db, shard._reader, shard._checkpointer):
+            if db is not None:
+                yield db
+
+
+def at_rest(q: Queue) -> bool:
+    """No connection of the queue is inside a transaction, and none of its locks is held."""
+    for shard in q._store.shards:
+        if shard._writer._lock.locked() or shard._reader_lock.locked():
+            return False
+    return not any(db.in_transaction for db in connections(q))
+
+
+def tamper(file: Path, *statements: str) -> list[tuple[Any, ...]]:
+    """Run SQL on a file of a closed queue, past all that guards it. Returns the rows of the last statement."""
+    db = apsw.Connection(str(file))
+    try:
+        rows: list[tuple[Any, ...]] = []
+        for sql in statements:
+            rows = db.execute(sql).fetchall()
+        return rows
+    finally:
+        db.close()
+
+
+def fold(file: Path) -> None:
+    """Bring a closed queue's WAL back into the file, so that the file is the only copy."""
+    db = apsw.Connection(str(file))
+    db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+    db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    db.close()
+
+
+def shard_file(q_path: str | Path, number: int = 0) -> Path:
+    """The file of a shard."""
+    return Path(q_path) / f"shard-{number:04d}.db"
+
+
+def run_python(script: str, *arguments: object, **options: Any) -> str:
+    """Run a script in a process of its own; what it printed.
+
+    Raises:
+        AssertionError: it failed; with what it wrote to stderr.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        **options,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+class Faulty:
+    """Stands before a connection and lets chosen statements fail, before or after they took effect."""
+
+    def __init__(self, db: apsw.Connection, fails: Callable[[str], BaseException | None], *, after: bool = False) -> None:
+        self._db = db
+        self._fails = fails
+        self._after = after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def execute(self, sql: str, *args: Any, **options: Any) -> Any:
+        """The connection's, unless it is to fail."""
+        error = self._fails(sql)
+        if error is not None and not self._after:
+            raise error
+        cursor = self._db.execute(sql, *args, **options)
+        if error is not None:
+            cursor.fetchall()
+            raise error
+        return cursor
+
+
+@contextmanager
+def failing(q: Queue, statement: str, error: BaseException, *, after: bool = False, number: int = 0) -> Iterator[list[str]]:
+    """In this block the next run of `statement` on the shard's writing connection fails, once.
+
+    Gives the list of statements that failed.
+    """
+    connection_of(q, number)
+    writer = writer_of(q, number)
+    failed: list[str] = []
+
+    def fails(sql: str) -> BaseException | None:
+        if sql.startswith(statement) and not failed:
+            failed.append(sql)
+            return error
+        return None
+
+    real = writer._db
+    assert real is not None
+    writer._db = Faulty(real, fails, after=after)  # type: ignore[assignment]
+    try:
+        yield failed
+    finally:
+        if isinstance(writer._db, Faulty):
+            writer._db = real
+
+
+def mounted(*command: str) -> bool:
+    """Run a mount command; whether this machine permits it."""
+    try:
+        return subprocess.run(["mount", *command], capture_output=True, timeout=PATIENCE_SECONDS).returncode == 0
+    except OSError:
+        return False
+
+
+def unmounted(place: Path) -> None:
+    """Undo it, whoever still uses it."""
+    subprocess.run(["umount", "--lazy", str(place)], capture_output=True, timeout=PATIENCE_SECONDS)
+
+
+def stuff(place: Path, name: str = "stuffing") -> Path:
+    """Fill a file system to the last byte with a file."""
+    file = place / name
+    fd = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    try:
+        for size in (1 << 20, 1 << 16, 1 << 12, 1):
+            try:
+                while os.write(fd, b"\0" * size):
+                    pass
+            except OSError:
+                continue
+    finally:
+        os.close(fd)
+    return file
+
+
+def in_threads(works: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run each in a thread of its own; what they returned or raised, in order."""
+    results: list[Any] = [None] * len(works)
+
+    def run(i: int) -> None:
+        try:
+            results[i] = works[i]()
+        except BaseException as e:
+            results[i] = e
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+    return results

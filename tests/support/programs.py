@@ -1,0 +1,91 @@
+"""Small programs that tests run as processes of their own: `python -m tests.support.programs NAME ARGUMENTS`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import strictq
+from strictq import Delivery, LeaseLost, Queue
+
+LEASE_SECONDS = 0.3
+
+
+def zombie(path: str, *verbs: str) -> None:
+    """Lease the lanes taken-VERB and quiet-VERB, stop, and, once continued, use each verb; prints what came of it."""
+    outcomes = {}
+    with strictq.open(path, create=False) as queue:
+        deliveries = queue.receive(1000, lease_seconds=LEASE_SECONDS)
+        assert len(deliveries) == 2 * len(verbs)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        for d in deliveries:
+            key = str(d.key)
+            try:
+                _use(queue, d, key.partition("-")[2])
+                outcomes[key] = "ok"
+            except LeaseLost:
+                outcomes[key] = "LeaseLost"
+    print(json.dumps(outcomes))
+
+
+def _use(queue: Queue, d: Delivery, verb: str) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "ack": d.ack,
+        "nack": d.nack,
+        "reject": lambda: d.reject("late"),
+        "extend": lambda: d.extend(0.001),
+        "start": d.start,
+        "more": lambda: d.lease.more(1),
+        "release": d.lease.release,
+    }
+    if verb != "transact":
+        calls[verb]()
+        return
+    with queue.transaction(d) as tx:
+        tx.key_state = b"set by a zombie"
+        tx.execute("INSERT INTO app_effects (effect, lane, n) VALUES (?, 'lane', 0)", (str(d.key),))
+        tx.send(str(d.key).encode(), "sent-by-zombie")
+
+
+def pipeline(path: str) -> None:
+    """Hand every message of in-N on to out-N, with an effect and a count, one transaction each, until none is left."""
+    with strictq.open(path, create=False) as queue:
+        # Leases of those that were killed end soon: three empty looks in a row are the end.
+        empty = 0
+        while empty < 3:
+            got = queue.receive(5, keys=[f"in-{n}" for n in range(7)], lease_seconds=LEASE_SECONDS, wait=LEASE_SECONDS)
+            empty = 0 if got else empty + 1
+            for d in got:
+                try:
+                    with queue.transaction(d) as tx:
+                        tx.key_state = b"%d" % (int(tx.key_state or b"0") + 1)
+                        tx.send(d.body, str(d.key).replace("in", "out"))
+                        tx.execute("INSERT INTO app_effects VALUES (?, ?, 0)", (d.body.decode(), str(d.key)))
+                except LeaseLost:
+                    break
+
+
+def waiter(path: str, keys: str = "") -> None:
+    """Say "waiting", then wait for a message and print its body."""
+    with strictq.open(path, create=False) as queue:
+        print("waiting", flush=True)
+        for d in queue.receive(1, wait=60.0, keys=keys.split(",") if keys else None):
+            print(d.body.decode(), flush=True)
+            d.ack()
+
+
+def maker(path: str) -> None:
+    """Say "opening", make a queue, and use it."""
+    print("opening", flush=True)
+    with strictq.open(path, shards=4, durability="full") as queue:
+        queue.send(b"hello", "k")
+        print("sent", flush=True)
+
+
+PROGRAMS: dict[str, Callable[..., None]] = {f.__name__: f for f in (zombie, pipeline, waiter, maker)}
+
+if __name__ == "__main__":
+    PROGRAMS[sys.argv[1]](*sys.argv[2:])

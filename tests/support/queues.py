@@ -1,0 +1,85 @@
+"""Opening queues in tests, and the few things every test does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import strictq
+from strictq import Event, Queue, QueueConfig
+from strictq._keys import Key
+
+from .clock import FakeClock
+
+Hook = Callable[[Event], None]
+
+
+class Opener:
+    """Opens queues at one place with one clock, and closes whatever is left open when the test ends.
+
+    Called with settings it makes them the queue's configuration; called without any it takes what is stored.
+    """
+
+    def __init__(self, path: str, clock: FakeClock) -> None:
+        self.path = path
+        self.clock = clock
+        self.opened: list[Queue] = []
+
+    def __call__(self, *, shards: int | None = None, on_event: Hook | None = None, **settings: Any) -> Queue:
+        return self.open(shards=shards, on_event=on_event, config=QueueConfig(**settings) if settings else None)
+
+    def open(self, **options: Any) -> Queue:
+        """`strictq.open` at this place; durability "process" unless told otherwise, because tests cut no power."""
+        options.setdefault("durability", "process")
+        q = strictq.open(self.path, clock=self.clock, **options)
+        self.opened.append(q)
+        return q
+
+    def close(self) -> None:
+        """Close everything that was opened."""
+        while self.opened:
+            self.opened.pop().close()
+
+
+def fill(q: Queue, key: Key | None, count: int, **options: Any) -> list[strictq.Receipt]:
+    """Send `count` messages with bodies b"1", b"2" … to one key."""
+    return [q.send(b"%d" % n, key, **options) for n in range(1, count + 1)]
+
+
+def labels(deliveries: Iterable[Any]) -> list[tuple[Any, int]]:
+    """(key, seq) of each, in order."""
+    return [(d.key, d.seq) for d in deliveries]
+
+
+def seqs(deliveries: Iterable[Any]) -> list[int]:
+    """seq of each, in order."""
+    return [d.seq for d in deliveries]
+
+
+def ack_all(deliveries: Iterable[Any]) -> None:
+    """Ack one by one."""
+    for d in deliveries:
+        d.ack()
+
+
+def drain(q: Queue, limit: int = 1_000) -> list[tuple[Any, int]]:
+    """Receive and ack until nothing is ready; what came, in order."""
+    got: list[tuple[Any, int]] = []
+    for _ in range(limit):
+        batch = q.receive(100)
+        if not batch:
+            return got
+        got += labels(batch)
+        ack_all(batch)
+    raise AssertionError("the queue does not run dry")
+
+
+def keys_by_shard(shards: int) -> dict[int, str]:
+    """For every shard of a new queue with so many of them, a key that lives in it. Asked of a queue made for it."""
+    with strictq.open(":memory:", shards=shards) as scratch:
+        scratch.send_many([strictq.Message(b"", key=f"key-{n}") for n in range(32 * shards)])
+        found: dict[int, str] = {}
+        for d in scratch.receive(32 * shards):
+            found.setdefault(d.shard, str(d.key))
+    assert sorted(found) == list(range(shards)), "the hash leaves a shard empty"
+    return dict(sorted(found.items()))

@@ -1,0 +1,220 @@
+"""One process of the stress tests: threads that do everything one can do to a queue, until killed or told to stop.
+
+    python -m tests.support.stress_worker QUEUE HISTORY --seed N [--threads N] [--durability D] [--lease SECONDS]
+
+QUEUE must exist. The history goes to a new file in the directory HISTORY. SIGTERM: finish the call and exit with 0; any
+error exits with a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import strictq
+from strictq import Delivery, Message
+from tests.support.history import Recorder
+from tests.support.recorded import Recorded
+
+KEYS: list[Any] = [*(f"lane-{i}" for i in range(12)), *range(4), *(b"\x00lane\xff%d" % i for i in range(4))]
+HANDLED = "lane-handled-at-once"
+"""The only key that is received with ack_first: an unanswered receive may have resolved what it asked for."""
+SHORT_LIVED = "lane-short-lived"
+"""A key whose messages expire."""
+PURGED = "lane-purged"
+"""A key that is purged now and then."""
+ALL_KEYS = [*KEYS, HANDLED, SHORT_LIVED, PURGED]
+
+
+class Stress:
+    """What one thread does, chosen by its own random numbers."""
+
+    def __init__(self, recorded: Recorded, seed: int, lease: float) -> None:
+        self.recorded = recorded
+        self.random = random.Random(seed)
+        self.lease = lease
+
+    def step(self) -> None:
+        chance = self.random.random()
+        if chance < 0.22:
+            self.recorded.send(self.message())
+        elif chance < 0.32:
+            self.recorded.send_many([self.message() for _ in range(self.random.randint(1, 25))])
+        elif chance < 0.34:
+            self.recorded.transact(None, self.random.choice(KEYS), self.messages(), fail=self.random.random() < 0.2)
+        elif chance < 0.355:
+            self.operate()
+        elif chance < 0.37:
+            self.handled_at_once()
+        elif chance < 0.38:
+            self.look()
+        else:
+            self.consume()
+
+    def message(self) -> Message:
+        key = self.random.choice(ALL_KEYS)
+        chance = self.random.random()
+        dedup_id = f"dedup-{self.random.randrange(4)}" if chance < 0.1 else None
+        delay = self.random.choice((0.01, 0.05)) if 0.1 < chance < 0.12 else 0.0
+        return self.recorded.new(key, dedup_id=dedup_id, delay=delay, ttl=0.1 if key == SHORT_LIVED else None)
+
+    def messages(self) -> list[Message]:
+        """What a handler sends on: little, so that the queue does not grow without end."""
+        return [self.recorded.new(self.random.choice(KEYS)) for _ in range(self.random.choice((0, 0, 1, 2)))]
+
+    def operate(self) -> None:
+        chance = self.random.random()
+        if chance < 0.5:
+            self.recorded.operate("redrive", self.random.choice([*KEYS, None]))
+        elif chance < 0.8:
+            key = self.random.choice(KEYS)
+            self.recorded.operate("hold", key)
+            self.recorded.operate("unhold", key)
+        else:
+            self.recorded.operate("purge", PURGED)
+
+    def look(self) -> None:
+        """What operators do; none of it may fail or disturb, whatever goes on."""
+        queue, key = self.recorded.queue, self.random.choice(ALL_KEYS)
+        chance = self.random.random()
+        if chance < 0.2:
+            stats = queue.stats()
+            assert min(stats.ready, stats.in_flight, stats.delayed, stats.held, stats.dead, stats.outbox) >= 0, stats
+        elif chance < 0.4:
+            seqs = [m.seq for m in queue.peek(key, 20)]
+            assert seqs == sorted(set(seqs))
+        elif chance < 0.6:
+            assert queue.explain(key).text
+        elif chance < 0.7:
+            queue.top_keys(5)
+            queue.dead_letters(key)
+        elif chance < 0.8:
+            assert queue.check() == []
+        else:
+            queue.configure(lease_seconds=self.random.choice((1.0, 2.0)))
+
+    def handled_at_once(self) -> None:
+        got = self.recorded.receive(self.random.randint(1, 5), lease_seconds=self.lease, keys=[HANDLED], ack_first=True)
+        if got and self.random.random() < 0.9:
+            self.recorded.act("done", got[-1])
+
+    def consume(self) -> None:
+        got = self.recorded.receive(
+            self.random.choice((1, 5, 20, 60)),
+            per_key=self.random.choice((None, None, 1, 3)),
+            lease_seconds=self.random.choice((self.lease, self.lease, self.lease / 10)),
+            wait=self.random.choice((0.0, 0.0, 0.02)),
+            keys=self.random.choice((None, None, None, None, [SHORT_LIVED, PURGED, *self.random.sample(KEYS, 4)])),
+        )
+        lanes: dict[tuple[Any, int], list[Delivery]] = {}
+        for d in got:
+            lanes.setdefault((d.key, d.token), []).append(d)
+        if got and self.random.random() < 0.4:
+            batch = list(got)
+            if self.random.random() < 0.2:
+                self.random.shuffle(batch)
+            if self.random.random() < 0.1:
+                self.recorded.act_many("extend", batch, arg=self.lease)
+            self.recorded.act_many("ack", batch)
+            return
+        for lane in lanes.values():
+            self.handle(lane)
+
+    def handle(self, lane: list[Delivery]) -> None:
+        """Work off one lane's deliveries, or fail to."""
+        while lane:
+            d = lane[0]
+            chance = self.random.random()
+            if chance < 0.02:
+                return  # forgotten: the lease runs out
+            if chance < 0.023:
+                time.sleep(self.lease * 1.2)  # too late, if anybody else wants the lane
+            elif chance > 0.93:
+                time.sleep(self.lease / 8)  # longer than the short leases
+            if chance < 0.2:
+                self.recorded.act("start", d)
+            if 0.2 < chance < 0.25:
+                self.recorded.act("extend", d, arg=self.lease)
+            if 0.25 < chance < 0.3:
+                lane += self.recorded.more(d, 3)
+            if not self.settle(lane, d):
+                return
+
+    def settle(self, lane: list[Delivery], d: Delivery) -> bool:
+        """Whether the lease goes on."""
+        chance = self.random.random()
+        if chance < 0.05:
+            last = self.random.choice(lane)
+            self.recorded.act("nack", last, arg=self.random.choice((None, 0.0, 0.03)))
+            given_back = lane[lane.index(last) :]
+            del lane[lane.index(last) :]
+            if self.random.random() < 0.5:
+                self.recorded.act(self.random.choice(("ack", "start", "reject")), given_back[-1])  # not its any more
+            return True
+        if chance < 0.07:
+            self.recorded.act_many("nack", lane, arg=0.0)
+            return False
+        if chance < 0.09:
+            self.recorded.act("release", d)
+            return False
+        del lane[0]
+        if chance < 0.12:
+            return self.recorded.act("reject", d) == "ok"
+        if chance < 0.5:
+            outcome = self.recorded.transact(d, None, self.messages(), fail=self.random.random() < 0.1)
+            if outcome == "Raised":
+                outcome = self.recorded.act("nack", d)
+                return False
+            return outcome in ("ok", "ForwardPending")
+        return self.recorded.act("ack", d) == "ok"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("queue")
+    parser.add_argument("history", type=Path)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--durability", default=None)
+    parser.add_argument("--lease", type=float, default=0.5)
+    parser.add_argument("--steps", type=int, default=None, help="stop by itself after so many a thread")
+    options = parser.parse_args()
+
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    recorder = Recorder(options.history / f"{os.getpid()}-{time.time_ns()}.jsonl")
+    failures: list[BaseException] = []
+    with strictq.open(options.queue, durability=options.durability, create=False) as queue:
+        recorded = Recorded(queue, recorder)
+
+        def run(seed: int) -> None:
+            stress = Stress(recorded, seed, options.lease)
+            done = 0
+            try:
+                while not stop.is_set() and (options.steps is None or done < options.steps):
+                    stress.step()
+                    done += 1
+            except BaseException as e:
+                failures.append(e)
+                stop.set()
+
+        threads = [threading.Thread(target=run, args=(options.seed * 1000 + i,)) for i in range(options.threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.1)  # in small pieces: SIGTERM is handled between them
+    recorder.close()
+    if failures:
+        raise failures[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

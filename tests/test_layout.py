@@ -1,0 +1,154 @@
+"""The package's own rules, read from its syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "strictq"
+
+# A module may import its own layer and those below. A module that is not here has no place yet: give it one.
+LAYERS = [
+    {"_errors", "_types", "_clock", "_keys"},
+    {"_config", "_sql"},
+    {"_store"},
+    {"_validate", "delivery", "transaction", "_sending", "_receiving", "_settling", "_operating", "queue"},
+    {"aio"},
+    {"opening"},
+    {"testing", "worker", "replication", "spark"},
+    {"demo"},
+    {"cli"},
+]
+LAYER = {name: i for i, layer in enumerate(LAYERS) for name in layer}
+
+# import → the parts of the package that may have it
+ONLY_IN = {
+    "apsw": {"_store", "opening"},  # opening: the check of the linked SQLite's version
+    "rich": {"cli"},
+    "typer": {"cli"},
+    "pyspark": {"spark"},
+    "trio": {"aio"},  # late, where trio runs already: see test_import_is_light
+}
+NEVER = {"pickle", "cPickle", "marshal", "shelve", "dill", "sqlite3"}
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part(path: Path) -> str:
+    """The top-level module or package a file belongs to: "_store" for strictq/_store/shard.py."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, absolute dotted name) of every import, wherever it stands."""
+    package = ["strictq", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{module}.{alias.name}"
+
+
+def imports_at_the_top(path: Path) -> Iterator[tuple[int, str]]:
+    """Those that run when the module is imported: not in a function, not under TYPE_CHECKING."""
+    late = {
+        line
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    return ((line, name) for line, name in imports(path) if line not in late)
+
+
+def case(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(FILES) > 5
+
+
+@pytest.mark.parametrize("path", FILES, ids=case)
+def test_imports_point_down(path: Path) -> None:
+    here = part(path)
+    if here in {"__init__", "__main__"}:
+        return
+    assert here in LAYER, f"strictq/{here} has no place in LAYERS"
+    for line, name in imports(path):
+        names = name.split(".")
+        if names[0] != "strictq" or len(names) == 1:
+            continue
+        other = names[1]
+        if (PACKAGE / other).is_dir() or (PACKAGE / f"{other}.py").exists():
+            assert other in LAYER, f"strictq/{other} has no place in LAYERS"
+            assert LAYER[other] <= LAYER[here], f"{path}:{line}: {here} must not import {other}"
+        else:
+            # `from strictq import x`: the public interface is there for what stands on it.
+            assert LAYER[here] >= LAYER["testing"], f"{path}:{line} imports the package's __init__ from below it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=case)
+def test_the_package_itself_is_imported_only_from_above(path: Path) -> None:
+    if LAYER.get(part(path), len(LAYERS)) >= LAYER["testing"]:
+        return
+    for line, name in imports(path):
+        assert name != "strictq", f"{path}:{line} imports strictq from below it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=case)
+def test_dependencies_stay_in_their_place(path: Path) -> None:
+    for line, name in imports(path):
+        top = name.partition(".")[0]
+        assert top not in NEVER, f"{path}:{line} imports {top}"
+        if top in ONLY_IN:
+            assert part(path) in ONLY_IN[top], f"{path}:{line}: {top} may be imported only in {ONLY_IN[top]}"
+
+
+def test_the_command_imports_its_extra_late() -> None:
+    for line, name in imports_at_the_top(PACKAGE / "cli" / "__init__.py"):
+        assert name.partition(".")[0] not in {"typer", "rich"}, f"strictq/cli/__init__.py:{line}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=case)
+def test_sql_is_never_put_together(path: Path) -> None:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            if name in {"execute", "executemany"} and node.args:
+                assert not _put_together(node.args[0]), f"{path}:{node.lineno}: SQL is put together from pieces"
+
+
+def _put_together(sql: ast.expr) -> bool:
+    if isinstance(sql, ast.JoinedStr):
+        return any(isinstance(v, ast.FormattedValue) for v in sql.values)
+    if isinstance(sql, ast.BinOp):
+        return isinstance(sql.op, ast.Add | ast.Mod)
+    return isinstance(sql, ast.Call) and isinstance(sql.func, ast.Attribute) and sql.func.attr in {"format", "join"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=case)
+def test_nothing_runs_text_as_code(path: Path) -> None:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call):
+            assert not (isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}), f"{path}:{node.lineno}"
+            for keyword in node.keywords:
+                shell = keyword.arg == "shell" and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False)
+                assert not shell, f"{path}:{node.lineno}: a shell"
+
+
+@pytest.mark.parametrize("path", FILES, ids=case)
+def test_files_stay_readable(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 800, f"{path} is too long for one file"

@@ -1,0 +1,132 @@
+"""The public interface as a typed program uses it. Nobody runs this file: `mypy --strict` reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, assert_type
+
+import strictq
+
+
+def open_it() -> None:
+    config = strictq.QueueConfig(lease_seconds=5.0, max_attempts=None, keyless="random")
+    with strictq.open(Path("a"), shards=4, durability="process", config=config) as q:
+        assert_type(q, strictq.Queue)
+        assert_type(q.shards, int)
+        assert_type(q.config, strictq.QueueConfig)
+        assert_type(q.configure(lease_seconds=9.0), strictq.QueueConfig)
+    strictq.open(":memory:", read_only=False, create=True).close()
+
+
+def send(q: strictq.Queue) -> None:
+    receipt = q.send(b"body", key="k", dedup_id="d", delay=1.0, ttl=5.0, headers={"a": "b"}, size_hint=3)
+    assert_type(receipt, strictq.Receipt)
+    assert_type(receipt.seq, int)
+    assert_type(receipt.duplicate, bool)
+    q.send(b"", key=7)
+    q.send(b"", b"key")
+    q.send(b"")
+    receipts = q.send_many([strictq.Message(b"x", key=1), strictq.Message.json({"a": [1, None]}, key=b"k")])
+    assert_type(receipts, list[strictq.Receipt])
+    q.send_many(strictq.Message(b"%d" % n, key=n) for n in range(3))
+
+
+def receive(q: strictq.Queue) -> None:
+    batch = q.receive(100, per_key=1, wait=None, lease_seconds=2.0, keys=["a", 1, b"c"], consumer="me", ack_first=False)
+    assert_type(batch, list[strictq.Delivery])
+    for d in q.consume(wait=0.0):
+        assert_type(d, strictq.Delivery)
+        with d:
+            assert_type(d.body, bytes)
+            assert_type(d.key, str | bytes | int | None)
+            assert_type(d.headers, dict[str, str])
+            assert_type(d.key_state, bytes | None)
+            assert_type(d.json(), Any)
+        d.start()
+        d.ack()
+        d.nack(delay=1.0, reason="again")
+        d.reject("never")
+        d.extend(5.0)
+        assert_type(d.lease.more(3), list[strictq.Delivery])
+        assert_type(d.lease.expires_in, float)
+        d.lease.release()
+    q.ack_many(batch)
+    q.nack_many(batch, delay=1.0, reason="later")
+    q.extend_many(batch, 10.0)
+
+
+def transact(q: strictq.Queue, d: strictq.Delivery) -> None:
+    q.app_schema("CREATE TABLE IF NOT EXISTS app_t (a INTEGER) STRICT")
+    with q.transaction(d) as tx:
+        assert_type(tx, strictq.Transaction)
+        tx.key_state = (tx.key_state or b"") + b"x"
+        tx.key_state = None
+        tx.send(b"next", key="other", delay=2.0)
+        tx.execute("INSERT INTO app_t VALUES (?)", (1,))
+        count: int = tx.run(lambda db: db.execute("SELECT count(*) FROM app_t").get)
+        print(count)
+    with q.transaction(key="k") as tx:
+        tx.key_state = b"set"
+    for row in q.query("SELECT a FROM app_t WHERE a > ?", (3,), key="k"):
+        print(row[0])
+
+
+def operate(q: strictq.Queue) -> None:
+    assert_type(q.peek("k", limit=3), list[strictq.PeekedMessage])
+    assert_type(q.status("k", 1), strictq.MessageStatus)
+    assert_type(q.explain("k"), strictq.Explanation)
+    assert_type(q.stats(), strictq.Stats)
+    assert_type(q.stats().shards, tuple[strictq.ShardStats, ...])
+    assert_type(q.top_keys(3, by="age"), list[strictq.KeyDepth])
+    assert_type(q.dead_letters(key="k", limit=5), list[strictq.DeadLetter])
+    assert_type(q.redrive("k", seqs=[1, 2]), int)
+    assert_type(q.redrive(), int)
+    q.hold("k", reason="looking")
+    q.release("k")
+    assert_type(q.purge("k", dead=True), int)
+    assert_type(q.check(fix=True), list[strictq.Problem])
+
+
+def watch(q: strictq.Queue) -> None:
+    def hook(event: strictq.Event) -> None:
+        print(event.kind, event.key, event.detail)
+
+    q.on_event(hook)
+    strictq.open("b", on_event=hook).close()
+
+
+def fail(q: strictq.Queue, d: strictq.Delivery) -> None:
+    try:
+        d.ack()
+    except strictq.LeaseLost as e:
+        assert_type(e.token, int)
+    except strictq.PartialFailure as e:
+        assert_type(e.results, list[Any])
+    except strictq.StoreError as e:
+        assert_type(e.shard, int)
+        assert_type(e.cause, BaseException | None)
+    except strictq.StrictqError as e:
+        assert_type(e.transient, bool)
+        assert_type(e.hint, str)
+
+
+async def asynchronously() -> None:
+    async with strictq.open_async("c", shards=2) as q:
+        assert_type(q, strictq.AsyncQueue)
+        assert_type(await q.send(b"x", key="k"), strictq.Receipt)
+        for d in await q.receive(5, wait=1.0):
+            assert_type(d, strictq.AsyncDelivery)
+            async with d:
+                body: bytes = d.body
+                print(body, d.json(), d.lease)
+            async with q.transaction(d) as tx:
+                assert_type(await tx.get_key_state(), bytes | None)
+                tx.set_key_state(b"x")
+                tx.send(b"next", key=3)
+                tx.execute("INSERT INTO app_t VALUES (?)", (1,))
+                total: int = await tx.run(lambda db: db.execute("SELECT count(*) FROM app_t").get)
+                print(total)
+        async for d in q.consume(wait=0.0):
+            await d.start()
+            await d.ack()
+        assert_type(await q.stats(), strictq.Stats)

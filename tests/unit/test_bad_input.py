@@ -1,0 +1,693 @@
+"""Bad input: each is refused with a typed error, and nothing changes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strictq
+from strictq import Event, InvalidArgument, Message, MessageTooLarge, Queue, StrictqError
+from tests.support.clock import FakeClock
+from tests.support.queues import Opener, drain, fill, keys_by_shard, labels
+
+NAN, INF = float("nan"), float("inf")
+BAD_SECONDS: list[object] = [-1, -0.001, NAN, INF, -INF, 1e300, 10**400, True, "5", b"5", [1], 1j]
+
+
+class OddStr(str):
+    """A str of somebody's own."""
+
+
+# --- keys ----------------------------------------------------------------------------------------------------------
+
+BAD_KEYS: list[object] = [
+    "",
+    b"",
+    "x" * 1_000_000,
+    b"x" * 1_000_000,
+    "ü" * 513,
+    10**5_000,
+    "\ud800",
+    "a\udcffb",
+    True,
+    False,
+    1.0,
+    NAN,
+    ("a",),
+    ["a"],
+    {"a": 1},
+    bytearray(b"a"),
+    memoryview(b"a"),
+    object(),
+]
+
+
+def short(value: object) -> str:
+    """A test id that is not a megabyte long."""
+    text = f"{type(value).__name__}-{ascii(value) if not isinstance(value, int) or abs(value) < 10**9 else 'huge'}"
+    return text[:30]
+
+
+@pytest.mark.parametrize("key", BAD_KEYS, ids=short)
+def test_key_that_cannot_be(q: Queue, key: Any) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: q.send(b"", key),
+        lambda: q.send_many([Message(b"", key="good"), Message(b"", key=key)]),
+        lambda: q.receive(keys=[key]),
+        lambda: q.peek(key),
+        lambda: q.status(key, 1),
+        lambda: q.explain(key),
+        lambda: q.hold(key),
+        lambda: q.release(key),
+        lambda: q.purge(key),
+        lambda: q.redrive(key),
+        lambda: q.dead_letters(key),
+        lambda: q.query("SELECT 1", key=key),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgument):
+            call()
+    with pytest.raises(InvalidArgument), q.transaction(key=key):
+        pass
+    assert q.stats().depth == 0
+    assert q.send(b"", "good").seq == 1
+
+
+def test_none_is_a_key_nowhere_it_must_be_given(q: Queue) -> None:
+    for call in (lambda: q.send(b"", None), lambda: q.peek(None), lambda: q.hold(None), lambda: q.explain(None)):
+        with pytest.raises(InvalidArgument):
+            call()
+    assert q.stats().depth == 0
+
+
+ODD_KEYS: list[Any] = [
+    "\x00",
+    "a\x00b",
+    "a\x00",
+    b"\x00",
+    b"\xff\xfe",
+    b"\xed\xa0\x80",
+    b"a\x00b",
+    " ",
+    "\n",
+    "../../etc/passwd",
+    "'; DROP TABLE lane; --",
+    "\U0001f980",
+    "\ufeff",
+    0,
+    -(2**63) - 1,
+    2**64,
+    10**1_000,
+    "x" * 1024,
+    "ü" * 512,
+]
+
+
+def test_odd_keys_are_keys_of_their_own(make: Opener) -> None:
+    q = make(shards=2)
+    for key in ODD_KEYS:
+        q.send(repr(key).encode(), key)
+    got = q.receive(100)
+    assert len(got) == len(ODD_KEYS)
+    for d in got:
+        assert (d.seq, d.body) == (1, repr(d.key).encode())
+        d.ack()
+    assert q.check() == []
+
+
+def test_normal_forms_are_different_keys(q: Queue) -> None:
+    composed, decomposed = (unicodedata.normalize(form, "é") for form in ("NFC", "NFD"))
+    assert composed != decomposed
+    assert [q.send(b"", key).seq for key in (composed, decomposed, composed)] == [1, 1, 2]
+
+
+def test_str_subclass_is_its_text(q: Queue) -> None:
+    q.send(b"", OddStr("k"))
+    assert q.send(b"", "k").seq == 2
+
+
+def test_keys_must_be_a_collection_of_keys(q: Queue) -> None:
+    fill(q, "a", 1)
+    for bad in ("a", b"a", 5, True):
+        with pytest.raises(InvalidArgument):
+            q.receive(keys=bad)  # type: ignore[arg-type]
+    assert q.stats().in_flight == 0
+
+
+# --- bodies --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", ["text", bytearray(b"x"), memoryview(b"x"), None, 5, ["x"]], ids=short)
+def test_body_that_is_not_bytes(q: Queue, body: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        q.send(body, "k")
+    with pytest.raises(InvalidArgument):
+        q.send_many([Message(b"good", key="k"), Message(body, key="k")])
+    with pytest.raises(InvalidArgument), q.transaction(key="k") as tx:
+        tx.send(body, "k")
+    assert q.send(b"", "k").seq == 1
+
+
+def test_send_many_of_what_is_not_messages(q: Queue) -> None:
+    for bad in ([b"body"], ["text"], [None], [("body", "k")]):
+        with pytest.raises(InvalidArgument):
+            q.send_many(bad)  # type: ignore[arg-type]
+    assert q.stats().depth == 0
+
+
+def test_body_over_the_limit(make: Opener) -> None:
+    q = make(max_body_bytes=1_000)
+    q.send(b"x" * 1_000, "k")
+    with pytest.raises(MessageTooLarge):
+        q.send(b"x" * 1_001, "k")
+    with pytest.raises(MessageTooLarge):
+        q.send_many([Message(b"", key="k"), Message(b"x" * 1_001, key="k")])
+    with pytest.raises(MessageTooLarge), q.transaction(key="k") as tx:
+        tx.send(b"x" * 1_001, "k")
+    assert q.send(b"", "k").seq == 2
+
+
+def test_body_of_two_gibibytes(q: Queue) -> None:
+    try:
+        # Zeroed memory straight from the system: pages nobody reads cost nothing.
+        body = bytes(2 << 30)
+    except MemoryError:
+        pytest.skip("this machine does not give out 2 GiB of address space")
+    with pytest.raises(MessageTooLarge):
+        q.send(body, "k")
+    assert q.send(b"", "k").seq == 1
+
+
+def test_key_state_over_any_limit(q: Queue) -> None:
+    try:
+        state = bytes(2 << 30)
+    except MemoryError:
+        pytest.skip("this machine does not give out 2 GiB of address space")
+    with pytest.raises(InvalidArgument), q.transaction(key="k") as tx:
+        tx.key_state = state
+    with q.transaction(key="k") as tx:
+        assert tx.key_state is None
+
+
+# --- numbers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", BAD_SECONDS, ids=short)
+def test_times_that_cannot_be(q: Queue, seconds: Any) -> None:
+    fill(q, "held", 1)
+    (d,) = q.receive()
+    before = q.status("held", 1)
+    calls: list[Callable[[], object]] = [
+        lambda: q.send(b"", "k", delay=seconds),
+        lambda: q.send(b"", "k", ttl=seconds),
+        lambda: q.send_many([Message(b"", key="k"), Message(b"", key="k", delay=seconds)]),
+        lambda: q.send_many([Message(b"", key="k"), Message(b"", key="k", ttl=seconds)]),
+        lambda: q.receive(lease_seconds=seconds),
+        lambda: d.nack(delay=seconds),
+        lambda: d.extend(seconds),
+        lambda: d.lease.extend(seconds),
+        lambda: q.nack_many([d], delay=seconds),
+        lambda: q.extend_many([d], seconds),
+    ]
+    for number, call in enumerate(calls):
+        with pytest.raises(InvalidArgument):
+            call()
+            pytest.fail(f"call {number} took {seconds!r}")
+    assert q.status("held", 1) == before
+    assert q.send(b"", "k").seq == 1
+    d.ack()
+
+
+@pytest.mark.parametrize("wait", [-1.0, NAN, True, "5", [1]], ids=short)
+def test_wait_that_cannot_be(q: Queue, wait: Any) -> None:
+    q.send(b"", "k")
+    with pytest.raises(InvalidArgument):
+        q.receive(wait=wait)
+    with pytest.raises(InvalidArgument):
+        next(iter(q.consume(wait=wait)))
+    assert q.stats().in_flight == 0
+
+
+@pytest.mark.parametrize("hint", [NAN, INF, 10**400, "5", True, b"5"], ids=short)
+@pytest.mark.parametrize("name", ["size_hint", "prepare_seconds", "process_seconds"])
+def test_estimates_that_cannot_be(q: Queue, name: str, hint: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        q.send(b"", "k", **{name: hint})
+    assert q.stats().depth == 0
+
+
+@pytest.mark.parametrize("count", [0, -1, 100_001, 10**30, True, 1.0, NAN, "1", None], ids=short)
+def test_counts_that_cannot_be(q: Queue, count: Any) -> None:
+    q.send(b"", "k")
+    with pytest.raises(InvalidArgument):
+        q.receive(count)
+    if count is not None and count != 100_001:
+        with pytest.raises(InvalidArgument):
+            q.receive(per_key=count)
+    assert q.stats().in_flight == 0
+    (d,) = q.receive()
+    with pytest.raises(InvalidArgument):
+        d.lease.more(count)
+    d.ack()
+
+
+@pytest.mark.parametrize("limit", [-1, True, 1.5, "1"], ids=short)
+def test_limits_that_cannot_be(q: Queue, limit: Any) -> None:
+    for call in (lambda: q.peek("k", limit), lambda: q.dead_letters(limit=limit), lambda: q.top_keys(limit)):
+        with pytest.raises(InvalidArgument):
+            call()
+
+
+@pytest.mark.parametrize("bad", [["1"], [True], [1.5], [0], [-1], "12", 5], ids=short)
+def test_redrive_of_seqs_that_cannot_be(q: Queue, bad: Any) -> None:
+    q.send(b"", "k")
+    q.receive()[0].reject("no")
+    with pytest.raises(InvalidArgument):
+        q.redrive("k", seqs=bad)
+    assert q.stats().dead == 1
+
+
+# --- text ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{1: "a"}, {"a": 1}, {"a": None}, {"a": b"x"}, {b"a": "x"}, ["a"], "ab", 5, {"a": "\ud800"}, {"\ud800": "a"}],
+    ids=short,
+)
+def test_headers_that_are_not_text_to_text(q: Queue, headers: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        q.send(b"", "k", headers=headers)
+    with pytest.raises(InvalidArgument):
+        q.send_many([Message(b"", key="k"), Message(b"", key="k", headers=headers)])
+    assert q.send(b"", "k").seq == 1
+
+
+@pytest.mark.parametrize("dedup_id", ["", "x" * 257, 5, True, b"x", "\ud800", ["x"]], ids=short)
+def test_dedup_id_that_cannot_be(q: Queue, dedup_id: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        q.send(b"", "k", dedup_id=dedup_id)
+    assert q.send(b"", "k").seq == 1
+
+
+@pytest.mark.parametrize("text", [" ", "a\x00b", "x" * 100_000, "ü\n"], ids=short)
+def test_odd_reasons_are_only_text(q: Queue, text: str) -> None:
+    fill(q, "k", 1)
+    q.receive()[0].nack(reason=text)
+    q.receive()[0].reject(text)
+    assert len(q.dead_letters()) == 1
+    q.hold("k", text)
+    assert q.explain("k").state in ("held", "empty")
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("text", [5, b"x", ["x"], True], ids=short)
+def test_reason_that_is_not_text(q: Queue, text: Any) -> None:
+    q.send(b"", "k")
+    (d,) = q.receive()
+    for call in (lambda: d.nack(reason=text), lambda: d.reject(text), lambda: q.hold("k", text)):
+        with pytest.raises(InvalidArgument):
+            call()
+    assert q.status("k", 1).state == "in_flight"
+    d.ack()
+
+
+def test_reason_with_a_lone_surrogate_settles_nevertheless(q: Queue) -> None:
+    # A handler's exception may quote anything; that must not keep its message from being given back.
+    fill(q, "k", 2)
+    (d,) = q.receive(1)
+    d.nack(reason="bad \ud800")
+    (d,) = q.receive(1)
+    with pytest.raises(ValueError), d:
+        raise ValueError("\udcff")
+    assert q.status("k", 1).attempts == 2
+    assert "bad" not in str(q.status("k", 1).last_error)
+
+
+@pytest.mark.parametrize("consumer", ["\ud800", 5, b"x"], ids=short)
+def test_consumer_that_is_not_text(q: Queue, consumer: Any) -> None:
+    q.send(b"", "k")
+    with pytest.raises(InvalidArgument):
+        q.receive(consumer=consumer)
+    assert q.stats().in_flight == 0
+
+
+@pytest.mark.parametrize("key", ["k", None])
+def test_bad_sql_arguments(q: Queue, key: Any) -> None:
+    for sql, params in ((5, ()), (None, ()), ("SELECT ?", ()), ("SELECT ?", (object(),)), ("SELECT ?", (1, 2))):
+        with pytest.raises(StrictqError):
+            q.query(sql, params, key=key)  # type: ignore[arg-type]
+
+
+# --- objects that are past use ---------------------------------------------------------------------------------------
+
+
+def test_closed_queue(make: Opener) -> None:
+    q = make()
+    fill(q, "k", 2)
+    one, two = q.receive()
+    q.close()
+    q.close()
+    calls: list[Callable[[], object]] = [
+        lambda: q.send(b"", "k"),
+        lambda: q.send_many([Message(b"", key="k")]),
+        q.receive,
+        lambda: next(iter(q.consume(wait=0.0))),
+        one.ack,
+        one.nack,
+        one.start,
+        lambda: one.reject("x"),
+        lambda: one.extend(5.0),
+        one.lease.release,
+        lambda: one.lease.more(1),
+        lambda: q.ack_many([one, two]),
+        lambda: q.peek("k"),
+        lambda: q.status("k", 1),
+        lambda: q.explain("k"),
+        q.stats,
+        q.top_keys,
+        q.dead_letters,
+        q.redrive,
+        lambda: q.hold("k"),
+        lambda: q.release("k"),
+        q.purge,
+        q.check,
+        lambda: q.configure(max_attempts=2),
+        lambda: q.query("SELECT 1"),
+        lambda: q.app_schema("CREATE TABLE app_t (x)"),
+    ]
+    for call in calls:
+        with pytest.raises(strictq.QueueClosed):
+            call()
+    with pytest.raises(strictq.QueueClosed), q.transaction(key="k"):
+        pass
+
+
+def test_foreign_delivery(make: Opener, tmp_path: Path, clock: FakeClock) -> None:
+    q = make()
+    q.send(b"", "k")
+    (mine,) = q.receive()
+    with strictq.open(tmp_path / "other", clock=clock, durability="process") as other:
+        other.send(b"", "k")
+        (foreign,) = other.receive()
+        for call in (
+            lambda: q.ack_many([foreign]),
+            lambda: q.nack_many([foreign]),
+            lambda: q.extend_many([foreign], 5.0),
+            lambda: q.ack_many([mine, foreign]),
+        ):
+            with pytest.raises(StrictqError):
+                call()
+        with pytest.raises(StrictqError), q.transaction(foreign) as tx:
+            tx.send(b"", "next")
+        assert other.status("k", 1).state == "in_flight"
+        assert q.peek("next") == []
+        foreign.ack()
+
+
+@pytest.mark.parametrize("bad", [None, "d", 5, b"x"], ids=short)
+def test_what_is_not_a_delivery(q: Queue, bad: Any) -> None:
+    for call in (lambda: q.ack_many([bad]), lambda: q.nack_many([bad]), lambda: q.extend_many([bad], 5.0)):
+        with pytest.raises(InvalidArgument):
+            call()
+
+
+def test_delivery_used_twice_in_one_call(q: Queue) -> None:
+    fill(q, "k", 2)
+    one, two = q.receive()
+    with pytest.raises(StrictqError):
+        q.ack_many([one, two, one])
+    assert q.stats().in_flight in (0, 2), "one copy of it may have taken effect, with its neighbour"
+    assert q.check() == []
+
+
+# --- paths -----------------------------------------------------------------------------------------------------------
+
+
+def test_path_that_is_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"precious")
+    with pytest.raises(StrictqError):
+        strictq.open(file)
+    assert file.read_bytes() == b"precious"
+
+
+def test_directory_that_is_something_else(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "letters.txt").write_text("precious")
+    with pytest.raises(StrictqError):
+        strictq.open(home)
+    with pytest.raises(strictq.QueueNotFound):
+        strictq.open(home, create=False)
+    assert [p.name for p in home.iterdir()] == ["letters.txt"]
+
+
+def test_empty_directory_becomes_a_queue(tmp_path: Path) -> None:
+    (tmp_path / "queue").mkdir(mode=0o700)
+    with pytest.raises(strictq.QueueNotFound):
+        strictq.open(tmp_path / "queue", create=False)
+    with strictq.open(tmp_path / "queue") as q:
+        assert q.send(b"", "k").seq == 1
+
+
+@pytest.mark.parametrize("path", ["", "a\x00b", 5, None, b"bytes", "x" * 5_000, "\ud800"], ids=short)
+def test_path_that_cannot_be(path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StrictqError):
+        strictq.open(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parent_that_is_missing(tmp_path: Path) -> None:
+    try:
+        strictq.open(tmp_path / "a" / "b").close()
+    except StrictqError:
+        assert not (tmp_path / "a").exists()
+
+
+def test_world_writable_directory(disk: Opener) -> None:
+    disk().close()
+    Path(disk.path).chmod(0o777)
+    with pytest.raises(StrictqError):
+        disk()
+    Path(disk.path).chmod(0o700)
+    disk().send(b"", "k")
+
+
+@pytest.mark.parametrize("name", ["queue.db", "shard-0000.db"])
+def test_symlinked_file(disk: Opener, tmp_path: Path, name: str) -> None:
+    q = disk()
+    q.send(b"", "k")
+    q.close()
+    elsewhere = tmp_path / "elsewhere.db"
+    file = Path(disk.path) / name
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+    content = elsewhere.read_bytes()
+    with pytest.raises(StrictqError):
+        disk().send(b"", "k")
+    assert elsewhere.read_bytes() == content
+
+
+READ_ONLY_SCRIPT = """
+import os, sys, strictq
+path = sys.argv[1]
+with strictq.open(":memory:") as q:
+    q.send(b"", "k")  # whatever is imported late is imported now
+if os.geteuid() == 0:
+    # To root, permissions mean nothing.
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+assert not os.access(path, os.W_OK)
+for options in ({}, {"read_only": True}):
+    try:
+        with strictq.open(path, **options) as q:
+            q.stats()
+    except strictq.StrictqError as e:
+        print(type(e).__name__)
+    else:
+        print("opened", options)
+"""
+
+
+def test_read_only_directory() -> None:
+    # At a place that another user can reach, unlike tmp_path.
+    place = Path(tempfile.mkdtemp(prefix="strictq-read-only-"))
+    try:
+        place.chmod(0o755)
+        with strictq.open(place / "queue", durability="process") as q:
+            q.send(b"", "k")
+        if os.geteuid() == 0:
+            for file in [place / "queue", *(place / "queue").iterdir()]:
+                os.chown(file, 65534, 65534)
+        for file in (place / "queue").iterdir():
+            file.chmod(0o400)
+        (place / "queue").chmod(0o500)
+        command = [sys.executable, "-c", READ_ONLY_SCRIPT, str(place / "queue")]
+        root = Path(strictq.__file__).parent.parent
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        writing, _reading = done.stdout.splitlines()
+        assert not writing.startswith("opened"), "it cannot be written, and that must be said at once"
+    finally:
+        (place / "queue").chmod(0o700)
+        shutil.rmtree(place)
+
+
+# --- damaged files ---------------------------------------------------------------------------------------------------
+
+
+def remove(file: Path) -> None:
+    """The shard's file is gone."""
+    file.unlink()
+
+
+def truncate(file: Path) -> None:
+    """Half of it is left, not even a whole page."""
+    with file.open("r+b") as f:
+        f.truncate(file.stat().st_size // 2 - 100)
+
+
+def empty(file: Path) -> None:
+    """Its name is left."""
+    file.write_bytes(b"")
+
+
+def noise(file: Path) -> None:
+    """Something else was written over it."""
+    file.write_bytes(os.urandom(file.stat().st_size))
+
+
+def noise_in_the_middle(file: Path) -> None:
+    """The first page is left as it was."""
+    size = file.stat().st_size
+    with file.open("r+b") as f:
+        f.seek(4096)
+        f.write(os.urandom(size - 4096))
+
+
+def other_database(file: Path) -> None:
+    """Another program's database lies in its place. Made elsewhere: two SQLite libraries never share a process."""
+    file.unlink()
+    script = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('create table t (x)'); c.commit()"
+    subprocess.run([sys.executable, "-c", script, str(file)], check=True, timeout=60)
+    file.chmod(0o600)
+
+
+def newer(file: Path) -> None:
+    """A version from the future wrote it."""
+    script = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); (v,) = c.execute('pragma user_version').fetchone();"
+        "c.execute(f'pragma user_version = {v + 1000}'); c.commit(); c.close()"
+    )
+    subprocess.run([sys.executable, "-c", script, str(file)], check=True, timeout=60)
+
+
+def without_side_files(path: Path) -> None:
+    """Fold the WAL back, so that the damage below is the only copy. In a process of its own, for the same reason."""
+    script = (
+        "import sqlite3, sys\nfor p in sys.argv[1:]:\n c = sqlite3.connect(p)\n"
+        " c.execute('pragma wal_checkpoint(truncate)').fetchall()\n c.close()"
+    )
+    files = [str(p) for p in path.glob("*.db")]
+    subprocess.run([sys.executable, "-c", script, *files], check=True, timeout=60)
+    for pattern in ("*-wal", "*-shm"):
+        for file in path.glob(pattern):
+            file.unlink()
+
+
+DAMAGE = [remove, truncate, empty, noise, noise_in_the_middle, other_database]
+
+
+@pytest.mark.parametrize("harm", [*DAMAGE, newer], ids=lambda f: f.__name__)
+def test_damaged_shard_is_quarantined_and_the_others_go_on(disk: Opener, harm: Callable[[Path], None]) -> None:
+    q = disk(shards=3)
+    keys = keys_by_shard(3)
+    for key in keys.values():
+        fill(q, key, 3)
+    q.close()
+    without_side_files(Path(disk.path))
+    harm(Path(disk.path) / "shard-0001.db")
+
+    events: list[Event] = []
+    q = disk.open(on_event=events.append)
+    expected = strictq.SchemaMismatch if harm is newer else strictq.StoreCorrupt
+    for _ in range(2):
+        with pytest.raises(expected) as caught:
+            q.send(b"", keys[1])
+        assert caught.value.shard == 1
+    quarantined = [e for e in events if e.kind == "shard_quarantined"]
+    assert [e.shard for e in quarantined] == [1], "once, and the right one"
+    assert q.stats().shards[1].quarantined
+    assert q.send(b"", keys[0]).seq == 4
+    got = q.receive(20)
+    assert sorted(labels(got)) == sorted([(keys[0], n) for n in (1, 2, 3, 4)] + [(keys[2], n) for n in (1, 2, 3)])
+    q.ack_many(got)
+    with pytest.raises((strictq.PartialFailure, expected)):
+        q.send_many([Message(b"", key=key) for key in keys.values()])
+    assert any(p.shard == 1 for p in q.check())
+
+
+@pytest.mark.parametrize("harm", [*DAMAGE, newer], ids=lambda f: f.__name__)
+def test_damaged_queue_file_refuses_to_open(disk: Opener, harm: Callable[[Path], None]) -> None:
+    q = disk(shards=2)
+    fill(q, "k", 3)
+    q.close()
+    without_side_files(Path(disk.path))
+    harm(Path(disk.path) / "queue.db")
+    before = {p.name: p.read_bytes() for p in Path(disk.path).glob("shard-*.db")}
+    with pytest.raises(StrictqError) as caught:
+        disk()
+    if harm is newer:
+        assert isinstance(caught.value, strictq.SchemaMismatch)
+    assert {p.name: p.read_bytes() for p in Path(disk.path).glob("shard-*.db")} == before
+
+
+def test_shard_of_another_queue_is_refused(disk: Opener, tmp_path: Path, clock: FakeClock) -> None:
+    q = disk(shards=2)
+    keys = keys_by_shard(2)
+    q.close()
+    other = Opener(str(tmp_path / "other"), clock)
+    x = other(shards=2)
+    fill(x, "k", 5)
+    x.close()
+    for path in (disk.path, other.path):
+        without_side_files(Path(path))
+    shutil.copy(Path(other.path) / "shard-0001.db", Path(disk.path) / "shard-0001.db")
+    q = disk()
+    with pytest.raises(strictq.StoreCorrupt):
+        q.send(b"", keys[1])
+    assert q.send(b"", keys[0]).seq == 1
+
+
+def test_swapped_shards_are_refused(disk: Opener) -> None:
+    q = disk(shards=2)
+    keys = keys_by_shard(2)
+    q.close()
+    without_side_files(Path(disk.path))
+    zero, one = Path(disk.path) / "shard-0000.db", Path(disk.path) / "shard-0001.db"
+    zero.rename(Path(disk.path) / "aside")
+    one.rename(zero)
+    (Path(disk.path) / "aside").rename(one)
+    for key in keys.values():
+        with pytest.raises(strictq.StoreCorrupt):
+            disk().send(b"", key)
+
+
+def test_undamaged_after_folding_back(disk: Opener) -> None:
+    q = disk(shards=2)
+    fill(q, "k", 3)
+    q.close()
+    without_side_files(Path(disk.path))
+    assert drain(disk()) == [("k", 1), ("k", 2), ("k", 3)]

@@ -1,0 +1,233 @@
+"""Configuration: what is stored must agree, and a change is seen by everybody at the next write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import strictq
+from strictq import ConfigError, QueueConfig
+from tests.support.clock import FakeClock
+from tests.support.queues import Opener, fill, seqs
+
+
+def test_defaults_are_stored(make: Opener) -> None:
+    assert make().config == QueueConfig()
+
+
+def test_configuration_is_stored(disk: Opener) -> None:
+    q = disk(shards=2, lease_seconds=7.0, on_poison="hold", ttl_seconds=60.0)
+    config, identity = q.config, q.queue_id
+    q.close()
+    q = disk()
+    assert q.config == config == QueueConfig(lease_seconds=7.0, on_poison="hold", ttl_seconds=60.0)
+    assert (q.shards, q.queue_id, q.durability) == (2, identity, "process")
+
+
+def test_same_configuration_given_again_agrees(disk: Opener) -> None:
+    disk(shards=2, lease_seconds=7.0).close()
+    assert disk(shards=2, lease_seconds=7.0).config.lease_seconds == 7.0
+
+
+def test_other_configuration_at_reopen_is_refused(disk: Opener) -> None:
+    q = disk(lease_seconds=7.0)
+    with pytest.raises(ConfigError):
+        disk(lease_seconds=8.0)
+    q.send(b"", "k")
+    assert q.config.lease_seconds == 7.0
+
+
+def test_other_number_of_shards_at_reopen_is_refused(disk: Opener) -> None:
+    disk(shards=2).close()
+    with pytest.raises(ConfigError):
+        disk(shards=3)
+    assert disk().shards == 2
+
+
+def test_weaker_durability_at_reopen_is_refused(disk: Opener) -> None:
+    disk.open(durability="full").close()
+    with pytest.raises(ConfigError):
+        disk.open(durability="process")
+    q = disk.open(durability=None)
+    assert q.durability == "full"
+
+
+def test_stronger_durability_at_reopen_is_welcome(disk: Opener) -> None:
+    disk.open(durability="process").close()
+    q = disk.open(durability="full")
+    assert q.durability == "full"
+    q.send(b"", "k")
+
+
+def test_durability_is_full_unless_told_otherwise(tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "queue") as q:
+        assert (q.durability, q.shards) == ("full", 1)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"shards": 0},
+        {"shards": 257},
+        {"shards": -1},
+        {"shards": True},
+        {"shards": 1.5},
+        {"shards": "2"},
+        {"durability": "none"},
+        {"durability": 1},
+        {"config": {"lease_seconds": 5.0}},
+    ],
+    ids=repr,
+)
+def test_bad_options_of_open_leave_nothing_behind(tmp_path: Path, bad: dict[str, object]) -> None:
+    with pytest.raises((ConfigError, strictq.InvalidArgument)):
+        strictq.open(tmp_path / "queue", **bad)
+    assert not (tmp_path / "queue" / "queue.db").exists()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"lease_seconds": 0.0},
+        {"lease_seconds": -1.0},
+        {"lease_seconds": float("nan")},
+        {"lease_seconds": float("inf")},
+        {"lease_seconds": 1e300},
+        {"lease_seconds": True},
+        {"lease_seconds": "30"},
+        {"lease_seconds": None},
+        {"max_attempts": 0},
+        {"max_attempts": 1.5},
+        {"max_attempts": True},
+        {"max_attempts": None, "on_poison": "hold"},
+        {"on_poison": "ignore"},
+        {"retry_delay_seconds": 1000.0},
+        {"retry_backoff": 0.5},
+        {"retry_backoff": float("nan")},
+        {"retry_delay_seconds": 10.0, "retry_delay_max_seconds": 5.0},
+        {"dedup_window_seconds": 0.0},
+        {"ttl_seconds": 0.0},
+        {"on_expire": "keep"},
+        {"keyless": "maybe"},
+        {"keyless_lanes": 0},
+        {"max_depth": 0},
+        {"max_body_bytes": 0},
+        {"max_body_bytes": 2**31},
+        {"idle_lane_seconds": -1.0},
+    ],
+    ids=repr,
+)
+def test_configuration_that_cannot_work(make: Opener, bad: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        QueueConfig(**bad)  # type: ignore[arg-type]
+    q = make()
+    with pytest.raises(ConfigError):
+        q.configure(**bad)
+    assert q.config == QueueConfig()
+
+
+def test_configure_returns_and_stores_the_change(disk: Opener) -> None:
+    q = disk(lease_seconds=7.0)
+    assert q.configure(max_attempts=9) == QueueConfig(lease_seconds=7.0, max_attempts=9)
+    assert q.config.max_attempts == 9
+    q.close()
+    assert disk().config == QueueConfig(lease_seconds=7.0, max_attempts=9)
+
+
+def test_configure_something_unknown(make: Opener) -> None:
+    q = make()
+    with pytest.raises(ConfigError, match="lease_second"):
+        q.configure(lease_second=5.0)
+
+
+def test_contradiction_with_what_is_stored(make: Opener) -> None:
+    q = make(on_poison="hold")
+    with pytest.raises(ConfigError):
+        q.configure(max_attempts=None)
+    assert q.config == QueueConfig(on_poison="hold")
+
+
+def test_change_is_seen_by_another_object_at_its_next_write(disk: Opener) -> None:
+    one, two = disk(shards=2), disk()
+    two.send(b"x" * 100, "k")
+    one.configure(max_body_bytes=10)
+    with pytest.raises(strictq.MessageTooLarge):
+        two.send(b"x" * 100, "k")
+    assert two.config.max_body_bytes == 10
+    one.configure(max_body_bytes=1_000)
+    assert two.send(b"x" * 100, "k").seq == 2
+
+
+def test_changed_lease_is_seen_by_another_objects_receive(disk: Opener, clock: FakeClock) -> None:
+    one, two = disk(), disk()
+    fill(two, "k", 1)
+    one.configure(lease_seconds=500.0)
+    two.receive()
+    clock.advance(499.0)
+    assert one.receive() == []
+    clock.advance(2.0)
+    assert seqs(one.receive()) == [1]
+
+
+def test_changed_poison_policy_is_seen_by_another_objects_nack(disk: Opener) -> None:
+    one, two = disk(), disk()
+    two.send(b"", "k")
+    (d,) = two.receive()
+    one.configure(max_attempts=1, on_poison="drop")
+    d.nack()
+    assert one.status("k", 1).state == "resolved"
+
+
+def test_opening_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(strictq.QueueNotFound):
+        strictq.open(tmp_path / "absent", create=False)
+    with pytest.raises(strictq.QueueNotFound):
+        strictq.open(tmp_path / "absent", read_only=True)
+    assert not (tmp_path / "absent").exists()
+
+
+def test_read_only_object_looks_and_does_not_touch(disk: Opener) -> None:
+    q = disk()
+    fill(q, "k", 2)
+    looker = disk.open(read_only=True, durability=None)
+    assert seqs(looker.peek("k")) == [1, 2]
+    assert looker.stats().depth == 2
+    assert looker.explain("k").state == "ready"
+    for call in (
+        lambda: looker.send(b"", "k"),
+        looker.receive,
+        lambda: looker.hold("k"),
+        looker.purge,
+        lambda: looker.configure(lease_seconds=5.0),
+        lambda: looker.app_schema("CREATE TABLE app_t (x)"),
+    ):
+        with pytest.raises(strictq.ReadOnlyQueue):
+            call()
+    assert q.stats().depth == 2
+
+
+def test_memory_queues_are_private_to_their_object(clock: FakeClock) -> None:
+    with strictq.open(":memory:", clock=clock) as one, strictq.open(":memory:", clock=clock) as two:
+        one.send(b"", "k")
+        assert two.receive() == []
+        assert one.queue_id != two.queue_id
+
+
+def test_files_are_private_to_their_owner(tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "queue", shards=2) as q:
+        q.send(b"", "k")
+        assert (tmp_path / "queue").stat().st_mode & 0o777 == 0o700
+        for file in (tmp_path / "queue").iterdir():
+            if file.is_file():
+                assert file.stat().st_mode & 0o077 == 0, file.name
+
+
+def test_relative_path_does_not_follow_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with strictq.open("queue") as q:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        q.send(b"", "k")
+        q.receive()[0].ack()
+    assert list((tmp_path / "elsewhere").iterdir()) == []

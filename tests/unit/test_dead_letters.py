@@ -1,0 +1,162 @@
+"""Dead letters, and putting them back where they belong."""
+
+from __future__ import annotations
+
+import pytest
+
+from strictq import Message, Queue
+from tests.support.clock import FakeClock
+from tests.support.queues import Opener, drain, fill, labels, seqs
+
+
+def test_dead_letter_tells_its_story(q: Queue, clock: FakeClock) -> None:
+    q.send(b'{"a":1}', "k", headers={"h": "v"})
+    sent = clock.wall() / 1e6
+    clock.advance(5.0)
+    (d,) = q.receive()
+    d.reject("no such customer")
+    (dead,) = q.dead_letters()
+    assert (dead.key, dead.seq, dead.id, dead.json(), dead.headers) == ("k", 1, d.id, {"a": 1}, {"h": "v"})
+    assert (dead.kind, dead.reason, dead.attempts) == ("rejected", "no such customer", 1)
+    assert dead.enqueued_at == pytest.approx(sent, abs=1e-3)
+    assert dead.died_at == pytest.approx(sent + 5.0, abs=1e-3)
+
+
+def test_dead_letters_of_one_key_and_limited(make: Opener) -> None:
+    q = make(shards=2)
+    for key in ("a", "b"):
+        fill(q, key, 3)
+    for d in q.receive():
+        d.reject("no")
+    assert len(q.dead_letters()) == 6
+    assert len(q.dead_letters(limit=4)) == 4
+    assert [(d.key, d.seq) for d in q.dead_letters("b")] == [("b", 1), ("b", 2), ("b", 3)]
+    assert q.dead_letters("absent") == []
+    assert q.stats().dead == 6
+
+
+def test_dead_letters_are_handed_to_nobody(q: Queue) -> None:
+    q.send(b"", "k")
+    q.receive()[0].reject("no")
+    assert q.receive() == []
+    assert q.stats().depth == 0
+
+
+def test_redrive_restores_the_original_position(q: Queue) -> None:
+    fill(q, "k", 4)
+    one, two, *_ = q.receive(2)
+    one.reject("no")
+    two.ack()
+    assert q.redrive("k") == 1
+    assert q.dead_letters() == []
+    assert drain(q) == [("k", 1), ("k", 3), ("k", 4)]
+
+
+def test_redrive_goes_ahead_of_everything_later_also_when_that_was_served(q: Queue) -> None:
+    fill(q, "k", 3)
+    one, two, three = q.receive()
+    one.reject("no")
+    two.reject("no")
+    three.ack()
+    q.send(b"", "k")
+    assert q.redrive() == 2
+    assert drain(q) == [("k", 1), ("k", 2), ("k", 4)]
+
+
+def test_redrive_chosen_seqs(q: Queue) -> None:
+    fill(q, "k", 3)
+    for d in q.receive():
+        d.reject("no")
+    assert q.redrive("k", seqs=[3, 1]) == 2
+    assert seqs(q.dead_letters()) == [2]
+    assert drain(q) == [("k", 1), ("k", 3)]
+
+
+def test_redrive_of_what_is_not_dead_does_nothing(q: Queue) -> None:
+    fill(q, "k", 2)
+    assert q.redrive("k") == 0
+    assert q.redrive("absent") == 0
+    assert q.redrive("k", seqs=[1]) == 0
+    assert q.redrive() == 0
+    assert drain(q) == [("k", 1), ("k", 2)]
+
+
+def test_redrive_every_key_over_shards(make: Opener) -> None:
+    q = make(shards=4)
+    q.send_many([Message(b"", key=n) for n in range(20)])
+    for d in q.receive(20):
+        d.reject("no")
+    assert q.redrive() == 20
+    assert sorted(drain(q)) == [(n, 1) for n in range(20)]
+
+
+def test_redrive_starts_attempts_anew(make: Opener) -> None:
+    q = make(max_attempts=2)
+    q.send(b"", "k")
+    for _ in range(2):
+        q.receive()[0].nack()
+    assert q.redrive() == 1
+    for attempt in (1, 2):
+        (d,) = q.receive()
+        assert d.attempt == attempt
+        d.nack()
+    assert seqs(q.dead_letters()) == [1]
+
+
+def test_redrive_clears_the_ttl(make: Opener, clock: FakeClock) -> None:
+    q = make(on_expire="dead_letter")
+    q.send(b"", "k", ttl=5.0)
+    clock.advance(6.0)
+    assert q.receive() == []
+    assert q.redrive() == 1
+    clock.advance(1e6)
+    assert seqs(q.receive()) == [1]
+
+
+def test_redrive_waits_for_a_live_lease(q: Queue) -> None:
+    fill(q, "k", 4)
+    one, two, _three = q.receive(3)
+    one.reject("no")
+    assert q.redrive("k") == 1
+    assert q.receive() == []
+    assert seqs(two.lease.more(10)) in ([], [4]), "a lease grows over later messages only"
+    two.ack()
+    two.lease.release()
+    assert drain(q) == [("k", 1), ("k", 3), ("k", 4)]
+
+
+def test_redrive_takes_effect_when_the_last_of_the_lease_is_acked(q: Queue) -> None:
+    fill(q, "k", 3)
+    one, two = q.receive(2)
+    one.reject("no")
+    q.redrive("k")
+    two.ack()
+    assert drain(q) == [("k", 1), ("k", 3)]
+
+
+def test_redrive_into_a_delayed_lane_goes_first(q: Queue, clock: FakeClock) -> None:
+    q.send(b"", "k")
+    q.send(b"", "k", delay=60.0)
+    q.receive()[0].reject("no")
+    q.redrive("k")
+    assert labels(q.receive()) == [("k", 1)]
+
+
+def test_dead_letters_outlive_reopening(disk: Opener) -> None:
+    q = disk()
+    q.send(b"x", "k")
+    q.receive()[0].reject("no")
+    q.close()
+    q = disk()
+    assert [d.body for d in q.dead_letters()] == [b"x"]
+    assert q.redrive() == 1
+    assert drain(q) == [("k", 1)]
+
+
+def test_large_dead_letter_keeps_its_body(q: Queue) -> None:
+    body = b"z" * 200_000
+    q.send(body, "k")
+    q.receive()[0].reject("no")
+    assert q.dead_letters()[0].body == body
+    q.redrive()
+    assert q.receive()[0].body == body

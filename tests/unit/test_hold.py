@@ -1,0 +1,139 @@
+"""An operator holds a lane and lets it go."""
+
+from __future__ import annotations
+
+import pytest
+
+from strictq import Queue
+from tests.support.clock import FakeClock
+from tests.support.queues import Opener, fill, labels, seqs
+
+
+def test_held_lane_is_not_handed_out_and_blocks_no_other(q: Queue) -> None:
+    fill(q, "k", 2)
+    q.send(b"", "other")
+    q.hold("k", "customer called")
+    assert labels(q.receive()) == [("other", 1)]
+    assert q.receive(keys=["k"]) == []
+    q.release("k")
+    assert seqs(q.receive()) == [1, 2]
+
+
+def test_hold_is_shown(q: Queue, clock: FakeClock) -> None:
+    fill(q, "k", 2)
+    q.hold("k", "customer called")
+    why = q.explain("k")
+    assert (why.state, why.by, why.head_seq, why.depth) == ("held", "customer called", 1, 2)
+    assert why.since == pytest.approx(clock.wall() / 1e6, abs=1e-3)
+    assert "customer called" in why.text
+    assert q.status("k", 1).state == "held"
+    assert {p.state for p in q.peek("k")} == {"held"}
+    assert (q.stats().held, q.stats().ready) == (2, 0)
+
+
+def test_current_lease_may_finish(q: Queue) -> None:
+    fill(q, "k", 3)
+    one, two = q.receive(2)
+    q.hold("k")
+    one.ack()
+    two.ack()
+    assert q.receive() == []
+    assert q.status("k", 2).state == "resolved"
+    q.release("k")
+    assert seqs(q.receive()) == [3]
+
+
+def test_nacked_message_of_a_held_lane_stays(q: Queue) -> None:
+    q.send(b"", "k")
+    (d,) = q.receive()
+    q.hold("k")
+    d.nack()
+    assert q.receive() == []
+    q.release("k")
+    assert seqs(q.receive()) == [1]
+
+
+def test_lease_of_a_held_lane_that_expires_is_not_retaken(q: Queue, clock: FakeClock) -> None:
+    q.send(b"", "k")
+    (d,) = q.receive(lease_seconds=5.0)
+    q.hold("k")
+    clock.advance(6.0)
+    assert q.receive() == []
+    d.ack()
+    assert q.stats().depth == 0
+
+
+def test_sends_to_a_held_lane_go_on(q: Queue) -> None:
+    q.send(b"", "k")
+    q.hold("k")
+    assert q.send(b"", "k").seq == 2
+    q.release("k")
+    assert seqs(q.receive()) == [1, 2]
+
+
+def test_release_resets_attempts(make: Opener) -> None:
+    q = make(max_attempts=2)
+    q.send(b"", "k")
+    q.receive()[0].nack()
+    q.hold("k")
+    q.release("k")
+    (d,) = q.receive()
+    assert d.attempt == 1
+    d.nack()
+    assert q.dead_letters() == []
+
+
+def test_release_of_a_lane_that_is_not_held_does_no_harm(q: Queue) -> None:
+    fill(q, "k", 2)
+    q.release("k")
+    assert seqs(q.receive()) == [1, 2]
+
+
+def test_holding_twice_is_released_once(q: Queue) -> None:
+    q.send(b"", "k")
+    q.hold("k", "one")
+    q.hold("k", "two")
+    assert q.explain("k").by == "two"
+    q.release("k")
+    assert seqs(q.receive()) == [1]
+
+
+def test_hold_outlives_reopening(disk: Opener) -> None:
+    q = disk()
+    q.send(b"", "k")
+    q.hold("k", "why")
+    q.close()
+    q = disk()
+    assert q.receive() == []
+    assert q.explain("k").by == "why"
+    q.release("k")
+    assert seqs(q.receive()) == [1]
+
+
+def test_hold_by_another_object_is_seen(disk: Opener) -> None:
+    one, two = disk(), disk()
+    one.send(b"", "k")
+    two.hold("k")
+    assert one.receive() == []
+    two.release("k")
+    assert seqs(one.receive()) == [1]
+
+
+def test_hold_outlasts_a_delay(q: Queue, clock: FakeClock) -> None:
+    q.send(b"", "k", delay=5.0)
+    q.hold("k")
+    clock.advance(6.0)
+    assert q.receive() == []
+    q.release("k")
+    assert seqs(q.receive()) == [1]
+
+
+def test_redrive_into_a_held_lane_waits_with_it(q: Queue) -> None:
+    fill(q, "k", 2)
+    (d,) = q.receive(1)
+    d.reject("no")
+    q.hold("k")
+    assert q.redrive("k") == 1
+    assert q.receive() == []
+    q.release("k")
+    assert seqs(q.receive()) == [1, 2]

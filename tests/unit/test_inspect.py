@@ -1,0 +1,211 @@
+"""Looking in: peek, status, explain, stats, top_keys. Looking changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+import strictq
+from strictq import Message, Queue
+from tests.support.clock import FakeClock
+from tests.support.queues import Opener, fill, seqs
+
+
+def test_peek_shows_the_lane_in_order(q: Queue, clock: FakeClock) -> None:
+    q.send(b"1", "k", headers={"a": "b"})
+    q.send(b"2", "k", delay=5.0)
+    q.send(b"3", "k", ttl=9.0)
+    one, two, three = q.peek("k")
+    assert [p.seq for p in (one, two, three)] == [1, 2, 3]
+    assert [p.body for p in (one, two, three)] == [b"1", b"2", b"3"]
+    assert (one.key, one.headers, one.state, one.attempts) == ("k", {"a": "b"}, "ready", 0)
+    assert (one.due_at, one.expires_at) == (None, None)
+    assert one.enqueued_at == pytest.approx(clock.wall() / 1e6, abs=1e-3)
+    assert two.state == "delayed"
+
+
+def test_peek_is_limited_and_changes_nothing(q: Queue) -> None:
+    fill(q, "k", 30)
+    assert seqs(q.peek("k")) == list(range(1, 11))
+    assert seqs(q.peek("k", 3)) == [1, 2, 3]
+    assert q.peek("absent") == []
+    assert seqs(q.receive(30)) == list(range(1, 31))
+    assert q.peek("k", 1)[0].state == "in_flight"
+
+
+def test_status_follows_a_message(q: Queue, clock: FakeClock) -> None:
+    q.send(b"", "k")
+    assert q.status("k", 1) == strictq.MessageStatus("k", 1, "ready")
+    (d,) = q.receive(consumer="me", lease_seconds=10.0)
+    s = q.status("k", 1)
+    assert (s.state, s.attempts, s.consumer) == ("in_flight", 1, "me")
+    assert s.until == pytest.approx(clock.wall() / 1e6 + 10.0, abs=1e-3)
+    d.nack(delay=5.0, reason="busy")
+    s = q.status("k", 1)
+    assert (s.state, s.attempts, s.last_error, s.consumer) == ("delayed", 1, "busy", None)
+    clock.advance(6.0)
+    assert q.status("k", 1).state == "ready"
+    q.receive()[0].ack()
+    assert q.status("k", 1).state == "resolved"
+
+
+def test_status_of_what_was_never_sent(q: Queue) -> None:
+    q.send(b"", "k")
+    for key, seq in (("k", 2), ("absent", 1)):
+        with pytest.raises(strictq.UnknownMessage):
+            q.status(key, seq)
+
+
+@pytest.mark.parametrize("seq", [0, -1, True, 1.0, "1", None])
+def test_status_of_a_seq_that_cannot_be(q: Queue, seq: object) -> None:
+    q.send(b"", "k")
+    with pytest.raises((strictq.InvalidArgument, strictq.UnknownMessage)):
+        q.status("k", seq)  # type: ignore[arg-type]
+
+
+def test_explain_an_empty_key(q: Queue) -> None:
+    why = q.explain("absent")
+    assert (why.key, why.state, why.depth, why.dead, why.head_seq) == ("absent", "empty", 0, 0, None)
+    assert why.text
+
+
+def test_explain_a_ready_key(q: Queue) -> None:
+    fill(q, "k", 3)
+    why = q.explain("k")
+    assert (why.state, why.head_seq, why.depth, why.attempts, why.solo) == ("ready", 1, 3, 0, False)
+    assert why.token is None
+
+
+def test_explain_a_key_in_flight(q: Queue, clock: FakeClock) -> None:
+    fill(q, "k", 3)
+    (d,) = q.receive(1, consumer="me", lease_seconds=10.0)
+    why = q.explain("k")
+    assert (why.state, why.head_seq, why.by, why.token, why.attempts) == ("in_flight", 1, "me", d.token, 1)
+    assert why.since == pytest.approx(clock.wall() / 1e6, abs=1e-3)
+    assert why.until == pytest.approx(clock.wall() / 1e6 + 10.0, abs=1e-3)
+    assert "me" in why.text
+
+
+def test_explain_counts_the_dead(q: Queue) -> None:
+    fill(q, "k", 2)
+    q.receive(1)[0].reject("no")
+    why = q.explain("k")
+    assert (why.dead, why.depth, why.head_seq) == (1, 1, 2)
+
+
+def test_stats_of_an_empty_queue(make: Opener) -> None:
+    s = make(shards=2).stats()
+    assert (s.ready, s.in_flight, s.delayed, s.held, s.dead, s.depth) == (0, 0, 0, 0, 0, 0)
+    assert s.oldest_age_seconds is None
+    assert [x.shard for x in s.shards] == [0, 1]
+    assert [x.quarantined for x in s.shards] == [None, None]
+
+
+def test_stats_count_each_message_once(q: Queue) -> None:
+    fill(q, "ready", 2)
+    fill(q, "flying", 3)
+    q.receive(2, keys=["flying"])
+    q.send(b"", "delayed", delay=60.0)
+    q.send(b"", "delayed")
+    fill(q, "held", 2)
+    q.hold("held")
+    s = q.stats()
+    assert (s.in_flight, s.ready, s.delayed, s.held) == (2, 3, 2, 2)
+    assert s.depth == 9
+
+
+def test_stats_ages(q: Queue, clock: FakeClock) -> None:
+    q.send(b"", "k")
+    clock.advance(7.0)
+    q.send(b"", "other")
+    assert q.stats().oldest_age_seconds == pytest.approx(7.0)
+    q.receive(1)[0].ack()
+    assert q.stats().oldest_age_seconds == pytest.approx(0.0)
+
+
+def test_stats_totals(make: Opener, clock: FakeClock) -> None:
+    q = make(shards=2, max_attempts=None)
+    q.send_many([Message(b"", key=n) for n in range(10)])
+    ds = q.receive(10)
+    for d in ds[:6]:
+        d.ack()
+    ds[6].nack()
+    ds[7].reject("no")
+    q.purge(ds[6].key)
+    s = q.stats()
+    assert (s.sends, s.receives, s.acks, s.dead, s.purged) == (10, 10, 6, 1, 1)
+    assert s.retries == 1
+    assert sum(x.sends for x in s.shards) == 10
+    assert s.in_flight == 2
+
+
+def test_stats_of_two_objects_agree(disk: Opener) -> None:
+    one, two = disk(), disk()
+    fill(one, "k", 3)
+    two.receive(1)
+    for s in (one.stats(), two.stats()):
+        assert (s.ready, s.in_flight, s.sends, s.receives) == (2, 1, 3, 1)
+
+
+def test_stats_outlive_reopening(disk: Opener) -> None:
+    q = disk()
+    fill(q, "k", 3)
+    q.receive(1)[0].ack()
+    q.close()
+    s = disk().stats()
+    assert (s.sends, s.receives, s.acks, s.depth) == (3, 1, 1, 2)
+    assert s.disk_bytes > 0
+
+
+def test_stats_is_a_frozen_snapshot(q: Queue) -> None:
+    s = q.stats()
+    q.send(b"", "k")
+    assert s.depth == 0
+    with pytest.raises(AttributeError):
+        s.ready = 5  # type: ignore[misc]
+
+
+def test_top_keys_by_depth(make: Opener) -> None:
+    q = make(shards=2)
+    for n in range(1, 8):
+        fill(q, f"k{n}", n)
+    top = q.top_keys(3)
+    assert [(t.key, t.depth) for t in top] == [("k7", 7), ("k6", 6), ("k5", 5)]
+    assert {t.state for t in top} == {"ready"}
+
+
+def test_top_keys_by_age(make: Opener, clock: FakeClock) -> None:
+    q = make(shards=2)
+    for key in ("old", "middle", "young"):
+        q.send(b"", key)
+        clock.advance(10.0)
+    top = q.top_keys(2, by="age")
+    assert [t.key for t in top] == ["old", "middle"]
+    assert [t.oldest_age_seconds for t in top] == [pytest.approx(30.0), pytest.approx(20.0)]
+
+
+def test_top_keys_does_not_name_empty_lanes(q: Queue) -> None:
+    q.send(b"", "k")
+    q.receive()[0].ack()
+    assert q.top_keys() == []
+
+
+def test_top_keys_by_something_else(q: Queue) -> None:
+    with pytest.raises(strictq.InvalidArgument):
+        q.top_keys(by="colour")  # type: ignore[arg-type]
+
+
+def test_check_finds_nothing_in_a_busy_queue(make: Opener, clock: FakeClock) -> None:
+    q = make(shards=2, on_poison="hold", max_attempts=2)
+    for key in range(20):
+        fill(q, key, 3, ttl=50.0 if key % 3 == 0 else None)
+    ds = q.receive(30)
+    for n, d in enumerate(ds):
+        if n % 4 == 0:
+            d.ack()
+        elif n % 4 == 1 and d.seq == 1:
+            d.reject("no")
+    q.hold(19)
+    clock.advance(100.0)
+    q.receive(20)
+    q.redrive()
+    assert q.check() == []

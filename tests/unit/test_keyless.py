@@ -1,0 +1,109 @@
+"""Messages without a key: refused, or spread over lanes that never block each other."""
+
+from __future__ import annotations
+
+import pytest
+
+import strictq
+from strictq import Message, Queue
+from tests.support.clock import FakeClock
+from tests.support.queues import Opener, ack_all
+
+SPREADS = ["random", "round_robin"]
+
+
+def test_refused_by_default(q: Queue) -> None:
+    with pytest.raises(strictq.InvalidArgument):
+        q.send(b"")
+    with pytest.raises(strictq.InvalidArgument):
+        q.send_many([Message(b"")])
+    assert q.stats().depth == 0
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_goes_there_and_back_without_a_key(make: Opener, spread: str) -> None:
+    q = make(shards=2, keyless=spread)
+    bodies = {b"%d" % n for n in range(50)}
+    receipts = q.send_many([Message(body) for body in sorted(bodies)])
+    assert {r.key for r in receipts} == {None}
+    got = q.receive(50)
+    assert {d.body for d in got} == bodies
+    assert {d.key for d in got} == {None}
+    ack_all(got)
+    assert q.stats().depth == 0
+
+
+def test_round_robin_spreads_evenly(make: Opener) -> None:
+    q = make(keyless="round_robin", keyless_lanes=4)
+    for _ in range(8):
+        q.send(b"")
+    assert len(q.receive(10, per_key=1)) == 4
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_keyless_lanes_are_not_a_users_keys(make: Opener, spread: str) -> None:
+    q = make(keyless=spread, keyless_lanes=1)
+    q.send(b"none")
+    for key in ("0", 0, b"0", "n0"):
+        assert q.send(b"", key).seq == 1
+    assert len(q.receive(per_key=1)) == 5
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_delayed_message_blocks_no_other(make: Opener, spread: str) -> None:
+    q = make(keyless=spread, keyless_lanes=1)
+    q.send(b"late", delay=60.0)
+    q.send(b"now")
+    assert [d.body for d in q.receive()] == [b"now"]
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_nacked_message_blocks_no_other(make: Opener, clock: FakeClock, spread: str) -> None:
+    q = make(keyless=spread, keyless_lanes=1)
+    q.send(b"1")
+    q.send(b"2")
+    (d,) = q.receive(1)
+    d.nack(delay=60.0)
+    (other,) = q.receive()
+    assert {d.body, other.body} == {b"1", b"2"}
+    other.ack()
+    clock.advance(61.0)
+    (again,) = q.receive()
+    assert again.body == d.body
+    assert again.attempt == 2
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_dedup_id_chooses_the_lane(make: Opener, spread: str) -> None:
+    q = make(shards=4, keyless=spread)
+    first = [q.send(b"", dedup_id=f"id-{n}") for n in range(20)]
+    again = [q.send(b"", dedup_id=f"id-{n}") for n in range(20)]
+    assert not any(r.duplicate for r in first)
+    assert all(r.duplicate for r in again)
+    assert [(r.seq, r.id) for r in first] == [(r.seq, r.id) for r in again]
+    assert q.stats().depth == 20
+
+
+def test_keyless_message_can_be_dead_lettered_and_redriven(make: Opener) -> None:
+    q = make(keyless="random")
+    q.send(b"x")
+    q.receive()[0].reject("no")
+    (dead,) = q.dead_letters()
+    assert (dead.key, dead.body) == (None, b"x")
+    assert q.redrive() == 1
+    assert [d.body for d in q.receive()] == [b"x"]
+
+
+def test_many_nacks_in_a_row_lose_nothing(make: Opener, clock: FakeClock) -> None:
+    q = make(shards=2, keyless="round_robin", keyless_lanes=3, max_attempts=None)
+    bodies = {b"%d" % n for n in range(12)}
+    for body in sorted(bodies):
+        q.send(body)
+    for n, d in enumerate(q.receive(12, per_key=1)):
+        d.nack(delay=float(n % 3))
+    clock.advance(10.0)
+    got = set()
+    while batch := q.receive():
+        got |= {d.body for d in batch}
+        ack_all(batch)
+    assert got == bodies

@@ -1,0 +1,107 @@
+"""Purging: what nobody holds is gone, and nothing of it comes back."""
+
+from __future__ import annotations
+
+from strictq import Message, Queue
+from tests.support.clock import FakeClock
+from tests.support.queues import Opener, drain, fill, labels, seqs
+
+
+def test_purge_one_key(q: Queue) -> None:
+    fill(q, "a", 3)
+    fill(q, "b", 2)
+    assert q.purge("a") == 3
+    assert q.status("a", 2).state == "resolved"
+    assert labels(q.receive()) == [("b", 1), ("b", 2)]
+    assert q.stats().purged == 3
+
+
+def test_purge_an_unknown_key(q: Queue) -> None:
+    assert q.purge("absent") == 0
+
+
+def test_seqs_go_on_after_a_purge(q: Queue) -> None:
+    fill(q, "k", 3)
+    q.purge("k")
+    assert q.send(b"", "k").seq == 4
+    assert drain(q) == [("k", 4)]
+
+
+def test_messages_in_flight_stay_with_their_holder(q: Queue) -> None:
+    fill(q, "k", 4)
+    one, two = q.receive(2)
+    assert q.purge("k") == 2
+    assert [q.status("k", n).state for n in (1, 2, 3, 4)] == ["in_flight", "in_flight", "resolved", "resolved"]
+    one.ack()
+    two.nack()
+    q.send(b"", "k")
+    assert drain(q) == [("k", 2), ("k", 5)]
+
+
+def test_purge_everything(make: Opener) -> None:
+    q = make(shards=4)
+    q.send_many([Message(b"", key=n % 30) for n in range(100)])
+    assert q.purge() == 100
+    assert q.stats().depth == 0
+    assert q.receive() == []
+    assert q.check() == []
+
+
+def test_purge_leaves_dead_letters_unless_told(q: Queue) -> None:
+    fill(q, "k", 2)
+    q.receive(1)[0].reject("no")
+    q.purge("k")
+    assert seqs(q.dead_letters()) == [1]
+    q.purge("k", dead=True)
+    assert q.dead_letters() == []
+    assert q.redrive("k") == 0
+
+
+def test_purge_all_with_dead_letters(make: Opener) -> None:
+    q = make(shards=2)
+    for key in range(6):
+        fill(q, key, 2)
+    for d in q.receive(12, per_key=1):
+        d.reject("no")
+    q.purge(dead=True)
+    assert (q.stats().depth, q.stats().dead) == (0, 0)
+
+
+def test_purge_delayed_and_held_lanes(q: Queue, clock: FakeClock) -> None:
+    q.send(b"", "late", delay=5.0)
+    q.send(b"", "stopped")
+    q.hold("stopped")
+    assert q.purge() == 2
+    clock.advance(10.0)
+    assert q.receive() == []
+    q.release("stopped")
+    assert q.receive() == []
+
+
+def test_key_state_and_tokens_survive_a_purge(q: Queue) -> None:
+    q.send(b"", "k")
+    (d,) = q.receive()
+    with q.transaction(d) as tx:
+        tx.key_state = b"state"
+    q.send(b"", "k")
+    q.purge("k")
+    q.send(b"", "k")
+    (again,) = q.receive()
+    assert again.token > d.token
+    assert again.key_state == b"state"
+
+
+def test_purge_of_a_large_lane(q: Queue) -> None:
+    q.send_many([Message(b"x" * 10, key="k")] * 5_000)
+    assert q.purge("k") == 5_000
+    assert q.stats().depth == 0
+
+
+def test_purge_outlives_reopening(disk: Opener) -> None:
+    q = disk()
+    fill(q, "k", 3)
+    q.purge()
+    q.close()
+    q = disk()
+    assert q.receive() == []
+    assert q.send(b"", "k").seq == 4
