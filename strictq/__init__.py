@@ -47,7 +47,7 @@ from ._types import (
     ShardStats,
     Stats,
 )
-from .aio import AsyncDelivery, AsyncQueue, AsyncTransaction
+from .aio import AsyncDelivery, AsyncLease, AsyncQueue, AsyncTransaction
 from .delivery import Delivery, Lease
 from .opening import open, open_async
 from .queue import Queue
@@ -55,6 +55,7 @@ from .transaction import Transaction
 
 __all__ = [
     "AsyncDelivery",
+    "AsyncLease",
     "AsyncQueue",
     "AsyncTransaction",
     "Clock",

@@ -37,13 +37,17 @@ def encode_key(key: object) -> bytes:
             raise InvalidArgument("a str key must be encodable as UTF-8: it has a lone surrogate") from None
     elif type(key) is int:
         # str(int) is quadratic and limited by the interpreter; the length test comes first.
-        if key.bit_length() > KEY_BYTES_MAX * 3:
+        if key.bit_length() > KEY_BYTES_MAX * 4:
             raise InvalidArgument(f"an int key must have at most {KEY_BYTES_MAX} digits")
         raw = b"i%d" % key
     elif type(key) is bytes:
         raw = b"b" + key
-    elif isinstance(key, str | bytes) and not isinstance(key, bool):
-        return encode_key(str.__str__(key) if isinstance(key, str) else bytes(key))
+    elif isinstance(key, str):
+        return encode_key(str.__str__(key))  # a subclass: an enum, say
+    elif isinstance(key, bytes):
+        return encode_key(bytes(key))
+    elif isinstance(key, int) and not isinstance(key, bool):
+        return encode_key(int(key))
     else:
         raise InvalidArgument(f"a key must be str, bytes or int, not {type(key).__name__}")
     if len(raw) == 1:

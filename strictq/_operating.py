@@ -156,6 +156,8 @@ class Operating:
         store.require_open()
         if seqs is not None and key is None:
             raise InvalidArgument("seqs are positions in a key: give the key, too")
+        if seqs is not None and not isinstance(seqs, Iterable):
+            raise InvalidArgument("seqs must be a list of seqs")
         wanted = None if seqs is None else [validate.whole("seq", s, 1, 2**62) for s in seqs]
         if key is not None:
             raw = encode_key(key)

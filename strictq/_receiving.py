@@ -14,6 +14,7 @@ from ._errors import LeaseLost, PartialFailure, StoreError, StrictqError
 from ._keys import Key
 from ._settling import Settling
 from ._store import engine, handed
+from ._store.router import Brought
 from ._store.shard import Shard
 from .delivery import OPEN, SETTLED, Call, Delivery, Lease
 
@@ -56,11 +57,11 @@ class Receiving(Settling):
         """
         store = self._store
         store.require_open()
-        request, seconds = self._request(max_messages, per_key, lease_seconds, keys, consumer, ack_first)
+        request = self._request(max_messages, per_key, lease_seconds, keys, consumer, ack_first)
         until = None if wait is None else time.monotonic() + validate.microseconds("wait", wait) / 1_000_000
         while True:
             seen = store.waker.seen()
-            deliveries, soonest = self._receive_once(request, seconds)
+            deliveries, soonest = self._receive_once(request)
             if deliveries:
                 return deliveries
             left = self._patience(until, soonest)
@@ -77,18 +78,13 @@ class Receiving(Settling):
         keys: Iterable[Key] | None,
         consumer: str | None,
         ack_first: bool,
-    ) -> tuple[engine.Request, int]:
+    ) -> engine.Request:
         validate.whole("max_messages", max_messages, 1, validate.MESSAGES_MAX)
         if per_key is not None:
             validate.whole("per_key", per_key, 1, validate.MESSAGES_MAX)
-        seconds = self._lease_microseconds(lease_seconds)
+        length = None if lease_seconds is None else validate.microseconds("lease_seconds", lease_seconds, minimum=0.001)
         who = default_consumer() if consumer is None else validate.name("consumer", consumer)
-        return engine.Request(max_messages, per_key, seconds, who, bool(ack_first), validate.keys(keys)), seconds
-
-    def _lease_microseconds(self, seconds: float | None) -> int:
-        if seconds is None:
-            seconds = self._store.config.lease_seconds
-        return validate.microseconds("lease_seconds", seconds, minimum=0.001)
+        return engine.Request(max_messages, per_key, length, who, bool(ack_first), validate.keys(keys))
 
     def _patience(self, until: float | None, soonest: int | None) -> float:
         """Seconds to wait before looking again: until a lease or delay ends, or the caller's time is over."""
@@ -98,13 +94,13 @@ class Receiving(Settling):
             left = min(left, max((soonest - self._store.now()) / 1_000_000, 0.001))
         return left if until is None else min(left, until - time.monotonic())
 
-    def _receive_once(self, request: engine.Request, seconds: int) -> tuple[list[Delivery], int | None]:
+    def _receive_once(self, request: engine.Request) -> tuple[list[Delivery], int | None]:
         """Claim what is ready now. Also when, at the latest, that may change without anybody writing (queue time)."""
         store = self._store
         deliveries: list[Delivery] = []
         failures: list[StrictqError] = []
         soonest: int | None = None
-        claimed: list[tuple[Shard, engine.Claimed]] = []
+        brought: list[Brought] = []
         room = request.room
         try:
             for shard in self._claimable(request):
@@ -116,16 +112,15 @@ class Receiving(Settling):
                         store.count_empty(shard.number)
                         soonest = timer if soonest is None or (timer is not None and timer < soonest) else soonest
                         continue
-                    got = store.claim(shard, request if room == request.room else engine.smaller(request, room))
-                    claimed.append((shard, got))
+                    got = store.claim(shard, request if room == request.room else engine.smaller(request, room), brought)
                 except StoreError as e:
                     failures.append(e)
                     continue
-                fresh = self._deliveries(shard, got, request, seconds)
+                fresh = self._deliveries(shard, got, request)
                 deliveries += fresh
                 room -= len(fresh)
         except BaseException:
-            self._give_back(claimed)
+            self._give_back(brought)
             raise
         if not deliveries and failures:
             if len(failures) == 1:
@@ -142,9 +137,10 @@ class Receiving(Settling):
             shards = [s for s in shards if s.number in wanted]
         return [s for s in shards if s.failed is None] or shards
 
-    def _deliveries(self, shard: Shard, got: engine.Claimed, request: engine.Request, seconds: int) -> list[Delivery]:
+    def _deliveries(self, shard: Shard, got: engine.Claimed, request: engine.Request) -> list[Delivery]:
         out: list[Delivery] = []
         late: list[Lease] = []
+        seconds = got.lease
         worn = self._store.now() + seconds // 2
         call = Call(self, shard.number, request.consumer, request.ack_first)
         for held in got.leases:
@@ -171,15 +167,20 @@ class Receiving(Settling):
                 lease._deadline = deadline
         return lost
 
-    def _give_back(self, claimed: list[tuple[Shard, engine.Claimed]]) -> None:
-        """An interrupted receive: nothing it leased may stay leased."""
-        for shard, got in claimed:
+    def _give_back(self, brought: list[Brought]) -> None:
+        """An interrupted receive: nothing it leased may stay leased.
+
+        What was not committed is left alone: the next claim may have been given the same token.
+        """
+        for shard, tx, got in brought:
+            if not tx.committed:
+                continue
             for held in got.leases:
                 batch = engine.Batch(held.lane, held.key, held.token, [held.rows[0][handed.SEQ]])
                 try:
                     shard.drain(lambda tx, b=batch: engine.release(tx, b))  # type: ignore[misc]
                 except StrictqError:
-                    continue  # the claim itself was undone, or the shard failed: then the deadline ends it
+                    continue  # then the deadline ends it
 
     def consume(
         self,

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 from . import _validate as validate
+from ._config import QueueConfig
 from ._errors import InvalidArgument, PartialFailure, StrictqError
 from ._keys import Key, encode_key
 from ._store import Store, engine
@@ -52,13 +53,13 @@ class Sending:
         """
         store = self._store
         store.require_open()
-        item = self._item(
+        item, config = self._item(
             Message(
                 body, key=key, dedup_id=dedup_id, delay=delay, ttl=ttl, headers=headers, size_hint=size_hint,
                 prepare_seconds=prepare_seconds, process_seconds=process_seconds,
             )
         )  # fmt: skip
-        ((seq, arrival, duplicate),) = store.send(store.shard_of(item[0]), [item])
+        ((seq, arrival, duplicate),) = store.send(store.shard_of(item[0]), [item], config)
         return Receipt(key, seq, arrival, duplicate)
 
     def send_many(self, messages: Iterable[Message]) -> list[Receipt]:
@@ -73,11 +74,11 @@ class Sending:
         """
         store = self._store
         store.require_open()
-        given, items = self._items(messages)
+        given, items, config = self._items(messages)
         if not items:
             return []
         if len(store.shards) == 1:
-            sent = store.send(store.shards[0], items)
+            sent = store.send(store.shards[0], items, config)
             return [Receipt(key, seq, arrival, again) for key, (seq, arrival, again) in zip(given, sent, strict=True)]
         groups: dict[int, list[int]] = {}
         for i, item in enumerate(items):
@@ -86,7 +87,7 @@ class Sending:
         failed: StrictqError | None = None
         for number, places in groups.items():
             try:
-                receipts = store.send(store.shards[number], [items[i] for i in places])
+                receipts = store.send(store.shards[number], [items[i] for i in places], config)
             except StrictqError as e:
                 failed = e
                 for i in places:
@@ -100,8 +101,26 @@ class Sending:
             raise PartialFailure("some shards did not take their messages", results) from failed
         return results
 
-    def _items(self, messages: Iterable[Message]) -> tuple[list[Key | None], list[engine.Item]]:
+    def _items(self, messages: Iterable[Message]) -> tuple[list[Key | None], list[engine.Item], QueueConfig]:
+        """Messages as the store takes them, their keys as given, and the settings they were checked against."""
+        if not isinstance(messages, Iterable):
+            raise InvalidArgument(f"send_many takes Message objects, not {type(messages).__name__}")
+        messages = list(messages)
         config = self._store.config
+        try:
+            return (*self._check(messages, config), config)
+        except InvalidArgument:
+            # Another process may have loosened the settings since this one last wrote.
+            if not self._store.refresh_config():
+                raise
+            config = self._store.config
+            return (*self._check(messages, config), config)
+
+    def _item(self, message: Message) -> tuple[engine.Item, QueueConfig]:
+        _, (item,), config = self._items([message])
+        return item, config
+
+    def _check(self, messages: list[Message], config: QueueConfig) -> tuple[list[Key | None], list[engine.Item]]:
         known: dict[str, bytes] = {}
         given: list[Key | None] = []
         items: list[engine.Item] = []
@@ -114,20 +133,14 @@ class Sending:
                 if raw is None:
                     raw = known[key] = encode_key(key)
             elif key is None:
-                raw = self._keyless(message)
+                raw = self._keyless(message, config)
             else:
                 raw = encode_key(key)
             given.append(key)
             items.append(validate.item(message, raw, config))
         return given, items
 
-    def _item(self, message: Message) -> engine.Item:
-        """One message as the store takes it."""
-        raw = self._keyless(message) if message.key is None else encode_key(message.key)
-        return validate.item(message, raw, self._store.config)
-
-    def _keyless(self, message: Message) -> bytes:
-        config = self._store.config
+    def _keyless(self, message: Message, config: QueueConfig) -> bytes:
         if config.keyless == "refuse":
             raise InvalidArgument("a message needs a key", hint="or open the queue with QueueConfig(keyless='random')")
         if message.dedup_id is not None:

@@ -46,8 +46,7 @@ class Settling:
         Raises:
             LeaseLost, PartialFailure: as for ack_many.
         """
-        given = list(deliveries)
-        results = self._extended([d.lease for d in given], seconds)
+        results = self._extended([self._own(d) for d in deliveries], seconds)
         self._raise_lost("some leases were lost", results)
 
     def _ack_one(self, d: Delivery) -> None:
@@ -129,8 +128,8 @@ class Settling:
         # Of each lease, the first one given stands for all: it gives back everything later.
         first: dict[Lease, int] = {}
         for d in given:
+            lease = self._own(d)
             if d._state == OPEN:
-                lease = self._own(d)
                 first[lease] = min(first.get(lease, d.seq), d.seq)
 
         def act(tx: engine.Tx, batches: Sequence[engine.Batch]) -> list[dict[int, LeaseLost]]:
@@ -140,7 +139,7 @@ class Settling:
 
         self._settle(given, act)
         for lease, seq in first.items():
-            lease._hi = min(lease._hi, seq - 1)
+            lease._given_back(seq)
 
     def _reject(self, d: Delivery, reason: str) -> None:
         why = validate.text("reason", reason)
@@ -157,8 +156,8 @@ class Settling:
     def _start(self, d: Delivery) -> None:
         lease = self._own(d)
         self._require_unsettled(d)
-        if d.seq <= lease._started:
-            return
+        if d.seq <= lease._started and lease._deadline > self._now():
+            return  # charged already, and the lane can't be anybody else's
         self._store.require_open()
         batch = self._batch(d)
         self._shard(lease).drain(lambda tx: engine.start(tx, batch))
@@ -208,7 +207,7 @@ class Settling:
         self._store.require_open()
         batch = lease._batch([seq])
         self._shard(lease).drain(lambda tx: engine.release(tx, batch))
-        lease._hi = min(lease._hi, seq - 1)
+        lease._given_back(seq)
 
     def _done(self, d: Delivery) -> None:
         lease = self._own(d)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ DEDUP_CHARS_MAX: Final = 256
 HEADER_BYTES_MAX: Final = 64 * 1024
 TEXT_CHARS_MAX: Final = 10_000
 """Longest reason or output kept; more is cut."""
+NUMBER_MAX: Final = 1e300
 _MICROSECONDS: Final = 1_000_000
 
 
@@ -30,7 +30,8 @@ def microseconds(name: str, value: object, *, minimum: float = 0.0) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidArgument(f"{name} must be a number of seconds, not {type(value).__name__}")
-    if not math.isfinite(value) or not minimum <= value <= FOREVER_SECONDS:
+    # Compared before converted: an int may be too large for a float.
+    if not minimum <= value <= FOREVER_SECONDS:
         raise InvalidArgument(f"{name} must be {minimum:g} to {FOREVER_SECONDS:g} seconds, not {value!r}")
     return round(value * _MICROSECONDS)
 
@@ -42,11 +43,11 @@ def whole(name: str, value: object, minimum: int, maximum: int) -> int:
 
 
 def number(name: str, value: object) -> float | None:
-    """A finite number that is not negative, or None."""
+    """A finite number that is not negative, or None. (NaN fails every comparison.)"""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise InvalidArgument(f"{name} must be a number, 0 or more, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= NUMBER_MAX:
+        raise InvalidArgument(f"{name} must be a number, 0 to {NUMBER_MAX:g}, not {value!r}")
     return float(value)
 
 
@@ -124,6 +125,6 @@ def keys(value: Iterable[Any] | None) -> tuple[bytes, ...] | None:
     """A receive's keys in stored form, each once."""
     if value is None:
         return None
-    if isinstance(value, str | bytes):
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidArgument("keys must be a list of keys, not a single one")
     return tuple(dict.fromkeys(encode_key(k) for k in value))

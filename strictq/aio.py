@@ -46,11 +46,7 @@ THREADS_MAX: Final = 40
 
 
 class AsyncDelivery:
-    """A message in the hands of a consumer: a Delivery whose verbs are awaited. `async with d:` acks or nacks it.
-
-    Attributes not named here are the delivery's own: key, seq, id, body, headers, attempt, enqueued_at, size_hint,
-    prepare_seconds, process_seconds, token, shard.
-    """
+    """A message in the hands of a consumer: a Delivery whose verbs are awaited. `async with d:` acks or nacks it."""
 
     __slots__ = ("_delivery", "_queue")
 
@@ -58,18 +54,65 @@ class AsyncDelivery:
         self._queue = queue
         self._delivery = delivery
 
-    key = property(lambda self: self._delivery.key)
-    seq = property(lambda self: self._delivery.seq)
-    id = property(lambda self: self._delivery.id)
-    body = property(lambda self: self._delivery.body)
-    headers = property(lambda self: self._delivery.headers)
-    attempt = property(lambda self: self._delivery.attempt)
-    enqueued_at = property(lambda self: self._delivery.enqueued_at)
-    size_hint = property(lambda self: self._delivery.size_hint)
-    prepare_seconds = property(lambda self: self._delivery.prepare_seconds)
-    process_seconds = property(lambda self: self._delivery.process_seconds)
-    token = property(lambda self: self._delivery.token)
-    shard = property(lambda self: self._delivery.shard)
+    @property
+    def key(self) -> Key | None:
+        """See Delivery.key."""
+        return self._delivery.key
+
+    @property
+    def seq(self) -> int:
+        """See Delivery.seq."""
+        return self._delivery.seq
+
+    @property
+    def id(self) -> int:
+        """See Delivery.id."""
+        return self._delivery.id
+
+    @property
+    def body(self) -> bytes:
+        """See Delivery.body."""
+        return self._delivery.body
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """See Delivery.headers."""
+        return self._delivery.headers
+
+    @property
+    def attempt(self) -> int:
+        """See Delivery.attempt."""
+        return self._delivery.attempt
+
+    @property
+    def enqueued_at(self) -> float:
+        """See Delivery.enqueued_at."""
+        return self._delivery.enqueued_at
+
+    @property
+    def size_hint(self) -> float | None:
+        """See Delivery.size_hint."""
+        return self._delivery.size_hint
+
+    @property
+    def prepare_seconds(self) -> float | None:
+        """See Delivery.prepare_seconds."""
+        return self._delivery.prepare_seconds
+
+    @property
+    def process_seconds(self) -> float | None:
+        """See Delivery.process_seconds."""
+        return self._delivery.process_seconds
+
+    @property
+    def token(self) -> int:
+        """See Delivery.token."""
+        return self._delivery.token
+
+    @property
+    def shard(self) -> int:
+        """See Delivery.shard."""
+        return self._delivery.shard
 
     @property
     def lease(self) -> AsyncLease:
@@ -139,10 +182,25 @@ class AsyncLease:
         self._queue = queue
         self._lease = lease
 
-    key = property(lambda self: self._lease.key)
-    token = property(lambda self: self._lease.token)
-    consumer = property(lambda self: self._lease.consumer)
-    expires_in = property(lambda self: self._lease.expires_in)
+    @property
+    def key(self) -> Key | None:
+        """See Lease.key."""
+        return self._lease.key
+
+    @property
+    def token(self) -> int:
+        """See Lease.token."""
+        return self._lease.token
+
+    @property
+    def consumer(self) -> str:
+        """See Lease.consumer."""
+        return self._lease.consumer
+
+    @property
+    def expires_in(self) -> float:
+        """See Lease.expires_in."""
+        return self._lease.expires_in
 
     async def extend(self, seconds: float) -> None:
         """See Lease.extend."""
@@ -304,13 +362,13 @@ class AsyncQueue:
     ) -> list[AsyncDelivery]:
         """See Queue.receive. Waiting holds no thread; cancelled, it gives back what it leased."""
         queue = self.sync
-        request, seconds = queue._request(max_messages, per_key, lease_seconds, keys, consumer, ack_first)
+        request = queue._request(max_messages, per_key, lease_seconds, keys, consumer, ack_first)
         until = None if wait is None else time.monotonic() + validate.microseconds("wait", wait) / 1_000_000
         waker = queue._store.waker
         while True:
             queue._store.require_open()
             seen = waker.seen()
-            deliveries, soonest = await self._receive_once(request, seconds)
+            deliveries, soonest = await self._receive_once(request)
             if deliveries:
                 return self._wrap(deliveries)
             left = queue._patience(until, soonest)
@@ -318,12 +376,12 @@ class AsyncQueue:
                 return []
             await self._wait(seen, left)
 
-    async def _receive_once(self, request: Any, seconds: int) -> tuple[list[Delivery], int | None]:
+    async def _receive_once(self, request: Any) -> tuple[list[Delivery], int | None]:
         queue = self.sync
         found: list[tuple[list[Delivery], int | None]] = []
 
         def receive() -> None:
-            found.append(queue._receive_once(request, seconds))
+            found.append(queue._receive_once(request))
 
         try:
             await self._run(receive)

@@ -75,6 +75,11 @@ class Lease:
     def _queue(self) -> Settling:
         return self._call.queue
 
+    def _given_back(self, seq: int) -> None:
+        """This message and those behind it are nobody's now."""
+        self._hi = min(self._hi, seq - 1)
+        self._open = -1  # what is left is not all that was handed out
+
     def _batch(self, seqs: list[int], start: int | None = None) -> handed.Batch:
         """Some of its messages, as the store takes them."""
         held = self._held

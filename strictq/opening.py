@@ -87,6 +87,10 @@ def _store(
     text = os.fspath(path)
     if not text or "\0" in text:
         raise InvalidArgument("path must not be empty or contain NUL characters")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise InvalidArgument("path must be encodable for the file system: it has a lone surrogate") from None
     if shards is not None:
         validate.whole("shards", shards, 1, SHARDS_MAX)
     if durability not in (None, "full", "process"):

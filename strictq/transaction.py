@@ -70,7 +70,7 @@ class Transaction:
             body, key=key, dedup_id=dedup_id, delay=delay, ttl=ttl, headers=headers, size_hint=size_hint,
             prepare_seconds=prepare_seconds, process_seconds=process_seconds,
         )  # fmt: skip
-        self._sends.append(self._queue._item(message))
+        self._sends.append(self._queue._item(message)[0])
 
     @property
     def key_state(self) -> bytes | None:

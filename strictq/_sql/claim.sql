@@ -22,16 +22,16 @@ UPDATE lease SET deadline = 0 WHERE expired = 0;
 SELECT lane FROM delayed WHERE due <= ? ORDER BY due LIMIT ?;
 
 -- name: ready_messages
--- claim: messages of the ready lanes, oldest ready head first, whole lanes. Takes the position after which, and how many.
+-- claim: messages of the ready lanes, oldest ready head first, whole lanes. Takes the positions after which and up to which, and how many.
 -- Indexes: primary keys of ready, lane and message; no sort.
 SELECT r.position, r.careful, l.key, m.lane, m.seq, m.due, m.expires, m.attempts,
        m.id, m.sent_at, m.headers, m.size_hint, m.prepare_seconds, m.process_seconds, m.body
 FROM ready r CROSS JOIN lane l ON l.id = r.lane CROSS JOIN message m ON m.lane = r.lane
-WHERE r.position > ? ORDER BY r.position, m.seq LIMIT ?;
+WHERE r.position > ? AND r.position <= ? ORDER BY r.position, m.seq LIMIT ?;
 
 -- name: ready_lanes
 -- claim with per_key: the lanes alone. Index: ready's primary key.
-SELECT r.position, r.lane FROM ready r WHERE r.position > ? ORDER BY r.position LIMIT ?;
+SELECT r.position, r.lane FROM ready r WHERE r.position > ? AND r.position <= ? ORDER BY r.position LIMIT ?;
 
 -- name: ready_of
 -- claim with keys: position of one lane. Index: the UNIQUE one on lane.

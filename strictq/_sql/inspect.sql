@@ -6,7 +6,7 @@ SELECT id, key, last_seq, resolved, solo_to, charged_to, hold, held_at, active_a
 FROM lane WHERE id = ?;
 
 -- name: lease
-SELECT lane, token, consumer, lo, hi, started, pending, leased_at, deadline, expired, ack_first, redrive FROM lease WHERE lane = ?;
+SELECT lane, token, consumer, lo, hi, started, pending, leased_at, deadline, expired, ack_first, redrive, closed FROM lease WHERE lane = ?;
 
 -- name: delayed
 SELECT due FROM delayed WHERE lane = ?;

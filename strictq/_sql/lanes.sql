@@ -23,7 +23,7 @@ SELECT max(seq) FROM message WHERE lane = ?;
 
 -- name: lease
 -- lanes.lease_of: by primary key.
-SELECT lane, token, consumer, lo, hi, started, pending, leased_at, deadline, expired, ack_first, redrive FROM lease WHERE lane = ?;
+SELECT lane, token, consumer, lo, hi, started, pending, leased_at, deadline, expired, ack_first, redrive, closed FROM lease WHERE lane = ?;
 
 -- name: delete_lease
 DELETE FROM lease WHERE lane = ?;

@@ -26,8 +26,12 @@ UPDATE lease SET started = max(started, ?) WHERE lane = ?;
 UPDATE lease SET deadline = ?, expired = 0 WHERE lane = ?;
 
 -- name: shrink
--- settle: fewer unresolved messages, and a new end and mark of what was started.
-UPDATE lease SET pending = ?, hi = ?, started = min(started, ?) WHERE lane = ?;
+-- settle: fewer unresolved messages.
+UPDATE lease SET pending = ? WHERE lane = ?;
+
+-- name: close
+-- settle: the end of a lease was given back: fewer messages, a new end, and it grows no more.
+UPDATE lease SET pending = ?1, hi = ?2, started = min(started, ?2), closed = 1 WHERE lane = ?3;
 
 -- name: grow
 UPDATE lease SET hi = ?, pending = pending + ? WHERE lane = ?;

@@ -102,6 +102,7 @@ CREATE TABLE lease (
     expired   INTEGER NOT NULL DEFAULT 0,          -- 1: seen past its deadline, the lane is claimable again
     ack_first INTEGER NOT NULL DEFAULT 0,
     redrive   INTEGER NOT NULL DEFAULT 0,          -- 1: dead letters wait for its end
+    closed    INTEGER NOT NULL DEFAULT 0,          -- 1: some of it was given back: it grows no more
     CHECK (lo <= hi AND started <= hi)
 ) STRICT;
 CREATE INDEX lease_deadline ON lease (deadline) WHERE expired = 0;

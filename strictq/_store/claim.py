@@ -15,7 +15,7 @@ import attrs
 
 from .._sql import CLAIM, LANES
 from . import lanes
-from .frame import Tx
+from .frame import SECOND, Tx
 
 SWEEP_STEP: Final = 64
 """Leases and delays looked at in one claim, each."""
@@ -31,11 +31,15 @@ Row = tuple[Any, ...]
 
 @attrs.frozen
 class Request:
-    """What a claim may take."""
+    """What a claim may take.
+
+    Attributes:
+        lease: microseconds; None: as the queue is configured.
+    """
 
     room: int
     per_key: int | None
-    lease: int
+    lease: int | None
     consumer: str
     ack_first: bool = False
     keys: tuple[bytes, ...] | None = None
@@ -61,8 +65,13 @@ class Held:
 
 @attrs.define
 class Claimed:
-    """What a claim brought."""
+    """What a claim brought.
 
+    Attributes:
+        lease: its length, microseconds.
+    """
+
+    lease: int
     leases: list[Held] = attrs.field(factory=list)
     more: bool = False
     """Bounded work was cut short: claim again, there may be something ready."""
@@ -79,8 +88,11 @@ class _Claim:
         self.cull = CULL_STEP
         self.rows: list[tuple[Any, ...]] = []
         self.positions: list[int] = []
-        self.out = Claimed()
-        self.deadline = tx.now + request.lease
+        length = request.lease
+        self.out = Claimed(int(tx.config.lease_seconds * SECOND) if length is None else length)
+        self.deadline = tx.now + self.out.lease
+        self.last = 0
+        """The last position that this claim looks at: what it moves to the end of the order is left to the next one."""
 
     def take(self, rows: list[Row]) -> None:
         """Lease one lane's first messages."""
@@ -143,6 +155,7 @@ def claim(tx: Tx, request: Request) -> Claimed:
     """Lease the oldest ready heads, whole lanes at a time (or `per_key` messages of each)."""
     work = _Claim(tx, request)
     work.out.more = expire_leases(tx) | wake_delayed(tx)
+    work.last = tx.totals.last_id
     if request.keys is not None:
         _claim_keys(work, request.keys)
     elif request.per_key is None:
@@ -157,7 +170,7 @@ def _claim_whole(work: _Claim) -> None:
     after = -1
     while work.room > 0:
         limit = work.room
-        rows = work.tx.run(CLAIM.ready_messages, (after, limit)).fetchall()
+        rows = work.tx.run(CLAIM.ready_messages, (after, work.last, limit)).fetchall()
         if not rows:
             return
         after = rows[-1][POSITION]
@@ -170,7 +183,7 @@ def _claim_heads(work: _Claim, per_key: int) -> None:
     after = -1
     while work.room > 0:
         want = min(HEAD_PAGE, -(-work.room // per_key))
-        listed = work.tx.run(CLAIM.ready_lanes, (after, want)).fetchall()
+        listed = work.tx.run(CLAIM.ready_lanes, (after, work.last, want)).fetchall()
         if not listed:
             return
         after = listed[-1][0]

@@ -306,6 +306,7 @@ class Writer:
     def _end(self, tx: Tx) -> None:
         try:
             tx.run("COMMIT")
+            tx.committed = True
         except BaseException as e:
             full = isinstance(e, apsw.FullError)
             rolled_back = False

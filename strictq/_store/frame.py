@@ -64,12 +64,13 @@ class Totals:
 class Tx:
     """One write transaction on one shard, as the operations see it. It holds the write lock."""
 
-    __slots__ = ("changes_before", "config", "db", "events", "many", "now", "run", "shard", "totals", "wake")
+    __slots__ = ("changes_before", "committed", "config", "db", "events", "many", "now", "run", "shard", "totals", "wake")
 
     def __init__(
         self, db: apsw.Connection, shard: int, totals: Totals, now: int, config: QueueConfig, changes_before: int
     ) -> None:
         self.changes_before = changes_before
+        self.committed = False
         self.db = db
         # SQLite's values are what the schema says they are; their types are not known statically.
         self.run: Callable[..., Any] = db.execute

@@ -31,17 +31,19 @@ class _View:
         self.now = now
         self.lane = Lane._make(db.execute(INSPECT.lane, (lane,)).get)
         row = db.execute(INSPECT.lease, (lane,)).get
-        lease = None if row is None else LeaseRow._make(row)
+        self.last_lease = lease = None if row is None else LeaseRow._make(row)
+        """The lease, whether or not its time is over: its starts count until it is retaken."""
         self.lease = lease if lease is not None and not lease.expired and lease.deadline > now else None
         self.due: int | None = db.execute(INSPECT.delayed, (lane,)).get
         self.tail = max(db.execute(INSPECT.tail, (lane,)).get or 0, self.lane.last_seq)
         self.depth = self.tail - self.lane.resolved
 
-    def state_of(self, seq: int) -> State:
+    def state_of(self, seq: int, due: int | None) -> State:
         """State of an unresolved message."""
         if self.lease is not None and self.lease.lo <= seq <= self.lease.hi and not self.lease.ack_first:
             return "in_flight"
-        return self.state_behind()
+        behind = self.state_behind()
+        return "delayed" if behind == "ready" and due is not None and due > self.now else behind
 
     def state_behind(self) -> Literal["ready", "delayed", "held"]:
         if self.lane.hold is not None:
@@ -51,7 +53,8 @@ class _View:
         return "ready"
 
     def attempts(self, seq: int, stored: int) -> int:
-        return stored + (1 if self.lease is not None and self.lease.lo <= seq <= self.lease.started else 0)
+        lease = self.last_lease
+        return stored + (1 if lease is not None and lease.lo <= seq <= lease.started else 0)
 
 
 def _view(db: apsw.Connection, key: bytes, now: int) -> _View | None:
@@ -66,7 +69,7 @@ def peek(db: apsw.Connection, key: bytes, limit: int, time: QueueTime) -> list[P
     return [
         PeekedMessage(
             key=decode_key(key), seq=seq, id=i, body=body, headers=json.loads(headers) if headers else {},
-            state=view.state_of(seq), attempts=view.attempts(seq, attempts), enqueued_at=time.to_wall(sent_at),
+            state=view.state_of(seq, due), attempts=view.attempts(seq, attempts), enqueued_at=time.to_wall(sent_at),
             due_at=None if due is None else time.to_wall(due), expires_at=None if expires is None else time.to_wall(expires),
         )
         for seq, i, body, headers, attempts, sent_at, due, expires, _ in db.execute(INSPECT.peek, (view.lane.id, limit))
@@ -81,7 +84,7 @@ def status(db: apsw.Connection, key: bytes, seq: int, time: QueueTime) -> Messag
     row = db.execute(INSPECT.message, (view.lane.id, seq)).get
     if row is not None:
         attempts, due, error, output = row
-        state = view.state_of(seq)
+        state = view.state_of(seq, due)
         lease = view.lease if state == "in_flight" else None
         until = lease.deadline if lease else due if state == "delayed" and due is not None else None
         return MessageStatus(

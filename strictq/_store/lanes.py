@@ -55,6 +55,7 @@ class LeaseRow(NamedTuple):
     expired: int
     ack_first: int
     redrive: int
+    closed: int
 
 
 def find(tx: Tx, key: bytes) -> int | None:

@@ -33,7 +33,7 @@ from . import catalog, claim, files, fork, outbox, send
 from .catalog import Catalog
 from .commit import Operation
 from .connection import Durability
-from .frame import Totals
+from .frame import Totals, Tx
 from .shard import Shard
 from .upkeep import Upkeep
 from .wake import Waker, waker_of
@@ -42,6 +42,8 @@ _log = logging.getLogger("strictq")
 
 T = TypeVar("T")
 Hook = Callable[[Event], None]
+Brought = tuple[Shard, Tx, claim.Claimed]
+"""What a claim leased, where, and in which transaction."""
 
 EAGER_SHARDS: Final = 16
 """Up to so many shards are opened with the queue, so that a damaged one and a full outbox are noticed at once."""
@@ -229,11 +231,21 @@ class Store:
 
     # ---- sending
 
-    def send(self, shard: Shard, items: Sequence[send.Item]) -> list[send.Sent]:
-        """Append messages, all of one shard."""
+    def send(self, shard: Shard, items: Sequence[send.Item], checked: QueueConfig) -> list[send.Sent]:
+        """Append messages, all of one shard.
+
+        Args:
+            checked: the configuration that they were checked against.
+        """
         if self.reserve is not None and not self.reserve.there():
             raise StoreFull("the disk is full, and the reserve for acks is in use", shard=shard.number)
-        return shard.run(lambda tx: send.send(tx, items, depth_elsewhere=lambda: self._depth_elsewhere(shard)))
+
+        def append(tx: Tx) -> list[send.Sent]:
+            if tx.config is not checked:
+                send.require_size(items, tx.config)
+            return send.send(tx, items, depth_elsewhere=lambda: self._depth_elsewhere(shard))
+
+        return shard.run(append)
 
     def _depth_elsewhere(self, shard: Shard) -> int:
         """Unresolved messages of the other shards, as they are committed."""
@@ -241,10 +253,21 @@ class Store:
 
     # ---- claiming
 
-    def claim(self, shard: Shard, request: claim.Request) -> claim.Claimed:
-        """Lease from one shard until it gives something or nothing is ready."""
+    def claim(self, shard: Shard, request: claim.Request, brought: list[Brought]) -> claim.Claimed:
+        """Lease from one shard until it gives something or nothing is ready.
+
+        Args:
+            brought: gets what was leased as soon as it is, for a caller that is interrupted on the way.
+        """
+
+        def take(tx: Tx) -> claim.Claimed:
+            claimed = claim.with_bodies(tx, claim.claim(tx, request))
+            if claimed.leases:
+                brought.append((shard, tx, claimed))
+            return claimed
+
         while True:
-            claimed = shard.drain(lambda tx: claim.with_bodies(tx, claim.claim(tx, request)))
+            claimed = shard.drain(take)
             if claimed.leases or not claimed.more:
                 return claimed
 
@@ -288,11 +311,15 @@ class Store:
 
     # ---- configuration
 
-    def refresh_config(self) -> None:
-        """Know the newest configuration before changing it."""
-        if self.directory is not None:
-            known = catalog.read(self.directory)
-            self.config, self.config_version = known.config, known.config_version
+    def refresh_config(self) -> bool:
+        """Know the newest configuration, as queue.db has it. Returns whether it is another one."""
+        if self.directory is None:
+            return False
+        known = catalog.read(self.directory, read_only=self.read_only)
+        if known.config_version == self.config_version:
+            return False
+        self.config, self.config_version = known.config, known.config_version
+        return True
 
     def configure(self, config: QueueConfig) -> None:
         """Store a configuration and give every shard its copy."""

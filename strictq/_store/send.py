@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from .._config import QueueConfig
-from .._errors import QueueFull
+from .._errors import MessageTooLarge, QueueFull
 from .._sql import LANES, SEND, repeat
 from . import lanes
 from .frame import SECOND, Tx
@@ -63,6 +63,17 @@ def times_of(now: int, options: Options | None, config: QueueConfig) -> Times:
         ttl = int(config.ttl_seconds * SECOND)
     delay = options.delay if options is not None else 0
     return Times(now, now + delay if delay > 0 else None, None if ttl is None else now + ttl)
+
+
+def require_size(items: Sequence[Item], config: QueueConfig) -> None:
+    """Refuse bodies that are too large.
+
+    Raises:
+        MessageTooLarge: nothing changed.
+    """
+    for item in items:
+        if len(item[1]) > config.max_body_bytes:
+            raise MessageTooLarge(f"a body may have {config.max_body_bytes:,} bytes, this one has {len(item[1]):,}")
 
 
 def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: Callable[[], int] | None = None) -> list[Sent]:

@@ -189,14 +189,16 @@ def _held_rows(tx: Tx, batch: Batch, kind: str) -> tuple[lanes.LeaseRow | None, 
 def _shrink(
     tx: Tx, lease: lanes.LeaseRow, gone: int, *, hi: int | None = None, start: int | None = None, at_end: bool = False
 ) -> None:
-    """A lease has fewer messages; with none left it ends."""
+    """A lease has fewer messages (up to `hi`, where its end was given back); with none left it ends."""
     left = lease.pending - gone
     if left == 0:
         lanes.release_lane(tx, lease, at_end=at_end)
         return
-    hi = lease.hi if hi is None else hi
-    tx.run(SETTLE.shrink, (left, hi, hi, lease.lane))
-    if start is not None and start <= hi:
+    if hi is None:
+        tx.run(SETTLE.shrink, (left, lease.lane))
+    else:
+        tx.run(SETTLE.close, (left, hi, lease.lane))
+    if start is not None and start <= lease.hi:
         tx.run(SETTLE.set_started, (start, lease.lane))
 
 
@@ -293,6 +295,7 @@ def more(tx: Tx, batch: Batch, limit: int) -> list[Row]:
     if (
         lease.expired
         or lease.redrive
+        or lease.closed
         or lease.deadline <= tx.now
         or lane.hold is not None
         or lane.solo_to >= lease.lo

@@ -67,28 +67,35 @@ def test_numbers_go_on_after_the_queue_was_emptied_and_reopened(disk: Opener) ->
 
 def test_numbers_go_on_after_a_forgotten_lane(disk: Opener, clock: FakeClock) -> None:
     q = disk(idle_lane_seconds=1.0)
-    for n in range(30):
-        fill(q, f"old{n}", 2)
-    issued = {(d.key, d.seq): (d.id, d.token) for d in q.receive(100)}
-    q.ack_many(q.receive(100)) if q.stats().ready else None
-    q.purge()
+    old = [f"old{n}" for n in range(30)]
+    for key in old:
+        fill(q, key, 2)
+    first = q.receive(100)
+    issued = {(d.key, d.seq) for d in first}
+    ids, tokens = max(d.id for d in first), max(d.token for d in first)
+    q.ack_many(first)
+    before = _lane_ids(q)
     q.close()
     q = disk()
     clock.advance(100.0)
-    ack_all(q.receive(100))
-    clock.advance(100.0)
-    for n in range(60):
+    for n in range(200):
         q.send(b"", f"new{n}")  # each new lane looks for idle ones
-    q.purge()
-    for n in range(30):
-        q.send(b"", f"old{n}")
-    for d in q.receive(100, keys=[f"old{n}" for n in range(30)]):
+    drain(q)
+    kept = set(before) & set(_lane_ids(q))
+    assert len(kept) < len(before), "none was forgotten"
+    for key in old:
+        q.send(b"", key)
+    for d in q.receive(100, keys=old):
         assert (d.key, d.seq) not in issued
-        assert d.id > max(i for i, _ in issued.values())
-        assert d.token > max(t for _, t in issued.values())
-    lanes = [lane for (lane,) in shard_of(q).read(lambda db: db.execute("SELECT id FROM lane").fetchall())]
-    assert min(lanes[-30:]) > 30
+        assert d.id > ids
+        assert d.token > tokens
+    after = _lane_ids(q)
+    assert all(after[key] not in before.values() for key in set(before) - kept), "a lane's number came back"
     assert q.check() == []
+
+
+def _lane_ids(q: Queue) -> dict[bytes, int]:
+    return dict(shard_of(q).read(lambda db: db.execute("SELECT key, id FROM lane").fetchall()))
 
 
 # --- transactions -------------------------------------------------------------------------------------------------------
@@ -134,6 +141,12 @@ def _verbs(q: Queue, clock: FakeClock) -> Iterator[tuple[str, Callable[[], objec
             tx.send(b"", "next")
             tx.key_state = b"s"
             tx.execute("INSERT INTO app_t VALUES (2)")
+
+    def hold_on(d: Delivery) -> None:
+        d.start()
+        d.extend(9.0)
+        d.lease.more()
+        d.lease.release()
 
     def stale(act: Callable[[Delivery], object]) -> None:
         d = one("stale")
@@ -292,8 +305,10 @@ for durability in ("process", "full"):
         for shard in q._store.shards:
             shard.checkpoint()
         q._store.tidy()
-        with strictq.open(f"{path}-{durability}", create=False) as other, strictq.open(f"{path}-{durability}", read_only=True) as looker:
-            other.send(b"", "k1"), looker.stats()
+        with strictq.open(f"{path}-{durability}", create=False) as other:
+            other.send(b"", "k1")
+        with strictq.open(f"{path}-{durability}", read_only=True) as looker:
+            looker.stats()
         if os.fork() == 0:
             q.send(b"", "child")
             os._exit(0)
@@ -328,8 +343,7 @@ def test_files_are_their_owners_alone_whatever_the_umask(tmp_path: Path, mask: i
             (tmp_path / "queue" / "reserve").unlink()
             assert q._store.reserve is not None
             assert q._store.reserve.there()
-            files = [p for p in (tmp_path / "queue").rglob("*")]
-            modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in files}
+            modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "queue").iterdir()}
         mode = stat.S_IMODE((tmp_path / "queue").stat().st_mode)
     finally:
         os.umask(before)
@@ -423,10 +437,12 @@ def test_a_read_only_medium_with_shm_is_readable_or_says_why(disk: Opener, read_
     q.close()
     read_only_directory()
     q = disk.open(read_only=True, durability=None)
+    hint, found = "", []
     try:
-        assert seqs(q.peek("k")) == [1, 2, 3]
+        found = seqs(q.peek("k"))
     except strictq.StoreError as e:
-        assert e.hint
+        hint = e.hint
+    assert hint or found == [1, 2, 3]
 
 
 def test_a_looker_beside_a_writer_sees_each_commit_and_holds_nobody_up(disk: Opener) -> None:

@@ -48,6 +48,16 @@ def test_status_follows_a_message(q: Queue, clock: FakeClock) -> None:
     assert q.status("k", 1).state == "resolved"
 
 
+def test_attempts_do_not_go_down_when_a_lease_runs_out(q: Queue, clock: FakeClock) -> None:
+    q.send(b"", "k")
+    q.receive(lease_seconds=5.0)
+    assert q.status("k", 1).attempts == 1
+    clock.advance(6.0)
+    assert q.status("k", 1).attempts == 1
+    assert q.peek("k")[0].attempts == 1
+    assert q.explain("k").attempts == 1
+
+
 def test_status_of_what_was_never_sent(q: Queue) -> None:
     q.send(b"", "k")
     for key, seq in (("k", 2), ("absent", 1)):

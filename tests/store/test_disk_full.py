@@ -1,0 +1,380 @@
+"""A full disk: sends are refused and nothing changed, consumers drain through the reserve, and sends resume by themselves.
+
+Most of it runs on a small file system of its own, mounted for the test; where mounting is not permitted these are
+skipped, and a limit on the database's pages stands in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import strictq
+from strictq import Message, Queue, StoreFull
+from strictq._store import files
+from tests.support.internals import (
+    at_rest,
+    connection_of,
+    in_threads,
+    mounted,
+    run_python,
+    shard_file,
+    shard_of,
+    stuff,
+    unmounted,
+    writer_of,
+)
+from tests.support.queues import drain, fill, labels
+
+MEGABYTES = 8
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if not mounted("-t", "tmpfs", "-o", f"size={MEGABYTES}m", "tmpfs", str(place)):
+        pytest.skip("mounting a small file system is not permitted here")
+    yield place
+    unmounted(place)
+
+
+@pytest.fixture
+def make(small: Path) -> Iterator[Callable[..., Queue]]:
+    """Opens the queue on the small file system, as often as wanted."""
+    opened: list[Queue] = []
+
+    def open_it(**options: object) -> Queue:
+        options.setdefault("durability", "process")
+        q = strictq.open(small / "queue", **options)  # type: ignore[arg-type]
+        opened.append(q)
+        q._store.waker.notify()  # what becomes of a wake file without a block has a test of its own
+        return q
+
+    yield open_it
+    for q in opened:
+        q.close()
+
+
+def soon(q: Queue) -> None:
+    """The next send looks again whether there is room for the reserve, without waiting for the second to pass."""
+    assert q._store.reserve is not None
+    q._store.reserve._next_try = 0.0
+
+
+def send_until_full(q: Queue, size: int = 700) -> int:
+    """How many messages of "k" were taken before the disk was full."""
+    for n in range(100_000):
+        try:
+            q.send(b"x" * size, "k")
+        except StoreFull:
+            return n
+    raise AssertionError("the disk does not fill")
+
+
+@pytest.mark.parametrize("durability", ["process", "full"])
+def test_a_send_on_a_full_disk_changes_nothing_and_says_so(make: Callable[..., Queue], small: Path, durability: str) -> None:
+    q = make(durability=durability)
+    fill(q, "k", 3)
+    stuff(small)
+    taken = send_until_full(q)
+    for _ in range(3):
+        with pytest.raises(StoreFull) as caught:
+            q.send_many([Message(b"x" * 3000, key=f"k{n}") for n in range(300)])
+        assert caught.value.transient
+        assert caught.value.shard == 0
+        assert at_rest(q)
+    assert q.stats().depth == 3 + taken
+    assert q.top_keys() == [q.top_keys()[0]], "no other key has anything"
+    assert q.check() == []
+    with make() as other:
+        assert other.stats().depth == 3 + taken
+
+
+@pytest.mark.parametrize("durability", ["process", "full"])
+def test_consumers_drain_through_the_reserve_and_sends_resume(make: Callable[..., Queue], small: Path, durability: str) -> None:
+    q = make(durability=durability)
+    q.send_many([Message(b"x" * 700, key=f"k{n % 20}") for n in range(1000)])
+    stuffing = stuff(small)
+    send_until_full(q)
+    depth = q.stats().depth
+    assert (small / "queue" / "reserve").exists()
+
+    got = drain(q)  # every receive and every ack, one by one
+    assert len(got) == len(set(got)) == depth
+    assert not (small / "queue" / "reserve").exists()
+    stuff(small, "more")
+    for _ in range(3):
+        soon(q)
+        with pytest.raises(StoreFull, match="reserve"):
+            q.send(b"", "k")
+    assert q.stats().depth == 0
+
+    stuffing.unlink()
+    soon(q)
+    q.send(b"again", "k")
+    assert (small / "queue" / "reserve").stat().st_size == files.RESERVE_BYTES
+    assert [d.body for d in q.receive()] == [b"again"]
+    assert q.check() == []
+
+
+def test_sends_resume_by_themselves(make: Callable[..., Queue], small: Path) -> None:
+    """The engine's own thread makes the reserve again, within seconds; here it is called."""
+    q = make()
+    stuffing = stuff(small)
+    send_until_full(q)
+    drain(q)
+    stuffing.unlink()
+    soon(q)
+    q._store.tidy()
+    assert (small / "queue" / "reserve").exists()
+    q.send(b"", "k")
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "extend", "start", "release", "transaction", "transaction with SQL"])
+def test_each_verb_of_a_holder_works_on_a_full_disk(make: Callable[..., Queue], small: Path, verb: str) -> None:
+    q = make()
+    q.app_schema("CREATE TABLE app_t (x INTEGER) STRICT")
+    q.send_many([Message(b"x" * 700, key=f"k{n}") for n in range(20)])
+    got = q.receive(20)
+    d = got[0]
+    stuff(small)
+    while True:  # until not even the smallest write fits
+        try:
+            q.send(b"", "filler")
+        except StoreFull:
+            break
+    with q._store.shards[0].checkpoint_lock:  # no checkpoint makes room in the WAL meanwhile
+        if verb == "ack":
+            d.ack()
+        elif verb == "nack":
+            d.nack(delay=5.0, reason="r" * 100)
+        elif verb == "reject":
+            d.reject("no")
+        elif verb == "extend":
+            d.extend(60.0)
+        elif verb == "start":
+            d.start()
+        elif verb == "release":
+            d.lease.release()
+        else:
+            with q.transaction(d) as tx:
+                tx.send(b"", "next")
+                if verb.endswith("SQL"):
+                    tx.execute("INSERT INTO app_t VALUES (1)")
+    assert at_rest(q)
+    assert q.check() == []
+
+
+def test_the_reserve_may_be_made_again_under_a_consumers_hands(make: Callable[..., Queue], small: Path) -> None:
+    """A sender that looks for the reserve just after a consumer gave it up takes the room away again."""
+    q, sender = make(), make()
+    q.send_many([Message(b"x" * 700, key=f"k{n}") for n in range(20)])
+    stuff(small)
+    send_until_full(q, 0)
+    assert q._store.reserve is not None
+    give_up = q._store.reserve.give_up
+
+    def raced() -> bool:
+        gone = give_up()
+        assert sender._store.reserve is not None
+        sender._store.reserve.there()
+        return gone
+
+    q._store.reserve.give_up = raced  # type: ignore[method-assign]
+    got = q.receive(20)
+    q.ack_many(got)
+    assert len(got) == 20
+
+
+def test_two_consumers_that_meet_the_full_disk_together_both_go_on(make: Callable[..., Queue], small: Path) -> None:
+    """The one that is second finds the reserve gone, but the room is there."""
+    q, first = make(), make()
+    q.send_many([Message(b"x" * 700, key=f"k{n}") for n in range(40)])
+    stuff(small)
+    send_until_full(q, 0)
+    assert q._store.reserve is not None
+    give_up = q._store.reserve.give_up
+    taken: list[object] = []
+
+    def raced() -> bool:
+        taken.extend(first.receive(20))
+        return give_up()
+
+    q._store.reserve.give_up = raced  # type: ignore[method-assign]
+    got = q.receive(20)
+    assert len(taken) == 20
+    assert len(got) == 20
+    assert not {d.key for d in got} & {d.key for d in taken}  # type: ignore[attr-defined]
+
+
+def test_senders_that_hammer_a_full_disk_do_not_stop_consumers(make: Callable[..., Queue], small: Path) -> None:
+    q = make()
+    q.send_many([Message(b"x" * 700, key=f"k{n % 5}") for n in range(500)])
+    stuff(small)
+    done = False
+    refused = 0
+
+    def hammer() -> None:
+        nonlocal refused
+        with make() as sender:
+            while not done:
+                try:
+                    sender.send(b"x" * 700, "hammered")
+                except StoreFull:
+                    refused += 1
+
+    def consume() -> list[object]:
+        nonlocal done
+        try:
+            got: list[object] = []
+            while sum(1 for key, _ in got if key != "hammered") < 500:  # type: ignore[misc]
+                batch = q.receive(50)
+                q.ack_many(batch)
+                got += labels(batch)
+            return got
+        finally:
+            done = True
+
+    _, got = in_threads([hammer, consume])
+    assert isinstance(got, list), got
+    assert len(set(got)) == len(got)
+    assert refused
+
+
+def test_a_process_that_starts_on_a_full_disk_can_drain_it(make: Callable[..., Queue], small: Path) -> None:
+    q = make(shards=2)
+    q.send_many([Message(b"x" * 700, key=f"k{n % 20}") for n in range(200)])
+    depth = 200
+    q.close()
+    stuff(small)
+    q = make()
+    got = drain(q)
+    assert len(got) == len(set(got)) == depth
+    assert q.check() == []
+
+
+def test_waking_on_a_full_disk_does_not_kill_the_process(small: Path) -> None:
+    """Storing into the hole of a mapped file is a bus error where the disk has no block for it."""
+    strictq.open(small / "queue").close()
+    script = (
+        "import os, sys, strictq\nfrom pathlib import Path\nfrom tests.support.internals import stuff\n"
+        "Path(sys.argv[1], 'queue', 'wake').write_bytes(b'')\n"  # as a new queue has it
+        "q = strictq.open(Path(sys.argv[1], 'queue'))\nstuff(Path(sys.argv[1]))\nq.close()\nprint('alive')\n"
+    )
+    assert run_python(script, small) == "alive\n"
+
+
+def test_creating_a_queue_on_a_full_disk_leaves_nothing_behind(small: Path) -> None:
+    stuff(small)
+    with pytest.raises(strictq.StrictqError):
+        strictq.open(small / "queue")
+    assert [p.name for p in small.iterdir()] == ["stuffing"]
+
+
+def test_a_checkpoint_on_a_full_disk_loses_nothing(make: Callable[..., Queue], small: Path) -> None:
+    q = make()
+    q.send_many([Message(b"x" * 700, key=f"k{n % 20}") for n in range(1000)])
+    stuffing = stuff(small)
+    with pytest.raises(StoreFull):
+        shard_of(q).checkpoint()
+    stuffing.unlink()
+    pages, done = shard_of(q).checkpoint()
+    assert pages == done > 0
+    assert len(drain(q)) == 1000
+    assert q.check() == []
+
+
+def test_a_kill_on_a_full_disk_loses_nothing_that_was_acknowledged(make: Callable[..., Queue], small: Path) -> None:
+    make().close()
+    stuff(small)
+    script = (
+        "import sys, os, strictq\nq = strictq.open(sys.argv[1], durability='process')\nn = 0\n"
+        "try:\n while True:\n  q.send(b'x' * 700, 'k'); n += 1\nexcept strictq.StoreFull: pass\n"
+        "print(n, flush=True)\nos._exit(0)\n"
+    )
+    sent = int(run_python(script, small / "queue"))
+    q = make()
+    assert drain(q) == [("k", n) for n in range(1, sent + 1)]
+    assert q.check() == []
+
+
+# --- without a file system of one's own -----------------------------------------------------------------------------------
+
+
+def test_a_database_that_may_not_grow(tmp_path: Path) -> None:
+    """SQLITE_FULL in the middle of a statement, not at the COMMIT."""
+    with strictq.open(tmp_path / "queue", durability="full") as q:
+        fill(q, "k", 3)
+        db = connection_of(q)
+        db.pragma("max_page_count", db.pragma("page_count") + 2)
+        for _ in range(3):
+            with pytest.raises(StoreFull):
+                q.send(b"x" * 100_000, "k")
+            with pytest.raises(StoreFull), q.transaction(key="k") as tx:
+                tx.send(b"x" * 100_000, "k")
+                tx.key_state = b"y"
+            assert at_rest(q)
+        assert drain(q) == [("k", n) for n in (1, 2, 3)]
+        assert q.check() == []
+        connection_of(q).pragma("max_page_count", 1_000_000)
+        soon(q)
+        assert q.send(b"x" * 100_000, "k").seq == 4
+
+
+def test_sends_are_refused_while_the_reserve_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with strictq.open(tmp_path / "queue", durability="process") as q:
+        fill(q, "k", 2)
+        assert q._store.reserve is not None
+        monkeypatch.setattr(q._store.reserve, "make", lambda: False)
+        assert q._store.reserve.give_up()
+        assert not q._store.reserve.give_up()
+        for call in (lambda: q.send(b"", "k"), lambda: q.send_many([Message(b"", key="k")])):
+            with pytest.raises(StoreFull):
+                call()
+        (d, e) = q.receive()
+        d.ack()
+        with q.transaction(e) as tx:
+            tx.send(b"", "next")  # a handler's sends are part of draining
+        assert drain(q) == [("next", 1)]
+        monkeypatch.undo()
+        soon(q)
+        assert q.send(b"", "k").seq == 3
+
+
+def test_the_room_is_looked_for_once_a_second_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+    now = 1000.0
+    monkeypatch.setattr(files.time, "monotonic", lambda: now)
+    reserve = files.Reserve(tmp_path)
+    monkeypatch.setattr(reserve, "make", lambda: bool(tries.append(1)))
+    for now in (1000.0, 1000.5, 1000.9, 1001.1, 1001.2, 1002.2):  # noqa: B007
+        assert not reserve.there()
+    assert len(tries) == 3
+
+
+def test_a_reserve_that_is_too_small_is_not_one(tmp_path: Path) -> None:
+    """A crash while it was written, by whatever means, must not pass for a reserve."""
+    reserve = files.Reserve(tmp_path)
+    (tmp_path / files.RESERVE).write_bytes(b"\0" * 10)
+    assert reserve.there()
+    assert (tmp_path / files.RESERVE).stat().st_size == files.RESERVE_BYTES
+    assert [p.name for p in tmp_path.iterdir()] == [files.RESERVE]
+
+
+def test_the_wal_of_a_failed_commit_is_not_read(make: Callable[..., Queue], small: Path) -> None:
+    """Frames of a transaction that did not fit lie in the WAL; nobody may ever take them for committed."""
+    q = make()
+    fill(q, "k", 2)
+    stuff(small)
+    taken = send_until_full(q, 700)
+    with pytest.raises(StoreFull):
+        q.send_many([Message(b"x" * 700, key="k") for _ in range(2000)])
+    assert Path(f"{shard_file(small / 'queue')}-wal").stat().st_size > 0
+    writer_of(q)._drop_connection()
+    with make() as other:
+        assert other.stats().depth == 2 + taken
+    assert q.stats().depth == 2 + taken
