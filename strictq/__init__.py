@@ -11,6 +11,8 @@ with strictq.open("orders.strictq") as q:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ._clock import Clock, SystemClock
 from ._config import QueueConfig
 from ._errors import (
@@ -47,11 +49,13 @@ from ._types import (
     ShardStats,
     Stats,
 )
-from .aio import AsyncDelivery, AsyncLease, AsyncQueue, AsyncTransaction
 from .delivery import Delivery, Lease
 from .opening import open, open_async
 from .queue import Queue
 from .transaction import Transaction
+
+if TYPE_CHECKING:
+    from .aio import AsyncDelivery, AsyncLease, AsyncQueue, AsyncTransaction
 
 __all__ = [
     "AsyncDelivery",
@@ -101,10 +105,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> str:
-    # Reading the installed version costs more than the rest of the import together.
+_ASYNC = ("AsyncDelivery", "AsyncLease", "AsyncQueue", "AsyncTransaction")
+
+
+def __getattr__(name: str) -> Any:
+    # What most programs do not need, and what would cost more than the rest of the import together.
     if name == "__version__":
         from importlib.metadata import version
 
         return version("strictq")
+    if name in _ASYNC:
+        from . import aio
+
+        return getattr(aio, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import apsw
 
@@ -16,8 +16,10 @@ from ._store import Store
 from ._store.catalog import SHARDS_MAX
 from ._store.connection import MEMORY, require_sound_sqlite
 from ._types import Event
-from .aio import AsyncQueue
 from .queue import Queue
+
+if TYPE_CHECKING:
+    from .aio import AsyncQueue
 
 require_sound_sqlite(apsw.sqlite_lib_version())
 
@@ -66,6 +68,8 @@ def open_async(
 
     Arguments and errors are those of `open`; the queue is opened on entry. Hooks are called in worker threads.
     """
+    from .aio import AsyncQueue  # asyncio and anyio cost as much to import as all of strictq
+
     return AsyncQueue(lambda: open(
         path, shards=shards, durability=durability, config=config, create=create, read_only=read_only, clock=clock,
         on_event=on_event,

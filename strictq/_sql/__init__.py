@@ -41,6 +41,11 @@ def repeat(statement: str, times: int) -> str:
     return _REPEATED.sub(lambda m: ",".join([m[1].strip()] * times), statement)
 
 
+def repeated(statement: str, *times: int) -> dict[int, str]:
+    """The statement for several numbers of rows, largest first."""
+    return {n: repeat(statement, n) for n in times}
+
+
 CATALOG: Final = Block("catalog")
 SHARD: Final = Block("shard")
 SEND: Final = Block("send")

@@ -55,7 +55,7 @@ WHERE r.position = ? ORDER BY m.seq LIMIT ?;
 SELECT data FROM body WHERE id = ?;
 
 -- name: insert_lease
-INSERT INTO lease (lane, token, consumer, lo, hi, started, pending, leased_at, deadline, ack_first) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO lease (lane, token, consumer, lo, hi, started, pending, leased_at, deadline, ack_first) VALUES {{ (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) }};
 
 -- name: drop_position
 DELETE FROM ready WHERE position = ?;

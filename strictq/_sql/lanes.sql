@@ -29,7 +29,7 @@ SELECT lane, token, consumer, lo, hi, started, pending, leased_at, deadline, exp
 DELETE FROM lease WHERE lane = ?;
 
 -- name: add_ready
-INSERT INTO ready (position, lane, careful) VALUES (?, ?, ?);
+INSERT INTO ready (position, lane, careful) VALUES {{ (?, ?, ?) }};
 
 -- name: drop_ready
 -- Index: the UNIQUE one on lane.

@@ -10,10 +10,12 @@ DELETE FROM message WHERE lane = ? AND seq BETWEEN ? AND ?;
 UPDATE lane SET last_seq = max(last_seq, ?), resolved = resolved + ?, active_at = ?,
     done_token = ?, done_kind = 'ack', done_lo = ?, done_hi = ?, done_gaps = NULL WHERE id = ?;
 
--- name: next_head
--- settle.ack: what is left of a lane: lane, seq, id, due, whether it is held, and its solo range. No row: it is empty.
+-- name: next_heads
+-- settle.ack: what is left of lanes, given as an array: lane, seq, id, due, whether it is held, and its solo range.
+-- A lane without a row is empty. Indexes: primary keys; one seek a lane.
 SELECT m.lane, m.seq, m.id, m.due, l.hold IS NOT NULL, l.solo_to
-FROM lane l CROSS JOIN message m ON m.lane = l.id WHERE l.id = ? ORDER BY m.seq LIMIT 1;
+FROM carray(?) c CROSS JOIN lane l ON l.id = c.value
+CROSS JOIN message m ON m.lane = l.id AND m.seq = (SELECT min(seq) FROM message WHERE lane = l.id);
 
 -- name: rows_between
 -- settle: which seqs of a lease are unresolved, and where their bodies lie. Index: primary key.

@@ -13,9 +13,9 @@ from typing import Any, Final
 import apsw
 import attrs
 
-from .._sql import CLAIM, LANES
+from .._sql import CLAIM, LANES, repeated
 from . import lanes
-from .frame import SECOND, Tx
+from .frame import SECOND, Tx, insert_rows
 
 SWEEP_STEP: Final = 64
 """Leases and delays looked at in one claim, each."""
@@ -27,6 +27,8 @@ HEAD_PAGE: Final = 256
 POSITION, CAREFUL, KEY, LANE, SEQ, DUE, EXPIRES, ATTEMPTS, ID, SENT_AT, HEADERS, SIZE_HINT, PREPARE, PROCESS, BODY = range(15)
 
 Row = tuple[Any, ...]
+
+_LEASES: Final = repeated(CLAIM.insert_lease, 64, 16, 4, 1)
 
 
 @attrs.frozen
@@ -129,7 +131,7 @@ class _Claim:
             self._unlist()
             if len(self.rows) > 1:
                 self.rows.sort()
-            tx.many(CLAIM.insert_lease, self.rows)
+            insert_rows(tx, _LEASES, self.rows)
             if self.request.ack_first:
                 for held in self.out.leases:
                     self._resolve(held)

@@ -65,6 +65,10 @@ class _Call:
         self.result: Any = None
         self.error: BaseException | None = None
         self.finished = False
+        self.wake: threading.Lock | None = None
+
+    def follow(self) -> None:
+        """It will be answered, or made leader, by another thread."""
         self.wake = threading.Lock()
         self.wake.acquire()
 
@@ -112,8 +116,11 @@ class Writer:
         if self._grouped:
             return self._run_grouped(operation)  # type: ignore[no-any-return]
         call = _Call(operation)
-        with self._locked():
+        self._acquire()
+        try:
             tx = self._commit([call])
+        finally:
+            self._release()
         self._told(tx)
         return call.outcome()  # type: ignore[no-any-return]
 
@@ -163,17 +170,21 @@ class Writer:
             if lead:
                 self._leading = True
             else:
+                call.follow()
                 self._waiting.append(call)
         if not lead and not self._promoted(call):
             return call.outcome()
         group = [call]
         tx: Tx | None = None
         try:
-            with self._locked():
+            self._acquire()
+            try:
                 with self._gate:
                     while self._waiting and len(group) < GROUP_MAX:
                         group.append(self._waiting.popleft())
                 tx = self._commit(group)
+            finally:
+                self._release()
         except StoreError as e:
             for other in group[1:]:
                 if not other.finished:
@@ -186,6 +197,7 @@ class Writer:
 
     def _promoted(self, call: _Call) -> bool:
         """Wait until the call was answered (False) or leads the next group (True)."""
+        assert call.wake is not None
         try:
             call.wake.acquire()
         except BaseException:
@@ -208,11 +220,9 @@ class Writer:
             self._waiting.extendleft(c for c in reversed(group[1:]) if not c.finished)
             leader = self._waiting.popleft() if self._waiting else None
             self._leading = leader is not None
-        for other in group[1:]:
-            if other.finished:
-                other.wake.release()
-        if leader is not None:
-            leader.wake.release()
+        for other in [c for c in group[1:] if c.finished] + ([leader] if leader is not None else []):
+            assert other.wake is not None
+            other.wake.release()
 
     # ---- one transaction
 

@@ -25,6 +25,8 @@ PRESENCE: Final = "presence"
 RESERVE: Final = "reserve"
 RESERVE_BYTES: Final = 2 * 1024 * 1024
 """Kept so that consumers can still ack when the disk is full; deleted then, and sends are refused until it is back."""
+LOOK_SECONDS: Final = 0.1
+"""How long a look at the reserve is good for: another process may give it up meanwhile."""
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 
@@ -122,16 +124,18 @@ class Reserve:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / RESERVE
+        self._next_look = 0.0
         self._next_try = 0.0
 
     def there(self) -> bool:
-        """Is it there? If not, try to make it again, at most once a second."""
-        try:
-            if os.stat(self._path).st_size >= RESERVE_BYTES:
-                return True
-        except FileNotFoundError:
-            pass
+        """Is it there, as of a moment ago? If not, try to make it again, at most once a second."""
         now = time.monotonic()
+        if now < self._next_look:
+            return True
+        with suppress(FileNotFoundError):
+            if os.stat(self._path).st_size >= RESERVE_BYTES:
+                self._next_look = now + LOOK_SECONDS
+                return True
         if now < self._next_try:
             return False
         self._next_try = now + 1.0
@@ -159,6 +163,7 @@ class Reserve:
 
     def give_up(self) -> bool:
         """Delete it; False if it was gone already."""
+        self._next_look = 0.0
         try:
             os.unlink(self._path)
         except FileNotFoundError:

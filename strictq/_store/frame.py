@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import apsw
@@ -113,6 +114,16 @@ class Tx:
                 detail=detail,
             )
         )
+
+
+def insert_rows(tx: Tx, statements: dict[int, str], rows: Sequence[tuple[Any, ...]]) -> None:
+    """INSERT with many rows a statement, from `repeated`: less than half the cost of one row each."""
+    at, left = 0, len(rows)
+    for n, statement in statements.items():
+        while left >= n:
+            tx.run(statement, tuple(chain.from_iterable(rows[at : at + n])))
+            at += n
+            left -= n
 
 
 def decayed_rate(totals: Totals, now: int) -> float:

@@ -13,10 +13,11 @@ from random import randint
 from typing import Any, Final, NamedTuple
 
 from .._keys import KEYLESS
-from .._sql import CLAIM, LANES, SEND
+from .._sql import CLAIM, LANES, SEND, repeated
 from .frame import SECOND, Tx
 
 POISON_HOLD: Final = "poison"
+READY: Final = repeated(LANES.add_ready, 64, 16, 4, 1)
 ASIDE: Final = b"!"
 """In the key of a lane that holds one keyless message, moved out of its neighbours' way."""
 
@@ -118,7 +119,7 @@ def place(tx: Tx, lane: int, *, at_end: bool = False) -> None:
 
 
 def list_ready(tx: Tx, lane: int, position: int, *, careful: bool) -> None:
-    tx.run(LANES.add_ready, (position, lane, careful))
+    tx.run(READY[1], (position, lane, careful))
     tx.wake = True
 
 

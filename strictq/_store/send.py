@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Final, NamedTuple
 
 from .._config import QueueConfig
 from .._errors import MessageTooLarge, QueueFull
-from .._sql import LANES, SEND, repeat
+from .._sql import SEND, repeated
 from . import lanes
-from .frame import SECOND, Tx
+from .frame import SECOND, Tx, insert_rows
 
 INLINE_BYTES_MAX: Final = 800
 """Larger bodies lie in a table of their own: in `message` they would spill over a page (1,002 bytes of a 4 KiB page)."""
-_LOOKUPS: Final = {n: repeat(SEND.lanes_by_key, n) for n in (1, 4, 16, 64)}
-_INSERTS: Final = {n: repeat(SEND.insert_plain, n) for n in (128, 16, 4, 1)}
+_LOOKUPS: Final = repeated(SEND.lanes_by_key, 64, 16, 4, 1)
+_INSERTS: Final = repeated(SEND.insert_plain, 128, 16, 4, 1)
 
 
 class Options(NamedTuple):
@@ -110,7 +109,7 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: Callable[[], int] | 
     totals.last_id = arrival
     _insert_plain(tx, plain)
     if ready:
-        tx.many(LANES.add_ready, ready)
+        insert_rows(tx, lanes.READY, ready)
         tx.wake = True
     stored = sum(1 for s in sent if not s[2]) if len(plain) != len(sent) else len(sent)
     totals.pending += stored
@@ -126,12 +125,12 @@ def _tails(tx: Tx, items: Sequence[Item]) -> dict[bytes, _Tail]:
     keys = [items[0][0]] if len(items) == 1 else sorted({item[0] for item in items})
     tails: dict[bytes, _Tail] = {}
     at, left = 0, len(keys)
-    while left:
-        n = 64 if left >= 64 else 16 if left >= 16 else 4 if left >= 4 else 1
-        for key, lane, newest, last_seq, free in tx.run(_LOOKUPS[n], keys[at : at + n]):
-            tails[key] = _Tail(lane, newest if newest > last_seq else last_seq, not newest and bool(free))
-        at += n
-        left -= n
+    for n, statement in _LOOKUPS.items():
+        while left >= n:
+            for key, lane, newest, last_seq, free in tx.run(statement, keys[at : at + n]):
+                tails[key] = _Tail(lane, newest if newest > last_seq else last_seq, not newest and bool(free))
+            at += n
+            left -= n
     if len(tails) != len(keys):
         for key in keys:
             if key not in tails:
@@ -145,12 +144,7 @@ def _tails(tx: Tx, items: Sequence[Item]) -> dict[bytes, _Tail]:
 def _insert_plain(tx: Tx, rows: list[tuple[int, int, int, int, int | None, bytes]]) -> None:
     if len(rows) > 1:
         rows.sort()  # lane order: neighbours in the table are written together
-    at, left = 0, len(rows)
-    for n, statement in _INSERTS.items():
-        while left >= n:
-            tx.run(statement, tuple(chain.from_iterable(rows[at : at + n])))
-            at += n
-            left -= n
+    insert_rows(tx, _INSERTS, rows)
 
 
 def _send_full(tx: Tx, tail: _Tail, key: bytes, body: bytes, options: Options | None, times: Times) -> Sent:

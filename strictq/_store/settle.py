@@ -6,16 +6,19 @@ is a few statements over all lanes; whatever does not fit it is undone and done 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
+
+import apsw
 
 from .._errors import LeaseLost
 from .._keys import decode_key
 from .._sql import CLAIM, LANES, SETTLE
 from . import lanes
 from .claim import HEAD_PAGE, SEQ, Row, is_plain, with_body
-from .frame import SECOND, Tx
+from .frame import SECOND, Tx, insert_rows
 
 
 class Batch:
@@ -112,7 +115,7 @@ def _ack_whole(tx: Tx, batches: Sequence[Batch]) -> bool:
 
 def _list_rest(tx: Tx, lane_rows: list[tuple[Any, ...]], batches: Sequence[Batch]) -> None:
     """List the lanes that have messages left, where their new heads arrived."""
-    rest = tx.many(SETTLE.next_head, [(row[-1],) for row in lane_rows]).fetchall()
+    rest = tx.run(SETTLE.next_heads, (apsw.carray(array("q", [row[-1] for row in lane_rows])),)).fetchall()
     ready = []
     for lane, seq, arrival, due, held, solo_to in rest:
         if held:
@@ -123,7 +126,7 @@ def _list_rest(tx: Tx, lane_rows: list[tuple[Any, ...]], batches: Sequence[Batch
         else:
             ready.append((arrival, lane, solo_to >= seq))
     if ready:
-        tx.many(LANES.add_ready, ready)
+        insert_rows(tx, lanes.READY, ready)
         tx.wake = True
     if len(rest) < len(lane_rows):
         for b in batches:

@@ -22,9 +22,12 @@ from .program import AppDatabase, Guard, Rows
 
 T = TypeVar("T")
 
-WAL_PAGES: Final = 8000
-"""Pages in a queue's WALs at which they are checkpointed, shared by its shards: 32 MiB."""
+WAL_PAGES: Final = 4000
+"""Pages in a queue's WALs at which they are checkpointed, shared by its shards: 16 MiB."""
 WAL_PAGES_MIN: Final = 500
+WAL_GROWTH: Final = 3
+"""How many times that size a WAL may reach before writers wait for its checkpoint."""
+PAGE_BYTES: Final = 4096
 READ_CACHE_KIB: Final = 4 * 1024
 
 
@@ -77,6 +80,8 @@ class Shard:
                 if not host.read_only:
                     self.apply_app_schema(db)
                     if self.path is not None:
+                        # A WAL that outgrew its limit is cut back to it when it starts again.
+                        db.pragma("journal_size_limit", WAL_GROWTH * self._checkpoint_at * PAGE_BYTES)
                         db.set_wal_hook(self._committed)
             except BaseException:
                 db.close()
@@ -132,7 +137,11 @@ class Shard:
     def run(self, operation: Operation[T]) -> T:
         """Run an operation in a write transaction; durable on return. See Writer.run for what it raises."""
         self.require()
-        return self._writer.run(operation)
+        result = self._writer.run(operation)
+        if self.wal_pages >= WAL_GROWTH * self._checkpoint_at:
+            # Writers outrun the engine's thread: whoever comes now waits for a checkpoint, or the WAL would grow for ever.
+            self.checkpoint()
+        return result
 
     def drain(self, operation: Operation[T]) -> T:
         """The same for what makes room (acks, receives): on a full disk the reserve is given up for it."""

@@ -22,6 +22,7 @@ import subprocess
 import time
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -36,7 +37,7 @@ VERBS = ("ack", "nack", "reject", "extend", "start", "more", "release", "transac
 
 @pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("durability", ["process", "full"])
-def test_campaign(shards: int, durability: str, tmp_path: Path) -> None:
+def test_campaign(shards: int, durability: Literal["full", "process"], tmp_path: Path) -> None:
     end = time.monotonic() + SECONDS
     for number in itertools.count():
         # A queue of its own every while: histories are checked in memory.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -23,7 +24,7 @@ def campaign(tmp_path: Path) -> Iterator[Campaign]:
 
 
 @pytest.mark.parametrize(("shards", "durability"), [(1, "process"), (4, "process"), (1, "full")])
-def test_threads_in_processes(campaign: Campaign, shards: int, durability: str) -> None:
+def test_threads_in_processes(campaign: Campaign, shards: int, durability: Literal["full", "process"]) -> None:
     campaign.shards, campaign.durability, campaign.seed = shards, durability, shards
     campaign.create()
     workers = [campaign.start(steps=60) for _ in range(3)]

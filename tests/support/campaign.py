@@ -11,7 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -54,7 +54,7 @@ class Campaign:
 
     directory: Path
     shards: int = 1
-    durability: str = "process"
+    durability: Literal["full", "process"] = "process"
     threads: int = 1
     lease: float = 0.4
     seed: int = 0

@@ -51,6 +51,7 @@ class Stored:
         doubtful_until: before this it may or may not be handed out.
         handed_out: it was in somebody's hands before, so its TTL may no longer count.
         redriving: dead, and put back as soon as the lane's lease ends.
+        maybe_one_more: whether the last start counts is the queue's choice.
     """
 
     seq: int
@@ -64,6 +65,7 @@ class Stored:
     doubtful_until: int = 0
     handed_out: bool = False
     redriving: bool = False
+    maybe_one_more: bool = False
 
 
 @dataclass
@@ -195,7 +197,7 @@ class Model:
                 if m.state == "leased" and not lapsed:
                     continue
                 old = m.expires is not None and m.expires <= self.now
-                worn = s.max_attempts is not None and m.attempts >= s.max_attempts
+                worn = s.max_attempts is not None and m.attempts + m.maybe_one_more >= s.max_attempts
                 if not (old or worn):
                     continue
                 state = look(lane.key, m.seq).state
@@ -243,7 +245,7 @@ class Model:
         full = len(deliveries) == max_messages
         for n, key in enumerate(order):
             may_be_cut = full and (not self.one_shard or n == len(order) - 1 or keys is not None)
-            self._take(self.lanes[key], batches[key], per_key, lease_seconds, ack_first, may_be_cut)
+            self._take(self.lanes[key], batches[key], look, per_key, lease_seconds, ack_first, may_be_cut)
         if not full:
             for lane in eligible:
                 if lane.key not in batches:
@@ -284,6 +286,8 @@ class Model:
                 if not m.handed_out:
                     break
                 certain = False
+            if m.maybe_one_more and s.max_attempts is not None and m.attempts + 1 >= s.max_attempts:
+                certain = False
             certain = certain and m.doubtful_until <= self.now
             batch.append((m, certain))
             if m.seq <= lane.solo_to:
@@ -296,6 +300,7 @@ class Model:
         self,
         lane: Lane,
         mine: Sequence[Any],
+        look: Look,
         per_key: int | None,
         lease_seconds: float | None,
         ack_first: bool,
@@ -322,10 +327,13 @@ class Model:
             assert m.id is None or m.id == d.id
             assert d.key_state == lane.state
             m.id, m.state, m.handed_out, m.due = d.id, "leased", True, 0
+            if m.maybe_one_more and not ack_first:
+                m.maybe_one_more = False
+                m.attempts = look(lane.key, m.seq).attempts - (len(got) == 1)
             if len(got) == 1:
                 m.attempts += 1
                 lease.charged.add(m.seq)
-                assert d.attempt == m.attempts
+                assert d.attempt == m.attempts or m.maybe_one_more
             if ack_first:
                 m.state = "gone"
                 lease.members.discard(m.seq)
@@ -486,20 +494,23 @@ class Model:
     def let_go(self, key: Key, look: Look) -> None:
         """release(): attempts start anew."""
         lane = self.lanes[key]
-        was_held = lane.on_hold
+        if not lane.on_hold:
+            return
         lane.on_hold = False
         lane.disturb()
         lane.maybe_solo_to, lane.solo_to = max(lane.maybe_solo_to, lane.solo_to), 0
+        lapsed = lane.lease is not None and lane.lease.deadline <= self.now
         for n, m in enumerate(lane.unresolved()):
             seen = look(key, m.seq).attempts
-            if was_held and n == 0 and m.state == "queued":
-                assert seen == 0, "attempts of the head are reset"
             assert seen in (0, m.attempts) or m.state == "leased"
             assert seen <= m.attempts
-            if was_held and m.attempts:
+            if n == 0 and m.state == "queued":
+                assert seen == 0, "attempts of the head are reset"
+            if m.attempts:
                 # The wait after its last nack may be over with it.
                 m.doubtful_until = max(m.doubtful_until, m.due)
                 m.due = 0
+            m.maybe_one_more = lapsed and m.state == "leased"
             m.attempts = seen
 
     def redriven(self, key: Key | None, count: int) -> None:
@@ -580,8 +591,8 @@ class Model:
         seen = [p for p in peeked if p.seq not in waiting]
         assert [(p.seq, p.body) for p in seen] == [(m.seq, m.body) for m in lane.unresolved()], f"lane {key!r}"
         if lane.lease is None or lane.lease.deadline > self.now:
-            attempts = [m.attempts for m in lane.unresolved()]
-            assert [p.attempts for p in seen] == attempts, f"attempts of lane {key!r}"
+            for p, m in zip(seen, lane.unresolved(), strict=True):
+                assert m.attempts <= p.attempts <= m.attempts + m.maybe_one_more, f"attempts of {key!r} {m.seq}"
 
     def compare_dead(self, dead: Sequence[Any]) -> None:
         """All dead letters."""

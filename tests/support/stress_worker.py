@@ -12,7 +12,6 @@ import argparse
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -217,4 +216,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
