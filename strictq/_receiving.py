@@ -107,12 +107,14 @@ class Receiving(Settling):
                 if room <= 0:
                     break
                 try:
-                    ready, timer = store.outlook(shard)
-                    if not ready:
+                    got = None
+                    if shard.gave or store.outlook(shard)[0]:
+                        got = store.claim(shard, request if room == request.room else engine.smaller(request, room), brought)
+                    if got is None or not got.leases:
                         store.count_empty(shard.number)
+                        timer = store.outlook(shard)[1]
                         soonest = timer if soonest is None or (timer is not None and timer < soonest) else soonest
                         continue
-                    got = store.claim(shard, request if room == request.room else engine.smaller(request, room), brought)
                 except StoreError as e:
                     failures.append(e)
                     continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Final
 
 from ._config import FOREVER_SECONDS, QueueConfig
@@ -91,32 +92,29 @@ def headers(value: object) -> str | None:
     return encoded if value else None
 
 
+_PARTS: Final = attrgetter("body", "dedup_id", "delay", "ttl", "headers", "size_hint", "prepare_seconds", "process_seconds")
+_PLAIN: Final = (None, 0.0, None, None, None, None, None)
+
+
 def item(message: Message, key: bytes, config: QueueConfig) -> Item:
-    """One message as the store takes it."""
-    body = message.body
+    """One message as the store takes it. (Runs for every message: plain ones are told by one comparison.)"""
+    parts = _PARTS(message)
+    body = parts[0]
     if type(body) is not bytes:
         raise InvalidArgument(f"a body must be bytes, not {type(body).__name__}", hint="encode it, or use Message.json()")
     if len(body) > config.max_body_bytes:
         raise MessageTooLarge(f"a body may have {config.max_body_bytes:,} bytes, this one has {len(body):,}")
-    if (
-        message.dedup_id is None
-        and message.headers is None
-        and message.ttl is None
-        and message.size_hint is None
-        and message.prepare_seconds is None
-        and message.process_seconds is None
-        and type(message.delay) in (int, float)
-        and message.delay == 0
-    ):
+    if parts[1:] == _PLAIN and parts[2] is not False:
         return (key, body, None, None)
+    _, dedup_id, delay, ttl, header, size_hint, prepare_seconds, process_seconds = parts
     options = Options(
-        dedup_id=None if message.dedup_id is None else name("dedup_id", message.dedup_id),
-        delay=microseconds("delay", message.delay),
-        ttl=None if message.ttl is None else microseconds("ttl", message.ttl, minimum=0.001),
-        headers=headers(message.headers),
-        size_hint=number("size_hint", message.size_hint),
-        prepare_seconds=number("prepare_seconds", message.prepare_seconds),
-        process_seconds=number("process_seconds", message.process_seconds),
+        dedup_id=None if dedup_id is None else name("dedup_id", dedup_id),
+        delay=microseconds("delay", delay),
+        ttl=None if ttl is None else microseconds("ttl", ttl, minimum=0.001),
+        headers=headers(header),
+        size_hint=number("size_hint", size_hint),
+        prepare_seconds=number("prepare_seconds", prepare_seconds),
+        process_seconds=number("process_seconds", process_seconds),
     )
     return (key, body, options, None)
 

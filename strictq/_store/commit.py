@@ -94,6 +94,7 @@ class Writer:
         self._db: apsw.Connection | None = None
         self._pid = os.getpid()
         self._closed = False
+        self._inside = False
         self._make_locks()
 
     def _make_locks(self) -> None:
@@ -155,13 +156,22 @@ class Writer:
             tx = self._begin()
             try:
                 yield tx
+                self._require_ours(tx)
                 self._write_totals(tx)
             except BaseException as e:
+                self._require_ours(tx)
                 raise self._undo(e) from None
             self._end(tx)
         finally:
             self._release()
         self._told(tx)
+
+    def _require_ours(self, tx: Tx) -> None:
+        """A fork inside the block closed the connection, and with it undid the transaction, for both sides."""
+        if self._db is not tx.db:
+            raise ForkedProcess(
+                "the process forked inside an open transaction; nothing of it happened", hint="repeat it, and fork outside of it"
+            )
 
     def _run_grouped(self, operation: Operation[Any]) -> Any:
         call = _Call(operation)
@@ -318,14 +328,11 @@ class Writer:
             tx.run("COMMIT")
             tx.committed = True
         except BaseException as e:
-            full = isinstance(e, apsw.FullError)
-            rolled_back = False
             with suppress(apsw.Error):
                 if tx.db.in_transaction:
                     tx.run("ROLLBACK")
-                    rolled_back = True
             self._drop_connection()
-            if full and rolled_back:
+            if isinstance(e, apsw.FullError):
                 # ENOSPC comes from writing the frames, before the one that commits them is whole.
                 raise StoreFull("the disk is full", shard=self._shard, cause=e) from e
             if isinstance(e, apsw.Error):
@@ -410,8 +417,12 @@ class Writer:
     # ---- forks (fork.py calls these)
 
     def quiesce(self) -> bool:
-        """Before a fork: wait for the transaction under way and close the connection. False: it can't be had in time."""
-        if self._owner == threading.get_ident() or not self._lock.acquire(timeout=BUSY_SECONDS):
+        """Before a fork: wait for the transaction under way and close the connection. False: it can't be had in time.
+
+        A transaction that the forking thread itself has open is undone: shared by two processes it would lose commits.
+        """
+        self._inside = self._owner == threading.get_ident()
+        if not self._inside and not self._lock.acquire(timeout=BUSY_SECONDS):
             return False
         self._gate.acquire()
         self._drop_connection()
@@ -420,12 +431,16 @@ class Writer:
     def resume(self, *, child: bool) -> None:
         """After a fork that `quiesce` prepared."""
         if child:
-            # The threads that waited here exist in the parent only.
+            # The threads that waited here exist in the parent only; an open block of this thread still holds its lock.
             self._make_locks()
             self._pid = os.getpid()
+            if self._inside:
+                self._lock.acquire()
+                self._owner = threading.get_ident()
         else:
             self._gate.release()
-            self._lock.release()
+            if not self._inside:
+                self._lock.release()
 
     def abandon(self) -> None:
         """In a child whose fork was not prepared: never touch, and never close, the parent's connection."""

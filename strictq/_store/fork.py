@@ -2,7 +2,8 @@
 
 A child that used its parent's connections could lose the parent's commits, and even a fresh connection can wait for ever on
 a lock that a thread of the parent held at the fork. So `before` waits for the transactions under way. What can't be prepared
-(an in-memory queue, a transaction that the forking thread itself is in) raises ForkedProcess in the child.
+(an in-memory queue) raises ForkedProcess in the child; a transaction that the forking thread itself has open is undone, and
+raises it on both sides.
 """
 
 from __future__ import annotations

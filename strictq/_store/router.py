@@ -268,12 +268,13 @@ class Store:
 
         while True:
             claimed = shard.drain(take)
+            shard.gave = bool(claimed.leases)
             if claimed.leases or not claimed.more:
                 return claimed
 
     def outlook(self, shard: Shard) -> tuple[bool, int | None]:
         """Without the write lock: is anything claimable in this shard, and at which queue time may that change by itself?"""
-        ready, deadline, due, epoch = shard.read(claim.outlook)
+        ready, deadline, due, epoch = shard.glance(claim.outlook)
         if epoch != self.epoch:
             return True, None  # not written since the machine booted: every lease in it is over
         times = [t for t in (deadline, due) if t is not None]

@@ -51,6 +51,8 @@ class Shard:
         self.range = part
         self.path = None if directory is None else directory / part.file
         self.wal_pages = 0
+        self.gave = False
+        """The last claim found something: the next one need not look first."""
         self.incarnation = ""
         self._host = host
         self._guard: Guard | None = None
@@ -189,6 +191,11 @@ class Shard:
         """A short look in a read transaction."""
         self.require()
         return self._writer.read(look)
+
+    def glance(self, look: Callable[[apsw.Connection], T]) -> T:
+        """A look by a single statement, which needs no transaction around it."""
+        self.require()
+        return self._writer.use(look)
 
     def require(self) -> None:
         """Raise what this shard was quarantined for."""

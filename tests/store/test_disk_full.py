@@ -6,6 +6,7 @@ skipped, and a limit on the database's pages stands in.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_a_send_on_a_full_disk_changes_nothing_and_says_so(make: Callable[..., Q
         assert caught.value.shard == 0
         assert at_rest(q)
     assert q.stats().depth == 3 + taken
-    assert q.top_keys() == [q.top_keys()[0]], "no other key has anything"
+    assert [k.key for k in q.top_keys()] == ["k"]
     assert q.check() == []
     with make() as other:
         assert other.stats().depth == 3 + taken
@@ -141,30 +142,30 @@ def test_each_verb_of_a_holder_works_on_a_full_disk(make: Callable[..., Queue], 
     q.send_many([Message(b"x" * 700, key=f"k{n}") for n in range(20)])
     got = q.receive(20)
     d = got[0]
+    q._store._upkeep.stop()  # no checkpoint makes room in the WAL meanwhile
     stuff(small)
     while True:  # until not even the smallest write fits
         try:
             q.send(b"", "filler")
         except StoreFull:
             break
-    with q._store.shards[0].checkpoint_lock:  # no checkpoint makes room in the WAL meanwhile
-        if verb == "ack":
-            d.ack()
-        elif verb == "nack":
-            d.nack(delay=5.0, reason="r" * 100)
-        elif verb == "reject":
-            d.reject("no")
-        elif verb == "extend":
-            d.extend(60.0)
-        elif verb == "start":
-            d.start()
-        elif verb == "release":
-            d.lease.release()
-        else:
-            with q.transaction(d) as tx:
-                tx.send(b"", "next")
-                if verb.endswith("SQL"):
-                    tx.execute("INSERT INTO app_t VALUES (1)")
+    if verb == "ack":
+        d.ack()
+    elif verb == "nack":
+        d.nack(delay=5.0, reason="r" * 100)
+    elif verb == "reject":
+        d.reject("no")
+    elif verb == "extend":
+        d.extend(60.0)
+    elif verb == "start":
+        d.start()
+    elif verb == "release":
+        d.lease.release()
+    else:
+        with q.transaction(d) as tx:
+            tx.send(b"", "next")
+            if verb.endswith("SQL"):
+                tx.execute("INSERT INTO app_t VALUES (1)")
     assert at_rest(q)
     assert q.check() == []
 
@@ -231,7 +232,9 @@ def test_senders_that_hammer_a_full_disk_do_not_stop_consumers(make: Callable[..
         nonlocal done
         try:
             got: list[object] = []
+            end = time.monotonic() + 30
             while sum(1 for key, _ in got if key != "hammered") < 500:  # type: ignore[misc]
+                assert time.monotonic() < end, f"{len(got)} came"
                 batch = q.receive(50)
                 q.ack_many(batch)
                 got += labels(batch)

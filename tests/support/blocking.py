@@ -34,8 +34,17 @@ class Blocking:
         value = getattr(self._target, name)
         return self._verb(value) if callable(value) else self._dressed(value)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._portal.call(setattr, self._target, name, value)
+    @property
+    def key_state(self) -> bytes | None:
+        """A property where nobody awaits, a verb where somebody does: it may have to be read."""
+        target = self._target
+        read = target.get_key_state if isinstance(target, strictq.AsyncTransaction) else target.key_state
+        state: bytes | None = self._verb(read)()
+        return state
+
+    @key_state.setter
+    def key_state(self, value: bytes | None) -> None:
+        self._verb(self._target.set_key_state)(value)
 
     def _dressed(self, value: Any) -> Any:
         if isinstance(value, list):

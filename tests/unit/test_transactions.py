@@ -282,14 +282,11 @@ FORBIDDEN = [
     "this is not SQL",
     "SELECT * FROM app_absent",
     "SELECT ?",
-    "",
 ]
 
 
 @pytest.mark.parametrize("sql", FORBIDDEN)
 def test_forbidden_sql_undoes_the_whole_transaction(ledger: Queue, sql: str) -> None:
-    if not sql:
-        pytest.skip("nothing to execute is harmless")
     d = take(ledger)
     with pytest.raises(StrictqError), ledger.transaction(d) as tx:
         tx.send(b"", "next")
@@ -301,8 +298,6 @@ def test_forbidden_sql_undoes_the_whole_transaction(ledger: Queue, sql: str) -> 
 
 @pytest.mark.parametrize("sql", FORBIDDEN)
 def test_forbidden_sql_that_the_program_swallows_does_no_harm(ledger: Queue, sql: str) -> None:
-    if not sql:
-        pytest.skip("nothing to execute is harmless")
     d = take(ledger)
 
     def work(db: Any) -> None:

@@ -1,0 +1,590 @@
+"""How callers share a commit, what a failure of one means for the others, and what a failed COMMIT means."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import strictq
+from strictq import Delivery, LeaseLost, OutcomeUnknown, Queue, StoreFull
+from strictq._store.commit import Writer
+from strictq._store.frame import Tx
+from tests.support.campaign import wait_until
+from tests.support.internals import PATIENCE_SECONDS, at_rest, connection_of, failing, shard_of, writer_of
+from tests.support.queues import Opener, drain, fill, seqs
+
+
+@pytest.fixture
+def q(disk: Opener) -> Queue:
+    """A queue whose callers share commits."""
+    return disk.open(durability="full")
+
+
+class Crowd:
+    """Callers that come while a leader is busy, and so share one commit.
+
+    The first operation occupies the shard; `join` lets others queue up behind it, in order; `go` lets it finish.
+    """
+
+    def __init__(self, q: Queue) -> None:
+        self.writer: Writer = writer_of(q)
+        self.commits: list[str] = []
+        connection_of(q).trace_v2(apsw.SQLITE_TRACE_STMT, self._note)
+        self._go = threading.Event()
+        self._inside = threading.Event()
+        self.threads: list[threading.Thread] = []
+        self.results: list[Any] = []
+        self._start(self._occupy)
+        assert self._inside.wait(PATIENCE_SECONDS)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if event["sql"] == "COMMIT":
+            self.commits.append(event["sql"])
+
+    def _occupy(self, tx: Tx) -> str:
+        self._inside.set()
+        assert self._go.wait(PATIENCE_SECONDS)
+        return "first"
+
+    def _start(self, operation: Callable[[Tx], Any]) -> None:
+        place = len(self.results)
+        self.results.append(None)
+
+        def run() -> None:
+            try:
+                self.results[place] = self.writer.run(operation)
+            except BaseException as e:
+                self.results[place] = e
+
+        thread = threading.Thread(target=run, daemon=True)
+        self.threads.append(thread)
+        thread.start()
+
+    def join(self, *operations: Callable[[Tx], Any]) -> None:
+        """Callers that wait, in this order."""
+        for operation in operations:
+            waiting = len(self.writer._waiting)
+            self._start(operation)
+            wait_until(lambda n=waiting: len(self.writer._waiting) > n, "a caller to queue up")  # type: ignore[misc]
+
+    def go(self) -> list[Any]:
+        """Let them all; what each got."""
+        self._go.set()
+        for thread in self.threads:
+            thread.join(PATIENCE_SECONDS)
+        assert not any(t.is_alive() for t in self.threads), "a follower was never released"
+        assert not self.writer._leading
+        assert not self.writer._waiting
+        assert not self.writer._lock.locked()
+        return self.results[1:]
+
+
+def putting(name: str, value: object = 1) -> Callable[[Tx], str]:
+    """An operation that leaves a trace."""
+
+    def operation(tx: Tx) -> str:
+        tx.run("INSERT INTO meta VALUES (?, ?)", (name, value))
+        return name
+
+    return operation
+
+
+def then_raising(name: str, error: BaseException) -> Callable[[Tx], str]:
+    """An operation that leaves a trace and fails."""
+
+    def operation(tx: Tx) -> str:
+        putting(name)(tx)
+        raise error
+
+    return operation
+
+
+def traces(q: Queue) -> set[str]:
+    """The traces that were committed."""
+    rows = shard_of(q).look(lambda db: db.execute("SELECT name FROM meta").fetchall())
+    return {name for (name,) in rows if name.startswith("t")}
+
+
+def test_callers_that_wait_together_are_committed_together(q: Queue) -> None:
+    crowd = Crowd(q)
+    crowd.join(*[putting(f"t{n}") for n in range(8)])
+    assert crowd.go() == [f"t{n}" for n in range(8)]
+    assert traces(q) == {f"t{n}" for n in range(8)}
+    assert len(crowd.commits) == 2, "the first one's, and one for all the others"
+
+
+def test_a_single_caller_begins_and_commits_once(q: Queue) -> None:
+    statements: list[str] = []
+    connection_of(q).trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: statements.append(event["sql"]))
+    q.send(b"", "k")
+    words = [s.split()[0] for s in statements]
+    assert words.count("COMMIT") == words.count("BEGIN") == 1
+    assert "SAVEPOINT" not in words, "there are no neighbours to protect"
+
+
+def test_sends_from_many_threads_share_commits_and_keep_their_order(q: Queue) -> None:
+    commits: list[int] = []
+    connection_of(q).trace_v2(apsw.SQLITE_TRACE_STMT, lambda e: commits.append(1) if e["sql"] == "COMMIT" else None)
+    barrier = threading.Barrier(8)
+    got: dict[int, list[int]] = {}
+
+    def send(me: int) -> None:
+        barrier.wait(PATIENCE_SECONDS)
+        got[me] = [q.send(b"%d" % me, "k").seq for _ in range(25)]
+
+    threads = [threading.Thread(target=send, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for mine in got.values():
+        assert mine == sorted(mine)
+    assert sorted(s for mine in got.values() for s in mine) == list(range(1, 201))
+    assert len(commits) < 200
+    assert seqs(q.receive(200)) == list(range(1, 201))
+
+
+def test_one_callers_failure_undoes_only_its_own_work(q: Queue) -> None:
+    crowd = Crowd(q)
+    crowd.join(
+        putting("t1"), then_raising("t2", LookupError("mine alone")), putting("t3"), then_raising("t4", LeaseLost("k", 1, 1))
+    )
+    one, two, three, four = crowd.go()
+    assert (one, three) == ("t1", "t3")
+    assert isinstance(two, LookupError)
+    assert isinstance(four, LeaseLost)
+    assert traces(q) == {"t1", "t3"}
+
+
+def test_what_a_failing_caller_counted_is_undone_with_it(q: Queue) -> None:
+    """Totals and events live in memory until the commit: a savepoint does not bring them back."""
+    events: list[strictq.Event] = []
+    q.on_event(events.append)
+
+    def counting(tx: Tx) -> None:
+        tx.totals.pending += 100
+        tx.new_id()
+        tx.report("dead_letter", b"sk", 1)
+        raise LookupError
+
+    crowd = Crowd(q)
+    crowd.join(putting("t1"), counting, putting("t2"))
+    crowd.go()
+    assert events == []
+    assert q.check() == []
+    assert q.stats().depth == 0
+
+
+def test_verbs_that_fail_in_a_group_leave_the_others_alone(q: Queue) -> None:
+    """The same through the public verbs: a dead token, a full queue, a send."""
+    q.configure(max_depth=3)
+    fill(q, "a", 2)
+    (first, *_) = q.receive(1)
+    first.lease.release()
+    outcomes: dict[str, Any] = {}
+
+    def call(name: str, verb: Callable[[], Any]) -> threading.Thread:
+        def run() -> None:
+            try:
+                outcomes[name] = verb()
+            except BaseException as e:
+                outcomes[name] = e
+
+        return threading.Thread(target=run, daemon=True)
+
+    crowd = Crowd(q)
+    for thread in (
+        call("send", lambda: q.send(b"", "b").seq),
+        call("dead ack", lambda: first.ack()),
+        call("full", lambda: q.send_many([strictq.Message(b"", key="b")] * 5)),
+    ):
+        waiting = len(crowd.writer._waiting)
+        thread.start()
+        wait_until(lambda n=waiting: len(crowd.writer._waiting) > n, "a caller to queue up")  # type: ignore[misc]
+        crowd.threads.append(thread)
+    crowd.go()
+    assert outcomes["send"] == 1
+    assert isinstance(outcomes["dead ack"], LeaseLost)
+    assert isinstance(outcomes["full"], strictq.QueueFull)
+    assert sorted(drain(q)) == [("a", 1), ("a", 2), ("b", 1)]
+    assert q.check() == []
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C that reaches the thread which leads."""
+
+
+def test_followers_survive_a_leader_that_is_interrupted(q: Queue) -> None:
+    """The interrupt hits the leader while it works for others: nothing is committed, and they are tried again without it."""
+    crowd = Crowd(q)
+    hits = 0
+
+    def interrupted_once(tx: Tx) -> str:
+        nonlocal hits
+        hits += 1
+        if hits == 1:
+            raise Interrupted
+        return putting("t2")(tx)
+
+    crowd.join(putting("t1"), interrupted_once, putting("t3"))
+    leader, *followers = crowd.go()
+    assert isinstance(leader, Interrupted)
+    assert followers == ["t2", "t3"]
+    assert traces(q) == {"t2", "t3"}
+
+
+def test_followers_survive_a_leader_that_is_interrupted_in_its_own_operation(q: Queue) -> None:
+    crowd = Crowd(q)
+    crowd.join(then_raising("t1", Interrupted()), putting("t2"), putting("t3"))
+    leader, *followers = crowd.go()
+    assert isinstance(leader, Interrupted)
+    assert followers == ["t2", "t3"]
+    assert traces(q) == {"t2", "t3"}
+
+
+def test_a_caller_that_failed_before_the_interrupt_gets_the_answer_of_its_second_try(q: Queue) -> None:
+    """Its first failure was rolled back with everything else; the operation ran again and was committed."""
+    tries: dict[str, int] = {"fickle": 0, "hit": 0}
+
+    def fickle(tx: Tx) -> str:
+        tries["fickle"] += 1
+        if tries["fickle"] == 1:
+            raise LookupError("the first time only")
+        return putting("t2")(tx)
+
+    def hit(tx: Tx) -> str:
+        tries["hit"] += 1
+        if tries["hit"] == 1:
+            raise Interrupted
+        return "hit"
+
+    crowd = Crowd(q)
+    crowd.join(putting("t1"), fickle, hit)
+    _, two, three = crowd.go()
+    assert tries["fickle"] == 2
+    assert traces(q) == {"t2"}
+    assert three == "hit"
+    assert two == "t2", "it is committed, so the caller must not be told that it failed"
+
+
+def test_a_follower_that_is_interrupted_while_it_waits_takes_its_call_with_it(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd = Crowd(q)
+    crowd.join(putting("t1"))
+    victim = crowd.writer._waiting[0]
+    woken = threading.Event()
+
+    class Interrupting:
+        """The lock the follower sleeps on, as Ctrl-C finds it."""
+
+        def __init__(self, real: Any) -> None:
+            self.real = real
+
+        def acquire(self, *args: Any, **options: Any) -> bool:
+            woken.set()
+            raise Interrupted
+
+        def release(self) -> None:
+            self.real.release()
+
+    def follow() -> None:
+        real_call = strictq._store.commit._Call
+
+        class Call(real_call):  # type: ignore[misc, valid-type]
+            __slots__ = ()
+
+            def __init__(self, operation: Any) -> None:
+                super().__init__(operation)
+                self.wake = Interrupting(self.wake)
+
+        monkeypatch.setattr(strictq._store.commit, "_Call", Call)
+        try:
+            crowd.writer.run(putting("t2"))
+        except Interrupted:
+            crowd.results.append("interrupted")
+        finally:
+            monkeypatch.undo()
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    assert woken.wait(PATIENCE_SECONDS)
+    thread.join(PATIENCE_SECONDS)
+    assert list(crowd.writer._waiting) == [victim]
+    assert crowd.go() == ["t1", "interrupted"]
+    assert traces(q) == {"t1"}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_group_whose_commit_fails_knows_for_everybody(q: Queue, after: bool) -> None:
+    crowd = Crowd(q)
+    crowd.join(putting("t1"), putting("t2"), putting("t3"))
+    with failing(q, "never", apsw.IOError()):
+        pass
+    real = crowd.writer._db
+    count = 0
+
+    class SecondCommitFails:
+        """The first COMMIT is the one of the caller in front."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def execute(self, sql: str, *args: Any) -> Any:
+            nonlocal count
+            if sql == "COMMIT":
+                count += 1
+                if count == 1 and not after:
+                    raise apsw.IOError("fsync failed")
+            cursor = real.execute(sql, *args)  # type: ignore[union-attr]
+            if sql == "COMMIT" and count == 1 and after:
+                raise apsw.IOError("fsync failed")
+            return cursor
+
+    crowd.writer._db = SecondCommitFails()  # type: ignore[assignment]
+    results = crowd.go()
+    assert [type(r) for r in results] == [OutcomeUnknown] * 3
+    assert traces(q) == ({"t1", "t2", "t3"} if after else set())
+    assert at_rest(q)
+
+
+def test_a_begin_that_fails_is_told_to_everybody(q: Queue) -> None:
+    crowd = Crowd(q)
+    crowd.join(putting("t1"), putting("t2"))
+    real = crowd.writer._db
+    begun = 0
+
+    class Busy:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def execute(self, sql: str, *args: Any) -> Any:
+            nonlocal begun
+            if sql == "BEGIN IMMEDIATE":
+                begun += 1
+                if begun == 1:
+                    raise apsw.BusyError("locked")
+            return real.execute(sql, *args)  # type: ignore[union-attr]
+
+    crowd.writer._db = Busy()  # type: ignore[assignment]
+    results = crowd.go()
+    assert all(isinstance(r, strictq.StoreBusy) for r in results)
+    assert traces(q) == set()
+    assert q.send(b"", "k").seq == 1
+
+
+def test_a_misplaced_call_does_not_hold_up_other_threads(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call inside the thread's own transaction can never be served: it is refused at once, even while others wait."""
+    monkeypatch.setattr(strictq._store.commit, "BUSY_SECONDS", 2.0)
+    other: list[Any] = []
+
+    def send() -> None:
+        try:
+            other.append(q.send(b"", "k").seq)
+        except BaseException as e:
+            other.append(e)
+
+    thread = threading.Thread(target=send, daemon=True)
+    with q.transaction(key="k") as tx:
+        tx.key_state = tx.key_state or b"x"
+        thread.start()
+        wait_until(lambda: writer_of(q)._leading, "the other thread to wait")
+        with pytest.raises(strictq.InvalidArgument):
+            q.send(b"", "k")
+    thread.join(PATIENCE_SECONDS)
+    assert other == [1]
+
+
+# --- a COMMIT that fails -------------------------------------------------------------------------------------------------
+
+LOST = apsw.IOError("the disk did not answer")
+
+
+@pytest.fixture(params=["full", "process"])
+def held(request: pytest.FixtureRequest, disk: Opener) -> Iterator[tuple[Queue, list[Delivery]]]:
+    """A queue with a ledger, and three messages of one key in hand."""
+    q = disk.open(durability=request.param, shards=1)
+    q.app_schema("CREATE TABLE app_effects (x INTEGER) STRICT")
+    fill(q, "k", 4)
+    yield q, q.receive(3)
+
+
+def settle(q: Queue, verb: str, ds: list[Delivery]) -> None:
+    """Use a verb on what is in hand."""
+    if verb == "ack":
+        ds[0].ack()
+    elif verb == "ack_many":
+        q.ack_many(ds)
+    elif verb == "some":
+        q.ack_many([ds[0], ds[2]])
+    elif verb == "nack":
+        ds[1].nack(delay=0.0, reason="r")
+    elif verb == "reject":
+        ds[0].reject("no")
+    else:
+        with q.transaction(ds[0]) as tx:
+            tx.send(b"", "next")
+            if verb.startswith("transaction reading"):
+                tx.key_state = b"%d" % (int(tx.key_state or b"0") + 1)
+            if verb.endswith("SQL"):
+                tx.execute("INSERT INTO app_effects VALUES (1)")
+
+
+VERBS = ["ack", "ack_many", "some", "nack", "reject", "transaction", "transaction with SQL", "transaction reading, with SQL"]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["it did not happen", "it happened"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_retried_call_after_a_lost_answer_happens_once(held: tuple[Queue, list[Delivery]], verb: str, after: bool) -> None:
+    """P8: the COMMIT raised; the caller repeats the call under the same token, and it succeeds either way."""
+    q, ds = held
+    with failing(q, "COMMIT", LOST, after=after) as failed, pytest.raises(OutcomeUnknown) as caught:
+        settle(q, verb, ds)
+    assert failed == ["COMMIT"]
+    assert caught.value.transient
+    assert caught.value.shard == 0
+    assert caught.value.cause is LOST
+    assert writer_of(q)._db is None or at_rest(q), "the connection was given up"
+
+    settle(q, verb, ds)
+    assert at_rest(q)
+    assert q.check() == []
+    expected: dict[str, list[tuple[str, int]]] = {
+        "ack": [], "ack_many": [("k", 4)], "some": [], "nack": [], "reject": [],
+    }  # fmt: skip
+    states = [q.status("k", n).state for n in (1, 2, 3)]
+    if verb == "ack_many":
+        assert states == ["resolved"] * 3
+        assert drain(q) == expected[verb]
+    elif verb == "some":
+        assert states == ["resolved", "in_flight", "resolved"]
+    elif verb == "nack":
+        assert states == ["in_flight", "in_flight", "in_flight"] or states[0] == "in_flight"
+        assert q.stats().retries == 1
+    elif verb == "reject":
+        assert states[0] == "dead"
+        assert len(q.dead_letters()) == 1
+    else:
+        assert states == ["resolved", "in_flight", "in_flight"]
+    if verb.startswith("transaction"):
+        assert seqs(q.peek("next")) == [1]
+        assert len(q.query("SELECT * FROM app_effects")) == (1 if verb.endswith("SQL") else 0)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["it did not happen", "it happened"])
+def test_a_retried_send_is_safe_with_a_dedup_id(q: Queue, after: bool) -> None:
+    with failing(q, "COMMIT", LOST, after=after), pytest.raises(OutcomeUnknown):
+        q.send(b"", "k", dedup_id="d")
+    again = q.send(b"", "k", dedup_id="d")
+    assert (again.seq, again.duplicate) == (1, after)
+    assert drain(q) == [("k", 1)]
+
+
+def test_after_a_failed_commit_the_shard_is_opened_anew(q: Queue) -> None:
+    """After a failed fsync the page cache says what the disk does not."""
+    q.send(b"", "k")
+    before = writer_of(q)._db
+    with failing(q, "COMMIT", LOST), pytest.raises(OutcomeUnknown):
+        q.send(b"", "k")
+    assert q.send(b"", "k").seq == 2
+    assert writer_of(q)._db is not before
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("error", [apsw.IOError("read failed"), apsw.NoMemError(), apsw.CantOpenError()])
+def test_an_error_inside_the_transaction_changes_nothing_and_drops_the_connection(q: Queue, error: apsw.Error) -> None:
+    q.send(b"", "k")
+    before = writer_of(q)._db
+    with failing(q, "UPDATE counter", error) as failed, pytest.raises(strictq.StoreError) as caught:
+        q.send(b"", "k")
+    assert failed
+    assert not isinstance(caught.value, OutcomeUnknown), "the COMMIT was never tried"
+    assert caught.value.cause is error
+    assert q.send(b"", "k").seq == 2
+    assert writer_of(q)._db is not before
+
+
+def test_a_full_disk_at_the_commit_is_not_unknown(q: Queue) -> None:
+    """The frame that commits is written last: without room for all of them, nothing happened."""
+    with failing(q, "COMMIT", apsw.FullError("full")), pytest.raises(StoreFull):
+        q.send(b"", "k")
+    assert q.send(b"", "k").seq == 1
+
+
+def test_damage_quarantines_the_shard_once(q: Queue) -> None:
+    events: list[strictq.Event] = []
+    q.on_event(events.append)
+    with failing(q, "UPDATE counter", apsw.CorruptError("malformed")), pytest.raises(strictq.StoreCorrupt):
+        q.send(b"", "k")
+    for _ in range(3):
+        with pytest.raises(strictq.StoreCorrupt):
+            q.send(b"", "k")
+    assert [e.kind for e in events] == ["shard_quarantined"]
+
+
+def test_an_interrupted_commit_is_not_reported_as_success(disk: Opener) -> None:
+    q = disk()
+    with failing(q, "COMMIT", KeyboardInterrupt(), after=True), pytest.raises(KeyboardInterrupt):
+        q.send(b"", "k")
+    assert at_rest(q)
+    assert q.send(b"", "k").seq in (1, 2)
+    assert q.check() == []
+
+
+def test_a_claim_whose_answer_was_lost_ends_with_its_deadline(disk: Opener, clock: Any) -> None:
+    """Nobody has those tokens; the lanes come back by themselves, and in order."""
+    q = disk()
+    fill(q, "k", 3)
+    with failing(q, "COMMIT", LOST, after=True), pytest.raises(strictq.StoreError):
+        q.receive()
+    assert q.receive() == []
+    clock.advance(31.0)
+    assert drain(q) == [("k", 1), ("k", 2), ("k", 3)]
+    assert q.check() == []
+
+
+def test_a_real_fsync_that_fails(tmp_path: Path) -> None:
+    """Through SQLite itself: its file system reports a failed sync of the WAL at the COMMIT."""
+    pytest.importorskip("apsw")
+    trouble = threading.Event()
+
+    class File(apsw.VFSFile):
+        def __init__(self, base: str, name: Any, flags: Any) -> None:
+            super().__init__(base, name, flags)
+
+        def xSync(self, flags: int) -> None:
+            if trouble.is_set():
+                raise apsw.IOError("no sync")
+            super().xSync(flags)
+
+    class Vfs(apsw.VFS):
+        def __init__(self) -> None:
+            self.name = f"failing-{id(self)}"
+            super().__init__(self.name, "")
+
+        def xOpen(self, name: Any, flags: Any) -> File:
+            return File("", name, flags)
+
+    vfs = Vfs()
+    with strictq.open(tmp_path / "queue", durability="full") as q:
+        q.send(b"", "k")
+        writer = writer_of(q)
+        db = apsw.Connection(str(tmp_path / "queue" / "shard-0000.db"), vfs=vfs.name)
+        db.pragma("synchronous", "full")
+        db.wal_autocheckpoint(0)
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        writer._drop_connection()
+        writer._db = db
+        q.send(b"", "k")
+        trouble.set()
+        with pytest.raises(OutcomeUnknown):
+            q.send(b"", "k", dedup_id="d")
+        trouble.clear()
+        assert writer._db is None
+        assert q.send(b"", "k", dedup_id="d").seq == 3
+        assert drain(q) == [("k", 1), ("k", 2), ("k", 3)]
+        assert q.check() == []
+    vfs.unregister()
