@@ -69,7 +69,7 @@ class QueueConfig:
     dedup_window_seconds: float = attrs.field(default=300.0, validator=_seconds(0.001))
     """How long a dedup_id is remembered after its send, seconds."""
     ttl_seconds: float | None = attrs.field(default=None, validator=_seconds(0.001, optional=True))
-    """Age at which a message that was never handed out expires, seconds; None: never."""
+    """Age at which a message that nobody holds expires, seconds; None: never."""
     on_expire: Literal["drop", "dead_letter"] = attrs.field(default="drop", validator=_one_of("drop", "dead_letter"))
     """What happens to an expired message."""
     keyless: Literal["refuse", "random", "round_robin"] = attrs.field(

@@ -10,13 +10,13 @@ import attrs
 
 from . import _validate as validate
 from ._config import QueueConfig
-from ._errors import InvalidArgument, StoreError
+from ._errors import InvalidArgument, PartialFailure, StoreError
 from ._keys import Key, decode_key, encode_key
 from ._store import Store, admin, looking
 from ._types import DeadLetter, Explanation, KeyDepth, MessageStatus, PeekedMessage, Problem, ShardStats, Stats
 
 _COUNTS = (
-    "ready", "in_flight", "delayed", "held", "dead", "lanes", "sends", "receives", "empty_receives", "acks", "retries",
+    "ready", "in_flight", "delayed", "held", "dead", "lanes", "sends", "receives", "claims", "empty_receives", "acks", "retries",
     "redeliveries", "expired", "dropped", "purged", "outbox", "disk_bytes", "wal_bytes",
 )  # fmt: skip
 
@@ -39,7 +39,7 @@ class Operating:
         store.require_open(writing=False)
         shards = tuple(self._shard_stats(i) for i in range(len(store.shards)))
         counts: dict[str, Any] = {name: sum(getattr(s, name) for s in shards) for name in _COUNTS}
-        receives = counts["receives"] + counts["empty_receives"]
+        claims = counts["claims"] + counts["empty_receives"]
         drains = [s.drain_seconds for s in shards]
         return Stats(
             **counts,
@@ -47,7 +47,7 @@ class Operating:
             first_attempt_age_seconds=max(
                 (s.first_attempt_age_seconds for s in shards if s.first_attempt_age_seconds is not None), default=None
             ),
-            empty_receive_ratio=counts["empty_receives"] / receives if receives else 0.0,
+            empty_receive_ratio=counts["empty_receives"] / claims if claims else 0.0,
             drain_seconds=None if None in drains else max((d for d in drains if d is not None), default=0.0),
             shards=shards,
         )
@@ -188,7 +188,7 @@ class Operating:
         return store.shard_of(raw).run(lambda tx: admin.release(tx, raw))
 
     def purge(self, key: Key | None = None, *, dead: bool = False) -> int:
-        """Remove the unresolved messages of a key, or of the whole queue, and the dedup ids of what is removed.
+        """Remove the unresolved messages of a key, or of the whole queue, and the dedup ids of those keys.
 
         Messages in flight stay with their holder. Seqs go on: none is issued twice. In steps of 1,000 messages, so that
         others can write in between.
@@ -212,7 +212,7 @@ class Operating:
         """
         store = self._store
         store.require_open(writing=fix)
-        problems: list[Problem] = []
+        problems = admin.check_catalog(store)
         for shard in store.shards:
             try:
                 found = shard.look(lambda db, s=shard: looking.check(db, s.number, s.range.owns))  # type: ignore[misc]
@@ -238,11 +238,7 @@ class Operating:
         """
         store = self._store
         store.require_open()
-        store.refresh_config()
-        config = store.config.evolve(**changes)
-        if config != store.config:
-            store.configure(config)
-        return config
+        return store.configure(changes)
 
     def app_schema(self, sql: str) -> None:
         """Create the program's own tables, in every shard, future ones too. The same text a second time does nothing.
@@ -267,13 +263,20 @@ class Operating:
             The rows, as tuples.
         Raises:
             InvalidArgument: the SQL is wrong, writes, touches anything else, or takes too long.
+            PartialFailure: shards could not be read; results has the rows, or the error, of each.
         """
         store = self._store
         store.require_open(writing=False)
-        shards = store.healthy() if key is None else [store.shard_of(encode_key(key))]
-        if not shards:
-            store.shards[0].require()
-        rows: list[Any] = []
+        shards = store.shards if key is None else [store.shard_of(encode_key(key))]
+        results: list[Any] = []
         for shard in shards:
-            rows += shard.query(sql, params)
-        return rows
+            try:
+                results.append(shard.query(sql, params))
+            except StoreError as e:
+                results.append(e)
+        failed = [r for r in results if isinstance(r, StoreError)]
+        if failed:
+            if len(shards) == 1:
+                raise failed[0]
+            raise PartialFailure("some shards could not be read: their rows are missing", results) from failed[0]
+        return [row for rows in results for row in rows]

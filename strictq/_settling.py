@@ -122,9 +122,10 @@ class Settling:
                 trouble.update((lease, lost) for (lease, _), lost in zip(entries, outcomes, strict=True) if lost)
         return trouble
 
-    def _nack(self, given: list[Delivery], delay: float | None, reason: str | None) -> None:
+    def _nack(self, given: list[Delivery], delay: float | None, reason: str | None, output: str | None = None) -> None:
         wait = None if delay is None else validate.microseconds("delay", delay)
         why = validate.text("reason", reason)
+        said = validate.text("output", output)
         # Of each lease, the first one given stands for all: it gives back everything later.
         first: dict[Lease, int] = {}
         for d in given:
@@ -134,20 +135,21 @@ class Settling:
 
         def act(tx: engine.Tx, batches: Sequence[engine.Batch]) -> list[dict[int, LeaseLost]]:
             heads = [engine.head_of(b) for b in batches]
-            lost = engine.nack(tx, heads, wait, why)
+            lost = engine.nack(tx, heads, wait, why, said)
             return [dict.fromkeys(b.seqs, next(iter(bad.values()))) if bad else {} for b, bad in zip(batches, lost, strict=True)]
 
         self._settle(given, act)
         for lease, seq in first.items():
             lease._given_back(seq)
 
-    def _reject(self, d: Delivery, reason: str) -> None:
+    def _reject(self, d: Delivery, reason: str, output: str | None) -> None:
         why = validate.text("reason", reason)
         if not why:
             raise InvalidArgument("reject needs a reason")
+        said = validate.text("output", output)
 
         def act(tx: engine.Tx, batches: Sequence[engine.Batch]) -> list[dict[int, LeaseLost]]:
-            engine.reject(tx, batches[0], why)
+            engine.reject(tx, batches[0], why, said)
             return [{}]
 
         self._require_unsettled(d)

@@ -189,7 +189,8 @@ class ShardStats:
 
     Messages are counted in exactly one of ready, in_flight, delayed and held; those behind the head of a lane that is in
     flight count as ready, those behind a delayed or held head as delayed or held. Totals (`sends` …) count since the
-    queue was created. Ages are exact up to 10,000 lanes in a state, and a lower bound beyond.
+    queue was created; `claims` and `empty_receives` count looks of receives at this shard that found something, or nothing;
+    `redeliveries` messages whose lease ran out. Ages are exact up to 10,000 lanes in a state, and a lower bound beyond.
     """
 
     shard: int
@@ -203,6 +204,7 @@ class ShardStats:
     first_attempt_age_seconds: float | None
     sends: int
     receives: int
+    claims: int
     empty_receives: int
     acks: int
     retries: int
@@ -237,6 +239,7 @@ class Stats:
     empty_receive_ratio: float
     sends: int
     receives: int
+    claims: int
     empty_receives: int
     acks: int
     retries: int

@@ -135,13 +135,13 @@ class AsyncDelivery:
         """See Delivery.ack."""
         await self._queue._run(self._delivery.ack)
 
-    async def nack(self, delay: float | None = None, reason: str | None = None) -> None:
+    async def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
         """See Delivery.nack."""
-        await self._queue._run(self._delivery.nack, delay, reason)
+        await self._queue._run(self._delivery.nack, delay, reason, output=output)
 
-    async def reject(self, reason: str) -> None:
+    async def reject(self, reason: str, *, output: str | None = None) -> None:
         """See Delivery.reject."""
-        await self._queue._run(self._delivery.reject, reason)
+        await self._queue._run(self._delivery.reject, reason, output=output)
 
     async def extend(self, seconds: float) -> None:
         """See Delivery.extend."""

@@ -238,24 +238,28 @@ class Delivery:
         """
         self.lease._queue._ack_one(self)
 
-    def nack(self, delay: float | None = None, reason: str | None = None) -> None:
+    def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
         """Give it back, and everything later that the lease holds; it is tried again before anything later.
 
         Args:
             delay: seconds the lane waits; None: the queue's retry delay and backoff.
             reason: kept, and shown by status and explain.
+            output: what the handler said, kept and shown by status.
         Raises:
             LeaseLost: the lane was given back or retaken, or this delivery is settled; nothing changed.
         """
-        self.lease._queue._nack([self], delay, reason)
+        self.lease._queue._nack([self], delay, reason, output)
 
-    def reject(self, reason: str) -> None:
+    def reject(self, reason: str, *, output: str | None = None) -> None:
         """Dead-letter it now; the lane goes on with the next message.
 
+        Args:
+            reason: kept with the dead letter.
+            output: what the handler said, kept and shown by status.
         Raises:
             LeaseLost: the lane was given back or retaken, or this delivery is settled; nothing changed.
         """
-        self.lease._queue._reject(self, reason)
+        self.lease._queue._reject(self, reason, output)
 
     def extend(self, seconds: float) -> None:
         """Move the deadline of its lane's whole lease to `seconds` from now.

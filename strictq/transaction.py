@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ._errors import InvalidArgument, LeaseLost, StrictqError
+from ._errors import InvalidArgument, LeaseLost, StoreFull, StrictqError
 from ._keys import Key
 from ._store import engine
 from ._types import Message
@@ -202,11 +202,16 @@ class Transaction:
         assert self._open is not None
         assert self._tx is not None
         try:
-            self._apply(self._tx)
-        except BaseException as e:
-            self._abandon(type(e), e, e.__traceback__)
+            try:
+                self._apply(self._tx)
+            except BaseException as e:
+                self._abandon(type(e), e, e.__traceback__)
+                raise
+            self._open.__exit__(None, None, None)
+        except StoreFull:
+            # The block can't be run again from here, but whoever repeats it finds room.
+            self._shard.make_room()
             raise
-        self._open.__exit__(None, None, None)
 
     def _abandon(self, kind: Any, error: BaseException, trace: Any) -> None:
         block, self._open = self._open, None

@@ -44,4 +44,4 @@ INSERT INTO app_schema (sql) VALUES (?) ON CONFLICT (sql) DO NOTHING;
 UPDATE queue SET epoch = epoch + 1, boot_id = ?, time_offset = ?;
 
 -- name: set_config
-UPDATE queue SET config = ?, config_version = config_version + 1 RETURNING config_version;
+UPDATE queue SET config = ?, config_version = config_version + 1 WHERE config_version = ? RETURNING config_version;

@@ -21,8 +21,9 @@ CREATE TABLE counter (
     pending         INTEGER NOT NULL CHECK (pending >= 0),   -- rows of message
     dead            INTEGER NOT NULL CHECK (dead >= 0),      -- rows of dead
     sends           INTEGER NOT NULL,
-    receives        INTEGER NOT NULL,
-    empty_receives  INTEGER NOT NULL,
+    receives        INTEGER NOT NULL,              -- messages handed out
+    claims          INTEGER NOT NULL,              -- looks that found something
+    empty_receives  INTEGER NOT NULL,              -- looks that found nothing
     acks            INTEGER NOT NULL,
     retries         INTEGER NOT NULL,
     redeliveries    INTEGER NOT NULL,
@@ -164,18 +165,18 @@ CREATE TABLE inlet (
 ) STRICT, WITHOUT ROWID;
 
 -- name: insert_counter
-INSERT INTO counter VALUES (1, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0);
+INSERT INTO counter VALUES (1, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0);
 
 -- name: read_counter
 -- frame: at the start of every transaction.
 SELECT config_version, epoch, time_offset, last_time, last_id, last_token, last_lane, last_outbox, seq_floor, lanes,
-       pending, dead, sends, receives, empty_receives, acks, retries, redeliveries, expired, dropped, purged, ack_rate, ack_rate_at
+       pending, dead, sends, receives, claims, empty_receives, acks, retries, redeliveries, expired, dropped, purged, ack_rate, ack_rate_at
 FROM counter;
 
 -- name: write_counter
 -- frame: before the COMMIT of a transaction that changed anything.
 UPDATE counter SET config_version = ?, epoch = ?, time_offset = ?, last_time = ?, last_id = ?, last_token = ?, last_lane = ?,
-    last_outbox = ?, seq_floor = ?, lanes = ?, pending = ?, dead = ?, sends = ?, receives = ?, empty_receives = ?, acks = ?,
+    last_outbox = ?, seq_floor = ?, lanes = ?, pending = ?, dead = ?, sends = ?, receives = ?, claims = ?, empty_receives = ?, acks = ?,
     retries = ?, redeliveries = ?, expired = ?, dropped = ?, purged = ?, ack_rate = ?, ack_rate_at = ?;
 
 -- name: set_epoch

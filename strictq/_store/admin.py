@@ -7,8 +7,10 @@ from typing import Any
 
 import apsw
 
+from .._errors import StrictqError
 from .._sql import INSPECT
-from . import operate
+from .._types import Problem
+from . import catalog, operate
 from .operate import hold, release, release_keyless
 from .router import Store
 from .shard import Shard
@@ -75,6 +77,21 @@ def _purge_lane(shard: Shard, lane: int, dead: bool) -> int:
     return total
 
 
+def check_catalog(store: Store) -> list[Problem]:
+    """What is wrong with queue.db."""
+    if store.directory is None:
+        return []
+    try:
+        known = catalog.read(store.directory, read_only=True)
+        damage = catalog.damage(store.directory)
+    except StrictqError as e:
+        return [Problem(-1, "unreadable", str(e))]
+    found = [Problem(-1, "integrity", text) for text in damage]
+    if (known.queue_id, known.topology) != (store.catalog.queue_id, store.catalog.topology):
+        found.append(Problem(-1, "identity", "queue.db is another queue's than when it was opened"))
+    return found
+
+
 __all__ = [
-    "dead_letters", "hold", "purge", "redrive_all", "redrive_key", "release", "release_keyless",
+    "check_catalog", "dead_letters", "hold", "purge", "redrive_all", "redrive_key", "release", "release_keyless",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ import attrs
 from .._clock import Clock
 from .._config import QueueConfig
 from .._errors import ConfigError, StoreCorrupt, StoreError
-from .._sql import CATALOG, SHARD
+from .._sql import CATALOG, CHECK, SHARD
 from . import files, migrate
 from .connection import Durability, check_file, connect, connect_catalog, translate
 from .frame import Totals
@@ -82,7 +82,7 @@ def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
         migrate.stamp(db, migrate.CATALOG_ID)
     for part in catalog.topology:
         files.create_empty(directory / part.file)
-        shard = connect(str(directory / part.file), durability="full")
+        shard = connect(str(directory / part.file), durability="full", fresh=True)
         try:
             lay_out_shard(shard, catalog, part, clock)
             shard.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -121,6 +121,8 @@ def verify_shard(db: apsw.Connection, catalog: Catalog, part: Range) -> None:
     """
     if db.execute(SHARD.has_meta).get is None:
         raise StoreCorrupt(f"{part.file} is empty or not a shard", shard=part.shard)
+    if db.filename and db.pragma("journal_mode") != "wal":
+        raise StoreCorrupt(f"{part.file} is not in WAL mode", shard=part.shard)
     for name, expected in _identity(catalog, part).items():
         found = db.execute(SHARD.read_meta, (name,)).get
         if found != expected:
@@ -142,6 +144,12 @@ def read(directory: Path, *, read_only: bool = False) -> Catalog:
         raise StoreCorrupt("the topology does not cover the hash space", shard=-1)
     queue_id, durability, config, version, epoch, boot_id, offset = row
     return Catalog(queue_id, cast(Durability, durability), QueueConfig.from_json(config), version, epoch, boot_id, offset, parts)
+
+
+def damage(directory: Path) -> list[str]:
+    """What SQLite's own check says of queue.db; empty if all is well."""
+    with _opened(directory / files.CATALOG, read_only=True) as db:
+        return [str(row[0]) for row in db.execute(CHECK.integrity) if row[0] != "ok"]
 
 
 def _covers(parts: tuple[Range, ...]) -> bool:
@@ -172,12 +180,11 @@ def raise_epoch(directory: Path, boot_id: str, time_offset: int) -> None:
         db.execute(CATALOG.raise_epoch, (boot_id, time_offset))
 
 
-def set_config(directory: Path, config: QueueConfig) -> int:
-    """Store a configuration; its version."""
+def set_config(directory: Path, config: QueueConfig, expected: int) -> int | None:
+    """Store a configuration in place of version `expected`; its version, or None if another one is stored by now."""
     with _opened(directory / files.CATALOG) as db, _writing(db):
-        rows: list[Any] = db.execute(CATALOG.set_config, (config.to_json(),)).fetchall()
-    version: int = rows[0][0]
-    return version
+        rows: list[Any] = db.execute(CATALOG.set_config, (config.to_json(), expected)).fetchall()
+    return rows[0][0] if rows else None
 
 
 def add_app_schema(directory: Path, sql: str) -> None:

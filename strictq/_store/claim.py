@@ -128,6 +128,7 @@ class _Claim:
         if self.rows:
             n = self.request.room - self.room
             tx.totals.receives += n
+            tx.totals.claims += 1
             self._unlist()
             if len(self.rows) > 1:
                 self.rows.sort()

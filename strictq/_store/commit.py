@@ -77,6 +77,11 @@ class _Call:
         self.error = error
         self.finished = True
 
+    def unfinish(self) -> None:
+        """What it did, or met, is undone."""
+        self.result = self.error = None
+        self.finished = False
+
     def outcome(self) -> Any:
         if self.error is not None:
             raise self.error
@@ -247,7 +252,7 @@ class Writer:
             self._write_totals(tx)
         except BaseException as e:
             for call in calls:
-                call.finished = False
+                call.unfinish()
             raise self._undo(e) from None
         try:
             self._end(tx)
@@ -384,9 +389,15 @@ class Writer:
         finally:
             self._release()
 
-    def _acquire(self) -> None:
+    def require(self) -> None:
+        """Refuse to work after close, or in a child that was not prepared."""
         if self._pid != os.getpid():
             raise ForkedProcess("the queue came through a fork that it could not prepare for")
+        if self._closed:
+            raise QueueClosed("the queue is closed")
+
+    def _acquire(self) -> None:
+        self.require()
         if not self._lock.acquire(blocking=False):
             if self._owner == threading.get_ident():
                 raise InvalidArgument(
@@ -396,9 +407,9 @@ class Writer:
             if not self._lock.acquire(timeout=BUSY_SECONDS):
                 raise StoreBusy("another thread holds the shard's write lock", shard=self._shard)
         self._owner = threading.get_ident()
-        if self._closed:
+        if self._closed:  # meanwhile
             self._release()
-            raise QueueClosed("the queue is closed")
+            self.require()
 
     def _release(self) -> None:
         self._owner = 0

@@ -39,8 +39,14 @@ def require_sound_sqlite(version: str) -> None:
         )
 
 
-def connect(path: str, *, durability: Durability, read_only: bool = False, cache_kib: int = CACHE_KIB) -> apsw.Connection:
-    """A connection to an existing shard file (or a new in-memory database), set up and verified."""
+def connect(
+    path: str, *, durability: Durability, read_only: bool = False, cache_kib: int = CACHE_KIB, fresh: bool = False
+) -> apsw.Connection:
+    """A connection to a shard's file (or a new in-memory database), set up.
+
+    Args:
+        fresh: the file is new and empty: put it in WAL mode, which it keeps. An existing file is not changed by this.
+    """
     if path == MEMORY:
         db = apsw.Connection(MEMORY, statementcachesize=STATEMENTS_CACHED)
         db.pragma("journal_mode", "memory")
@@ -51,10 +57,13 @@ def connect(path: str, *, durability: Durability, read_only: bool = False, cache
     _set_busy_handler(db)
     if path != MEMORY:
         # Each pragma by itself: journal_mode returns a row, and what follows it in one string would not run until that is read.
-        if not read_only and db.pragma("journal_mode", "wal") != "wal":
+        if fresh and db.pragma("journal_mode", "wal") != "wal":
             db.close()
             raise StoreError("the file system does not support WAL mode", shard=-1)
         db.pragma("synchronous", "full" if durability == "full" else "normal")
+        # Where fsync does not reach past the drive's cache (macOS), ask for what does.
+        db.pragma("fullfsync", durability == "full")
+        db.pragma("checkpoint_fullfsync", True)
         db.pragma("cache_size", -cache_kib)
         # The engine checkpoints by itself (upkeep.py), never SQLite: not on commit, not on close.
         db.wal_autocheckpoint(0)

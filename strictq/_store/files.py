@@ -147,8 +147,8 @@ class Reserve:
         try:
             fd = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, _FILE_MODE)
             try:
-                block = b"\0" * 65536
-                for _ in range(RESERVE_BYTES // len(block)):
+                for _ in range(RESERVE_BYTES // 65536):
+                    block = os.urandom(65536)  # a file system that compresses must not make it small
                     if os.write(fd, block) != len(block):
                         raise OSError(28, "short write")
                 os.fsync(fd)

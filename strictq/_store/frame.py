@@ -39,6 +39,7 @@ class Totals:
     dead: int
     sends: int
     receives: int
+    claims: int
     empty_receives: int
     acks: int
     retries: int
@@ -52,7 +53,7 @@ class Totals:
     def values(self) -> tuple[Any, ...]:
         return (
             self.config_version, self.epoch, self.time_offset, self.last_time, self.last_id, self.last_token, self.last_lane,
-            self.last_outbox, self.seq_floor, self.lanes, self.pending, self.dead, self.sends, self.receives,
+            self.last_outbox, self.seq_floor, self.lanes, self.pending, self.dead, self.sends, self.receives, self.claims,
             self.empty_receives, self.acks, self.retries, self.redeliveries, self.expired, self.dropped, self.purged,
             self.ack_rate, self.ack_rate_at,
         )  # fmt: skip

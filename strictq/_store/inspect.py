@@ -159,7 +159,8 @@ def stats(db: apsw.Connection, shard: int, time: QueueTime, path: Path | None, u
     return ShardStats(
         shard=shard, ready=t.pending - in_flight - delayed - held, in_flight=in_flight, delayed=delayed, held=held, dead=t.dead,
         lanes=t.lanes, oldest_age_seconds=oldest, first_attempt_age_seconds=unattempted,
-        sends=t.sends, receives=t.receives, empty_receives=t.empty_receives + unwritten_empties, acks=t.acks, retries=t.retries,
+        sends=t.sends, receives=t.receives, claims=t.claims, empty_receives=t.empty_receives + unwritten_empties,
+        acks=t.acks, retries=t.retries,
         redeliveries=t.redeliveries, expired=t.expired, dropped=t.dropped, purged=t.purged, outbox=db.execute(INSPECT.outbox).get,
         drain_seconds=t.pending / rate if rate > 1e-6 else (0.0 if t.pending == 0 else None), disk_bytes=disk, wal_bytes=wal,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 
@@ -128,6 +128,9 @@ class Store:
         if not read_only:
             presence = files.Presence(directory)
             known = cls._join(directory, known, presence, clock)
+        elif known.boot_id != clock.boot_id():
+            # Not opened for writing since this machine booted: look with the time that its next epoch will have.
+            known = attrs.evolve(known, time_offset=_next_offset(directory, known, clock))
         store = cls(directory, known, clock, durability=level, read_only=read_only, hook=hook)
         store.presence = presence
         store.app_schema = catalog.app_schema(directory, 0, read_only=read_only)
@@ -156,9 +159,7 @@ class Store:
             if presence.alone(ANOTHER_KERNEL_SECONDS):
                 known = catalog.read(directory)
                 if known.boot_id != boot:
-                    # Time goes on from the wall clock, but never back: not behind what any shard has written.
-                    offset = max(clock.wall(), _newest_time(directory, known)) - clock.boot()
-                    catalog.raise_epoch(directory, boot, offset)
+                    catalog.raise_epoch(directory, boot, _next_offset(directory, known, clock))
                     known = catalog.read(directory)
             else:
                 known = catalog.read(directory)
@@ -240,16 +241,19 @@ class Store:
         if self.reserve is not None and not self.reserve.there():
             raise StoreFull("the disk is full, and the reserve for acks is in use", shard=shard.number)
 
+        # Looked at before this shard's lock is taken: two shards that waited for each other's would never end.
+        elsewhere = self._depth_elsewhere(shard) if self.config.max_depth is not None else 0
+
         def append(tx: Tx) -> list[send.Sent]:
             if tx.config is not checked:
                 send.require_size(items, tx.config)
-            return send.send(tx, items, depth_elsewhere=lambda: self._depth_elsewhere(shard))
+            return send.send(tx, items, depth_elsewhere=elsewhere)
 
         return shard.run(append)
 
     def _depth_elsewhere(self, shard: Shard) -> int:
         """Unresolved messages of the other shards, as they are committed."""
-        return sum(s.look(lambda db: Totals.read(db).pending) for s in self.healthy() if s is not shard)
+        return sum(s.glance(lambda db: Totals.read(db).pending) for s in self.healthy() if s is not shard)
 
     # ---- claiming
 
@@ -302,13 +306,23 @@ class Store:
             raise ForwardPending(f"some sends have yet to arrive: {failed}") from failed
 
     def _forward_from(self, origin: Shard) -> None:
+        """What one shard has for the others; a destination that fails does not hold up the next one."""
+        failed: StrictqError | None = None
         for number in origin.read(outbox.destinations):
-            destination = self.shards[number]
-            while rows := origin.read(lambda db, n=number: outbox.waiting(db, n)):  # type: ignore[misc]
-                origin.sync()
-                destination.drain(lambda tx, rows=rows: outbox.arrive(tx, origin.incarnation, rows))  # type: ignore[misc]
-                destination.sync()
-                origin.drain(lambda tx, n=number, last=rows[-1][0]: outbox.forget(tx, n, last))  # type: ignore[misc]
+            try:
+                self._forward_to(origin, self.shards[number])
+            except StrictqError as e:
+                failed = e
+        if failed is not None:
+            raise failed
+
+    def _forward_to(self, origin: Shard, destination: Shard) -> None:
+        number = destination.number
+        while rows := origin.read(lambda db: outbox.waiting(db, number)):
+            origin.sync()
+            destination.drain(lambda tx, rows=rows: outbox.arrive(tx, origin.incarnation, rows))  # type: ignore[misc]
+            destination.sync()
+            origin.drain(lambda tx, last=rows[-1][0]: outbox.forget(tx, number, last))  # type: ignore[misc]
 
     # ---- configuration
 
@@ -322,15 +336,23 @@ class Store:
         self.config, self.config_version = known.config, known.config_version
         return True
 
-    def configure(self, config: QueueConfig) -> None:
-        """Store a configuration and give every shard its copy."""
-        if self.directory is None:
-            self.config, self.config_version = config, self.config_version + 1
-        else:
-            self.config_version = catalog.set_config(self.directory, config)
-            self.config = config
+    def configure(self, changes: dict[str, Any]) -> QueueConfig:
+        """Store changed settings and give every shard its copy. Concurrent changes of other settings are kept."""
+        with self._lock:
+            while True:
+                self.refresh_config()
+                config = self.config.evolve(**changes)
+                if config == self.config:
+                    return config
+                version: int | None = self.config_version + 1
+                if self.directory is not None:
+                    version = catalog.set_config(self.directory, config, self.config_version)
+                if version is not None:
+                    break
+            self.config, self.config_version = config, version
         for shard in self.healthy():
             shard.run(lambda _tx: None)  # begins by bringing the shard's copy up to date
+        return config
 
     def define_app_schema(self, sql: str) -> None:
         """Create the program's own tables in every shard, future ones too."""
@@ -401,8 +423,12 @@ class Store:
             return
         with suppress(StrictqError):
             self.forward()
-        if self.reserve is not None:
-            self.reserve.there()
+        if self.reserve is not None and not self.reserve.there():
+            # The queue's files do not shrink by themselves: cut the WALs, so that there is room for it again.
+            for shard in self.healthy():
+                with suppress(StrictqError):
+                    shard.cut_wal()
+            self.reserve.make()
 
     # ---- forks
 
@@ -410,11 +436,13 @@ class Store:
         self._prepared_shards = None
         if self._closed or self._pid != os.getpid() or self.directory is None:
             return
+        self._upkeep.pause()
         done: list[Shard] = []
         for shard in self.shards:
             if not shard.quiesce():
                 for s in done:
                     s.resume(child=False)
+                self._upkeep.resume()
                 return
             done.append(shard)
         self._prepared_shards = done
@@ -428,10 +456,10 @@ class Store:
             return
         for shard in prepared:
             shard.resume(child=child)
+        self._upkeep.resume()
         if child:
             self._pid = os.getpid()
             self._lock = threading.Lock()
-            self._upkeep.after_fork_in_child()
             self.waker.after_fork_in_child()
 
     def run_everywhere(self, operation: Operation[T]) -> list[T]:
@@ -439,10 +467,10 @@ class Store:
         return [shard.run(operation) for shard in self.healthy()]
 
 
-def _newest_time(directory: Path, known: Catalog) -> int:
-    """The latest queue time that any readable shard has written."""
-    newest = 0
+def _next_offset(directory: Path, known: Catalog, clock: Clock) -> int:
+    """Where time goes on after a boot: from the wall clock, but never back behind what any readable shard has written."""
+    newest = clock.wall()
     for part in known.topology:
         with suppress(StrictqError):
             newest = max(newest, catalog.last_time(directory, part))
-    return newest
+    return newest - clock.boot()

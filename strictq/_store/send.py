@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from .._config import QueueConfig
@@ -75,11 +75,11 @@ def require_size(items: Sequence[Item], config: QueueConfig) -> None:
             raise MessageTooLarge(f"a body may have {config.max_body_bytes:,} bytes, this one has {len(item[1]):,}")
 
 
-def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: Callable[[], int] | None = None) -> list[Sent]:
+def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -> list[Sent]:
     """Append messages to their lanes. All of them, or none.
 
     Args:
-        depth_elsewhere: unresolved messages of the other shards, asked only where max_depth is set; None: never refuse.
+        depth_elsewhere: unresolved messages of the other shards; None: max_depth does not apply.
     Raises:
         QueueFull: they would bring the queue over max_depth.
     """
@@ -115,7 +115,7 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: Callable[[], int] | 
     totals.pending += stored
     totals.sends += stored
     limit = tx.config.max_depth
-    if limit is not None and depth_elsewhere is not None and totals.pending + depth_elsewhere() > limit:
+    if limit is not None and depth_elsewhere is not None and totals.pending + depth_elsewhere > limit:
         raise QueueFull(f"the queue has reached max_depth={limit}")
     return sent
 

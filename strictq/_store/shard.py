@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 import apsw
 
 from .._clock import Clock
-from .._errors import SchemaMismatch, StoreCorrupt, StoreError, StoreFull
+from .._errors import SchemaMismatch, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
 from .._sql import SHARD
 from . import catalog, files, migrate
 from .catalog import Catalog, Range
@@ -142,7 +142,8 @@ class Shard:
         result = self._writer.run(operation)
         if self.wal_pages >= WAL_GROWTH * self._checkpoint_at:
             # Writers outrun the engine's thread: whoever comes now waits for a checkpoint, or the WAL would grow for ever.
-            self.checkpoint()
+            with suppress(StrictqError):  # what was run is committed, whatever becomes of the checkpoint
+                self.checkpoint()
         return result
 
     def drain(self, operation: Operation[T]) -> T:
@@ -150,9 +151,15 @@ class Shard:
         try:
             return self.run(operation)
         except StoreFull:
-            if self._host.reserve is None or not self._host.reserve.give_up():
-                raise
-            return self.run(operation)
+            self.make_room()
+        return self.run(operation)
+
+    def make_room(self) -> None:
+        """On a full disk: give the reserve up, and let the WAL start again."""
+        if self._host.reserve is not None:
+            self._host.reserve.give_up()
+        with suppress(StrictqError):
+            self.checkpoint()
 
     def alone(self) -> Any:
         """A write transaction for a program's own SQL; a context manager giving Tx."""
@@ -214,7 +221,9 @@ class Shard:
         self.require()
         if self.path is None:
             return self._writer.read(look)
-        self._writer.read(lambda _db: None)  # opened and verified, and neither closed nor forked
+        if self._reader is None:
+            self._writer.read(lambda _db: None)  # the writing connection verifies the file when it opens
+        self._writer.require()
         with self._reader_lock:
             try:
                 if self._reader is None:
@@ -252,7 +261,7 @@ class Shard:
                 if done < pages or self.wal_pages > pages:
                     pages, done = self._writer.use(self._finish_checkpoint)
                 return pages, done
-            except apsw.BusyError:
+            except (apsw.BusyError, StoreBusy):
                 return 0, 0  # another process is at it
             except apsw.Error as e:
                 raise translate(e, self.number) from e
@@ -264,6 +273,18 @@ class Shard:
             return self._checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         finally:
             db.execute("ROLLBACK")
+
+    def cut_wal(self) -> None:
+        """Checkpoint, and give the WAL's space back to the file system."""
+        self.checkpoint()
+
+        def cut(_db: apsw.Connection) -> None:
+            assert self._checkpointer is not None
+            self._checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+        with self.checkpoint_lock:
+            if self._checkpointer is not None:
+                self._writer.use(cut)
 
     def sync(self) -> None:
         """Make every commit of this shard survive a power cut, at any durability."""

@@ -61,9 +61,15 @@ class Upkeep:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=30.0)
 
-    def after_fork_in_child(self) -> None:
-        """The thread exists in the parent only; this side starts its own when it needs one."""
+    def pause(self) -> None:
+        """Before a fork: a process that forks with a thread at work would share its locks."""
+        self.stop()
+
+    def resume(self) -> None:
+        """After a fork, on either side: the thread starts again at the next need."""
+        grown = self._grown
         self._reset()
+        self._grown = grown
 
     def _run(self) -> None:
         while True:

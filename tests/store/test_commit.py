@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -297,8 +297,8 @@ def test_a_follower_that_is_interrupted_while_it_waits_takes_its_call_with_it(q:
         class Call(real_call):  # type: ignore[misc, valid-type]
             __slots__ = ()
 
-            def __init__(self, operation: Any) -> None:
-                super().__init__(operation)
+            def follow(self) -> None:
+                super().follow()
                 self.wake = Interrupting(self.wake)
 
         monkeypatch.setattr(strictq._store.commit, "_Call", Call)
@@ -404,12 +404,12 @@ LOST = apsw.IOError("the disk did not answer")
 
 
 @pytest.fixture(params=["full", "process"])
-def held(request: pytest.FixtureRequest, disk: Opener) -> Iterator[tuple[Queue, list[Delivery]]]:
+def held(request: pytest.FixtureRequest, disk: Opener) -> tuple[Queue, list[Delivery]]:
     """A queue with a ledger, and three messages of one key in hand."""
     q = disk.open(durability=request.param, shards=1)
     q.app_schema("CREATE TABLE app_effects (x INTEGER) STRICT")
     fill(q, "k", 4)
-    yield q, q.receive(3)
+    return q, q.receive(3)
 
 
 def settle(q: Queue, verb: str, ds: list[Delivery]) -> None:

@@ -9,7 +9,7 @@ Times are whole microseconds on a scale of the model's own, which only `advance`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -188,13 +188,16 @@ class Model:
 
     # --- receiving ---------------------------------------------------------------------------------------------------
 
-    def settle_doubts(self, look: Look) -> None:
-        """Find out what became of expired messages, and of messages whose attempts were used up by expiry."""
+    def settle_doubts(self, look: Look, taken: Collection[tuple[Key, int]] = ()) -> None:
+        """Find out what became of expired messages, and of messages whose attempts were used up by expiry.
+
+        Not of those that were just `taken`: they were handed out.
+        """
         s = self.settings
         for lane in self.lanes.values():
             for m in lane.unresolved():
                 lapsed = lane.lease is not None and lane.lease.deadline <= self.now
-                if m.state == "leased" and not lapsed:
+                if (m.state == "leased" and not lapsed) or (lane.key, m.seq) in taken:
                     continue
                 old = m.expires is not None and m.expires <= self.now
                 worn = s.max_attempts is not None and m.attempts + m.maybe_one_more >= s.max_attempts
@@ -241,7 +244,7 @@ class Model:
         eligible = [x for x in self.lanes.values() if keys is None or x.key in set(keys)]
         assert set(order) <= {x.key for x in eligible}
         plain = {x.key: head for x in eligible if (head := self._plain_head(x)) is not None}
-        self.settle_doubts(look)
+        self.settle_doubts(look, {(d.key, d.seq) for d in deliveries})
         full = len(deliveries) == max_messages
         for n, key in enumerate(order):
             may_be_cut = full and (not self.one_shard or n == len(order) - 1 or keys is not None)
