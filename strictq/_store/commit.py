@@ -10,10 +10,11 @@ from __future__ import annotations
 import copy
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import apsw
 
@@ -37,6 +38,7 @@ T = TypeVar("T")
 Operation = Callable[[Tx], T]
 
 GROUP_MAX: Final = 1000
+GATHER_TURNS: Final = 32
 
 
 class Host(Protocol):
@@ -53,6 +55,17 @@ class Host(Protocol):
     def take_empty_receives(self, shard: int) -> int: ...
     def committed(self, shard: int, events: list[Event], wake: bool) -> None: ...
     def quarantine(self, shard: int, error: StoreError) -> None: ...
+
+
+@runtime_checkable
+class Mergeable(Protocol):
+    """An operation that can be run together with others of its kind, cheaper than each by itself."""
+
+    def __call__(self, tx: Tx) -> Any: ...
+
+    def together(self, tx: Tx, others: list[Any]) -> list[Any]:
+        """Run these (this one is the first of them), in order; their results. All, or an exception."""
+        ...
 
 
 class _Call:
@@ -107,6 +120,7 @@ class Writer:
         self._owner = 0
         self._gate = threading.Lock()
         self._leading = False
+        self._group_size = 1
         self._waiting: deque[_Call] = deque()
 
     # ---- running operations
@@ -192,11 +206,13 @@ class Writer:
         group = [call]
         tx: Tx | None = None
         try:
+            self._gather()
             self._acquire()
             try:
                 with self._gate:
                     while self._waiting and len(group) < GROUP_MAX:
                         group.append(self._waiting.popleft())
+                self._group_size = len(group)
                 tx = self._commit(group)
             finally:
                 self._release()
@@ -209,6 +225,21 @@ class Writer:
             self._hand_over(group)
         self._told(tx)
         return call.outcome()
+
+    def _gather(self) -> None:
+        """Let those who shared the last commit come back before this one starts.
+
+        They were all released by it, and the first of them leads: without this it would commit alone while the others
+        arrive, and every second commit would be a group of one.
+        """
+        arrived = 0
+        for _ in range(GATHER_TURNS):
+            if len(self._waiting) + 1 >= self._group_size:
+                return
+            time.sleep(0)  # whoever can run, runs, and comes here or blocks elsewhere
+            if len(self._waiting) == arrived:
+                return
+            arrived = len(self._waiting)
 
     def _promoted(self, call: _Call) -> bool:
         """Wait until the call was answered (False) or leads the next group (True)."""
@@ -247,7 +278,7 @@ class Writer:
             if len(calls) == 1:
                 calls[0].result = calls[0].operation(tx)
             else:
-                for call in calls:
+                for call in self._merged(tx, calls):
                     self._guarded(tx, call)
             self._write_totals(tx)
         except BaseException as e:
@@ -263,6 +294,21 @@ class Writer:
         for call in calls:
             call.finished = True
         return tx
+
+    def _merged(self, tx: Tx, calls: list[_Call]) -> list[_Call]:
+        """Run together what can be. Returns the calls that are to be run each by itself."""
+        head = next((c.operation for c in calls if isinstance(c.operation, Mergeable)), None)
+        alike = [c for c in calls if type(c.operation) is type(head)]
+        if head is None or len(alike) < 2:
+            return calls
+        others = [c for c in calls if type(c.operation) is not type(head)]
+        whole = _Call(lambda tx: head.together(tx, [c.operation for c in alike]))
+        self._guarded(tx, whole)
+        if whole.error is not None:
+            return calls  # one of them can't be done; by itself, only that one fails
+        for call, result in zip(alike, whole.result, strict=True):
+            call.result = result
+        return others
 
     def _guarded(self, tx: Tx, call: _Call) -> None:
         """One operation of a group: if it fails, only it is undone."""

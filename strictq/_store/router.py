@@ -243,13 +243,7 @@ class Store:
 
         # Looked at before this shard's lock is taken: two shards that waited for each other's would never end.
         elsewhere = self._depth_elsewhere(shard) if self.config.max_depth is not None else 0
-
-        def append(tx: Tx) -> list[send.Sent]:
-            if tx.config is not checked:
-                send.require_size(items, tx.config)
-            return send.send(tx, items, depth_elsewhere=elsewhere)
-
-        return shard.run(append)
+        return shard.run(send.Append(items, checked, elsewhere))
 
     def _depth_elsewhere(self, shard: Shard) -> int:
         """Unresolved messages of the other shards, as they are committed."""

@@ -64,6 +64,31 @@ def times_of(now: int, options: Options | None, config: QueueConfig) -> Times:
     return Times(now, now + delay if delay > 0 else None, None if ttl is None else now + ttl)
 
 
+class Append:
+    """The sends of one call, as an operation that merges with those of other threads."""
+
+    __slots__ = ("_checked", "_elsewhere", "_items")
+
+    def __init__(self, items: Sequence[Item], checked: QueueConfig, elsewhere: int) -> None:
+        self._items = items
+        self._checked = checked
+        self._elsewhere = elsewhere
+
+    def __call__(self, tx: Tx) -> list[Sent]:
+        if tx.config is not self._checked:
+            require_size(self._items, tx.config)
+        return send(tx, self._items, depth_elsewhere=self._elsewhere)
+
+    def together(self, tx: Tx, others: list[Append]) -> list[list[Sent]]:
+        """One pass over the messages of all of them."""
+        for each in others:
+            if tx.config is not each._checked:
+                require_size(each._items, tx.config)
+        items = [item for each in others for item in each._items]
+        sent = iter(send(tx, items, depth_elsewhere=max(each._elsewhere for each in others)))
+        return [[next(sent) for _ in each._items] for each in others]
+
+
 def require_size(items: Sequence[Item], config: QueueConfig) -> None:
     """Refuse bodies that are too large.
 

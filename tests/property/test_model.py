@@ -33,7 +33,7 @@ from tests.support.model import Model, Settings, micros
 
 EXAMPLES = int(os.environ.get("STRICTQ_HYPOTHESIS_EXAMPLES", "0"))
 PROFILE = settings(
-    max_examples=EXAMPLES or 25,
+    max_examples=EXAMPLES or 50,
     stateful_step_count=80 if EXAMPLES else 30,
     deadline=None,
     database=None,
@@ -301,7 +301,9 @@ class QueueMachine(RuleBasedStateMachine):
     def settle(self, verb: str, n: int, seconds: float | None) -> None:
         getattr(self, f"_{verb}")(n, seconds)
 
-    @rule(h=handle, outcomes=st.lists(st.sampled_from(["start", "ack", "ack", "nack", "leave"]), min_size=1, max_size=4))
+    @rule(
+        h=handle, outcomes=st.lists(st.sampled_from(["start", "ack", "ack", "nack", "reject", "leave"]), min_size=1, max_size=4)
+    )
     def work(self, h: int, outcomes: list[str]) -> None:
         """A consumer takes a batch and goes through it in order."""
         ds = self._receive(h, len(outcomes), None, None, 5.5)

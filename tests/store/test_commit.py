@@ -322,13 +322,11 @@ def test_a_follower_that_is_interrupted_while_it_waits_takes_its_call_with_it(q:
 def test_a_group_whose_commit_fails_knows_for_everybody(q: Queue, after: bool) -> None:
     crowd = Crowd(q)
     crowd.join(putting("t1"), putting("t2"), putting("t3"))
-    with failing(q, "never", apsw.IOError()):
-        pass
     real = crowd.writer._db
     count = 0
 
-    class SecondCommitFails:
-        """The first COMMIT is the one of the caller in front."""
+    class GroupsCommitFails:
+        """The caller in front has the real connection in hand, so the first COMMIT here is the group's."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(real, name)
@@ -344,7 +342,7 @@ def test_a_group_whose_commit_fails_knows_for_everybody(q: Queue, after: bool) -
                 raise apsw.IOError("fsync failed")
             return cursor
 
-    crowd.writer._db = SecondCommitFails()  # type: ignore[assignment]
+    crowd.writer._db = GroupsCommitFails()  # type: ignore[assignment]
     results = crowd.go()
     assert [type(r) for r in results] == [OutcomeUnknown] * 3
     assert traces(q) == ({"t1", "t2", "t3"} if after else set())

@@ -1,0 +1,195 @@
+"""Which shard a key belongs to: for ever, on every platform; and files that are not what the topology says."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import strictq
+from strictq import Message, StoreCorrupt, StrictqError
+from strictq._keys import encode_key, hash_key
+from strictq._store import catalog
+from strictq._store.catalog import HASHES, SHARDS_MAX, even_ranges
+from strictq._store.engine import keyless_by_hash, keyless_lane
+from tests.support.clock import FakeClock
+from tests.support.internals import fold, shard_file, tamper
+from tests.support.queues import Opener, drain, fill, keys_by_shard
+
+# Computed once, and never to change: what is stored on disks lies where these say. (key, hash)
+VECTORS: list[tuple[str | bytes | int, int]] = [
+    ("a", 0xA4E5032C0D419313),
+    ("customer-42", 0x6EE41B463B2D49F4),
+    ("é", 0xBAB7C93E186FFDF3),
+    ("日本", 0xD4760B7FA58BAE47),
+    ("x" * 1024, 0x2F40C96543FFFA50),
+    (b"a", 0xEE3F6B40991A6C7A),
+    (b"\x00", 0x9362BB8AF3B13A92),
+    (b"customer-42", 0x7C9E9FE05786E564),
+    (0, 0x7AF38095FD650CB3),
+    (1, 0xAE2A1EFFBA11CF0A),
+    (-1, 0xF6A29EC6C79464A7),
+    (42, 0x0E43B9C5CFC40C96),
+    (10**30, 0xB6AB1337D40FD2D1),
+    ("1", 0x89A147DA21BB2954),
+    (b"1", 0x992E9A7E321EFCDA),
+]
+KEYLESS = {0: 0xA985AB8AD00828C6, 1: 0xC16952960BCB12FD, 63: 0xA296D1E47F6CC40F}
+
+
+@pytest.mark.parametrize(("key", "hashed"), VECTORS, ids=lambda v: repr(v)[:20])
+def test_hashes_are_what_they_always_were(key: str | bytes | int, hashed: int) -> None:
+    assert hash_key(encode_key(key)) == hashed
+
+
+@pytest.mark.parametrize(("lane", "hashed"), KEYLESS.items())
+def test_keyless_lanes_lie_where_they_always_lay(lane: int, hashed: int) -> None:
+    assert hash_key(keyless_lane(lane)) == hashed
+
+
+def test_a_dedup_id_chooses_the_lane_it_always_chose() -> None:
+    assert [keyless_by_hash(d, 64) for d in ("a", "order-1", "é")] == DEDUP_LANES
+
+
+DEDUP_LANES = [b"n42", b"n5", b"n8"]
+
+
+@pytest.mark.parametrize("shards", range(1, SHARDS_MAX + 1))
+def test_even_ranges_cover_every_hash_once(shards: int) -> None:
+    ranges = even_ranges(shards)
+    assert ranges[0].lo == 0
+    assert ranges[-1].hi == HASHES - 1
+    for one, two in zip(ranges, ranges[1:], strict=False):
+        assert two.lo == one.hi + 1
+    sizes = {r.hi - r.lo + 1 for r in ranges}
+    assert max(sizes) - min(sizes) <= 1
+    assert len({r.file for r in ranges}) == shards
+    assert catalog._covers(ranges)
+
+
+@given(st.integers(1, SHARDS_MAX), st.integers(0, HASHES - 1))
+def test_every_hash_has_one_owner(shards: int, hashed: int) -> None:
+    assert sum(r.owns(hashed) for r in even_ranges(shards)) == 1
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5, 16, 17, 100, 256])
+def test_routing_agrees_with_the_ranges(tmp_path: Path, shards: int) -> None:
+    """By bisection, and for the hashes at both ends of every range."""
+    with strictq.open(":memory:", shards=shards) as q:
+        for key, hashed in VECTORS:
+            shard = q._store.shard_of(encode_key(key))
+            assert shard.range.owns(hashed)
+            assert shard.number == hashed * shards // HASHES or shard.range == even_ranges(shards)[shard.number]
+
+
+def test_where_keys_lie_in_a_queue_of_four_never_changes() -> None:
+    with strictq.open(":memory:", shards=4) as q:
+        assert [q._store.shard_of(encode_key(key)).number for key, _ in VECTORS] == [h >> 62 for _, h in VECTORS]
+
+
+def test_ranges_with_a_gap_or_an_overlap_are_refused(disk: Opener) -> None:
+    disk(shards=3).close()
+    for harm in (
+        "UPDATE topology SET hash_hi = '5555555555555553' WHERE shard = 0",
+        "UPDATE topology SET hash_lo = '5555555555555554' WHERE shard = 1",
+        "DELETE FROM topology WHERE shard = 2",
+        "DELETE FROM topology",
+        "UPDATE topology SET file = 'shard-0007.db' WHERE shard = 1",
+        "DELETE FROM queue",
+    ):
+        saved = (Path(disk.path) / "queue.db").read_bytes()
+        tamper(Path(disk.path) / "queue.db", harm)
+        with pytest.raises(StoreCorrupt):
+            disk.open(durability=None)
+        (Path(disk.path) / "queue.db").write_bytes(saved)
+    disk.open(durability=None).send(b"", "k")
+
+
+@pytest.mark.parametrize("name", ["not json", "[]", '{"lease_seconds": "x"}', '{"from_the_future": 1}'])
+def test_a_configuration_that_cannot_be_read_is_a_typed_error(disk: Opener, name: str) -> None:
+    disk().close()
+    quoted = name.replace("'", "''")
+    tamper(Path(disk.path) / "queue.db", f"UPDATE queue SET config = '{quoted}'")
+    with pytest.raises(StrictqError):
+        disk.open(durability=None)
+
+
+@pytest.mark.parametrize("name", ["queue_id", "shard", "hash_lo", "hash_hi"])
+def test_a_shard_keeps_a_copy_of_what_it_belongs_to_and_it_is_verified(disk: Opener, name: str) -> None:
+    q = disk(shards=2)
+    keys = keys_by_shard(2)
+    fill(q, keys[0], 1)
+    fill(q, keys[1], 1)
+    q.close()
+    tamper(shard_file(disk.path, 1), f"UPDATE meta SET value = 'other' WHERE name = '{name}'")
+    q = disk.open()
+    with pytest.raises(StoreCorrupt, match=name):
+        q.send(b"", keys[1])
+    assert q.send(b"", keys[0]).seq == 2, "the others go on"
+    assert drain(q) == [(keys[0], 1), (keys[0], 2)]
+    assert [p.shard for p in q.check()] == [1]
+
+
+def test_swapped_shards_are_refused_and_not_written_to(disk: Opener) -> None:
+    q = disk(shards=3)
+    keys = keys_by_shard(3)
+    for key in keys.values():
+        fill(q, key, 2)
+    q.close()
+    place = Path(disk.path)
+    for n in (1, 2):
+        fold(shard_file(place, n))
+    one, two = shard_file(place, 1).read_bytes(), shard_file(place, 2).read_bytes()
+    shard_file(place, 1).write_bytes(two)
+    shard_file(place, 2).write_bytes(one)
+    q = disk()
+    for n in (1, 2):
+        with pytest.raises(StoreCorrupt):
+            q.send(b"", keys[n])
+    assert drain(q) == [(keys[0], 1), (keys[0], 2)]
+    assert shard_file(place, 1).read_bytes() == two
+    q.close()
+    shard_file(place, 1).write_bytes(one)
+    shard_file(place, 2).write_bytes(two)
+    assert sorted(drain(disk())) == sorted((keys[n], s) for n in (1, 2) for s in (1, 2))
+
+
+def test_a_shard_of_another_queue_is_refused(disk: Opener, tmp_path: Path, clock: FakeClock) -> None:
+    disk(shards=2).close()
+    other = Opener(str(tmp_path / "other"), clock)
+    q = other(shards=2)
+    q.send_many([Message(b"", key=f"k{n}") for n in range(10)])
+    q.close()
+    fold(shard_file(other.path, 1))
+    for suffix in ("-wal", "-shm"):
+        Path(f"{shard_file(disk.path, 1)}{suffix}").unlink()
+    shutil.copy(shard_file(other.path, 1), shard_file(disk.path, 1))
+    q = disk()
+    with pytest.raises(StoreCorrupt, match="queue_id"):
+        q.send(b"", keys_by_shard(2)[1])
+
+
+def test_queue_ids_differ_and_survive_a_move(tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "a") as a, strictq.open(tmp_path / "b") as b:
+        assert a.queue_id != b.queue_id
+        queue_id = a.queue_id
+        a.send(b"", "k")
+    (tmp_path / "a").rename(tmp_path / "moved")
+    with strictq.open(tmp_path / "moved") as q:
+        assert q.queue_id == queue_id
+        assert drain(q) == [("k", 1)]
+
+
+def test_openers_that_race_to_create_share_one_queue(tmp_path: Path) -> None:
+    from tests.support.internals import in_threads
+
+    opened = in_threads([lambda: strictq.open(tmp_path / "q", shards=3, durability="process") for _ in range(6)])
+    assert len({q.queue_id for q in opened}) == 1
+    for n, q in enumerate(opened):
+        assert q.send(b"", "k").seq == n + 1
+    for q in opened:
+        q.close()
+    assert [p.name for p in tmp_path.iterdir()] == ["q"], "what the losers built is gone"

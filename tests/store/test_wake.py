@@ -1,0 +1,156 @@
+"""Waking those who wait, within a process and through the mapped file."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+import strictq
+from strictq._store import files
+from strictq._store.wake import Waker, waker_of
+from tests.support.campaign import wait_until
+from tests.support.internals import PATIENCE_SECONDS, run_python
+
+
+def in_background(waker: Waker, seen: tuple[int, int], seconds: float = PATIENCE_SECONDS) -> threading.Thread:
+    """A thread that waits; it is alive as long as nothing woke it."""
+    thread = threading.Thread(target=waker.wait, args=(seen, seconds), daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A wake file as a new queue has it."""
+    files.create_empty(tmp_path / "wake")
+    return tmp_path / "wake"
+
+
+def test_a_notify_wakes_every_waiter() -> None:
+    waker = Waker()
+    threads = [in_background(waker, waker.seen()) for _ in range(5)]
+    wait_until(lambda: waker._waiting == 5, "the waiters")
+    waker.notify()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+    assert waker._waiting == 0
+
+
+def test_what_happened_between_looking_and_waiting_is_not_missed(file: Path) -> None:
+    for waker in (Waker(), Waker(file)):
+        seen = waker.seen()
+        waker.notify()
+        waker.wait(seen, 3600.0)  # returns at once
+
+
+def test_a_wait_ends_with_its_time(file: Path) -> None:
+    waker = Waker(file)
+    waker.wait(waker.seen(), 0.0)
+    waker.wait(waker.seen(), 0.01)
+    waker.wait(waker.seen(), -1.0)
+
+
+def test_another_object_on_the_file_is_woken(file: Path) -> None:
+    """As in another process: nothing but the file connects them."""
+    one, two = Waker(file), Waker(file)
+    thread = in_background(two, two.seen())
+    wait_until(lambda: two._waiting == 1, "the waiter")
+    one.notify()
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive()
+
+
+def test_a_reader_is_woken_and_writes_nothing(file: Path) -> None:
+    writer, reader = Waker(file), Waker(file, read_only=True)
+    before = file.read_bytes()
+    reader.notify()
+    assert file.read_bytes() == before
+    seen = reader.seen()
+    writer.notify()
+    reader.wait(seen, 3600.0)
+
+
+def test_another_process_wakes_this_one(tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "queue", durability="process") as q:
+        waker = q._store.waker
+        seen = waker.seen()
+        run_python("import sys, strictq\nwith strictq.open(sys.argv[1]) as q: q.send(b'', 'k')", tmp_path / "queue")
+        waker.wait(seen, 3600.0)
+
+
+def test_two_writers_never_restore_a_value_that_was_seen(file: Path) -> None:
+    """A count in the file alone could be set back by a writer that read it earlier."""
+    one, two = Waker(file), Waker(file)
+    values = []
+    for n in range(50):
+        (one if n % 3 else two).notify()
+        values.append(one._shared())
+    # Both have this process's id, so only their counts differ; what a waiter needs is a change at each notify.
+    assert all(a != b for a, b in zip(values, values[1:], strict=False))
+
+
+def test_listeners_hear_every_notify_until_they_leave() -> None:
+    waker = Waker()
+    heard: list[int] = []
+
+    def listen() -> None:
+        heard.append(1)
+
+    waker.listen(listen)
+    waker.notify()
+    waker.unlisten(listen)
+    waker.unlisten(listen)
+    waker.notify()
+    assert heard == [1]
+
+
+def test_without_the_file_waiters_still_hear_their_own_process(tmp_path: Path) -> None:
+    waker = Waker(tmp_path / "absent" / "wake")
+    seen = waker.seen()
+    waker.notify()
+    waker.wait(seen, 3600.0)
+
+
+def test_queues_on_one_directory_share_a_waker_and_a_map(tmp_path: Path) -> None:
+    files.create_empty(tmp_path / "wake")
+    (tmp_path / "link").symlink_to(tmp_path)
+    one, two = waker_of(tmp_path, "wake", read_only=False), waker_of(tmp_path / "link", "wake", read_only=False)
+    assert one is two
+    assert waker_of(tmp_path, "wake", read_only=True) is not one
+
+
+def test_the_file_has_its_block_before_it_is_mapped(file: Path) -> None:
+    """A store into a hole of a mapped file kills the process where the disk is full."""
+    waker = Waker(file)
+    assert file.stat().st_size == 8
+    assert file.stat().st_blocks > 0 or os.lseek(os.open(file, os.O_RDONLY), 0, os.SEEK_HOLE) == 8
+    waker.notify()
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"precious")
+    (tmp_path / "wake").symlink_to(tmp_path / "precious")
+    Waker(tmp_path / "wake").notify()
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+
+
+def test_a_close_wakes_those_who_wait_on_the_queue(tmp_path: Path) -> None:
+    q = strictq.open(tmp_path / "queue", durability="process")
+    outcome: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            q.receive(wait=PATIENCE_SECONDS)
+        except strictq.StrictqError as e:
+            outcome.append(e)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    wait_until(lambda: q._store.waker._waiting == 1, "the receive to wait")
+    q.close()
+    thread.join(PATIENCE_SECONDS)
+    assert [type(e) for e in outcome] == [strictq.QueueClosed]
