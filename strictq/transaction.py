@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ._errors import InvalidArgument, LeaseLost, StoreFull, StrictqError
+from ._errors import InvalidArgument, LeaseLost, StoreFull
 from ._keys import Key
 from ._store import engine
 from ._types import Message
@@ -171,10 +171,10 @@ class Transaction:
         )
 
     def _flush(self, tx: engine.Tx) -> None:
-        statements, self._statements = self._statements, []
-        app = self._shard.app(tx)
-        for sql, params in statements:
-            app.execute(sql, params)
+        for sql, params in self._statements:
+            self._shard.app(tx).execute(sql, params)
+        if tx is self._tx:
+            self._statements.clear()  # else it is one transaction at the end, which may have to be repeated
 
     def _apply(self, tx: engine.Tx) -> None:
         if self._open is None:
@@ -195,34 +195,47 @@ class Transaction:
             engine.send(tx, here)
 
     def _commit(self) -> None:
-        if self._open is None and not self._statements:
-            self._shard.drain(self._apply)
+        try:
+            if self._open is not None:
+                self._commit_open()
+            else:
+                self._commit_kept()
+        except StoreFull:
+            self._shard.make_room()
+            if self._open is not None:
+                raise  # the block can't be run again from here, but whoever repeats it finds room
+            self._commit_kept()
+
+    def _commit_kept(self) -> None:
+        """Everything was kept for now: one transaction, alone if it runs the program's SQL."""
+        if not self._statements:
+            self._shard.run(self._apply)
             return
-        self._begin()
+        with self._shard.alone() as tx:
+            self._apply(tx)
+
+    def _commit_open(self) -> None:
         assert self._open is not None
         assert self._tx is not None
         try:
-            try:
-                self._apply(self._tx)
-            except BaseException as e:
-                self._abandon(type(e), e, e.__traceback__)
-                raise
-            self._open.__exit__(None, None, None)
-        except StoreFull:
-            # The block can't be run again from here, but whoever repeats it finds room.
-            self._shard.make_room()
+            self._apply(self._tx)
+        except BaseException as e:
+            block = self._open
+            self._undo(block, type(e), e, e.__traceback__)
             raise
+        self._open.__exit__(None, None, None)
 
     def _abandon(self, kind: Any, error: BaseException, trace: Any) -> None:
-        block, self._open = self._open, None
-        if block is not None:
-            try:
-                block.__exit__(kind, error, trace)
-            except StrictqError:
+        if self._open is not None:
+            self._undo(self._open, kind, error, trace)
+
+    @staticmethod
+    def _undo(block: AbstractContextManager[engine.Tx], kind: Any, error: BaseException, trace: Any) -> None:
+        try:
+            block.__exit__(kind, error, trace)
+        except BaseException as e:
+            if e is not error:
                 raise
-            except BaseException as e:
-                if e is not error:
-                    raise
 
     def _destinations(self) -> bool:
         return any(self._queue._store.shard_of(item[0]) is not self._shard for item in self._sends)

@@ -143,7 +143,11 @@ def read(directory: Path, *, read_only: bool = False) -> Catalog:
     if row is None or not _covers(parts):
         raise StoreCorrupt("the topology does not cover the hash space", shard=-1)
     queue_id, durability, config, version, epoch, boot_id, offset = row
-    return Catalog(queue_id, cast(Durability, durability), QueueConfig.from_json(config), version, epoch, boot_id, offset, parts)
+    try:
+        stored = QueueConfig.from_json(config)
+    except ValueError as e:
+        raise StoreCorrupt(f"the stored configuration can't be read: {e}", shard=-1, cause=e) from e
+    return Catalog(queue_id, cast(Durability, durability), stored, version, epoch, boot_id, offset, parts)
 
 
 def damage(directory: Path) -> list[str]:

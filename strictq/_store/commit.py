@@ -194,6 +194,7 @@ class Writer:
 
     def _run_grouped(self, operation: Operation[Any]) -> Any:
         call = _Call(operation)
+        self._require_outside()  # the leader waits for this thread's transaction: its call could never be served
         with self._gate:
             lead = not self._leading
             if lead:
@@ -441,6 +442,12 @@ class Writer:
             raise ForkedProcess("the queue came through a fork that it could not prepare for")
         if self._closed:
             raise QueueClosed("the queue is closed")
+
+    def _require_outside(self) -> None:
+        if self._owner == threading.get_ident():
+            raise InvalidArgument(
+                "this thread is inside a transaction on the same shard", hint="use the transaction's own methods there"
+            )
 
     def _acquire(self) -> None:
         self.require()

@@ -25,6 +25,7 @@ PRESENCE: Final = "presence"
 RESERVE: Final = "reserve"
 RESERVE_BYTES: Final = 2 * 1024 * 1024
 """Kept so that consumers can still ack when the disk is full; deleted then, and sends are refused until it is back."""
+RESERVE_ROOM: Final = 3
 LOOK_SECONDS: Final = 0.1
 """How long a look at the reserve is good for: another process may give it up meanwhile."""
 _FILE_MODE: Final = 0o600
@@ -127,22 +128,37 @@ class Reserve:
         self._next_look = 0.0
         self._next_try = 0.0
 
-    def there(self) -> bool:
-        """Is it there, as of a moment ago? If not, try to make it again, at most once a second."""
+    def seen(self) -> bool:
+        """Was it there a moment ago? Cheap enough for every send."""
         now = time.monotonic()
         if now < self._next_look:
             return True
+        if not self.there():
+            return False
+        self._next_look = now + LOOK_SECONDS
+        return True
+
+    def there(self) -> bool:
+        """Is it there? If not, make it again if there is room; a failing try is repeated after a second."""
         with suppress(FileNotFoundError):
             if os.stat(self._path).st_size >= RESERVE_BYTES:
-                self._next_look = now + LOOK_SECONDS
                 return True
-        if now < self._next_try:
+        now = time.monotonic()
+        if not self._room() or now < self._next_try:
             return False
         self._next_try = now + 1.0
         return self.make()
 
+    def _room(self) -> bool:
+        """Has the disk room for several? With less, it would take back at once what a consumer was just given."""
+        try:
+            disk = os.statvfs(self._path.parent)
+        except OSError:
+            return False
+        return disk.f_bavail * disk.f_frsize >= RESERVE_ROOM * RESERVE_BYTES
+
     def make(self) -> bool:
-        """Write it in full; False if the disk has no room for it."""
+        """Write it in full; False if the disk has not room for it."""
         part = self._path.with_name(f"{RESERVE}.{token_hex(4)}.new")
         try:
             fd = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, _FILE_MODE)
@@ -197,7 +213,9 @@ class Presence:
             try:
                 self._fd = os.open(self._path, flags, _FILE_MODE)
             except OSError as e:
-                raise StoreError(f"the presence file can't be opened: {e.strerror}", shard=-1, cause=e) from e
+                raise StoreError(
+                    f"the presence file can't be opened: {e.strerror}", shard=-1, cause=e, hint="to look only, use read_only=True"
+                ) from e
         until = time.monotonic() + seconds
         while True:
             try:

@@ -238,7 +238,7 @@ class Store:
         Args:
             checked: the configuration that they were checked against.
         """
-        if self.reserve is not None and not self.reserve.there():
+        if self.reserve is not None and not self.reserve.seen():
             raise StoreFull("the disk is full, and the reserve for acks is in use", shard=shard.number)
 
         # Looked at before this shard's lock is taken: two shards that waited for each other's would never end.
@@ -422,7 +422,7 @@ class Store:
             for shard in self.healthy():
                 with suppress(StrictqError):
                     shard.cut_wal()
-            self.reserve.make()
+            self.reserve.there()
 
     # ---- forks
 

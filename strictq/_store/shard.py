@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 WAL_PAGES: Final = 4000
 """Pages in a queue's WALs at which they are checkpointed, shared by its shards: 16 MiB."""
-WAL_PAGES_MIN: Final = 500
+WAL_PAGES_MIN: Final = 250
 WAL_GROWTH: Final = 3
 """How many times that size a WAL may reach before writers wait for its checkpoint."""
 PAGE_BYTES: Final = 4096

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from secrets import randbits
 from typing import Final
 from weakref import WeakValueDictionary
 
 POLL_SECONDS: Final = 0.02
 _SLOT: Final = struct.Struct("=Q")
-_COUNT_BITS: Final = 40
 
 
 class Waker:
@@ -32,6 +32,7 @@ class Waker:
             with suppress(OSError, ValueError):  # without it, waiters look for themselves once a second
                 self._map = _map(path, read_only)
         self._count = 0
+        self._name = randbits(32)
         self._listeners: set[Callable[[], None]] = set()
         self._condition = threading.Condition()
         self._waiting = 0
@@ -40,9 +41,8 @@ class Waker:
         """Something became claimable. Cheap when nobody waits."""
         self._count += 1
         if self._map is not None and not self._read_only:
-            # Never a value that was there before: the process's id, and a count of its own.
-            value = (os.getpid() << _COUNT_BITS) | (self._count & ((1 << _COUNT_BITS) - 1))
-            _SLOT.pack_into(self._map, 0, value & 0xFFFFFFFFFFFFFFFF)
+            # Never a value that was there before: a random name of this object, and a count of its own.
+            _SLOT.pack_into(self._map, 0, (self._name << 32) | (self._count & 0xFFFFFFFF))
         if self._waiting:
             with self._condition:
                 self._condition.notify_all()
@@ -80,7 +80,8 @@ class Waker:
         self._listeners.discard(listener)
 
     def after_fork_in_child(self) -> None:
-        """The threads that waited exist in the parent only."""
+        """The threads that waited exist in the parent only; and what this side writes must be its own."""
+        self._name = randbits(32)
         self._condition = threading.Condition()
         self._waiting = 0
         self._listeners.clear()
@@ -91,7 +92,8 @@ def _map(path: Path, read_only: bool) -> mmap.mmap:
     fd = os.open(path, flags, 0o600)
     try:
         if os.fstat(fd).st_size < _SLOT.size and not read_only:
-            os.ftruncate(fd, _SLOT.size)
+            # Written, not truncated to size: storing into a hole that a full disk has no block for kills the process.
+            os.pwrite(fd, bytes(_SLOT.size), 0)
         return mmap.mmap(fd, _SLOT.size, access=mmap.ACCESS_READ if read_only else mmap.ACCESS_WRITE)
     finally:
         os.close(fd)

@@ -83,14 +83,13 @@ def test_another_process_wakes_this_one(tmp_path: Path) -> None:
 
 
 def test_two_writers_never_restore_a_value_that_was_seen(file: Path) -> None:
-    """A count in the file alone could be set back by a writer that read it earlier."""
+    """Two processes may well have the same id: each is number 1 of its container, and they share a volume."""
     one, two = Waker(file), Waker(file)
     values = []
     for n in range(50):
         (one if n % 3 else two).notify()
         values.append(one._shared())
-    # Both have this process's id, so only their counts differ; what a waiter needs is a change at each notify.
-    assert all(a != b for a, b in zip(values, values[1:], strict=False))
+    assert len(set(values)) == len(values)
 
 
 def test_listeners_hear_every_notify_until_they_leave() -> None:
@@ -127,7 +126,8 @@ def test_the_file_has_its_block_before_it_is_mapped(file: Path) -> None:
     """A store into a hole of a mapped file kills the process where the disk is full."""
     waker = Waker(file)
     assert file.stat().st_size == 8
-    assert file.stat().st_blocks > 0 or os.lseek(os.open(file, os.O_RDONLY), 0, os.SEEK_HOLE) == 8
+    with file.open("rb") as f:
+        assert os.lseek(f.fileno(), 0, os.SEEK_HOLE) == 8
     waker.notify()
 
 

@@ -1,0 +1,288 @@
+"""The fence around programs' SQL. What programs may do with the public verbs is in tests/unit/test_transactions.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strictq import InvalidArgument, Queue
+from strictq._sql import CATALOG, CHECK, CLAIM, INSPECT, LANES, OPERATE, OUTBOX, SEND, SETTLE, SHARD, repeat
+from strictq._store import program
+from tests.support.internals import at_rest, connection_of, shard_of
+from tests.support.queues import Opener, drain, fill
+
+BLOCKS = {
+    "catalog": CATALOG, "check": CHECK, "claim": CLAIM, "inspect": INSPECT, "lanes": LANES, "operate": OPERATE,
+    "outbox": OUTBOX, "send": SEND, "settle": SETTLE, "shard": SHARD,
+}  # fmt: skip
+
+
+def _engines_statements() -> Iterator[tuple[str, str]]:
+    for where, block in BLOCKS.items():
+        for name in block.names():
+            sql = getattr(block, name)
+            yield f"{where}.{name}", repeat(sql, 4) if "{{" in sql else sql
+
+
+ENGINES = dict(_engines_statements())
+ENGINES |= {"BEGIN IMMEDIATE": "BEGIN IMMEDIATE", "COMMIT": "COMMIT", "ROLLBACK": "ROLLBACK", "SAVEPOINT": "SAVEPOINT operation"}
+
+
+@pytest.fixture
+def q(disk: Opener) -> Queue:
+    """A queue that has run its statements, so that they lie prepared in the cache."""
+    queue = disk()
+    queue.app_schema("CREATE TABLE app_t (x INTEGER PRIMARY KEY, y TEXT) STRICT")
+    fill(queue, "k", 6)
+    for d in queue.receive(2):
+        d.ack()
+    queue.receive(1)[0].nack()
+    queue.send(b"x" * 5000, "large", dedup_id="d")
+    return queue
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
+    """One such queue for many refusals."""
+    import strictq
+
+    with strictq.open(tmp_path_factory.mktemp("program") / "queue", durability="process") as queue:
+        queue.app_schema("CREATE TABLE app_t (x INTEGER PRIMARY KEY, y TEXT) STRICT")
+        fill(queue, "k", 6)
+        for d in queue.receive(2):
+            d.ack()
+        queue.receive(1)[0].nack()
+        yield queue
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_text_of_the_engines_own_is_refused_to_programs(used: Queue, name: str) -> None:
+    """The engine's statement lies prepared, and allowed, in the connection's cache: an identical text must not find it."""
+    sql = ENGINES[name]
+    before = used.stats().depth
+    with pytest.raises(InvalidArgument, match="more than the program's own"), used.transaction(key="k") as tx:
+        tx.run(lambda db: db.execute(sql))
+    assert at_rest(used)
+    assert used.stats().depth == before
+    if not sql.startswith(("BEGIN", "COMMIT", "SAVEPOINT", "ROLLBACK")):
+        with pytest.raises(InvalidArgument, match="more than the program's own"):
+            used.query(sql)
+
+
+def test_the_engines_statements_are_not_spoiled_by_a_programs(q: Queue) -> None:
+    """Nor does a refused, or an allowed, program's statement get into the cache that the engine reads."""
+    for sql in ENGINES.values():
+        with pytest.raises(InvalidArgument), q.transaction(key="k") as tx:
+            tx.execute(sql)
+    q.check(), q.stats(), q.purge("large"), q.dead_letters(), q.top_keys(), q.explain("k")
+    assert drain(q) == [("k", n) for n in (3, 4, 5, 6)]
+    assert q.check() == []
+
+
+REFUSED = [
+    "SELECT count(*) FROM lease",
+    "SELECT 1 FROM message",
+    "SELECT * FROM main.message",
+    'SELECT * FROM "Message"',
+    "SELECT (SELECT body FROM message)",
+    "WITH app_x AS (SELECT * FROM message) SELECT * FROM app_x",
+    "SELECT * FROM app_t WHERE x IN (SELECT seq FROM message)",
+    "SELECT * FROM sqlite_schema",
+    "SELECT * FROM sqlite_master",
+    "SELECT * FROM temp.sqlite_schema",
+    "SELECT * FROM sqlite_temp_schema",
+    "SELECT * FROM dbstat",
+    "SELECT * FROM sqlite_dbpage",
+    "SELECT * FROM pragma_table_info('lease')",
+    "SELECT * FROM pragma_journal_mode('delete')",
+    "SELECT * FROM json_each((SELECT value FROM meta))",
+    "INSERT INTO app_t SELECT lane, NULL FROM message",
+    "INSERT INTO app_t (x) VALUES ((SELECT max(seq) FROM message))",
+    "UPDATE app_t SET y = (SELECT value FROM meta)",
+    "DELETE FROM app_t WHERE EXISTS (SELECT 1 FROM lane)",
+    "INSERT INTO app_t VALUES (9, 'x') RETURNING (SELECT count(*) FROM lane)",
+    "INSERT INTO sqlite_schema VALUES (1, 2, 3, 4, 5)",
+    "UPDATE sqlite_schema SET sql = ''",
+    "CREATE TEMP TABLE app_temp (x)",
+    "CREATE TEMP VIEW app_v AS SELECT 1",
+    "CREATE TEMP TRIGGER app_g AFTER INSERT ON app_t BEGIN SELECT 1; END",
+    "CREATE VIRTUAL TABLE app_f USING fts5(x)",
+    "CREATE TABLE app_new (x)",
+    "DROP TABLE app_t",
+    "ANALYZE",
+    "REINDEX",
+    "VACUUM INTO '/tmp/stolen.db'",
+    "EXPLAIN SELECT * FROM message",
+    "EXPLAIN QUERY PLAN DELETE FROM message",
+    "PRAGMA synchronous = OFF",
+    "PRAGMA wal_checkpoint(TRUNCATE)",
+    "PRAGMA main.journal_mode = DELETE",
+    "ATTACH '/tmp/stolen.db' AS app_other",
+    "SELECT fts3_tokenizer('simple')",
+    "SELECT load_extension('x')",
+]
+
+
+@pytest.mark.parametrize("sql", REFUSED)
+def test_what_programs_may_not_do(used: Queue, sql: str, tmp_path: Path) -> None:
+    sql = sql.replace("/tmp", str(tmp_path))
+    depth = used.stats().depth
+    with pytest.raises(InvalidArgument), used.transaction(key="k") as tx:
+        tx.run(lambda db: db.execute("INSERT INTO app_t VALUES (1, 'undone')"))
+        tx.run(lambda db: db.execute(sql))
+    with pytest.raises(InvalidArgument):
+        used.query(sql)
+    assert used.query("SELECT * FROM app_t") == []
+    assert used.stats().depth == depth
+    assert list(tmp_path.iterdir()) == []
+    assert connection_of(used).pragma("synchronous") == 1
+    assert connection_of(used).pragma("journal_mode") == "wal"
+    assert used.check() == []
+
+
+REFUSED_SCHEMA = [
+    "CREATE TABLE mine (x)",
+    "CREATE TABLE app_copy AS SELECT * FROM message",
+    "CREATE TRIGGER app_g AFTER INSERT ON app_t BEGIN DELETE FROM message; END",
+    "CREATE TRIGGER app_g AFTER DELETE ON message BEGIN INSERT INTO app_t VALUES (1, ''); END",
+    "CREATE TEMP TABLE app_x (x)",
+    "CREATE VIRTUAL TABLE app_x USING fts5(y)",
+    "CREATE INDEX app_i ON message (id)",
+    "CREATE UNIQUE INDEX app_i ON lane (id)",
+    "DROP TABLE message",
+    "DROP INDEX lease_deadline",
+    "ALTER TABLE message ADD COLUMN x",
+    "ALTER TABLE lane RENAME TO app_lane",
+    "PRAGMA user_version = 7",
+    "INSERT INTO meta VALUES ('a', 1)",
+    "CREATE TABLE app_x (x); COMMIT",
+    "CREATE TABLE app_x (x); ATTACH ':memory:' AS other",
+    "DELETE FROM sqlite_schema",
+    "ANALYZE",
+    "REINDEX",
+    "VACUUM",
+    "",
+    "   ",
+    "-- nothing",
+    "SELECT",
+]
+
+
+@pytest.mark.parametrize("sql", REFUSED_SCHEMA)
+def test_what_a_programs_schema_may_not_do(q: Queue, sql: str) -> None:
+    tables = set(_names(q))
+    if sql.startswith("--"):
+        q.app_schema(sql)  # harmless
+    else:
+        with pytest.raises(InvalidArgument):
+            q.app_schema(sql)
+    assert set(_names(q)) == tables
+    q.close()
+    assert at_rest(q)
+
+
+def _names(q: Queue) -> list[str]:
+    return [name for (name,) in shard_of(q).look(lambda db: db.execute("SELECT name FROM sqlite_schema").fetchall())]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "ALTER TABLE app_t RENAME TO later",
+        "CREATE INDEX later ON app_t (y)",
+    ],
+)
+def test_names_that_a_later_format_may_want_are_not_taken(q: Queue, sql: str) -> None:
+    """Programs' tables, indexes and views have names that start with app_, all of them."""
+    with pytest.raises(InvalidArgument):
+        q.app_schema(sql)
+    assert "later" not in _names(q)
+
+
+def test_a_view_gives_no_way_around(q: Queue) -> None:
+    """SQLite looks at what a view reads when the view is used."""
+    try:
+        q.app_schema("CREATE VIEW app_v AS SELECT * FROM message")
+    except InvalidArgument:
+        return
+    with pytest.raises(InvalidArgument):
+        q.query("SELECT * FROM app_v")
+    with pytest.raises(InvalidArgument), q.transaction(key="k") as tx:
+        tx.run(lambda db: db.execute("SELECT * FROM app_v").get)
+    assert q.check() == []
+
+
+def test_a_foreign_key_to_our_tables_changes_nothing(q: Queue) -> None:
+    try:
+        q.app_schema("CREATE TABLE app_child (seq INTEGER REFERENCES message (seq) ON DELETE RESTRICT) STRICT")
+    except InvalidArgument:
+        return
+    with q.transaction(key="k") as tx:
+        tx.execute("INSERT INTO app_child VALUES (4)")
+    assert drain(q, 50)
+    assert q.check() == []
+
+
+ALLOWED = [
+    "SELECT 1",
+    "SELECT upper('a'), length(y), json_extract('[1]', '$[0]') FROM app_t",
+    "SELECT count(*), sum(x) FROM app_t GROUP BY y ORDER BY 1",
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10) SELECT sum(i) FROM n",
+    "SELECT value FROM json_each('[1, 2]')",
+    "INSERT INTO app_t VALUES (7, 'seven') ON CONFLICT (x) DO UPDATE SET y = excluded.y RETURNING x",
+    "UPDATE app_t SET y = 'z' WHERE x = 7",
+    "DELETE FROM app_t; INSERT INTO app_t VALUES (1, 'a'); SELECT * FROM app_t",
+    "SELECT * FROM main.app_t",
+    "SELECT * FROM APP_T",
+    "REPLACE INTO app_t VALUES (1, 'b')",
+]
+
+
+@pytest.mark.parametrize("sql", ALLOWED)
+def test_what_programs_may_do(q: Queue, sql: str) -> None:
+    with q.transaction(key="k") as tx:
+        tx.run(lambda db: db.execute(sql))
+    assert at_rest(q)
+    assert q.check() == []
+
+
+def test_sql_that_never_ends_is_stopped_wherever_it_runs(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "STEPS_MAX", 100_000)
+    forever = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    with pytest.raises(InvalidArgument, match="steps"):
+        q.query(forever)
+    with pytest.raises(InvalidArgument, match="steps"), q.transaction(key="k") as tx:
+        tx.run(lambda db: db.execute("INSERT INTO app_t VALUES (1, 'a')"))
+        tx.run(lambda db: db.execute(forever))
+    with pytest.raises(InvalidArgument, match="steps"):
+        q.app_schema(f"CREATE TABLE app_n AS {forever}")
+    assert q.query("SELECT * FROM app_t") == []
+    assert at_rest(q)
+    fill(q, "other", 50)  # the limit ended with the program's statement
+    q.check()
+    assert q.query("SELECT 1") == [(1,)]
+
+
+def test_the_fence_is_down_for_the_engine_and_up_for_the_next_program(q: Queue) -> None:
+    with q.transaction(key="k") as tx:
+        with pytest.raises(InvalidArgument):
+            tx.run(lambda db: db.execute("DELETE FROM message"))
+        with pytest.raises(InvalidArgument):
+            tx.run(lambda db: db.execute("SELECT * FROM lane"))
+        assert tx.key_state is None
+        tx.key_state = b"s"
+    with pytest.raises(InvalidArgument):
+        q.query("SELECT * FROM lane")
+
+
+def test_every_shard_has_the_programs_tables_also_after_reopening(disk: Opener) -> None:
+    q = disk(shards=3)
+    q.app_schema("CREATE TABLE app_t (x INTEGER) STRICT")
+    q.app_schema("CREATE TABLE app_t (x INTEGER) STRICT")
+    q.app_schema("CREATE INDEX app_i ON app_t (x)")
+    with disk.open() as other:
+        assert other.query("SELECT count(*) FROM app_t") == [(0,)] * 3
+    q.close()
+    assert disk().query("SELECT count(*) FROM app_t") == [(0,)] * 3
