@@ -22,7 +22,7 @@ from .program import AppDatabase, Guard, Rows
 
 T = TypeVar("T")
 
-WAL_PAGES: Final = 4000
+WAL_PAGES: Final = 8000
 """Pages in a queue's WALs at which they are checkpointed, shared by its shards: 16 MiB."""
 WAL_PAGES_MIN: Final = 250
 WAL_GROWTH: Final = 3

@@ -45,11 +45,11 @@ def plan(db: apsw.Connection, sql: str) -> list[str]:
 
 PINNED: list[tuple[Block, str, list[str]]] = [
     (CLAIM, "ready_messages", [
-        "SEARCH r USING INTEGER PRIMARY KEY (rowid>?)",
+        "SEARCH r USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)",
         "SEARCH l USING INTEGER PRIMARY KEY (rowid=?)",
         "SEARCH m USING PRIMARY KEY (lane=?)",
     ]),
-    (CLAIM, "ready_lanes", ["SEARCH r USING INTEGER PRIMARY KEY (rowid>?)"]),
+    (CLAIM, "ready_lanes", ["SEARCH r USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"]),
     (CLAIM, "ready_of", ["SEARCH ready USING INDEX sqlite_autoindex_ready_1 (lane=?)"]),
     (CLAIM, "heads_of", [
         "SEARCH r USING INTEGER PRIMARY KEY (rowid=?)",
@@ -137,20 +137,12 @@ def test_stats_of_held_and_delayed_lanes_walk_those_lanes_alone(db: apsw.Connect
 
 
 BLOCKS = {
-    "claim": CLAIM,
-    "inspect": INSPECT,
-    "lanes": LANES,
-    "operate": OPERATE,
-    "outbox": OUTBOX,
-    "send": SEND,
-    "settle": SETTLE,
-}
+    "claim": CLAIM, "inspect": INSPECT, "lanes": LANES, "operate": OPERATE, "outbox": OUTBOX, "send": SEND, "settle": SETTLE,
+}  # fmt: skip
 STATEMENTS = [(f"{where}.{name}", getattr(block, name)) for where, block in BLOCKS.items() for name in block.names()]
-FEW_ROWS = {"ready", "delayed", "lease", "r", "d", "e", "outbox", "lane USING INDEX lane_held", "l USING INDEX lane_held"}
-"""Tables that hold no backlog, walked in order and up to a LIMIT."""
 
 
-@pytest.mark.parametrize(("name", "sql"), STATEMENTS, ids=_name)
+@pytest.mark.parametrize(("name", "sql"), STATEMENTS, ids=[name for name, _ in STATEMENTS])
 def test_no_statement_scans_messages_or_sorts(db: apsw.Connection, name: str, sql: str) -> None:
     """P6: the cost of a call does not grow with the backlog. (check() alone reads everything.)"""
     for step in plan(db, sql):
@@ -162,7 +154,7 @@ def test_no_statement_scans_messages_or_sorts(db: apsw.Connection, name: str, sq
                 assert "lane_held" in step, step
 
 
-@pytest.mark.parametrize(("name", "sql"), STATEMENTS, ids=_name)
+@pytest.mark.parametrize(("name", "sql"), STATEMENTS, ids=[name for name, _ in STATEMENTS])
 def test_plans_do_not_depend_on_statistics(db: apsw.Connection, name: str, sql: str, tmp_path: Path) -> None:
     """Somebody's ANALYZE must not change how the queue runs."""
     before = plan(db, sql)
@@ -174,7 +166,7 @@ def test_plans_do_not_depend_on_statistics(db: apsw.Connection, name: str, sql: 
         db.execute("ROLLBACK TO analyzed")
         db.execute("RELEASE analyzed")
     for step in after:
-        if step.startswith("SCAN"):
+        if re.match(r"SCAN (message|m|body|b|lane|l|dead|dedup)\b", step):
             assert step in before, f"{step}, not as before: {before}"
 
 

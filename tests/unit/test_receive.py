@@ -55,6 +55,22 @@ def test_oldest_head_counts_not_oldest_lane(q: Queue) -> None:
     assert labels(q.receive(1)) == [("b", 1)]
 
 
+def test_batch_is_filled_up_behind_expired_messages(q: Queue, clock: FakeClock) -> None:
+    fill(q, "a", 5, ttl=5.0)
+    clock.advance(6.0)
+    fill(q, "b", 12)
+    assert labels(q.receive(10)) == [("b", n) for n in range(1, 11)]
+
+
+def test_batch_is_filled_up_behind_a_lane_that_goes_out_one_by_one(q: Queue, clock: FakeClock) -> None:
+    fill(q, "a", 5)
+    q.receive(5, lease_seconds=5.0)
+    clock.advance(6.0)
+    assert q.receive(keys=["absent"]) == []
+    fill(q, "b", 12)
+    assert labels(q.receive(10)) == [("a", 1), *(("b", n) for n in range(1, 10))]
+
+
 def test_per_key_one_gives_heads_of_many_lanes(q: Queue) -> None:
     for key in ("a", "a", "b", "b", "c"):
         q.send(b"", key)

@@ -491,3 +491,13 @@ def test_handlers_effects_happen_once_however_often_it_crashes(make: Opener, clo
         q.status("out", 4)
     with q.transaction(key="k") as tx:
         assert tx.key_state == b"3"
+
+
+def test_delivery_that_an_earlier_nack_gave_back_is_lost(q: Queue) -> None:
+    fill(q, "k", 3)
+    one, two, three = q.receive()
+    two.nack()
+    with pytest.raises(LeaseLost), q.transaction(three) as tx:
+        tx.send(b"", "next")
+    assert q.peek("next") == []
+    one.ack()
