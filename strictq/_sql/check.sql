@@ -35,10 +35,6 @@ SELECT 'dead', d.lane, d.seq FROM dead d WHERE d.body IS NULL AND NOT EXISTS (SE
 -- rule body_unused: bodies that no message has.
 SELECT id FROM body WHERE id NOT IN (SELECT id FROM message WHERE body IS NULL UNION ALL SELECT id FROM dead WHERE body IS NULL);
 
--- name: touch_counter
--- A fix that changes totals only: makes the transaction one that wrote something.
-UPDATE counter SET last_time = last_time;
-
 -- name: lane_places
 -- rule place: for every lane: head, due, hold, lease, where it is listed.
 SELECT l.id, h.seq, h.due, l.hold, e.expired, e.ack_first, r.position, r.careful, d.due, l.solo_to

@@ -1,14 +1,15 @@
 -- name: outlook
 -- router: without a write lock, is there anything to claim, and when is the next lease or delay over?
--- Indexes: ready's primary key, lease_deadline, delayed_due.
-SELECT EXISTS (SELECT 1 FROM ready),
-       (SELECT min(deadline) FROM lease WHERE expired = 0),
-       (SELECT min(due) FROM delayed),
-       (SELECT epoch FROM counter);
+-- Indexes: ready's primary key, delayed_due.
+SELECT EXISTS (SELECT 1 FROM ready), next_deadline, (SELECT min(due) FROM delayed), epoch FROM counter;
 
 -- name: expired_leases
--- claim.expire: a bounded step. Index: lease_deadline.
-SELECT lane, ack_first FROM lease WHERE expired = 0 AND deadline <= ? ORDER BY deadline LIMIT ?;
+-- claim.expire_leases: a bounded step. Scans the leases, which are as many as lanes in flight, and only when one may be over.
+SELECT lane, ack_first FROM lease WHERE expired = 0 AND deadline <= ? LIMIT ?;
+
+-- name: next_deadline
+-- claim.expire_leases: after a step that found them all.
+SELECT min(deadline) FROM lease WHERE expired = 0;
 
 -- name: mark_expired
 UPDATE lease SET expired = 1 WHERE lane = ?;

@@ -17,6 +17,7 @@ CREATE TABLE counter (
     last_lane       INTEGER NOT NULL,
     last_outbox     INTEGER NOT NULL,
     seq_floor       INTEGER NOT NULL,              -- lanes are born above it
+    next_deadline   INTEGER NOT NULL,              -- no lease ends before it; 2^62: none is live
     lanes           INTEGER NOT NULL,
     pending         INTEGER NOT NULL CHECK (pending >= 0),   -- rows of message
     dead            INTEGER NOT NULL CHECK (dead >= 0),      -- rows of dead
@@ -106,7 +107,6 @@ CREATE TABLE lease (
     closed    INTEGER NOT NULL DEFAULT 0,          -- 1: some of it was given back: it grows no more
     CHECK (lo <= hi AND started <= hi)
 ) STRICT;
-CREATE INDEX lease_deadline ON lease (deadline) WHERE expired = 0;
 
 CREATE TABLE dead (
     lane            INTEGER NOT NULL,
@@ -165,18 +165,18 @@ CREATE TABLE inlet (
 ) STRICT, WITHOUT ROWID;
 
 -- name: insert_counter
-INSERT INTO counter VALUES (1, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0);
+INSERT INTO counter VALUES (1, ?, ?, ?, ?, 0, 0, 0, 0, 0, 4611686018427387904, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0);
 
 -- name: read_counter
 -- frame: at the start of every transaction.
-SELECT config_version, epoch, time_offset, last_time, last_id, last_token, last_lane, last_outbox, seq_floor, lanes,
+SELECT config_version, epoch, time_offset, last_time, last_id, last_token, last_lane, last_outbox, seq_floor, next_deadline, lanes,
        pending, dead, sends, receives, claims, empty_receives, acks, retries, redeliveries, expired, dropped, purged, ack_rate, ack_rate_at
 FROM counter;
 
 -- name: write_counter
 -- frame: before the COMMIT of a transaction that changed anything.
 UPDATE counter SET config_version = ?, epoch = ?, time_offset = ?, last_time = ?, last_id = ?, last_token = ?, last_lane = ?,
-    last_outbox = ?, seq_floor = ?, lanes = ?, pending = ?, dead = ?, sends = ?, receives = ?, claims = ?, empty_receives = ?, acks = ?,
+    last_outbox = ?, seq_floor = ?, next_deadline = ?, lanes = ?, pending = ?, dead = ?, sends = ?, receives = ?, claims = ?, empty_receives = ?, acks = ?,
     retries = ?, redeliveries = ?, expired = ?, dropped = ?, purged = ?, ack_rate = ?, ack_rate_at = ?;
 
 -- name: set_epoch

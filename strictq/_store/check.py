@@ -8,7 +8,7 @@ from typing import Any, Final
 import apsw
 
 from .._keys import hash_key
-from .._sql import CHECK, LANES
+from .._sql import CHECK, CLAIM, LANES
 from .._types import Problem
 from . import lanes
 from .frame import TOKEN_BITS, Totals, Tx
@@ -173,11 +173,19 @@ def _counter(db: apsw.Connection) -> Iterator[Finding]:
         if have != need:
             yield "counter", f"{name} is {have}, but there are {need}", _set_total(name, need)
 
+    soonest = db.execute(CLAIM.next_deadline).get
+    if soonest is not None and soonest < t.next_deadline:
+        yield (
+            "counter",
+            f"next_deadline is {t.next_deadline}, but a lease ends at {soonest}",
+            _set_total("next_deadline", soonest),
+        )
+
 
 def _set_total(name: str, value: int) -> Fix:
     def fix(tx: Tx) -> None:
         setattr(tx.totals, name, value)
-        tx.run(CHECK.touch_counter)
+        tx.dirty = True
 
     return fix
 

@@ -15,7 +15,7 @@ import attrs
 
 from .._sql import CLAIM, LANES, repeated
 from . import lanes
-from .frame import SECOND, Tx, insert_rows
+from .frame import NEVER, SECOND, Tx, insert_rows
 
 SWEEP_STEP: Final = 64
 """Leases and delays looked at in one claim, each."""
@@ -133,6 +133,7 @@ class _Claim:
             if len(self.rows) > 1:
                 self.rows.sort()
             insert_rows(tx, _LEASES, self.rows)
+            tx.totals.next_deadline = min(tx.totals.next_deadline, self.deadline)
             if self.request.ack_first:
                 for held in self.out.leases:
                     self._resolve(held)
@@ -177,7 +178,7 @@ def _claim_whole(work: _Claim) -> None:
         if not rows:
             return
         after = rows[-1][POSITION]
-        _take_lanes(work, rows, None)
+        _take_lanes(work, rows, None, cut=len(rows) == limit)
         if len(rows) < limit:
             return
 
@@ -212,8 +213,12 @@ def _claim_keys(work: _Claim, keys: Sequence[bytes]) -> None:
         _take_lanes(work, tx.run(CLAIM.lane_messages, (lane, position, careful, 0, limit)).fetchall(), limit)
 
 
-def _take_lanes(work: _Claim, rows: list[Row], per_key: int | None) -> None:
-    """Lease lane by lane from rows that lie in order of position and seq."""
+def _take_lanes(work: _Claim, rows: list[Row], per_key: int | None, *, cut: bool = False) -> None:
+    """Lease lane by lane from rows that lie in order of position and seq.
+
+    Args:
+        cut: the rows end where a limit cut them, so the last lane may have more.
+    """
     now = work.tx.now
     at, end = 0, len(rows)
     while at < end and work.room > 0:
@@ -225,6 +230,10 @@ def _take_lanes(work: _Claim, rows: list[Row], per_key: int | None) -> None:
             plain = plain and is_plain(rows[stop], now, work.tx)
             stop += 1
         chunk = rows[at:stop] if stop - at < work.room else rows[at : at + work.room]
+        if cut and stop == end and stop - at < work.room and plain:
+            # Lanes before it took less than their rows: there is room for more of this one than was read.
+            chunk = work.tx.run(CLAIM.lane_messages, (first[LANE], position, 0, 0, work.room)).fetchall()
+            plain = all(is_plain(row, now, work.tx) for row in chunk)
         at = stop
         if plain:
             work.take(chunk)
@@ -324,7 +333,7 @@ def with_body(tx: Tx, row: Row) -> Row:
 
 
 def outlook(db: apsw.Connection) -> tuple[int, int | None, int | None, int]:
-    """Whether a lane is listed as ready, the next deadline and the next due time, and the epoch of the last write."""
+    """Is a lane listed as ready; the time before which no lease ends; the next due time; the epoch of the last write."""
     row: tuple[int, int | None, int | None, int] = db.execute(CLAIM.outlook).get
     return row
 
@@ -335,8 +344,13 @@ def outlook(db: apsw.Connection) -> tuple[int, int | None, int | None, int]:
 def expire_leases(tx: Tx) -> bool:
     """List the lanes of leases that ran out, at the end of the order. The lease stays until the lane is retaken.
 
+    The counter row has a time before which no lease ends, so that leases need no index of their deadlines, which every
+    receive and every ack would have to keep.
+
     Returns: there are more than one step takes.
     """
+    if tx.now < tx.totals.next_deadline:
+        return False
     rows = tx.run(CLAIM.expired_leases, (tx.now, SWEEP_STEP)).fetchall()
     for lane, ack_first in rows:
         if ack_first:
@@ -347,7 +361,12 @@ def expire_leases(tx: Tx) -> bool:
         tx.run(CLAIM.mark_expired, (lane,))
         if lanes.get(tx, lane).hold is None:
             lanes.list_ready(tx, lane, tx.new_id(), careful=True)
-    return len(rows) == SWEEP_STEP
+    if len(rows) == SWEEP_STEP:
+        return True
+    soonest = tx.run(CLAIM.next_deadline).get
+    tx.totals.next_deadline = NEVER if soonest is None else soonest
+    tx.dirty = True
+    return False
 
 
 def wake_delayed(tx: Tx) -> bool:

@@ -362,6 +362,7 @@ class Writer:
             # The first write here since the machine booted: leases of the boot before are over.
             totals.epoch = host.epoch
             totals.time_offset = host.time_offset
+            totals.next_deadline = 0
             db.execute(SHARD.set_epoch, (host.epoch, host.time_offset))
             db.execute(CLAIM.end_epoch)
 
@@ -369,7 +370,7 @@ class Writer:
         """The counter row, if anything else was written."""
         if not tx.db.in_transaction:
             raise InvalidArgument("the program's SQL rolled the transaction back; nothing happened")
-        if tx.db.total_changes() == tx.changes_before:
+        if tx.db.total_changes() == tx.changes_before and not tx.dirty:
             return
         tx.totals.last_time = max(tx.totals.last_time, tx.now)
         tx.totals.empty_receives += self._host.take_empty_receives(self._shard)

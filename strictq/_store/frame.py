@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Final
 
 import apsw
@@ -19,6 +20,8 @@ TOKEN_BITS: Final = 40
 """A token is epoch * 2**40 + a number that no shard issues twice."""
 RATE_SECONDS: Final = 60.0
 SECOND: Final = 1_000_000
+NEVER: Final = 1 << 62
+"""A time that does not come."""
 
 
 @attrs.define
@@ -34,6 +37,7 @@ class Totals:
     last_lane: int
     last_outbox: int
     seq_floor: int
+    next_deadline: int
     lanes: int
     pending: int
     dead: int
@@ -51,28 +55,42 @@ class Totals:
     ack_rate_at: int
 
     def values(self) -> tuple[Any, ...]:
-        return (
-            self.config_version, self.epoch, self.time_offset, self.last_time, self.last_id, self.last_token, self.last_lane,
-            self.last_outbox, self.seq_floor, self.lanes, self.pending, self.dead, self.sends, self.receives, self.claims,
-            self.empty_receives, self.acks, self.retries, self.redeliveries, self.expired, self.dropped, self.purged,
-            self.ack_rate, self.ack_rate_at,
-        )  # fmt: skip
+        values: tuple[Any, ...] = _VALUES(self)
+        return values
 
     @classmethod
     def read(cls, db: apsw.Connection) -> Totals:
         return cls(*db.execute(SHARD.read_counter).get)
 
 
+_VALUES: Final = attrgetter(*(field.name for field in attrs.fields(Totals)))
+
+
 class Tx:
     """One write transaction on one shard, as the operations see it. It holds the write lock."""
 
-    __slots__ = ("changes_before", "committed", "config", "db", "events", "many", "now", "run", "shard", "totals", "wake")
+    __slots__ = (
+        "changes_before",
+        "committed",
+        "config",
+        "db",
+        "dirty",
+        "events",
+        "many",
+        "now",
+        "run",
+        "shard",
+        "totals",
+        "wake",
+    )
 
     def __init__(
         self, db: apsw.Connection, shard: int, totals: Totals, now: int, config: QueueConfig, changes_before: int
     ) -> None:
         self.changes_before = changes_before
         self.committed = False
+        self.dirty = False
+        """Totals changed that must be kept, though no row did."""
         self.db = db
         # SQLite's values are what the schema says they are; their types are not known statically.
         self.run: Callable[..., Any] = db.execute

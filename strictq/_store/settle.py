@@ -277,6 +277,7 @@ def extend(tx: Tx, batches: Sequence[Batch], seconds: int) -> list[int | LeaseLo
         if lease.expired:
             lanes.unlist(tx, b.lane)  # nobody took the lane meanwhile: it is this holder's again
         tx.run(SETTLE.set_deadline, (deadline, b.lane))
+        tx.totals.next_deadline = min(tx.totals.next_deadline, deadline)
         tx.wake = True
         out.append(deadline)
     return out
@@ -347,9 +348,9 @@ def set_key_state(tx: Tx, key: bytes, value: bytes | None) -> None:
 
 
 def lowest_unresolved(tx: Tx, batch: Batch) -> int | None:
-    """The first message that a live lease still holds; None: the token is dead."""
+    """The first message that a live lease still holds; None: the token is dead, or the batch was given back."""
     lease = _live(tx, batch)
-    if lease is None:
+    if lease is None or not lease.lo <= batch.seqs[0] <= lease.hi:
         return None
     rows = tx.run(SETTLE.rows_between, (batch.lane, lease.lo, batch.seqs[0])).fetchall()
     return rows[0][0] if rows else None

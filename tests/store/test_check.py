@@ -88,7 +88,7 @@ SEEDS = [
     seed("key", "UPDATE lane SET key = x'69787878' WHERE id = {ready}", name="not a number"),
     seed("hash_range", "UPDATE lane SET key = x'{other}' WHERE id = {ready}"),
     seed("orphan", "DELETE FROM lane WHERE id = {ready}", "UPDATE counter SET lanes = lanes - 1", name="message"),
-    seed("orphan", "INSERT INTO ready (position, lane) VALUES (1, 999)", name="ready"),
+    seed("orphan", "INSERT INTO ready (position, lane) VALUES (-1, 999)", name="ready"),
     seed("orphan", "INSERT INTO delayed (lane, due) VALUES (999, 5)", name="delayed"),
     seed("orphan", "INSERT INTO key_state VALUES (999, x'00')", name="key_state"),
     seed("orphan", "INSERT INTO dedup VALUES (999, 'x', 1, 1, 9999999999999999)", name="dedup"),
@@ -105,7 +105,10 @@ SEEDS = [
     seed("dead_seq", "UPDATE dead SET seq = 77 WHERE lane = {dead}", name="never issued"),
     seed("dead_seq", "UPDATE dead SET seq = 3 WHERE lane = {dead}", name="in the lane as well"),
     seed("dead_seq", "UPDATE dead SET lane = 999 WHERE lane = {dead}", name="of no lane"),
-    seed("arrival", "UPDATE message SET id = (SELECT id FROM message WHERE lane = {held} AND seq = 1) WHERE lane = {ready} AND seq = 1"),
+    seed(
+        "arrival", "UPDATE message SET id = (SELECT id FROM message WHERE lane = {held} AND seq = 1)"
+        " WHERE lane = {ready} AND seq = 1",
+    ),
     seed("value", "UPDATE message SET attempts = -1 WHERE lane = {ready} AND seq = 1", name="attempts"),
     seed("value", "UPDATE message SET headers = 'not json' WHERE lane = {ready} AND seq = 1", name="headers"),
     seed("value", "UPDATE message SET expires = -5 WHERE lane = {ready} AND seq = 1", name="expires"),
@@ -114,7 +117,7 @@ SEEDS = [
     seed("place", "DELETE FROM delayed WHERE lane = {delayed}", fixable=True, name="delayed, but not listed"),
     seed("place", "UPDATE lane SET hold = NULL, held_at = NULL WHERE id = {held}", fixable=True, name="no longer held"),
     seed("place", "UPDATE lane SET hold = 'x', held_at = 1 WHERE id = {ready}", fixable=True, name="held, and listed"),
-    seed("place", "INSERT INTO ready (position, lane) VALUES (1, {leased})", fixable=True, name="leased, and listed"),
+    seed("place", "INSERT INTO ready (position, lane) VALUES (-1, {leased})", fixable=True, name="leased, and listed"),
     seed("place", "INSERT INTO delayed (lane, due) VALUES ({ready}, 5)", fixable=True, name="listed twice"),
     seed("place", "UPDATE delayed SET due = due + 1 WHERE lane = {delayed}", fixable=True, name="due at another time"),
     seed("place", "DELETE FROM ready WHERE lane = {expired}", fixable=True, name="expired, but not listed"),
@@ -122,9 +125,8 @@ SEEDS = [
     seed("place", "UPDATE lane SET solo_to = 3 WHERE id = {ready}", fixable=True, name="solo"),
     seed("place", "DELETE FROM lease WHERE lane = {leased}", fixable=True, name="no longer leased"),
     seed(
-        "place", "INSERT INTO ready (position, lane) VALUES (1, (SELECT id FROM lane WHERE id NOT IN (SELECT lane FROM message)))",
-        "INSERT INTO lane (id, key, last_seq, resolved, active_at) VALUES (900, x'{empty}', 0, 0, 0)",
-        "UPDATE ready SET lane = 900 WHERE position = 1", "UPDATE counter SET lanes = lanes + 1, last_lane = 900",
+        "place", "INSERT INTO lane (id, key, last_seq, resolved, active_at) VALUES (900, x'{empty}', 0, 0, 0)",
+        "INSERT INTO ready (position, lane) VALUES (-1, 900)", "UPDATE counter SET lanes = lanes + 1, last_lane = 900",
         fixable=True, name="listed, but empty",
     ),
     seed("redrive", "DELETE FROM lease WHERE lane = {waiting}", fixable=True, name="its lease is gone"),
@@ -151,22 +153,19 @@ SEEDS = [
     seed("counter", "UPDATE counter SET pending = pending + 5", fixable=True, name="pending"),
     seed("counter", "UPDATE counter SET dead = 0", fixable=True, name="dead"),
     seed("counter", "UPDATE counter SET lanes = lanes + 1", fixable=True, name="lanes"),
+    seed("counter", "UPDATE counter SET next_deadline = 1 << 62", fixable=True, name="next_deadline"),
     seed(
-        "integrity", "PRAGMA ignore_check_constraints = ON", "UPDATE counter SET pending = -1",
+        "integrity", "PRAGMA ignore_check_constraints = ON", "UPDATE message SET seq = -1 WHERE lane = {ready} AND seq = 1",
         name="a constraint",
     ),
     # What no rule names yet, and an operator would want to know.
     seed("counter", "DELETE FROM counter", name="it is gone"),
     seed("counter", "UPDATE dead SET id = 999999", name="arrival of a dead letter"),
-    seed("lease", "UPDATE lease SET hi = 60 WHERE lane = {leased}", name="past the tail"),
+    seed("lease", "UPDATE lease SET hi = 60, pending = 4 WHERE lane = {leased}", name="past the tail"),
     seed("lease", "UPDATE lease SET started = lo - 2 WHERE lane = {leased}", name="started before it began"),
     seed(
         "outbox", "INSERT INTO outbox (destination, id, key, sent_at, body) VALUES (77, 1, x'{other}', 1, x'')",
         "UPDATE counter SET last_outbox = 1", name="to no shard",
-    ),
-    seed(
-        "outbox", "INSERT INTO outbox (destination, id, key, sent_at, body) VALUES (0, 1, x'{other}', 1, x'')",
-        "UPDATE counter SET last_outbox = 1", name="to the wrong shard",
     ),
     seed("value", "UPDATE lane SET hold = CAST(x'ff' AS TEXT), held_at = 1 WHERE id = {held}", name="text that is none"),
 ]  # fmt: skip
@@ -197,7 +196,7 @@ def test_a_broken_invariant_is_reported_and_mended_where_nothing_is_lost(disk: O
     q.close()
     _harm(disk, broken, lanes)
     before = contents(disk)
-    q = disk()
+    q = disk.open(read_only=True, durability=None)  # so that nothing is done about it before it is looked at
     problems = q.check()
     assert broken.rule in {p.rule for p in problems}, problems
     assert {p.shard for p in problems} == {0}, "the other shard is well"
@@ -213,7 +212,8 @@ def test_a_broken_invariant_is_reported_and_mended_where_nothing_is_lost(disk: O
     left = q.check()
     assert [p for p in left if p.fixable] == []
     q.close()
-    assert contents(disk) == before if broken.rule != "redrive" else True, "mending loses nothing"
+    if broken.rule != "redrive":  # there it moves a message back into its lane
+        assert contents(disk) == before, "mending loses nothing"
     if broken.fixable:
         assert left == []
         _use_up(disk, clock, before)
@@ -253,7 +253,7 @@ def test_a_sound_queue_has_no_problems(disk: Opener, clock: FakeClock) -> None:
 
 
 def test_who_only_looks_may_check_but_not_mend(disk: Opener, clock: FakeClock) -> None:
-    q, lanes = furnish(disk, clock)
+    q, _ = furnish(disk, clock)
     q.close()
     tamper(shard_file(disk.path, 0), "UPDATE counter SET pending = pending + 1")
     looker = disk.open(read_only=True, durability=None)
@@ -266,12 +266,8 @@ MEANWHILE: list[tuple[str, str, Callable[[Queue, dict[str, str]], object]]] = [
     ("a send", "UPDATE counter SET pending = pending + 1", lambda q, keys: q.send(b"", keys["ready"])),
     ("a new key", "UPDATE counter SET lanes = lanes + 1", lambda q, keys: q.send(b"", keys["nobody"])),
     ("a redrive", "UPDATE dead SET redrive = 1 WHERE lane = {dead}", lambda q, keys: q.purge(keys["dead"], dead=True)),
-    (
-        "a release", "UPDATE lease SET pending = pending + 1 WHERE lane = {leased}",
-        lambda q, keys: q._store.shards[0].run(lambda tx: tx.run("DELETE FROM message WHERE lane = 0")),
-    ),
-    ("a claim", "DELETE FROM ready WHERE lane = {ready}", lambda q, keys: (q.hold(keys["ready"]))),
-]  # fmt: skip
+    ("a claim", "DELETE FROM ready WHERE lane = {ready}", lambda q, keys: q.hold(keys["ready"])),
+]
 
 
 @pytest.mark.parametrize(("sql", "act"), [pytest.param(sql, act, id=name) for name, sql, act in MEANWHILE])
@@ -297,7 +293,6 @@ def test_mending_beside_a_running_queue_does_no_harm(
     q.check(fix=True)
     assert looked
     monkeypatch.undo()
-    q.check(fix=True)
     assert q.check() == []
 
 
