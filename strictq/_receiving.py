@@ -144,7 +144,7 @@ class Receiving(Settling):
         late: list[Lease] = []
         seconds = got.lease
         worn = self._store.now() + seconds // 2
-        call = Call(self, shard.number, request.consumer, request.ack_first)
+        call = Call(self, shard.number, request.consumer, request.ack_first, request.charge)
         for held in got.leases:
             lease = Lease(call, held, seconds)
             if held.deadline < worn:

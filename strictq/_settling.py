@@ -68,8 +68,14 @@ class Settling:
         if work is None:
             work = self._leases_of(given, results, start)
         trouble = self._settle_all(work, act)
+        if not trouble and not any(results):
+            for d in given:
+                d._state = SETTLED
+            for lease, batch in work:
+                lease._open -= len(batch.seqs)
+            return
         for i, d in enumerate(given):
-            if trouble and results[i] is None:
+            if results[i] is None:
                 lost = trouble.get(d.lease, {})
                 results[i] = lost if isinstance(lost, StoreError) else lost.get(d.seq)
             if results[i] is None:
@@ -164,6 +170,47 @@ class Settling:
         batch = self._batch(d)
         self._shard(lease).drain(lambda tx: engine.start(tx, batch))
         lease._started = max(lease._started, d.seq)
+
+    def _advance(
+        self, done: Sequence[tuple[Delivery, Delivery | None]], starting: Sequence[Delivery]
+    ) -> dict[Delivery, Exception]:
+        """For a worker: ack one delivery of each lease and start the one behind it; start others. One transaction a shard.
+
+        Returns: those that failed. What failed changed nothing, unless it is OutcomeUnknown.
+        """
+        self._store.require_open()
+        by_shard: dict[int, tuple[list[tuple[Delivery, Delivery | None]], list[Delivery]]] = {}
+        for pair in done:
+            by_shard.setdefault(pair[0].lease.shard, ([], []))[0].append(pair)
+        for d in starting:
+            by_shard.setdefault(d.lease.shard, ([], []))[1].append(d)
+        failed: dict[Delivery, Exception] = {}
+        for number, (pairs, fresh) in by_shard.items():
+            work = engine.Advance()
+            for d, after in pairs:
+                _add_ack(work, d, after)
+            work.starting = [self._batch(d) for d in fresh]
+            try:
+                refused = self._store.shards[number].drain(work)
+            except StoreError as e:
+                failed |= dict.fromkeys([*(d for d, _ in pairs), *fresh], e)
+                continue
+            for d, after in pairs:
+                lost = refused.get(d.lease._held.lane) if refused else None
+                if lost is not None:
+                    failed[d] = lost
+                    continue
+                d._state = SETTLED
+                d.lease._open -= 1
+                if after is not None:
+                    d.lease._started = max(d.lease._started, after.seq)
+            for d in fresh:
+                lost = refused.get(d.lease._held.lane) if refused else None
+                if lost is not None:
+                    failed[d] = lost
+                else:
+                    d.lease._started = max(d.lease._started, d.seq)
+        return failed
 
     def _extend(self, leases: list[Lease], seconds: float) -> None:
         self._raise_lost("some leases were lost", self._extended(leases, seconds))
@@ -267,6 +314,15 @@ class Settling:
         store = self._store
         store.require_open(writing=False)
         return store.shard_of(key).read(lambda db: looking.key_state(db, key))
+
+
+def _add_ack(work: engine.Advance, d: Delivery, after: Delivery | None) -> None:
+    lease, seq = d.lease, d.seq
+    held = lease._held
+    apart = [d.id] if len(d.body) > engine.INLINE_BYTES_MAX else []
+    whole = lease._lo == lease._hi
+    batch = engine.Batch(held.lane, held.key, held.token, [seq], whole, apart, None if after is None else after.seq)
+    (work.whole if whole else work.heads if lease._open > 1 else work.others).append(batch)
 
 
 def _settled_before(d: Delivery) -> LeaseLost:

@@ -21,13 +21,14 @@ OPEN, SETTLED = 0, 1
 class Call:
     """The receive that a lease came from: what all its leases share."""
 
-    __slots__ = ("ack_first", "consumer", "queue", "shard")
+    __slots__ = ("ack_first", "charge", "consumer", "queue", "shard")
 
-    def __init__(self, queue: Settling, shard: int, consumer: str, ack_first: bool) -> None:
+    def __init__(self, queue: Settling, shard: int, consumer: str, ack_first: bool, charge: bool = True) -> None:
         self.queue = queue
         self.shard = shard
         self.consumer = consumer
         self.ack_first = ack_first
+        self.charge = charge
 
 
 class Lease:
@@ -44,7 +45,7 @@ class Lease:
         self._lo: int = rows[0][handed.SEQ]
         self._hi: int = rows[-1][handed.SEQ]
         self._open = len(rows)  # deliveries that are not settled, as far as this process knows
-        self._started = self._hi if self._open == 1 else self._lo - 1
+        self._started = self._hi if self._open == 1 and call.charge else self._lo - 1
 
     @property
     def key(self) -> Key | None:

@@ -24,6 +24,16 @@ SELECT seq, id, body IS NULL, attempts FROM message WHERE lane = ? AND seq BETWE
 -- name: set_started
 UPDATE lease SET started = max(started, ?) WHERE lane = ?;
 
+-- name: start_many
+-- advance: takes seq, lane, token, seq, seq. Index: primary key.
+UPDATE lease SET started = max(started, ?) WHERE lane = ? AND token = ? AND lo <= ? AND hi >= ? AND ack_first = 0;
+
+-- name: end_head
+-- advance: a message of a lease that goes on is done, and the next one starts. Takes that one's seq (or its own), lane,
+-- token, seq, seq. Index: primary key.
+UPDATE lease SET pending = pending - 1, started = max(started, ?)
+WHERE lane = ? AND token = ? AND lo <= ? AND hi >= ? AND pending > 1 AND ack_first = 0;
+
 -- name: set_deadline
 UPDATE lease SET deadline = ?, expired = 0 WHERE lane = ?;
 

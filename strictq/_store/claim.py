@@ -37,6 +37,7 @@ class Request:
 
     Attributes:
         lease: microseconds; None: as the queue is configured.
+        charge: a message that is alone in its lease counts as started; False: its holder will say when it starts.
     """
 
     room: int
@@ -45,6 +46,7 @@ class Request:
     consumer: str
     ack_first: bool = False
     keys: tuple[bytes, ...] | None = None
+    charge: bool = True
 
 
 class Held:
@@ -99,28 +101,23 @@ class _Claim:
     def take(self, rows: list[Row]) -> None:
         """Lease one lane's first messages."""
         first = rows[0]
-        lane, lo, hi, n = first[LANE], first[SEQ], rows[-1][SEQ], len(rows)
-        if not self.token:
-            self.token = self.tx.new_token()
+        lane, lo, n = first[LANE], first[SEQ], len(rows)
+        token = self.token
+        if not token:
+            self.token = token = self.tx.new_token()
         # A handler of a single message counts as started now: so no transaction is needed to say so.
-        started = hi if n == 1 else lo - 1
-        ack_first = self.request.ack_first
-        self.rows.append(
-            (
-                lane,
-                self.token,
-                self.request.consumer,
-                lo,
-                hi,
-                started,
-                0 if ack_first else n,
-                self.tx.now,
-                self.deadline,
-                ack_first,
-            )
-        )
+        if n == 1:
+            hi = started = lo
+        else:
+            hi, started = rows[-1][SEQ], lo - 1
+        request = self.request
+        if not request.charge:
+            started = lo - 1
+        pending = 0 if request.ack_first else n
+        lease = (lane, token, request.consumer, lo, hi, started, pending, self.tx.now, self.deadline, request.ack_first)
+        self.rows.append(lease)
         self.positions.append(first[POSITION])
-        self.out.leases.append(Held(lane, first[KEY], self.token, self.deadline, rows))
+        self.out.leases.append(Held(lane, first[KEY], token, self.deadline, rows))
         self.room -= n
 
     def finish(self) -> Claimed:

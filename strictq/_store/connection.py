@@ -19,7 +19,8 @@ Durability = Literal["full", "process"]
 BUSY_SECONDS: Final = 10.0
 """How long a call waits for a write lock before it raises StoreBusy."""
 CACHE_KIB: Final = 16 * 1024
-STATEMENTS_CACHED: Final = 200
+STATEMENTS_CACHED: Final = 400
+"""Executions that a prepared statement outlives without being used: apsw's cache is a ring of so many places."""
 MEMORY: Final = ":memory:"
 
 _BROKEN_SQLITE: Final = ((3, 51, 3), (3, 52, 0))
@@ -108,7 +109,7 @@ def _set_busy_handler(db: apsw.Connection) -> None:
             started = now
         elif now - started > BUSY_SECONDS:
             return False
-        time.sleep(min(0.0002 * (tries + 1), 0.004))
+        time.sleep(min(0.0002 * (tries + 1), 0.001))
         return True
 
     db.set_busy_handler(wait)

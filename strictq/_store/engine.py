@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from .._keys import KEYLESS, hash_key
+from .advance import Advance
 from .claim import Claimed, Held, Request
 from .frame import Tx
 from .outbox import put as put_in_outbox
@@ -48,7 +49,7 @@ def keyless_by_hash(dedup_id: str, lanes: int) -> bytes:
 
 
 __all__ = [
-    "INLINE_BYTES_MAX", "AppDatabase", "Batch", "Claimed", "Held", "Item", "Request", "Rows", "Sent", "Tx",
+    "INLINE_BYTES_MAX", "Advance", "AppDatabase", "Batch", "Claimed", "Held", "Item", "Request", "Rows", "Sent", "Tx",
     "ack", "ack_lane", "done_before",
     "extend", "head_of", "key_state", "keyless_by_hash", "keyless_lane", "lowest_unresolved", "more", "nack", "put_in_outbox",
     "reject", "release", "send", "set_key_state", "smaller", "start",

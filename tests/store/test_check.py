@@ -196,7 +196,8 @@ def test_a_broken_invariant_is_reported_and_mended_where_nothing_is_lost(disk: O
     q.close()
     _harm(disk, broken, lanes)
     before = contents(disk)
-    q = disk.open(read_only=True, durability=None)  # so that nothing is done about it before it is looked at
+    # An open forwards what waits, so that is looked at by somebody who only looks.
+    q = disk.open(read_only=True, durability=None) if "outbox" in broken.sql[0] else disk()
     problems = q.check()
     assert broken.rule in {p.rule for p in problems}, problems
     assert {p.shard for p in problems} == {0}, "the other shard is well"

@@ -93,7 +93,7 @@ def run_python(script: str, *arguments: object, **options: Any) -> str:
         **options,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return str(done.stdout)
 
 
 class Faulty:

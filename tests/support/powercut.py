@@ -1,0 +1,349 @@
+"""Recording everything that a queue writes to disk, for power cuts.
+
+SQLite's files are recorded by a VFS over SQLite's own; the queue's other files, and directories, through the functions
+of `os` that make and change them. Files really are written: the recorded program runs on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+import attrs
+import pytest
+
+from strictq._store import connection, files, upkeep
+from tests.support import history, recorded
+from tests.support.clock import FakeClock
+from tests.support.powercut_disk import ROOT, Disk, Op
+
+RESERVE_BYTES: Final = 65536
+_numbers = itertools.count()
+_real_open, _real_close = os.open, os.close
+
+
+@attrs.frozen(eq=False)
+class Snapshot:
+    """All rows of a database file at a commit."""
+
+    digest: bytes
+    tables: dict[str, list[tuple[Any, ...]]]
+    columns: dict[str, list[str]]
+
+    def one(self, table: str) -> dict[str, Any]:
+        """The only row of a table."""
+        return dict(zip(self.columns[table], self.tables[table][0], strict=True))
+
+    def all(self, table: str) -> Iterator[dict[str, Any]]:
+        for row in self.tables.get(table, ()):
+            yield dict(zip(self.columns[table], row, strict=True))
+
+
+def snapshot(db: apsw.Connection) -> Snapshot:
+    """Read everything, past the engine's own code."""
+    execute = super(Watched, db).execute if isinstance(db, Watched) else db.execute
+    tables: dict[str, list[tuple[Any, ...]]] = {}
+    columns: dict[str, list[str]] = {}
+    names = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name"
+    for (name,) in execute(names).fetchall():
+        cursor = execute(f'SELECT * FROM "{name}"')
+        tables[name] = cursor.fetchall()
+        columns[name] = [row[1] for row in execute(f'PRAGMA table_info("{name}")').fetchall()]
+    digest = hashlib.blake2b(repr(list(tables.items())).encode(), digest_size=16).digest()
+    return Snapshot(digest, tables, columns)
+
+
+def read_file(path: Path) -> Snapshot:
+    """Everything in a database file, by an ordinary connection that changes nothing but SQLite's own recovery."""
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        db.wal_autocheckpoint(0)
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        if (found := db.execute("PRAGMA integrity_check(1)").get) != "ok":
+            raise apsw.CorruptError(found)
+        return snapshot(db)
+    finally:
+        db.close()
+
+
+class Journal:
+    """What happened under `root`, in order, and the snapshot that each commit of each database made."""
+
+    def __init__(self, root: Path, known: dict[str, Snapshot]) -> None:
+        """Args: known: snapshots of the databases that are there already."""
+        self.root = Path(os.path.realpath(root))
+        self.start = Disk()
+        self._next = self.start.take_in(self.root)
+        self._paths: dict[str, int] = {str(self.root): ROOT}
+        self._learn(self.root, ROOT)
+        self.ops: list[Op] = []
+        self.known = tuple(known)
+        self.snapshots: dict[str, list[Snapshot]] = {name: [snap] for name, snap in known.items()}
+        self.recording = False
+        self.descriptors: dict[int, int] = {}
+
+    def _learn(self, place: Path, directory: int) -> None:
+        for name, number in self.start.directories.get(directory, {}).items():
+            self._paths[str(place / name)] = number
+            self._learn(place / name, number)
+
+    def mine(self, path: Any) -> bool:
+        return self.recording and isinstance(path, str | Path) and str(path).startswith(f"{self.root}{os.sep}")
+
+    def note(self, kind: str, name: str = "", at: int = 0) -> None:
+        """An entry that is about the program, not about the disk."""
+        if self.recording:
+            self.ops.append(Op(kind, at=at, name=name))
+
+    def number(self, path: Any) -> int:
+        return self._paths[str(path)]
+
+    def knows(self, path: Any) -> bool:
+        return str(path) in self._paths
+
+    def create(self, path: Any, *, directory: bool = False) -> int:
+        """A new file or directory has a name."""
+        number, self._next = self._next, self._next + 1
+        parent, name = os.path.split(str(path))
+        self._paths[str(path)] = number
+        self.ops.append(Op("link", self.number(parent), int(directory), name=name, other=number))
+        return number
+
+    def unlink(self, path: Any) -> None:
+        parent, name = os.path.split(str(path))
+        if self._paths.pop(str(path), None) is not None:
+            self.ops.append(Op("unlink", self.number(parent), name=name))
+
+    def rename(self, old: Any, new: Any) -> None:
+        (parent, name), (new_parent, new_name) = os.path.split(str(old)), os.path.split(str(new))
+        assert parent == new_parent, "no queue moves files between directories"
+        number = self.number(old)
+        self.ops.append(Op("rename", self.number(parent), name=name, other=number, other_name=new_name))
+        for path in [p for p in self._paths if p == str(old) or p.startswith(f"{old}{os.sep}")]:
+            self._paths[str(new) + path[len(str(old)) :]] = self._paths.pop(path)
+
+    def write(self, number: int, at: int, data: bytes) -> None:
+        if self.recording:
+            self.ops.append(Op("write", number, at, bytes(data)))
+
+    def truncate(self, number: int, size: int) -> None:
+        if self.recording:
+            self.ops.append(Op("truncate", number, size))
+
+    def sync(self, number: int) -> None:
+        if self.recording:
+            self.ops.append(Op("sync", number))
+
+    def sync_directory(self, path: Any) -> None:
+        if self.recording:
+            self.ops.append(Op("syncdir", self.number(path)))
+
+    def committing(self, name: str, db: apsw.Connection) -> int:
+        """A COMMIT begins: what it would commit is read now, inside the transaction."""
+        made = self.snapshots.setdefault(name, [])
+        made.append(snapshot(db))
+        self.note("begin", name, len(made) - 1)
+        return len(made) - 1
+
+
+class _File(apsw.VFSFile):
+    def __init__(self, journal: Journal, name: Any, flags: list[int]) -> None:
+        self._journal = journal
+        path = name.filename() if isinstance(name, apsw.URIFilename) else name
+        self._path = path
+        self._number = -1
+        made = path is not None and journal.mine(path) and not os.path.exists(path)
+        super().__init__("unix", name, flags)
+        # SQLite's own VFS syncs the directory with the first sync of a journal that it may have made.
+        kinds = apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL | apsw.SQLITE_OPEN_WAL
+        self._names_it = bool(flags[0] & apsw.SQLITE_OPEN_CREATE) and bool(flags[0] & kinds)
+        if path is not None and journal.mine(path):
+            self._number = journal.create(path) if made else journal.number(path)
+
+    def xWrite(self, data: bytes, offset: int) -> None:
+        super().xWrite(data, offset)
+        if self._number >= 0:
+            self._journal.write(self._number, offset, data)
+
+    def xTruncate(self, size: int) -> None:
+        super().xTruncate(size)
+        if self._number >= 0:
+            self._journal.truncate(self._number, size)
+
+    def xSync(self, flags: int) -> None:
+        super().xSync(flags)
+        if self._number >= 0:
+            self._journal.sync(self._number)
+            if self._names_it:
+                self._journal.sync_directory(os.path.dirname(self._path))
+                self._names_it = False
+
+
+class _Vfs(apsw.VFS):
+    def __init__(self, journal: Journal) -> None:
+        self.name = f"powercut-{os.getpid()}-{next(_numbers)}"
+        self._journal = journal
+        super().__init__(self.name, "unix")
+
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
+        return _File(self._journal, name, flags)
+
+    def xDelete(self, path: str, sync_directory: bool) -> None:
+        super().xDelete(path, sync_directory)
+        if self._journal.mine(path):
+            self._journal.unlink(path)
+            if sync_directory:
+                self._journal.sync_directory(os.path.dirname(path))
+
+
+class Watched(apsw.Connection):
+    """A connection that tells the journal of its commits."""
+
+    journal: Journal
+    file = ""
+
+    def execute(self, statements: str, *args: Any, **options: Any) -> Any:
+        if statements != "COMMIT" or not self.file:
+            return super().execute(statements, *args, **options)
+        number = self.journal.committing(self.file, self)
+        cursor = super().execute(statements, *args, **options)
+        self.journal.note("end", self.file, number)
+        return cursor
+
+
+class _Apsw:
+    """The module apsw as connection.py sees it, with connections that are recorded."""
+
+    def __init__(self, journal: Journal, vfs: _Vfs) -> None:
+        self._journal = journal
+        self._vfs = vfs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(apsw, name)
+
+    def Connection(self, path: str, *args: Any, **options: Any) -> apsw.Connection:
+        db = Watched(path, *args, vfs=self._vfs.name, **options)
+        db.journal = self._journal
+        if self._journal.mine(path):
+            db.file = os.path.basename(path)
+        return db
+
+
+class _Os:
+    """The functions of `os` that make, change and sync files."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def patch(self, patch: pytest.MonkeyPatch) -> None:
+        for name in ("open", "close", "write", "pwrite", "fsync", "mkdir", "rename", "replace", "unlink"):
+            patch.setattr(os, name, self._wrapped(name, getattr(os, name)))
+
+    def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        watch = getattr(self, f"_{name}")
+
+        def call(*args: Any, **options: Any) -> Any:
+            return watch(real, *args, **options)
+
+        return call
+
+    def _open(self, real: Any, path: Any, flags: int, *args: Any, **options: Any) -> int:
+        journal = self._journal
+        mine = journal.mine(path) or (journal.recording and str(path) == str(journal.root))
+        made = mine and not os.path.exists(path)
+        fd: int = real(path, flags, *args, **options)
+        if mine:
+            journal.descriptors[fd] = journal.create(path) if made else journal.number(path)
+        return fd
+
+    def _close(self, real: Any, fd: int) -> None:
+        self._journal.descriptors.pop(fd, None)
+        real(fd)
+
+    def _write(self, real: Any, fd: int, data: Any) -> int:
+        number = self._journal.descriptors.get(fd)
+        at = 0 if number is None else os.lseek(fd, 0, os.SEEK_CUR)
+        done: int = real(fd, data)
+        if number is not None:
+            self._journal.write(number, at, bytes(data[:done]))
+        return done
+
+    def _pwrite(self, real: Any, fd: int, data: Any, at: int) -> int:
+        done: int = real(fd, data, at)
+        if fd in self._journal.descriptors:
+            self._journal.write(self._journal.descriptors[fd], at, bytes(data[:done]))
+        return done
+
+    def _fsync(self, real: Any, fd: int) -> None:
+        number = self._journal.descriptors.get(fd)
+        real(fd)
+        if number is None or not self._journal.recording:
+            return
+        self._journal.ops.append(Op("syncdir" if stat.S_ISDIR(os.fstat(fd).st_mode) else "sync", number))
+
+    def _mkdir(self, real: Any, path: Any, *args: Any, **options: Any) -> None:
+        real(path, *args, **options)
+        if self._journal.mine(path):
+            self._journal.create(path, directory=True)
+
+    def _rename(self, real: Any, old: Any, new: Any) -> None:
+        real(old, new)
+        if self._journal.mine(old):
+            self._journal.rename(old, new)
+
+    _replace = _rename
+
+    def _unlink(self, real: Any, path: Any, **options: Any) -> None:
+        real(path, **options)
+        if self._journal.mine(path):
+            self._journal.unlink(path)
+
+
+class Recorder(history.Recorder):
+    """A history whose events are entries of the journal as well."""
+
+    journal: Journal | None = None
+
+    def _put(self, event: history.Event) -> None:
+        super()._put(event)
+        if self.journal is not None:
+            self.journal.note("event", at=len(self.events))
+
+
+@contextmanager
+def quiet(clock: FakeClock) -> Iterator[pytest.MonkeyPatch]:
+    """No thread of the engine's own, a small reserve, and histories on the test's clock."""
+
+    def now() -> int:
+        clock.advance(0.001)
+        return clock.wall() * 1000
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(upkeep.Upkeep, "_start", lambda _self: None)
+        patch.setattr(files, "RESERVE_BYTES", RESERVE_BYTES)
+        patch.setattr(history, "now", now)
+        patch.setattr(recorded, "now", now)
+        yield patch
+
+
+@contextmanager
+def recording(root: Path, clock: FakeClock, known: dict[str, Snapshot] | None = None) -> Iterator[Journal]:
+    """In this block, what queues under `root` write is recorded. Close them inside, after `recording` is unset."""
+    journal = Journal(root, known or {})
+    vfs = _Vfs(journal)
+    with quiet(clock) as patch:
+        patch.setattr(connection, "apsw", _Apsw(journal, vfs))
+        _Os(journal).patch(patch)
+        journal.recording = True
+        try:
+            yield journal
+        finally:
+            journal.recording = False
+    vfs.unregister()

@@ -1,0 +1,146 @@
+"""Power cuts in numbers: which images of a recorded run are built, and the loop that verifies them."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from tests.support.powercut import Journal
+from tests.support.powercut_disk import MODES, Disk, Mode, Op, Platter
+from tests.support.powercut_run import Run, resume
+from tests.support.powercut_verify import Broken, Point, Span, Verifier
+
+SHM_BYTES: Final = 32768
+
+
+@attrs.frozen
+class Cut:
+    """A moment, and what the disk made of it."""
+
+    index: int
+    mode: Mode
+    disk: Disk
+    point: Point
+
+
+@contextmanager
+def fast_directory(fallback: Path) -> Iterator[Path]:
+    """A directory in memory, where there is one: images are many, and nobody syncs them but the engine."""
+    shared = Path("/dev/shm")
+    base = shared if shared.is_dir() and os.access(shared, os.W_OK) else fallback
+    place = Path(tempfile.mkdtemp(prefix="strictq-powercut-", dir=base))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+class Tracker:
+    """Follows a journal: what the program knows at each point, and what must be durable by then."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.point = Point({name: Span(0, 0, 0) for name in journal.known})
+        self._wals: dict[int, str] = {}
+        for names in journal.start.directories.values():
+            for name, number in names.items():
+                self._see(name, number)
+
+    def _see(self, name: str, number: int) -> None:
+        if name.endswith("-wal"):
+            self._wals[number] = name.removesuffix("-wal")
+
+    def follow(self, op: Op) -> None:
+        spans = self.point.spans
+        if op.kind == "link":
+            self._see(op.name, op.other)
+        elif op.kind == "begin":
+            spans.setdefault(op.name, Span()).high = op.at
+        elif op.kind == "end":
+            spans[op.name].low = op.at
+        elif op.kind == "sync" and op.file in self._wals:
+            span = spans.get(self._wals[op.file])
+            if span is not None:
+                span.durable = max(span.durable, span.low)
+        elif op.kind == "event":
+            self.point.events = op.at
+        elif op.kind in ("opened", "ready", "last"):
+            self.point.marks.add(op.kind)
+
+
+def cuts(run: Run, *, seed: int, per_point: int, every: int = 1) -> Iterator[Cut]:
+    """Images of a run: at each `every`-th point of its journal, `per_point` different ones at most."""
+    chance = random.Random(seed)
+    platter, tracker = Platter(run.journal.start), Tracker(run.journal)
+    phase = chance.randrange(every)
+    seen: set[int] = set()
+    for index, op in enumerate(run.journal.ops):
+        platter.follow(op)
+        tracker.follow(op)
+        if index % every != phase and op.kind not in ("sync", "syncdir", "rename", "unlink"):
+            continue
+        if not platter.pending:
+            modes: list[Mode] = ["none"]
+        else:
+            modes = ["none", "all", *chance.choices(MODES[2:], k=per_point)][: max(per_point, 1)]
+            chance.shuffle(modes)
+        for mode in modes:
+            disk = platter.cut(mode, chance)
+            key = hash((disk.fingerprint(), repr(tracker.point)))
+            if key not in seen:
+                seen.add(key)
+                yield Cut(index, mode, disk, copy.deepcopy(tracker.point))
+
+
+def put_out(disk: Disk, place: Path, chance: random.Random) -> None:
+    """Make the image real. SQLite's shared memory is worthless after a reboot: sometimes it is full of nonsense."""
+    shutil.rmtree(place, ignore_errors=True)
+    disk.put_out(place)
+    if chance.random() < 0.2:
+        for file in place.glob("**/shard-????.db"):
+            Path(f"{file}-shm").write_bytes(chance.randbytes(SHM_BYTES))
+
+
+def campaign(run: Run, place: Path, *, seed: int, per_point: int, every: int = 1, limit: int = 1 << 60) -> Counter[str]:
+    """Verify images of a run. Returns how many of each mode.
+
+    Raises:
+        Broken: saying where to look again.
+    """
+    counts: Counter[str] = Counter()
+    chance = random.Random(seed)
+    verifier = Verifier(run.level, run.journal.snapshots, run.events, run.clock)
+    for cut in cuts(run, seed=seed, per_point=per_point, every=every):
+        put_out(cut.disk, place, chance)
+        try:
+            verifier.verify(place, cut.point, thorough=chance.random() < 0.05)
+        except Broken as e:
+            raise Broken(f"cut after entry {cut.index} of the journal, {cut.mode}, seed {seed}: {e}") from e
+        counts[cut.mode] += 1
+        if counts.total() >= limit:
+            break
+    shutil.rmtree(place, ignore_errors=True)
+    return counts
+
+
+def cut_again(run: Run, place: Path, *, seed: int, images: int, per_point: int, steps: int = 3) -> Counter[str]:
+    """Cut, open, cut again while it recovers and goes on, and verify what is left."""
+    counts: Counter[str] = Counter()
+    chance = random.Random(seed)
+    chosen = [c for c in cuts(run, seed=seed, per_point=1, every=20) if "ready" in c.point.marks]
+    for n, cut in enumerate(chance.sample(chosen, min(images, len(chosen)))):
+        put_out(cut.disk, place, chance)
+        clock = copy.copy(run.clock)
+        clock.reboot(down_seconds=5.0)
+        second = resume(place, run, run.events[: cut.point.events], seed=seed * 1000 + n, steps=steps, clock=clock)
+        counts += campaign(second, place, seed=seed + n, per_point=per_point, every=4)
+    return counts

@@ -1,0 +1,207 @@
+"""A disk that can lose power: what was synced is on it, of everything else any part may be.
+
+The model is the weakest that journalling file systems promise. Data becomes durable by a sync of its file, a name by a
+sync of its directory; names of one file system become durable in the order in which they changed (metadata is
+journalled), data of unsynced writes in any order, sector by sector, or as garbage.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Final, Literal
+
+import attrs
+
+SECTOR: Final = 512
+ROOT: Final = 0
+Mode = Literal["none", "all", "prefix", "subset", "torn", "sectors", "garbage"]
+MODES: Final[tuple[Mode, ...]] = ("none", "all", "prefix", "subset", "torn", "sectors", "garbage")
+
+
+@attrs.frozen(slots=True)
+class Op:
+    """One entry of the journal.
+
+    `kind` is what happened to the disk (write, truncate, sync, link, unlink, rename, syncdir), or a note between such
+    things. `file` is the number of the file or directory it happened to; for a link, `at` is 1 if it names a directory.
+    """
+
+    kind: str
+    file: int = -1
+    at: int = 0
+    data: bytes = b""
+    name: str = ""
+    other: int = -1
+    other_name: str = ""
+
+
+DATA: Final = frozenset({"write", "truncate"})
+NAMES: Final = frozenset({"link", "unlink", "rename"})
+
+
+class Disk:
+    """Contents of files and directories by number. A fork shares what neither side has changed."""
+
+    def __init__(self) -> None:
+        self.files: dict[int, bytes | bytearray] = {}
+        self.directories: dict[int, dict[str, int]] = {ROOT: {}}
+        self._own: set[int] = set()
+
+    def fork(self) -> Disk:
+        """A copy."""
+        fork = Disk()
+        fork.files = {n: bytes(data) if isinstance(data, bytearray) else data for n, data in self.files.items()}
+        self.files = dict(fork.files)
+        self._own = set()
+        fork.directories = {n: dict(names) for n, names in self.directories.items()}
+        return fork
+
+    def apply(self, op: Op) -> None:
+        """Do what an entry of the journal says."""
+        if op.kind == "write":
+            self.write(op.file, op.at, op.data)
+        elif op.kind == "truncate":
+            data = self._writable(op.file)
+            if op.at < len(data):
+                del data[op.at :]
+            else:
+                data.extend(bytes(op.at - len(data)))
+        elif op.kind == "link":
+            self.directories.setdefault(op.file, {})[op.name] = op.other
+            if op.at:
+                self.directories.setdefault(op.other, {})
+        elif op.kind == "unlink":
+            self.directories.setdefault(op.file, {}).pop(op.name, None)
+        elif op.kind == "rename":
+            names = self.directories.setdefault(op.file, {})
+            names.pop(op.name, None)
+            names[op.other_name] = op.other
+
+    def write(self, file: int, at: int, part: bytes) -> None:
+        data = self._writable(file)
+        if len(data) < at:
+            data.extend(bytes(at - len(data)))
+        data[at : at + len(part)] = part
+
+    def _writable(self, file: int) -> bytearray:
+        data = self.files.get(file, b"")
+        if file in self._own:
+            assert isinstance(data, bytearray)
+            return data
+        own = self.files[file] = bytearray(data)
+        self._own.add(file)
+        return own
+
+    def put_out(self, place: Path, directory: int = ROOT) -> None:
+        """Write everything that has a name to a real directory."""
+        place.mkdir(mode=0o700, exist_ok=True)
+        for name, number in self.directories.get(directory, {}).items():
+            if number in self.directories:
+                self.put_out(place / name, number)
+            else:
+                (place / name).write_bytes(self.files.get(number, b""))
+
+    def take_in(self, place: Path, directory: int = ROOT, first: int = 1) -> int:
+        """Read a real directory in; numbers from `first` on. Returns the next free number."""
+        for entry in sorted(place.iterdir()):
+            if entry.name.endswith("-shm"):
+                continue  # no disk keeps it over a reboot
+            number, first = first, first + 1
+            self.directories[directory][entry.name] = number
+            if entry.is_dir():
+                self.directories[number] = {}
+                first = self.take_in(entry, number, first)
+            else:
+                self.files[number] = entry.read_bytes()
+        return first
+
+    def fingerprint(self) -> int:
+        """Equal for equal contents, within this process."""
+        return hash((
+            frozenset((n, bytes(data)) for n, data in self.files.items() if data),
+            frozenset((n, frozenset(names.items())) for n, names in self.directories.items()),
+        ))  # fmt: skip
+
+
+class Platter:
+    """Follows a journal: what is durable, and what is written but not synced."""
+
+    def __init__(self, start: Disk) -> None:
+        self.durable = start.fork()
+        self.pending: list[Op] = []
+
+    def follow(self, op: Op) -> None:
+        """One entry more has happened."""
+        if op.kind in DATA or op.kind in NAMES:
+            self.pending.append(op)
+        elif op.kind == "sync":
+            self._settle(lambda p: p.kind in DATA and p.file == op.file)
+        elif op.kind == "syncdir":
+            self._settle(lambda p: p.kind in NAMES and p.file == op.file)
+
+    def _settle(self, durable: object) -> None:
+        assert callable(durable)
+        rest = []
+        for p in self.pending:
+            if durable(p):
+                self.durable.apply(p)
+            else:
+                rest.append(p)
+        self.pending = rest
+
+    def cut(self, mode: Mode, chance: random.Random) -> Disk:
+        """What may be found after the power was cut now."""
+        disk = self.durable.fork()
+        data = [p for p in self.pending if p.kind in DATA]
+        names = [p for p in self.pending if p.kind in NAMES]
+        if mode == "all":
+            for op in self.pending:
+                disk.apply(op)
+            return disk
+        if mode == "none":
+            return disk
+        for op in names[: chance.randint(0, len(names))]:
+            disk.apply(op)
+        if mode in ("prefix", "torn"):
+            last = chance.randint(0, len(data))
+            for op in data[:last]:
+                disk.apply(op)
+            if mode == "torn" and last < len(data):
+                _tear(disk, data[last], chance)
+        elif mode == "subset":
+            share = chance.random()
+            for op in data:
+                if chance.random() < share:
+                    disk.apply(op)
+        else:
+            share = chance.choice((0.05, 0.5, 0.95, chance.random()))
+            for op in data:
+                _scatter(disk, op, share, chance, garbage=mode == "garbage")
+        return disk
+
+
+def _tear(disk: Disk, op: Op, chance: random.Random) -> None:
+    """Only the first sectors of a write arrived, or only the last ones."""
+    if op.kind != "write" or len(op.data) <= SECTOR:
+        return
+    middle = chance.randrange(SECTOR, len(op.data), SECTOR)
+    if chance.random() < 0.7:
+        disk.write(op.file, op.at, op.data[:middle])
+    else:
+        disk.write(op.file, op.at + middle, op.data[middle:])
+
+
+def _scatter(disk: Disk, op: Op, share: float, chance: random.Random, *, garbage: bool) -> None:
+    """Each sector of a write arrived or not; what did not may be garbage or zeros."""
+    if op.kind != "write":
+        if chance.random() < share:
+            disk.apply(op)
+        return
+    for start in range(0, len(op.data), SECTOR):
+        part = op.data[start : start + SECTOR]
+        if chance.random() >= share:
+            if not garbage or chance.random() < 0.3:
+                continue
+            part = bytes(len(part)) if chance.random() < 0.5 else chance.randbytes(len(part))
+        disk.write(op.file, op.at + start, part)
