@@ -215,7 +215,7 @@ class Operating:
         problems = admin.check_catalog(store)
         for shard in store.shards:
             try:
-                found = shard.look(lambda db, s=shard: looking.check(db, s.number, s.range.owns))  # type: ignore[misc]
+                found = shard.look(lambda db, s=shard: looking.check(db, s.number, s.range.owns, len(store.shards)))  # type: ignore[misc]
             except StoreError as e:
                 problems.append(Problem(shard.number, "unreadable", str(e)))
                 continue
@@ -224,7 +224,7 @@ class Operating:
                     shard.run(repair)
                     problem = attrs.evolve(problem, fixed=True)
                 problems.append(problem)
-        return problems
+        return problems + admin.check_inlets(store)
 
     # ---- configuration and the program's tables
 

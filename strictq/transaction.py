@@ -201,7 +201,7 @@ class Transaction:
             else:
                 self._commit_kept()
         except StoreFull:
-            self._shard.make_room()
+            self._queue._store.make_room()
             if self._open is not None:
                 raise  # the block can't be run again from here, but whoever repeats it finds room
             self._commit_kept()

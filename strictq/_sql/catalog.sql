@@ -21,6 +21,10 @@ CREATE TABLE app_schema (
     id  INTEGER PRIMARY KEY,
     sql TEXT NOT NULL UNIQUE                       -- given to app_schema(), run once in every shard, in this order
 ) STRICT;
+CREATE TABLE estimate (
+    stage TEXT PRIMARY KEY,                        -- of a worker: "prepare" or "process"
+    model TEXT NOT NULL                            -- JSON object: what it learned of durations
+) STRICT;
 
 -- name: insert_queue
 INSERT INTO queue VALUES (1, ?, ?, ?, ?, 1, 1, ?, ?);
@@ -45,3 +49,12 @@ UPDATE queue SET epoch = epoch + 1, boot_id = ?, time_offset = ?;
 
 -- name: set_config
 UPDATE queue SET config = ?, config_version = config_version + 1 WHERE config_version = ? RETURNING config_version;
+
+-- name: read_estimates
+SELECT stage, model FROM estimate ORDER BY stage;
+
+-- name: set_estimate
+INSERT INTO estimate VALUES (?, ?) ON CONFLICT (stage) DO UPDATE SET model = excluded.model;
+
+-- name: reset_estimates
+DELETE FROM estimate;

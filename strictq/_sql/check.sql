@@ -37,14 +37,15 @@ SELECT id FROM body WHERE id NOT IN (SELECT id FROM message WHERE body IS NULL U
 
 -- name: lane_places
 -- rule place: for every lane: head, due, hold, lease, where it is listed.
-SELECT l.id, h.seq, h.due, l.hold, e.expired, e.ack_first, r.position, r.careful, d.due, l.solo_to
+SELECT l.id, h.seq, h.due, CASE WHEN l.hold IS NOT NULL THEN 1 END, e.expired, e.ack_first, r.position, r.careful, d.due, l.solo_to
 FROM lane l
 LEFT JOIN message h ON h.lane = l.id AND h.seq = (SELECT seq FROM message WHERE lane = l.id ORDER BY seq LIMIT 1)
 LEFT JOIN lease e ON e.lane = l.id LEFT JOIN ready r ON r.lane = l.id LEFT JOIN delayed d ON d.lane = l.id;
 
 -- name: lease_counts
 -- rule lease: what a lease counts, and what lies in its range.
-SELECT e.lane, e.pending, count(m.seq), e.lo, e.hi, e.started, e.token, e.ack_first
+SELECT e.lane, e.pending, count(m.seq), e.lo, e.hi, e.started, e.token, e.ack_first,
+       max((SELECT l.last_seq FROM lane l WHERE l.id = e.lane), ifnull((SELECT max(t.seq) FROM message t WHERE t.lane = e.lane), 0))
 FROM lease e LEFT JOIN message m ON m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi GROUP BY e.lane;
 
 -- name: lease_skips
@@ -60,14 +61,37 @@ SELECT id FROM message GROUP BY id HAVING count(*) > 1;
 
 -- name: maxima
 -- rule counter: what the counter row must not be behind of.
-SELECT (SELECT ifnull(max(id), 0) FROM message), (SELECT ifnull(max(position), 0) FROM ready), (SELECT ifnull(max(id), 0) FROM lane),
-       (SELECT ifnull(max(token), 0) FROM lease), (SELECT ifnull(max(id), 0) FROM outbox), (SELECT ifnull(max(done_token), 0) FROM lane),
-       (SELECT count(*) FROM message), (SELECT count(*) FROM dead), (SELECT count(*) FROM lane);
+SELECT (SELECT ifnull(max(id), 0) FROM message), (SELECT ifnull(max(id), 0) FROM dead), (SELECT ifnull(max(position), 0) FROM ready),
+       (SELECT ifnull(max(id), 0) FROM lane), (SELECT ifnull(max(token), 0) FROM lease), (SELECT ifnull(max(id), 0) FROM outbox),
+       (SELECT ifnull(max(done_token), 0) FROM lane);
+
+-- name: totals
+-- rule counter: what it counts.
+SELECT (SELECT count(*) FROM message), (SELECT count(*) FROM dead), (SELECT count(*) FROM lane);
+
+-- name: leased_rows
+SELECT count(*) FROM lease e CROSS JOIN message m ON m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi WHERE e.lane = ?;
+
+-- name: redrive_stuck
+-- A fix, in its transaction: does this dead letter still wait for a lease that is not there?
+SELECT EXISTS (SELECT 1 FROM dead WHERE lane = ?1 AND seq = ?2 AND redrive = 1)
+    AND NOT EXISTS (SELECT 1 FROM lease WHERE lane = ?1 AND redrive = 1);
+
+-- name: outbox_nowhere
+-- rule outbox: sends to a shard that does not exist. Takes how many there are.
+SELECT destination, id FROM outbox WHERE destination NOT BETWEEN 0 AND ?1 - 1;
+
+-- name: inlets
+-- rule inlet: what arrived from other shards, to compare with what they sent.
+SELECT origin, high_water FROM inlet;
 
 -- name: bad_types
 -- rule value: values no send could have written.
 SELECT lane, seq FROM message WHERE attempts < 0 OR (headers IS NOT NULL AND NOT json_valid(headers))
     OR (due IS NOT NULL AND due < 0) OR (expires IS NOT NULL AND expires < 0);
+
+-- name: holds
+SELECT id, CAST(hold AS BLOB) FROM lane WHERE hold IS NOT NULL;
 
 -- name: dedup_over_tail
 -- rule dedup: a dedup id remembers a seq that was never issued.

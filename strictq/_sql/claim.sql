@@ -9,7 +9,7 @@ SELECT lane, ack_first FROM lease WHERE expired = 0 AND deadline <= ? LIMIT ?;
 
 -- name: next_deadline
 -- claim.expire_leases: after a step that found them all.
-SELECT min(deadline) FROM lease WHERE expired = 0;
+SELECT min(deadline), count(*) FROM lease WHERE expired = 0;
 
 -- name: mark_expired
 UPDATE lease SET expired = 1 WHERE lane = ?;

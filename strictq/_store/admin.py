@@ -8,9 +8,10 @@ from typing import Any
 import apsw
 
 from .._errors import StrictqError
-from .._sql import INSPECT
+from .._sql import CHECK, INSPECT
 from .._types import Problem
 from . import catalog, operate
+from .frame import Totals
 from .operate import hold, release, release_keyless
 from .router import Store
 from .shard import Shard
@@ -92,6 +93,25 @@ def check_catalog(store: Store) -> list[Problem]:
     return found
 
 
+def check_inlets(store: Store) -> list[Problem]:
+    """Does a shard believe to have had more from another one than that ever sent? Then it would swallow what comes."""
+    sent: dict[str, int] = {}
+    had: list[tuple[int, str, int]] = []
+    for shard in store.healthy():
+        try:
+            last = shard.look(lambda db: Totals.read(db).last_outbox)
+            sent[shard.incarnation] = last
+            rows: list[Any] = shard.look(lambda db: db.execute(CHECK.inlets).fetchall())
+            had += [(shard.number, origin, high) for origin, high in rows]
+        except (StrictqError, TypeError):
+            continue  # reported as unreadable, or as a missing counter row
+    return [
+        Problem(number, "inlet", f"has had send {high} of shard file {origin}, which has sent {sent[origin]}")
+        for number, origin, high in had
+        if high > sent.get(origin, high)
+    ]
+
+
 __all__ = [
-    "check_catalog", "dead_letters", "hold", "purge", "redrive_all", "redrive_key", "release", "release_keyless",
+    "check_catalog", "check_inlets", "dead_letters", "hold", "purge", "redrive_all", "redrive_key", "release", "release_keyless",
 ]  # fmt: skip

@@ -55,7 +55,9 @@ def _ack_heads(tx: Tx, batches: Sequence[Batch]) -> bool:
     db = tx.db
     before = db.total_changes()
     tx.run("SAVEPOINT heads")
-    tx.many(SETTLE.end_head, [(b.seqs[0] if b.start is None else b.start, b.lane, b.token, b.seqs[0], b.seqs[0]) for b in ordered])
+    tx.many(
+        SETTLE.end_head, [(b.seqs[0] if b.start is None else b.start, b.lane, b.token, b.seqs[0], b.seqs[0]) for b in ordered]
+    )
     if db.total_changes() - before == n:
         tx.many(SETTLE.delete_range, [(b.lane, b.seqs[0], b.seqs[0]) for b in ordered])
         if db.total_changes() - before == 2 * n:

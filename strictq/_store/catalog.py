@@ -203,6 +203,21 @@ def app_schema(directory: Path, after: int, *, read_only: bool = False) -> list[
     return rows
 
 
+def estimates(directory: Path, *, read_only: bool = False) -> dict[str, str]:
+    """What workers learned of durations: stage → model."""
+    with _opened(directory / files.CATALOG, read_only=read_only) as db:
+        return dict(db.execute(CATALOG.read_estimates).fetchall())
+
+
+def set_estimates(directory: Path, models: dict[str, str] | None) -> None:
+    """Store what was learned of these stages; None: forget all of it."""
+    with _opened(directory / files.CATALOG) as db, _writing(db):
+        if models is None:
+            db.execute(CATALOG.reset_estimates)
+        else:
+            db.executemany(CATALOG.set_estimate, list(models.items()))
+
+
 def agree(catalog: Catalog, shards: int | None, durability: Durability | None, config: QueueConfig | None) -> Durability:
     """What was given again at reopen must be what is stored; durability may be stronger. Returns the level to use.
 

@@ -7,10 +7,12 @@ from typing import Any, Final
 
 import apsw
 
-from .._keys import hash_key
-from .._sql import CHECK, CLAIM, LANES
+from .._errors import StrictqError
+from .._keys import decode_key, encode_key, hash_key
+from .._sql import CHECK, CLAIM, LANES, SHARD
 from .._types import Problem
 from . import lanes
+from .claim import SCAN_PAUSE
 from .frame import TOKEN_BITS, Totals, Tx
 
 Fix = Callable[[Tx], None]
@@ -20,41 +22,59 @@ Finding = tuple[str, str, Fix | None]
 FINDINGS_MAX: Final = 1000
 
 
-def check(db: apsw.Connection, shard: int, owns: Callable[[int], bool]) -> list[tuple[Problem, Fix | None]]:
+def check(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: int) -> list[tuple[Problem, Fix | None]]:
     """Every broken invariant of a shard, at most FINDINGS_MAX, in one read transaction.
 
     Args:
         owns: whether a hash belongs to this shard.
+        shards: how many the queue has.
     """
     damage = [row[0] for row in db.execute(CHECK.integrity) if row[0] != "ok"]
     if damage:
         # What the tables say is not worth reading.
         return [(Problem(shard, "integrity", text), None) for text in damage]
+    if db.execute(SHARD.read_counter).get is None:
+        return [(Problem(shard, "counter", "the counter row is missing"), None)]
     found: list[tuple[Problem, Fix | None]] = []
-    for rule, detail, fix in _all(db, owns):
-        found.append((Problem(shard, rule, detail, fixable=fix is not None), fix))
-        if len(found) >= FINDINGS_MAX:
-            break
+    try:
+        for rule, detail, fix in _all(db, owns, shards):
+            found.append((Problem(shard, rule, detail, fixable=fix is not None), fix))
+            if len(found) >= FINDINGS_MAX:
+                break
+    except UnicodeDecodeError as e:
+        found.append((Problem(shard, "unreadable", f"a text is not UTF-8: {e}"), None))
     return found
 
 
-def _all(db: apsw.Connection, owns: Callable[[int], bool]) -> Iterator[Finding]:
+def _all(db: apsw.Connection, owns: Callable[[int], bool], shards: int) -> Iterator[Finding]:
     yield from _keys(db, owns)
     yield from _counts(db)
     yield from _places(db)
     yield from _leases(db)
     yield from _bodies(db)
     yield from _counter(db)
+    for destination, i in db.execute(CHECK.outbox_nowhere, (shards,)):
+        yield "outbox", f"send {i} is for shard {destination}, which does not exist", None
 
 
 def _keys(db: apsw.Connection, owns: Callable[[int], bool]) -> Iterator[Finding]:
     for lane, key in db.execute(CHECK.lane_keys):
-        if key[:1] not in (b"s", b"b", b"i", b"n") or len(key) < 2:
+        if not _is_key(key):
             yield "key", f"lane {lane} has the malformed key {key!r}", None
         elif not owns(hash_key(key.split(lanes.ASIDE)[0] if lanes.is_keyless(key) else key)):
             yield "hash_range", f"lane {lane} with key {key!r} belongs to another shard", None
     for table, lane in db.execute(CHECK.orphans):
         yield "orphan", f"{table} has rows of lane {lane}, which does not exist", None
+
+
+def _is_key(key: bytes) -> bool:
+    """Is it what `encode_key` writes, or the key of a lane for keyless messages?"""
+    if lanes.is_keyless(key):
+        return len(key) > 1
+    try:
+        return encode_key(decode_key(key)) == key
+    except (ValueError, StrictqError):
+        return False
 
 
 def _counts(db: apsw.Connection) -> Iterator[Finding]:
@@ -70,6 +90,11 @@ def _counts(db: apsw.Connection) -> Iterator[Finding]:
         yield "arrival", f"two messages have the arrival number {arrival}", None
     for lane, seq in db.execute(CHECK.bad_types):
         yield "value", f"message {seq} of lane {lane} has values that no send writes", None
+    for lane, hold in db.execute(CHECK.holds):
+        try:
+            hold.decode()
+        except UnicodeDecodeError:
+            yield "value", f"the reason why lane {lane} is held is not text", None
     for lane, dedup_id in db.execute(CHECK.dedup_over_tail):
         yield "dedup", f"dedup id {dedup_id!r} of lane {lane} points past the newest message", None
 
@@ -114,6 +139,8 @@ def _replace(lane: int) -> Fix:
 
 def _revive(lane: int, seq: int) -> Fix:
     def fix(tx: Tx) -> None:
+        if not tx.run(CHECK.redrive_stuck, (lane, seq)).get:
+            return  # somebody did it meanwhile
         lanes.revive(tx, lane, seq)
         lanes.unlist(tx, lane)
         if lanes.lease_of(tx, lane) is None:
@@ -125,25 +152,30 @@ def _revive(lane: int, seq: int) -> Fix:
 def _leases(db: apsw.Connection) -> Iterator[Finding]:
     totals = Totals.read(db)
     newest = (totals.epoch << TOKEN_BITS) + totals.last_token
-    for lane, pending, rows, lo, hi, _started, token, ack_first in db.execute(CHECK.lease_counts):
+    for lane, pending, rows, lo, hi, started, token, ack_first, tail in db.execute(CHECK.lease_counts):
         if not ack_first and pending != rows:
             yield (
                 "lease",
                 f"the lease of lane {lane} counts {pending} messages, {rows} lie in {lo}..{hi}",
-                _set_pending(lane, rows),
+                _set_pending(lane) if rows else None,
             )
         elif not ack_first and rows == 0:
             yield "lease", f"the lease of lane {lane} holds nothing", None
+        if tail is not None and (hi > tail or started < lo - 1):
+            yield "lease", f"the lease of lane {lane} has {lo}..{hi}, started {started}, but the tail is {tail}", None
         if token > newest:
             yield "token", f"the token {token} of lane {lane} is newer than any issued", None
     for lane, seq in db.execute(CHECK.lease_skips):
         yield "lease_order", f"message {seq} of lane {lane} comes before its lease, and is not part of it", None
 
 
-def _set_pending(lane: int, rows: int) -> Fix | None:
-    if rows == 0:
-        return None
-    return lambda tx: _run(tx, CHECK.set_pending, (rows, lane))
+def _set_pending(lane: int) -> Fix:
+    def fix(tx: Tx) -> None:
+        rows = tx.run(CHECK.leased_rows, (lane,)).get
+        if rows:
+            tx.run(CHECK.set_pending, (rows, lane))
+
+    return fix
 
 
 def _bodies(db: apsw.Connection) -> Iterator[Finding]:
@@ -159,10 +191,11 @@ def _drop_body(i: int) -> Fix:
 
 def _counter(db: apsw.Connection) -> Iterator[Finding]:
     t = Totals.read(db)
-    arrival, position, lane, token, outbox, done, messages, dead, lane_count = db.execute(CHECK.maxima).get
+    arrival, buried, position, lane, token, outbox, done = db.execute(CHECK.maxima).get
+    messages, dead, lane_count = db.execute(CHECK.totals).get
     newest = (t.epoch << TOKEN_BITS) + t.last_token
     for name, have, need in (
-        ("last_id", t.last_id, max(arrival, position)),
+        ("last_id", t.last_id, max(arrival, buried, position)),
         ("last_lane", t.last_lane, lane),
         ("last_token", newest, max(token, done)),
         ("last_outbox", t.last_outbox, outbox),
@@ -171,20 +204,23 @@ def _counter(db: apsw.Connection) -> Iterator[Finding]:
             yield "counter", f"{name} is {have}, but {need} was issued", None
     for name, have, need in (("pending", t.pending, messages), ("dead", t.dead, dead), ("lanes", t.lanes, lane_count)):
         if have != need:
-            yield "counter", f"{name} is {have}, but there are {need}", _set_total(name, need)
+            yield "counter", f"{name} is {have}, but there are {need}", _set_total(name)
 
-    soonest = db.execute(CLAIM.next_deadline).get
-    if soonest is not None and soonest < t.next_deadline:
-        yield (
-            "counter",
-            f"next_deadline is {t.next_deadline}, but a lease ends at {soonest}",
-            _set_total("next_deadline", soonest),
-        )
+    soonest = db.execute(CLAIM.next_deadline).get[0]
+    if soonest is not None and soonest + SCAN_PAUSE < t.next_deadline:
+        yield "counter", f"next_deadline is {t.next_deadline}, but a lease ends at {soonest}", _look_at_leases
 
 
-def _set_total(name: str, value: int) -> Fix:
+def _look_at_leases(tx: Tx) -> None:
+    tx.totals.next_deadline = 0  # the next claim looks at them all
+    tx.dirty = True
+
+
+def _set_total(name: str) -> Fix:
     def fix(tx: Tx) -> None:
-        setattr(tx.totals, name, value)
+        # Counted again: what was found before this transaction may be of yesterday.
+        counted = dict(zip(("pending", "dead", "lanes"), tx.run(CHECK.totals).get, strict=True))
+        setattr(tx.totals, name, counted[name])
         tx.dirty = True
 
     return fix

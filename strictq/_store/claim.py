@@ -19,6 +19,9 @@ from .frame import NEVER, SECOND, Tx, insert_rows
 
 SWEEP_STEP: Final = 64
 """Leases and delays looked at in one claim, each."""
+MANY_LEASES: Final = 5_000
+SCAN_PAUSE: Final = 20_000
+"""Microseconds by which the end of a lease may be noticed late where there are many."""
 CULL_STEP: Final = 200
 """Messages expired or out of attempts that one claim removes; the rest is left to the next one."""
 HEAD_PAGE: Final = 256
@@ -360,8 +363,12 @@ def expire_leases(tx: Tx) -> bool:
             lanes.list_ready(tx, lane, tx.new_id(), careful=True)
     if len(rows) == SWEEP_STEP:
         return True
-    soonest = tx.run(CLAIM.next_deadline).get
-    tx.totals.next_deadline = NEVER if soonest is None else soonest
+    soonest, live = tx.run(CLAIM.next_deadline).get
+    if soonest is None:
+        soonest = NEVER
+    elif live > MANY_LEASES:
+        soonest = max(soonest, tx.now + SCAN_PAUSE)  # so many are not looked through at every claim
+    tx.totals.next_deadline = soonest
     tx.dirty = True
     return False
 

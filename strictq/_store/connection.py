@@ -19,8 +19,9 @@ Durability = Literal["full", "process"]
 BUSY_SECONDS: Final = 10.0
 """How long a call waits for a write lock before it raises StoreBusy."""
 CACHE_KIB: Final = 16 * 1024
-STATEMENTS_CACHED: Final = 400
-"""Executions that a prepared statement outlives without being used: apsw's cache is a ring of so many places."""
+STATEMENTS_CACHED: Final = 16_000
+"""Executions that a prepared statement outlives without being used: apsw's cache is a ring of so many places,
+and each row of an executemany takes one."""
 MEMORY: Final = ":memory:"
 
 _BROKEN_SQLITE: Final = ((3, 51, 3), (3, 52, 0))

@@ -26,8 +26,6 @@ RESERVE: Final = "reserve"
 RESERVE_BYTES: Final = 2 * 1024 * 1024
 """Kept so that consumers can still ack when the disk is full; deleted then, and sends are refused until it is back."""
 RESERVE_ROOM: Final = 3
-LOOK_SECONDS: Final = 0.1
-"""How long a look at the reserve is good for: another process may give it up meanwhile."""
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 
@@ -125,18 +123,7 @@ class Reserve:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / RESERVE
-        self._next_look = 0.0
         self._next_try = 0.0
-
-    def seen(self) -> bool:
-        """Was it there a moment ago? Cheap enough for every send."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return True
-        if not self.there():
-            return False
-        self._next_look = now + LOOK_SECONDS
-        return True
 
     def there(self) -> bool:
         """Is it there? If not, make it again if there is room; a failing try is repeated after a second."""
@@ -179,7 +166,6 @@ class Reserve:
 
     def give_up(self) -> bool:
         """Delete it; False if it was gone already."""
-        self._next_look = 0.0
         try:
             os.unlink(self._path)
         except FileNotFoundError:

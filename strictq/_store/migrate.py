@@ -27,13 +27,14 @@ def stamp(db: apsw.Connection, kind: int, version: int = FORMAT) -> None:
     db.pragma("user_version", version)
 
 
-def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, target: int = FORMAT) -> None:
+def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, target: int | None = None) -> None:
     """Bring a file to this version's format.
 
     Raises:
         SchemaMismatch: it is of a newer format, or of an older one and may not be written. Nothing changed.
         StoreCorrupt: it is a file of another kind.
     """
+    target = FORMAT if target is None else target
     found = db.pragma("application_id")
     version = db.pragma("user_version")
     if found != kind:

@@ -7,6 +7,7 @@ text of ours that was prepared before would run unchecked. A progress handler en
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -14,6 +15,7 @@ from typing import Any, Final
 import apsw
 
 from .._errors import InvalidArgument
+from .._sql import SHARD
 
 PREFIX: Final = "app_"
 STEPS_MAX: Final = 20_000_000
@@ -23,6 +25,8 @@ _STEP_BLOCK: Final = 10_000
 _READS: Final = {apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE}
 _ON_TABLE: Final = {apsw.SQLITE_READ, apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE}
 _TABLE_FUNCTIONS: Final = {"json_each", "json_tree"}
+_OUR_TABLES: Final = set(re.findall(r"CREATE TABLE (\w+)", SHARD.schema))
+_ENGINE_PREFIXES: Final = ("sqlite_", "pragma_", "dbstat", "carray")
 _SCHEMA_TABLES: Final = {"sqlite_master", "sqlite_schema"}
 _DDL_NAMED_FIRST: Final = {
     apsw.SQLITE_CREATE_TABLE, apsw.SQLITE_DROP_TABLE,
@@ -84,8 +88,8 @@ class Guard:
             return True
         if action == apsw.SQLITE_FUNCTION:
             return second.lower() not in _FORBIDDEN_FUNCTIONS
-        if action == apsw.SQLITE_READ and not first:
-            return True
+        if action == apsw.SQLITE_READ and not second and not _is_ours(first):
+            return True  # a subquery's or common table expression's rows, counted but not looked into
         if action in _ON_TABLE:
             if action != apsw.SQLITE_READ and self._mode == "read":
                 return False
@@ -98,6 +102,10 @@ class Guard:
             return _is_app(first)
         # An index belongs to the table named second, and must not shadow a name of ours.
         return action in _DDL_ON_SECOND and _is_app(second)
+
+
+def _is_ours(name: str) -> bool:
+    return name.lower() in _OUR_TABLES or name.lower().startswith(_ENGINE_PREFIXES)
 
 
 def _is_app(name: str) -> bool:

@@ -23,6 +23,7 @@ from .._errors import (
     QueueClosed,
     QueueNotFound,
     ReadOnlyQueue,
+    StoreCorrupt,
     StoreError,
     StoreFull,
     StrictqError,
@@ -75,9 +76,12 @@ class Store:
         self.now = self.time.now
         self.app_schema: list[tuple[int, str]] = []
         self.reserve: files.Reserve | None = None
+        self.short_of_space = False
+        """The reserve was given up, and is not back yet."""
         self.presence: files.Presence | None = None
         self.hooks: list[Hook] = [hook] if hook is not None else []
         self._memory_schema: list[str] = []
+        self._memory_estimates: dict[str, str] = {}
         self._empties: Counter[int] = Counter()
         self._rotation = 0
         self._pid = os.getpid()
@@ -238,12 +242,26 @@ class Store:
         Args:
             checked: the configuration that they were checked against.
         """
-        if self.reserve is not None and not self.reserve.seen():
+        if self.reserve is not None and not self._has_reserve():
             raise StoreFull("the disk is full, and the reserve for acks is in use", shard=shard.number)
 
         # Looked at before this shard's lock is taken: two shards that waited for each other's would never end.
         elsewhere = self._depth_elsewhere(shard) if self.config.max_depth is not None else 0
         return shard.run(send.Append(items, checked, elsewhere))
+
+    def _has_reserve(self) -> bool:
+        there = self.reserve is None or self.reserve.there()
+        self.short_of_space = not there
+        return there
+
+    def make_room(self) -> None:
+        """On a full disk: give the reserve up for those who drain, and let every WAL start again."""
+        self.short_of_space = True
+        if self.reserve is not None:
+            self.reserve.give_up()
+        for shard in self.healthy():
+            with suppress(StrictqError):
+                shard.checkpoint()
 
     def _depth_elsewhere(self, shard: Shard) -> int:
         """Unresolved messages of the other shards, as they are committed."""
@@ -304,6 +322,8 @@ class Store:
         failed: StrictqError | None = None
         for number in origin.read(outbox.destinations):
             try:
+                if not 0 <= number < len(self.shards):
+                    raise StoreCorrupt(f"its outbox names shard {number}, which does not exist", shard=origin.number)
                 self._forward_to(origin, self.shards[number])
             except StrictqError as e:
                 failed = e
@@ -350,8 +370,11 @@ class Store:
 
     def define_app_schema(self, sql: str) -> None:
         """Create the program's own tables in every shard, future ones too."""
-        for shard in self.healthy()[:1]:
-            shard.try_schema(sql)  # what is wrong must not be recorded
+        if self.directory is not None:
+            self.app_schema = catalog.app_schema(self.directory, 0)
+        if sql not in (known for _, known in self.app_schema):
+            for shard in self.healthy()[:1]:
+                shard.try_schema(sql)  # what is wrong must not be recorded
         if self.directory is None:
             if sql not in self._memory_schema:
                 self._memory_schema.append(sql)
@@ -362,6 +385,23 @@ class Store:
         self.app_schema = schema
         for shard in self.healthy():
             shard.define()
+
+    # ---- what workers learned
+
+    def estimates(self) -> dict[str, str]:
+        """What workers learned of durations, by stage."""
+        if self.directory is None:
+            return dict(self._memory_estimates)
+        return catalog.estimates(self.directory, read_only=self.read_only)
+
+    def set_estimates(self, models: dict[str, str] | None) -> None:
+        """Keep what was learned of these stages; None: forget all of it."""
+        if self.directory is not None:
+            catalog.set_estimates(self.directory, models)
+        elif models is None:
+            self._memory_estimates.clear()
+        else:
+            self._memory_estimates.update(models)
 
     # ---- what shards tell and ask (commit.Host)
 
@@ -417,12 +457,12 @@ class Store:
             return
         with suppress(StrictqError):
             self.forward()
-        if self.reserve is not None and not self.reserve.there():
+        if not self._has_reserve():
             # The queue's files do not shrink by themselves: cut the WALs, so that there is room for it again.
             for shard in self.healthy():
                 with suppress(StrictqError):
                     shard.cut_wal()
-            self.reserve.there()
+            self._has_reserve()
 
     # ---- forks
 

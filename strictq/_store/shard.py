@@ -25,9 +25,12 @@ T = TypeVar("T")
 WAL_PAGES: Final = 8000
 """Pages in a queue's WALs at which they are checkpointed, shared by its shards: 16 MiB."""
 WAL_PAGES_MIN: Final = 250
+SHORT_WAL_PAGES: Final = 64
+"""The same while the disk is full: what a consumer was given must last for every shard."""
 WAL_GROWTH: Final = 3
 """How many times that size a WAL may reach before writers wait for its checkpoint."""
 PAGE_BYTES: Final = 4096
+DRAIN_TRIES: Final = 3
 READ_CACHE_KIB: Final = 4 * 1024
 
 
@@ -39,8 +42,10 @@ class ShardHost(Host, Protocol):
     app_schema: list[tuple[int, str]]
     clock: Clock
     reserve: files.Reserve | None
+    short_of_space: bool
 
     def wal_grew(self, shard: int) -> None: ...
+    def make_room(self) -> None: ...
 
 
 class Shard:
@@ -140,26 +145,21 @@ class Shard:
         """Run an operation in a write transaction; durable on return. See Writer.run for what it raises."""
         self.require()
         result = self._writer.run(operation)
-        if self.wal_pages >= WAL_GROWTH * self._checkpoint_at:
-            # Writers outrun the engine's thread: whoever comes now waits for a checkpoint, or the WAL would grow for ever.
+        if self.wal_pages >= (SHORT_WAL_PAGES if self._host.short_of_space else WAL_GROWTH * self._checkpoint_at):
+            # Writers outrun the engine's thread: whoever comes now waits for a checkpoint, or the WAL would grow for ever
+            # (or, on a full disk, take what room there is).
             with suppress(StrictqError):  # what was run is committed, whatever becomes of the checkpoint
                 self.checkpoint()
         return result
 
     def drain(self, operation: Operation[T]) -> T:
         """The same for what makes room (acks, receives): on a full disk the reserve is given up for it."""
-        try:
-            return self.run(operation)
-        except StoreFull:
-            self.make_room()
+        for _ in range(DRAIN_TRIES):
+            try:
+                return self.run(operation)
+            except StoreFull:
+                self._host.make_room()
         return self.run(operation)
-
-    def make_room(self) -> None:
-        """On a full disk: give the reserve up, and let the WAL start again."""
-        if self._host.reserve is not None:
-            self._host.reserve.give_up()
-        with suppress(StrictqError):
-            self.checkpoint()
 
     def alone(self) -> Any:
         """A write transaction for a program's own SQL; a context manager giving Tx."""
@@ -289,7 +289,10 @@ class Shard:
     def sync(self) -> None:
         """Make every commit of this shard survive a power cut, at any durability."""
         if self.path is not None:
-            files.sync_wal(self.path)
+            try:
+                files.sync_wal(self.path)
+            except OSError as e:
+                raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self.number, cause=e) from e
 
     # ---- the end, and forks
 

@@ -96,3 +96,5 @@ class Upkeep:
             work()
         except StrictqError as e:
             _log.debug("upkeep: %s", e)
+        except Exception:
+            _log.exception("upkeep failed; it goes on")

@@ -175,9 +175,10 @@ def resume(root: Path, run: Run, events: list[Event], *, seed: int, steps: int, 
         call = recorder.invoke("reboot")
         recorder.result(call, "reboot")
         recorder.journal = journal
-        queue = strictq.open(Path(journal.root, PLACE), clock=clock)
+        journal.note("event", at=len(recorder.events))
         journal.note("opened")
         journal.note("ready")
+        queue = strictq.open(Path(journal.root, PLACE), clock=clock)
         program = Program(Named(queue, recorder, f"again-{seed}"), clock, random.Random(seed))
         for _ in range(steps):
             program.step()
