@@ -19,7 +19,7 @@ Durability = Literal["full", "process"]
 BUSY_SECONDS: Final = 10.0
 """How long a call waits for a write lock before it raises StoreBusy."""
 CACHE_KIB: Final = 16 * 1024
-STATEMENTS_CACHED: Final = 16_000
+STATEMENTS_CACHED: Final = 1000
 """Executions that a prepared statement outlives without being used: apsw's cache is a ring of so many places,
 and each row of an executemany takes one."""
 MEMORY: Final = ":memory:"
