@@ -7,6 +7,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 from . import _validate as validate
@@ -18,6 +19,7 @@ from ._store.router import Brought
 from ._store.shard import Shard
 from .delivery import OPEN, SETTLED, Call, Delivery, Lease
 
+RELEASES_TOGETHER: Final = 100
 LOOK_AGAIN_SECONDS: Final = 1.0
 """A waiting receive looks by itself so often, should a wake-up ever be missed."""
 
@@ -236,11 +238,20 @@ class Receiving(Settling):
         for d in waiting:
             if d._state == OPEN:
                 first.setdefault(d.lease, d)
-        for lease, d in first.items():
-            try:
-                self._release(lease, d.seq)
-            except StrictqError:
-                continue  # lost already, or its deadline will end it
+        leases = list(first.items())
+        for start in range(0, len(leases), RELEASES_TOGETHER):
+            self._release_all(leases[start : start + RELEASES_TOGETHER])
+
+    def _release_all(self, some: list[tuple[Lease, Delivery]]) -> None:
+        by_shard: dict[Shard, list[engine.Batch]] = {}
+        for lease, d in some:
+            by_shard.setdefault(self._shard(lease), []).append(lease._batch([d.seq]))
+        for shard, batches in by_shard.items():
+            # If it fails, they are lost already, or their deadlines will end them.
+            with suppress(StrictqError):
+                shard.drain(lambda tx, b=batches: engine.release_all(tx, b))  # type: ignore[misc]
+        for lease, d in some:
+            lease._given_back(d.seq)
 
 
 _consumer: tuple[int, str] | None = None

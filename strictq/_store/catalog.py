@@ -206,7 +206,8 @@ def app_schema(directory: Path, after: int, *, read_only: bool = False) -> list[
 def estimates(directory: Path, *, read_only: bool = False) -> dict[str, str]:
     """What workers learned of durations: stage → model."""
     with _opened(directory / files.CATALOG, read_only=read_only) as db:
-        return dict(db.execute(CATALOG.read_estimates).fetchall())
+        rows: list[Any] = db.execute(CATALOG.read_estimates).fetchall()
+    return dict(rows)
 
 
 def set_estimates(directory: Path, models: dict[str, str] | None) -> None:

@@ -23,6 +23,7 @@ from .settle import (
     nack,
     reject,
     release,
+    release_all,
     set_key_state,
     start,
 )
@@ -52,5 +53,5 @@ __all__ = [
     "INLINE_BYTES_MAX", "Advance", "AppDatabase", "Batch", "Claimed", "Held", "Item", "Request", "Rows", "Sent", "Tx",
     "ack", "ack_lane", "done_before",
     "extend", "head_of", "key_state", "keyless_by_hash", "keyless_lane", "lowest_unresolved", "more", "nack", "put_in_outbox",
-    "reject", "release", "send", "set_key_state", "smaller", "start",
+    "reject", "release", "release_all", "send", "set_key_state", "smaller", "start",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -328,6 +329,13 @@ def release(tx: Tx, batch: Batch) -> None:
         raise _lost(batch)
     rows = [] if lease.ack_first else tx.run(SETTLE.rows_between, (batch.lane, batch.seqs[0], lease.hi)).fetchall()
     _shrink(tx, lease, len(rows), hi=max(batch.seqs[0] - 1, lease.lo))
+
+
+def release_all(tx: Tx, batches: Sequence[Batch]) -> None:
+    """Give back several; those that are lost are left alone."""
+    for batch in batches:
+        with suppress(LeaseLost):
+            release(tx, batch)
 
 
 def key_state(tx: Tx, key: bytes) -> bytes | None:

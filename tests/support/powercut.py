@@ -88,6 +88,12 @@ class Journal:
         self.snapshots: dict[str, list[Snapshot]] = {name: [snap] for name, snap in known.items()}
         self.recording = False
         self.descriptors: dict[int, int] = {}
+        self.fault: Callable[[str, str], None] | None = None
+        """Called with what is to be done to which path, before it is; may raise instead."""
+
+    def hit(self, kind: str, path: Any) -> None:
+        if self.fault is not None and self.recording and path is not None:
+            self.fault(kind, str(path))
 
     def _learn(self, place: Path, directory: int) -> None:
         for name, number in self.start.directories.get(directory, {}).items():
@@ -160,6 +166,8 @@ class _File(apsw.VFSFile):
         self._path = path
         self._number = -1
         made = path is not None and journal.mine(path) and not os.path.exists(path)
+        if path is not None:
+            journal.hit("open", path)
         super().__init__("unix", name, flags)
         # SQLite's own VFS syncs the directory with the first sync of a journal that it may have made.
         kinds = apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL | apsw.SQLITE_OPEN_WAL
@@ -167,17 +175,37 @@ class _File(apsw.VFSFile):
         if path is not None and journal.mine(path):
             self._number = journal.create(path) if made else journal.number(path)
 
+    def xRead(self, amount: int, offset: int) -> bytes:
+        self._journal.hit("read", self._path)
+        return super().xRead(amount, offset)
+
+    def xLock(self, level: int) -> None:
+        self._journal.hit("lock", self._path)
+        super().xLock(level)
+
+    def xFileSize(self) -> int:
+        self._journal.hit("size", self._path)
+        return super().xFileSize()
+
     def xWrite(self, data: bytes, offset: int) -> None:
+        self._journal.hit("write", self._path)
         super().xWrite(data, offset)
         if self._number >= 0:
             self._journal.write(self._number, offset, data)
 
     def xTruncate(self, size: int) -> None:
+        self._journal.hit("truncate", self._path)
         super().xTruncate(size)
         if self._number >= 0:
             self._journal.truncate(self._number, size)
 
     def xSync(self, flags: int) -> None:
+        try:
+            self._journal.hit("sync", self._path)
+        except apsw.Error:
+            if self._number >= 0 and self._journal.recording:
+                self._journal.ops.append(Op("lost", self._number))
+            raise
         super().xSync(flags)
         if self._number >= 0:
             self._journal.sync(self._number)
@@ -196,6 +224,7 @@ class _Vfs(apsw.VFS):
         return _File(self._journal, name, flags)
 
     def xDelete(self, path: str, sync_directory: bool) -> None:
+        self._journal.hit("delete", path)
         super().xDelete(path, sync_directory)
         if self._journal.mine(path):
             self._journal.unlink(path)
@@ -270,6 +299,8 @@ class _Os:
     def _write(self, real: Any, fd: int, data: Any) -> int:
         number = self._journal.descriptors.get(fd)
         at = 0 if number is None else os.lseek(fd, 0, os.SEEK_CUR)
+        if number is not None:
+            self._journal.hit("put", os.readlink(f"/proc/self/fd/{fd}"))
         done: int = real(fd, data)
         if number is not None:
             self._journal.write(number, at, bytes(data[:done]))
@@ -283,6 +314,8 @@ class _Os:
 
     def _fsync(self, real: Any, fd: int) -> None:
         number = self._journal.descriptors.get(fd)
+        if number is not None:
+            self._journal.hit("fsync", os.readlink(f"/proc/self/fd/{fd}"))
         real(fd)
         if number is None or not self._journal.recording:
             return

@@ -23,7 +23,7 @@ MODES: Final[tuple[Mode, ...]] = ("none", "all", "prefix", "subset", "torn", "se
 class Op:
     """One entry of the journal.
 
-    `kind` is what happened to the disk (write, truncate, sync, link, unlink, rename, syncdir), or a note between such
+    `kind` is what happened to the disk (write, truncate, sync, lost, link, unlink, rename, syncdir), or a note between such
     things. `file` is the number of the file or directory it happened to; for a link, `at` is 1 if it names a directory.
     """
 
@@ -137,6 +137,9 @@ class Platter:
             self.pending.append(op)
         elif op.kind == "sync":
             self._settle(lambda p: p.kind in DATA and p.file == op.file)
+        elif op.kind == "lost":
+            # A sync that failed: the kernel reported it once, and takes what it could not write for written.
+            self.pending = [p for p in self.pending if p.kind not in DATA or p.file != op.file]
         elif op.kind == "syncdir":
             self._settle(lambda p: p.kind in NAMES and p.file == op.file)
 
