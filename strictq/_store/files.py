@@ -71,9 +71,9 @@ def publish(path: Path, build: Callable[[Path], None]) -> None:
     Whoever opens it sees all of it or nothing. If another process was faster, its queue stays and ours is dropped.
     """
     parent = path.parent
-    parent.mkdir(parents=True, exist_ok=True)
     building = parent / f".{path.name}.{token_hex(6)}.new"
     try:
+        make_directories(parent)
         building.mkdir(mode=_DIRECTORY_MODE)
         build(building)
         sync_directory(building)
@@ -89,6 +89,17 @@ def publish(path: Path, build: Callable[[Path], None]) -> None:
         raise InvalidArgument(f"{path} can't be created: {e.strerror or e}") from e
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def make_directories(path: Path) -> None:
+    """mkdir -p, so that it survives a power cut: each new name is synced in the directory that holds it."""
+    missing = []
+    while not path.exists():
+        missing.append(path)
+        path = path.parent
+    for new in reversed(missing):
+        new.mkdir(exist_ok=True)
+        sync_directory(new.parent)
 
 
 def create_empty(path: Path) -> None:

@@ -91,6 +91,11 @@ class Journal:
         self.fault: Callable[[str, str], None] | None = None
         """Called with what is to be done to which path, before it is; may raise instead."""
 
+    def lose(self, path: Any) -> None:
+        """A sync of this file fails, and the kernel takes what it could not write for written."""
+        if self.recording and self.knows(path):
+            self.ops.append(Op("lost", self.number(path)))
+
     def hit(self, kind: str, path: Any) -> None:
         if self.fault is not None and self.recording and path is not None:
             self.fault(kind, str(path))
@@ -203,8 +208,7 @@ class _File(apsw.VFSFile):
         try:
             self._journal.hit("sync", self._path)
         except apsw.Error:
-            if self._number >= 0 and self._journal.recording:
-                self._journal.ops.append(Op("lost", self._number))
+            self._journal.lose(self._path)
             raise
         super().xSync(flags)
         if self._number >= 0:
