@@ -227,7 +227,7 @@ def agree(catalog: Catalog, shards: int | None, durability: Durability | None, c
     """
     if shards is not None and shards != len(catalog.topology):
         raise ConfigError(
-            f"the queue has {len(catalog.topology)} shards, not {shards}", hint="leave shards out to open it as it is"
+            f"the queue's number of shards is {len(catalog.topology)}, not {shards}", hint="leave shards out to open it as it is"
         )
     if config is not None and config != catalog.config:
         different = [

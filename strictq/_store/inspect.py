@@ -115,7 +115,8 @@ def explain(db: apsw.Connection, key: bytes, time: QueueTime) -> Explanation:
     if view.lease is not None:
         lease = view.lease
         state, since, until, by, token = "in_flight", lease.leased_at, lease.deadline, lease.consumer, lease.token
-        text = f"seq {lease.lo} to {lease.hi} are held by {by} for another {_span(lease.deadline - view.now)}"
+        what = f"seq {lease.lo} is" if lease.lo == lease.hi else f"seq {lease.lo} to {lease.hi} are"
+        text = f"{what} held by {by} for another {_span(lease.deadline - view.now)}"
         if view.lane.hold is not None:
             text += f"; then the lane is held: {view.lane.hold}"
     elif view.lane.hold is not None:
