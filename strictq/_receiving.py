@@ -215,8 +215,10 @@ class Receiving(Settling):
             waiting = deque(batch)
             try:
                 while waiting:
-                    d = waiting.popleft()
-                    if not self._still_fresh(d):
+                    d = waiting[0]
+                    fresh = self._still_fresh(d)
+                    waiting.popleft()  # not before: an interrupt on the way must find it among the rest
+                    if not fresh:
                         continue
                     if waiting and waiting[0].lease is d.lease:
                         d._next = waiting[0]
@@ -236,7 +238,7 @@ class Receiving(Settling):
     def _release_rest(self, waiting: Iterable[Delivery]) -> None:
         first: dict[Lease, Delivery] = {}
         for d in waiting:
-            if d._state == OPEN:
+            if d._state == OPEN and d.seq <= d.lease._hi:
                 first.setdefault(d.lease, d)
         leases = list(first.items())
         for start in range(0, len(leases), RELEASES_TOGETHER):

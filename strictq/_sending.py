@@ -147,6 +147,6 @@ class Sending:
         if config.keyless == "refuse":
             raise InvalidArgument("a message needs a key", hint="or open the queue with QueueConfig(keyless='random')")
         if message.dedup_id is not None:
-            return engine.keyless_by_hash(validate.name("dedup_id", message.dedup_id), config.keyless_lanes)
+            return engine.keyless_by_hash(validate.name("dedup_id", message.dedup_id))
         lane = next(self._turn) if config.keyless == "round_robin" else random.randrange(config.keyless_lanes)
         return engine.keyless_lane(lane % config.keyless_lanes)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from . import _validate as validate
 from ._errors import InvalidArgument, LeaseLost, PartialFailure, StoreError
 from ._store import Store, engine, handed, looking
+from ._store.frame import Totals
 from ._store.shard import Shard
 from .delivery import OPEN, SETTLED, Delivery, Lease
 
@@ -144,9 +145,13 @@ class Settling:
             lost = engine.nack(tx, heads, wait, why, said)
             return [dict.fromkeys(b.seqs, next(iter(bad.values()))) if bad else {} for b, bad in zip(batches, lost, strict=True)]
 
-        self._settle(given, act)
-        for lease, seq in first.items():
-            lease._given_back(seq)
+        try:
+            self._settle(given, act)
+        finally:
+            # Also where some of them failed: those that are settled took what lies behind them along.
+            for d in given:
+                if d._state == SETTLED and first.get(d.lease) == d.seq:
+                    d.lease._given_back(d.seq)
 
     def _reject(self, d: Delivery, reason: str, output: str | None) -> None:
         why = validate.text("reason", reason)
@@ -212,6 +217,10 @@ class Settling:
                     d.lease._started = max(d.lease._started, d.seq)
         return failed
 
+    def _arrivals(self, shard: int) -> int:
+        """For a worker: another number whenever something arrived in the shard. Costs no lock."""
+        return self._store.shards[shard].glance(lambda db: Totals.read(db).last_id)
+
     def _estimates(self) -> dict[str, str]:
         """For a worker: what was learned of durations, by stage."""
         self._store.require_open(writing=False)
@@ -260,6 +269,7 @@ class Settling:
         if rows:
             lease._hi = rows[-1][handed.SEQ]
             lease._open += len(rows)
+            lease._held.apart += [r[handed.ID] for r in rows if len(r[handed.BODY]) > engine.INLINE_BYTES_MAX]
         return [Delivery(row, lease) for row in rows]
 
     def _release(self, lease: Lease, seq: int) -> None:
@@ -323,16 +333,19 @@ class Settling:
     def _key_state(self, key: bytes) -> bytes | None:
         store = self._store
         store.require_open(writing=False)
-        return store.shard_of(key).read(lambda db: looking.key_state(db, key))
+        shared = engine.shared_key(key)
+        return store.shard_of(shared).read(lambda db: looking.key_state(db, shared))
 
 
 def _add_ack(work: engine.Advance, d: Delivery, after: Delivery | None) -> None:
     lease, seq = d.lease, d.seq
     held = lease._held
     apart = [d.id] if len(d.body) > engine.INLINE_BYTES_MAX else []
-    whole = lease._lo == lease._hi
-    batch = engine.Batch(held.lane, held.key, held.token, [seq], whole, apart, None if after is None else after.seq)
-    (work.whole if whole else work.heads if lease._open > 1 else work.others).append(batch)
+    batch = engine.Batch(held.lane, held.key, held.token, [seq], False, apart, None if after is None else after.seq)
+    if lease._open == 1:
+        work.last.append((batch, lease._lo, lease._hi))
+    else:
+        work.heads.append(batch)
 
 
 def _settled_before(d: Delivery) -> LeaseLost:

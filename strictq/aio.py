@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -23,6 +25,7 @@ from . import _validate as validate
 from ._config import QueueConfig
 from ._errors import LeaseLost, QueueClosed, StrictqError
 from ._keys import Key
+from ._store.commit import transaction_of
 from ._store.wake import POLL_SECONDS
 from ._types import (
     DeadLetter,
@@ -225,11 +228,16 @@ class AsyncTransaction:
 
     async def __aenter__(self) -> AsyncTransaction:
         self._tx = self._make().__enter__()
+        # Whatever thread its calls run in, it is this transaction that holds the shard.
+        self._name = transaction_of.set(object())
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with anyio.CancelScope(shield=True):
-            await self._queue._run(self._inside.__exit__, kind, error, trace)
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._queue._run_inside(self._inside.__exit__, kind, error, trace)
+        finally:
+            transaction_of.reset(self._name)
 
     @property
     def _inside(self) -> Transaction:
@@ -246,11 +254,11 @@ class AsyncTransaction:
 
     async def run(self, work: Callable[[Any], T]) -> T:
         """See Transaction.run; `work` is a plain function, and runs in a worker thread."""
-        return await self._queue._run(self._inside.run, work)
+        return await self._queue._run_inside(self._inside.run, work)
 
     async def get_key_state(self) -> bytes | None:
         """The durable state of the key."""
-        return await self._queue._run(lambda: self._inside.key_state)
+        return await self._queue._run_inside(lambda: self._inside.key_state)
 
     def set_key_state(self, value: bytes | None) -> None:
         """Set the durable state of the key when the block ends."""
@@ -264,11 +272,13 @@ class AsyncQueue:
         self._opener = opener
         self._queue: Queue | None = None
         self._limiter: anyio.CapacityLimiter | None = None
+        self._unlimited: anyio.CapacityLimiter | None = None
 
     async def __aenter__(self) -> AsyncQueue:
         if self._queue is not None:
             raise QueueClosed("an async queue can be entered once")
         self._limiter = anyio.CapacityLimiter(THREADS_MAX)
+        self._unlimited = anyio.CapacityLimiter(math.inf)
         self._queue = await anyio.to_thread.run_sync(self._opener, limiter=self._limiter)
         return self
 
@@ -278,7 +288,11 @@ class AsyncQueue:
 
     async def _run(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
         """A call of the sync queue in a worker thread. Cancellation waits for it: what it did is never in doubt."""
-        return await anyio.to_thread.run_sync(functools.partial(call, *args, **options), limiter=self._limiter)
+        return await _finish(functools.partial(call, *args, **options), self._limiter)
+
+    async def _run_inside(self, call: Callable[..., T], *args: Any) -> T:
+        """The same for an open transaction: it never waits for a thread, or those who wait for it could hold them all."""
+        return await _finish(functools.partial(call, *args), self._unlimited)
 
     def _wrap(self, deliveries: list[Delivery]) -> list[AsyncDelivery]:
         return [AsyncDelivery(self, d) for d in deliveries]
@@ -322,7 +336,7 @@ class AsyncQueue:
     async def close(self) -> None:
         """See Queue.close."""
         if self._queue is not None:
-            await self._run(self._queue.close)
+            await self._run_inside(self._queue.close)
 
     # ---- sending and receiving
 
@@ -431,8 +445,10 @@ class AsyncQueue:
             waiting = deque(d._delivery for d in batch)
             try:
                 while waiting:
-                    d = waiting.popleft()
-                    if not await self._run(queue._still_fresh, d):
+                    d = waiting[0]
+                    fresh = await self._run(queue._still_fresh, d)
+                    waiting.popleft()  # not before: cancelled on the way, it must be among the rest
+                    if not fresh:
                         continue
                     if waiting and waiting[0].lease is d.lease:
                         d._next = waiting[0]
@@ -517,6 +533,40 @@ class AsyncQueue:
     async def check(self, fix: bool = False) -> list[Problem]:
         """See Queue.check."""
         return await self._run(self.sync.check, fix)
+
+
+async def _finish(call: Callable[[], T], limiter: anyio.CapacityLimiter | None) -> T:
+    """Run `call` in a worker thread; cancelled, wait for its end if it has begun, and see that it never begins if not.
+
+    A shield is not enough: asyncio's own cancellation (task.cancel, wait_for, timeout) goes through it.
+    """
+    ended = anyio.Event()
+    tell = _from_any_thread(ended.set)
+    gate = threading.Lock()
+    state: list[str] = []
+
+    def work() -> T:
+        with gate:
+            if state:
+                raise QueueClosed("the call was cancelled before it began")
+            state.append("running")
+        try:
+            return call()
+        finally:
+            tell()
+
+    try:
+        return await anyio.to_thread.run_sync(work, limiter=limiter)
+    except BaseException:
+        with gate:
+            if not state:
+                state.append("abandoned")
+        if state[0] == "running":
+            with anyio.CancelScope(shield=True):
+                while not ended.is_set():
+                    with suppress(asyncio.CancelledError):
+                        await ended.wait()
+        raise
 
 
 def _from_any_thread(call: Callable[[], Any]) -> Callable[[], None]:

@@ -79,6 +79,7 @@ class Lease:
     def _given_back(self, seq: int) -> None:
         """This message and those behind it are nobody's now."""
         self._hi = min(self._hi, seq - 1)
+        self._started = min(self._started, seq - 1)
         self._open = -1  # what is left is not all that was handed out
 
     def _batch(self, seqs: list[int], start: int | None = None) -> handed.Batch:

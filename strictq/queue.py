@@ -13,7 +13,7 @@ from ._keys import Key, encode_key
 from ._operating import Operating
 from ._receiving import Receiving
 from ._sending import Sending
-from ._store import Store
+from ._store import Store, engine
 from ._types import Event
 from .delivery import Delivery
 from .transaction import Transaction
@@ -95,5 +95,5 @@ class Queue(Sending, Receiving, Operating):
             lease = self._own(delivery)
             if lease.ack_first:
                 raise InvalidArgument("a delivery of ack_first is resolved already", hint="use transaction(key=...)")
-            return Transaction(self, delivery, lease._held.key)
+            return Transaction(self, delivery, engine.shared_key(lease._held.key))
         return Transaction(self, None, encode_key(key))

@@ -112,7 +112,11 @@ class Transaction:
         self._require()
         tx = self._begin()
         self._flush(tx)
-        return work(self._shard.app(tx))
+        app = self._shard.app(tx)
+        try:
+            return work(app)
+        finally:
+            app.live = False
 
     # ---- the frame
 

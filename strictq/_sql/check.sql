@@ -100,4 +100,7 @@ WHERE d.id > (SELECT last_id FROM counter);
 
 -- name: redrive_flags
 -- rule redrive: a dead letter that waits for a lease that is not there.
-SELECT d.lane, d.seq FROM dead d WHERE d.redrive = 1 AND NOT EXISTS (SELECT 1 FROM lease e WHERE e.lane = d.lane AND e.redrive = 1);
+SELECT d.lane, d.seq FROM dead d WHERE d.redrive = 1 AND NOT EXISTS (SELECT 1 FROM lease e WHERE e.lane = d.lane AND e.redrive = 1)
+    AND NOT EXISTS (SELECT 1 FROM ready r WHERE r.lane = d.lane AND r.careful = 1)
+    AND NOT EXISTS (SELECT 1 FROM delayed l WHERE l.lane = d.lane)
+    AND NOT EXISTS (SELECT 1 FROM lane h WHERE h.id = d.lane AND h.hold IS NOT NULL);

@@ -98,8 +98,8 @@ SELECT ?, 1, id, sent_at, ?, expires, attempts, headers, size_hint, prepare_seco
 FROM message WHERE lane = ? AND seq = ?;
 
 -- name: waiting_redrives
--- Dead letters that wait for the lane's lease to end.
-SELECT seq FROM dead WHERE lane = ? AND redrive = 1 ORDER BY seq;
+-- Dead letters that wait for the lane's lease to end: a bounded step. Index: dead_waiting.
+SELECT seq FROM dead INDEXED BY dead_waiting WHERE lane = ? AND redrive = 1 ORDER BY seq LIMIT ?;
 
 -- name: redrive
 INSERT INTO message (lane, seq, id, sent_at, headers, size_hint, prepare_seconds, process_seconds, output, error, body)

@@ -126,6 +126,7 @@ CREATE TABLE dead (
     redrive         INTEGER NOT NULL DEFAULT 0,    -- 1: goes back when the lane's lease ends
     PRIMARY KEY (lane, seq)
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX dead_waiting ON dead (lane) WHERE redrive = 1;
 
 CREATE TABLE dedup (
     lane     INTEGER NOT NULL,

@@ -12,7 +12,7 @@ from .._sql import CHECK, INSPECT
 from .._types import Problem
 from . import catalog, operate
 from .frame import Totals
-from .operate import hold, release, release_keyless
+from .operate import hold, release
 from .router import Store
 from .shard import Shard
 
@@ -50,6 +50,15 @@ def redrive_all(store: Store) -> int:
         while found := shard.read(lambda db, a=after: operate.lanes_with_dead(db, a, _WALK_STEP)):  # type: ignore[misc]
             total += sum(_redrive_lane(shard, lane, None) for lane in found)
             after = found[-1]
+    return total
+
+
+def release_all_keyless(store: Store) -> int:
+    """End the holds of all keyless messages, in steps."""
+    total = 0
+    for shard in store.healthy():
+        while n := shard.run(operate.release_keyless):
+            total += n
     return total
 
 
@@ -113,5 +122,13 @@ def check_inlets(store: Store) -> list[Problem]:
 
 
 __all__ = [
-    "check_catalog", "check_inlets", "dead_letters", "hold", "purge", "redrive_all", "redrive_key", "release", "release_keyless",
-]  # fmt: skip
+    "check_catalog",
+    "check_inlets",
+    "dead_letters",
+    "hold",
+    "purge",
+    "redrive_all",
+    "redrive_key",
+    "release",
+    "release_all_keyless",
+]

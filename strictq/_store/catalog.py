@@ -136,17 +136,17 @@ def read(directory: Path, *, read_only: bool = False) -> Catalog:
         StoreCorrupt, SchemaMismatch: it can't be read; nothing changed.
     """
     path = directory / files.CATALOG
-    with _opened(path, read_only=read_only) as db:
-        migrate.require(db, migrate.CATALOG_ID, -1, read_only=read_only)
-        row = db.execute(CATALOG.read_queue).get
-        parts = tuple(Range(s, f, int(lo, 16), int(hi, 16)) for s, f, lo, hi in db.execute(CATALOG.read_topology))
-    if row is None or not _covers(parts):
-        raise StoreCorrupt("the topology does not cover the hash space", shard=-1)
-    queue_id, durability, config, version, epoch, boot_id, offset = row
     try:
+        with _opened(path, read_only=read_only) as db:
+            migrate.require(db, migrate.CATALOG_ID, -1, read_only=read_only)
+            row = db.execute(CATALOG.read_queue).get
+            parts = tuple(Range(s, f, int(lo, 16), int(hi, 16)) for s, f, lo, hi in db.execute(CATALOG.read_topology))
+        if row is None or not _covers(parts):
+            raise StoreCorrupt("the topology does not cover the hash space", shard=-1)
+        queue_id, durability, config, version, epoch, boot_id, offset = row
         stored = QueueConfig.from_json(config)
-    except ValueError as e:
-        raise StoreCorrupt(f"the stored configuration can't be read: {e}", shard=-1, cause=e) from e
+    except ValueError as e:  # damaged text, numbers or JSON
+        raise StoreCorrupt(f"what it stores can't be read: {e}", shard=-1, cause=e) from e
     return Catalog(queue_id, cast(Durability, durability), stored, version, epoch, boot_id, offset, parts)
 
 

@@ -93,6 +93,7 @@ class _Claim:
         self.room = request.room
         self.token = 0
         self.cull = CULL_STEP
+        self.stop = False
         self.rows: list[tuple[Any, ...]] = []
         self.positions: list[int] = []
         length = request.lease
@@ -172,7 +173,7 @@ def claim(tx: Tx, request: Request) -> Claimed:
 def _claim_whole(work: _Claim) -> None:
     """Rules 1 to 3: the oldest ready head, as many more of its lane as fit, and again."""
     after = -1
-    while work.room > 0:
+    while work.room > 0 and not work.stop:
         limit = work.room
         rows = work.tx.run(CLAIM.ready_messages, (after, work.last, limit)).fetchall()
         if not rows:
@@ -185,7 +186,7 @@ def _claim_whole(work: _Claim) -> None:
 
 def _claim_heads(work: _Claim, per_key: int) -> None:
     after = -1
-    while work.room > 0:
+    while work.room > 0 and not work.stop:
         want = min(HEAD_PAGE, -(-work.room // per_key))
         listed = work.tx.run(CLAIM.ready_lanes, (after, work.last, want)).fetchall()
         if not listed:
@@ -207,7 +208,7 @@ def _claim_keys(work: _Claim, keys: Sequence[bytes]) -> None:
         if row is not None:
             listed.append((row[0], row[1], lane))
     for position, careful, lane in sorted(listed):
-        if work.room <= 0:
+        if work.room <= 0 or work.stop:
             return
         limit = work.room if work.request.per_key is None else min(work.room, work.request.per_key)
         _take_lanes(work, tx.run(CLAIM.lane_messages, (lane, position, careful, 0, limit)).fetchall(), limit)
@@ -237,6 +238,11 @@ def _take_lanes(work: _Claim, rows: list[Row], per_key: int | None, *, cut: bool
         at = stop
         if plain:
             work.take(chunk)
+        elif work.cull <= 0:
+            # The budget of this transaction is spent. What is left stays where it is; if nothing was found, the next
+            # transaction goes on from here.
+            work.out.more = work.stop = True
+            return
         else:
             _take_carefully(work, first, work.room if per_key is None else min(per_key, work.room))
 
@@ -257,6 +263,9 @@ def _take_carefully(work: _Claim, first: Row, limit: int) -> None:
     lease = lanes.lease_of(tx, lane)
     if lease is not None:
         retake(tx, lease)
+    if lanes.revive_some(tx, lane):
+        work.out.more, work.cull = True, 0
+        return _end_careful(work, lane, [])
     row = lanes.get(tx, lane)
     found: list[Row] = []
     start = 0
@@ -299,9 +308,6 @@ def retake(tx: Tx, lease: lanes.LeaseRow) -> None:
     tx.run(LANES.delete_lease, (lease.lane,))
     tx.totals.redeliveries += lease.pending
     tx.report("lease_lost", lanes.get(tx, lease.lane).key, lease.lo, lease.token, f"the lease of {lease.consumer} ran out")
-    if lease.redrive:
-        for (seq,) in tx.run(LANES.waiting_redrives, (lease.lane,)).fetchall():
-            lanes.revive(tx, lease.lane, seq)
 
 
 def _cull(tx: Tx, lane: lanes.Lane, message: Row) -> bool:

@@ -14,7 +14,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from weakref import ref
 
 import apsw
 
@@ -39,13 +41,14 @@ Operation = Callable[[Tx], T]
 
 GROUP_MAX: Final = 1000
 GATHER_TURNS: Final = 32
+LEADER_SECONDS: Final = 1.0
+"""How often a follower looks whether its leader is still there."""
 
 
 class Host(Protocol):
     """What the commit path asks of the queue it belongs to."""
 
-    config: QueueConfig
-    config_version: int
+    settings: tuple[QueueConfig, int]
     epoch: int
     time_offset: int
 
@@ -55,6 +58,23 @@ class Host(Protocol):
     def take_empty_receives(self, shard: int) -> int: ...
     def committed(self, shard: int, events: list[Event], wake: bool) -> None: ...
     def quarantine(self, shard: int, error: StoreError) -> None: ...
+
+
+# Arguments of Lock.acquire, for `held += map(lock.acquire, …)`: done wholly inside the interpreter, so that whatever interrupts
+# the caller, `held` says whether the lock was taken. An ordinary call may be interrupted between taking it and telling.
+_WAIT: Final = (True,)
+
+transaction_of: ContextVar[object | None] = ContextVar("strictq_transaction", default=None)
+"""In an async transaction: names it. Its calls run in any worker thread, so the thread can't."""
+
+
+def _nobody() -> None:
+    return None
+
+
+def whoami() -> object:
+    """Who holds a lock: the async transaction, or else the thread."""
+    return transaction_of.get() or threading.get_ident()
 
 
 @runtime_checkable
@@ -71,7 +91,7 @@ class Mergeable(Protocol):
 class _Call:
     """One caller's operation in a group."""
 
-    __slots__ = ("error", "finished", "operation", "result", "wake")
+    __slots__ = ("__weakref__", "error", "finished", "operation", "result", "wake")
 
     def __init__(self, operation: Operation[Any]) -> None:
         self.operation = operation
@@ -84,6 +104,11 @@ class _Call:
         """It will be answered, or made leader, by another thread."""
         self.wake = threading.Lock()
         self.wake.acquire()
+
+    def release(self) -> None:
+        """Wake the caller; a second time does nothing."""
+        if self.wake is not None and self.wake.locked():
+            self.wake.release()
 
     def finish(self, result: Any = None, error: BaseException | None = None) -> None:
         self.result = result
@@ -113,13 +138,16 @@ class Writer:
         self._pid = os.getpid()
         self._closed = False
         self._inside = False
+        self.distrusted = False
+        """A sync failed: the kernel may take for written what it could not write. Who opens next writes the WAL again."""
         self._make_locks()
 
     def _make_locks(self) -> None:
         self._lock = threading.Lock()
-        self._owner = 0
+        self._owner: object = 0
         self._gate = threading.Lock()
-        self._leading = False
+        # Held weakly: an interrupt may stop even the hand-over of a leader, and then it leads no more once its call is gone.
+        self._leader: Callable[[], _Call | None] = _nobody
         self._group_size = 1
         self._waiting: deque[_Call] = deque()
 
@@ -136,11 +164,16 @@ class Writer:
         if self._grouped:
             return self._run_grouped(operation)  # type: ignore[no-any-return]
         call = _Call(operation)
-        self._acquire()
+        held: list[bool] = []
+        tx = None
         try:
+            held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS,))
+            self._taken(held)
             tx = self._commit([call])
         finally:
-            self._release()
+            if held and held[0]:
+                self._owner = 0
+                self._lock.release()
         self._told(tx)
         return call.outcome()  # type: ignore[no-any-return]
 
@@ -155,7 +188,7 @@ class Writer:
                 finally:
                     if db.in_transaction:
                         db.execute("ROLLBACK")
-            except apsw.Error as e:
+            except (apsw.Error, UnicodeDecodeError) as e:
                 raise self._failed(e) from e
 
     def use(self, work: Callable[[apsw.Connection], T]) -> T:
@@ -169,9 +202,7 @@ class Writer:
     @contextmanager
     def alone(self) -> Iterator[Tx]:
         """A write transaction that stays open for the block, for a program's own SQL. Never part of a group."""
-        self._acquire()
-        tx: Tx | None = None
-        try:
+        with self._locked():
             tx = self._begin()
             try:
                 yield tx
@@ -181,8 +212,6 @@ class Writer:
                 self._require_ours(tx)
                 raise self._undo(e) from None
             self._end(tx)
-        finally:
-            self._release()
         self._told(tx)
 
     def _require_ours(self, tx: Tx) -> None:
@@ -194,38 +223,58 @@ class Writer:
 
     def _run_grouped(self, operation: Operation[Any]) -> Any:
         call = _Call(operation)
-        self._require_outside()  # the leader waits for this thread's transaction: its call could never be served
-        with self._gate:
-            lead = not self._leading
-            if lead:
-                self._leading = True
-            else:
-                call.follow()
-                self._waiting.append(call)
-        if not lead and not self._promoted(call):
-            return call.outcome()
         group = [call]
         tx: Tx | None = None
+        self._require_outside()  # the leader waits for this thread's transaction: its call could never be served
         try:
-            self._gather()
-            self._acquire()
-            try:
-                with self._gate:
-                    while self._waiting and len(group) < GROUP_MAX:
-                        group.append(self._waiting.popleft())
-                self._group_size = len(group)
-                tx = self._commit(group)
-            finally:
-                self._release()
+            with self._gate:
+                if self._leader() is None:
+                    self._leader = ref(call)
+                else:
+                    call.follow()
+                    self._waiting.append(call)
+            if self._leader() is not call:
+                self._follow(call)
+                if call.finished:
+                    return call.outcome()
+            tx = self._lead(group)
         except StoreError as e:
             for other in group[1:]:
                 if not other.finished:
                     other.finish(error=e)
             raise
         finally:
-            self._hand_over(group)
+            self._end_lead(call, group)
         self._told(tx)
         return call.outcome()
+
+    def _lead(self, group: list[_Call]) -> Tx:
+        """Commit for everybody who waits."""
+        held: list[bool] = []
+        try:
+            self._gather()
+            held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS,))
+            self._taken(held)
+            with self._gate:
+                while self._waiting and len(group) < GROUP_MAX:
+                    group.append(self._waiting.popleft())
+            self._group_size = len(group)
+            return self._commit(group)
+        finally:
+            if held and held[0]:
+                self._owner = 0
+                self._lock.release()
+
+    def _end_lead(self, call: _Call, group: list[_Call]) -> None:
+        """Hand the lead on, whatever interrupts it."""
+        interrupt: BaseException | None = None
+        while self._leader() is call:
+            try:
+                self._hand_over(group)
+            except BaseException as e:
+                interrupt = e
+        if interrupt is not None:
+            raise interrupt
 
     def _gather(self) -> None:
         """Let those who shared the last commit come back before this one starts.
@@ -242,34 +291,38 @@ class Writer:
                 return
             arrived = len(self._waiting)
 
-    def _promoted(self, call: _Call) -> bool:
-        """Wait until the call was answered (False) or leads the next group (True)."""
+    def _follow(self, call: _Call) -> None:
+        """Wait until the call was answered, or leads the next group. Interrupted, it is withdrawn or its answer awaited."""
         assert call.wake is not None
         try:
-            call.wake.acquire()
+            while not call.wake.acquire(timeout=LEADER_SECONDS):
+                with self._gate:
+                    if self._leader() is None and call in self._waiting:
+                        self._waiting.remove(call)
+                        self._leader = ref(call)
+                        return
         except BaseException:
             with self._gate:
                 if call in self._waiting:
                     self._waiting.remove(call)
                     raise
             # A leader has taken it, or it was made leader: the answer is near and must not be lost.
-            while not call.wake.acquire(timeout=1.0):
-                pass
-            if not call.finished:
-                self._hand_over([call])
+            while not call.finished and self._leader() not in (call, None):
+                call.wake.acquire(timeout=0.1)
             raise
-        return not call.finished
 
     def _hand_over(self, group: list[_Call]) -> None:
-        """Release the followers, and make the caller that has waited longest the next leader. Runs whatever happened."""
+        """Release the followers, and make the caller that has waited longest the next leader. May run again if interrupted."""
         with self._gate:
             # Not finished, though their leader is done: it was interrupted before its COMMIT, so nothing of theirs happened.
-            self._waiting.extendleft(c for c in reversed(group[1:]) if not c.finished)
+            self._waiting.extendleft(c for c in reversed(group[1:]) if not c.finished and c not in self._waiting)
+            for other in group[1:]:
+                if other.finished:
+                    other.release()
             leader = self._waiting.popleft() if self._waiting else None
-            self._leading = leader is not None
-        for other in [c for c in group[1:] if c.finished] + ([leader] if leader is not None else []):
-            assert other.wake is not None
-            other.wake.release()
+            if leader is not None:
+                leader.release()
+            self._leader = _nobody if leader is None else ref(leader)
 
     # ---- one transaction
 
@@ -282,6 +335,9 @@ class Writer:
                 for call in self._merged(tx, calls):
                     self._guarded(tx, call)
             self._write_totals(tx)
+        except UnicodeDecodeError as e:
+            self._undo(e)
+            raise self._failed(e) from e  # our own columns: a text in the file is damaged
         except BaseException as e:
             for call in calls:
                 call.unfinish()
@@ -338,21 +394,22 @@ class Writer:
         try:
             before = db.total_changes()
             totals = Totals.read(db)
-            if totals.config_version != host.config_version:
+            if totals.config_version != host.settings[1]:
                 self._agree_on_config(db, totals)
             if totals.epoch != host.epoch:
                 self._agree_on_epoch(db, totals)
-            return Tx(db, self._shard, totals, host.now(), host.config, before)
+            return Tx(db, self._shard, totals, host.now(), host.settings[0], before)
         except BaseException as e:
             raise self._undo(e) from None
 
     def _agree_on_config(self, db: apsw.Connection, totals: Totals) -> None:
         host = self._host
-        if totals.config_version > host.config_version:
+        config, version = host.settings
+        if totals.config_version > version:
             host.adopt_config(db.execute(SHARD.read_meta, ("config",)).get, totals.config_version)
         else:
-            db.execute(SHARD.write_meta, ("config", host.config.to_json()))
-            totals.config_version = host.config_version
+            db.execute(SHARD.write_meta, ("config", config.to_json()))
+            totals.config_version = version
 
     def _agree_on_epoch(self, db: apsw.Connection, totals: Totals) -> None:
         host = self._host
@@ -385,6 +442,7 @@ class Writer:
                 if tx.db.in_transaction:
                     tx.run("ROLLBACK")
             self._drop_connection()
+            self.distrusted = self.distrusted or failed_sync(e)
             if isinstance(e, apsw.FullError):
                 # ENOSPC comes from writing the frames, before the one that commits them is whole.
                 raise StoreFull("the disk is full", shard=self._shard, cause=e) from e
@@ -402,7 +460,14 @@ class Writer:
             self._drop_connection()
         return self._failed(error) if isinstance(error, apsw.Error) else error
 
-    def _failed(self, error: apsw.Error) -> BaseException:
+    def distrust(self) -> None:
+        """A sync of the WAL failed: nothing more is written before what the WAL shows is on the disk."""
+        with self._locked():
+            self.distrusted = True
+            self._drop_connection()
+
+    def _failed(self, error: apsw.Error | UnicodeDecodeError) -> BaseException:
+        self.distrusted = self.distrusted or failed_sync(error)
         ours = translate(error, self._shard)
         if isinstance(ours, StoreCorrupt):
             self._drop_connection()
@@ -421,6 +486,8 @@ class Writer:
     def _connection(self) -> apsw.Connection:
         if self._db is None:
             self._db = self._opener()
+        elif self._db.in_transaction:
+            self._db.execute("ROLLBACK")  # whoever had the lock before was interrupted on its way out
         return self._db
 
     def _drop_connection(self) -> None:
@@ -428,14 +495,6 @@ class Writer:
         if db is not None:
             with suppress(apsw.Error):
                 db.close()
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        self._acquire()
-        try:
-            yield
-        finally:
-            self._release()
 
     def require(self) -> None:
         """Refuse to work after close, or in a child that was not prepared."""
@@ -445,29 +504,31 @@ class Writer:
             raise QueueClosed("the queue is closed")
 
     def _require_outside(self) -> None:
-        if self._owner == threading.get_ident():
+        if self._owner == whoami():
             raise InvalidArgument(
-                "this thread is inside a transaction on the same shard", hint="use the transaction's own methods there"
+                "this is inside a transaction on the same shard", hint="use the transaction's own methods there"
             )
 
-    def _acquire(self) -> None:
+    def _taken(self, held: list[bool]) -> None:
+        """The lock was waited for: is it ours, and may we use it?"""
+        if not held[0]:
+            self._require_outside()
+            raise StoreBusy("another thread holds the shard's write lock", shard=self._shard)
+        self._owner = whoami()
         self.require()
-        if not self._lock.acquire(blocking=False):
-            if self._owner == threading.get_ident():
-                raise InvalidArgument(
-                    "this thread is inside a transaction on the same shard",
-                    hint="use the transaction's own methods there",
-                )
-            if not self._lock.acquire(timeout=BUSY_SECONDS):
-                raise StoreBusy("another thread holds the shard's write lock", shard=self._shard)
-        self._owner = threading.get_ident()
-        if self._closed:  # meanwhile
-            self._release()
-            self.require()
 
-    def _release(self) -> None:
-        self._owner = 0
-        self._lock.release()
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._require_outside()
+        held: list[bool] = []
+        try:
+            held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS,))
+            self._taken(held)
+            yield
+        finally:
+            if held and held[0]:
+                self._owner = 0
+                self._lock.release()
 
     def close(self) -> None:
         """Close the connection once the transaction under way is over. Later calls raise QueueClosed."""
@@ -486,7 +547,7 @@ class Writer:
 
         A transaction that the forking thread itself has open is undone: shared by two processes it would lose commits.
         """
-        self._inside = self._owner == threading.get_ident()
+        self._inside = self._owner == whoami()
         if not self._inside and not self._lock.acquire(timeout=BUSY_SECONDS):
             return False
         self._gate.acquire()
@@ -501,7 +562,7 @@ class Writer:
             self._pid = os.getpid()
             if self._inside:
                 self._lock.acquire()
-                self._owner = threading.get_ident()
+                self._owner = whoami()
         else:
             self._gate.release()
             if not self._inside:
@@ -511,3 +572,8 @@ class Writer:
         """In a child whose fork was not prepared: never touch, and never close, the parent's connection."""
         if self._db is not None:
             leak(self._db)
+
+
+def failed_sync(error: BaseException) -> bool:
+    """Is this SQLite's word that an fsync failed?"""
+    return getattr(error, "extendedresult", 0) in (apsw.SQLITE_IOERR_FSYNC, apsw.SQLITE_IOERR_DIR_FSYNC)

@@ -133,6 +133,8 @@ def check_file(path: Path, shard: int) -> None:
 
 def translate(error: BaseException, shard: int) -> BaseException:
     """Our error for one of SQLite's, by class and never by text. Anything else is returned as it is."""
+    if isinstance(error, UnicodeDecodeError):
+        return StoreCorrupt(f"a stored text is damaged: {error}", shard=shard, cause=error)
     if isinstance(error, StrictqError) or not isinstance(error, apsw.Error):
         return error
     kind: type[StoreError] = StoreError

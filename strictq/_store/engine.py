@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
 from .._keys import KEYLESS, hash_key
 from .advance import Advance
 from .claim import Claimed, Held, Request
 from .frame import Tx
+from .lanes import ASIDE, is_keyless
 from .outbox import put as put_in_outbox
 from .program import AppDatabase, Rows
 from .send import INLINE_BYTES_MAX, Item, Sent, send
@@ -28,6 +31,8 @@ from .settle import (
     start,
 )
 
+DEDUP_LANES: Final = 64
+
 
 def smaller(request: Request, room: int) -> Request:
     """The same request for fewer messages."""
@@ -39,19 +44,24 @@ def head_of(batch: Batch) -> Batch:
     return Batch(batch.lane, batch.key, batch.token, [batch.seqs[0]])
 
 
+def shared_key(key: bytes) -> bytes:
+    """The key that state is kept under: a keyless message in a lane of its own shares that of the lane it came from."""
+    return key.split(ASIDE)[0] if is_keyless(key) else key
+
+
 def keyless_lane(lane: int) -> bytes:
     """The stored key of one of the lanes for keyless messages."""
     return KEYLESS + b"%d" % lane
 
 
-def keyless_by_hash(dedup_id: str, lanes: int) -> bytes:
-    """The lane that a dedup id chooses: always the same one, so that a repeated send is recognised."""
-    return keyless_lane(hash_key(dedup_id.encode()) % lanes)
+def keyless_by_hash(dedup_id: str) -> bytes:
+    """The lane that a dedup id chooses: the same one whatever `keyless_lanes` is, so that a repeated send is recognised."""
+    return keyless_lane(hash_key(dedup_id.encode()) % DEDUP_LANES)
 
 
 __all__ = [
     "INLINE_BYTES_MAX", "Advance", "AppDatabase", "Batch", "Claimed", "Held", "Item", "Request", "Rows", "Sent", "Tx",
     "ack", "ack_lane", "done_before",
     "extend", "head_of", "key_state", "keyless_by_hash", "keyless_lane", "lowest_unresolved", "more", "nack", "put_in_outbox",
-    "reject", "release", "release_all", "send", "set_key_state", "smaller", "start",
+    "reject", "release", "release_all", "send", "set_key_state", "shared_key", "smaller", "start",
 ]  # fmt: skip

@@ -16,6 +16,8 @@ from .._keys import KEYLESS
 from .._sql import CLAIM, LANES, SEND, repeated
 from .frame import SECOND, Tx
 
+REVIVE_STEP: Final = 500
+"""Waiting redrives that one transaction puts back."""
 POISON_HOLD: Final = "poison"
 READY: Final = repeated(LANES.add_ready, 64, 16, 4, 1)
 ASIDE: Final = b"!"
@@ -103,6 +105,7 @@ def place(tx: Tx, lane: int, *, at_end: bool = False) -> None:
     A lane that was retried, or whose delay is over, goes to the end of the order (`at_end`), so that it can't keep others
     waiting; any other stands where its oldest message arrived.
     """
+    more = revive_some(tx, lane)
     head = tx.run(LANES.head, (lane,)).get
     if head is None:
         end_aside(tx, lane)
@@ -114,7 +117,7 @@ def place(tx: Tx, lane: int, *, at_end: bool = False) -> None:
     if due is not None and due > tx.now:
         tx.run(LANES.add_delayed, (lane, due))
     else:
-        list_ready(tx, lane, tx.new_id() if at_end else arrival, careful=row.solo_to >= head[0])
+        list_ready(tx, lane, tx.new_id() if at_end else arrival, careful=more or row.solo_to >= head[0])
     tx.wake = True  # a new delay, too, is something that a waiting receive must know
 
 
@@ -144,12 +147,9 @@ def end_aside(tx: Tx, lane: int) -> None:
 
 
 def release_lane(tx: Tx, lease: LeaseRow, *, at_end: bool = False) -> None:
-    """End a lease: its row goes, waiting redrives come back, and the lane is listed again."""
+    """End a lease: its row goes, and the lane is listed again, with the redrives that waited."""
     tx.run(LANES.delete_lease, (lease.lane,))
     unlist(tx, lease.lane)  # an expired lease leaves its lane listed
-    if lease.redrive:
-        for (seq,) in tx.run(LANES.waiting_redrives, (lease.lane,)).fetchall():
-            revive(tx, lease.lane, seq)
     place(tx, lease.lane, at_end=at_end)
 
 
@@ -189,6 +189,17 @@ def revive(tx: Tx, lane: int, seq: int) -> None:
     tx.totals.dead -= 1
 
 
+def revive_some(tx: Tx, lane: int) -> bool:
+    """A bounded step: put back dead letters whose redrive waited for a lease. True: more of them wait.
+
+    Until they are back nothing of the lane may be handed out: the lane is listed as one to be claimed carefully.
+    """
+    rows = tx.run(LANES.waiting_redrives, (lane, REVIVE_STEP)).fetchall()
+    for (seq,) in rows:
+        revive(tx, lane, seq)
+    return len(rows) == REVIVE_STEP
+
+
 def create_aside(tx: Tx, key: bytes, arrival: int) -> int:
     """A lane for one keyless message. It starts at 1 whatever the floor: its key is never used again."""
     totals = tx.totals
@@ -203,6 +214,7 @@ def move_aside(tx: Tx, lane: Lane, seq: int, due: int | None) -> int:
     arrival = tx.run(LANES.message, (lane.id, seq)).get[1]
     aside = create_aside(tx, lane.key, arrival)
     tx.run(LANES.move, (aside, due, lane.id, seq))
+    tx.run(LANES.set_charged, (1, aside))  # its attempts came along: a release must find them
     remove(tx, lane.id, [(seq, arrival, False)], keep_bodies=True)
     tx.totals.pending += 1
     return aside

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final
 
 import apsw
@@ -13,6 +14,7 @@ from .frame import Tx
 
 PURGE_STEP: Final = 1000
 """Messages that one transaction of a purge removes."""
+RELEASE_STEP: Final = 200
 REDRIVE_STEP: Final = 500
 
 
@@ -32,9 +34,9 @@ def release(tx: Tx, key: bytes) -> bool:
 
 
 def release_keyless(tx: Tx) -> int:
-    """End the holds of keyless messages."""
-    held = [lane for lane, key in tx.run(OPERATE.held_lanes).fetchall() if lanes.is_keyless(key)]
-    return sum(_release(tx, lane) for lane in held)
+    """A bounded step: end holds of keyless messages. Returns how many, RELEASE_STEP at most."""
+    held = (lane for lane, key in tx.run(OPERATE.held_lanes).fetchall() if lanes.is_keyless(key))
+    return sum(_release(tx, lane) for lane in islice(held, RELEASE_STEP))
 
 
 def _release(tx: Tx, lane: int) -> bool:
@@ -111,6 +113,7 @@ def purge_dead(tx: Tx, lane: int) -> tuple[int, bool]:
         tx.many(LANES.delete_body, [(i,) for _, i, apart in rows if apart])
         tx.totals.dead -= len(rows)
         tx.totals.purged += len(rows)
+        lanes.end_aside(tx, lane)
     return len(rows), len(rows) == PURGE_STEP
 
 

@@ -130,6 +130,7 @@ class AppDatabase:
         self._db = db
         self._guard = guard
         self._mode = mode
+        self.live = True
 
     def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> Rows:
         """Run one or more statements on app_* tables; all rows, as tuples.
@@ -139,6 +140,8 @@ class AppDatabase:
         """
         if not isinstance(sql, str):
             raise InvalidArgument(f"SQL must be a str, not {type(sql).__name__}")
+        if not self.live:
+            raise InvalidArgument("the transaction that this belongs to is over")
         if self._mode == "write" and not self._db.in_transaction:
             raise InvalidArgument("the program's SQL rolled the transaction back; nothing happened")
         with self._guard.program(self._mode):

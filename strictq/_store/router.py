@@ -68,8 +68,8 @@ class Store:
         self.catalog = attrs.evolve(known, durability=durability)
         self.clock = clock
         self.read_only = read_only
-        self.config = known.config
-        self.config_version = known.config_version
+        self.settings = (known.config, known.config_version)
+        """The configuration and its version: one attribute, so that no thread sees the one without the other."""
         self.epoch = known.epoch
         self.time_offset = known.time_offset
         self.time = QueueTime(clock, known.time_offset)
@@ -212,6 +212,11 @@ class Store:
             raise ReadOnlyQueue("the queue was opened with read_only=True")
 
     @property
+    def config(self) -> QueueConfig:
+        """The configuration, as this process last saw it."""
+        return self.settings[0]
+
+    @property
     def closed(self) -> bool:
         return self._closed
 
@@ -345,9 +350,9 @@ class Store:
         if self.directory is None:
             return False
         known = catalog.read(self.directory, read_only=self.read_only)
-        if known.config_version == self.config_version:
+        if known.config_version == self.settings[1]:
             return False
-        self.config, self.config_version = known.config, known.config_version
+        self.settings = (known.config, known.config_version)
         return True
 
     def configure(self, changes: dict[str, Any]) -> QueueConfig:
@@ -355,15 +360,16 @@ class Store:
         with self._lock:
             while True:
                 self.refresh_config()
-                config = self.config.evolve(**changes)
-                if config == self.config:
+                old, number = self.settings
+                config = old.evolve(**changes)
+                if config == old:
                     return config
-                version: int | None = self.config_version + 1
+                version: int | None = number + 1
                 if self.directory is not None:
-                    version = catalog.set_config(self.directory, config, self.config_version)
+                    version = catalog.set_config(self.directory, config, number)
                 if version is not None:
                     break
-            self.config, self.config_version = config, version
+            self.settings = (config, version)
         for shard in self.healthy():
             shard.run(lambda _tx: None)  # begins by bringing the shard's copy up to date
         return config
@@ -406,8 +412,7 @@ class Store:
     # ---- what shards tell and ask (commit.Host)
 
     def adopt_config(self, text: str, version: int) -> None:
-        self.config = QueueConfig.from_json(text)
-        self.config_version = version
+        self.settings = (QueueConfig.from_json(text), version)
 
     def reload_epoch(self) -> None:
         """Another process began an epoch: continue in it."""
@@ -476,7 +481,7 @@ class Store:
             if not shard.quiesce():
                 for s in done:
                     s.resume(child=False)
-                self._upkeep.resume()
+                self._upkeep.resume(child=False)
                 return
             done.append(shard)
         self._prepared_shards = done
@@ -490,7 +495,7 @@ class Store:
             return
         for shard in prepared:
             shard.resume(child=child)
-        self._upkeep.resume()
+        self._upkeep.resume(child=child)
         if child:
             self._pid = os.getpid()
             self._lock = threading.Lock()

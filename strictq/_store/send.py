@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from .._config import QueueConfig
-from .._errors import MessageTooLarge, QueueFull
+from .._errors import InvalidArgument, MessageTooLarge, QueueFull
 from .._sql import SEND, repeated
 from . import lanes
 from .frame import SECOND, Tx, insert_rows
 
+FORGET_STEPS_MAX: Final = 64
+"""Steps of forgetting idle lanes in one transaction, however many lanes are new."""
 INLINE_BYTES_MAX: Final = 800
 """Larger bodies lie in a table of their own: in `message` they would spill over a page (1,002 bytes of a 4 KiB page)."""
 _LOOKUPS: Final = repeated(SEND.lanes_by_key, 64, 16, 4, 1)
@@ -76,26 +78,28 @@ class Append:
 
     def __call__(self, tx: Tx) -> list[Sent]:
         if tx.config is not self._checked:
-            require_size(self._items, tx.config)
+            require_valid(self._items, tx.config)
         return send(tx, self._items, depth_elsewhere=self._elsewhere)
 
     def together(self, tx: Tx, others: list[Append]) -> list[list[Sent]]:
         """One pass over the messages of all of them."""
         for each in others:
             if tx.config is not each._checked:
-                require_size(each._items, tx.config)
+                require_valid(each._items, tx.config)
         items = [item for each in others for item in each._items]
         sent = iter(send(tx, items, depth_elsewhere=max(each._elsewhere for each in others)))
         return [[next(sent) for _ in each._items] for each in others]
 
 
-def require_size(items: Sequence[Item], config: QueueConfig) -> None:
-    """Refuse bodies that are too large.
+def require_valid(items: Sequence[Item], config: QueueConfig) -> None:
+    """Refuse what a configuration, newer than the one they were checked against, does not allow.
 
     Raises:
-        MessageTooLarge: nothing changed.
+        MessageTooLarge, InvalidArgument: nothing changed.
     """
     for item in items:
+        if config.keyless == "refuse" and lanes.is_keyless(item[0]):
+            raise InvalidArgument("a message needs a key", hint="or configure the queue with keyless='random'")
         if len(item[1]) > config.max_body_bytes:
             raise MessageTooLarge(f"a body may have {config.max_body_bytes:,} bytes, this one has {len(item[1]):,}")
 
@@ -140,7 +144,7 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
     totals.pending += stored
     totals.sends += stored
     limit = tx.config.max_depth
-    if limit is not None and depth_elsewhere is not None and totals.pending + depth_elsewhere > limit:
+    if limit is not None and stored and depth_elsewhere is not None and totals.pending + depth_elsewhere > limit:
         raise QueueFull(f"the queue has reached max_depth={limit}")
     return sent
 
@@ -156,13 +160,15 @@ def _tails(tx: Tx, items: Sequence[Item]) -> dict[bytes, _Tail]:
                 tails[key] = _Tail(lane, newest if newest > last_seq else last_seq, not newest and bool(free))
             at += n
             left -= n
-    if len(tails) != len(keys):
+    if (known := len(tails)) != len(keys):
         for key in keys:
             if key not in tails:
                 tails[key] = _Tail(lanes.create(tx, key), tx.totals.seq_floor, True)
         if tx.config.idle_lane_seconds is not None:
             # New lanes pay for forgetting idle ones; never one that is being written to.
-            lanes.forget_idle(tx, keep={tail.lane for tail in tails.values()})
+            keep = {tail.lane for tail in tails.values()}
+            for _ in range(min(len(keys) - known, FORGET_STEPS_MAX)):
+                lanes.forget_idle(tx, keep=keep)
     return tails
 
 

@@ -107,14 +107,14 @@ def _ack_whole(tx: Tx, batches: Sequence[Batch]) -> bool:
                 tx.many(LANES.delete_body, apart)
             tx.totals.pending -= n
             tx.count_acks(n)
-            _list_rest(tx, lane_rows, batches)
+            list_rest(tx, lane_rows, batches)
             return True
     tx.run("ROLLBACK TO whole")
     tx.run("RELEASE whole")
     return False
 
 
-def _list_rest(tx: Tx, lane_rows: list[tuple[Any, ...]], batches: Sequence[Batch]) -> None:
+def list_rest(tx: Tx, lane_rows: list[tuple[Any, ...]], batches: Sequence[Batch]) -> None:
     """List the lanes that have messages left, where their new heads arrived."""
     rest = tx.run(SETTLE.next_heads, (apsw.carray(array("q", [row[-1] for row in lane_rows])),)).fetchall()
     ready = []
@@ -327,6 +327,8 @@ def release(tx: Tx, batch: Batch) -> None:
     lease = lanes.lease_of(tx, batch.lane)
     if lease is None or lease.token != batch.token:
         raise _lost(batch)
+    if not lease.ack_first and batch.seqs[0] > lease.hi:
+        return  # given back before, with an earlier message
     rows = [] if lease.ack_first else tx.run(SETTLE.rows_between, (batch.lane, batch.seqs[0], lease.hi)).fetchall()
     _shrink(tx, lease, len(rows), hi=max(batch.seqs[0] - 1, lease.lo))
 

@@ -15,7 +15,7 @@ from .._errors import SchemaMismatch, StoreBusy, StoreCorrupt, StoreError, Store
 from .._sql import SHARD
 from . import catalog, files, migrate
 from .catalog import Catalog, Range
-from .commit import Host, Operation, Writer
+from .commit import Host, Operation, Writer, failed_sync
 from .connection import MEMORY, check_file, connect, leak, translate
 from .frame import Tx
 from .program import AppDatabase, Guard, Rows
@@ -84,6 +84,8 @@ class Shard:
                 catalog.verify_shard(db, host.catalog, self.range)
                 self.incarnation = db.execute(SHARD.read_meta, ("incarnation",)).get
                 self._guard = Guard(db)
+                if self._writer.distrusted and self.path is not None:
+                    self._write_wal_again(db)
                 if not host.read_only:
                     self.apply_app_schema(db)
                     if self.path is not None:
@@ -113,6 +115,21 @@ class Shard:
             return connect(MEMORY, durability=durability)
         check_file(self.path, self.number)
         return connect(str(self.path), durability=durability, read_only=self._host.read_only, **options)
+
+    def _write_wal_again(self, db: apsw.Connection) -> None:
+        """After a failed sync: the same bytes once more, so that the kernel writes them, and a sync that counts.
+
+        A checkpoint instead would bring the database ahead of the WAL that is really on the disk, and a power cut would mix them.
+        """
+        assert self.path is not None
+        db.execute("BEGIN IMMEDIATE")  # nobody appends meanwhile
+        try:
+            files.rewrite_wal(self.path)
+        except OSError as e:
+            raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self.number, cause=e) from e
+        finally:
+            db.execute("ROLLBACK")
+        self._writer.distrusted = False
 
     def apply_app_schema(self, db: apsw.Connection) -> None:
         """Run what app_schema() recorded and this shard has not run yet."""
@@ -253,6 +270,8 @@ class Shard:
             if self.path is None or self.failed is not None:
                 return 0, 0
             try:
+                if self._writer.distrusted:
+                    self._writer.use(lambda _db: None)  # opens it again: no checkpoint before the WAL is on the disk
                 if self._checkpointer is None:
                     self._checkpointer = self._connect(self._host.catalog.durability, cache_kib=256)
                     # A connection that never read the database checkpoints nothing.
@@ -264,6 +283,8 @@ class Shard:
             except (apsw.BusyError, StoreBusy):
                 return 0, 0  # another process is at it
             except apsw.Error as e:
+                if failed_sync(e):
+                    self._writer.distrust()
                 raise translate(e, self.number) from e
 
     def _finish_checkpoint(self, db: apsw.Connection) -> tuple[int, int]:
@@ -292,6 +313,7 @@ class Shard:
             try:
                 files.sync_wal(self.path)
             except OSError as e:
+                self._writer.distrust()
                 raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self.number, cause=e) from e
 
     # ---- the end, and forks

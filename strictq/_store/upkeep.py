@@ -26,6 +26,7 @@ class Upkeep:
 
     def __init__(self, kept: Kept) -> None:
         self._kept = ref(kept)
+        self._closed = False
         self._reset()
 
     def _reset(self) -> None:
@@ -53,7 +54,12 @@ class Upkeep:
             self._condition.notify()
 
     def stop(self) -> None:
-        """End the thread, and wait for what it is doing."""
+        """End the thread for good, and wait for what it is doing."""
+        self._closed = True
+        self.pause()
+
+    def pause(self) -> None:
+        """End the thread, and wait for what it is doing. Before a fork: a child would share the locks of a thread at work."""
         with self._condition:
             self._stopped = True
             self._condition.notify()
@@ -61,15 +67,16 @@ class Upkeep:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=30.0)
 
-    def pause(self) -> None:
-        """Before a fork: a process that forks with a thread at work would share its locks."""
-        self.stop()
-
-    def resume(self) -> None:
+    def resume(self, *, child: bool) -> None:
         """After a fork, on either side: the thread starts again at the next need."""
-        grown = self._grown
-        self._reset()
-        self._grown = grown
+        if child:
+            grown = self._grown
+            self._reset()
+            self._grown = grown
+            return
+        with self._condition:
+            self._thread = None
+            self._stopped = self._closed
 
     def _run(self) -> None:
         while True:

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 import strictq
-from strictq._store import catalog, connection, files, outbox, shard
+from strictq._store import catalog, connection, files, frame, outbox, shard
 from tests.support.clock import FakeClock
 from tests.support.powercut import quiet, recording
 from tests.support.powercut_campaign import campaign, cut_again, fast_directory, put_out
@@ -127,6 +127,14 @@ def _repeated_arrivals(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(outbox, "arrive", arrive)
 
 
+def _tokens_without_epoch(patch: pytest.MonkeyPatch) -> None:
+    def new_token(self: frame.Tx) -> int:
+        self.totals.last_token += 1
+        return self.totals.last_token
+
+    patch.setattr(frame.Tx, "new_token", new_token)
+
+
 MUTATIONS: dict[str, tuple[Level, Callable[[pytest.MonkeyPatch], None]]] = {
     "commits are not synced": ("full", _weaker),
     "checkpoints are not synced": ("full", _unsynced_checkpoints),
@@ -134,6 +142,7 @@ MUTATIONS: dict[str, tuple[Level, Callable[[pytest.MonkeyPatch], None]]] = {
     "a new queue's directory is not synced": ("full", lambda patch: patch.setattr(files, "sync_directory", lambda _path: None)),
     "what is forwarded is not synced": ("process", lambda patch: patch.setattr(files, "sync_wal", lambda _path: None)),
     "the epoch is not raised": ("process", lambda patch: patch.setattr(catalog, "raise_epoch", lambda *_args: None)),
+    "tokens do not carry the epoch": ("process", _tokens_without_epoch),
     "an arrival is not remembered": ("full", _repeated_arrivals),
 }
 

@@ -78,7 +78,7 @@ class Crowd:
         for thread in self.threads:
             thread.join(PATIENCE_SECONDS)
         assert not any(t.is_alive() for t in self.threads), "a follower was never released"
-        assert not self.writer._leading
+        assert self.writer._leader() is None
         assert not self.writer._waiting
         assert not self.writer._lock.locked()
         return self.results[1:]
@@ -389,7 +389,7 @@ def test_a_misplaced_call_does_not_hold_up_other_threads(q: Queue, monkeypatch: 
     with q.transaction(key="k") as tx:
         tx.key_state = tx.key_state or b"x"
         thread.start()
-        wait_until(lambda: writer_of(q)._leading, "the other thread to wait")
+        wait_until(lambda: writer_of(q)._leader() is not None, "the other thread to wait")
         with pytest.raises(strictq.InvalidArgument):
             q.send(b"", "k")
     thread.join(PATIENCE_SECONDS)

@@ -83,7 +83,7 @@ PINNED: list[tuple[Block, str, list[str]]] = [
     (LANES, "drop_ready", ["SEARCH ready USING INDEX sqlite_autoindex_ready_1 (lane=?)"]),
     (LANES, "drop_delayed", ["SEARCH delayed USING INTEGER PRIMARY KEY (rowid=?)"]),
     (LANES, "charge", ["SEARCH message USING PRIMARY KEY (lane=? AND seq>? AND seq<?)"]),
-    (LANES, "waiting_redrives", ["SEARCH dead USING PRIMARY KEY (lane=?)"]),
+    (LANES, "waiting_redrives", ["SEARCH dead USING COVERING INDEX dead_waiting (lane=?)"]),
     (LANES, "some_lanes", ["SEARCH lane USING INTEGER PRIMARY KEY (rowid>?)"]),
     (SEND, "find_dedup", ["SEARCH dedup USING PRIMARY KEY (lane=? AND dedup_id=?)"]),
     (SEND, "old_dedups", ["SEARCH dedup USING COVERING INDEX dedup_until (until<?)"]),

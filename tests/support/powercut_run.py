@@ -63,6 +63,7 @@ class Program:
         self.clock = clock
         self.random = chance
         self.held: list[Delivery] = []
+        self.shortened: set[tuple[Any, int]] = set()
 
     def step(self) -> None:
         """One call, or a few that belong together."""
@@ -92,7 +93,7 @@ class Program:
     def receive(self) -> None:
         if self.random.random() < 0.1:
             self.recorded.send(self.recorded.new(AT_ONCE))
-            for d in self.recorded.receive(2, lease_seconds=20.0, keys=[AT_ONCE], ack_first=True):
+            for d in self.recorded.receive(1, lease_seconds=20.0, keys=[AT_ONCE], ack_first=True):
                 self.recorded.act("done", d)
             return
         keys = [k for k in ALL_KEYS if k != AT_ONCE]
@@ -104,9 +105,15 @@ class Program:
             return self.receive()
         if self.random.random() < 0.3:
             some, self.held = self.held[:4], self.held[4:]
-            return self.recorded.act_many(self.random.choice(("ack", "ack", "nack")), some)
+            verb = self.random.choice(("ack", "ack", "nack"))
+            self.shortened.update((d.key, d.token) for d in some if verb == "nack")
+            return self.recorded.act_many(verb, some)
         d = self.held.pop(0)
         verb = self.random.choice(("ack", "ack", "ack", "nack", "reject", "start", "extend", "release", "more"))
+        if verb == "extend" and (d.key, d.token) in self.shortened:
+            verb = "ack"  # to extend what was given back extends what is left of its lease
+        if verb in ("nack", "release"):
+            self.shortened.add((d.key, d.token))
         if verb == "more":
             self.held += self.recorded.more(d, 3)
         else:
@@ -128,7 +135,7 @@ class Program:
         key = self.random.choice(KEYS)
         if verb == "purge" and self.random.random() < 0.7:
             verb = "redrive"
-        self.recorded.operate(verb, key, dead=verb == "purge" and self.random.random() < 0.5)
+        self.recorded.operate(verb, key)
 
     def keep(self) -> None:
         """What an engine does beside its callers, and what is seldom called."""

@@ -60,7 +60,13 @@ class Facts:
             (repr(self.keys[row["lane"]]), row["seq"]): row["body"] if row["body"] is not None else bodies[row["id"]]
             for row in snap.all("message")
         }
-        self.dead = {(repr(self.keys[row["lane"]]), row["seq"]) for row in snap.all("dead")}
+        self.dead: set[tuple[str, int]] = set()
+        for row in snap.all("dead"):
+            place = (repr(self.keys[row["lane"]]), row["seq"])
+            if row["redrive"]:  # it goes back when the lease ends, and a reboot ends it
+                self.pending[place] = row["body"] if row["body"] is not None else bodies[row["id"]]
+            else:
+                self.dead.add(place)
         self.outbox = {(row["destination"], row["id"]): (repr(decode_key(row["key"])), row["body"]) for row in snap.all("outbox")}
         self.inlet = {row["origin"]: row["high_water"] for row in snap.all("inlet")}
         self.incarnation = next(row["value"] for row in snap.all("meta") if row["name"] == "incarnation")

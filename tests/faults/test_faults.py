@@ -1,0 +1,233 @@
+"""The disk fails, memory ends, locks are not to be had: at any call, once or from then on.
+
+Whatever raised OutcomeUnknown may have happened, whatever raised anything else did not, and what returned holds: the whole
+history of a program that met failures goes through the checker. When they are over, the same queue object works again, and
+so does a new one. Every kind of call is failed at points spread over all of its calls.
+
+Some four hundred points. For a long campaign set STRICTQ_FAULT_POINTS to their number (shared by the kinds of failure),
+and STRICTQ_FAULT_SEED to start from other random numbers:
+
+    STRICTQ_FAULT_POINTS=10000 python -m pytest -n 4 tests/faults
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+import strictq
+from strictq import OutcomeUnknown, StoreError
+from tests.support.clock import FakeClock
+from tests.support.faults import CODES, FOREVER, Count, Disturbance, Disturbed, Plan, Scene, play
+from tests.support.history import OK
+from tests.support.powercut import Journal, Recorder, quiet, recording
+from tests.support.powercut_campaign import campaign, fast_directory, put_out
+from tests.support.powercut_disk import Platter
+from tests.support.powercut_run import CONFIG, PLACE, Level, Run
+from tests.support.queues import keys_by_shard
+from tests.support.recorded import SCHEMA
+
+POINTS = int(os.environ.get("STRICTQ_FAULT_POINTS", "400"))
+SEED = int(os.environ.get("STRICTQ_FAULT_SEED", "1"))
+STEPS = (12, 40)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    with fast_directory(tmp_path) as directory:
+        yield directory
+
+
+def fresh(place: Path) -> Path:
+    """An empty directory to work in."""
+    shutil.rmtree(place / "work", ignore_errors=True)
+    (place / "work").mkdir()
+    return place / "work"
+
+
+@pytest.mark.parametrize("fault", CODES)
+def test_a_failure_at_any_call(fault: str, place: Path) -> None:
+    wanted = POINTS // len(CODES)
+    done = fired = 0
+    for seed in itertools.count(SEED):
+        count = Count()
+        play(fresh(place), lambda count=count: count, seed=seed, steps=STEPS)  # type: ignore[misc]
+        calls = count.kinds[CODES[fault][0]]
+        chance = random.Random(seed)
+        for first in chance.sample(range(1, calls + 1), min(calls, max(wanted // 4, 1))):
+            for times in (1, chance.choice((3, FOREVER))):
+                plan = Plan(fault, first, times)
+                try:
+                    play(fresh(place), lambda plan=plan: plan, seed=seed, steps=STEPS)  # type: ignore[misc]
+                except Exception as e:
+                    raise AssertionError(f"{plan} and seed {seed}: {e}") from e
+                done += 1
+                fired += plan.fired > 0
+        if done >= wanted:
+            break
+        assert seed < SEED + 50 or done, f"nothing ever does what {fault} fails"
+    assert fired >= done // 2
+
+
+@pytest.mark.parametrize("fault", ["read", "write", "sync", "open", "size", "busy", "lock"])
+def test_the_other_shards_never_stop(fault: str, place: Path) -> None:
+    """Whatever one shard's disk does, each call on the keys of another one works."""
+    keys = keys_by_shard(2)
+    sick = Plan(fault, 1, FOREVER)
+
+    def plan() -> Callable[[str, str], None]:
+        return lambda kind, path: sick(kind, path) if "shard-0000" in path else None
+
+    def watch(scene: Scene) -> None:
+        scene.queue._store.shards[0]._writer._drop_connection()
+        recorded = scene.program.recorded
+        for _ in range(5):
+            assert recorded.send(recorded.new(keys[1])) is not None
+        recorded.operate("unhold", keys[1])
+        recorded.send_many([recorded.new(key) for key in keys.values()])
+        scene.clock.advance(100.0)
+        got = [d for _ in range(3) for d in recorded.receive(100, lease_seconds=30.0)]
+        assert sum(1 for d in got if d.key == keys[1]) == 6
+        for d in got:
+            if d.shard == 1:
+                assert recorded.act("ack", d) == OK
+
+    play(fresh(place), plan, seed=3, steps=STEPS, watch=watch)
+    assert sick.fired
+
+
+def test_memory_that_ends(place: Path) -> None:
+    """SQLite's memory limit: calls fail, nothing is lost, and everything goes on when there is memory again."""
+
+    failed: list[str] = []
+
+    def watch(scene: Scene) -> None:
+        recorded = scene.program.recorded
+        scene.queue._store.shards[0]._writer._drop_connection()
+        for room in (0, 2_000, 10_000, 50_000, 200_000, 1_000_000):
+            apsw.hard_heap_limit(apsw.memory_used() + room)
+            try:
+                before = len(scene.recorder.events)
+                for _ in range(8):
+                    recorded.send_many([recorded.big("a"), recorded.big("b"), recorded.big("c")])
+                    scene.program.step()
+                failed.extend(e.outcome for e in scene.recorder.events[before:] if getattr(e, "outcome", OK) != OK)
+            finally:
+                apsw.hard_heap_limit(0)
+
+    play(fresh(place), lambda: None, seed=5, steps=STEPS, watch=watch)
+    assert {"StoreError", "PartialFailure", "OutcomeUnknown"} & set(failed), failed
+
+
+def test_a_storm_of_locks_that_passes_is_not_noticed(place: Path) -> None:
+    storm = Plan("busy", 1, 3)
+
+    def watch(scene: Scene) -> None:
+        for shard in scene.queue._store.shards:
+            shard._writer._drop_connection()
+        scene.journal.fault = storm
+        scene.queue.configure(retry_delay_seconds=0.0, lease_seconds=21.0)  # queue.db is locked by its files
+
+    play(fresh(place), lambda: None, seed=6, steps=STEPS, watch=watch)
+    assert storm.fired == 3
+
+
+# --- a sync that fails, and a kernel that then takes what it could not write for written ------------------------------
+
+
+def test_what_is_acknowledged_after_a_failed_sync_survives_a_power_cut(place: Path) -> None:
+    clock = FakeClock()
+    with recording(fresh(place), clock) as journal:
+        queue = strictq.open(journal.root / PLACE, clock=clock)
+        queue.send(b"before", "k")
+        journal.fault = Plan("sync", 1, 1, "-wal")
+        with pytest.raises(OutcomeUnknown):
+            queue.send(b"unknown", "k")
+        journal.fault = None
+        queue.send(b"after", "k")
+        journal.recording = False
+        queue.close()
+    assert b"after" in bodies(place, journal, clock)
+
+
+def test_what_is_forwarded_after_a_failed_sync_is_whole_after_a_power_cut(place: Path) -> None:
+    """At "process", the origin is synced before it forwards; if that fails once, a second try must not be a lie."""
+    clock = FakeClock()
+    here, there = keys_by_shard(2).values()
+    with recording(fresh(place), clock) as journal:
+        queue = strictq.open(journal.root / PLACE, clock=clock, shards=2, durability="process")
+        queue.send(b"in", here)
+        queue._store.shards[0].checkpoint()
+        (d,) = queue.receive()
+        failed: list[str] = []
+
+        def fault(kind: str, path: str) -> None:
+            if kind == "fsync" and not failed:
+                failed.append(path)
+                journal.lose(path)
+                raise OSError(5, "Input/output error")
+
+        journal.fault = fault
+        with pytest.raises(strictq.ForwardPending), queue.transaction(d) as tx:
+            tx.send(b"out", there)
+        queue._store.forward()
+        assert failed
+        journal.recording = False
+        queue.close()
+    assert bodies(place, journal, clock) == [b"out"]  # and not b"in" as well
+
+
+def bodies(place: Path, journal: Journal, clock: FakeClock) -> list[bytes]:
+    """What is in the queue if the power is cut now, and all that was not synced is gone."""
+    platter = Platter(journal.start)
+    for op in journal.ops:
+        platter.follow(op)
+    put_out(platter.cut("none", random.Random(0)), place / "image", random.Random(0))
+    clock.reboot()
+    with quiet(clock), strictq.open(place / "image" / PLACE, clock=clock, create=False) as queue:
+        return sorted(d.body for d in queue.receive(100))
+
+
+@pytest.mark.parametrize("level", ["full", "process"])
+@pytest.mark.parametrize("seed", range(SEED, SEED + 4))
+def test_failed_syncs_and_then_a_power_cut(seed: int, level: Level, place: Path) -> None:
+    """As above, at any sync of any of SQLite's files, under everything one can do."""
+    clock = FakeClock()
+    with recording(fresh(place), clock) as journal:
+        recorder = Recorder()
+        recorder.journal = journal
+        queue = strictq.open(Path(journal.root, PLACE), shards=2, durability=level, config=CONFIG, clock=clock)
+        journal.note("opened")
+        queue.app_schema(SCHEMA)
+        journal.note("ready")
+        program = Disturbance(Disturbed(queue, recorder), clock, random.Random(seed))
+        for _ in range(3):
+            journal.fault = Plan("sync", 1 + 3 * (seed % 5), 1)
+            for _ in range(15):
+                program.step()
+        journal.recording = False
+        queue.close()
+    run = Run(journal, recorder.events, level, clock)
+    campaign(run, place / "image", seed=seed, per_point=3, every=8, limit=300)
+
+
+def test_a_failure_is_told_as_what_it_is(place: Path) -> None:
+    with recording(fresh(place), FakeClock()) as journal:
+        queue = strictq.open(journal.root / PLACE)
+        queue.send(b"", "k")
+        queue._store.shards[0]._writer._drop_connection()
+        journal.fault = Plan("read", 1, 1)
+        with pytest.raises(StoreError) as caught:
+            queue.send(b"", "k")
+        assert not isinstance(caught.value, OutcomeUnknown)
+        assert isinstance(caught.value.cause, apsw.IOError)
+        assert queue.send(b"", "k").seq == 2
+        journal.recording = False
+        queue.close()

@@ -1,0 +1,217 @@
+"""Failures of the disk, of memory and of locks at a chosen moment, under a program that goes on."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+import attrs
+import pytest
+
+import strictq
+from strictq import Queue
+from strictq._store import connection
+from tests.support import history_lanes
+from tests.support.checker import Policy, check
+from tests.support.clock import FakeClock
+from tests.support.history import OK, Event, Return
+from tests.support.powercut import Journal, Recorder, quiet, recording
+from tests.support.powercut_run import ALL_KEYS, CONFIG, KEYS, PLACE, Level, Named, Program
+from tests.support.recorded import SCHEMA
+
+FOREVER: Final = 1 << 60
+CODES: Final[dict[str, tuple[str, int]]] = {
+    "read": ("read", apsw.SQLITE_IOERR_READ),
+    "write": ("write", apsw.SQLITE_IOERR_WRITE),
+    "sync": ("sync", apsw.SQLITE_IOERR_FSYNC),
+    "truncate": ("truncate", apsw.SQLITE_IOERR_TRUNCATE),
+    "size": ("size", apsw.SQLITE_IOERR_FSTAT),
+    "full": ("write", apsw.SQLITE_FULL),
+    "open": ("open", apsw.SQLITE_CANTOPEN),
+    "delete": ("delete", apsw.SQLITE_IOERR_DELETE),
+    "busy": ("lock", apsw.SQLITE_BUSY),
+    "lock": ("lock", apsw.SQLITE_IOERR_LOCK),
+    "fsync": ("fsync", 5),
+    "put": ("put", 28),
+}
+"""What fails → which calls it is, and how it fails: SQLite's code, or an errno for calls that are not SQLite's."""
+
+
+@attrs.define
+class Plan:
+    """Fails calls number `first` to `first + times - 1` of a kind, counted from when it is armed."""
+
+    fault: str
+    first: int
+    times: int = 1
+    only: str = ""
+    count: int = 0
+    fired: int = 0
+
+    def __call__(self, kind: str, path: str) -> None:
+        wanted, code = CODES[self.fault]
+        if kind != wanted or not path.endswith(self.only):
+            return
+        self.count += 1
+        if not self.first <= self.count < self.first + self.times:
+            return
+        self.fired += 1
+        if kind in ("fsync", "put"):
+            raise OSError(code, os.strerror(code))
+        raise apsw.exception_for(code)
+
+
+@attrs.define
+class Count:
+    """Counts calls instead."""
+
+    kinds: Counter[str] = attrs.Factory(Counter)
+
+    def __call__(self, kind: str, path: str) -> None:
+        self.kinds[kind] += 1
+
+
+class Disturbed(Named):
+    """A recorded queue whose operator's calls take several steps: those that failed did perhaps some of them."""
+
+    def operate(self, verb: str, key: Any, *, dead: bool = False) -> str:
+        before = len(self.recorder.events)
+        outcome = super().operate(verb, key, dead=dead)
+        for event in self.recorder.events[before:]:
+            if isinstance(event, Return) and event.outcome != OK:
+                event.outcome = "OutcomeUnknown"
+        return outcome
+
+
+class Disturbance(Program):
+    """The program of the power cuts; what its seldom calls raise is not its concern here, if it is one of ours."""
+
+    failed = 0
+    steps = 0
+
+    def keep(self) -> None:
+        try:
+            if self.random.random() < 0.4:
+                # As another process that comes: what it needs is read from the disk again.
+                self.random.choice(self.queue._store.shards)._writer._drop_connection()
+            else:
+                super().keep()
+        except strictq.StrictqError:
+            self.failed += 1
+
+    def step(self) -> None:
+        super().step()
+        self.held = self.held[-20:]
+        self.steps += 1
+        if self.steps % 8 == 0:
+            self._seldom()
+
+    def _seldom(self) -> None:
+        """What writes queue.db, and the reserve."""
+        try:
+            self.queue.configure(retry_delay_max_seconds=float(self.random.randint(10, 1000)))
+        except strictq.StrictqError:
+            self.failed += 1
+        reserve = self.queue._store.reserve
+        if reserve is not None and self.steps % 16 == 0:
+            reserve.give_up()
+            reserve._next_try = 0.0
+            reserve.there()
+
+
+@attrs.define
+class Scene:
+    """A queue at work, with a disk that can fail."""
+
+    root: Path
+    journal: Journal
+    clock: FakeClock
+    queue: Queue
+    recorder: Recorder
+    program: Disturbance
+    shards: int
+
+    def work(self, steps: int) -> None:
+        for _ in range(steps):
+            self.program.step()
+
+    def heal(self) -> None:
+        """The failures are over. The same object must be able to do everything again, at once."""
+        self.journal.fault = None
+        if self.queue._store.reserve is not None:
+            self.queue._store.reserve._next_try = 0.0  # it is looked for once a second of real time
+        assert [s.quarantined for s in self.queue.stats().shards] == [None] * self.shards, "an I/O error is no corruption"
+        for key in KEYS:
+            assert self.program.recorded.operate("unhold", key) == OK
+            assert self.program.recorded.send(self.program.recorded.new(key)) is not None, self.recorder.events[-1]
+        assert self.program.recorded.receive(1, lease_seconds=20.0) is not None
+        assert self.recorder.events[-1].outcome == OK  # type: ignore[union-attr]
+
+    def account(self) -> None:
+        """Open it again, on a disk that works: everything that returned holds, what raised changed nothing."""
+        self.journal.fault = None
+        self.journal.recording = False
+        self.queue.close()
+        with quiet(self.clock), strictq.open(self.root / PLACE, clock=self.clock, create=False) as queue:
+            settle(queue, self.recorder, self.clock)
+
+
+def settle(queue: Queue, recorder: Recorder, clock: FakeClock) -> list[Event]:
+    """Drain a queue and check its whole history."""
+    recorded = Disturbed(queue, recorder, "settled")
+    assert queue.check() == []
+    queue._store.forward()
+    for key in KEYS:
+        assert recorded.operate("unhold", key) == OK
+    clock.advance(4000.0)
+    for _ in range(100):
+        batch = recorded.receive(500, lease_seconds=30.0)
+        if not batch:
+            break
+        recorded.act_many("ack", batch)
+        clock.advance(1.0)
+    stats = queue.stats()
+    assert (stats.depth, stats.outbox) == (0, 0)
+    recorded.final(ALL_KEYS)
+    assert queue.check() == []
+    with pytest.MonkeyPatch.context() as patch:
+        strict = history_lanes.HARMLESS | {"StoreError", "StoreCorrupt"}  # none but OutcomeUnknown leaves anything open
+        patch.setattr(history_lanes, "HARMLESS", strict)
+        found = check(recorder.events, Policy())
+    assert not found, found[:3]
+    return recorder.events
+
+
+def play(
+    root: Path,
+    plans: Callable[[], Callable[[str, str], None] | None],
+    *,
+    seed: int,
+    level: Level = "full",
+    shards: int = 2,
+    steps: Sequence[int] = (12, 25),
+    watch: Callable[[Scene], None] | None = None,
+) -> Scene:
+    """Work, then work on with failures, then without; account for all of it."""
+    clock = FakeClock()
+    with recording(root, clock) as journal, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection, "BUSY_SECONDS", 0.02)
+        recorder = Recorder()
+        queue = strictq.open(Path(journal.root, PLACE), shards=shards, durability=level, config=CONFIG, clock=clock)
+        queue.app_schema(SCHEMA)
+        program = Disturbance(Disturbed(queue, recorder), clock, random.Random(seed))
+        scene = Scene(journal.root, journal, clock, queue, recorder, program, shards)
+        scene.work(steps[0])
+        journal.fault = plans()
+        scene.work(steps[1])
+        if watch is not None:
+            watch(scene)
+        scene.heal()
+        scene.work(4)
+        scene.account()
+    return scene

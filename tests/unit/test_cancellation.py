@@ -1,0 +1,178 @@
+"""Interrupts and cancellation: whoever is stopped at the worst moment leaves nothing behind, and nobody waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+import strictq
+from tests.support.internals import run_python, writer_of
+
+
+def test_an_interrupted_leader_never_leaves_the_shard_without_one(tmp_path) -> None:
+    with strictq.open(tmp_path / "queue") as q:  # durability full: callers are grouped
+        writer = writer_of(q)
+
+        class Gate:  # Ctrl-C lands as the `with` on the gate ends
+            def __init__(self, lock):
+                self.lock, self.armed = lock, True
+
+            def __enter__(self):
+                return self.lock.__enter__()
+
+            def __exit__(self, *a):
+                self.lock.__exit__(*a)
+                if self.armed:
+                    self.armed = False
+                    raise KeyboardInterrupt
+
+        writer._gate = Gate(writer._gate)
+        with pytest.raises(KeyboardInterrupt):
+            q.send(b"", "k")
+        t = threading.Thread(target=lambda: q.send(b"", "k"), daemon=True)
+        t.start()
+        t.join(3.0)
+        assert not t.is_alive()
+
+
+INTERRUPTED = """
+import random, signal, sys, threading
+import strictq
+
+class Interrupt(BaseException):
+    pass
+
+def interrupt(*_):
+    raise Interrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+q = strictq.open(sys.argv[1], durability=sys.argv[2])
+dice = random.Random(7)
+interrupts = 0
+for _ in range(600):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, dice.uniform(0.00002, 0.0006))
+        q.send(b"", "k")
+        for d in q.receive(3):
+            d.ack()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Interrupt:
+        interrupts += 1
+    finally:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupt:
+            interrupts += 1
+other = threading.Thread(target=lambda: q.send(b"last", "k"), daemon=True)
+other.start()
+other.join(30)
+assert not other.is_alive(), "the shard waits for somebody who is gone"
+assert interrupts > 100, interrupts
+assert q.check() == []
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("durability", ["full", "process"])
+def test_interrupts_at_any_moment_leave_the_shard_to_others(tmp_path: Path, durability: str) -> None:
+    assert run_python(INTERRUPTED, tmp_path / "queue", durability) == "alive\n"
+
+
+def test_a_cancelled_async_transaction_writes_nothing() -> None:
+    async def main() -> list:
+        async with strictq.open_async(":memory:") as q:
+            await q.app_schema("CREATE TABLE app_t (x TEXT) STRICT")
+
+            def late(db):
+                time.sleep(0.3)
+                db.execute("INSERT INTO app_t VALUES ('cancelled')")
+
+            async def first() -> None:
+                async with q.transaction(key="k") as tx:
+                    await tx.run(late)
+
+            task = asyncio.create_task(first())
+            await asyncio.sleep(0.1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            async with q.transaction(key="k") as tx:
+                await tx.run(lambda db: time.sleep(0.4))
+            return await q.query("SELECT x FROM app_t")
+
+    assert asyncio.run(main()) == []
+
+
+def test_a_receive_that_asyncio_cancels_gives_back(monkeypatch) -> None:
+    async def main() -> str:
+        async with strictq.open_async(":memory:") as q:
+            await q.send(b"", "k")
+            claim = q.sync._store.claim
+            monkeypatch.setattr(q.sync._store, "claim", lambda *a: (claim(*a), time.sleep(0.3))[0])
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(q.receive(), 0.1)
+            await asyncio.sleep(0.4)
+            return (await q.explain("k")).state
+
+    assert asyncio.run(main()) == "ready"
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_open_async_transaction_does_not_refuse_other_tasks(backend) -> None:
+    async def main() -> None:
+        async with strictq.open_async(":memory:") as q:
+
+            async def hold() -> None:
+                async with q.transaction(key="k") as tx:
+                    await tx.run(lambda db: None)
+                    await anyio.sleep(0.2)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(hold)
+                await anyio.sleep(0.05)
+                await q.send(b"", "other")
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_cancelled_async_consume_gives_everything_back(backend) -> None:
+    from contextlib import aclosing
+
+    async def main() -> list[str]:
+        async with strictq.open_async(":memory:") as q:
+            for n in range(3):
+                await q.send(b"", n)
+            with anyio.CancelScope() as scope:
+                async with aclosing(q.consume()) as deliveries:
+                    async for d in deliveries:
+                        await d.ack()
+                        scope.cancel()
+            return [(await q.explain(n)).state for n in range(3)]
+
+    assert anyio.run(main, backend=backend) == ["empty", "ready", "ready"]
+
+
+def test_a_fork_elsewhere_does_not_break_a_close(disk) -> None:
+    q = disk()
+    upkeep = q._store._upkeep
+    errors: list[BaseException] = []
+
+    def close() -> None:
+        try:
+            q.close()
+        except BaseException as e:
+            errors.append(e)
+
+    with upkeep._condition:
+        t = threading.Thread(target=close)
+        t.start()
+        t.join(0.2)  # it waits in stop() for the condition
+        upkeep.resume(child=False)  # what after_fork does, in the parent too
+    t.join(10)
+    assert errors == []

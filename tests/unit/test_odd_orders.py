@@ -1,0 +1,124 @@
+"""Operations in orders that nobody plans: each of these once broke a promise."""
+
+from __future__ import annotations
+
+import pytest
+
+import strictq
+from strictq import Message, Queue
+from tests.support.clock import FakeClock
+from tests.support.internals import connection_of, writer_of
+from tests.support.queues import Opener
+
+
+def test_leaving_consume_after_a_nack_in_the_middle_keeps_the_lease_sound(q: Queue) -> None:
+    q.send_many([Message(b"", key="k") for _ in range(5)])
+    got = []
+    for d in q.consume(wait=0.0):
+        got.append(d)
+        if d.seq == 3:
+            d.nack()
+            break
+    assert q.check() == []  # "the lease of lane 1 counts 2 messages, 3 lie in 1..3"
+    got[0].nack()  # StoreError: CHECK constraint failed: pending >= 0
+
+
+def test_a_run_of_expired_lanes_does_not_hold_the_lock(make: Opener, clock: FakeClock) -> None:
+    from strictq._store.claim import CULL_STEP
+
+    q = make()
+    q.send_many([Message(b"", key=n, ttl=1.0) for n in range(5_000)])
+    clock.advance(2.0)
+    db = connection_of(q)
+    moved = []
+    real = writer_of(q)._commit
+
+    def commit(calls):
+        before = db.total_changes()
+        tx = real(calls)
+        moved.append(db.total_changes() - before)
+        return tx
+
+    writer_of(q)._commit = commit
+    q.receive()
+    assert max(moved) < 10 * CULL_STEP  # 9,601 more lanes' rows are moved in the first of them
+
+
+def test_released_keyless_poison_is_tried_again(make: Opener) -> None:
+    q = make(keyless="random", max_attempts=1, on_poison="hold")
+    q.send(b"x")
+    q.receive()[0].nack()
+    assert q.release(None)
+    assert [d.body for d in q.receive()] == [b"x"]
+
+
+def test_bodies_of_what_a_lease_grew_over_go_with_it(q: Queue) -> None:
+    q.send(b"", "k")
+    (d,) = q.receive()
+    q.send(b"x" * 5_000, "k")
+    q.ack_many([d, *d.lease.more()])
+    assert q.check() == []
+
+
+def test_started_and_given_back_cannot_start_again(q: Queue) -> None:
+    q.send_many([Message(b"", key="k")] * 2)
+    one, two = q.receive()
+    one.start()
+    two.start()
+    one.nack()
+    q.receive(1)  # somebody else has the lane
+    with pytest.raises(strictq.LeaseLost):
+        two.start()
+
+
+def test_keyless_settings_count_at_the_next_write(disk: Opener) -> None:
+    one = disk(keyless="random")
+    other = disk()
+    other.configure(keyless="refuse")
+    with pytest.raises(strictq.InvalidArgument):
+        one.send(b"")
+
+
+def test_keyless_dedup_survives_another_number_of_lanes(make: Opener) -> None:
+    q = make(keyless="random", keyless_lanes=64)
+    q.send(b"", dedup_id="zz3")
+    q.configure(keyless_lanes=7)
+    assert q.send(b"", dedup_id="zz3").duplicate
+
+
+def test_idle_lanes_are_forgotten_also_under_send_many(make: Opener, clock: FakeClock) -> None:
+    q = make(idle_lane_seconds=1.0)
+    for turn in range(20):
+        q.send_many([Message(b"", key=f"{turn}-{n}") for n in range(100)])
+        q.ack_many(q.receive(100))
+        clock.advance(10.0)
+    assert q.stats().lanes < 500  # 1,848 of 2,000
+
+
+def test_a_known_dedup_id_is_answered_also_over_max_depth(q: Queue) -> None:
+    q.send(b"", "k", dedup_id="a")
+    q.send(b"", "k")
+    q.configure(max_depth=1)
+    assert q.send(b"", "k", dedup_id="a").duplicate
+
+
+def test_purged_dead_letters_take_their_private_lane_with_them(make: Opener, clock: FakeClock) -> None:
+    q = make(keyless="random", keyless_lanes=1)
+    q.send(b"", delay=1.0)
+    clock.advance(2.0)
+    q.receive()[0].reject("no")
+    q.purge(dead=True)
+    assert q.stats().lanes == 1
+
+
+def test_the_end_of_a_lease_with_many_redrives_is_bounded(q: Queue) -> None:
+    n = 3_000
+    q.send_many([Message(b"", key="k") for _ in range(n)])
+    ds = q.receive(n)
+    for d in ds[1:]:
+        d.reject("no")
+    assert q.redrive("k") == n - 1
+    db = connection_of(q)
+    before = db.total_changes()
+    ds[0].ack()
+    assert db.total_changes() - before < 3 * 600
