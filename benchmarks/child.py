@@ -110,12 +110,70 @@ def load(path: str, durability: str, keys: int, batch: int) -> None:
         keep_busy(q, keys, batch, 1, stop)
 
 
+def send_times(path: str, number: int) -> None:
+    """Send the time, again and again, to a worker in another process."""
+    import strictq
+
+    with strictq.open(path, create=False) as q:
+        for _ in range(number):
+            time.sleep(0.03)
+            q.send(b"%r" % time.monotonic(), key="k")
+    _report(sent=number)
+
+
+def idle_worker(path: str, seconds: float) -> None:
+    """The processor time of a worker that has nothing to do."""
+    import strictq
+
+    with strictq.open(path, create=False) as q:
+        worker = strictq.Worker(q, lambda _job: None)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        time.sleep(0.2)
+        before = time.process_time()
+        time.sleep(seconds)
+        used = time.process_time() - before
+        worker.stop()
+        thread.join()
+    _report(used=used)
+
+
+def holding_worker(path: str) -> None:
+    """What a worker adds to the memory of its process while 8 handlers are at work and every other lane waits."""
+    import strictq
+
+    from .measure import resident_mib
+
+    with strictq.open(path, create=False) as q:
+        full, go = threading.Semaphore(0), threading.Event()
+
+        def process(_job: Any) -> None:
+            full.release()
+            go.wait(30.0)
+
+        worker = strictq.Worker(q, process)
+        before = resident_mib()
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        for _ in range(8):
+            full.acquire(timeout=30.0)
+        time.sleep(0.2)
+        after, held = resident_mib(), worker.stats().buffered + 8
+        worker.stop()
+        go.set()
+        thread.join()
+    _report(grown=None if before is None or after is None else after[0] - before[0], held=held)
+
+
 ROLES: Final[dict[str, Callable[..., None]]] = {
     "import": importing,
     "open": opening,
     "memory": memory,
     "everything": everything,
     "load": load,
+    "send-times": send_times,
+    "idle-worker": idle_worker,
+    "holding-worker": holding_worker,
 }
 
 

@@ -11,7 +11,7 @@ with strictq.open("orders.strictq") as q:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._clock import Clock, SystemClock
 from ._config import QueueConfig
@@ -56,6 +56,7 @@ from .transaction import Transaction
 
 if TYPE_CHECKING:
     from .aio import AsyncDelivery, AsyncLease, AsyncQueue, AsyncTransaction
+    from .worker import Job, Reject, Retry, Worker, WorkerEvent, WorkerStats
 
 __all__ = [
     "AsyncDelivery",
@@ -71,6 +72,7 @@ __all__ = [
     "ForkedProcess",
     "ForwardPending",
     "InvalidArgument",
+    "Job",
     "KeyDepth",
     "Lease",
     "LeaseLost",
@@ -88,6 +90,8 @@ __all__ = [
     "QueueNotFound",
     "ReadOnlyQueue",
     "Receipt",
+    "Reject",
+    "Retry",
     "SchemaMismatch",
     "ShardStats",
     "Stats",
@@ -99,6 +103,9 @@ __all__ = [
     "SystemClock",
     "Transaction",
     "UnknownMessage",
+    "Worker",
+    "WorkerEvent",
+    "WorkerStats",
     "__version__",
     "open",
     "open_async",
@@ -106,9 +113,10 @@ __all__ = [
 
 
 _ASYNC = ("AsyncDelivery", "AsyncLease", "AsyncQueue", "AsyncTransaction")
+_WORKER = ("Job", "Reject", "Retry", "Worker", "WorkerEvent", "WorkerStats")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # What most programs do not need, and what would cost more than the rest of the import together.
     if name == "__version__":
         from importlib.metadata import version
@@ -118,4 +126,8 @@ def __getattr__(name: str) -> Any:
         from . import aio
 
         return getattr(aio, name)
+    if name in _WORKER:
+        from . import worker
+
+        return getattr(worker, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

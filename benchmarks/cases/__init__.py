@@ -6,7 +6,7 @@ from typing import Final
 
 from benchmarks.bench import Case
 
-from . import backlog, concurrent, latency, life, single, start
+from . import backlog, concurrent, latency, life, single, start, worker
 
 CASES: Final[dict[str, Case]] = {
     "life": life.usual,
@@ -22,6 +22,10 @@ CASES: Final[dict[str, Case]] = {
     "blocked": backlog.blocked,
     "disk": backlog.disk,
     "backlog": backlog.backlog,
+    "worker-overlap": worker.overlap,
+    "worker-rate": worker.throughput,
+    "worker-wake": worker.wake,
+    "worker-memory": worker.memory,
     "memory": start.memory,
     "open": start.opening,
     "open-memory": start.opening_in_memory,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
-GROUPS: Final = ("demo",)
+GROUPS: Final = ("demo", "work")
 """The modules of this package that have commands."""
 
 EXTRA: Final = ("typer", "rich")

@@ -1,0 +1,145 @@
+"""`strictq work`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import shutil
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import attrs
+import typer
+from rich.live import Live
+from rich.logging import RichHandler
+from rich.table import Table
+
+import strictq
+from strictq.cli._command import OK, USAGE, Failure, Terminal, command, many
+from strictq.worker import Worker, WorkerStats
+from strictq.worker.command import Command, shell
+
+REFRESH_PER_SECOND: Final = 2.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command(short_help="Run a command per message, in order per key.")(command(work))
+
+
+def work(
+    queue: Annotated[Path, typer.Argument(metavar="QUEUE", help="The queue's directory.")],
+    arguments: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The command, and its arguments, after --.")],
+    prepare: Annotated[
+        str | None, typer.Option(metavar="COMMAND", help="Run ahead of its turn; its stdout is the file $STRICTQ_PREPARED.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Messages at once, each of another key.")] = 8,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Kill a command that takes longer; retry.")] = None,
+    drain: Annotated[bool, typer.Option("--drain", help="End when nothing is ready any more.")] = False,
+    grace: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="With Ctrl-C or SIGTERM: wait so long for what runs. Default: to its end."),
+    ] = None,
+    consumer: Annotated[str | None, typer.Option(metavar="NAME", help="Who holds the keys, as explain shows it.")] = None,
+    use_shell: Annotated[bool, typer.Option("--shell", help="Hand the commands to $SHELL -c.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the totals as one JSON object at the end.")] = False,
+) -> int:
+    """Run a command for every message: in order per key, in parallel over keys, until Ctrl-C or SIGTERM.
+
+    The message is on its stdin; STRICTQ_KEY, STRICTQ_SEQ, STRICTQ_ATTEMPT and STRICTQ_TOKEN are in its environment. Its exit
+    code says what becomes of the message: 0 done, 75 retry, anything else failed (retried, too, with its stderr as the reason,
+    until it is out of attempts).
+
+    Exit code 0: stopped, or drained. 1: the queue failed. 2: wrong usage.
+    """
+    name = str(queue)
+    handler = Command(_command(arguments, use_shell), name)
+    ahead = None if prepare is None else Command(_command([prepare] if use_shell else _words(prepare), use_shell), name)
+    terminal = Terminal(stderr=True, highlight=False)
+    with strictq.open(queue, create=False) as q:
+        worker = Worker(
+            q,
+            handler.process,
+            None if ahead is None else ahead.prepare,
+            concurrency=concurrency,
+            timeout_seconds=timeout,
+            prepare_timeout_seconds=timeout,
+            consumer=consumer,
+        )
+        _log_to(terminal)
+        started = time.monotonic()
+        with _view(terminal, q, worker, quiet=quiet):
+            worker.run(drain=drain, grace_seconds=grace)
+        seconds = time.monotonic() - started
+    stats = worker.stats()
+    if as_json:
+        print(json.dumps(as_values(stats, seconds)))
+    elif not quiet:
+        terminal.print(summary(stats, seconds))
+    return OK
+
+
+def _words(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as e:
+        raise Failure(f"--prepare can't be read: {e}", USAGE) from None
+    if not words:
+        raise Failure("--prepare is empty", USAGE)
+    return words
+
+
+def _command(words: list[str], use_shell: bool) -> list[str]:
+    if use_shell:
+        return shell(" ".join(words))
+    found = shutil.which(words[0])
+    if found is None:
+        raise Failure(f"there is no command {words[0]!r}", USAGE)
+    return [found, *words[1:]]
+
+
+def _log_to(terminal: Terminal) -> None:
+    """What goes wrong with a message is shown as it happens."""
+    log = logging.getLogger("strictq.worker")
+    if not log.handlers:
+        log.addHandler(RichHandler(console=terminal, show_path=False, show_time=False, markup=False))
+        log.propagate = False
+
+
+def _view(terminal: Terminal, q: strictq.Queue, worker: Worker, *, quiet: bool) -> AbstractContextManager[Any]:
+    if quiet or not terminal.is_terminal:
+        return nullcontext()
+    started = time.monotonic()
+    return Live(
+        console=terminal,
+        get_renderable=lambda: progress(q.stats(), worker.stats(), time.monotonic() - started),
+        refresh_per_second=REFRESH_PER_SECOND,
+        transient=True,
+    )
+
+
+def progress(queue: strictq.Stats, worker: WorkerStats, seconds: float) -> Table:
+    """Lanes in flight, rate, backlog and the time left for it."""
+    rate = worker.acked / seconds if seconds > 0 else 0.0
+    left = f"{queue.depth / rate:,.0f} s" if rate > 0 and queue.depth else "-"
+    table = Table.grid(padding=(0, 2))
+    table.add_row("at work", "prepared", "done", "retried", "a second", "backlog", "time left")
+    table.add_row(
+        f"{worker.running:,}", f"{worker.prepared:,}", f"{worker.acked:,}", f"{worker.retried:,}", f"{rate:,.1f}",
+        f"{queue.depth:,}", left,
+    )  # fmt: skip
+    return table
+
+
+def summary(stats: WorkerStats, seconds: float) -> str:
+    """One line for a person."""
+    return f"{many(stats.acked, 'message')} done, {stats.retried:,} retried, {stats.lost:,} lost, in {seconds:.1f} s"
+
+
+def as_values(stats: WorkerStats, seconds: float) -> dict[str, Any]:
+    """Everything, for programs."""
+    return {**attrs.asdict(stats), "seconds": seconds}

@@ -1,0 +1,480 @@
+"""The scheduler: which message is prepared, started and processed when. Knows nothing of threads, tasks, queues or clocks.
+
+A lane is a lease and the jobs of its messages, in order. Its head goes buffered → (preparing → prepared) → starting →
+ready → running → settling → over; only then the next one is the head. What is to be done with the queue is collected in
+`done`, `starting`, `failed` …, for the keeper to do in one transaction. Every method wants `lock` held, and the time as an
+argument: seconds on any clock that runs on.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, Final
+
+import attrs
+
+from .._errors import LeaseLost
+from ..delivery import Delivery, Lease
+from .estimates import Estimates
+from .job import BUFFERED, OVER, PREPARED, PREPARING, READY, RUNNING, SETTLING, STARTING, Job
+
+AHEAD_SECONDS: Final = 0.01
+"""Handlers are started (durably) so far ahead of a free slot, where they take much less than that each."""
+DEPTH_MAX: Final = 8
+"""Messages of one lane that are looked at for being prepared."""
+ON_TIME_SECONDS: Final = 0.005
+WAITS_KEPT: Final = 1000
+
+
+class Lane:
+    """A lease and its jobs that are not over."""
+
+    __slots__ = ("alive", "free_at", "grown", "jobs", "lease", "length", "selected", "until")
+
+    def __init__(self, lease: Lease, until: float, length: float) -> None:
+        self.lease = lease
+        self.jobs: deque[Job] = deque()
+        self.until = until
+        self.length = length
+        self.alive = True
+        self.selected = False
+        self.free_at = 0.0
+        self.grown: Any = None
+
+
+@attrs.frozen
+class Limits:
+    """What the scheduler keeps to. See Worker."""
+
+    concurrency: int = 8
+    prepares: bool = False
+    prepared_max: int = 16
+    prepared_bytes_max: int = 64 * 1024 * 1024
+    batch: int = 1000
+    process_timeout: float | None = None
+    prepare_timeout: float | None = None
+
+
+class Board:
+    """All lanes that a worker holds."""
+
+    def __init__(self, limits: Limits, estimates: Estimates, job: type[Job] = Job) -> None:
+        self.lock = threading.Lock()
+        self.limits = limits
+        self.estimates = estimates
+        self.stopping = False
+        self.lanes: dict[Lease, Lane] = {}
+        self.selected: dict[Lane, None] = {}
+        self.jobs = 0
+        self.running: set[Job] = set()
+        self.preparing: set[Job] = set()
+        # For the handlers.
+        self.ready: deque[Job] = deque()
+        self.to_prepare: deque[Job] = deque()
+        # For the keeper.
+        self.done: list[Job] = []
+        self.again: list[Job] = []
+        self.starting: list[Job] = []
+        self.failed: list[tuple[Job, BaseException]] = []
+        self.expired: list[Lane] = []
+        self.prepared_count = 0
+        self.prepared_bytes = 0
+        self.waits: deque[float] = deque(maxlen=WAITS_KEPT)
+        self._waiting: deque[Lane] = deque()
+        self._prepared_heads: deque[Lane] = deque()
+        self._job = job
+
+    # ---- coming in
+
+    def add(self, deliveries: Iterable[Delivery], offset: float) -> None:
+        """Take in what was leased. `offset`: add it to queue time in seconds to have this board's time."""
+        for d in deliveries:
+            lease = d.lease
+            lane = self.lanes.get(lease)
+            if lane is None:
+                self.lanes[lease] = lane = Lane(lease, lease._deadline / 1e6 + offset, lease._seconds / 1e6)
+                self._waiting.append(lane)
+            lane.jobs.append(self._job(d, lane))
+            self.jobs += 1
+
+    @property
+    def buffered(self) -> int:
+        """Messages that are leased and not in a slot's head."""
+        return self.jobs - len(self.selected)
+
+    def growing(self) -> list[Lane]:
+        """Lanes at work that are about to run out of messages, where no other lane waits for their slot."""
+        if not self.limits.prepares or len(self.lanes) > len(self.selected):
+            return []
+        return [lane for lane in self.selected if len(lane.jobs) <= 2 and lane.lease._open > 0]
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is held, and nothing is to be done."""
+        return not (self.jobs or self.running or self.done or self.again or self.failed or self.starting)
+
+    # ---- slots
+
+    def ahead(self) -> int:
+        """How many messages may be started before a slot is free for them: what a moment's work is."""
+        seconds = self.estimates.process.predict(self.estimates.process.mean_size)
+        if seconds is None or seconds > AHEAD_SECONDS / 4:
+            return 0
+        return min(self.limits.batch, int(AHEAD_SECONDS * self.limits.concurrency / max(seconds, 1e-6)))
+
+    def select(self, freed: int = 0) -> None:
+        """Give slots to lanes whose head can start. `freed`: slots whose ack is under way."""
+        if self.stopping:
+            return
+        source = self._prepared_heads if self.limits.prepares else self._waiting
+        if not source:
+            return
+        concurrency = self.limits.concurrency
+        room = concurrency + self.ahead() + freed - len(self.selected)
+        while room > 0 and source:
+            lane = source.popleft()
+            if not lane.alive or lane.selected or not lane.jobs:
+                continue
+            job = lane.jobs[0]
+            if job.attempt > 1 and len(self.selected) - freed >= concurrency:
+                # It may have killed a process before: never charged beside others that only wait.
+                source.appendleft(lane)
+                return
+            lane.selected = True
+            self.selected[lane] = None
+            self._begin(job)
+            room -= 1
+
+    def _begin(self, job: Job) -> None:
+        """It is this job's turn: start it, or let it fail as its prepare did."""
+        if job._error is not None:
+            job._stage = SETTLING
+            self._unhold(job)
+            self.failed.append((job, job._error))
+        else:
+            job._stage = STARTING
+            self.starting.append(job)
+
+    def _can_start(self, job: Job) -> bool:
+        return job._error is None and (not self.limits.prepares or job._stage == PREPARED)
+
+    # ---- what the keeper does in one transaction
+
+    def take_work(self) -> tuple[list[tuple[Job, Job | None]], list[Job]]:
+        """Acks, each with the job that starts with it, and jobs that start."""
+        pairs: list[tuple[Job, Job | None]] = []
+        freed = 0
+        if self.again:
+            pairs += [(job, None) for job in self.again if job._lane.alive]
+            self.again = []
+        if self.done:
+            done, self.done = self.done, []
+            for job in done:
+                if not job._lane.alive:
+                    continue
+                jobs = job._lane.jobs
+                after = None
+                if len(jobs) > 1:
+                    if not self.stopping and self._can_start(jobs[1]):
+                        after = jobs[1]
+                        after._stage = STARTING
+                else:
+                    freed += 1
+                pairs.append((job, after))
+        self.select(freed)
+        starting, self.starting = self.starting, []
+        return pairs, [job for job in starting if job._lane.alive]
+
+    def settled(self, pairs: Iterable[tuple[Job, Job | None]], starting: Iterable[Job], now: float) -> None:
+        """These acks and starts are committed."""
+        ready = self.ready
+        for job, after in pairs:
+            self._pop(job, now)
+            if after is not None:
+                after._stage = READY
+                ready.append(after)
+            else:
+                self._go_on(job._lane)
+        for job in starting:
+            job._stage = READY
+            ready.append(job)
+
+    def committed(self, job: Job, now: float) -> None:
+        """This one job was acked, or rejected, and its lane goes on."""
+        if job._lane.alive:
+            self._pop(job, now)
+            self._go_on(job._lane)
+
+    def _pop(self, job: Job, now: float) -> None:
+        lane = job._lane
+        head = lane.jobs.popleft()
+        assert head is job
+        job._stage = OVER
+        self.jobs -= 1
+        lane.free_at = now
+        if lane.jobs and self.limits.prepares:
+            self._measure(lane.jobs[0], now)
+        if not lane.jobs:
+            self.drop(lane)
+
+    def _go_on(self, lane: Lane) -> None:
+        if lane.jobs and lane.alive and not self.stopping:
+            head = lane.jobs[0]
+            if not self.limits.prepares or head._stage == PREPARED:
+                self._begin(head)
+
+    def refused(self, job: Job, after: Job | None, *, ack: bool) -> None:
+        """An ack or a start failed for now: the keeper will try again."""
+        if after is not None:
+            after._stage = PREPARED if self.limits.prepares else BUFFERED
+        if ack:
+            self.again.append(job)
+        else:
+            self.starting.append(job)
+
+    def drop(self, lane: Lane) -> list[Job]:
+        """This lane is not ours any more, or empty. Returns the jobs whose handlers are at work on it."""
+        if not lane.alive:
+            return []
+        lane.alive = False
+        self.lanes.pop(lane.lease, None)
+        if lane.selected:
+            self.selected.pop(lane, None)
+        self.jobs -= len(lane.jobs)
+        working = []
+        for job in lane.jobs:
+            self._let_go(job)
+            if job in self.running or job in self.preparing:
+                working.append(job)
+                self.running.discard(job)
+                self.preparing.discard(job)
+            if job._stage != SETTLING:
+                job._cancelled = True
+        lane.jobs.clear()
+        return working
+
+    # ---- process
+
+    def take(self, now: float) -> Job | None:
+        """The next job for a free process handler."""
+        ready = self.ready
+        while ready:
+            job = ready.popleft()
+            lane = job._lane
+            if not lane.alive:
+                continue
+            if lane.until <= now:
+                self.expired.append(lane)
+                continue
+            if self.limits.prepares:
+                self._unhold(job)
+                self.waits.append(now - job._since)
+            job._stage = RUNNING
+            job._since = now
+            timeout = self.limits.process_timeout
+            job.deadline = None if timeout is None else now + timeout
+            self.running.add(job)
+            return job
+        return None
+
+    def processed(self, job: Job) -> bool:
+        """Its handler came back. False: too late, it was given up."""
+        if job not in self.running:
+            return False
+        self.running.discard(job)
+        job._stage = SETTLING
+        return True
+
+    # ---- prepare
+
+    def plan(self, now: float) -> float | None:
+        """Let those prepare whose time has come. Returns when the next one's comes, if any."""
+        if not self.limits.prepares or self.stopping:
+            return None
+        urgent, later = self._candidates(now)
+        for job in urgent:
+            self._start_prepare(job, now, 0.0)
+        soonest = None
+        for due, _, job in sorted(later, key=lambda c: c[:2]):
+            if due > now:
+                soonest = due
+                break
+            if self.prepared_count >= self.limits.prepared_max or self.prepared_bytes >= self.limits.prepared_bytes_max:
+                break  # a use makes room, and plans again
+            self._start_prepare(job, now, due)
+        return soonest
+
+    def _start_prepare(self, job: Job, now: float, due: float) -> None:
+        job._stage = PREPARING
+        self.prepared_count += 1
+        # Only a start that was chosen says anything about the margin: not one that came late for other reasons.
+        job._due = due if 0.0 <= now - due <= ON_TIME_SECONDS else 0.0
+        job._margin = self.estimates.margin.seconds
+        self.to_prepare.append(job)
+
+    def _candidates(self, now: float) -> tuple[list[Job], list[tuple[float, int, Job]]]:
+        """Those that are waited for, and the others with the time at which their prepare is due."""
+        urgent: list[Job] = []
+        later: list[tuple[float, int, Job]] = []
+        ends: list[float] = []
+        for lane in self.selected:
+            head = lane.jobs[0]
+            if head._stage >= STARTING:
+                begun = head._since if head._stage in (RUNNING, SETTLING) else now
+                seconds = self._process_seconds(head)
+                at = now if seconds is None else max(now, begun + seconds)
+                first = 1
+            else:
+                if head._stage == BUFFERED:
+                    urgent.append(head)
+                at, first = self._prepared_at(head, now) + (self._process_seconds(head) or 0.0), 1
+            ends.append(self._consider(islice(lane.jobs, first, first + DEPTH_MAX), at, now, later))
+        waiting = self._waiting
+        while waiting and (not waiting[0].alive or waiting[0].selected):
+            waiting.popleft()
+        ends += [now] * (self.limits.concurrency - len(ends))
+        heapq.heapify(ends)
+        for lane in islice(waiting, self.limits.prepared_max + self.limits.concurrency):
+            if lane.alive and not lane.selected and lane.jobs and ends:
+                heapq.heapreplace(ends, self._consider(islice(lane.jobs, DEPTH_MAX), ends[0], now, later))
+        return urgent, later
+
+    def _consider(self, jobs: Iterable[Job], at: float, now: float, later: list[tuple[float, int, Job]]) -> float:
+        """The jobs of a lane that process one after the other from `at` on. Returns when the last one ends."""
+        margin = self.estimates.margin.seconds
+        for depth, job in enumerate(jobs):
+            at = max(at, self._prepared_at(job, now))
+            if job._stage == BUFFERED:
+                seconds = self._prepare_seconds(job)
+                # Where nothing is known: the next one of each lane, before the one after it of any.
+                later.append((0.0 if seconds is None else at - seconds - margin, depth, job))
+            at += self._process_seconds(job) or 0.0
+        return at
+
+    def _prepared_at(self, job: Job, now: float) -> float:
+        """When its prepare can be done."""
+        if job._stage > PREPARING:
+            return now
+        begun = job._since if job in self.preparing else now
+        return max(now, begun + (self._prepare_seconds(job) or 0.0))
+
+    def take_prepare(self, now: float) -> Job | None:
+        """The next job for a free prepare handler."""
+        while self.to_prepare:
+            job = self.to_prepare.popleft()
+            if job._lane.alive and job._stage == PREPARING:
+                job._since = now
+                timeout = self.limits.prepare_timeout
+                job.deadline = None if timeout is None else now + timeout
+                self.preparing.add(job)
+                return job
+        return None
+
+    def prepared(self, job: Job, result: Any, error: BaseException | None, weight: int, now: float) -> bool:
+        """Its prepare came back. False: too late, it was given up."""
+        if job not in self.preparing:
+            return False
+        self.preparing.discard(job)
+        job._since, job._error, job._stage, job.deadline = now, error, PREPARED, None
+        if error is None:
+            job.prepared = result
+            job._weight = weight
+            self.prepared_bytes += weight
+        lane = job._lane
+        if lane.jobs[0] is job:
+            if not lane.selected:
+                self._prepared_heads.append(lane)
+            elif not self.stopping:
+                self._measure(job, lane.free_at)
+                self._begin(job)
+        return True
+
+    def _unhold(self, job: Job) -> None:
+        """What it prepared is used, or thrown away."""
+        self.prepared_count -= 1
+        self.prepared_bytes -= job._weight
+        job._weight = 0
+
+    def _let_go(self, job: Job) -> None:
+        if self.limits.prepares and PREPARING <= job._stage <= READY:
+            self._unhold(job)
+
+    def _measure(self, job: Job, free_at: float) -> None:
+        """How much earlier its prepare should have begun (negative: later) for its result to be just in time."""
+        if job._due and job._stage in (PREPARED, STARTING) and free_at:
+            self.estimates.margin.learn(job._margin + job._since - free_at)
+
+    # ---- estimates
+
+    def size_of(self, job: Job) -> float:
+        """What the duration of its work depends on."""
+        if job._size is None:
+            hint = job._delivery.size_hint
+            job._size = float(len(job._delivery.body)) if hint is None else hint
+        return job._size
+
+    def _process_seconds(self, job: Job) -> float | None:
+        return self.estimates.of_process(job._delivery.process_seconds, self.size_of(job))
+
+    def _prepare_seconds(self, job: Job) -> float | None:
+        return self.estimates.of_prepare(job._delivery.prepare_seconds, self.size_of(job))
+
+    # ---- deadlines
+
+    def overdue(self, now: float) -> list[Job]:
+        """Jobs whose handlers have had their time."""
+        late = [j for j in self.running if j.deadline is not None and j.deadline <= now]
+        return late + [j for j in self.preparing if j.deadline is not None and j.deadline <= now]
+
+    def next_deadline(self) -> float | None:
+        """When the next handler has had its time."""
+        return min((j.deadline for s in (self.running, self.preparing) for j in s if j.deadline is not None), default=None)
+
+    def give_up(self, job: Job, error: BaseException) -> None:
+        """Wait no longer for its handler."""
+        job._cancelled = True
+        if job in self.running:
+            self.running.discard(job)
+            job._stage = SETTLING
+            self.failed.append((job, error))
+        elif job in self.preparing:
+            self.prepared(job, None, error, 0, job._since)
+
+    def worn(self, now: float) -> list[Lane]:
+        """Lanes with half of their lease behind them."""
+        return [lane for lane in self.lanes.values() if lane.until - now < lane.length / 2]
+
+    # ---- the end
+
+    def stop(self) -> list[Job]:
+        """Start nothing more. Returns, for each lane, the first job that is to be given back, with all behind it."""
+        self.stopping = True
+        back: list[Job] = []
+        for lane in list(self.lanes.values()):
+            head = lane.jobs[0]
+            if head._stage not in (RUNNING, SETTLING):
+                back.append(head)
+                self.drop(lane)
+            elif len(lane.jobs) > 1:
+                back.append(lane.jobs[1])
+                self._cut(lane)
+        self.starting = []
+        self.ready.clear()
+        return back
+
+    def _cut(self, lane: Lane) -> None:
+        while len(lane.jobs) > 1:
+            job = lane.jobs.pop()
+            self.jobs -= 1
+            self._let_go(job)
+            self.preparing.discard(job)
+            job._cancelled = True
+
+
+def lost(job: Job) -> LeaseLost:
+    """What a cancelled job is told."""
+    return LeaseLost(job.key, job.seq, job.token)

@@ -1,0 +1,301 @@
+"""Handlers in processes of their own: one child for each thread of the pool, which sends it jobs and waits.
+
+A child that dies takes nothing with it but its own job, and is replaced at the next one. Arguments and results cross by the
+standard library's own connections; what they cannot send is a clear error.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Final
+
+import attrs
+
+from .._errors import InvalidArgument, LeaseLost
+from .._keys import Key
+from .._types import Message
+from .job import RUNNING, Job, Reject, Retry
+
+POLL_SECONDS: Final = 0.05
+"""How soon a child is ended whose job nobody waits for."""
+START_SECONDS: Final = 60.0
+
+
+class HandlerDied(Exception):
+    """The process that ran the handler ended by itself: it was killed, or ended the interpreter."""
+
+    speaks_for_itself = True
+
+
+class HandlerError(Exception):
+    """What a handler in another process raised, as text."""
+
+    speaks_for_itself = True
+
+
+@attrs.define
+class Sent:
+    """What a child is told of a job."""
+
+    body: bytes
+    key: Key | None
+    seq: int
+    attempt: int
+    headers: dict[str, str]
+    enqueued_at: float
+    token: int
+    key_state: bytes | None
+    prepared: Any
+    deadline: float | None
+    may_change: bool
+
+
+@attrs.define
+class Answer:
+    """What a child says when its handler came back."""
+
+    result: Any = None
+    error: tuple[str, Any] | None = None
+    sends: list[dict[str, Any]] | None = None
+    statements: list[tuple[str, Any]] | None = None
+    state: list[bytes | None] | None = None
+    output: list[str] | None = None
+
+
+def require_sendable(what: str, handler: Any, *, is_async: bool) -> None:
+    """Can this handler run in another process?
+
+    Raises:
+        InvalidArgument: it is async, or can't be sent: a lambda, or a function made inside another one.
+    """
+    if is_async:
+        raise InvalidArgument(f"{what} is async: executor='process' is for plain functions", hint="use executor='thread'")
+    try:
+        ForkingPickler.dumps(handler)
+    except Exception as e:
+        raise InvalidArgument(
+            f"{what} can't be sent to another process: {e}", hint="define it at the top level of a module"
+        ) from None
+
+
+class Child:
+    """A handler, called in a child process: one child for each thread that calls."""
+
+    def __init__(self, stage: str, handler: Callable[..., Any]) -> None:
+        self._stage = stage
+        self._handler = handler
+        self._local = threading.local()
+
+    def ready(self) -> None:
+        """Have a child before a job is taken, so that its start counts neither as the handler's time nor as its timeout."""
+        with suppress(HandlerDied):  # then the job that comes says so
+            held = getattr(self._local, "held", None)
+            if held is not None and not held[0].is_alive():
+                self.close()
+            self._started()
+
+    def __call__(self, job: Job) -> Any:
+        process, there = self._started()
+        try:
+            there.send(_sent(job))
+        except OSError:
+            self.close()  # it died while it had nothing to do: nobody's fault
+            process, there = self._started()
+            there.send(_sent(job))
+        while not there.poll(POLL_SECONDS):
+            if job.cancelled:
+                self._kill()
+                raise LeaseLost(job.key, job.seq, job.token, "this job was cancelled")
+            if not process.is_alive() and not there.poll(0):
+                raise self._died(process)
+        try:
+            answer: Answer = there.recv()
+        except (EOFError, OSError):
+            process.join()
+            raise self._died(process) from None
+        return _apply(job, answer)
+
+    def _died(self, process: BaseProcess) -> HandlerDied:
+        process.join()
+        code = process.exitcode or 0
+        self.close()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return HandlerDied(f"the handler's process {how}")
+
+    def _started(self) -> tuple[BaseProcess, Connection]:
+        held: tuple[BaseProcess, Connection] | None = getattr(self._local, "held", None)
+        if held is None:
+            # spawn: a fork would share the queue's files with a process that must not touch them.
+            context = multiprocessing.get_context("spawn")
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, self._handler), name=f"strictq-{self._stage}", daemon=True)
+            process.start()
+            there.close()
+            self._local.held = held = (process, here)
+            self._greeted(process, here)
+        return held
+
+    def _greeted(self, process: BaseProcess, here: Connection) -> None:
+        """A child that can't even import the handler says so once, instead of failing every message silently."""
+        until = time.monotonic() + START_SECONDS
+        while not here.poll(POLL_SECONDS):
+            if not process.is_alive() or time.monotonic() > until:
+                raise self._died(process)
+        try:
+            here.recv()
+        except (EOFError, OSError):
+            raise self._died(process) from None
+
+    def _kill(self) -> None:
+        process, here = self._local.held
+        process.kill()
+        process.join()
+        here.close()
+        self._local.held = None
+
+    def close(self) -> None:
+        """End this thread's child."""
+        held = getattr(self._local, "held", None)
+        if held is not None:
+            process, here = held
+            here.close()  # the child sees the end of its input
+            process.join(1.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            self._local.held = None
+
+
+def _sent(job: Job) -> Sent:
+    runs = job._stage == RUNNING
+    return Sent(
+        job.body, job.key, job.seq, job.attempt, job.headers, job.enqueued_at, job.token, job.key_state, job.prepared,
+        job.deadline, runs,
+    )  # fmt: skip
+
+
+def _apply(job: Job, answer: Answer) -> Any:
+    """Do to the real job what the handler did to its copy."""
+    for text in answer.output or ():
+        job.output(text)
+    if answer.error is not None:
+        kind, said = answer.error
+        if kind == "retry":
+            raise Retry(*said)
+        if kind == "reject":
+            raise Reject(said)
+        raise HandlerError(said)
+    for message in answer.sends or ():
+        job.send(**message)
+    for sql, params in answer.statements or ():
+        job.execute(sql, params)
+    if answer.state is not None:
+        job.key_state = answer.state[0]
+    return answer.result
+
+
+# ---- in the child
+
+
+class RemoteJob:
+    """The Job of a handler in another process: the same names; what it does is told to the worker when it returns."""
+
+    def __init__(self, sent: Sent) -> None:
+        self.body = sent.body
+        self.key = sent.key
+        self.seq = sent.seq
+        self.attempt = sent.attempt
+        self.headers = sent.headers
+        self.enqueued_at = sent.enqueued_at
+        self.token = sent.token
+        self.prepared = sent.prepared
+        self.deadline = sent.deadline
+        self.cancelled = False
+        self._may_change = sent.may_change
+        self._key_state = sent.key_state
+        self.answer = Answer()
+
+    def json(self) -> Any:
+        """The body, decoded as JSON."""
+        import json
+
+        return json.loads(self.body)
+
+    def _require(self, what: str) -> None:
+        if not self._may_change:
+            raise InvalidArgument(f"{what} is for process: prepare may run ahead of its turn, and must change nothing")
+
+    def send(self, body: bytes, key: Key | None = None, **options: Any) -> None:
+        """See Job.send."""
+        self._require("send")
+        Message(body, key=key, **options)
+        self.answer.sends = [*(self.answer.sends or ()), {"body": body, "key": key, **options}]
+
+    @property
+    def key_state(self) -> bytes | None:
+        """See Job.key_state."""
+        return self._key_state
+
+    @key_state.setter
+    def key_state(self, value: bytes | None) -> None:
+        self._require("key_state")
+        self._key_state = value
+        self.answer.state = [value]
+
+    def execute(self, sql: str, params: Any = ()) -> None:
+        """See Job.execute."""
+        self._require("execute")
+        self.answer.statements = [*(self.answer.statements or ()), (sql, params)]
+
+    def run(self, _work: Any) -> Any:
+        """Not here: the write transaction is in another process."""
+        raise InvalidArgument(
+            "job.run needs the queue, which is in another process", hint="use job.execute, or executor='thread'"
+        )
+
+    def output(self, text: str) -> None:
+        """See Job.output."""
+        self.answer.output = [*(self.answer.output or ()), text]
+
+
+def _serve(there: Connection, handler: Callable[..., Any]) -> None:
+    """The child: one job after the other, until the worker goes away."""
+    # Ctrl-C reaches the whole group; the worker decides what it means, and ends its children.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        there.send(os.getpid())
+        while True:
+            job = RemoteJob(there.recv())
+            answer = _call(handler, job)
+            try:
+                there.send(answer)
+            except (EOFError, OSError):
+                return
+            except Exception as e:  # what the handler returned can't be sent
+                there.send(Answer(error=("error", f"what the handler returned can't be sent: {type(e).__name__}: {e}")))
+    except (EOFError, OSError):
+        return
+
+
+def _call(handler: Callable[..., Any], job: RemoteJob) -> Answer:
+    answer = job.answer
+    try:
+        result = handler(job)
+    except Retry as e:
+        answer.error = ("retry", (e.delay, e.reason))
+    except Reject as e:
+        answer.error = ("reject", e.reason)
+    except Exception as e:
+        answer.error = ("error", f"{type(e).__name__}: {e}" if str(e) else type(e).__name__)
+    else:
+        answer.result = None if job._may_change else result
+    return answer

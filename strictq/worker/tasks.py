@@ -1,0 +1,149 @@
+"""Handlers as tasks of the caller's event loop, asyncio's or trio's. A few tasks do many jobs each, one after the other."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import anyio.to_thread
+
+from ..aio import _from_any_thread
+from .job import Job
+from .keeper import Executor, Keeper
+from .threads import weigh
+
+TURN: Final = 64
+"""Jobs that a task does, without having to wait for anything, before it lets others run."""
+
+AsyncHandler = Callable[[Any], Awaitable[Any]]
+
+
+class WorkerCancelled(Exception):
+    """The loop cancelled the worker while the handler was at work."""
+
+    def __init__(self) -> None:
+        super().__init__("the worker was cancelled")
+
+
+class _Slot:
+    __slots__ = ("job", "scope")
+
+    def __init__(self, scope: anyio.CancelScope) -> None:
+        self.scope = scope
+        self.job: Job | None = None
+
+
+class Tasks(Executor):
+    """Tasks that take jobs themselves."""
+
+    def __init__(
+        self,
+        slots: int,
+        take: Callable[[], Job | None],
+        waiting: Callable[[], int],
+        work: Callable[[Job], Awaitable[None]],
+    ) -> None:
+        self._slots = slots
+        self._take = take
+        self._waiting = waiting
+        self._work = work
+        self._at_work: set[_Slot] = set()
+        self._doomed: deque[Job] = deque()
+        self._over = False
+        self._called = False
+        self._event = anyio.Event()
+        self._schedule = _from_any_thread(self._set)
+
+    def start(self, group: anyio.abc.TaskGroup) -> None:
+        """Begin to take jobs."""
+        for _ in range(self._slots):
+            group.start_soon(self._run)
+
+    def wake(self) -> None:
+        if not self._called and (self._over or self._waiting()):
+            self._called = True
+            self._schedule()
+
+    def _set(self) -> None:
+        self._called = False
+        while self._doomed:
+            job = self._doomed.popleft()
+            for slot in self._at_work:
+                if slot.job is job:  # still: its task may have gone on to another one
+                    slot.scope.cancel()
+        event, self._event = self._event, anyio.Event()
+        event.set()
+
+    def cancel(self, job: Job) -> None:
+        self._doomed.append(job)
+        self._called = True
+        self._schedule()
+
+    def stop(self) -> None:
+        """Let the tasks end; in the loop's thread."""
+        self._over = True
+        self._set()
+
+    async def _run(self) -> None:
+        while not self._over:
+            with anyio.CancelScope() as scope:
+                slot = _Slot(scope)
+                self._at_work.add(slot)
+                try:
+                    await self._jobs(slot)
+                finally:
+                    self._at_work.discard(slot)
+
+    async def _jobs(self, slot: _Slot) -> None:
+        turn = 0
+        while not slot.scope.cancel_called:
+            event = self._event
+            job = self._take()
+            if job is None:
+                if self._over:
+                    return
+                turn = 0
+                await event.wait()
+                continue
+            slot.job = job
+            try:
+                await self._work(job)
+            finally:
+                slot.job = None
+            turn += 1
+            if turn >= TURN:
+                turn = 0
+                await anyio.lowlevel.checkpoint()
+
+
+async def run_prepare(keeper: Keeper, handler: AsyncHandler, job: Job) -> None:
+    """Call a prepare handler, and tell the keeper how it went."""
+    result, error = None, None
+    try:
+        result = await handler(job)
+    except Exception as e:
+        error = e
+    except BaseException:
+        keeper.prepared(job, None, WorkerCancelled(), 0)
+        raise
+    keeper.prepared(job, result, error, 0 if error is not None else weigh(result))
+
+
+async def run_process(keeper: Keeper, handler: AsyncHandler, job: Job) -> None:
+    """Call a process handler, and commit what it did."""
+    error: Exception | None = None
+    try:
+        await handler(job)
+    except Exception as e:
+        error = e
+    except BaseException:
+        keeper.processed(job, WorkerCancelled())
+        raise
+    if keeper.processed(job, error):
+        # Cancelled or not: what is being committed is waited for.
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(keeper.commit, job)

@@ -1,0 +1,167 @@
+"""Handlers in threads: as many as there are slots, started when they are first needed."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from .job import Job
+from .keeper import Executor, Keeper, log
+
+Handler = Callable[[Job], Any]
+ZOMBIES_MAX: Final = 4
+"""Threads, in multiples of the slots, that may hang in handlers nobody waits for, and are replaced."""
+
+
+def weigh(result: Any) -> int:
+    """Bytes of what prepare returned: its length where it is bytes or text, else what Python says of the object itself."""
+    if isinstance(result, bytes | bytearray | memoryview | str):
+        return len(result)
+    return sys.getsizeof(result)
+
+
+def run_prepare(keeper: Keeper, handler: Handler, job: Job) -> None:
+    """Call a prepare handler, and tell the keeper how it went."""
+    result, error = _call(handler, job)
+    keeper.prepared(job, result, error, 0 if error is not None else weigh(result))
+
+
+def run_process(keeper: Keeper, handler: Handler, job: Job) -> None:
+    """Call a process handler, and commit what it did."""
+    _, error = _call(handler, job)
+    if keeper.processed(job, error):
+        keeper.commit(job)
+
+
+def _call(handler: Handler, job: Job) -> tuple[Any, BaseException | None]:
+    try:
+        result = handler(job)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError("the handler returned a coroutine: define it with `async def`, so that it can be awaited")
+    except BaseException as e:  # a handler that calls sys.exit fails like any other
+        return None, e
+    return result, None
+
+
+class _Thread:
+    __slots__ = ("job", "wake", "zombie")
+
+    def __init__(self) -> None:
+        self.wake = threading.Lock()
+        self.wake.acquire()
+        self.job: Job | None = None
+        self.zombie = False
+
+
+class Threads(Executor):
+    """Threads that take jobs themselves: nobody hands them one. The first that is woken wakes the next."""
+
+    def __init__(
+        self,
+        name: str,
+        slots: int,
+        take: Callable[[], Job | None],
+        waiting: Callable[[], int],
+        work: Callable[[Job], None],
+        *,
+        before: Callable[[], None] | None = None,
+        leave: Callable[[], None] | None = None,
+    ) -> None:
+        """Args: before: called in each thread before it takes a job. leave: before it ends."""
+        self.stage = name
+        self._slots = slots
+        self._take = take
+        self._waiting = waiting
+        self._work = work
+        self._before = before
+        self._leave = leave
+        self._lock = threading.Lock()
+        self._idle: list[_Thread] = []
+        self._all: dict[_Thread, threading.Thread] = {}
+        self._left: dict[_Thread, threading.Thread] = {}
+        self._zombies = 0
+        self._over = False
+
+    def wake(self) -> None:
+        if not self._waiting():
+            return
+        with self._lock:
+            if self._idle:
+                self._idle.pop().wake.release()
+            elif len(self._all) < self._slots and not self._over:
+                mine = _Thread()
+                # Daemons: one that hangs in a handler must not keep the process from ending.
+                thread = threading.Thread(target=self._run, args=(mine,), name=f"strictq-{self.stage}", daemon=True)
+                self._all[mine] = thread
+                thread.start()
+
+    def cancel(self, job: Job) -> None:
+        """The thread can't be stopped. It ends by itself when its handler comes back; another one takes its place."""
+        with self._lock:
+            mine = next((t for t in self._all if t.job is job), None)
+            if mine is None:
+                return
+            if self._zombies >= ZOMBIES_MAX * self._slots:
+                log.error("%d handlers hang, and are not replaced any more", self._zombies)
+                return
+            mine.zombie = True
+            self._zombies += 1
+            self._left[mine] = self._all.pop(mine)
+
+    def _run(self, mine: _Thread) -> None:
+        try:
+            while True:
+                job = self._next(mine)
+                if job is None:
+                    return
+                if self._waiting():
+                    self.wake()
+                self._work(job)
+                with self._lock:
+                    mine.job = None
+                    if mine.zombie:
+                        self._zombies -= 1
+                        self._left.pop(mine, None)
+                        return
+        finally:
+            if self._leave is not None:
+                self._leave()
+
+    def _next(self, mine: _Thread) -> Job | None:
+        while True:
+            if self._over:
+                return None
+            if self._before is not None:
+                self._before()
+            mine.job = job = self._take()
+            if job is not None:
+                return job
+            with self._lock:
+                self._idle.append(mine)
+            # What came before this thread was listed as idle woke nobody: look again.
+            if (self._waiting() or self._over) and self._unlist(mine):
+                continue
+            mine.wake.acquire()
+
+    def _unlist(self, mine: _Thread) -> bool:
+        with self._lock:
+            if mine in self._idle:
+                self._idle.remove(mine)
+                return True
+        return False  # somebody has just woken it
+
+    def stop(self, seconds: float | None) -> None:
+        """End the threads. Those that hang in a handler are left behind after `seconds`, all together."""
+        self._over = True
+        with self._lock:
+            threads = [*self._all.values(), *self._left.values()]
+            while self._idle:
+                self._idle.pop().wake.release()
+        until = None if seconds is None else time.monotonic() + seconds
+        for thread in threads:
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))

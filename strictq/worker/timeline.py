@@ -1,0 +1,110 @@
+"""What a worker did when, as a picture: text for a terminal, SVG for a page. Drawn from its events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import Any, Final
+
+import attrs
+
+from .keeper import WorkerEvent
+
+LANE_PIXELS: Final = 44
+BAR_PIXELS: Final = 16
+LEFT_PIXELS: Final = 90
+PREPARE, PROCESS = "prepare", "process"
+
+
+@attrs.frozen
+class Bar:
+    """One handler at work: which stage of which message, from when to when, seconds from the first event."""
+
+    stage: str
+    key: Any
+    seq: int
+    start: float
+    end: float
+
+
+class Timeline:
+    """Collects a worker's events: `Worker(..., on_event=timeline)`. Draw it when the worker is done."""
+
+    def __init__(self) -> None:
+        self.bars: list[Bar] = []
+        self._begun: dict[tuple[str, Any, int], float] = {}
+        self._zero: float | None = None
+
+    def __call__(self, event: WorkerEvent) -> None:
+        """Take in an event. Safe in any thread: each is one step."""
+        if self._zero is None:
+            self._zero = event.at
+        at = event.at - self._zero
+        if event.kind in ("preparing", "processing"):
+            stage = PREPARE if event.kind == "preparing" else PROCESS
+            self._begun[stage, event.key, event.seq] = at
+        elif event.kind in ("prepared", "acked", "retried", "rejected"):
+            stage = PREPARE if event.kind == "prepared" else PROCESS
+            start = self._begun.pop((stage, event.key, event.seq), None)
+            if start is not None:
+                # An ack may be told a while after its handler came back.
+                end = at if event.seconds is None else start + event.seconds
+                self.bars.append(Bar(stage, event.key, event.seq, start, end))
+
+    @property
+    def seconds(self) -> float:
+        """The whole span."""
+        return max((bar.end for bar in self.bars), default=0.0)
+
+    def _lanes(self) -> list[Any]:
+        return list(dict.fromkeys(bar.key for bar in sorted(self.bars, key=lambda b: b.start)))
+
+    def to_text(self, columns: int = 80) -> str:
+        """Two lines for each key: `·` prepare above, `█` process below."""
+        keys = self._lanes()
+        width = max((len(str(key)) for key in keys), default=0)
+        room = max(10, columns - width - 2)
+        scale = room / (self.seconds or 1.0)
+        rows = []
+        for key in keys:
+            for stage, mark, name in ((PREPARE, "·", str(key)), (PROCESS, "█", "")):
+                cells = [" "] * room
+                for bar in self.bars:
+                    if (bar.key, bar.stage) == (key, stage):
+                        first = round(bar.start * scale)
+                        last = max(round(bar.end * scale), first + 1)
+                        cells[first:last] = mark * (min(last, room) - first)
+                rows.append(f"{name:>{width}}  {''.join(cells)}".rstrip())
+        return "\n".join(rows)
+
+    def to_svg(self, pixels: int = 760) -> str:
+        """An SVG document; it reads on light and dark pages alike."""
+        keys = self._lanes()
+        height = LANE_PIXELS * len(keys) + 34
+        scale = (pixels - LEFT_PIXELS - 10) / (self.seconds or 1.0)
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {pixels} {height}" font-family="sans-serif" font-size="11">',
+            f'<rect width="{pixels}" height="{height}" fill="#ffffff"/>',
+        ]
+        for row, key in enumerate(keys):
+            top = row * LANE_PIXELS + 4
+            parts.append(f'<text x="6" y="{top + 22}" fill="#222222">key {escape(str(key))}</text>')
+            parts += [self._rect(bar, top, scale) for bar in self.bars if bar.key == key]
+        parts += self._axis(height, scale)
+        return "\n".join([*parts, "</svg>", ""])
+
+    @staticmethod
+    def _rect(bar: Bar, top: int, scale: float) -> str:
+        y, fill = (top, "#9ecae1") if bar.stage == PREPARE else (top + BAR_PIXELS + 2, "#2c7fb8")
+        x, width = LEFT_PIXELS + bar.start * scale, max(1.0, (bar.end - bar.start) * scale)
+        ink = "#08306b" if bar.stage == PREPARE else "#ffffff"
+        return (
+            f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR_PIXELS}" fill="{fill}" stroke="#ffffff"/>'
+            f'<text x="{x + 3:.1f}" y="{y + 12}" fill="{ink}">{bar.seq}</text>'
+        )
+
+    def _axis(self, height: int, scale: float) -> Iterable[str]:
+        step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 60, 600, 1e9) if self.seconds / s <= 12)
+        for n in range(int(self.seconds / step) + 1):
+            x = LEFT_PIXELS + n * step * scale
+            yield f'<text x="{x:.1f}" y="{height - 6}" fill="#666666">{n * step:g} s</text>'

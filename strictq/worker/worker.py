@@ -1,0 +1,366 @@
+"""Worker: prepare message n+1 while message n is processed, in strict order per key."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from .. import _validate as validate
+from .._config import FOREVER_SECONDS
+from .._errors import InvalidArgument
+from .._keys import Key
+from ..queue import Queue
+from . import threads
+from .board import Board, Limits
+from .estimates import Estimates, Model
+from .job import AsyncJob, Job
+from .keeper import Keeper, Refill, WorkerEvent
+
+if TYPE_CHECKING:
+    from ..aio import AsyncQueue
+
+BATCH = 2000
+ZOMBIE_SECONDS = 0.5
+
+
+@attrs.frozen
+class WorkerStats:
+    """What a worker did and holds, and what it knows of durations: a frozen snapshot.
+
+    Attributes:
+        acked, retried, rejected, lost, timeouts: messages, since `run` or `serve` began.
+        running, preparing, prepared, buffered: messages now; prepared ones wait for their turn, buffered ones for all of it.
+        prepared_bytes: of results that wait.
+        prepared_wait_seconds: median time that results waited before use, of the last ones; None: none did.
+        margin_seconds: how much earlier than estimated prepares start.
+        prepare, process: what was learned: samples, mean_seconds, slope (seconds per unit of size), deviation.
+    """
+
+    acked: int
+    retried: int
+    rejected: int
+    lost: int
+    timeouts: int
+    running: int
+    preparing: int
+    prepared: int
+    buffered: int
+    prepared_bytes: int
+    prepared_wait_seconds: float | None
+    margin_seconds: float
+    prepare: Model
+    process: Model
+
+
+class Worker:
+    """Handles the messages of a queue: strictly in order per key, in parallel over keys.
+
+    `process(job)` is called for message n+1 of a key after message n is acked. `prepare(job)`, if there is one, may run
+    ahead of that, and its return value is `job.prepared`: it starts as late as it can and still be ready in time. Both may
+    be plain functions, which run in threads, or `async def`, which run in the event loop. A message whose handler returns is
+    acked, together with what the job sent and stored; one whose handler raises is retried: see Retry and Reject.
+
+    Any number of workers, in one or several processes, may work on one queue; `consumer` is a label, and need not differ.
+    A worker runs once.
+    """
+
+    def __init__(
+        self,
+        queue: Queue | AsyncQueue,
+        process: Callable[..., Any],
+        prepare: Callable[..., Any] | None = None,
+        *,
+        concurrency: int = 8,
+        executor: Literal["thread", "process"] = "thread",
+        timeout_seconds: float | None = None,
+        prepare_timeout_seconds: float | None = None,
+        process_seconds: float | None = None,
+        prepare_seconds: float | None = None,
+        learn: bool = True,
+        prepared_max: int | None = None,
+        prepared_bytes_max: int = 64 * 1024 * 1024,
+        batch: int = BATCH,
+        low_water: int | None = None,
+        lease_seconds: float | None = None,
+        keys: Iterable[Key] | None = None,
+        consumer: str | None = None,
+        on_event: Callable[[WorkerEvent], None] | None = None,
+    ) -> None:
+        """Nothing starts before `run` or `serve`.
+
+        Args:
+            process, prepare: handlers; each is given a Job.
+            concurrency: 1..10,000 messages processed at once, each of another key; as many may be prepared.
+            executor: "thread", or "process": plain handlers run in processes of their own, for work that keeps the processor
+                busy. They must be importable by name, and so must be what prepare returns.
+            timeout_seconds, prepare_timeout_seconds: a handler that takes longer is given up, and its message retried. None:
+                never; the lease is extended as long as the handler runs.
+            process_seconds, prepare_seconds: what to expect of every message that says nothing itself; None: learned.
+            learn: learn durations, and keep them with the queue.
+            prepared_max: results, and prepares at work, that wait for their turn; None: twice the concurrency.
+            prepared_bytes_max: bytes of results beyond which nothing more is prepared ahead. One result may be larger.
+            batch: most messages leased ahead, 1..100,000. About half a second's work is held, no more.
+            low_water: messages at which more are leased; None: half of what is held.
+            lease_seconds: None: the queue's.
+            keys: only these.
+            consumer: who holds the leases, shown by explain; None: host and process id.
+            on_event: called with a WorkerEvent at every change of a job's state.
+        Raises:
+            InvalidArgument: an argument that can never work; nothing happened.
+        """
+        self._queue: Queue = queue if isinstance(queue, Queue) else _sync(queue)
+        self._queue._store.require_open()
+        self._process = _handler("process", process)
+        self._prepare = None if prepare is None else _handler("prepare", prepare)
+        validate.whole("concurrency", concurrency, 1, 10_000)
+        validate.whole("batch", batch, 1, validate.MESSAGES_MAX)
+        validate.whole("prepared_bytes_max", prepared_bytes_max, 0, 2**62)
+        if low_water is not None:
+            validate.whole("low_water", low_water, 0, batch)
+        if prepared_max is not None:
+            validate.whole("prepared_max", prepared_max, 1, 1_000_000)
+        for name, value in (("timeout_seconds", timeout_seconds), ("prepare_timeout_seconds", prepare_timeout_seconds)):
+            if value is not None:
+                validate.microseconds(name, value, minimum=0.001)
+        if executor not in ("thread", "process"):
+            raise InvalidArgument(f"executor must be 'thread' or 'process', not {executor!r}")
+        if on_event is not None and not callable(on_event):
+            raise InvalidArgument("on_event must be callable")
+        self._executor = executor
+        if executor == "process":
+            from .processes import require_sendable
+
+            for what, handler in (("process", self._process), ("prepare", self._prepare)):
+                if handler is not None:
+                    require_sendable(what, handler, is_async=_is_async(handler))
+        self._concurrency = concurrency
+        self._on_event = on_event
+        self._estimates = Estimates(
+            given_prepare=_expected("prepare_seconds", prepare_seconds),
+            given_process=_expected("process_seconds", process_seconds),
+            learning=bool(learn),
+        )
+        limits = Limits(
+            concurrency=concurrency,
+            prepares=prepare is not None,
+            prepared_max=2 * concurrency if prepared_max is None else prepared_max,
+            prepared_bytes_max=prepared_bytes_max,
+            batch=batch,
+            process_timeout=timeout_seconds,
+            prepare_timeout=prepare_timeout_seconds,
+        )
+        self._any_async = any(_is_async(h) for h in (self._process, self._prepare) if h is not None)
+        self._board = Board(limits, self._estimates, AsyncJob if _is_async(self._process) else Job)
+        wanted = None if keys is None else validate.keys(keys) and list(keys)
+        self._refill = Refill(batch, low_water, lease_seconds, wanted, consumer)
+        # What is wrong with these is said now.
+        self._queue._request(1, None, lease_seconds, wanted, consumer, False)
+        self._keeper: Keeper | None = None
+        self._lock = threading.Lock()
+        self._claimed = False
+        self._stop: tuple[float | None] | None = None
+
+    # ---- running
+
+    def run(self, *, drain: bool = False, grace_seconds: float | None = None) -> None:
+        """Work until stopped: by `stop()`, SIGINT or SIGTERM. Then finish what runs, give back the rest, and return.
+
+        In the main thread the two signals are handled meanwhile: the first one stops, a second one waits for nobody. In any
+        other thread they are left alone.
+
+        Args:
+            drain: return once nothing is ready any more.
+            grace_seconds: after a signal, wait so long for what runs; None: to its end.
+        Raises:
+            InvalidArgument: there is an event loop in this thread, or the worker ran before, or was stopped.
+            StrictqError: the queue can't be used any more; what was held is given back as far as possible.
+        """
+        if grace_seconds is not None:
+            validate.microseconds("grace_seconds", grace_seconds)
+        if _in_event_loop():
+            raise InvalidArgument("run() would block the event loop of this thread", hint="use `await worker.serve()`")
+        self._claim()
+        if self._any_async:
+            import anyio
+
+            with self._signals(grace_seconds):
+                anyio.run(self._serve, drain)
+            return
+        with self._signals(grace_seconds):
+            keeper = self._begin(drain)
+            pools = list(self._pools(keeper))
+            keeper.executors += pools
+            try:
+                keeper.run()
+            finally:
+                for pool in pools:
+                    pool.stop(ZOMBIE_SECONDS if keeper.gave_up else None)
+
+    async def serve(self, *, drain: bool = False) -> None:
+        """The same inside the caller's event loop, asyncio's or trio's; signals are the program's business.
+
+        Cancelled, it cancels its handlers, gives back what it holds, and raises.
+        """
+        self._claim()
+        await self._serve(drain)
+
+    async def _serve(self, drain: bool) -> None:
+        from .serving import serve
+
+        keeper = self._begin(drain)
+        await serve(keeper, self._process, self._prepare, self._concurrency, list(self._pools(keeper)))
+
+    def stop(self, deadline_seconds: float | None = None) -> None:
+        """Take nothing more, finish what runs, give back the rest. From any thread; does not wait for it.
+
+        Args:
+            deadline_seconds: then wait no longer: what still runs is cancelled, and its message retried. None: wait.
+        """
+        if deadline_seconds is not None:
+            validate.microseconds("deadline_seconds", deadline_seconds)
+        # No lock: this is called by signal handlers, too.
+        self._stop = (deadline_seconds,)
+        if self._keeper is not None:
+            self._keeper.stop(None if deadline_seconds is None else self._keeper.clock() + deadline_seconds)
+
+    def _claim(self) -> None:
+        with self._lock:
+            if self._stop is not None:
+                raise InvalidArgument("this worker was stopped", hint="make another Worker")
+            if self._claimed:
+                raise InvalidArgument("a worker runs once", hint="make another Worker")
+            self._queue._store.require_open()
+            self._claimed = True
+
+    def _begin(self, drain: bool) -> Keeper:
+        self._estimates.load(self._queue._estimates())
+        self._keeper = keeper = Keeper(
+            self._queue, self._board, self._estimates, self._refill, on_event=self._on_event, drain=drain, clock=time.monotonic
+        )
+        if self._stop is not None:  # a signal, or another thread, was quicker
+            self.stop(*self._stop)
+        return keeper
+
+    def _pools(self, keeper: Keeper) -> Iterator[threads.Threads]:
+        """Threads for the handlers that are plain functions."""
+        board = self._board
+        for name, handler, take, waiting, work in (
+            ("prepare", self._prepare, keeper.take_prepare, board.to_prepare, threads.run_prepare),
+            ("process", self._process, keeper.take_process, board.ready, threads.run_process),
+        ):
+            if handler is None or _is_async(handler):
+                continue
+            before = leave = None
+            if self._executor == "process":
+                from .processes import Child
+
+                child = Child(name, handler)
+                handler, before, leave = child, child.ready, child.close
+            yield threads.Threads(
+                name,
+                self._concurrency,
+                take,
+                waiting.__len__,
+                partial(work, keeper, handler),
+                before=before,
+                leave=leave,
+            )
+
+    @contextmanager
+    def _signals(self, grace: float | None) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(_number: int, _frame: object) -> None:
+            self.stop(grace if self._stop is None else 0.0)
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    # ---- looking
+
+    def stats(self) -> WorkerStats:
+        """What it did, holds, and knows of durations. Before it runs: what is stored with the queue."""
+        board, keeper = self._board, self._keeper
+        if keeper is None:
+            self._estimates.load(self._queue._estimates())
+        with board.lock:
+            waits = list(board.waits)
+            return WorkerStats(
+                acked=keeper.acked if keeper else 0,
+                retried=keeper.retried if keeper else 0,
+                rejected=keeper.rejected if keeper else 0,
+                lost=keeper.lost if keeper else 0,
+                timeouts=keeper.timeouts if keeper else 0,
+                running=len(board.running),
+                preparing=len(board.preparing),
+                prepared=board.prepared_count - len(board.preparing) - len(board.to_prepare),
+                buffered=board.buffered,
+                prepared_bytes=board.prepared_bytes,
+                prepared_wait_seconds=statistics.median(waits) if waits else None,
+                margin_seconds=self._estimates.margin.seconds,
+                prepare=attrs.evolve(self._estimates.prepare),
+                process=attrs.evolve(self._estimates.process),
+            )
+
+    def reset_estimates(self) -> None:
+        """Forget what was learned of durations, here and in the queue."""
+        with self._board.lock:
+            self._estimates.reset()
+        self._queue._set_estimates(None)
+
+
+def _sync(queue: Any) -> Queue:
+    inner = getattr(queue, "sync", None)
+    if not isinstance(inner, Queue):
+        raise InvalidArgument(f"a worker takes a Queue, not {type(queue).__name__}")
+    return inner
+
+
+def _expected(name: str, value: float | None) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= FOREVER_SECONDS):
+        raise InvalidArgument(f"{name} must be 0 to {FOREVER_SECONDS:g} seconds, not {value!r}")
+    return None if value is None else float(value)
+
+
+def _handler(what: str, handler: Any) -> Callable[..., Any]:
+    if not callable(handler):
+        raise InvalidArgument(f"{what} must be callable, not {type(handler).__name__}")
+    try:
+        inspect.signature(handler).bind(object())
+    except TypeError as e:
+        raise InvalidArgument(f"{what} must take one argument, the job: {e}") from None
+    except ValueError:
+        pass  # some builtins have no signature
+    return handler  # type: ignore[no-any-return]
+
+
+def _is_async(handler: Any) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+def _in_event_loop() -> bool:
+    """Asked without importing what the program does not use."""
+    if "asyncio" in sys.modules:
+        import asyncio
+
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
+            return True
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_run())

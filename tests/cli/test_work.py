@@ -1,0 +1,157 @@
+"""`strictq work`, as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strictq
+
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with strictq.open(tmp_path / "queue", durability="process", config=strictq.QueueConfig(max_attempts=2)):
+        return tmp_path / "queue"
+
+
+def send(path: Path, *messages: tuple[bytes, Any]) -> None:
+    with strictq.open(path) as q:
+        q.send_many([strictq.Message(body, key=key) for body, key in messages])
+
+
+def begin(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "strictq", "work", *map(str, arguments)]
+    code = "import sys; from strictq.cli import main; sys.argv[0] = 'strictq'; main()"
+    return subprocess.Popen([sys.executable, "-c", code, *words[3:]], text=True, **options)
+
+
+def work(*arguments: object) -> tuple[int, str, str]:
+    process = begin(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    return process.returncode, out, err
+
+
+def python(code: str) -> list[str]:
+    return ["--", sys.executable, "-c", code]
+
+
+def test_a_command_per_message_in_order_per_key(path: Path, tmp_path: Path) -> None:
+    send(path, *((b"%d" % n, f"k{n % 3}") for n in range(12)))
+    log = tmp_path / "log"
+    code = (
+        "import os, sys; e = os.environ; f = open(sys.argv[1], 'a');"
+        "f.write(f\"{e['STRICTQ_KEY']} {e['STRICTQ_SEQ']} {e['STRICTQ_ATTEMPT']} {e['STRICTQ_KEY_TYPE']} {sys.stdin.read()}\\n\")"
+    )
+    status, out, err = work(path, "--drain", "--json", *python(code), log)
+    assert status == 0, err
+    assert json.loads(out)["acked"] == 12
+    lines = [line.split() for line in log.read_text().splitlines()]
+    for k in range(3):
+        assert [(line[1], line[2], line[4]) for line in lines if line[0] == f"k{k}"] == [
+            (str(n + 1), "1", str(3 * n + k)) for n in range(4)
+        ]
+    assert {line[3] for line in lines} == {"str"}
+
+
+def test_exit_codes_decide(path: Path) -> None:
+    send(path, (b"0", "fine"), (b"3", "fails"), (b"75", "later"))
+    status, out, err = work(
+        path,
+        "--drain",
+        "--json",
+        *python("import sys; n = int(sys.stdin.read()); n and print(f'bad {n}', file=sys.stderr); sys.exit(n)"),
+    )
+    assert status == 0, err
+    assert json.loads(out)["acked"] == 1
+    with strictq.open(path) as q:
+        reasons = {d.key: d.reason for d in q.dead_letters()}
+    assert reasons == {"fails": "the command ended with exit code 3: bad 3", "later": "bad 75"}
+
+
+def test_the_output_of_prepare_is_a_file(path: Path, tmp_path: Path) -> None:
+    send(path, (b"hello", 7))
+    log = tmp_path / "log"
+    prepare = f"{sys.executable} -c 'import sys; print(sys.stdin.read().upper(), end=\"\")'"
+    code = "import os, sys; p = os.environ['STRICTQ_PREPARED']; open(sys.argv[1], 'w').write(open(p).read() + ' ' + p)"
+    status, _, err = work(path, "--drain", "--prepare", prepare, *python(code), log)
+    assert status == 0, err
+    text, name = log.read_text().split()
+    assert text == "HELLO"
+    assert not Path(name).exists()
+
+
+def test_no_shell_unless_asked_for(path: Path, tmp_path: Path) -> None:
+    send(path, (b"x", 1))
+    assert work(path, "--drain", "--", "echo", f"$(touch {tmp_path}/made); touch {tmp_path}/made")[0] == 0
+    assert not (tmp_path / "made").exists()
+    send(path, (b"x", 1))
+    assert work(path, "--drain", "--shell", "--", f"cat > {tmp_path}/made; exit 0")[0] == 0
+    assert (tmp_path / "made").read_text() == "x"
+
+
+@pytest.mark.parametrize("key", [b"\x00\xff", "a\0b", "naïve", -5])
+def test_any_key_can_be_told(path: Path, tmp_path: Path, key: Any) -> None:
+    send(path, (b"", key))
+    code = "import os, sys; open(sys.argv[1], 'w').write(os.environ['STRICTQ_KEY_HEX'] + ' ' + os.environ['STRICTQ_KEY_TYPE'])"
+    assert work(path, "--drain", *python(code), tmp_path / "log")[0] == 0
+    raw = key if isinstance(key, bytes) else str(key).encode()
+    assert (tmp_path / "log").read_text() == f"{raw.hex()} {type(key).__name__}"
+
+
+def test_a_command_that_takes_too_long_is_killed_with_all_it_started(path: Path) -> None:
+    send(path, (b"", "k"))
+    status, out, _ = work(path, "--drain", "--json", "--timeout", "0.3", *python("import time; time.sleep(600)"))
+    assert status == 0
+    assert json.loads(out)["timeouts"] == 2
+    with strictq.open(path) as q:
+        assert "longer than its timeout" in (q.dead_letters()[0].reason or "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_the_command_finish(path: Path, tmp_path: Path, number: signal.Signals) -> None:
+    send(path, (b"", "k"), (b"", "k"))
+    began = tmp_path / "began"
+    code = "import sys, time, os; open(sys.argv[1], 'w').close(); time.sleep(0.5)"
+    process = begin(path, *python(code), began, stderr=subprocess.PIPE)
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not began.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    os.kill(process.pid, number)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    with strictq.open(path) as q:
+        stats = q.stats()
+    assert (stats.acks, stats.in_flight, stats.ready) == (1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--", "no-such-command"],
+        ["--prepare", "no-such-command", "--", "cat"],
+        ["--prepare", "'", "--", "cat"],
+        ["--concurrency", 0, "--", "cat"],
+    ],
+)
+def test_wrong_usage(path: Path, arguments: list[object]) -> None:
+    status, _, err = work(path, *arguments)
+    assert status == 2
+    assert "Traceback" not in err
+
+
+def test_no_queue(tmp_path: Path) -> None:
+    status, _, err = work(tmp_path / "nowhere", "--", "cat")
+    assert status == 2
+    assert "there is no queue" in err

@@ -1,0 +1,35 @@
+"""Queues for the worker's tests: in memory and on disk, with the machine's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strictq
+from strictq import Queue, QueueConfig
+
+Make = Callable[..., Queue]
+
+
+@pytest.fixture(params=["memory", "disk"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    """Opens the queue of this test."""
+    opened: list[Queue] = []
+
+    def open_it(*, shards: int | None = None, **settings: Any) -> Queue:
+        path = ":memory:" if request.param == "memory" else str(tmp_path / "queue")
+        q = strictq.open(path, shards=shards, durability="process", config=QueueConfig(**settings) if settings else None)
+        opened.append(q)
+        return q
+
+    yield open_it
+    for q in opened:
+        q.close()
+
+
+@pytest.fixture
+def q(make: Make) -> Queue:
+    return make()

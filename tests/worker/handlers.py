@@ -1,0 +1,63 @@
+"""Handlers that can be sent to another process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from strictq import Reject, Retry
+
+
+def nothing(job: Any) -> None:
+    """Acks."""
+
+
+def twice(job: Any) -> int:
+    """A prepare."""
+    return 2 * int(job.body)
+
+
+def everything(job: Any) -> None:
+    """All that a job can do in another process."""
+    count = int(job.key_state or b"0")
+    job.key_state = b"%d" % (count + 1)
+    job.send(b"%d from %d" % (job.prepared or 0, os.getpid()), key="out")
+    job.execute("INSERT INTO app_seen VALUES (?, ?)", (str(job.key), job.seq))
+
+
+def fails_twice(job: Any) -> None:
+    job.output(f"attempt {job.attempt}")
+    if job.attempt == 1:
+        raise ValueError("broken")
+    if job.attempt == 2:
+        raise Retry(reason="again")
+
+
+def rejects(job: Any) -> None:
+    raise Reject("unwanted")
+
+
+def killed(job: Any) -> None:
+    """Takes its process with it, if the body says so."""
+    if job.body == b"kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if job.body == b"exit":
+        sys.exit(7)
+
+
+def hangs(job: Any) -> None:
+    """Until it is killed, at its first attempt."""
+    if job.attempt == 1:
+        time.sleep(600)
+
+
+def unsendable(job: Any) -> Any:
+    return threading.Lock()
+
+
+def uses_run(job: Any) -> None:
+    job.run(lambda db: None)

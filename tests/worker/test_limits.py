@@ -1,0 +1,82 @@
+"""What a worker holds, and what it does when the disk is full."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import strictq
+from strictq import Message, Queue, StoreBusy, StoreFull, Worker
+from strictq._store.shard import Shard
+
+PATIENCE_SECONDS = 30.0
+
+
+def test_the_buffer_is_bounded_by_its_limits_and_not_by_the_lanes(q: Queue) -> None:
+    q.send_many([Message(b"", key=n) for n in range(5_000)])
+    go, most = threading.Event(), []
+
+    def process(job: Any) -> None:
+        go.wait(PATIENCE_SECONDS)
+
+    worker = Worker(q, process, batch=50)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    end = time.monotonic() + PATIENCE_SECONDS
+    while worker.stats().running < 8:
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    for _ in range(20):
+        stats = worker.stats()
+        most.append(stats.buffered + stats.running)
+        time.sleep(0.002)
+    in_flight = q.stats().in_flight
+    go.set()
+    worker.stop()
+    thread.join()
+    assert max(most) <= 8 * 8 + 50
+    assert in_flight <= 8 * 8 + 50
+
+
+@pytest.mark.parametrize("error", [StoreFull, StoreBusy])
+def test_a_store_that_fails_for_a_while_loses_and_doubles_nothing(
+    q: Queue, monkeypatch: pytest.MonkeyPatch, error: type[strictq.StoreError]
+) -> None:
+    """Acks, starts, receives and commits all fail at times; every effect is there once in the end."""
+    q.app_schema("CREATE TABLE app_seen (lane INTEGER, n INTEGER) STRICT")
+    q.send_many([Message(b"", key=n % 5) for n in range(100)])
+    calls = [0]
+    for name in ("run", "drain"):
+        whole = getattr(Shard, name)
+
+        def sometimes(self: Shard, operation: Any, whole: Any = whole) -> Any:
+            calls[0] += 1
+            if calls[0] % 7 == 3:
+                raise error("for a while", shard=0)
+            return whole(self, operation)
+
+        monkeypatch.setattr(Shard, name, sometimes)
+    seen: dict[int, list[int]] = {n: [] for n in range(5)}
+
+    def process(job: Any) -> None:
+        if job.attempt == 1:
+            seen[job.key].append(job.seq)
+        if job.seq % 2:
+            job.execute("INSERT INTO app_seen VALUES (?, ?)", (job.key, job.seq))
+
+    worker = Worker(q, process)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    end = time.monotonic() + PATIENCE_SECONDS
+    while q.stats().depth:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    worker.stop()
+    thread.join()
+    monkeypatch.undo()
+    assert all(seqs == list(range(1, 21)) for seqs in seen.values())
+    assert sorted(q.query("SELECT * FROM app_seen")) == [(k, n) for k in range(5) for n in range(1, 21, 2)]
+    assert q.check() == []

@@ -1,0 +1,83 @@
+"""Handlers in processes of their own."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from strictq import InvalidArgument, Queue, Worker
+from tests.worker import handlers
+
+
+async def not_plain(job: Any) -> None:
+    pass
+
+
+def test_all_that_a_job_can_do(q: Queue) -> None:
+    q.app_schema("CREATE TABLE app_seen (lane TEXT, n INTEGER) STRICT")
+    for n in range(6):
+        q.send(b"%d" % n, key=n % 2)
+    worker = Worker(q, handlers.everything, handlers.twice, executor="process", concurrency=2, keys=[0, 1])
+    worker.run(drain=True)
+    assert worker.stats().acked == 6
+    assert sorted(q.query("SELECT * FROM app_seen")) == [(k, n) for k in "01" for n in (1, 2, 3)]
+    for key in (0, 1):
+        with q.transaction(key=key) as tx:
+            assert tx.key_state == b"3"
+    out = [m.body.split() for m in q.peek("out", 10)]
+    assert sorted(int(words[0]) for words in out) == [0, 2, 4, 6, 8, 10]
+    assert str(os.getpid()).encode() not in {words[2] for words in out}
+
+
+def test_raises_cross_over(make: Any) -> None:
+    q = make()
+    q.send(b"", key="k")
+    Worker(q, handlers.fails_twice, executor="process", concurrency=1).run(drain=True)
+    assert q.stats().retries == 2
+    q.send(b"", key="k")
+    Worker(q, handlers.rejects, executor="process", concurrency=1).run(drain=True)
+    assert [d.reason for d in q.dead_letters()] == ["unwanted"]
+
+
+def test_a_handler_that_kills_its_process_hurts_no_other_and_ends_as_poison(make: Any) -> None:
+    q = make(max_attempts=2)
+    for body in (b"fine", b"kill", b"fine", b"exit", b"fine"):
+        q.send(body, key="k")
+    for n in range(4):
+        q.send(b"fine", key=n)
+    Worker(q, handlers.killed, executor="process", concurrency=2).run(drain=True)
+    dead = {d.body: d for d in q.dead_letters()}
+    assert set(dead) == {b"kill", b"exit"}
+    assert "SIGKILL" in (dead[b"kill"].reason or "")
+    assert "exit code 7" in (dead[b"exit"].reason or "")
+    assert dead[b"kill"].attempts == 2
+    assert q.stats().acks == 7
+
+
+def test_a_handler_that_hangs_is_killed(q: Queue) -> None:
+    q.send(b"", key="k")
+    worker = Worker(q, handlers.hangs, executor="process", concurrency=1, timeout_seconds=0.3)
+    worker.run(drain=True)
+    assert worker.stats().timeouts == 1
+    assert q.stats().acks == 1
+
+
+@pytest.mark.parametrize(
+    ("process", "prepare", "said"),
+    [(handlers.nothing, handlers.unsendable, "can't be sent"), (handlers.uses_run, None, "another process")],
+)
+def test_what_can_not_cross_is_said(make: Any, process: Any, prepare: Any, said: str) -> None:
+    q = make(max_attempts=1)
+    q.send(b"", key="k")
+    Worker(q, process, prepare, executor="process", concurrency=1).run(drain=True)
+    assert said in (q.dead_letters()[0].reason or "")
+
+
+@pytest.mark.parametrize(("handler", "said"), [(lambda job: None, "sent"), (not_plain, "async")])
+def test_handlers_that_can_not_be_sent_are_refused(q: Queue, handler: Any, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        Worker(q, handler, executor="process")
+    with pytest.raises(InvalidArgument, match=said):
+        Worker(q, handlers.nothing, handler, executor="process")

@@ -1,0 +1,112 @@
+"""Workers in processes, killed at any moment, with handlers that fail, hang and die at random: every rule is checked."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strictq
+from strictq import Worker
+from tests.support.campaign import PATIENCE_SECONDS, ROOT, Campaign, tally, wait_until
+
+
+class Workers(Campaign):
+    """A campaign whose processes are workers."""
+
+    kinds: tuple[str, ...] = ("plain", "async")
+
+    def start(self, **options: Any) -> subprocess.Popen[bytes]:
+        self._started += 1
+        kind = options.get("kind") or self.kinds[self._started % len(self.kinds)]
+        arguments = [self.queue, self.histories, self.seed * 100 + self._started, kind]
+        with (self.directory / f"worker-{self._started}.log").open("wb") as log:
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "tests.worker.worker_process", *map(str, arguments)], cwd=ROOT, stdout=log, stderr=log
+            )
+        self.workers.append(worker)
+        return worker
+
+    def tend(self, processes: int, seconds: float) -> None:
+        """Keep so many at work for so long; those that a handler killed are replaced, and some are killed from here."""
+        chance = random.Random(self.seed)
+        for _ in range(processes):
+            self.start()
+        for worker in self.workers:
+            wait_until(lambda w=worker: self.written(w) > 4000 or w.poll() is not None, "a worker to begin")
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(chance.uniform(0.05, 0.3))
+            for worker in [w for w in self.workers if w.poll() is not None]:
+                assert worker.returncode == -9, self.logs()
+                self.workers.remove(worker)
+                self.start()
+            victim = chance.choice(self.workers)
+            if chance.random() < 0.2:
+                self.kill(victim)
+                self.start()
+            elif chance.random() < 0.1:
+                self.freeze(victim)
+
+    def end(self) -> None:
+        for worker in self.workers:
+            worker.terminate()
+        for worker in self.workers:
+            assert worker.wait(PATIENCE_SECONDS) in (0, -9, -15), self.logs()  # -15: it had not yet begun
+        self.workers.clear()
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Iterator[Workers]:
+    campaign = Workers(tmp_path, lease=0.5)
+    yield campaign
+    campaign.abandon()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_processes_that_fail_hang_and_die(campaign: Workers, shards: int) -> None:
+    campaign.shards, campaign.seed = shards, shards
+    campaign.create()
+    campaign.tend(3, 5.0)
+    campaign.end()
+    counts = tally(campaign.settle())
+    for verb in ("send", "receive", "ack", "start", "transact", "nack"):
+        assert counts[verb] > 5, counts
+
+
+def test_a_message_that_kills_its_process_ends_as_poison_and_its_neighbours_do_not(tmp_path: Path) -> None:
+    """Attempts are durable before the handler runs, and only of those that run."""
+    path = tmp_path / "queue"
+    config = strictq.QueueConfig(max_attempts=3, lease_seconds=0.3)
+    with strictq.open(path, durability="process", config=config) as q:
+        for n in range(30):
+            q.send(b"kill" if n == 3 else b"fine", key=n % 10)
+    program = (
+        "import sys, strictq, os\n"
+        "from strictq import Worker\n"
+        "def process(job):\n"
+        "    if job.body == b'kill': os.kill(os.getpid(), 9)\n"
+        "with strictq.open(sys.argv[1]) as q: Worker(q, process, concurrency=1).run()\n"
+    )
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", program, str(path)], timeout=PATIENCE_SECONDS)
+        assert done.returncode == -9
+    with strictq.open(path) as q:
+        seen: list[int] = []
+        worker = Worker(q, lambda job: seen.append(job.attempt))
+        wait_until(lambda: _drained(q, seen), "the leases of the dead to end")
+        assert worker.stats().acked == 0
+        (dead,) = q.dead_letters()
+        assert (dead.body, dead.kind, dead.attempts) == (b"kill", "poison", 3)
+        assert q.stats().acks == 29
+
+
+def _drained(q: strictq.Queue, seen: list[int]) -> bool:
+    Worker(q, lambda job: seen.append(job.attempt)).run(drain=True)
+    return q.stats().depth == 0

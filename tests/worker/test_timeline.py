@@ -1,0 +1,65 @@
+"""The picture of a schedule, from events."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import strictq
+from strictq.worker import WorkerEvent
+from strictq.worker.timeline import Bar, Timeline
+
+PICTURE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "pictures" / "schedule.svg"
+
+
+def event(kind: str, seq: int, at: float, seconds: float | None = None, key: str = "k") -> WorkerEvent:
+    return WorkerEvent(kind, key, seq, 1, 1, at, seconds)
+
+
+def drawn() -> Timeline:
+    timeline = Timeline()
+    for e in (
+        event("leased", 1, 10.0),
+        event("preparing", 1, 10.0),
+        event("prepared", 1, 10.3, 0.3),
+        event("processing", 1, 10.3),
+        event("preparing", 2, 12.0),
+        event("prepared", 2, 12.3, 0.3),
+        event("acked", 1, 12.4, 2.0),
+    ):
+        timeline(e)
+    return timeline
+
+
+def test_bars_are_from_start_to_end() -> None:
+    bars = [(b.stage, b.seq, round(b.start, 3), round(b.end, 3)) for b in drawn().bars]
+    assert bars == [("prepare", 1, 0.0, 0.3), ("prepare", 2, 2.0, 2.3), ("process", 1, 0.3, 2.3)]
+
+
+def test_text() -> None:
+    assert drawn().to_text(26).splitlines() == ["k  ···                 ···", "      ████████████████████"]
+
+
+def test_nothing_to_draw() -> None:
+    assert Timeline().to_text() == ""
+    ElementTree.fromstring(Timeline().to_svg())
+
+
+def test_svg_is_well_formed_whatever_the_key() -> None:
+    timeline = drawn()
+    timeline.bars.append(Bar("process", "<&\"'>", 1, 0.0, 1.0))
+    ElementTree.fromstring(timeline.to_svg())
+
+
+def test_the_picture_in_the_docs_is_one() -> None:
+    if PICTURE.exists():
+        assert "key A" in PICTURE.read_text(encoding="utf-8")
+
+
+def test_a_worker_can_be_drawn() -> None:
+    timeline = Timeline()
+    with strictq.open(":memory:") as q:
+        for _ in range(3):
+            q.send(b"", key="k")
+        strictq.Worker(q, lambda job: None, lambda job: None, on_event=timeline).run(drain=True)
+    assert sorted((b.stage, b.seq) for b in timeline.bars) == [(s, n) for s in ("prepare", "process") for n in (1, 2, 3)]

@@ -1,0 +1,194 @@
+"""One process of the worker's stress and crash tests: workers on one queue, until killed or told to stop.
+
+    python -m tests.worker.worker_process QUEUE HISTORY SEED KIND
+
+KIND: "plain", "async" or "poison" (a handler that kills its process at the body b"kill"). SIGTERM: stop and exit with 0.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+import strictq
+from strictq import Queue, Retry, Worker
+from tests.support.history import OK, Act, Recorder, Tx, Wanted
+from tests.support.recorded import Recorded, _sent
+from tests.support.stress_worker import KEYS
+
+LEASE_SECONDS = 0.5
+
+
+class RecordedQueue(Queue):
+    """A queue that writes down what a worker asks of it, and what it answers."""
+
+    recorder: Recorder
+    recorded: Recorded
+
+    def _receive_once(self, request: Any) -> Any:
+        call = self.recorder.invoke("receive", [Wanted(int(self.config.lease_seconds * 10**9))])
+        try:
+            got = super()._receive_once(request)
+        except strictq.StrictqError as e:
+            self.recorder.result(call, "receive", type(e).__name__)
+            raise
+        self.recorded._handed(call, "receive", got[0])
+        return got
+
+    def _more(self, lease: Any, n: int) -> Any:
+        call = self.recorder.invoke("more", [Act(repr(lease.key), None, lease.token)])
+        try:
+            got = super()._more(lease, n)
+        except strictq.StrictqError as e:
+            self.recorder.result(call, "more", type(e).__name__)
+            raise
+        self.recorded._handed(call, "more", got)
+        return got
+
+    def _advance(self, done: Any, starting: Any) -> Any:
+        acks = self.recorder.invoke("ack", [Act(repr(d.key), d.seq, d.token) for d, _ in done])
+        starts = self.recorder.invoke("start", [Act(repr(d.key), d.seq, d.token) for d in starting])
+        failed = super()._advance(done, starting)
+        for call, verb, ds in ((acks, "ack", [d for d, _ in done]), (starts, "start", starting)):
+            outcomes = [type(failed[d]).__name__ if d in failed else OK for d in ds]
+            self.recorder.result(call, verb, "PartialFailure" if set(outcomes) - {OK} else OK, outcomes)
+        return failed
+
+    def _one(self, verb: str, act: Any, d: Any, call: Any) -> None:
+        number = self.recorder.invoke(verb, [act])
+        try:
+            call()
+        except strictq.StrictqError as e:
+            self.recorder.result(number, verb, type(e).__name__)
+            raise
+        self.recorder.result(number, verb)
+
+    def _nack(self, given: Any, delay: Any, reason: Any, output: Any = None) -> None:
+        d = given[0]
+        act = Act(repr(d.key), d.seq, d.token, None if delay is None else int(delay * 10**9))
+        self._one("nack", act, d, lambda: super(RecordedQueue, self)._nack(given, delay, reason, output))
+
+    def _reject(self, d: Any, reason: Any, output: Any) -> None:
+        act = Act(repr(d.key), d.seq, d.token)
+        self._one("reject", act, d, lambda: super(RecordedQueue, self)._reject(d, reason, output))
+
+    def _extended(self, leases: Any, seconds: float) -> Any:
+        acts = [Act(repr(x.key), x._lo, x.token, int(seconds * 10**9)) for x in leases]
+        call = self.recorder.invoke("extend", acts)
+        results = super()._extended(leases, seconds)
+        outcomes = [OK if r is None else type(r).__name__ for r in results]
+        self.recorder.result(call, "extend", "PartialFailure" if set(outcomes) - {OK} else OK, outcomes)
+        return results
+
+    def _release_rest(self, waiting: Any) -> None:
+        for d in list(waiting):
+            call = self.recorder.invoke("release", [Act(repr(d.key), None, d.token)])
+            super()._release_rest([d])
+            # Swallowed failures: it may or may not have happened, so it stays unanswered unless the lane is free.
+            del call
+
+
+class Chaos:
+    """What handlers do, chosen by chance: succeed, with effects or without, fail, hang, or take the process with them."""
+
+    def __init__(self, queue: RecordedQueue, seed: int) -> None:
+        self.queue = queue
+        self.random = random.Random(seed)
+        self.recorded = queue.recorded
+        self.stop = threading.Event()
+
+    def prepare(self, job: Any) -> int:
+        chance = self.random.random()
+        if chance < 0.03:
+            raise OSError("no such file")
+        if chance < 0.06:
+            time.sleep(0.02)
+        return int(job.seq)
+
+    def decide(self, job: Any) -> float:
+        assert job.prepared == job.seq
+        chance = self.random.random()
+        if chance < 0.002:
+            os.kill(os.getpid(), 9)
+        if chance < 0.05:
+            raise ValueError("broken")
+        if chance < 0.08:
+            raise Retry(self.random.choice((None, 0.01)))
+        if 0.1 < chance < 0.4:
+            self.effects(job)
+        return 0.4 if chance > 0.995 else 0.002 if chance > 0.9 else 0.0
+
+    def effects(self, job: Any) -> None:
+        """Leave a row, count it in the key's state, send on: as recorded transactions do."""
+        n = int(job.key_state or b"0")
+        job.key_state = b"%d" % (n + 1)
+        effect = self.recorded.name()
+        job.execute("INSERT INTO app_effects (effect, lane, n) VALUES (?, ?, ?)", (effect, repr(job.key), n))
+        sends = []
+        if self.random.random() < 0.3:
+            message = self.recorded.new(self.random.choice(KEYS))
+            job.send(message.body, message.key)
+            sends.append(_sent(message))
+        job.prepared = Tx(effect, repr(job.key), job.seq, job.token, sends)
+
+    def process(self, job: Any) -> None:
+        time.sleep(self.decide(job))
+
+    async def aprocess(self, job: Any) -> None:
+        await anyio.sleep(self.decide(job))
+
+
+def record_commits(recorder: Recorder) -> None:
+    """Effects commit in the job: what the handler left in `prepared` says which they are."""
+    from strictq.worker.job import Job
+
+    commit = Job._commit
+
+    def recorded(job: Job) -> None:
+        call = recorder.invoke("transact", [job.prepared])
+        try:
+            commit(job)
+        except strictq.StrictqError as e:
+            recorder.result(call, "transact", type(e).__name__)
+            raise
+        recorder.result(call, "transact")
+
+    Job._commit = recorded  # type: ignore[method-assign]
+
+
+def main() -> None:
+    path, history, seed, kind = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    recorder = Recorder(history / f"{os.getpid()}-{time.time_ns()}.jsonl")
+    with strictq.open(path, create=False) as plain:
+        queue = RecordedQueue(plain._store)
+        queue.recorder, queue.recorded = recorder, Recorded(queue, recorder)
+        record_commits(recorder)
+        chaos = Chaos(queue, seed)
+
+        def feed() -> None:
+            r = random.Random(seed + 1)
+            while not chaos.stop.is_set():
+                queue.recorded.send_many([queue.recorded.new(r.choice(KEYS)) for _ in range(r.randint(1, 10))])
+                chaos.stop.wait(0.01)
+
+        feeder = threading.Thread(target=feed)
+        feeder.start()
+        process: Any = chaos.process if kind == "plain" else chaos.aprocess
+        worker = Worker(queue, process, chaos.prepare, concurrency=4, timeout_seconds=0.3, lease_seconds=LEASE_SECONDS)
+        try:
+            worker.run()
+        finally:
+            chaos.stop.set()
+            feeder.join()
+    recorder.close()
+
+
+if __name__ == "__main__":
+    main()
