@@ -147,12 +147,19 @@ def rewrite_wal(path: Path) -> None:
 class Reserve:
     """A file of a fixed size that is given up when the disk is full."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, tell: Callable[[bool], None] | None = None) -> None:
         self._path = directory / RESERVE
+        self._tell = tell or (lambda _short: None)
+        """Told whether the reserve is in use, each time that this object learns it."""
         self._next_try = 0.0
 
     def there(self) -> bool:
         """Is it there? If not, make it again if there is room; a failing try is repeated after a second."""
+        there = self._look()
+        self._tell(not there)
+        return there
+
+    def _look(self) -> bool:
         with suppress(FileNotFoundError):
             if os.stat(self._path).st_size >= RESERVE_BYTES:
                 return True
@@ -192,6 +199,7 @@ class Reserve:
 
     def give_up(self) -> bool:
         """Delete it; False if it was gone already."""
+        self._tell(True)  # first, or a sender that asks in between takes the room
         try:
             os.unlink(self._path)
         except FileNotFoundError:

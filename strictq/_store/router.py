@@ -97,7 +97,7 @@ class Store:
         else:
             self.waker = waker_of(directory, files.WAKE, read_only=read_only)
             if not read_only:
-                self.reserve = files.Reserve(directory)
+                self.reserve = files.Reserve(directory, self.waker.tell_space)
         self._upkeep = Upkeep(self)
         self._lock = threading.Lock()
         self._prepared_shards: list[Shard] | None = None
@@ -186,6 +186,7 @@ class Store:
                 with suppress(StrictqError):
                     self.forward()
         if not self.read_only:
+            self._has_reserve()
             self._upkeep.start()
 
     def close(self) -> None:
@@ -247,7 +248,7 @@ class Store:
         Args:
             checked: the configuration that they were checked against.
         """
-        if self.reserve is not None and not self._has_reserve():
+        if self.reserve is not None and self.waker.short_of_space and not self._has_reserve():
             raise StoreFull("the disk is full, and the reserve for acks is in use", shard=shard.number)
 
         # Looked at before this shard's lock is taken: two shards that waited for each other's would never end.
