@@ -25,7 +25,7 @@ from . import _validate as validate
 from ._config import QueueConfig
 from ._errors import LeaseLost, QueueClosed, StrictqError
 from ._keys import Key
-from ._store.commit import transaction_of
+from ._store.calls import transaction_of
 from ._store.wake import POLL_SECONDS
 from ._types import (
     DeadLetter,

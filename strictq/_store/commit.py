@@ -14,8 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from typing import Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar
 from weakref import ref
 
 import apsw
@@ -33,11 +32,11 @@ from .._errors import (
 )
 from .._sql import CLAIM, SHARD
 from .._types import Event
+from .calls import Call, Mergeable, Operation, nobody, whoami
 from .connection import BUSY_SECONDS, Opener, leak, translate
 from .frame import Totals, Tx
 
 T = TypeVar("T")
-Operation = Callable[[Tx], T]
 
 GROUP_MAX: Final = 1000
 GATHER_TURNS: Final = 32
@@ -64,67 +63,6 @@ class Host(Protocol):
 # the caller, `held` says whether the lock was taken. An ordinary call may be interrupted between taking it and telling.
 _WAIT: Final = (True,)
 
-transaction_of: ContextVar[object | None] = ContextVar("strictq_transaction", default=None)
-"""In an async transaction: names it. Its calls run in any worker thread, so the thread can't."""
-
-
-def _nobody() -> None:
-    return None
-
-
-def whoami() -> object:
-    """Who holds a lock: the async transaction, or else the thread."""
-    return transaction_of.get() or threading.get_ident()
-
-
-@runtime_checkable
-class Mergeable(Protocol):
-    """An operation that can be run together with others of its kind, cheaper than each by itself."""
-
-    def __call__(self, tx: Tx) -> Any: ...
-
-    def together(self, tx: Tx, others: list[Any]) -> list[Any]:
-        """Run these (this one is the first of them), in order; their results. All, or an exception."""
-        ...
-
-
-class _Call:
-    """One caller's operation in a group."""
-
-    __slots__ = ("__weakref__", "error", "finished", "operation", "result", "wake")
-
-    def __init__(self, operation: Operation[Any]) -> None:
-        self.operation = operation
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.finished = False
-        self.wake: threading.Lock | None = None
-
-    def follow(self) -> None:
-        """It will be answered, or made leader, by another thread."""
-        self.wake = threading.Lock()
-        self.wake.acquire()
-
-    def release(self) -> None:
-        """Wake the caller; a second time does nothing."""
-        if self.wake is not None and self.wake.locked():
-            self.wake.release()
-
-    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
-        self.result = result
-        self.error = error
-        self.finished = True
-
-    def unfinish(self) -> None:
-        """What it did, or met, is undone."""
-        self.result = self.error = None
-        self.finished = False
-
-    def outcome(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.result
-
 
 class Writer:
     """Runs operations on one shard's file, each in a write transaction, alone or in a group."""
@@ -147,9 +85,9 @@ class Writer:
         self._owner: object = 0
         self._gate = threading.Lock()
         # Held weakly: an interrupt may stop even the hand-over of a leader, and then it leads no more once its call is gone.
-        self._leader: Callable[[], _Call | None] = _nobody
+        self._leader: Callable[[], Call | None] = nobody
         self._group_size = 1
-        self._waiting: deque[_Call] = deque()
+        self._waiting: deque[Call] = deque()
 
     # ---- running operations
 
@@ -163,7 +101,7 @@ class Writer:
         """
         if self._grouped:
             return self._run_grouped(operation)  # type: ignore[no-any-return]
-        call = _Call(operation)
+        call = Call(operation)
         held: list[bool] = []
         tx = None
         try:
@@ -222,7 +160,7 @@ class Writer:
             )
 
     def _run_grouped(self, operation: Operation[Any]) -> Any:
-        call = _Call(operation)
+        call = Call(operation)
         group = [call]
         tx: Tx | None = None
         self._require_outside()  # the leader waits for this thread's transaction: its call could never be served
@@ -248,7 +186,7 @@ class Writer:
         self._told(tx)
         return call.outcome()
 
-    def _lead(self, group: list[_Call]) -> Tx:
+    def _lead(self, group: list[Call]) -> Tx:
         """Commit for everybody who waits."""
         held: list[bool] = []
         try:
@@ -265,7 +203,7 @@ class Writer:
                 self._owner = 0
                 self._lock.release()
 
-    def _end_lead(self, call: _Call, group: list[_Call]) -> None:
+    def _end_lead(self, call: Call, group: list[Call]) -> None:
         """Hand the lead on, whatever interrupts it."""
         interrupt: BaseException | None = None
         while self._leader() is call:
@@ -291,7 +229,7 @@ class Writer:
                 return
             arrived = len(self._waiting)
 
-    def _follow(self, call: _Call) -> None:
+    def _follow(self, call: Call) -> None:
         """Wait until the call was answered, or leads the next group. Interrupted, it is withdrawn or its answer awaited."""
         assert call.wake is not None
         try:
@@ -311,7 +249,7 @@ class Writer:
                 call.wake.acquire(timeout=0.1)
             raise
 
-    def _hand_over(self, group: list[_Call]) -> None:
+    def _hand_over(self, group: list[Call]) -> None:
         """Release the followers, and make the caller that has waited longest the next leader. May run again if interrupted."""
         with self._gate:
             # Not finished, though their leader is done: it was interrupted before its COMMIT, so nothing of theirs happened.
@@ -322,11 +260,11 @@ class Writer:
             leader = self._waiting.popleft() if self._waiting else None
             if leader is not None:
                 leader.release()
-            self._leader = _nobody if leader is None else ref(leader)
+            self._leader = nobody if leader is None else ref(leader)
 
     # ---- one transaction
 
-    def _commit(self, calls: list[_Call]) -> Tx:
+    def _commit(self, calls: list[Call]) -> Tx:
         tx = self._begin()
         try:
             if len(calls) == 1:
@@ -352,14 +290,14 @@ class Writer:
             call.finished = True
         return tx
 
-    def _merged(self, tx: Tx, calls: list[_Call]) -> list[_Call]:
+    def _merged(self, tx: Tx, calls: list[Call]) -> list[Call]:
         """Run together what can be. Returns the calls that are to be run each by itself."""
         head = next((c.operation for c in calls if isinstance(c.operation, Mergeable)), None)
         alike = [c for c in calls if type(c.operation) is type(head)]
         if head is None or len(alike) < 2:
             return calls
         others = [c for c in calls if type(c.operation) is not type(head)]
-        whole = _Call(lambda tx: head.together(tx, [c.operation for c in alike]))
+        whole = Call(lambda tx: head.together(tx, [c.operation for c in alike]))
         self._guarded(tx, whole)
         if whole.error is not None:
             return calls  # one of them can't be done; by itself, only that one fails
@@ -367,7 +305,7 @@ class Writer:
             call.result = result
         return others
 
-    def _guarded(self, tx: Tx, call: _Call) -> None:
+    def _guarded(self, tx: Tx, call: Call) -> None:
         """One operation of a group: if it fails, only it is undone."""
         before = copy.copy(tx.totals)
         events = len(tx.events)

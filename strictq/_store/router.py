@@ -31,8 +31,8 @@ from .._errors import (
 from .._keys import hash_key
 from .._types import Event
 from . import catalog, claim, files, fork, outbox, send
+from .calls import Operation
 from .catalog import Catalog
-from .commit import Operation
 from .connection import Durability
 from .frame import Totals, Tx
 from .shard import Shard

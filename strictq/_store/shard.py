@@ -14,8 +14,9 @@ from .._clock import Clock
 from .._errors import SchemaMismatch, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
 from .._sql import SHARD
 from . import catalog, files, migrate
+from .calls import Operation
 from .catalog import Catalog, Range
-from .commit import Host, Operation, Writer, failed_sync
+from .commit import Host, Writer, failed_sync
 from .connection import MEMORY, check_file, connect, leak, translate
 from .frame import Tx
 from .program import AppDatabase, Guard, Rows

@@ -292,7 +292,7 @@ def test_a_follower_that_is_interrupted_while_it_waits_takes_its_call_with_it(q:
             self.real.release()
 
     def follow() -> None:
-        real_call = strictq._store.commit._Call
+        real_call = strictq._store.commit.Call
 
         class Call(real_call):  # type: ignore[misc, valid-type]
             __slots__ = ()
@@ -301,7 +301,7 @@ def test_a_follower_that_is_interrupted_while_it_waits_takes_its_call_with_it(q:
                 super().follow()
                 self.wake = Interrupting(self.wake)
 
-        monkeypatch.setattr(strictq._store.commit, "_Call", Call)
+        monkeypatch.setattr(strictq._store.commit, "Call", Call)
         try:
             crowd.writer.run(putting("t2"))
         except Interrupted:
