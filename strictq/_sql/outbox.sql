@@ -19,6 +19,3 @@ SELECT high_water FROM inlet WHERE origin = ?;
 
 -- name: set_high_water
 INSERT INTO inlet (origin, high_water) VALUES (?, ?) ON CONFLICT (origin) DO UPDATE SET high_water = excluded.high_water;
-
--- name: count
-SELECT count(*) FROM outbox;

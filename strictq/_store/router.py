@@ -31,7 +31,6 @@ from .._errors import (
 from .._keys import hash_key
 from .._types import Event
 from . import catalog, claim, files, fork, outbox, send
-from .calls import Operation
 from .catalog import Catalog
 from .connection import Durability
 from .frame import Totals, Tx
@@ -501,10 +500,6 @@ class Store:
             self._pid = os.getpid()
             self._lock = threading.Lock()
             self.waker.after_fork_in_child()
-
-    def run_everywhere(self, operation: Operation[T]) -> list[T]:
-        """The same operation on every healthy shard, one transaction each."""
-        return [shard.run(operation) for shard in self.healthy()]
 
 
 def _next_offset(directory: Path, known: Catalog, clock: Clock) -> int:
