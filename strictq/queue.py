@@ -61,7 +61,11 @@ class Queue(Sending, Receiving, Operating):
         self._store.hooks.append(hook)
 
     def close(self) -> None:
-        """Close every file. Leases stay until their deadline; closing twice does nothing."""
+        """Close every file. Leases stay until their deadline; closing twice does nothing.
+
+        Raises:
+            InvalidArgument: this thread is inside a transaction of the queue; nothing was closed.
+        """
         self._store.close()
 
     def __enter__(self) -> Queue:

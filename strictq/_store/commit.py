@@ -163,7 +163,7 @@ class Writer:
         call = Call(operation)
         group = [call]
         tx: Tx | None = None
-        self._require_outside()  # the leader waits for this thread's transaction: its call could never be served
+        self.require_outside()  # the leader waits for this thread's transaction: its call could never be served
         try:
             with self._gate:
                 if self._leader() is None:
@@ -441,7 +441,8 @@ class Writer:
         if self._closed:
             raise QueueClosed("the queue is closed")
 
-    def _require_outside(self) -> None:
+    def require_outside(self) -> None:
+        """Refuse what can't be done while this thread is inside a transaction of the shard: it would wait for itself."""
         if self._owner == whoami():
             raise InvalidArgument(
                 "this is inside a transaction on the same shard", hint="use the transaction's own methods there"
@@ -450,14 +451,14 @@ class Writer:
     def _taken(self, held: list[bool]) -> None:
         """The lock was waited for: is it ours, and may we use it?"""
         if not held[0]:
-            self._require_outside()
+            self.require_outside()
             raise StoreBusy("another thread holds the shard's write lock", shard=self._shard)
         self._owner = whoami()
         self.require()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self._require_outside()
+        self.require_outside()
         held: list[bool] = []
         try:
             held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS,))

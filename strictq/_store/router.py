@@ -189,7 +189,14 @@ class Store:
             self._upkeep.start()
 
     def close(self) -> None:
-        """Close every connection. Leases stay; closing twice does nothing."""
+        """Close every connection. Leases stay; closing twice does nothing.
+
+        Raises:
+            InvalidArgument: this thread is inside a transaction of the queue; nothing was closed.
+        """
+        if self._pid == os.getpid():
+            for shard in self.shards:
+                shard.require_outside()
         with self._lock:
             if self._closed:
                 return

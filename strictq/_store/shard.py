@@ -319,6 +319,10 @@ class Shard:
 
     # ---- the end, and forks
 
+    def require_outside(self) -> None:
+        """Refuse what can't be done while this thread is inside a transaction of the shard."""
+        self._writer.require_outside()
+
     def close(self) -> None:
         self._writer.close()
         with self.checkpoint_lock, self._reader_lock:

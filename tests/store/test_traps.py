@@ -273,7 +273,7 @@ def test_a_call_inside_a_transaction_of_its_own_thread_is_refused_at_once(disk: 
     q = disk.open(durability="full")
     with q.transaction(key="k") as tx:
         tx.key_state = tx.key_state
-        for call in (lambda: q.send(b"", "k"), q.receive, q.stats, lambda: q.peek("k")):
+        for call in (lambda: q.send(b"", "k"), q.receive, q.stats, lambda: q.peek("k"), q.close):
             with pytest.raises(strictq.InvalidArgument, match="inside a transaction"):
                 call()
     assert q.send(b"", "k").seq == 1
