@@ -84,6 +84,12 @@ class QueueConfig:
     """Largest body, bytes."""
     idle_lane_seconds: float | None = attrs.field(default=None, validator=_seconds(0.001, optional=True))
     """Forget a lane that has been empty so long, seconds; None: never. It restarts at a higher seq."""
+    history: Literal["off", "records", "bodies"] = attrs.field(default="off", validator=_one_of("off", "records", "bodies"))
+    """Keep a record of each finished message, without or with its body; read them with `q.history()`."""
+    history_seconds: float = attrs.field(default=7 * 86400.0, validator=_seconds(0.001))
+    """How long a record is kept, seconds."""
+    history_records_max: int = attrs.field(default=1_000_000, validator=_whole(1, 2**53))
+    """Records that each shard keeps at most; the oldest go first."""
 
     @retry_backoff.validator
     def _check_backoff(self, attribute: attrs.Attribute[float], value: object) -> None:

@@ -13,7 +13,7 @@ from ._config import QueueConfig
 from ._errors import InvalidArgument, PartialFailure, StoreError
 from ._keys import Key, decode_key, encode_key
 from ._store import Store, admin, looking
-from ._types import DeadLetter, Explanation, KeyDepth, MessageStatus, PeekedMessage, Problem, ShardStats, Stats
+from ._types import DeadLetter, Explanation, HistoryRecord, KeyDepth, MessageStatus, PeekedMessage, Problem, ShardStats, Stats
 
 _COUNTS = (
     "ready", "in_flight", "delayed", "held", "dead", "lanes", "sends", "receives", "claims", "empty_receives", "acks", "retries",
@@ -137,6 +137,37 @@ class Operating:
             for _, k, seq, i, body, headers, kind, reason, attempts, sent_at, died_at in rows
         ]  # fmt: skip
 
+    def history(self, *, shard: int = 0, after: int = 0, key: Key | None = None, limit: int = 1000) -> list[HistoryRecord]:
+        """Records of finished messages of one shard, in the order in which they ended, where the queue's `history` keeps them.
+
+        To read on, give the last record's `n` as `after`; to read everything, do so for each shard.
+
+        Args:
+            shard: 0 to `shards` - 1; not looked at where a key is given.
+            after: only records with a larger n.
+            key: only this key's, of its shard; looks at every record from `after` on.
+        Returns:
+            0..limit records, n ascending.
+        Raises:
+            InvalidArgument: no such shard, or limit is not 1..100,000.
+        Source: docs/howto/history.md
+        """
+        store = self._store
+        store.require_open(writing=False)
+        validate.whole("limit", limit, 1, validate.MESSAGES_MAX)
+        validate.whole("after", after, 0, 2**62)
+        raw = None if key is None else encode_key(key)
+        number = validate.whole("shard", shard, 0, len(store.shards) - 1) if raw is None else store.shard_of(raw).number
+        rows = store.shards[number].look(lambda db: looking.history_page(db, after, raw, limit))
+        wall = store.time.to_wall
+        return [
+            HistoryRecord(
+                number, n, decode_key(k), seq, i, wall(sent_at), None if first_at is None else wall(first_at), wall(done_at),
+                attempts, prepare, process, size, size_hint, outcome, body,
+            )
+            for n, k, seq, i, sent_at, first_at, done_at, attempts, prepare, process, size, size_hint, outcome, body in rows
+        ]  # fmt: skip
+
     # ---- operating
 
     def redrive(self, key: Key | None = None, seqs: Iterable[int] | None = None) -> int:
@@ -187,7 +218,7 @@ class Operating:
         raw = encode_key(key)
         return store.shard_of(raw).run(lambda tx: admin.release(tx, raw))
 
-    def purge(self, key: Key | None = None, *, dead: bool = False) -> int:
+    def purge(self, key: Key | None = None, *, dead: bool = False, history: bool = False) -> int:
         """Remove the unresolved messages of a key, or of the whole queue, and the dedup ids of those keys.
 
         Messages in flight stay with their holder. Seqs go on: none is issued twice. In steps of 1,000 messages, so that
@@ -195,12 +226,17 @@ class Operating:
 
         Args:
             dead: the dead letters, too.
+            history: the records of finished messages, too; of what is purged now as well.
         Returns:
-            How many were removed.
+            How many messages and dead letters were removed.
         """
         store = self._store
         store.require_open()
-        return admin.purge(store, None if key is None else encode_key(key), dead=dead)
+        raw = None if key is None else encode_key(key)
+        gone = admin.purge(store, raw, dead=dead)
+        if history:
+            admin.purge_history(store, raw)
+        return gone
 
     def check(self, fix: bool = False) -> list[Problem]:
         """Read everything and report each broken invariant; an empty list if all is well.

@@ -122,6 +122,41 @@ class PeekedMessage:
 
 
 @attrs.frozen
+class HistoryRecord:
+    """How one message ended, kept where the queue's `history` setting asks for it.
+
+    A message that died and was put back has a record of each of its ends.
+
+    Attributes:
+        shard, n: where the record lies; n ascends in the order of the ends within the shard, and is never reused.
+        id: the message's arrival number.
+        enqueued_at, first_attempt_at, done_at: seconds since 1970; first_attempt_at is None if no handler ever had it.
+        attempts: starts of a handler, the last one included.
+        prepare_seconds, process_seconds: what a worker measured for the last attempt, or None.
+        size: of the body, bytes.
+        size_hint: as sent.
+        outcome: how it ended.
+        body: where `history="bodies"` kept it, else None.
+    """
+
+    shard: int
+    n: int
+    key: Key | None
+    seq: int
+    id: int
+    enqueued_at: float
+    first_attempt_at: float | None
+    done_at: float
+    attempts: int
+    prepare_seconds: float | None
+    process_seconds: float | None
+    size: int
+    size_hint: float | None
+    outcome: Literal["acked", "rejected", "poison", "expired", "dropped", "purged"]
+    body: bytes | None
+
+
+@attrs.frozen
 class MessageStatus:
     """Where one message is.
 

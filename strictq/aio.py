@@ -31,6 +31,7 @@ from ._types import (
     DeadLetter,
     Event,
     Explanation,
+    HistoryRecord,
     KeyDepth,
     Message,
     MessageStatus,
@@ -514,6 +515,10 @@ class AsyncQueue:
         """See Queue.dead_letters."""
         return await self._run(self.sync.dead_letters, key, limit)
 
+    async def history(self, *, shard: int = 0, after: int = 0, key: Key | None = None, limit: int = 1000) -> list[HistoryRecord]:
+        """See Queue.history."""
+        return await self._run(self.sync.history, shard=shard, after=after, key=key, limit=limit)
+
     async def redrive(self, key: Key | None = None, seqs: Iterable[int] | None = None) -> int:
         """See Queue.redrive."""
         return await self._run(self.sync.redrive, key, seqs)
@@ -526,9 +531,9 @@ class AsyncQueue:
         """See Queue.release."""
         return await self._run(self.sync.release, key)
 
-    async def purge(self, key: Key | None = None, *, dead: bool = False) -> int:
+    async def purge(self, key: Key | None = None, *, dead: bool = False, history: bool = False) -> int:
         """See Queue.purge."""
-        return await self._run(self.sync.purge, key, dead=dead)
+        return await self._run(self.sync.purge, key, dead=dead, history=history)
 
     async def check(self, fix: bool = False) -> list[Problem]:
         """See Queue.check."""

@@ -18,7 +18,7 @@ PUBLIC = sorted(strictq.__all__)
 # The names that design and documentation promise.
 PROMISED = [
     *("open", "open_async", "Queue", "AsyncQueue", "QueueConfig", "Message", "Receipt", "Lease", "Transaction"),
-    *("Delivery", "AsyncDelivery", "DeadLetter", "PeekedMessage", "MessageStatus", "Explanation", "KeyDepth"),
+    *("Delivery", "AsyncDelivery", "DeadLetter", "PeekedMessage", "MessageStatus", "Explanation", "HistoryRecord", "KeyDepth"),
     *("ShardStats", "Stats", "Problem", "Event"),
     *("Worker", "WorkerStats", "WorkerEvent", "Job", "Retry", "Reject"),
     *("StrictqError", "InvalidArgument", "MessageTooLarge", "ConfigError", "QueueNotFound", "QueueClosed"),

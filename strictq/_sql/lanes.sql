@@ -60,7 +60,8 @@ UPDATE lane SET hold = ?, held_at = ? WHERE id = ?;
 
 -- name: charge
 -- lanes.charge: one more attempt for the started messages of a lease that ends.
-UPDATE message SET attempts = attempts + 1 WHERE lane = ? AND seq BETWEEN ? AND ?;
+UPDATE message SET attempts = attempts + 1, first_at = ifnull(first_at, (SELECT leased_at FROM lease WHERE lane = ?1))
+WHERE lane = ?1 AND seq BETWEEN ?2 AND ?3;
 
 -- name: reset_attempts
 UPDATE message SET attempts = 0 WHERE lane = ? AND seq <= ? AND attempts > 0;
@@ -93,8 +94,8 @@ UPDATE message SET output = ? WHERE lane = ? AND seq = ?;
 
 -- name: move
 -- lanes.move_aside: a keyless message to a lane of its own. Takes new lane, due, lane, seq.
-INSERT INTO message (lane, seq, id, sent_at, due, expires, attempts, headers, size_hint, prepare_seconds, process_seconds, error, output, body)
-SELECT ?, 1, id, sent_at, ?, expires, attempts, headers, size_hint, prepare_seconds, process_seconds, error, output, body
+INSERT INTO message (lane, seq, id, sent_at, due, expires, attempts, headers, size_hint, prepare_seconds, process_seconds, error, output, first_at, body)
+SELECT ?, 1, id, sent_at, ?, expires, attempts, headers, size_hint, prepare_seconds, process_seconds, error, output, first_at, body
 FROM message WHERE lane = ? AND seq = ?;
 
 -- name: waiting_redrives

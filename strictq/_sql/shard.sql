@@ -68,6 +68,7 @@ CREATE TABLE message (
     process_seconds REAL,
     error           TEXT,
     output          TEXT,
+    first_at        INTEGER,                       -- first handed out to a handler, once that attempt has failed
     body            BLOB,                          -- NULL: in `body`
     PRIMARY KEY (lane, seq)
 ) STRICT, WITHOUT ROWID;
@@ -164,6 +165,24 @@ CREATE TABLE inlet (
     origin     TEXT PRIMARY KEY,
     high_water INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
+
+-- Records of finished messages, where the configuration keeps them, in the order in which they ended.
+CREATE TABLE history (
+    n               INTEGER PRIMARY KEY AUTOINCREMENT,   -- never reused, so that a reader can go on where it was
+    key             BLOB    NOT NULL,              -- as in `lane`, which may be forgotten
+    seq             INTEGER NOT NULL,
+    arrival         INTEGER NOT NULL,              -- the message's id
+    sent_at         INTEGER NOT NULL,
+    first_at        INTEGER,                       -- its first attempt; NULL: there was none
+    done_at         INTEGER NOT NULL,
+    attempts        INTEGER NOT NULL,
+    prepare_seconds REAL,                          -- measured by a worker
+    process_seconds REAL,
+    size            INTEGER NOT NULL,              -- of the body, bytes
+    size_hint       REAL,
+    outcome         TEXT    NOT NULL CHECK (outcome IN ('acked', 'rejected', 'poison', 'expired', 'dropped', 'purged')),
+    body            BLOB                           -- NULL: not kept
+) STRICT;
 
 -- name: insert_counter
 INSERT INTO counter VALUES (1, ?, ?, ?, ?, 0, 0, 0, 0, 0, 4611686018427387904, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0);

@@ -10,7 +10,7 @@ import apsw
 from .._errors import StrictqError
 from .._sql import CHECK, INSPECT
 from .._types import Problem
-from . import catalog, operate
+from . import catalog, history, operate
 from .frame import Totals
 from .operate import hold, release
 from .router import Store
@@ -87,6 +87,18 @@ def _purge_lane(shard: Shard, lane: int, dead: bool) -> int:
     return total
 
 
+def purge_history(store: Store, key: bytes | None) -> int:
+    """Remove records of finished messages, up to those that are there now."""
+    total = 0
+    for shard in store.healthy() if key is None else [store.shard_of(key)]:
+        upto = shard.read(history.newest)
+        at = 0
+        while at < upto:
+            gone, at = shard.drain(lambda tx, a=at, u=upto: history.purge_step(tx, a, u, key))  # type: ignore[misc]
+            total += gone
+    return total
+
+
 def check_catalog(store: Store) -> list[Problem]:
     """What is wrong with queue.db."""
     if store.directory is None:
@@ -127,6 +139,7 @@ __all__ = [
     "dead_letters",
     "hold",
     "purge",
+    "purge_history",
     "redrive_all",
     "redrive_key",
     "release",

@@ -9,7 +9,7 @@ import attrs
 
 from .._errors import LeaseLost
 from .._sql import LANES, SETTLE
-from . import settle
+from . import history, settle
 from .frame import Tx
 from .settle import Batch
 
@@ -52,8 +52,9 @@ def _ack_heads(tx: Tx, batches: Sequence[Batch]) -> bool:
     ordered = sorted(batches, key=_LANE)
     n = len(ordered)
     db = tx.db
-    before = db.total_changes()
     tx.run("SAVEPOINT heads")
+    _record(tx, ordered)
+    before = db.total_changes()
     tx.many(
         SETTLE.end_head, [(b.seqs[0] if b.start is None else b.start, b.lane, b.token, b.seqs[0], b.seqs[0]) for b in ordered]
     )
@@ -77,8 +78,9 @@ def _ack_last(tx: Tx, work: Sequence[tuple[Batch, int, int]]) -> bool:
     ordered = sorted(work, key=lambda entry: entry[0].lane)
     n = len(ordered)
     db = tx.db
-    before = db.total_changes()
     tx.run("SAVEPOINT last")
+    _record(tx, [b for b, _, _ in ordered])
+    before = db.total_changes()
     tx.many(SETTLE.end_whole_lease, [(b.lane, b.token, lo, hi, 1) for b, lo, hi in ordered])
     if db.total_changes() - before == n:
         tx.many(SETTLE.delete_range, [(b.lane, b.seqs[0], b.seqs[0]) for b, _, _ in ordered])
@@ -95,6 +97,11 @@ def _ack_last(tx: Tx, work: Sequence[tuple[Batch, int, int]]) -> bool:
     tx.run("ROLLBACK TO last")
     tx.run("RELEASE last")
     return False
+
+
+def _record(tx: Tx, batches: Sequence[Batch]) -> None:
+    if tx.config.history != "off":
+        history.keep(tx, [(b.lane, b.seqs[0], b.seqs[0], b.end) for b in batches])
 
 
 def _start_all(tx: Tx, batches: Sequence[Batch]) -> dict[int, LeaseLost]:

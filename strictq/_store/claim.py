@@ -14,7 +14,7 @@ import apsw
 import attrs
 
 from .._sql import CLAIM, LANES, repeated
-from . import lanes
+from . import history, lanes
 from .frame import NEVER, SECOND, Tx, insert_rows
 
 SWEEP_STEP: Final = 64
@@ -152,7 +152,7 @@ class _Claim:
         tx = self.tx
         gone = [(r[SEQ], r[ID], r[BODY] is None) for r in held.rows]
         held.rows = [with_body(tx, row) for row in held.rows]
-        lanes.remove(tx, held.lane, gone)
+        lanes.remove(tx, held.lane, gone, history.ACKED)
         tx.count_acks(len(held.rows))
 
 
@@ -318,7 +318,7 @@ def _cull(tx: Tx, lane: lanes.Lane, message: Row) -> bool:
         if tx.config.on_expire == "dead_letter":
             lanes.bury(tx, lane.id, lane.key, seq, kind="expired", reason="its TTL was over", attempts=message[ATTEMPTS])
         else:
-            lanes.remove(tx, lane.id, [(seq, message[ID], message[BODY] is None)])
+            lanes.remove(tx, lane.id, [(seq, message[ID], message[BODY] is None)], history.EXPIRED)
         return False
     error = tx.run(LANES.message, (lane.id, seq)).get[10]
     return lanes.apply_poison(tx, lane.id, lane.key, seq, message[ATTEMPTS], error)

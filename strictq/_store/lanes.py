@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from .._keys import KEYLESS
 from .._sql import CLAIM, LANES, SEND, repeated
+from . import history
 from .frame import SECOND, Tx
 
 REVIVE_STEP: Final = 500
@@ -156,12 +157,21 @@ def release_lane(tx: Tx, lease: LeaseRow, *, at_end: bool = False) -> None:
 # ---- what leaves `message`
 
 
-def remove(tx: Tx, lane: int, rows: Sequence[tuple[int, int, bool]], *, keep_bodies: bool = False) -> None:
-    """Take messages out of a lane: rows of (seq, id, body lies apart), ascending. The caller counts why."""
+def remove(
+    tx: Tx, lane: int, rows: Sequence[tuple[int, int, bool]], end: history.End | None, *, keep_bodies: bool = False
+) -> None:
+    """Take messages out of a lane: rows of (seq, id, body lies apart), ascending. The caller counts why.
+
+    Args:
+        end: what a record of them says; None: they go on elsewhere.
+    """
     if not rows:
         return
     lo, hi = rows[0][0], rows[-1][0]
-    if hi - lo + 1 == len(rows):
+    together = hi - lo + 1 == len(rows)
+    if end is not None:
+        history.keep(tx, [(lane, lo, hi, end)] if together else [(lane, seq, seq, end) for seq, _, _ in rows])
+    if together:
         tx.run(CLAIM.delete_range, (lane, lo, hi))
     else:
         tx.many(LANES.delete_message, ((lane, seq) for seq, _, _ in rows))
@@ -174,8 +184,8 @@ def remove(tx: Tx, lane: int, rows: Sequence[tuple[int, int, bool]], *, keep_bod
 def bury(tx: Tx, lane: int, key: bytes, seq: int, *, kind: str, reason: str | None, attempts: int) -> None:
     """Move a message to the dead letters, at its own seq."""
     tx.run(LANES.bury, (tx.now, kind, reason, attempts, lane, seq))
-    arrival = tx.run(LANES.message, (lane, seq)).get[1]
-    remove(tx, lane, [(seq, arrival, False)], keep_bodies=True)
+    row = tx.run(LANES.message, (lane, seq)).get
+    remove(tx, lane, [(seq, row[1], False)], history.End(kind, attempts - row[5]), keep_bodies=True)
     tx.totals.dead += 1
     tx.report("poison" if kind == "poison" else "dead_letter", key, seq, detail=reason or kind)
 
@@ -215,7 +225,7 @@ def move_aside(tx: Tx, lane: Lane, seq: int, due: int | None) -> int:
     aside = create_aside(tx, lane.key, arrival)
     tx.run(LANES.move, (aside, due, lane.id, seq))
     tx.run(LANES.set_charged, (1, aside))  # its attempts came along: a release must find them
-    remove(tx, lane.id, [(seq, arrival, False)], keep_bodies=True)
+    remove(tx, lane.id, [(seq, arrival, False)], None, keep_bodies=True)
     tx.totals.pending += 1
     return aside
 
@@ -241,7 +251,7 @@ def apply_poison(tx: Tx, lane: int, key: bytes, seq: int, attempts: int, reason:
         return False
     if policy == "drop":
         arrival, apart = _id_and_place(tx, lane, seq)
-        remove(tx, lane, [(seq, arrival, apart)])
+        remove(tx, lane, [(seq, arrival, apart)], history.DROPPED)
         tx.totals.dropped += 1
         tx.report("poison", key, seq, detail=f"dropped: {reason}")
         return False

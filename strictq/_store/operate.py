@@ -9,7 +9,7 @@ from typing import Any, Final
 import apsw
 
 from .._sql import LANES, OPERATE
-from . import lanes
+from . import history, lanes
 from .frame import Tx
 
 PURGE_STEP: Final = 1000
@@ -96,7 +96,7 @@ def purge_lane(tx: Tx, lane: int) -> tuple[int, bool]:
     lo, hi = (0, -1) if lease is None else (lease.lo, lease.hi)
     rows = [(seq, i, bool(apart)) for seq, i, apart in tx.run(OPERATE.messages_outside, (lane, lo, hi, PURGE_STEP))]
     if rows:
-        lanes.remove(tx, lane, rows)
+        lanes.remove(tx, lane, rows, history.PURGED)
         tx.totals.purged += len(rows)
     tx.run(OPERATE.delete_dedup_of, (lane,))
     if lease is None:

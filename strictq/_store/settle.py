@@ -17,7 +17,7 @@ import apsw
 from .._errors import LeaseLost
 from .._keys import decode_key
 from .._sql import CLAIM, LANES, SETTLE
-from . import lanes
+from . import history, lanes
 from .claim import HEAD_PAGE, SEQ, Row, is_plain, with_body
 from .frame import SECOND, Tx, insert_rows
 
@@ -30,9 +30,10 @@ class Batch:
         whole: these are all messages of the lease, as far as its holder knows.
         apart: arrival ids of the bodies that lie apart; needed where it is whole.
         start: the next delivery of the lease, whose handler starts with this ack.
+        end: what is recorded of it, where history is kept.
     """
 
-    __slots__ = ("apart", "key", "lane", "seqs", "start", "token", "whole")
+    __slots__ = ("apart", "end", "key", "lane", "seqs", "start", "token", "whole")
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Batch:
         whole: bool = False,
         apart: Sequence[int] = (),
         start: int | None = None,
+        end: history.End = history.ACKED,
     ) -> None:
         self.lane = lane
         self.key = key
@@ -51,6 +53,7 @@ class Batch:
         self.whole = whole
         self.apart = apart
         self.start = start
+        self.end = end
 
 
 _LANE = attrgetter("lane")
@@ -74,7 +77,7 @@ def _each(act: Callable[..., object], tx: Tx, batch: Batch, *args: object) -> Lo
             return {batch.seqs[0]: e}
         lost: Lost = {}
         for seq in batch.seqs:
-            lost |= _each(act, tx, Batch(batch.lane, batch.key, batch.token, [seq]), *args)
+            lost |= _each(act, tx, Batch(batch.lane, batch.key, batch.token, [seq], end=batch.end), *args)
         return lost
     return {}
 
@@ -95,8 +98,9 @@ def _ack_whole(tx: Tx, batches: Sequence[Batch]) -> bool:
         ranges.append((lane, lo, hi))
         lane_rows.append((hi, k, now, b.token, lo, hi, lane))
     db = tx.db
-    before = db.total_changes()
     tx.run("SAVEPOINT whole")
+    history.keep(tx, [(b.lane, b.seqs[0], b.seqs[-1], b.end) for b in batches] if tx.config.history != "off" else ())
+    before = db.total_changes()
     tx.many(SETTLE.end_whole_lease, leases)
     if db.total_changes() - before == len(leases):
         tx.many(SETTLE.delete_range, ranges)
@@ -144,7 +148,7 @@ def ack_lane(tx: Tx, batch: Batch) -> bool:
     lease, rows = _held_rows(tx, batch, "ack")
     if lease is None:
         return False
-    lanes.remove(tx, batch.lane, rows)
+    lanes.remove(tx, batch.lane, rows, batch.end)
     tx.count_acks(len(rows))
     lanes.remember(tx, batch.lane, batch.token, "ack", batch.seqs)
     _shrink(tx, lease, len(rows), start=batch.start)

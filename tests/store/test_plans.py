@@ -12,7 +12,7 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
-from strictq._sql import CHECK, CLAIM, INSPECT, LANES, OPERATE, OUTBOX, SEND, SETTLE, SHARD, Block, repeat
+from strictq._sql import CHECK, CLAIM, HISTORY, INSPECT, LANES, OPERATE, OUTBOX, SEND, SETTLE, SHARD, Block, repeat
 from tests.support.internals import shard_file, shard_of, writer_of
 from tests.support.queues import Opener
 
@@ -82,7 +82,11 @@ PINNED: list[tuple[Block, str, list[str]]] = [
     (LANES, "message", ["SEARCH message USING PRIMARY KEY (lane=? AND seq=?)"]),
     (LANES, "drop_ready", ["SEARCH ready USING INDEX sqlite_autoindex_ready_1 (lane=?)"]),
     (LANES, "drop_delayed", ["SEARCH delayed USING INTEGER PRIMARY KEY (rowid=?)"]),
-    (LANES, "charge", ["SEARCH message USING PRIMARY KEY (lane=? AND seq>? AND seq<?)"]),
+    (LANES, "charge", [
+        "SEARCH message USING PRIMARY KEY (lane=? AND seq>? AND seq<?)",
+        "SCALAR SUBQUERY 1",
+        "SEARCH lease USING INTEGER PRIMARY KEY (rowid=?)",
+    ]),
     (LANES, "waiting_redrives", ["SEARCH dead USING COVERING INDEX dead_waiting (lane=?)"]),
     (LANES, "some_lanes", ["SEARCH lane USING INTEGER PRIMARY KEY (rowid>?)"]),
     (SEND, "find_dedup", ["SEARCH dedup USING PRIMARY KEY (lane=? AND dedup_id=?)"]),
@@ -131,7 +135,8 @@ def test_stats_of_held_and_delayed_lanes_walk_those_lanes_alone(db: apsw.Connect
 
 
 BLOCKS = {
-    "claim": CLAIM, "inspect": INSPECT, "lanes": LANES, "operate": OPERATE, "outbox": OUTBOX, "send": SEND, "settle": SETTLE,
+    "claim": CLAIM, "history": HISTORY, "inspect": INSPECT, "lanes": LANES, "operate": OPERATE, "outbox": OUTBOX, "send": SEND,
+    "settle": SETTLE,
 }  # fmt: skip
 STATEMENTS = [(f"{where}.{name}", getattr(block, name)) for where, block in BLOCKS.items() for name in block.names()]
 

@@ -1,0 +1,45 @@
+-- name: keep
+-- history.keep: a record of each message of a range that is about to leave `message`. Takes now, attempts that the rows do not
+-- count yet, seconds of prepare and of process (NULL: unknown), outcome, whether bodies are kept, lane, first and last seq.
+-- The first attempt: of an earlier lease, else the start of the handler that is done now, else when the message was handed out.
+-- Indexes: primary keys.
+INSERT INTO history (key, seq, arrival, sent_at, first_at, done_at, attempts, prepare_seconds, process_seconds, size, size_hint, outcome, body)
+SELECT l.key, m.seq, m.id, m.sent_at,
+       CASE WHEN m.first_at IS NOT NULL THEN m.first_at
+            WHEN ?2 = 0 THEN NULL
+            WHEN ?4 IS NOT NULL THEN max(?1 - CAST(?4 * 1000000 AS INTEGER), m.sent_at)
+            ELSE (SELECT leased_at FROM lease WHERE lane = m.lane) END,
+       ?1, m.attempts + ?2, ?3, ?4, length(ifnull(m.body, b.data)), m.size_hint, ?5,
+       CASE WHEN ?6 THEN ifnull(m.body, b.data) END
+FROM message m CROSS JOIN lane l ON l.id = m.lane LEFT JOIN body b ON m.body IS NULL AND b.id = m.id
+WHERE m.lane = ?7 AND m.seq BETWEEN ?8 AND ?9 ORDER BY m.seq;
+
+-- name: bounds
+-- history.trim: the oldest and the newest record. Two seeks.
+SELECT (SELECT min(n) FROM history), (SELECT max(n) FROM history);
+
+-- name: done_at
+SELECT done_at FROM history WHERE n = ?;
+
+-- name: forget
+-- history.trim, a bounded step of the oldest: up to the first number, and of these what is not among the newest that may stay
+-- (up to the second number) or was done before the time. Index: primary key.
+DELETE FROM history WHERE n <= ?1 AND (n <= ?2 OR done_at < ?3);
+
+-- name: page
+-- Reading, in order of being done, from a number on. Index: primary key.
+SELECT n, key, seq, arrival, sent_at, first_at, done_at, attempts, prepare_seconds, process_seconds, size, size_hint, outcome, body
+FROM history WHERE n > ? ORDER BY n LIMIT ?;
+
+-- name: page_of
+-- The same for one key: reads all records from the number on.
+SELECT n, key, seq, arrival, sent_at, first_at, done_at, attempts, prepare_seconds, process_seconds, size, size_hint, outcome, body
+FROM history WHERE n > ? AND key = ? ORDER BY n LIMIT ?;
+
+-- name: delete_step
+-- purge: a bounded step of everything up to a number.
+DELETE FROM history WHERE n IN (SELECT n FROM history WHERE n <= ? ORDER BY n LIMIT ?);
+
+-- name: delete_of
+-- purge: a bounded step of one key's, from a number on: it looks at so many records. Takes first, last, key.
+DELETE FROM history WHERE n BETWEEN ? AND ? AND key = ?;
