@@ -225,10 +225,11 @@ def _take_lanes(work: _Claim, rows: list[Row], per_key: int | None, *, cut: bool
     while at < end and work.room > 0:
         first = rows[at]
         position = first[POSITION]
-        stop = at + 1
-        plain = not first[CAREFUL] and is_plain(first, now, work.tx)
-        while stop < end and rows[stop][POSITION] == position:
-            plain = plain and is_plain(rows[stop], now, work.tx)
+        plain = not first[CAREFUL]
+        stop = at
+        while stop < end and (row := rows[stop])[POSITION] == position:
+            if row[DUE] is not None or row[EXPIRES] is not None or row[ATTEMPTS]:
+                plain = plain and is_plain(row, now, work.tx)
             stop += 1
         chunk = rows[at:stop] if stop - at < work.room else rows[at : at + work.room]
         if cut and stop == end and stop - at < work.room and plain:
