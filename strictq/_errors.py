@@ -13,6 +13,7 @@ StrictqError                     .transient  .hint
 ├── UnknownMessage                   that (key, seq) was never sent
 ├── PartialFailure                   a call over several items or shards: .results says which took effect
 ├── ForwardPending                   committed; a send to another shard has yet to arrive there
+├── MissingExtra (ImportError)       something optional is not installed
 ├── ForkedProcess                    the queue came through a fork that it could not prepare for
 └── StoreError                       .shard  .cause
     ├── StoreBusy                    the write lock was not had in time; nothing changed
@@ -146,6 +147,20 @@ class ForkedProcess(StrictqError):
     """
 
     hint = "open the queue again in the child process"
+
+
+class MissingExtra(StrictqError, ImportError):
+    """An optional part of strictq was used whose packages are not installed. Nothing changed.
+
+    Attributes:
+        package: what could not be imported.
+        extra: the extra of strictq that brings it.
+    """
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"this needs {package}", hint=f'pip install "strictq[{extra}]"')
+        self.package = package
+        self.extra = extra
 
 
 class StoreError(StrictqError):

@@ -31,6 +31,8 @@ ONLY_IN = {
     "rich": {"cli"},
     "typer": {"cli"},
     "pyspark": {"spark"},
+    "pyarrow": {"spark"},
+    "pandas": {"spark"},
     "trio": {"aio"},  # late, where trio runs already: see test_import_is_light
 }
 NEVER = {"pickle", "cPickle", "marshal", "shelve", "dill", "sqlite3"}

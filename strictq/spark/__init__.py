@@ -1,0 +1,39 @@
+"""strictq on Spark: a queue as a data source and as a sink of PySpark.
+
+```python
+import strictq.spark
+
+strictq.spark.register(spark)
+df.write.format("strictq").option("path", "orders.strictq").option("jobId", "import-2026-11").mode("append").save()
+```
+
+pyspark is imported when something here is called, never by `import strictq.spark`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._extra import require
+from .settings import session_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register", "session_options"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("strictq")` known to a Spark session. Calling it again does nothing more.
+
+    Args:
+        spark: the session whose reads and writes are to use strictq queues.
+    Raises:
+        MissingExtra: pyspark or pyarrow is not installed; nothing changed.
+        ConfigError: this pyspark is too old; nothing changed.
+    Source: docs/howto/spark.md
+    """
+    require()
+    from .datasource import StrictqDataSource
+
+    spark.dataSource.register(StrictqDataSource)

@@ -1,0 +1,33 @@
+"""Is the extra `spark` installed, and new enough?"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import Final
+
+from .._errors import ConfigError, MissingExtra
+
+EXTRA: Final = "spark"
+MODULES: Final = ("pyspark", "pyarrow")
+OLDEST: Final = (4, 2)
+"""Before it a stream source is never told how much it may read."""
+
+
+def require() -> None:
+    """Raise where strictq.spark can't work in this environment.
+
+    Raises:
+        MissingExtra: pyspark or pyarrow is not installed.
+        ConfigError: pyspark is older than 4.2.
+    """
+    for name in MODULES:
+        try:
+            import_module(name)
+        except ModuleNotFoundError as e:
+            if e.name != name:
+                raise
+            raise MissingExtra(name, EXTRA) from e
+    found = version("pyspark")
+    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
+        raise ConfigError(f"pyspark {found} is too old", hint='install 4.2 or newer: pip install "strictq[spark]"')

@@ -1,0 +1,49 @@
+"""One Spark session for all tests of this directory; under xdist they all run in one worker."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import strictq.spark
+from tests.support.sparks import environment, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session, with strictq registered. Two cores, no web interface, two shuffle partitions, the fast settings."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("Spark needs Java 17 or newer, and there is no java on this machine")
+    from pyspark.sql import SparkSession
+
+    place = tmp_path_factory.mktemp("spark")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(place).items():
+            patch.setenv(name, value)
+        session = SparkSession.builder.appName("strictq tests").master("local[2]").config(map=settings(place)).getOrCreate()
+        session.sparkContext.setLogLevel("OFF")
+        strictq.spark.register(session)
+        yield session
+        session.stop()
+
+
+@pytest.fixture
+def queue_path(tmp_path: Path) -> str:
+    """Where the queue of this test is, or will be."""
+    return str(tmp_path / "test.strictq")
