@@ -137,6 +137,7 @@ class Transaction:
             self._commit()
         if self._delivery is not None:
             self._queue._settled(self._delivery)
+            self._delivery.lease._open -= 1
         if self._destinations():
             self._queue._store.forward([self._shard])
 

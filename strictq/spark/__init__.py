@@ -15,12 +15,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ._extra import require
+from ._pipeline import Pipeline, PipelineStats, pipeline
 from .settings import session_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register", "session_options"]
+    from ._outcomes import BatchJob
+
+__all__ = ["BatchJob", "Pipeline", "PipelineStats", "pipeline", "register", "session_options"]
 
 
 def register(spark: SparkSession) -> None:
@@ -37,3 +40,12 @@ def register(spark: SparkSession) -> None:
     from .datasource import StrictqDataSource
 
     spark.dataSource.register(StrictqDataSource)
+
+
+def __getattr__(name: str) -> object:
+    if name == "BatchJob":  # it stands beside what needs pyarrow
+        require()
+        from ._outcomes import BatchJob
+
+        return BatchJob
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,281 @@
+"""What a pipeline's handlers leave behind, and how it travels from executors to the driver: Arrow, nothing that runs code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import pyarrow as pa
+
+from .._errors import InvalidArgument
+from .._keys import Key, decode_key, encode_key
+from .._types import Message
+from ..delivery import describe
+from ..worker import Reject, Retry
+
+DONE, FAILED, REJECTED, SKIPPED = "done", "failed", "rejected", "skipped"
+UNSET: Final[Any] = object()
+"""A key's state that a handler did not set."""
+
+Param = None | bool | int | float | str | bytes
+Statement = tuple[str, tuple[Param, ...]]
+
+
+@attrs.define
+class Outcome:
+    """How the handler of one message ended.
+
+    Attributes:
+        kind: DONE, FAILED (to be tried again), REJECTED (to be dead-lettered), or SKIPPED (it was not run).
+        delay: seconds until it is tried again; None: as the queue is configured.
+        state: the key's new state; UNSET: as it was.
+        seconds: what the handler took.
+    """
+
+    kind: str = DONE
+    reason: str | None = None
+    delay: float | None = None
+    output: str | None = None
+    state: Any = UNSET
+    sends: list[Message] = attrs.Factory(list)
+    statements: list[Statement] = attrs.Factory(list)
+    seconds: float = 0.0
+
+    @property
+    def has_effects(self) -> bool:
+        """Does anything but the ack have to commit?"""
+        return self.state is not UNSET or bool(self.sends) or bool(self.statements)
+
+
+def failure(error: BaseException, output: str | None = None) -> Outcome:
+    """What becomes of a message whose handler raised."""
+    if isinstance(error, Reject):
+        return Outcome(REJECTED, error.reason, output=output)
+    if isinstance(error, Retry):
+        return Outcome(FAILED, error.reason or str(error), error.delay, output)
+    return Outcome(FAILED, describe(error), output=output)
+
+
+class BatchJob:
+    """One message in the hands of a pipeline's process handler.
+
+    What it sends, stores and executes commits in one transaction with the ack; if it raises, none of it happens.
+
+    Attributes:
+        key: as sent; None for a keyless message.
+        seq: position in its key's sequence.
+        attempt: which start of a handler this is: 1 for the first.
+        enqueued_at: seconds since 1970.
+        prepared: what prepare gave for it, by column; empty without one.
+    """
+
+    __slots__ = (
+        "_output", "_sends", "_state", "_state_before", "_statements", "attempt", "body", "enqueued_at", "headers", "key",
+        "prepared", "seq",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        key: Key | None,
+        seq: int,
+        body: bytes,
+        headers: dict[str, str],
+        attempt: int,
+        enqueued_at: float,
+        prepared: Mapping[str, Any],
+        state: bytes | None,
+    ) -> None:
+        self.key = key
+        self.seq = seq
+        self.body = body
+        self.headers = headers
+        self.attempt = attempt
+        self.enqueued_at = enqueued_at
+        self.prepared = prepared
+        self._state_before = state
+        self._state: Any = UNSET
+        self._sends: list[Message] = []
+        self._statements: list[Statement] = []
+        self._output: list[str] = []
+
+    def json(self) -> Any:
+        """The body, decoded as JSON."""
+        import json
+
+        return json.loads(self.body)
+
+    @property
+    def key_state(self) -> bytes | None:
+        """The durable state of the key, as the message before it left it. For pipelines made with `key_state=True`.
+
+        Raises:
+            InvalidArgument: the pipeline does not read states.
+        """
+        state = self._state_before if self._state is UNSET else self._state
+        if state is UNSET:
+            raise InvalidArgument("this pipeline does not read the states of keys", hint="make it with key_state=True")
+        value: bytes | None = state
+        return value
+
+    @key_state.setter
+    def key_state(self, value: bytes | None) -> None:
+        if value is not None and type(value) is not bytes:
+            raise InvalidArgument(f"key_state must be bytes or None, not {type(value).__name__}")
+        self._state = value
+
+    def send(self, body: bytes, key: Key | None = None, **options: Any) -> None:
+        """Send a message, to any key, with the ack. Options as for Message.
+
+        Raises:
+            InvalidArgument: it can't be sent; nothing happened.
+        """
+        if type(body) is not bytes:
+            raise InvalidArgument(f"a body must be bytes, not {type(body).__name__}", hint="encode it, or use json.dumps")
+        if key is not None:
+            encode_key(key)
+        try:
+            self._sends.append(Message(body, key=key, **options))
+        except TypeError as e:
+            raise InvalidArgument(str(e)) from None
+
+    def execute(self, sql: str, params: Sequence[Param] = ()) -> None:
+        """Run a statement on the program's app_* tables with the ack.
+
+        Raises:
+            InvalidArgument: it is not a str, or a parameter is not None, bool, int, float, str or bytes.
+        """
+        if not isinstance(sql, str):
+            raise InvalidArgument(f"SQL must be a str, not {type(sql).__name__}")
+        for value in params:
+            if not isinstance(value, Param):
+                raise InvalidArgument(f"a parameter must be None, bool, int, float, str or bytes, not {type(value).__name__}")
+        self._statements.append((sql, tuple(params)))
+
+    def output(self, text: str) -> None:
+        """Note what the handler has to say. Kept with the message if it fails, and shown by status."""
+        self._output.append(str(text))
+
+    def __repr__(self) -> str:
+        return f"BatchJob(key={self.key!r}, seq={self.seq}, attempt={self.attempt})"
+
+    @property
+    def _said(self) -> str | None:
+        return "\n".join(self._output) if self._output else None
+
+    def _outcome(self, seconds: float) -> Outcome:
+        return Outcome(state=self._state, sends=self._sends, statements=self._statements, output=self._said, seconds=seconds)
+
+
+def run_lane(
+    process: Callable[[BatchJob], Any], jobs: Iterator[BatchJob] | Sequence[BatchJob], clock: Callable[[], float]
+) -> list[Outcome]:
+    """Run the handler over one lane's messages, in order; what follows a failure is skipped.
+
+    The state that a message leaves is what the next one finds.
+    """
+    outcomes: list[Outcome] = []
+    state: Any = UNSET
+    broken = False
+    for job in jobs:
+        if broken:
+            outcomes.append(Outcome(SKIPPED))
+            continue
+        if state is not UNSET:
+            job._state_before = state
+        began = clock()
+        try:
+            process(job)
+        except Exception as e:
+            outcome = failure(e, job._said)
+            broken = outcome.kind == FAILED
+        else:
+            outcome = job._outcome(clock() - began)
+            if outcome.state is not UNSET:
+                state = outcome.state
+        outcomes.append(outcome)
+    return outcomes
+
+
+# ---- as Arrow
+
+_PARAM: Final = pa.struct(
+    [("kind", pa.string()), ("whole", pa.string()), ("real", pa.float64()), ("text", pa.string()), ("blob", pa.binary())]
+)
+_SEND: Final = pa.struct(
+    [
+        ("body", pa.binary()), ("key", pa.binary()), ("dedup_id", pa.string()), ("delay", pa.float64()), ("ttl", pa.float64()),
+        ("headers", pa.map_(pa.string(), pa.string())), ("size_hint", pa.float64()), ("prepare_seconds", pa.float64()),
+        ("process_seconds", pa.float64()),
+    ]
+)  # fmt: skip
+RESULT: Final = pa.schema(
+    [
+        ("lane", pa.int64()), ("seq", pa.int64()), ("kind", pa.string()), ("reason", pa.string()), ("delay", pa.float64()),
+        ("output", pa.string()), ("sets_state", pa.bool_()), ("state", pa.binary()), ("sends", pa.list_(_SEND)),
+        ("statements", pa.list_(pa.struct([("sql", pa.string()), ("params", pa.list_(_PARAM))]))), ("seconds", pa.float64()),
+    ]
+)  # fmt: skip
+
+
+def to_arrow(rows: Sequence[tuple[int, int, Outcome]]) -> pa.RecordBatch:
+    """Outcomes of (lane, seq), in the columns of RESULT."""
+    return pa.RecordBatch.from_pylist([_row(*row) for row in rows], schema=RESULT)
+
+
+def from_arrow(table: pa.Table) -> dict[tuple[int, int], Outcome]:
+    """The outcomes by lane and seq."""
+    return {(row["lane"], row["seq"]): _outcome(row) for row in table.to_pylist()}
+
+
+def _row(lane: int, seq: int, o: Outcome) -> dict[str, Any]:
+    return {
+        "lane": lane, "seq": seq, "kind": o.kind, "reason": o.reason, "delay": o.delay, "output": o.output,
+        "sets_state": o.state is not UNSET, "state": None if o.state is UNSET else o.state,
+        "sends": [_send_row(m) for m in o.sends],
+        "statements": [{"sql": sql, "params": [_param_row(p) for p in params]} for sql, params in o.statements],
+        "seconds": o.seconds,
+    }  # fmt: skip
+
+
+def _outcome(row: dict[str, Any]) -> Outcome:
+    return Outcome(
+        row["kind"], row["reason"], row["delay"], row["output"], row["state"] if row["sets_state"] else UNSET,
+        [_message(m) for m in row["sends"]],
+        [(s["sql"], tuple(_param(p) for p in s["params"])) for s in row["statements"]], row["seconds"],
+    )  # fmt: skip
+
+
+def _send_row(m: Message) -> dict[str, Any]:
+    row = {
+        name: getattr(m, name) for name in ("body", "dedup_id", "delay", "ttl", "size_hint", "prepare_seconds", "process_seconds")
+    }
+    return row | {
+        "key": None if m.key is None else encode_key(m.key),
+        "headers": None if m.headers is None else list(m.headers.items()),
+    }
+
+
+def _message(row: dict[str, Any]) -> Message:
+    row["key"] = None if row["key"] is None else decode_key(row["key"])
+    row["headers"] = None if row["headers"] is None else dict(row["headers"])
+    return Message(**row)
+
+
+def _param_row(value: Param) -> dict[str, Any]:
+    match value:
+        case None:
+            return {"kind": "null"}
+        case bool() | int():
+            return {"kind": "whole", "whole": str(int(value))}  # as text: an int may be larger than 64 bits, and is refused later
+        case float():
+            return {"kind": "real", "real": value}
+        case str():
+            return {"kind": "text", "text": value}
+        case _:
+            return {"kind": "blob", "blob": value}
+
+
+def _param(row: dict[str, Any]) -> Param:
+    value: Param = None if row["kind"] == "null" else row[row["kind"]]
+    return int(value) if row["kind"] == "whole" and value is not None else value

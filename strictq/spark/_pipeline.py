@@ -1,0 +1,360 @@
+"""Ordered processing in two stages: Spark prepares batch n+1, in parallel and in any order, while batch n is processed in order.
+
+The driver program leases a batch, has Spark prepare it, and processes it lane by lane: in its own threads, or on executors.
+What the handlers leave is committed with the acks by the driver, so it happens once however often Spark repeats a task.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import attrs
+
+from .. import _validate as validate
+from .._errors import InvalidArgument, LeaseLost, PartialFailure, StrictqError
+from ..delivery import Delivery, Lease
+from ..queue import Queue
+from ._extra import require
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ._batches import Batch
+    from ._outcomes import BatchJob
+    from ._running import Stages
+
+log = logging.getLogger("strictq.spark")
+
+GROW_MAX: Final = 256
+"""Messages by which a lease grows at a time, at most (Lease.more)."""
+BATCH_MIN: Final = 16
+LOOK_SECONDS: Final = 0.5
+"""How soon a waiting pipeline notices `stop`."""
+
+
+@attrs.frozen
+class PipelineStats:
+    """What a pipeline has done: a frozen snapshot.
+
+    Attributes:
+        batches: finished ones.
+        acked, retried, rejected: messages; retried counts those given back because their handler failed.
+        lost: messages whose lease was lost before they could be committed: somebody else has them.
+        prepare_seconds, process_seconds: time in each stage, summed over the batches.
+        span_seconds: from the start to the end of the last finished batch.
+        batch_size: messages that the next batch may have.
+    """
+
+    batches: int = 0
+    acked: int = 0
+    retried: int = 0
+    rejected: int = 0
+    lost: int = 0
+    prepare_seconds: float = 0.0
+    process_seconds: float = 0.0
+    span_seconds: float = 0.0
+    batch_size: int = 0
+
+
+class Pipeline:
+    """Made by `strictq.spark.pipeline`; `run` works, `stop` ends it."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        stages: Stages,
+        *,
+        batch_size: int,
+        batch_size_max: int,
+        batch_bytes_max: int,
+        batch_seconds: float,
+        lease_seconds: float | None,
+        consumer: str | None,
+        on_progress: Callable[[PipelineStats], None] | None,
+    ) -> None:
+        from ._settler import Settler
+
+        self._queue = queue
+        self._stages = stages
+        self._settler = Settler(queue, stages.concurrency)
+        self._size = batch_size
+        self._size_max = batch_size_max
+        self._bytes_max = batch_bytes_max
+        self._bytes_each = 1.0
+        self._batch_seconds = batch_seconds
+        self._lease_seconds = queue.config.lease_seconds if lease_seconds is None else lease_seconds
+        self._consumer = consumer
+        self._on_progress = on_progress
+        self._stats = PipelineStats(batch_size=batch_size)
+        self._began = 0.0
+        self._stop = threading.Event()
+        self._over = threading.Event()
+        self._running = threading.Lock()
+        self._held: dict[Lease, Delivery] = {}
+        self._held_lock = threading.Lock()
+
+    @property
+    def stats(self) -> PipelineStats:
+        """What it has done so far."""
+        return self._stats
+
+    def stop(self) -> None:
+        """End `run` after the batch that is being processed; from any thread. What was leased ahead is given back, uncharged."""
+        self._stop.set()
+
+    def run(self, *, wait: float | None = 0.0) -> PipelineStats:
+        """Work until nothing is ready.
+
+        Args:
+            wait: seconds to wait for more when nothing is ready; 0 ends at once, None waits until `stop`.
+        Returns:
+            What was done.
+        Raises:
+            InvalidArgument: it runs already; or a key is not of `key_type`. Nothing of the batch was done.
+            StrictqError: the queue failed. What was committed stays, everything else is given back.
+            Exception: of Spark, when it can run neither a batch nor parts of it. Likewise.
+        Source: docs/howto/spark.md
+        """
+        if wait is not None:
+            validate.microseconds("wait", wait)
+        if not self._running.acquire(blocking=False):
+            raise InvalidArgument("this pipeline is running already")
+        try:
+            self._stop.clear()
+            self._over.clear()
+            self._began = time.monotonic()
+            keeper = threading.Thread(target=self._keep, name="strictq-leases", daemon=True)
+            keeper.start()
+            try:
+                self._work(wait)
+            finally:
+                self._over.set()
+                keeper.join()
+                self._give_back()
+            return self._stats
+        finally:
+            self._running.release()
+
+    # ---- the loop
+
+    def _work(self, wait: float | None) -> None:
+        batch = self._take(wait)
+        if batch is not None:
+            self._stages.run_prepare(batch)
+        while batch is not None and not self._stop.is_set():
+            following = self._take(0.0, batch)
+            if following is None:
+                self._process(batch)
+                following = self._take(wait)
+                if following is not None:
+                    self._stages.run_prepare(following)
+            else:
+                ahead = _Aside(self._stages.run_prepare, following)
+                try:
+                    self._process(batch)
+                finally:
+                    ahead.join()
+                ahead.raise_error()
+            self._settler.forget(following.lanes if following is not None else ())
+            batch = following
+
+    def _take(self, wait: float | None, in_hand: Batch | None = None) -> Batch | None:
+        """Lease the next batch: free lanes first, then more of the lanes that are in hand."""
+        from ._batches import Batch
+
+        if self._stop.is_set():
+            return None
+        size = max(1, min(self._size, int(self._bytes_max / self._bytes_each)))
+        deliveries = self._receive(size, wait)
+        room = size - len(deliveries)
+        for lease in in_hand.lanes if in_hand is not None else ():
+            if room <= 0:
+                break
+            with suppress(LeaseLost):  # its batch will find out
+                more = lease.more(min(room, GROW_MAX))
+                deliveries += more
+                room -= len(more)
+        if not deliveries:
+            return None
+        self._bytes_each = max(1.0, sum(len(d.body) for d in deliveries) / len(deliveries))
+        batch = Batch(deliveries)
+        with self._held_lock:
+            for lease, lane in batch.lanes.items():
+                self._held.setdefault(lease, lane[0])
+        return batch
+
+    def _receive(self, size: int, wait: float | None) -> list[Delivery]:
+        """receive, in steps, so that `stop` is noticed."""
+        until = None if wait is None else time.monotonic() + wait
+        while True:
+            left = LOOK_SECONDS if until is None else min(LOOK_SECONDS, max(until - time.monotonic(), 0.0))
+            found = self._queue.receive(size, wait=left, lease_seconds=self._lease_seconds, consumer=self._consumer)
+            if found or self._stop.is_set() or (until is not None and time.monotonic() >= until):
+                return found
+
+    def _process(self, batch: Batch) -> None:
+        began = time.monotonic()
+        broken = self._settler.broken
+        lanes = {lease: lane for lease, lane in batch.lanes.items() if lease not in broken}
+        counts = self._settler.settle(lanes, self._stages.run_process(batch, lanes))
+        with self._held_lock:
+            for lease in batch.lanes:
+                if lease._open <= 0 or lease in broken:
+                    self._held.pop(lease, None)
+        taken = time.monotonic() - began
+        self._size = self._next_size(len(batch), max(taken, batch.prepare_seconds))
+        s = self._stats
+        self._stats = PipelineStats(
+            s.batches + 1, s.acked + counts.acked, s.retried + counts.retried, s.rejected + counts.rejected, s.lost + counts.lost,
+            s.prepare_seconds + batch.prepare_seconds, s.process_seconds + taken, time.monotonic() - self._began, self._size,
+        )  # fmt: skip
+        if self._on_progress is not None:
+            self._on_progress(self._stats)
+
+    def _next_size(self, messages: int, seconds: float) -> int:
+        """So many that the slower stage takes about `batch_seconds`; never more than twice, or less than half, at a time."""
+        wanted = int(messages * self._batch_seconds / max(seconds, 1e-6))
+        return min(max(wanted, self._size // 2, BATCH_MIN), 2 * self._size, self._size_max)
+
+    # ---- leases
+
+    def _keep(self) -> None:
+        """Extend what is held, well before it ends."""
+        while not self._over.wait(self._lease_seconds / 3):
+            with self._held_lock:
+                held = dict(self._held)
+            results: list[object] = [None] * len(held)
+            try:
+                self._queue.extend_many(held.values(), self._lease_seconds)
+            except PartialFailure as e:
+                results = e.results
+            except LeaseLost as e:
+                results = [e]
+            except StrictqError as e:
+                log.warning("leases could not be extended, trying again: %s", e)
+            with self._held_lock:
+                for lease, result in zip(held, results, strict=False):
+                    if isinstance(result, LeaseLost):
+                        self._held.pop(lease, None)
+
+    def _give_back(self) -> None:
+        """Whatever is held when it ends."""
+        with self._held_lock:
+            held, self._held = self._held, {}
+        for lease in held:
+            with suppress(StrictqError):  # lost, or nothing is left of it
+                lease.release()
+
+
+class _Aside:
+    """A call in another thread, with Spark's properties of this one."""
+
+    def __init__(self, call: Callable[[Batch], None], batch: Batch) -> None:
+        from pyspark import InheritableThread
+
+        self._error: BaseException | None = None
+
+        def work() -> None:
+            try:
+                call(batch)
+            except BaseException as e:
+                self._error = e
+
+        self._thread = InheritableThread(target=work, name="strictq-prepare", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def pipeline(
+    spark: SparkSession,
+    queue: Queue,
+    *,
+    process: Callable[[BatchJob], Any],
+    prepare: Callable[[Any], Any] | None = None,
+    prepared: str | None = None,
+    frames: Literal["arrow", "pandas"] = "arrow",
+    where: Literal["driver", "executors"] = "driver",
+    key_type: Literal["string", "binary", "int"] = "string",
+    key_state: bool = False,
+    concurrency: int = 8,
+    batch_size: int = 1_000,
+    batch_size_max: int = 100_000,
+    batch_bytes_max: int = 64 * 1024 * 1024,
+    batch_seconds: float = 5.0,
+    lease_seconds: float | None = None,
+    consumer: str | None = None,
+    on_progress: Callable[[PipelineStats], None] | None = None,
+) -> Pipeline:
+    """Two stages over a queue: prepare on executors, unordered; process strictly ordered per key; the first ahead of the second.
+
+    While a batch is processed, Spark prepares the next one. A batch's acks, and what its handlers sent, stored and executed, are
+    committed by this program: each message's in one transaction.
+
+    Args:
+        queue: open in this program, and kept open.
+        process: called with a BatchJob for each message, one after the other within a key. What it raises is a failure: the
+            message is given back and tried again before anything later of its key, by the queue's rules; `strictq.Retry` and
+            `strictq.Reject` say otherwise.
+        prepare: called with a batch of messages (columns key, seq, body, headers, attempt, enqueued_at), returns one row for each
+            of them, in the same order. It may run more than once, and must not have effects. Which message it raises for is found
+            out, and counts as a failure of that message, once it is its turn.
+        prepared: the columns that prepare returns, in Spark's notation; `job.prepared` has them.
+        frames: what prepare takes and returns: pyarrow.RecordBatch (or Table), or pandas.DataFrame.
+        where: process runs in this program's threads, or on executors, all of a key's messages in one task.
+        key_type: of the column `key` that prepare sees.
+        key_state: read each key's state, for `job.key_state`; one more look at the queue for each key of a batch.
+        concurrency: keys processed at a time by the driver, and transactions committed at a time.
+        batch_size: messages of the first batch. From then on it follows what the stages take.
+        batch_size_max, batch_bytes_max: what a batch may have.
+        batch_seconds: what the slower stage of a batch is meant to take.
+        lease_seconds, consumer: as for receive. Leases are extended while they are held.
+        on_progress: called with the PipelineStats after every batch.
+    Raises:
+        MissingExtra: pyspark or pyarrow is not installed.
+        InvalidArgument: an argument is out of range or does not fit another; nothing happened.
+    Source: docs/howto/spark.md
+    """
+    require()
+    if not isinstance(queue, Queue):
+        raise InvalidArgument(
+            f"pipeline takes an open Queue, not {type(queue).__name__}", hint="with strictq.open(...) as queue:"
+        )
+    for name, handler in (("process", process), ("prepare", prepare)):
+        if handler is not None and not callable(handler):
+            raise InvalidArgument(f"{name} must be callable, not {type(handler).__name__}")
+    for name, value, choices in (
+        ("frames", frames, ("arrow", "pandas")),
+        ("where", where, ("driver", "executors")),
+        ("key_type", key_type, ("string", "binary", "int")),
+    ):
+        if value not in choices:
+            raise InvalidArgument(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+    validate.whole("concurrency", concurrency, 1, 1_000)
+    validate.whole("batch_size_max", batch_size_max, 1, validate.MESSAGES_MAX)
+    validate.whole("batch_size", batch_size, 1, batch_size_max)
+    validate.whole("batch_bytes_max", batch_bytes_max, 1, 2**40)
+    validate.microseconds("batch_seconds", batch_seconds, minimum=0.001)
+    if lease_seconds is not None:
+        validate.microseconds("lease_seconds", lease_seconds, minimum=0.001)
+    if consumer is not None:
+        validate.name("consumer", consumer)
+    from ._batches import prepared_schema
+    from ._running import Stages
+
+    schema = prepared_schema(prepared, prepare)
+    return Pipeline(
+        queue, Stages(spark, process, prepare, schema, frames, where, key_type, bool(key_state), concurrency),
+        batch_size=batch_size, batch_size_max=batch_size_max, batch_bytes_max=batch_bytes_max, batch_seconds=batch_seconds,
+        lease_seconds=lease_seconds, consumer=consumer, on_progress=on_progress,
+    )  # fmt: skip

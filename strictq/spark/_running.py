@@ -1,0 +1,182 @@
+"""The stages of a pipeline: Spark jobs over a batch, and what is done where a job dies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import attrs
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from ..delivery import Delivery, Lease
+from . import _outcomes
+from ._batches import KEY_TYPES, Batch, Rows, first_line, require_keys, spark_type
+from ._outcomes import FAILED, SKIPPED, UNSET, BatchJob, Outcome, run_lane
+from ._stages import FAULT, prepare_schema, preparing, processing
+
+SPLIT_JOBS_MAX: Final = 64
+"""Spark jobs spent on finding the messages that kill their tasks, for each batch and stage."""
+PREPARE_POOL: Final = "strictq-prepare"
+PROCESS_POOL: Final = "strictq-process"
+
+Lanes = dict[Lease, list[Delivery]]
+
+
+class Budget:
+    """How many more Spark jobs may be spent on a batch that fails."""
+
+    def __init__(self) -> None:
+        self._left = SPLIT_JOBS_MAX
+
+    def spend(self) -> bool:
+        self._left -= 1
+        return self._left >= 0
+
+
+@attrs.define
+class Stages:
+    """What is done with a batch. See `pipeline` for the arguments."""
+
+    spark: SparkSession
+    process: Callable[[BatchJob], Any]
+    prepare: Callable[[Any], Any] | None
+    schema: pa.Schema
+    frames: str
+    where: str
+    key_type: str
+    key_state: bool
+    concurrency: int
+
+    # ---- prepare
+
+    def run_prepare(self, batch: Batch) -> None:
+        """Fill in what prepare makes of each message."""
+        began = time.monotonic()
+        if self.prepare is not None:
+            self._prepare_rows(batch, [(lease, d) for lease, lane in batch.lanes.items() for d in lane], Budget())
+        batch.prepare_seconds = time.monotonic() - began
+
+    def _prepare_rows(self, batch: Batch, rows: Rows, budget: Budget) -> None:
+        """One Spark job; where it dies, halves, until the messages that kill it are alone."""
+        assert self.prepare is not None
+        table = batch.table(rows)
+        require_keys(table, self.key_type)
+        stage = preparing(self.prepare, self.frames, KEY_TYPES[self.key_type][0], self.schema)
+        try:
+            done = self._job(PREPARE_POOL, table, stage, prepare_schema(self.schema))
+        except Exception as e:
+            if self._ended() or not budget.spend():
+                raise
+            if len(rows) == 1:
+                lease, d = rows[0]
+                reason = f"its Spark task failed in prepare: {first_line(e)}"
+                batch.prepared[batch.numbers[lease], d.seq] = Outcome(FAILED, reason)
+                return
+            half = len(rows) // 2
+            self._prepare_rows(batch, rows[:half], budget)
+            self._prepare_rows(batch, rows[half:], budget)
+            return
+        names = [name for name, _ in FAULT]
+        for row in done.to_pylist():
+            place = row.pop("lane"), row.pop("seq")
+            kind, reason, delay = (row.pop(name) for name in names)
+            batch.prepared[place] = row if kind is None else Outcome(kind, reason, delay)
+
+    # ---- process
+
+    def run_process(self, batch: Batch, lanes: Lanes) -> dict[Lease, list[Outcome]]:
+        """How the handler of each message ended, lane by lane, in order."""
+        return self._here(batch, lanes) if self.where == "driver" else self._there(batch, lanes)
+
+    def _here(self, batch: Batch, lanes: Lanes) -> dict[Lease, list[Outcome]]:
+        def work(lease: Lease) -> list[Outcome]:
+            good, rest = _ready(batch, lanes[lease])
+            if not good:
+                return rest
+            state = self._state_of(good[0])
+            jobs = [
+                BatchJob(d.key, d.seq, d.body, d.headers, d.attempt, d.enqueued_at, batch.found(d) or {}, state) for d in good
+            ]
+            return _with_rest(run_lane(self.process, jobs, time.perf_counter), rest)
+
+        with ThreadPoolExecutor(self.concurrency, thread_name_prefix="strictq-process") as pool:
+            return dict(zip(lanes, pool.map(work, lanes), strict=True))
+
+    def _there(self, batch: Batch, lanes: Lanes) -> dict[Lease, list[Outcome]]:
+        split = {lease: _ready(batch, lane) for lease, lane in lanes.items()}
+        found: dict[tuple[int, int], Outcome] = {}
+        self._process_lanes(batch, {lease: good for lease, (good, _) in split.items() if good}, found, Budget())
+        return {
+            lease: _with_rest([found[batch.numbers[lease], d.seq] for d in good], rest) for lease, (good, rest) in split.items()
+        }
+
+    def _process_lanes(self, batch: Batch, lanes: Lanes, found: dict[tuple[int, int], Outcome], budget: Budget) -> None:
+        """One Spark job; where it dies, half of the lanes, then the first message of a lane, until what kills it is alone."""
+        if not lanes:
+            return
+        rows = [(lease, d) for lease, lane in lanes.items() for d in lane]
+        states = {lease: self._state_of(lane[0]) for lease, lane in lanes.items()} if self.key_state else None
+        table = batch.prepared_table(rows, self.schema, states)
+        stage = processing(self.process, self.schema.names)
+        try:
+            done = self._job(PROCESS_POOL, table, stage, _outcomes.RESULT, ordered=True)
+        except Exception as e:
+            if self._ended() or not budget.spend():
+                raise
+            if len(lanes) > 1:
+                names = list(lanes)
+                for half in (names[: len(names) // 2], names[len(names) // 2 :]):
+                    self._process_lanes(batch, {lease: lanes[lease] for lease in half}, found, budget)
+                return
+            ((lease, lane),) = lanes.items()
+            number = batch.numbers[lease]
+            if len(lane) == 1:
+                found[number, lane[0].seq] = Outcome(FAILED, f"its Spark task failed in process: {first_line(e)}")
+                return
+            # What follows stays undone: it is given back unused, and comes again.
+            found.update({(number, d.seq): Outcome(SKIPPED) for d in lane[1:]})
+            self._process_lanes(batch, {lease: lane[:1]}, found, budget)
+            return
+        found.update(_outcomes.from_arrow(done))
+
+    def _state_of(self, d: Delivery) -> Any:
+        return d.key_state if self.key_state else UNSET
+
+    # ---- Spark
+
+    def _job(
+        self, pool: str, table: pa.Table, stage: Callable[..., Any], schema: pa.Schema, *, ordered: bool = False
+    ) -> pa.Table:
+        """Run a stage over a table's rows on executors."""
+        context = self.spark.sparkContext
+        context.setLocalProperty("spark.scheduler.pool", pool)
+        df = self.spark.createDataFrame(table)
+        if ordered:
+            parts = min(context.defaultParallelism, table.num_rows)
+            df = df.repartition(parts, "lane").sortWithinPartitions("lane", "seq")
+        return df.mapInArrow(stage, spark_type(schema)).toArrow()
+
+    def _ended(self) -> bool:
+        try:
+            return bool(self.spark.sparkContext._jsc.sc().isStopped())
+        except Exception:  # the JVM is gone
+            return True
+
+
+def _ready(batch: Batch, lane: list[Delivery]) -> tuple[list[Delivery], list[Outcome]]:
+    """A lane's messages up to the first that prepare failed for, and what becomes of the others."""
+    for i, d in enumerate(lane):
+        found = batch.found(d)
+        if isinstance(found, Outcome):
+            return lane[:i], [found, *(Outcome(SKIPPED) for _ in lane[i + 1 :])]
+    return lane, []
+
+
+def _with_rest(outcomes: list[Outcome], rest: list[Outcome]) -> list[Outcome]:
+    """What prepare failed for counts only where everything before it went well."""
+    if outcomes and outcomes[-1].kind in (FAILED, SKIPPED):
+        rest = [Outcome(SKIPPED) for _ in rest]
+    return [*outcomes, *rest]

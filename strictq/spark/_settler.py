@@ -1,0 +1,140 @@
+"""What a pipeline's handlers did is committed: acks, effects and failures, in order within each lane."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import attrs
+
+from .._errors import InvalidArgument, LeaseLost, PartialFailure, StrictqError
+from ..delivery import Delivery, Lease
+from ..queue import Queue
+from ._outcomes import DONE, FAILED, REJECTED, SKIPPED, UNSET, Outcome
+
+
+class Counts:
+    """Sums that several threads add to."""
+
+    def __init__(self) -> None:
+        self.acked = self.retried = self.rejected = self.lost = 0
+        self._lock = threading.Lock()
+
+    def add(self, acked: int = 0, retried: int = 0, rejected: int = 0, lost: int = 0) -> None:
+        with self._lock:
+            self.acked += acked
+            self.retried += retried
+            self.rejected += rejected
+            self.lost += lost
+
+
+class Settler:
+    """Commits batches.
+
+    Attributes:
+        broken: leases of which something was given back or lost: what a pipeline still has of them is nobody's.
+    """
+
+    def __init__(self, queue: Queue, concurrency: int) -> None:
+        self.broken: set[Lease] = set()
+        self._queue = queue
+        self._concurrency = concurrency
+
+    def settle(self, lanes: dict[Lease, list[Delivery]], outcomes: dict[Lease, list[Outcome]]) -> Counts:
+        """Commit what became of a batch, in rounds: all lanes' plain acks together, then each lane's next effect or failure."""
+        counts = Counts()
+        work = {lease: list(zip(lane, outcomes[lease], strict=True)) for lease, lane in lanes.items()}
+        with ThreadPoolExecutor(self._concurrency, thread_name_prefix="strictq-settle") as pool:
+            while work:
+                plain, heads = self._next_round(work)
+                for lease in self._ack_plain(plain, counts):
+                    work.pop(lease, None)
+                heads = [(d, o) for d, o in heads if d.lease in work]
+                ended = pool.map(lambda head: self._settle_one(head[0], head[1], counts), heads)
+                for (d, _), goes_on in zip(heads, ended, strict=True):
+                    if not goes_on:
+                        self.broken.add(d.lease)
+                        work.pop(d.lease, None)
+        for lease in lanes:
+            if lease in self.broken:
+                with suppress(StrictqError):  # given back already with what failed, or lost
+                    lease.release()
+        return counts
+
+    def forget(self, going_on: Iterable[Lease]) -> None:
+        """Of broken leases, only those that a later batch still has need be known."""
+        self.broken.intersection_update(going_on)
+
+    def _next_round(
+        self, work: dict[Lease, list[tuple[Delivery, Outcome]]]
+    ) -> tuple[list[Delivery], list[tuple[Delivery, Outcome]]]:
+        """Of each lane: its plain acks up to the next message that needs a transaction of its own, and that one."""
+        plain: list[Delivery] = []
+        heads: list[tuple[Delivery, Outcome]] = []
+        for lease, rest in list(work.items()):
+            n = 0
+            while n < len(rest) and rest[n][1].kind == DONE and not rest[n][1].has_effects:
+                n += 1
+            plain += [d for d, _ in rest[:n]]
+            if n < len(rest) and rest[n][1].kind != SKIPPED:
+                heads.append(rest[n])
+                work[lease] = rest[n + 1 :]
+                continue
+            if n < len(rest):
+                self.broken.add(lease)
+            del work[lease]
+        return plain, heads
+
+    def _ack_plain(self, deliveries: list[Delivery], counts: Counts) -> set[Lease]:
+        """Ack them together. The leases that were lost."""
+        lost: set[Lease] = set()
+        if not deliveries:
+            return lost
+        try:
+            self._queue.ack_many(deliveries)
+        except LeaseLost:
+            lost = {deliveries[0].lease}
+        except PartialFailure as e:
+            for d, result in zip(deliveries, e.results, strict=True):
+                if isinstance(result, LeaseLost):
+                    lost.add(d.lease)
+                elif result is not None:
+                    raise result from e
+        counts.add(acked=sum(d.lease not in lost for d in deliveries), lost=sum(d.lease in lost for d in deliveries))
+        self.broken |= lost
+        return lost
+
+    def _settle_one(self, d: Delivery, o: Outcome, counts: Counts) -> bool:
+        """A message with effects, or one that failed. Does its lane go on?"""
+        try:
+            if o.kind == REJECTED:
+                d.reject(o.reason or "rejected", output=o.output)
+                counts.add(rejected=1)
+                return True
+            if o.kind == FAILED:
+                d.nack(o.delay, o.reason, output=o.output)
+                counts.add(retried=1)
+                return False
+            try:
+                self._commit(d, o)
+            except InvalidArgument as e:
+                # What the handler asked for can't be done: that is its failure, and nothing of it happened.
+                d.nack(reason=f"{type(e).__name__}: {e}", output=o.output)
+                counts.add(retried=1)
+                return False
+        except LeaseLost:
+            counts.add(lost=1)
+            return False
+        counts.add(acked=1)
+        return True
+
+    def _commit(self, d: Delivery, o: Outcome) -> None:
+        with self._queue.transaction(d) as tx:
+            for message in o.sends:
+                tx.send(**attrs.asdict(message, recurse=False))
+            if o.state is not UNSET:
+                tx.key_state = o.state
+            for sql, params in o.statements:
+                tx.execute(sql, params)

@@ -1,0 +1,351 @@
+"""Two stages over a queue: what is prepared in any order is processed in order, once, however it fails."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import strictq
+import strictq.spark
+from strictq import Message, Queue, QueueConfig, Reject, Retry
+from strictq.spark._outcomes import BatchJob
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import SparkSession
+
+PREPARED = "doubled bigint"
+
+
+@pytest.fixture
+def q(queue_path: str) -> Iterator[Queue]:
+    with strictq.open(queue_path, durability="process", shards=2, config=QueueConfig(max_attempts=2)) as queue:
+        yield queue
+
+
+def fill(q: Queue, keys: int, each: int) -> None:
+    """Numbered messages: n of a key is its n-th."""
+    q.send_many([Message(b"%d" % n, key=f"k{k}") for n in range(1, each + 1) for k in range(keys)])
+
+
+def double(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """2n for each message."""
+    return pa.RecordBatch.from_pydict({"doubled": [2 * int(body) for body in batch.column("body").to_pylist()]})
+
+
+def double_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(doubled=[2 * int(body) for body in frame["body"]])[["doubled"]]
+
+
+def chain(job: BatchJob) -> None:
+    """Links a hash of everything the key has had into its state, and sends it on; wrong order or a double breaks the chain."""
+    assert job.prepared["doubled"] == 2 * int(job.body)
+    count, digest = json.loads(job.key_state or b'[0, ""]')
+    if int(job.body) != count + 1:
+        raise AssertionError(f"{job.key}: {int(job.body)} after {count}")
+    digest = hashlib.blake2b(digest.encode() + job.body, digest_size=8).hexdigest()
+    job.key_state = json.dumps([count + 1, digest]).encode()
+    job.send(digest.encode(), key=f"out-{job.key}")
+
+
+def expected(each: int) -> list[bytes]:
+    digest, out = "", []
+    for n in range(1, each + 1):
+        digest = hashlib.blake2b(digest.encode() + b"%d" % n, digest_size=8).hexdigest()
+        out.append(digest.encode())
+    return out
+
+
+def drain(q: Queue, prefix: str) -> dict[str, list[bytes]]:
+    found: dict[str, list[bytes]] = {}
+    while ds := q.receive(1000):
+        for d in ds:
+            assert isinstance(d.key, str)
+            assert d.key.startswith(prefix)
+            found.setdefault(d.key, []).append(d.body)
+        q.ack_many(ds)
+    return found
+
+
+@pytest.mark.parametrize("where", ["driver", "executors"])
+def test_it_is_processed_in_order_once(spark: SparkSession, q: Queue, where: Any) -> None:
+    fill(q, keys=7, each=40)
+    for k in range(7):
+        q.hold(f"out-k{k}")
+    p = strictq.spark.pipeline(
+        spark,
+        q,
+        prepare=double,
+        prepared=PREPARED,
+        process=chain,
+        where=where,
+        key_state=True,
+        batch_size=100,
+        batch_seconds=0.05,
+    )
+    stats = p.run()
+    assert (stats.acked, stats.retried, stats.rejected, stats.lost) == (280, 0, 0, 0)
+    assert stats.batches >= 3
+    for k in range(7):
+        q.release(f"out-k{k}")
+    assert drain(q, "out-") == {f"out-k{k}": expected(40) for k in range(7)}
+    assert q.check() == []
+
+
+def test_pandas_frames_and_int_keys(spark: SparkSession, q: Queue) -> None:
+    q.send_many([Message(b"%d" % n, key=n % 3) for n in range(30)])
+    seen: list[tuple[Any, int, int]] = []
+    p = strictq.spark.pipeline(
+        spark, q, prepare=double_frame, prepared=PREPARED, frames="pandas", key_type="int",
+        process=lambda job: seen.append((job.key, job.seq, job.prepared["doubled"])), concurrency=1,
+    )  # fmt: skip
+    assert p.run().acked == 30
+    assert sorted(seen) == [(k, n // 3 + 1, 2 * n) for k in range(3) for n in range(30) if n % 3 == k]
+
+
+def test_without_prepare(spark: SparkSession, q: Queue) -> None:
+    fill(q, keys=3, each=5)
+    seen: list[tuple[Any, bytes]] = []
+    lock = threading.Lock()
+
+    def process(job: BatchJob) -> None:
+        assert dict(job.prepared) == {}
+        with lock:
+            seen.append((job.key, job.body))
+
+    assert strictq.spark.pipeline(spark, q, process=process).run().acked == 15
+    for k in range(3):
+        assert [body for key, body in seen if key == f"k{k}"] == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_one_key_overlaps_with_itself(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
+    """While the first batch is processed, the second one of the same key is prepared: each waits for the other to begin."""
+    fill(q, keys=1, each=60)
+    flag = tmp_path / "second batch is being prepared"
+
+    def prepare(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if min(batch.column("seq").to_pylist()) > 20:
+            flag.touch()
+        return double(batch)
+
+    seen: list[int] = []
+
+    def process(job: BatchJob) -> None:
+        until = time.monotonic() + 60.0
+        while not flag.exists():
+            assert time.monotonic() < until, "nothing is prepared meanwhile"
+            time.sleep(0.01)
+        seen.append(job.seq)
+
+    p = strictq.spark.pipeline(spark, q, prepare=prepare, prepared=PREPARED, process=process, batch_size=20)
+    assert p.run().acked == 60
+    assert seen == list(range(1, 61))
+
+
+@pytest.mark.parametrize("where", ["driver", "executors"])
+def test_a_failure_is_tried_again_before_anything_later(spark: SparkSession, q: Queue, tmp_path: Path, where: Any) -> None:
+    fill(q, keys=3, each=10)
+    q.app_schema("CREATE TABLE app_seen (key TEXT, n INTEGER) STRICT")
+    flag = str(tmp_path / "failed once")
+
+    def process(job: BatchJob) -> None:
+        job.execute("INSERT INTO app_seen VALUES (?, ?)", (str(job.key), int(job.body)))
+        if job.key == "k1" and job.body == b"4" and not os.path.exists(flag):
+            open(flag, "w").close()
+            raise ValueError("not now")
+
+    stats = strictq.spark.pipeline(spark, q, process=process, where=where).run()
+    assert (stats.acked, stats.retried) == (30, 1)
+    for k in range(3):
+        rows = q.query("SELECT n FROM app_seen WHERE key = ? ORDER BY rowid", (f"k{k}",), key=f"k{k}")
+        assert [n for (n,) in rows] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("stage", ["prepare", "driver", "executors"])
+@pytest.mark.parametrize("death", ["exception", "exit"])
+def test_a_poison_message_follows_the_policy_and_stops_nobody(spark: SparkSession, q: Queue, stage: str, death: str) -> None:
+    """Every attempt fails, or kills its Python process: after max_attempts it is a dead letter, and its key goes on."""
+    if (stage, death) == ("driver", "exit"):
+        pytest.skip("a handler that kills the driver ends the program: nothing is there to go on")
+    fill(q, keys=2, each=3)
+
+    def die(body: bytes, key: Any) -> None:
+        if key == "k1" and body == b"2":
+            if death == "exit":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("poison")
+
+    def prepare(batch: pa.RecordBatch) -> pa.RecordBatch:
+        for body, key in zip(batch.column("body").to_pylist(), batch.column("key").to_pylist(), strict=True):
+            if stage == "prepare":
+                die(body, key)
+        return double(batch)
+
+    def process(job: BatchJob) -> None:
+        if stage != "prepare":
+            die(job.body, job.key)
+
+    where: Any = "executors" if stage == "executors" else "driver"
+    stats = strictq.spark.pipeline(spark, q, prepare=prepare, prepared=PREPARED, process=process, where=where).run()
+    assert (stats.acked, stats.retried) == (5, 2)
+    (dead,) = q.dead_letters()
+    assert (dead.key, dead.seq, dead.kind, dead.attempts) == ("k1", 2, "poison", 2)
+    assert "poison" in str(dead.reason) or "its Spark task failed" in str(dead.reason)
+    assert q.stats().depth == 0
+
+
+def test_reject_and_retry(spark: SparkSession, q: Queue) -> None:
+    fill(q, keys=1, each=4)
+
+    def process(job: BatchJob) -> None:
+        job.output("looked at it")
+        if job.body == b"2":
+            raise Reject("not wanted")
+        if job.body == b"3" and job.attempt == 1:
+            raise Retry(delay=3600.0, reason="later")
+
+    stats = strictq.spark.pipeline(spark, q, process=process).run()
+    assert (stats.acked, stats.rejected, stats.retried) == (1, 1, 1)
+    assert [(d.seq, d.reason) for d in q.dead_letters()] == [(2, "not wanted")]
+    assert q.status("k0", 3).state == "delayed"
+    assert (q.status("k0", 3).last_error, q.status("k0", 3).last_output) == ("later", "looked at it")
+
+
+def test_a_rejected_message_of_prepare(spark: SparkSession, q: Queue) -> None:
+    fill(q, keys=2, each=5)
+
+    def prepare(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if b"3" in batch.column("body").to_pylist():
+            raise Reject("three")
+        return double(batch)
+
+    stats = strictq.spark.pipeline(spark, q, prepare=prepare, prepared=PREPARED, process=lambda job: None).run()
+    assert (stats.acked, stats.rejected) == (8, 2)
+
+
+def test_effects_that_cannot_be_committed_are_the_messages_failure(spark: SparkSession, q: Queue) -> None:
+    fill(q, keys=2, each=2)
+
+    def process(job: BatchJob) -> None:
+        if job.key == "k1":
+            job.send(b"never", key="elsewhere")
+            job.execute("INSERT INTO app_missing VALUES (1)")
+
+    stats = strictq.spark.pipeline(spark, q, process=process).run()
+    assert stats.acked == 2
+    assert sorted((d.key, d.seq) for d in q.dead_letters()) == [("k1", 1), ("k1", 2)]
+    assert q.peek("elsewhere") == []
+
+
+def test_stop_gives_back_what_was_leased_ahead(spark: SparkSession, q: Queue) -> None:
+    fill(q, keys=5, each=40)
+    held: list[strictq.spark.Pipeline] = []
+
+    def process(job: BatchJob) -> None:
+        held[0].stop()
+
+    held.append(strictq.spark.pipeline(spark, q, process=process, batch_size=50))
+    stats = held[0].run()
+    assert stats.acked == 50
+    assert (q.stats().in_flight, q.stats().ready) == (0, 150)
+    assert {m.attempts for k in range(5) for m in q.peek(f"k{k}", 100)} == {0}
+    assert held[0].run().acked == 150, "and it can run again"
+
+
+def test_a_lost_lease_is_nobodys_loss(spark: SparkSession, queue_path: str) -> None:
+    """An operator gives the lane to somebody else while it is processed: its acks and effects are refused."""
+    with strictq.open(queue_path, durability="process") as q, strictq.open(queue_path, durability="process") as other:
+        fill(q, keys=1, each=3)
+        got: list[strictq.Delivery] = []
+
+        def process(job: BatchJob) -> None:
+            job.send(b"effect", key="out")
+            if not got:
+                time.sleep(0.2)  # past the lease
+                got.extend(other.receive(1))
+
+        p = strictq.spark.pipeline(spark, q, process=process, lease_seconds=0.05)
+        p._keep = lambda: None  # type: ignore[method-assign]  # nobody extends
+        stats = p.run()
+        assert (stats.acked, stats.lost) == (0, 1)
+        assert [d.seq for d in got] == [1]
+        assert q.peek("out") == []
+
+
+def test_an_error_of_the_pipeline_gives_everything_back(spark: SparkSession, q: Queue) -> None:
+    q.send_many([Message(b"1", key="text"), Message(b"2", key=2)])
+    p = strictq.spark.pipeline(spark, q, prepare=double, prepared=PREPARED, process=lambda job: None)
+    with pytest.raises(strictq.InvalidArgument, match="key_type"):
+        p.run()
+    assert (q.stats().in_flight, q.stats().ready) == (0, 2)
+
+
+def test_waiting_for_more(spark: SparkSession, q: Queue) -> None:
+    seen: list[bytes] = []
+    p = strictq.spark.pipeline(spark, q, process=lambda job: seen.append(job.body))
+    thread = threading.Thread(target=p.run, kwargs={"wait": None})
+    thread.start()
+    q.send(b"1", "k")
+    until = time.monotonic() + 60.0
+    while p.stats.acked < 1 and time.monotonic() < until:
+        time.sleep(0.01)
+    with pytest.raises(strictq.InvalidArgument, match="running"):
+        p.run()
+    p.stop()
+    thread.join(60.0)
+    assert (seen, thread.is_alive()) == ([b"1"], False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"process": 3}, "callable"),
+        ({"prepare": double}, "prepared"),
+        ({"prepare": double, "prepared": "no such type here"}, "columns"),
+        ({"prepare": double, "prepared": "seq bigint"}, "own"),
+        ({"where": "moon"}, "where"),
+        ({"frames": "polars"}, "frames"),
+        ({"key_type": "float"}, "key_type"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 11, "batch_size_max": 10}, "batch_size"),
+        ({"batch_seconds": 0.0}, "batch_seconds"),
+        ({"lease_seconds": float("nan")}, "lease_seconds"),
+        ({"consumer": ""}, "consumer"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(spark: SparkSession, q: Queue, arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(strictq.InvalidArgument, match=says):
+        strictq.spark.pipeline(spark, q, **({"process": print} | arguments))
+
+
+def test_a_path_is_not_a_queue(spark: SparkSession, queue_path: str) -> None:
+    with pytest.raises(strictq.InvalidArgument, match="open Queue"):
+        strictq.spark.pipeline(spark, queue_path, process=print)  # type: ignore[arg-type]
+
+
+def test_a_job_without_state_says_so() -> None:
+    job = BatchJob("k", 1, b"", {}, 1, 0.0, {}, strictq.spark._outcomes.UNSET)
+    with pytest.raises(strictq.InvalidArgument, match="key_state=True"):
+        _ = job.key_state
+    job.key_state = b"x"
+    assert job.key_state == b"x"
+    for call in (
+        lambda: job.send("text"),
+        lambda: job.send(b"", key=""),
+        lambda: job.execute("", [object()]),
+        lambda: job.execute(b""),
+    ):  # type: ignore[arg-type,list-item]
+        with pytest.raises(strictq.InvalidArgument):
+            call()
