@@ -8,6 +8,7 @@ boots it follows the wall clock, and it never goes back.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -30,6 +31,22 @@ class Clock(Protocol):
 
     def boot_id(self) -> str:
         """Names this boot of this machine: another boot has another name."""
+        ...
+
+
+@runtime_checkable
+class SteeredClock(Clock, Protocol):
+    """A clock that a test moves. What waits for time to pass asks it, too."""
+
+    def listen(self, moved: Callable[[], None]) -> None:
+        """Call `moved`, a bound method, whenever the clock was moved, as long as its object lives."""
+        ...
+
+    def skip(self, due: Callable[[], int | None], ends: int | None) -> bool:
+        """A receive found nothing; something becomes ready when `boot()` is `due()`, and it ends at `ends` (None: never).
+
+        Returns whether the clock was moved there. If not, the caller waits by the machine's time.
+        """
         ...
 
 

@@ -14,7 +14,7 @@ from . import _validate as validate
 from ._errors import LeaseLost, PartialFailure, StoreError, StrictqError
 from ._keys import Key
 from ._settling import Settling
-from ._store import engine, handed
+from ._store import Store, engine, handed
 from ._store.router import Brought
 from ._store.shard import Shard
 from .delivery import OPEN, SETTLED, Call, Delivery, Lease
@@ -22,6 +22,45 @@ from .delivery import OPEN, SETTLED, Call, Delivery, Lease
 RELEASES_TOGETHER: Final = 100
 LOOK_AGAIN_SECONDS: Final = 1.0
 """A waiting receive looks by itself so often, should a wake-up ever be missed."""
+
+
+def look_again(store: Store, soonest: int | None) -> float:
+    """Seconds after which to look again by oneself: when, at queue time `soonest`, something becomes ready, if not before."""
+    if soonest is None:
+        return LOOK_AGAIN_SECONDS
+    # Queue time and the waiting thread's clock need not agree to the microsecond: never a busy loop.
+    return min(LOOK_AGAIN_SECONDS, max((soonest - store.now()) / 1_000_000, 0.001))
+
+
+class Patience:
+    """How long a receive waits: by the machine's clock, and by a test's where one steers time."""
+
+    __slots__ = ("_ends", "_store", "_until")
+
+    def __init__(self, store: Store, wait: float | None) -> None:
+        length = None if wait is None else validate.microseconds("wait", wait)
+        self._store = store
+        self._until = None if length is None else time.monotonic() + length / 1_000_000
+        self._ends = None if length is None or store.steered is None else store.clock.boot() + length
+
+    def _due(self) -> int | None:
+        at = self._store.soonest()
+        return None if at is None else at - self._store.time_offset
+
+    def left(self, soonest: int | None) -> float:
+        """Seconds to wait before looking again: until a lease or delay ends, or the caller's time is over.
+
+        Args:
+            soonest: queue time at which something becomes ready by itself; None: never.
+        """
+        steered = self._store.steered
+        if steered is not None:
+            if self._ends is not None and steered.boot() >= self._ends:
+                return 0.0
+            if steered.skip(self._due, self._ends):
+                return 1e-9
+        left = look_again(self._store, soonest)
+        return left if self._until is None else min(left, self._until - time.monotonic())
 
 
 class Receiving(Settling):
@@ -60,13 +99,13 @@ class Receiving(Settling):
         store = self._store
         store.require_open()
         request = self._request(max_messages, per_key, lease_seconds, keys, consumer, ack_first)
-        until = None if wait is None else time.monotonic() + validate.microseconds("wait", wait) / 1_000_000
+        patience = Patience(store, wait)
         while True:
             seen = store.waker.seen()
             deliveries, soonest = self._receive_once(request)
             if deliveries:
                 return deliveries
-            left = self._patience(until, soonest)
+            left = patience.left(soonest)
             if left <= 0:
                 return []
             store.waker.wait(seen, left)
@@ -87,14 +126,6 @@ class Receiving(Settling):
         length = None if lease_seconds is None else validate.microseconds("lease_seconds", lease_seconds, minimum=0.001)
         who = default_consumer() if consumer is None else validate.name("consumer", consumer)
         return engine.Request(max_messages, per_key, length, who, bool(ack_first), validate.keys(keys))
-
-    def _patience(self, until: float | None, soonest: int | None) -> float:
-        """Seconds to wait before looking again: until a lease or delay ends, or the caller's time is over."""
-        left = LOOK_AGAIN_SECONDS
-        if soonest is not None:
-            # Queue time and the waiting thread's clock need not agree to the microsecond: never a busy loop.
-            left = min(left, max((soonest - self._store.now()) / 1_000_000, 0.001))
-        return left if until is None else min(left, until - time.monotonic())
 
     def _receive_once(self, request: engine.Request) -> tuple[list[Delivery], int | None]:
         """Claim what is ready now. Also when, at the latest, that may change without anybody writing (queue time)."""

@@ -21,10 +21,10 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from . import _validate as validate
 from ._config import QueueConfig
 from ._errors import LeaseLost, QueueClosed, StrictqError
 from ._keys import Key
+from ._receiving import Patience
 from ._store.calls import transaction_of
 from ._store.wake import POLL_SECONDS
 from ._types import (
@@ -378,7 +378,7 @@ class AsyncQueue:
         """See Queue.receive. Waiting holds no thread; cancelled, it gives back what it leased."""
         queue = self.sync
         request = queue._request(max_messages, per_key, lease_seconds, keys, consumer, ack_first)
-        until = None if wait is None else time.monotonic() + validate.microseconds("wait", wait) / 1_000_000
+        patience = Patience(queue._store, wait)
         waker = queue._store.waker
         while True:
             queue._store.require_open()
@@ -386,7 +386,7 @@ class AsyncQueue:
             deliveries, soonest = await self._receive_once(request)
             if deliveries:
                 return self._wrap(deliveries)
-            left = queue._patience(until, soonest)
+            left = patience.left(soonest)
             if left <= 0:
                 return []
             await self._wait(seen, left)

@@ -3,6 +3,10 @@
 -- Indexes: ready's primary key, delayed_due.
 SELECT EXISTS (SELECT 1 FROM ready), next_deadline, (SELECT min(due) FROM delayed), epoch FROM counter;
 
+-- name: soonest
+-- router: the same time, exactly. Scans the leases: for clocks that a test steers, which are moved to it.
+SELECT min(at) FROM (SELECT min(deadline) AS at FROM lease WHERE expired = 0 UNION ALL SELECT min(due) FROM delayed);
+
 -- name: expired_leases
 -- claim.expire_leases: a bounded step. Scans the leases, which are as many as lanes in flight, and only when one may be over.
 SELECT lane, ack_first FROM lease WHERE expired = 0 AND deadline <= ? LIMIT ?;

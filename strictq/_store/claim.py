@@ -345,6 +345,12 @@ def outlook(db: apsw.Connection) -> tuple[int, int | None, int | None, int]:
     return row
 
 
+def soonest(db: apsw.Connection) -> int | None:
+    """When the next lease or delay is over, exactly; None: never."""
+    at: int | None = db.execute(CLAIM.soonest).get
+    return at
+
+
 # ---- sweeps
 
 

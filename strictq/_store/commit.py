@@ -470,9 +470,12 @@ class Writer:
                 self._lock.release()
 
     def close(self) -> None:
-        """Close the connection once the transaction under way is over. Later calls raise QueueClosed."""
+        """Close the connection once the transaction under way is over. Later calls raise QueueClosed.
+
+        A transaction that the caller itself has open is undone: it can't end before this returns.
+        """
         self._closed = True
-        held = self._lock.acquire(timeout=BUSY_SECONDS)
+        held = self._owner != whoami() and self._lock.acquire(timeout=BUSY_SECONDS)
         try:
             self._drop_connection()
         finally:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
-from .._clock import Clock, QueueTime
+from .._clock import Clock, QueueTime, SteeredClock
 from .._config import QueueConfig
 from .._errors import (
     ConfigError,
@@ -66,6 +66,7 @@ class Store:
         self.directory = directory
         self.catalog = attrs.evolve(known, durability=durability)
         self.clock = clock
+        self.steered = clock if isinstance(clock, SteeredClock) else None
         self.read_only = read_only
         self.settings = (known.config, known.config_version)
         """The configuration and its version: one attribute, so that no thread sees the one without the other."""
@@ -97,6 +98,8 @@ class Store:
             self.waker = waker_of(directory, files.WAKE, read_only=read_only)
             if not read_only:
                 self.reserve = files.Reserve(directory, self.waker.tell_space)
+        if self.steered is not None:
+            self.steered.listen(self.waker.notify)
         self._upkeep = Upkeep(self)
         self._lock = threading.Lock()
         self._prepared_shards: list[Shard] | None = None
@@ -308,6 +311,11 @@ class Store:
         times = [t for t in (deadline, due) if t is not None]
         soonest = min(times) if times else None
         return bool(ready) or (soonest is not None and soonest <= self.now()), soonest
+
+    def soonest(self) -> int | None:
+        """When, in queue time, something becomes ready by itself; None: never. Looks at every lease."""
+        times = [s.glance(claim.soonest) for s in self.healthy()]
+        return min((at for at in times if at is not None), default=None)
 
     def count_empty(self, shard: int) -> None:
         self._empties[shard] += 1

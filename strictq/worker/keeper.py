@@ -16,6 +16,7 @@ from typing import Any, Final
 import attrs
 
 from .._errors import LeaseLost, OutcomeUnknown, PartialFailure, StoreError, StrictqError
+from .._receiving import look_again
 from .._store.wake import POLL_SECONDS
 from ..delivery import Delivery, describe
 from ..queue import Queue
@@ -498,7 +499,7 @@ class Keeper:
             self._complain(e)
             self._look_at = self._not_before
             return False
-        self._look_at = now + self.queue._patience(None, soonest)
+        self._look_at = now + look_again(self.queue._store, soonest)
         if not deliveries:
             self._found_nothing = seen
             return False

@@ -18,7 +18,7 @@ import pytest
 
 import strictq
 from strictq import Message, QueueConfig
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.powercut import quiet
 from tests.support.powercut_campaign import fast_directory
 from tests.support.queues import keys_by_shard

@@ -24,7 +24,7 @@ import pytest
 
 import strictq
 from strictq import OutcomeUnknown, StoreError
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.faults import CODES, FOREVER, Count, Disturbance, Disturbed, Plan, Scene, play
 from tests.support.history import OK
 from tests.support.powercut import Journal, Recorder, quiet, recording

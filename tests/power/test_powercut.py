@@ -25,7 +25,7 @@ import pytest
 
 import strictq
 from strictq._store import catalog, connection, files, frame, outbox, shard
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.powercut import quiet, recording
 from tests.support.powercut_campaign import campaign, cut_again, fast_directory, put_out
 from tests.support.powercut_disk import MODES, Platter

@@ -27,8 +27,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import strictq
 from strictq import InvalidArgument, LeaseLost, Message, PartialFailure, QueueConfig
 from strictq._keys import Key
+from strictq.testing import FakeClock
 from tests.support.blocking import open_blocking
-from tests.support.clock import FakeClock
 from tests.support.model import Model, Settings, micros
 
 EXAMPLES = int(os.environ.get("STRICTQ_HYPOTHESIS_EXAMPLES", "0"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.queues import Opener
 
 

@@ -15,7 +15,7 @@ import pytest
 import strictq
 from strictq import Message, Queue
 from strictq._store import check as check_module
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.internals import connection_of, fold, shard_file, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strictq._clock import MICROSECONDS, Clock, QueueTime, SystemClock
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 
 
 def _time(clock: FakeClock) -> QueueTime:

@@ -14,7 +14,7 @@ import strictq
 from strictq import ForwardPending, Queue, StoreBusy, StoreCorrupt, StrictqError
 from strictq._store import files, outbox
 from strictq._store.router import Store
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.internals import failing, run_python, shard_file, shard_of, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard, labels, seqs
 

@@ -14,7 +14,7 @@ import pytest
 import strictq
 from strictq import ConfigError, LeaseLost
 from strictq._store import files, router
-from tests.support.clock import MICROSECONDS, FakeClock
+from strictq.testing import FakeClock
 from tests.support.internals import ROOT, shard_of, tamper
 from tests.support.queues import Opener, drain, fill, labels
 
@@ -58,7 +58,7 @@ def test_delays_ttls_and_dedup_windows_do_not_follow_the_wall_clock(disk: Opener
 
 def test_a_machine_that_boots_in_1970_and_then_learns_the_time_expires_nothing(tmp_path: Path) -> None:
     """An edge device without a battery behind its clock."""
-    clock = FakeClock(wall=60 * MICROSECONDS, boot=60 * MICROSECONDS)
+    clock = FakeClock(wall_seconds=60.0, boot_seconds=60.0)
     opener = Opener(str(tmp_path / "queue"), clock)
     q = opener()
     q.send(b"", "mortal", ttl=3600.0)

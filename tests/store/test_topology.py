@@ -16,7 +16,7 @@ from strictq._keys import encode_key, hash_key
 from strictq._store import catalog
 from strictq._store.catalog import HASHES, SHARDS_MAX, even_ranges
 from strictq._store.engine import keyless_by_hash, keyless_lane
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.internals import fold, in_threads, shard_file, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard
 

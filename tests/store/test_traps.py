@@ -22,7 +22,7 @@ import pytest
 import strictq
 from strictq import Delivery, Message, Queue, StrictqError
 from strictq._store import shard as shard_module
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.internals import (
     at_rest,
     connection_of,

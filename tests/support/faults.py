@@ -16,9 +16,9 @@ import pytest
 import strictq
 from strictq import Queue
 from strictq._store import connection
+from strictq.testing import FakeClock
 from tests.support import history_lanes
 from tests.support.checker import Policy, check
-from tests.support.clock import FakeClock
 from tests.support.history import OK, Event, Return
 from tests.support.powercut import Journal, Recorder, quiet, recording
 from tests.support.powercut_run import ALL_KEYS, CONFIG, KEYS, PLACE, Level, Named, Program

@@ -20,8 +20,8 @@ import attrs
 import pytest
 
 from strictq._store import connection, files, upkeep
+from strictq.testing import FakeClock
 from tests.support import history, recorded
-from tests.support.clock import FakeClock
 from tests.support.powercut_disk import ROOT, Disk, Op
 
 RESERVE_BYTES: Final = 65536

@@ -11,7 +11,7 @@ import attrs
 
 import strictq
 from strictq import Delivery, Message, Queue, QueueConfig
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.history import Event
 from tests.support.powercut import Journal, Recorder, read_file, recording
 from tests.support.recorded import SCHEMA, Recorded, body_of

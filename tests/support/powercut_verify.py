@@ -13,8 +13,8 @@ import attrs
 import strictq
 from strictq import Queue
 from strictq._keys import decode_key
+from strictq.testing import FakeClock
 from tests.support.checker import Policy, check
-from tests.support.clock import FakeClock
 from tests.support.history import Event, Handed, Recorder, Return
 from tests.support.powercut import Snapshot, quiet, read_file
 from tests.support.powercut_run import ALL_KEYS, PLACE, Level, Named

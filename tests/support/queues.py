@@ -8,8 +8,7 @@ from typing import Any
 import strictq
 from strictq import Event, Queue, QueueConfig
 from strictq._keys import Key
-
-from .clock import FakeClock
+from strictq.testing import FakeClock
 
 Hook = Callable[[Event], None]
 

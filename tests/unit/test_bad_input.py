@@ -16,7 +16,7 @@ import pytest
 
 import strictq
 from strictq import Event, InvalidArgument, Message, MessageTooLarge, Queue, StrictqError
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.queues import Opener, drain, fill, keys_by_shard, labels
 
 NAN, INF = float("nan"), float("inf")

@@ -8,7 +8,7 @@ import pytest
 
 import strictq
 from strictq import ConfigError, QueueConfig
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.queues import Opener, fill, seqs
 
 

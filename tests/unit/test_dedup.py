@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strictq import Message, Queue
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.queues import Opener, seqs
 
 

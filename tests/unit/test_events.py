@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strictq import Event, LeaseLost, Queue
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.queues import Opener, fill
 
 

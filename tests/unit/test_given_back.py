@@ -6,7 +6,7 @@ import pytest
 
 import strictq
 from strictq import LeaseLost, PartialFailure, Queue
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 
 
 @pytest.fixture

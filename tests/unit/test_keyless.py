@@ -6,7 +6,7 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.queues import Opener, ack_all
 
 SPREADS = ["random", "round_robin"]

@@ -9,7 +9,7 @@ import pytest
 import strictq
 from strictq import Message, Queue
 from strictq._keys import Key
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.queues import Opener, fill, labels, seqs
 
 

@@ -10,7 +10,7 @@ import pytest
 import strictq
 from strictq import LeaseLost, Queue, StrictqError
 from strictq._keys import Key
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.queues import Opener, ack_all, drain, fill, keys_by_shard, labels, seqs
 
 LEDGER = "CREATE TABLE IF NOT EXISTS app_ledger (n INTEGER PRIMARY KEY, what TEXT NOT NULL) STRICT"

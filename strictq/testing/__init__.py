@@ -1,0 +1,34 @@
+"""For the tests of programs that use strictq: queues whose time is the test's, assertions, crashes, and no sleeping.
+
+from strictq.testing import assert_sent, assert_settled, drain
+
+def test_an_order_is_charged(strict_queue):  # the fixture of strictq's pytest plugin
+    strict_queue.send(b"12 EUR", key="order-1")
+    drain(strict_queue, charge)
+    assert_sent(strict_queue, "receipts", [b"order-1: 12 EUR"])
+
+Works with any test runner; the fixtures are for pytest: docs/howto/testing.md. Nothing in strictq itself imports this.
+"""
+
+from .asserts import assert_dead, assert_sent, assert_settled
+from .clock import FakeClock, Idle
+from .driving import Drained, drain, drain_async, run_until_idle, run_until_idle_async
+from .machine import Machine, awaited, clock_of, open, open_async
+
+__all__ = [
+    "Drained",
+    "FakeClock",
+    "Idle",
+    "Machine",
+    "assert_dead",
+    "assert_sent",
+    "assert_settled",
+    "awaited",
+    "clock_of",
+    "drain",
+    "drain_async",
+    "open",
+    "open_async",
+    "run_until_idle",
+    "run_until_idle_async",
+]

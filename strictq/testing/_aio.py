@@ -1,0 +1,39 @@
+"""An AsyncQueue over a queue that is open already. Apart, because asyncio costs more to import than all the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import anyio
+
+from ..aio import THREADS_MAX, AsyncQueue
+from ..queue import Queue
+
+T = TypeVar("T")
+
+
+class ReadyAsyncQueue(AsyncQueue):
+    """An AsyncQueue that is open from the start; `async with` only closes it."""
+
+    def __init__(self, queue: Queue) -> None:
+        super().__init__(lambda: queue)
+        self._queue = queue
+
+    async def __aenter__(self) -> ReadyAsyncQueue:
+        return self
+
+    def _in_a_loop(self) -> None:
+        # Limiters belong to the event loop, and there was none when this was made.
+        if self._limiter is None:
+            self._limiter = anyio.CapacityLimiter(THREADS_MAX)
+            self._unlimited = anyio.CapacityLimiter(math.inf)
+
+    async def _run(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
+        self._in_a_loop()
+        return await super()._run(call, *args, **options)
+
+    async def _run_inside(self, call: Callable[..., T], *args: Any) -> T:
+        self._in_a_loop()
+        return await super()._run_inside(call, *args)

@@ -1,0 +1,235 @@
+"""Running handlers and consumers until nothing is left to do, in no time."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Literal
+
+import attrs
+
+from .._errors import InvalidArgument
+from ..queue import Queue
+from .clock import DAY_SECONDS, FakeClock
+from .machine import clock_of, plain
+
+MESSAGES_MAX: Final = 100_000
+
+
+@attrs.frozen
+class Drained:
+    """What `drain` did.
+
+    Attributes:
+        acked, retried, rejected: messages.
+        failures: (key, seq, attempt, reason) of every attempt that failed, in order; the last one of a poison message, too.
+        seconds: how much of the queue's time was skipped.
+    """
+
+    acked: int
+    retried: int
+    rejected: int
+    failures: list[tuple[Any, int, int, str]]
+    seconds: float
+
+
+def drain(
+    queue: Any,
+    process: Callable[..., Any],
+    prepare: Callable[..., Any] | None = None,
+    *,
+    failures: Literal["raise", "retry"] = "raise",
+    skip: bool = True,
+    seconds_max: float = DAY_SECONDS,
+    messages_max: int = MESSAGES_MAX,
+    **worker: Any,
+) -> Drained:
+    """Run a `strictq.Worker` until nothing is ready and nothing becomes ready by itself. Nothing sleeps.
+
+    Where only delays and leases of others are left, the queue's clock goes forward to the end of the first one. One handler
+    runs at a time unless you say `concurrency=`.
+
+    Args:
+        queue: a Queue, or an AsyncQueue outside of an event loop; with a FakeClock, if time is to be skipped.
+        process, prepare: handlers, as for Worker; each is given a Job.
+        failures: "raise": the first exception of a handler, other than Retry and Reject, ends it and is raised; its message
+            was given back. "retry": as in production, until it is dead.
+        skip: False: leave what is delayed, or held by others, alone.
+        seconds_max: most time that may be skipped.
+        messages_max: most messages handled.
+        worker: further arguments of Worker.
+    Returns:
+        What it did.
+    Raises:
+        AssertionError: it does not come to an end within seconds_max and messages_max.
+        The handler's own exception: see failures.
+    """
+    driving = _Driving(queue, process, prepare, failures, skip, seconds_max, messages_max, worker)
+    while driving.goes_on():
+        driving.worker().run(drain=True)
+    return driving.result()
+
+
+async def drain_async(
+    queue: Any,
+    process: Callable[..., Any],
+    prepare: Callable[..., Any] | None = None,
+    *,
+    failures: Literal["raise", "retry"] = "raise",
+    skip: bool = True,
+    seconds_max: float = DAY_SECONDS,
+    messages_max: int = MESSAGES_MAX,
+    **worker: Any,
+) -> Drained:
+    """The same inside an event loop, asyncio's or trio's."""
+    driving = _Driving(queue, process, prepare, failures, skip, seconds_max, messages_max, worker)
+    while driving.goes_on():
+        await driving.worker().serve(drain=True)
+    return driving.result()
+
+
+def run_until_idle(queue: Any, consumer: Callable[[], object], *, seconds_max: float = DAY_SECONDS) -> None:
+    """Run a consumer that would go on for ever, and come back when the queue has nothing more for it. Nothing sleeps.
+
+    `consumer` is the program's own loop around `receive` or `consume`, whatever `wait` it uses. In its receives, the
+    queue's clock goes forward to the end of the next delay or lease; where there is none, it is left by an exception
+    (`Idle`) that no `except Exception` catches. One consumer, in this thread: while others hold leases, skipped time ends those.
+
+    Args:
+        queue: with a FakeClock.
+        seconds_max: most time that may be skipped.
+    Raises:
+        InvalidArgument: the queue runs on the machine's clock; nothing happened.
+        AssertionError: it is not idle after seconds_max.
+    """
+    with clock_of(queue).skipping(until_idle=True, seconds_max=seconds_max):
+        consumer()
+
+
+async def run_until_idle_async(
+    queue: Any, consumer: Callable[[], Awaitable[object]], *, seconds_max: float = DAY_SECONDS
+) -> None:
+    """The same for an async consumer: `await run_until_idle_async(q, consume_orders)`."""
+    with clock_of(queue).skipping(until_idle=True, seconds_max=seconds_max):
+        await consumer()
+
+
+class _Driving:
+    """One drain: its workers, one after the other, and what they did."""
+
+    def __init__(
+        self,
+        queue: Any,
+        process: Any,
+        prepare: Any,
+        failures: str,
+        skip: bool,
+        seconds_max: float,
+        messages_max: int,
+        options: dict[str, Any],
+    ) -> None:
+        if failures not in ("raise", "retry"):
+            raise InvalidArgument(f"failures must be 'raise' or 'retry', not {failures!r}")
+        self._queue: Queue = plain(queue)
+        self._clock: FakeClock | None = clock_of(queue) if skip else None
+        self._process, self._prepare = (_watched(self, h) if failures == "raise" else h for h in (process, prepare))
+        self._hook = options.pop("on_event", None)
+        self._options = {"concurrency": 1, **options}
+        self._seconds_max, self._messages_max = seconds_max, messages_max
+        self._lock = threading.Lock()  # the hook is called in several threads
+        self._worker: Any = None
+        self._error: BaseException | None = None
+        self._handled = 0
+        self._counts = {"acked": 0, "retried": 0, "rejected": 0}
+        self._failures: list[tuple[Any, int, int, str]] = []
+        self._skipped = 0
+
+    def worker(self) -> Any:
+        """The next one: a worker runs once."""
+        from ..worker import Worker
+
+        self._worker = Worker(self._queue, self._process, self._prepare, on_event=self._tell, **self._options)
+        return self._worker
+
+    def _tell(self, event: Any) -> None:
+        if event.kind in self._counts:
+            with self._lock:
+                self._counts[event.kind] += 1
+                self._handled += 1
+                if event.kind != "acked":
+                    self._failures.append((event.key, event.seq, event.attempt, event.detail))
+            if self._handled >= self._messages_max:
+                self._worker.stop()
+        if self._hook is not None:
+            self._hook(event)
+
+    def failed(self, error: BaseException) -> None:
+        """A handler raised: finish what runs, and raise that."""
+        if self._error is None:
+            self._error = error
+        self._worker.stop()
+
+    def goes_on(self) -> bool:
+        """After a worker found nothing ready: is there more to do? The clock is moved to where there is."""
+        if self._error is not None:
+            raise self._error
+        if self._worker is None:
+            return True
+        if self._handled >= self._messages_max:
+            raise AssertionError(f"not idle after {self._handled:,} messages: is one retried for ever? {self._busy()}")
+        return self._clock is not None and self._skip(self._clock)
+
+    def _skip(self, clock: FakeClock) -> bool:
+        store = self._queue._store
+        at, now = store.soonest(), store.now()
+        if at is None or at <= now:
+            return False  # what is due already, and was not taken, is not for this worker: it asked for other keys
+        step = at - now
+        self._skipped += step
+        if self._skipped > self._seconds_max * 1_000_000:
+            raise AssertionError(f"not idle after {self._seconds_max:,.0f} s of the queue's time: {self._busy()}")
+        clock.advance(step / 1_000_000)
+        return True
+
+    def _busy(self) -> str:
+        return "; ".join(
+            f"key {k.key!r}: {self._queue.explain(k.key).text}" for k in self._queue.top_keys(3) if k.key is not None
+        )
+
+    def result(self) -> Drained:
+        """What was done."""
+        return Drained(**self._counts, failures=self._failures, seconds=self._skipped / 1_000_000)
+
+
+def _watched(driving: _Driving, handler: Any) -> Any:
+    """The handler, with its exceptions seen. Retry and Reject are not failures but answers."""
+    if not callable(handler):
+        return handler  # Worker says what is wrong with it
+    from ..worker import Reject, Retry
+
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
+
+        async def watched(job: Any) -> Any:
+            try:
+                return await handler(job)
+            except (Retry, Reject):
+                raise
+            except Exception as e:
+                driving.failed(e)
+                raise
+
+    else:
+
+        def watched(job: Any) -> Any:  # type: ignore[misc]
+            try:
+                return handler(job)
+            except (Retry, Reject):
+                raise
+            except Exception as e:
+                driving.failed(e)
+                raise
+
+    functools.update_wrapper(watched, handler, assigned=("__module__", "__name__", "__qualname__", "__doc__"), updated=())
+    return watched
