@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, assert_type
 
 import strictq
+from strictq import testing
 
 
 def open_it() -> None:
@@ -130,3 +131,18 @@ async def asynchronously() -> None:
             await d.start()
             await d.ack()
         assert_type(await q.stats(), strictq.Stats)
+
+
+def test_with_it(machine: testing.Machine) -> None:
+    q = testing.open(shards=2, max_attempts=3)
+    assert_type(q, strictq.Queue)
+    assert_type(testing.clock_of(q), testing.FakeClock)
+    assert_type(testing.assert_sent(q, "k", [b"", {"a": 1}]), list[strictq.PeekedMessage])
+    assert_type(testing.assert_dead(q, "k", [], kind="poison"), list[strictq.DeadLetter])
+    testing.assert_settled(q, "k", seqs=[1])
+    assert_type(testing.drain(q, lambda job: None, failures="retry", concurrency=2), testing.Drained)
+    testing.run_until_idle(q, lambda: None)
+    assert_type(machine.open(lease_seconds=1.0), strictq.Queue)
+    machine.crash()
+    awaited: strictq.AsyncQueue = testing.awaited(q)
+    assert_type(awaited.sync, strictq.Queue)
