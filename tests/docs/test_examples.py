@@ -1,0 +1,64 @@
+"""Every example runs on its own, in an empty directory, with nothing but strictq, and verifies what it prints."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import strictq
+
+from .test_code_blocks import ROOT
+
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
+
+# What a person is to read there, besides that it ended without an error.
+SAYS = {
+    "auctions.py": ["bids of one auction at once: up to 1", "differ from what was worked out by hand: 0"],
+    "ledger.py": ["orders sent 400, in the ledger 400, each once and as sent: True", "as worked out by hand: True"],
+    "sensor_buffer.py": ['durability="full": 4 kills', 'durability="process": 4 kills', "lost: 0;", "power cut"],
+}
+
+
+def test_every_example_is_known_here() -> None:
+    assert {e.name for e in EXAMPLES} == set(SAYS)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
+def test_it_runs(example: Path, tmp_path: Path) -> None:
+    path = os.pathsep.join(filter(None, [str(Path(strictq.__file__).parent.parent), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(example)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    for text in SAYS[example.name]:
+        assert text in done.stdout, done.stdout
+    assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
+def test_it_needs_nothing_else_and_says_how_to_run_it(example: Path) -> None:
+    module = ast.parse(example.read_text(encoding="utf-8"))
+    assert f"python {example.name}" in (ast.get_docstring(module) or "")
+    used = {
+        name.partition(".")[0]
+        for node in ast.walk(module)
+        for name in (
+            [a.name for a in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert used <= {*sys.stdlib_module_names, "strictq"}
