@@ -472,7 +472,7 @@ class Writer:
     def close(self) -> None:
         """Close the connection once the transaction under way is over. Later calls raise QueueClosed.
 
-        A transaction that the caller itself has open is undone: it can't end before this returns.
+        A transaction that this thread itself has open is undone: it can't end before this returns.
         """
         self._closed = True
         held = self._owner != whoami() and self._lock.acquire(timeout=BUSY_SECONDS)

@@ -200,6 +200,10 @@ class Store:
         if self._pid == os.getpid():
             for shard in self.shards:
                 shard.require_outside()
+        self.die()
+
+    def die(self) -> None:
+        """Close every connection as the end of the process would: a transaction of this thread that is open is undone."""
         with self._lock:
             if self._closed:
                 return

@@ -137,7 +137,7 @@ class Machine:
         """
         if queue is None:
             while self._opened:
-                self._opened.pop().close()
+                self._opened.pop()._store.die()
             return
         inner = plain(queue)
         if inner.path == ":memory:":
@@ -147,7 +147,7 @@ class Machine:
         if inner not in self._opened:
             raise InvalidArgument("this queue was not opened by this machine, or has crashed already")
         self._opened.remove(inner)
-        inner.close()
+        inner._store.die()
 
     def reboot(self, down_seconds: float = 0.0) -> None:
         """Every process dies, and the machine starts again: all leases are over, and time goes on by the wall clock.

@@ -10,7 +10,7 @@ import pytest
 
 import strictq
 from strictq import HistoryRecord, InvalidArgument, Message, Queue
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.queues import Opener, fill
 
 

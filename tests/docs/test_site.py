@@ -1,0 +1,143 @@
+"""The documentation site builds without a warning and without the network, and shows all there is.
+
+It is built from a copy with one page more than there are, as the next one to write a page will have it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import strictq
+import strictq.testing
+
+from .test_code_blocks import ROOT
+
+pytestmark = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("mkdocs", "material", "mkdocstrings_handlers", "mkdocs_awesome_nav")),
+    reason='the site is built with the extra: pip install -e ".[docs]"',
+)
+
+NEW_PAGE = """# A page that nobody listed
+
+It follows [the README](../../README.md), [code](../../strictq/queue.py#L1) and [another page](worker.md).
+`[not a link](../../README.md)`
+
+**A list right after a line:**
+- one
+- two
+
+> **And in a quotation**
+> - quoted
+"""
+
+BUILD = """
+import socket, sys
+
+def refuse(*_):
+    raise AssertionError("the build must not ask the network for anything")
+
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
+from mkdocs.__main__ import cli
+sys.argv = ["mkdocs", "build", "--strict", "--quiet", "--site-dir", sys.argv[1]]
+cli()
+"""
+
+
+class Page(HTMLParser):
+    """What tests ask of a built page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.loaded: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if given.get("id"):
+            self.ids.add(given["id"] or "")
+        for name, value in attrs:
+            if value and (name == "src" or (tag == "link" and name == "href")):
+                self.loaded.append(value)
+            elif value and name == "href":
+                self.links.append(value)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("site")
+    shutil.copytree(ROOT / "docs", place / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", place)
+    (place / "strictq").symlink_to(ROOT / "strictq")
+    (place / "docs" / "howto" / "brand-new.md").write_text(NEW_PAGE, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(place / "site")],
+        cwd=place,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout + done.stderr, done.stdout + done.stderr
+    return place / "site"
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[str, str]:
+    return {str(p.relative_to(site)): p.read_text(encoding="utf-8") for p in site.rglob("*.html")}
+
+
+def test_every_page_is_there_and_in_the_navigation(pages: dict[str, str]) -> None:
+    expected = {str(p.relative_to(ROOT / "docs").with_suffix(".html")) for p in (ROOT / "docs").rglob("*.md")}
+    assert expected | {"howto/brand-new.html"} == set(pages) - {"404.html"}
+    reachable = {link.partition("#")[0] for link in Page(pages["index.html"]).links}
+    assert expected - reachable == set()
+    assert "howto/brand-new.html" in reachable
+
+
+def test_links_out_of_the_documentation_are_text(pages: dict[str, str]) -> None:
+    new = pages["howto/brand-new.html"]
+    assert 'the README, code and <a href="worker.html">another page</a>' in new
+    assert "<code>[not a link](../../README.md)</code>" in new
+
+
+def test_lists_and_tables_are_lists_and_tables(pages: dict[str, str]) -> None:
+    assert "<li>one</li>" in pages["howto/brand-new.html"]
+    assert "<li>quoted</li>" in pages["howto/brand-new.html"]
+    for name, text in pages.items():
+        for paragraph in re.findall(r"<p>(.*?)</p>", text, re.DOTALL):
+            assert not re.search(r"^(?:[-*] |\d+\. |\||```)", paragraph, re.MULTILINE), f"{name}: {paragraph[:200]}"
+
+
+def test_every_public_name_is_in_the_reference(pages: dict[str, str]) -> None:
+    there = set().union(*(Page(text).ids for name, text in pages.items() if name.startswith("reference/docstrings/")))
+    public = {f"strictq.{n}" for n in strictq.__all__ if n != "__version__"} | {
+        f"strictq.testing.{n}" for n in strictq.testing.__all__
+    }
+    assert public - there == set(), "add a line `::: name` for each to a page in docs/reference/docstrings"
+    for member in ("strictq.Queue.send", "strictq.Queue.receive", "strictq.Queue.ack_many", "strictq.Queue.explain"):
+        assert member in there, f"{member}: inherited members belong to it, too"
+
+
+def test_pages_load_nothing_from_elsewhere(pages: dict[str, str]) -> None:
+    for name, text in pages.items():
+        outside = [url for url in Page(text).loaded if re.match(r"(https?:)?//", url)]
+        assert outside == [], name
+
+
+def test_examples_and_diagrams_are_there(site: Path, pages: dict[str, str]) -> None:
+    for example in (ROOT / "docs" / "examples").glob("*.py"):
+        assert (site / "examples" / example.name).read_bytes() == example.read_bytes()
+    assert 'class="mermaid"' in pages["explanation/lifecycle.html"]
+    assert not (site / "site_markdown.py").exists()
