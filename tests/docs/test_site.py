@@ -130,6 +130,16 @@ def test_every_public_name_is_in_the_reference(pages: dict[str, str]) -> None:
         assert member in there, f"{member}: inherited members belong to it, too"
 
 
+def test_docstrings_are_shown_in_their_sections(pages: dict[str, str]) -> None:
+    queue, worker, values = (pages[f"reference/docstrings/{name}.html"] for name in ("queue", "worker", "values"))
+    for section in ("Parameters:", "Returns:", "Raises:"):
+        assert f'<span class="doc-section-title">{section}</span>' in queue, section
+        assert not re.search(rf"<p>{section}", queue), section
+    assert 'More: <a href="../../explanation/leases.html">explanation/leases.md</a>' in queue
+    assert "prepared_bytes_max" in worker, "the constructor's arguments belong to a class"
+    assert 'id="strictq.ShardStats.oldest_age_seconds"' in values
+
+
 def test_pages_load_nothing_from_elsewhere(pages: dict[str, str]) -> None:
     for name, text in pages.items():
         outside = [url for url in Page(text).loaded if re.match(r"(https?:)?//", url)]

@@ -1,0 +1,19 @@
+"""An extension of the site's reference: docstrings have no empty lines between their sections, and its parser wants them."""
+
+import re
+from typing import Any
+
+import griffe
+
+SECTION = re.compile(r"^(?=(?:Args|Returns|Raises|Attributes|Yields|Source):)", re.MULTILINE)
+SOURCE = re.compile(r"^Source: docs/(\S+\.md)\s*$", re.MULTILINE)
+
+
+class Sections(griffe.Extension):
+    """Sets sections apart, and makes links of the explanations that docstrings name."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Called for everything that has a docstring, before it is parsed."""
+        if obj.docstring is not None:
+            text = SECTION.sub("\n", obj.docstring.value)
+            obj.docstring.value = SOURCE.sub(r"More: [\1](../../\1)", text)
