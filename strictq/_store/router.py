@@ -261,12 +261,17 @@ class Store:
         Args:
             checked: the configuration that they were checked against.
         """
+        self.require_room(shard)
+        return shard.run(send.Append(items, checked, self.depth_elsewhere(shard)))
+
+    def require_room(self, shard: Shard) -> None:
+        """Refuse to send while the reserve for acks is in use.
+
+        Raises:
+            StoreFull: nothing changed.
+        """
         if self.reserve is not None and self.waker.short_of_space and not self._has_reserve():
             raise StoreFull("the disk is full, and the reserve for acks is in use", shard=shard.number)
-
-        # Looked at before this shard's lock is taken: two shards that waited for each other's would never end.
-        elsewhere = self._depth_elsewhere(shard) if self.config.max_depth is not None else 0
-        return shard.run(send.Append(items, checked, elsewhere))
 
     def _has_reserve(self) -> bool:
         there = self.reserve is None or self.reserve.there()
@@ -282,8 +287,13 @@ class Store:
             with suppress(StrictqError):
                 shard.checkpoint()
 
-    def _depth_elsewhere(self, shard: Shard) -> int:
-        """Unresolved messages of the other shards, as they are committed."""
+    def depth_elsewhere(self, shard: Shard) -> int:
+        """Unresolved messages of the other shards, as they are committed; 0 where max_depth is not set.
+
+        Looked at before this shard's lock is taken: two shards that waited for each other's would never end.
+        """
+        if self.config.max_depth is None:
+            return 0
         return sum(s.glance(lambda db: Totals.read(db).pending) for s in self.healthy() if s is not shard)
 
     # ---- claiming

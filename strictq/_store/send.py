@@ -16,7 +16,7 @@ FORGET_STEPS_MAX: Final = 64
 INLINE_BYTES_MAX: Final = 800
 """Larger bodies lie in a table of their own: in `message` they would spill over a page (1,002 bytes of a 4 KiB page)."""
 _LOOKUPS: Final = repeated(SEND.lanes_by_key, 64, 16, 4, 1)
-_INSERTS: Final = repeated(SEND.insert_plain, 128, 16, 4, 1)
+INSERTS: Final = repeated(SEND.insert_plain, 128, 16, 4, 1)
 
 
 class Options(NamedTuple):
@@ -45,7 +45,7 @@ Sent = tuple[int, int, bool]
 """seq, id, duplicate."""
 
 
-class _Tail:
+class Tail:
     """A lane while messages are appended to it."""
 
     __slots__ = ("lane", "seq", "unlisted")
@@ -114,7 +114,9 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
     """
     now = tx.now
     totals = tx.totals
-    tails = _tails(tx, items)
+    # In key order, so that the index is walked and not jumped about in.
+    keys = [items[0][0]] if len(items) == 1 else sorted({item[0] for item in items})
+    known = tails(tx, keys)
     plain_times = times_of(now, None, tx.config)
     expires = plain_times.expires
     arrival = totals.last_id
@@ -122,7 +124,7 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
     ready: list[tuple[int, int, int]] = []
     sent: list[Sent] = []
     for key, body, options, times in items:
-        tail = tails[key]
+        tail = known[key]
         if options is None and times is None and len(body) <= INLINE_BYTES_MAX:
             arrival += 1
             tail.seq = seq = tail.seq + 1
@@ -149,36 +151,35 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
     return sent
 
 
-def _tails(tx: Tx, items: Sequence[Item]) -> dict[bytes, _Tail]:
-    # In key order, so that the index is walked and not jumped about in.
-    keys = [items[0][0]] if len(items) == 1 else sorted({item[0] for item in items})
-    tails: dict[bytes, _Tail] = {}
+def tails(tx: Tx, keys: Sequence[bytes]) -> dict[bytes, Tail]:
+    """The lane of each of these keys, made if there is none. They are sorted, and each is there once."""
+    found: dict[bytes, Tail] = {}
     at, left = 0, len(keys)
     for n, statement in _LOOKUPS.items():
         while left >= n:
             for key, lane, newest, last_seq, free in tx.run(statement, keys[at : at + n]):
-                tails[key] = _Tail(lane, newest if newest > last_seq else last_seq, not newest and bool(free))
+                found[key] = Tail(lane, newest if newest > last_seq else last_seq, not newest and bool(free))
             at += n
             left -= n
-    if (known := len(tails)) != len(keys):
+    if (known := len(found)) != len(keys):
         for key in keys:
-            if key not in tails:
-                tails[key] = _Tail(lanes.create(tx, key), tx.totals.seq_floor, True)
+            if key not in found:
+                found[key] = Tail(lanes.create(tx, key), tx.totals.seq_floor, True)
         if tx.config.idle_lane_seconds is not None:
             # New lanes pay for forgetting idle ones; never one that is being written to.
-            keep = {tail.lane for tail in tails.values()}
+            keep = {tail.lane for tail in found.values()}
             for _ in range(min(len(keys) - known, FORGET_STEPS_MAX)):
                 lanes.forget_idle(tx, keep=keep)
-    return tails
+    return found
 
 
 def _insert_plain(tx: Tx, rows: list[tuple[int, int, int, int, int | None, bytes]]) -> None:
     if len(rows) > 1:
         rows.sort()  # lane order: neighbours in the table are written together
-    insert_rows(tx, _INSERTS, rows)
+    insert_rows(tx, INSERTS, rows)
 
 
-def _send_full(tx: Tx, tail: _Tail, key: bytes, body: bytes, options: Options | None, times: Times) -> Sent:
+def _send_full(tx: Tx, tail: Tail, key: bytes, body: bytes, options: Options | None, times: Times) -> Sent:
     """One message with options, a large body, or times of its own."""
     options = options or Options()
     dedup_id = options.dedup_id
@@ -192,7 +193,7 @@ def _send_full(tx: Tx, tail: _Tail, key: bytes, body: bytes, options: Options | 
     if times.due is not None and times.due > tx.now and lanes.is_keyless(key):
         # A delayed keyless message waits in a lane of its own, so that others overtake it.
         aside = lanes.create_aside(tx, key, arrival)
-        tail = _Tail(aside, 0, True)
+        tail = Tail(aside, 0, True)
     tail.seq += 1
     apart = len(body) > INLINE_BYTES_MAX
     tx.run(

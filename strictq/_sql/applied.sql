@@ -1,0 +1,47 @@
+-- name: schema
+-- What writers of whole batches (a Spark query or job) have written, so that none is written twice: one row for each batch
+-- that reached this shard, and one in the writer's home shard, which says what the batch is and whether it is whole.
+CREATE TABLE applied (
+    writer TEXT    NOT NULL,
+    batch  INTEGER NOT NULL,
+    parts  INTEGER NOT NULL CHECK (parts >= 0),    -- transactions of the batch that are committed in this shard
+    rows   INTEGER,                                -- in the home shard: messages of the whole batch
+    files  TEXT,                                   -- in the home shard, until the batch is whole: JSON, what it consists of
+    until  INTEGER,                                -- queue time after which a job may be forgotten; of a query the newest batches are kept
+    PRIMARY KEY (writer, batch)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX applied_until ON applied (until) WHERE until IS NOT NULL;
+CREATE INDEX applied_open ON applied (writer) WHERE files IS NOT NULL;
+
+-- name: find
+-- applied: one batch. Index: primary key.
+SELECT parts, rows, files FROM applied WHERE writer = ? AND batch = ?;
+
+-- name: newest
+-- applied: the newest batch of a writer. Index: primary key.
+SELECT max(batch) FROM applied WHERE writer = ?;
+
+-- name: decide
+INSERT INTO applied (writer, batch, parts, rows, files, until) VALUES (?, ?, 0, ?, ?, ?);
+
+-- name: advance
+-- applied.put: this shard has one more part. Takes writer, batch, parts, until.
+INSERT INTO applied (writer, batch, parts, until) VALUES (?, ?, ?, ?) ON CONFLICT (writer, batch) DO UPDATE SET parts = excluded.parts;
+
+-- name: finish
+UPDATE applied SET files = NULL WHERE writer = ? AND batch = ?;
+
+-- name: forget_batches
+-- applied: what is older than the batches that are kept. Index: primary key.
+DELETE FROM applied WHERE writer = ? AND batch <= ? AND files IS NULL;
+
+-- name: outlived
+-- applied: a bounded step of forgetting. Index: applied_until.
+SELECT writer, batch FROM applied WHERE until <= ? AND files IS NULL ORDER BY until LIMIT 8;
+
+-- name: delete
+DELETE FROM applied WHERE writer = ? AND batch = ?;
+
+-- name: open_batches
+-- applied: batches that were decided and are not whole yet. Index: applied_open.
+SELECT writer, batch FROM applied WHERE files IS NOT NULL ORDER BY writer, batch;

@@ -1,0 +1,245 @@
+"""Rows of a DataFrame as messages: which columns there may be, and each of them checked, in the tasks, and brought into the
+form in which it is staged. Imported late, with pyspark and pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+import attrs
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from .. import _validate as validate
+from .._config import FOREVER_SECONDS, QueueConfig
+from .._errors import InvalidArgument, MessageTooLarge, StrictqError
+from .._keys import KEY_BYTES_MAX, decode_key
+from .._validate import NUMBER_MAX
+
+WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
+NUMBER: Final = (*WHOLE, FloatType, DoubleType)
+ORDERED: Final = (*NUMBER, DecimalType, StringType, BinaryType, DateType, TimestampType, TimestampNTZType)
+TEXT: Final = (StringType,)
+BYTES: Final = (BinaryType, StringType)
+
+ACCEPTED: Final[dict[str, tuple[type[DataType], ...]]] = {
+    "key": (*BYTES, *WHOLE),
+    "body": BYTES,
+    "dedup_id": TEXT,
+    "delay": NUMBER,
+    "ttl": NUMBER,
+    "headers": (MapType,),
+    "size_hint": NUMBER,
+    "prepare_seconds": NUMBER,
+    "process_seconds": NUMBER,
+}
+"""Column → the types it may have."""
+NEEDED: Final = ("key", "body")
+OPTIONS: Final = tuple(name for name in ACCEPTED if name not in NEEDED)
+ORDER: Final = "order"
+"""The staged column that orders the messages of a key."""
+
+Kind = Literal["s", "b", "i"]
+
+
+@attrs.frozen
+class Layout:
+    """What the columns of a write are.
+
+    Attributes:
+        kind: the type of its keys, as `_keys` marks it.
+        options: those of OPTIONS that it has.
+        order_by: the column that orders the messages of a key; None: the rows' own order does.
+        keyless: rows without a key are allowed.
+        max_body_bytes: of the queue.
+    """
+
+    kind: Kind
+    options: tuple[str, ...]
+    order_by: str | None
+    keyless: bool
+    max_body_bytes: int
+
+
+def layout(schema: StructType, order_by: str | None, config: QueueConfig) -> Layout:
+    """Check the columns of a DataFrame before anything is written.
+
+    Raises:
+        InvalidArgument: a column is missing, unknown, or of another type than it must be.
+    """
+    types = {field.name: field.dataType for field in schema.fields}
+    if len(types) != len(schema.fields):
+        raise InvalidArgument("two columns have the same name", hint="rename one of them")
+    for name in NEEDED:
+        if name not in types:
+            hint = f'name it with .withColumnRenamed(…, "{name}"); the columns are {", ".join(types) or "none"}'
+            raise InvalidArgument(f"the column {name} is missing", hint=hint)
+    unknown = [name for name in types if name not in ACCEPTED and name != order_by]
+    if unknown:
+        raise InvalidArgument(
+            f"the column {unknown[0]} is no part of a message",
+            hint=f"select only what is to be sent: {', '.join(ACCEPTED)}, and the column of option orderBy",
+        )
+    for name, found in types.items():
+        if name in ACCEPTED:
+            _require_type(name, found, ACCEPTED[name])
+    if order_by is not None:
+        if order_by not in types:
+            raise InvalidArgument(f"the column {order_by} of option orderBy is missing")
+        _require_type(order_by, types[order_by], ORDERED)
+    key = types["key"]
+    return Layout(
+        "i" if isinstance(key, WHOLE) else "b" if isinstance(key, BinaryType) else "s",
+        tuple(name for name in OPTIONS if name in types),
+        order_by,
+        config.keyless != "refuse",
+        config.max_body_bytes,
+    )
+
+
+def _require_type(name: str, found: DataType, accepted: tuple[type[DataType], ...]) -> None:
+    right = isinstance(found, accepted)
+    if right and isinstance(found, MapType):
+        right = isinstance(found.keyType, StringType) and isinstance(found.valueType, StringType)
+    if not right:
+        names = " or ".join(kind.typeName() for kind in accepted) + (" of string to string" if MapType in accepted else "")
+        raise InvalidArgument(f"the column {name} must be {names}, not {found.simpleString()}")
+
+
+# ---- in the tasks
+
+
+def staged(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
+    """One record batch as it is staged: stored keys, bodies as bytes, options in stored units.
+
+    Raises:
+        InvalidArgument, MessageTooLarge: a row can't be sent; the error names its column and key.
+    """
+    given = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
+    keys = _keys(given["key"], layout)
+    columns = {"key": keys, "body": _bodies(given["body"], keys, layout)}
+    if layout.order_by is not None:
+        columns[ORDER] = _order(given[layout.order_by], keys, layout.order_by)
+    for name in layout.options:
+        columns[name] = _CONVERT[name](given[name], keys, name)
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _keys(column: pa.Array, layout: Layout) -> pa.Array:
+    if column.null_count and not layout.keyless:
+        place = int(np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))[0])
+        raise InvalidArgument(
+            f"column key: NULL in row {place + 1:,} of a record batch; a message needs a key",
+            hint="filter such rows out, or configure the queue with keyless='random'",
+        )
+    raw = column.cast(pa.string()) if layout.kind == "i" else column
+    raw = raw.cast(pa.binary())
+    size = pc.binary_length(raw)
+    if len(raw) and pc.any(pc.equal(size, 0)).as_py():
+        raise InvalidArgument(f"column key: an empty key in row {_first(pc.equal(size, 0)) + 1:,} of a record batch")
+    if len(raw) and (pc.max(size).as_py() or 0) > KEY_BYTES_MAX:
+        place = _first(pc.greater(size, KEY_BYTES_MAX))
+        shown = raw[place].as_py()[:40]
+        raise InvalidArgument(f"column key: a key must be at most {KEY_BYTES_MAX} bytes; {shown!r}… has {size[place].as_py():,}")
+    return pc.binary_join_element_wise(pa.scalar(layout.kind.encode(), pa.binary()), raw, pa.scalar(b"", pa.binary()))
+
+
+def _bodies(column: pa.Array, keys: pa.Array, layout: Layout) -> pa.Array:
+    if column.null_count:
+        _refuse("body", keys, _first(pc.is_null(column)), InvalidArgument("NULL: a body must be bytes, and may be empty"))
+    column = column.cast(pa.binary())
+    size = pc.binary_length(column)
+    if len(column) and pc.max(size).as_py() > layout.max_body_bytes:
+        place = _first(pc.greater(size, layout.max_body_bytes))
+        error = MessageTooLarge(f"a body may have {layout.max_body_bytes:,} bytes, this one has {size[place].as_py():,}")
+        _refuse("body", keys, place, error)
+    return column
+
+
+def _order(column: pa.Array, keys: pa.Array, name: str) -> pa.Array:
+    missing = pc.is_null(column, nan_is_null=True)
+    if pc.any(missing).as_py():
+        _refuse(name, keys, _first(missing), InvalidArgument("NULL or NaN: it can't order the messages of its key"))
+    return column
+
+
+def _seconds(column: pa.Array, keys: pa.Array, name: str) -> pa.Array:
+    """Seconds as whole microseconds."""
+    minimum = 0.001 if name == "ttl" else 0.0
+    values = column.cast(pa.float64())
+    _require(values, keys, name, minimum, FOREVER_SECONDS, lambda v: validate.microseconds(name, v, minimum=minimum))
+    return pc.round(pc.multiply(values, 1e6)).cast(pa.int64())
+
+
+def _numbers(column: pa.Array, keys: pa.Array, name: str) -> pa.Array:
+    values = column.cast(pa.float64())
+    _require(values, keys, name, 0.0, NUMBER_MAX, lambda v: validate.number(name, v))
+    return values
+
+
+def _require(values: pa.Array, keys: pa.Array, name: str, minimum: float, maximum: float, check: Callable[[Any], object]) -> None:
+    """Every number there is lies between these; NaN does not."""
+    fits = pc.and_(pc.greater_equal(values, minimum), pc.less_equal(values, maximum))
+    wrong = pc.fill_null(pc.invert(fits), False)
+    if pc.any(wrong).as_py():
+        place = _first(wrong)
+        try:
+            check(values[place].as_py())
+        except StrictqError as e:
+            _refuse(name, keys, place, e)
+
+
+def _each(check: Callable[[Any], str | None]) -> Callable[[pa.Array, pa.Array, str], pa.Array]:
+    """A conversion of single values to text."""
+
+    def convert(column: pa.Array, keys: pa.Array, name: str) -> pa.Array:
+        texts: list[str | None] = []
+        for place, value in enumerate(column.to_pylist()):
+            try:
+                texts.append(None if value is None else check(value))
+            except StrictqError as e:
+                _refuse(name, keys, place, e)
+        return pa.array(texts, pa.string())
+
+    return convert
+
+
+_CONVERT: Final[Mapping[str, Callable[[pa.Array, pa.Array, str], pa.Array]]] = {
+    "dedup_id": _each(lambda value: validate.name("dedup_id", value)),
+    "delay": _seconds,
+    "ttl": _seconds,
+    "headers": _each(lambda value: validate.headers(dict(value))),
+    "size_hint": _numbers,
+    "prepare_seconds": _numbers,
+    "process_seconds": _numbers,
+}
+
+
+def _first(mask: pa.Array) -> int:
+    return int(np.flatnonzero(mask.to_numpy(zero_copy_only=False))[0])
+
+
+def _refuse(column: str, keys: pa.Array, place: int, error: StrictqError) -> None:
+    """The same error, with the column and key that it is about."""
+    key = keys[place].as_py()
+    shown = "no key" if key is None else f"key {decode_key(key)!r}"
+    text = str(error.args[0])
+    raise type(error)(f"column {column}, {shown}: {text}", hint=error.hint) from None

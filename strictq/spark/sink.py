@@ -1,0 +1,212 @@
+"""Writing to a queue: tasks stage rows in files, and where Spark commits they become messages. Imported late, with pyspark.
+
+Spark makes a writer in a process of its own, sends copies of it to the tasks, and commits in a third process. Tasks do not
+open the queue. docs/explanation/spark.md says who does what and when.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+import attrs
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from .. import _validate as validate
+from .._errors import InvalidArgument, QueueNotFound, StoreError
+from .._store import catalog, files
+from .._store.applied import Token
+from .._store.staging import Staging, failure, new_run
+from ..opening import open as open_queue
+from ._apply import File, apply, finish_others
+from ._columns import Layout, layout, staged
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+ON_MISMATCH: Final = ("fail", "skip")
+QUERY_ID: Final = "sql.streaming.queryId"
+BATCH_ID: Final = "streaming.sql.batchId"
+
+
+@attrs.frozen
+class Staged(WriterCommitMessage):
+    """What a task tells the commit: the file that it wrote.
+
+    Attributes:
+        writer, number: the batch that it belongs to.
+        run: the try at it.
+        partition: its place among the tasks.
+        name: the file; None: there were no rows.
+        rows: how many it has.
+    """
+
+    writer: str
+    number: int
+    run: str
+    partition: int
+    name: str | None
+    rows: int
+
+
+@attrs.frozen
+class Target:
+    """What all copies of a writer know."""
+
+    path: Path
+    layout: Layout
+    skip_others: bool
+    run: str
+
+
+def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Target:
+    """Check everything that can be checked before the first row.
+
+    Raises:
+        InvalidArgument, QueueNotFound, StoreError: it can't be written so; nothing changed.
+    """
+    if overwrite:
+        raise InvalidArgument("a queue can't be overwritten", hint='use .mode("append"), and q.purge() to empty a queue')
+    text = options.get("path")
+    if not text or "\0" in text:
+        raise InvalidArgument("the option path is missing", hint='.option("path", "…") names the queue\'s directory')
+    on_mismatch = options.get("onMismatch", "fail").lower()
+    if on_mismatch not in ON_MISMATCH:
+        raise InvalidArgument(f"the option onMismatch must be {' or '.join(ON_MISMATCH)}, not {on_mismatch!r}")
+    path = Path(os.path.realpath(text))
+    if not files.find(path):
+        raise QueueNotFound(f"there is no queue at {path}", hint="make it with strictq.open(path) in the driver program")
+    columns = layout(schema, options.get("orderBy"), catalog.read(path).config)
+    return Target(path, columns, on_mismatch == "skip", new_run())
+
+
+class Output:
+    """The file of one task, made with its first row."""
+
+    def __init__(self, place: Staging, number: int, run: str) -> None:
+        self._place = place
+        self._number = number
+        self._run = run
+        self._file: BinaryIO | None = None
+        self._writer: pa.RecordBatchWriter | None = None
+        self.name: str | None = None
+        self.rows = 0
+
+    def write(self, batch: RecordBatch) -> None:
+        if self._writer is None:
+            self.name, self._file = self._place.create(self._number, self._run)
+            self._writer = pa.ipc.new_stream(self._file, batch.schema)
+        self._writer.write_batch(batch)
+        self.rows += len(batch)
+
+    def close(self) -> None:
+        if self._writer is not None and self._file is not None:
+            self._writer.close()
+            self._file.close()
+
+    def discard(self) -> None:
+        """Delete what was written."""
+        if self._file is not None and self.name is not None:
+            with suppress(OSError, pa.ArrowException):
+                self._file.close()
+            self._place.drop([self.name])
+
+
+def stage(target: Target, token: Token, partition: int, batches: Iterator[RecordBatch]) -> Staged:
+    """Write the rows of one task to a file of its own. What is not whole is deleted, unless the process is killed."""
+    output = Output(Staging(target.path, token.writer), token.number, target.run)
+    try:
+        for batch in batches:
+            if len(batch):
+                output.write(staged(batch, target.layout))
+        output.close()
+    except OSError as e:
+        output.discard()
+        raise failure("a staging file can't be written", e) from e
+    except BaseException:
+        output.discard()
+        raise
+    return Staged(token.writer, token.number, target.run, partition, output.name, output.rows)
+
+
+def commit(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Make what the tasks staged messages of the queue: all of it, once."""
+    done = sorted((m for m in messages if isinstance(m, Staged)), key=lambda m: m.partition)
+    if len(done) != len(messages):
+        raise StoreError("a task has not told what it wrote; nothing was written", shard=-1, hint="run the batch again")
+    if not done:
+        return
+    token = Token(done[0].writer, done[0].number)
+    with open_queue(target.path, create=False) as queue:
+        finish_others(queue)
+        files = [File(m.name, m.rows) for m in done if m.name is not None]
+        apply(queue, token, files, skip_others=target.skip_others)
+
+
+def abort(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Delete what the tasks staged. What tasks left that were killed is deleted with the next try at the batch."""
+    for message in messages:
+        if isinstance(message, Staged):
+            place = Staging(target.path, message.writer)
+            place.drop_run(message.number, message.run)
+            place.close()
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """`df.write.format("strictq")`: a job's rows, written once for each job id."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        job = options.get("jobId")
+        if not job:
+            raise InvalidArgument(
+                "the option jobId is missing",
+                hint="name this write, and name it the same when it is run again: its rows are then written once",
+            )
+        self._token = Token.job(validate.name("jobId", job))
+        self._target = target(options, schema, overwrite=overwrite)
+
+    def write(self, iterator: Iterator[RecordBatch]) -> Staged:
+        return stage(self._target, self._token, _task().partitionId(), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        commit(self._target, messages)
+        Staging(self._target.path, self._token.writer).close()
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - the signature is Spark's
+        place = Staging(self._target.path, self._token.writer)
+        place.drop_run(self._token.number, self._target.run)
+        place.close()
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """`df.writeStream.format("strictq")`: each micro-batch of a query, written once."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        self._target = target(options, schema, overwrite=overwrite)
+
+    def write(self, iterator: Iterator[RecordBatch]) -> Staged:
+        task = _task()
+        query, number = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
+        if query is None or number is None:
+            raise StoreError("Spark does not say which query and batch this is; nothing was written", shard=-1)
+        return stage(self._target, Token.query(query, int(number)), task.partitionId(), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        if any(isinstance(m, Staged) and m.number != batchId for m in messages):
+            raise StoreError(f"tasks of another batch came with batch {batchId}; nothing was written", shard=-1)
+        commit(self._target, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002 - as above
+        abort(self._target, messages)
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    assert task is not None, "Spark calls write() in a task"
+    return task
