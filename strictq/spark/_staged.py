@@ -145,10 +145,14 @@ class Staged:
 
     def bodies(self, rows: Integers) -> Any:
         """The bodies of these rows, as an array of bytes objects."""
-        found = np.empty(len(rows), dtype=object)
+        taken: list[Any] = []
+        order: list[Integers] = []
         for places, batch, at in self._by_batch(rows):
-            found[places] = batch.column("body").take(pa.array(at)).to_numpy(zero_copy_only=False)
-        return found
+            taken.append(batch.column("body").take(pa.array(at)))
+            order.append(places)
+        back = np.empty(len(rows), np.int64)
+        back[np.concatenate(order)] = np.arange(len(rows))
+        return pa.concat_arrays(taken).take(pa.array(back)).to_numpy(zero_copy_only=False)
 
     def apart(self, rows: Integers) -> list[int]:
         """Which of these have a body that is kept in a table of its own."""
