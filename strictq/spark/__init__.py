@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ._extra import require
 from ._pipeline import Pipeline, PipelineStats, pipeline
+from .ordering import ordered
 from .settings import session_options
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from ._outcomes import BatchJob
 
-__all__ = ["BatchJob", "Pipeline", "PipelineStats", "pipeline", "register", "session_options"]
+__all__ = ["BatchJob", "Pipeline", "PipelineStats", "ordered", "pipeline", "register", "session_options"]
 
 
 def register(spark: SparkSession) -> None:

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from .. import _validate as validate
 from .._errors import InvalidArgument, QueueNotFound, StoreError
-from .._store import catalog, files
+from .._store import applied, catalog, files
 from .._store.applied import Token
 from .._store.staging import Staging, failure, new_run
 from ..opening import open as open_queue
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 ON_MISMATCH: Final = ("fail", "skip")
+OPTIONS: Final = ("path", "jobId", "orderBy", "onMismatch")
+OF_SPARK: Final = ("checkpointlocation", "queryname")
+"""Options that Spark itself adds, in lower case."""
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 
@@ -72,7 +75,12 @@ def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -
         InvalidArgument, QueueNotFound, StoreError: it can't be written so; nothing changed.
     """
     if overwrite:
-        raise InvalidArgument("a queue can't be overwritten", hint='use .mode("append"), and q.purge() to empty a queue')
+        hint = 'use .mode("append"), or .outputMode("append") for a stream; q.purge() empties a queue'
+        raise InvalidArgument("a queue can't be overwritten", hint=hint)
+    known = {*OF_SPARK, *(name.lower() for name in OPTIONS)}
+    for name in options:
+        if name.lower() not in known and not name.lower().startswith(("spark.", "__")):
+            raise InvalidArgument(f"there is no option {name}", hint=f"the options are {', '.join(OPTIONS)}")
     text = options.get("path")
     if not text or "\0" in text:
         raise InvalidArgument("the option path is missing", hint='.option("path", "…") names the queue\'s directory')
@@ -149,13 +157,17 @@ def commit(target: Target, messages: Sequence[WriterCommitMessage | None]) -> No
         apply(queue, token, files, skip_others=target.skip_others)
 
 
-def abort(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Delete what the tasks staged. What tasks left that were killed is deleted with the next try at the batch."""
-    for message in messages:
-        if isinstance(message, Staged):
-            place = Staging(target.path, message.writer)
-            place.drop_run(message.number, message.run)
-            place.close()
+def abort(target: Target, token: Token, run: str) -> None:
+    """Delete what the tasks of a try staged.
+
+    Spark aborts after a commit that failed, too. If the batch was decided by then, whoever goes on with it needs the files.
+    """
+    with open_queue(target.path, create=False) as queue:
+        known = applied.look(queue._store, token)
+    if known is None or known.whole:
+        place = Staging(target.path, token.writer)
+        place.drop_run(token.number, run)
+        place.close()
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -179,9 +191,7 @@ class BatchWriter(DataSourceArrowWriter):
         Staging(self._target.path, self._token.writer).close()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - the signature is Spark's
-        place = Staging(self._target.path, self._token.writer)
-        place.drop_run(self._token.number, self._target.run)
-        place.close()
+        abort(self._target, self._token, self._target.run)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -202,8 +212,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise StoreError(f"tasks of another batch came with batch {batchId}; nothing was written", shard=-1)
         commit(self._target, messages)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002 - as above
-        abort(self._target, messages)
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        # Where no task has told what it wrote, the files are deleted with the next try at the batch.
+        for writer, run in {(m.writer, m.run) for m in messages if isinstance(m, Staged)}:
+            abort(self._target, Token(writer, batchId), run)
 
 
 def _task() -> TaskContext:

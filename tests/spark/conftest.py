@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session, with strictq registered. Two cores, no web interface, two shuffle partitions, the fast settings."""
+    """The session, with strictq registered: two cores, two tries at a task, two shuffle partitions, the fast settings."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("Spark needs Java 17 or newer, and there is no java on this machine")
     from pyspark.sql import SparkSession
@@ -36,7 +36,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(place).items():
             patch.setenv(name, value)
-        session = SparkSession.builder.appName("strictq tests").master("local[2]").config(map=settings(place)).getOrCreate()
+        session = SparkSession.builder.appName("strictq tests").master("local[2,2]").config(map=settings(place)).getOrCreate()
         session.sparkContext.setLogLevel("OFF")
         strictq.spark.register(session)
         yield session

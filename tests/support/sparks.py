@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import strictq
 from strictq.spark import session_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 ROOT = Path(strictq.__file__).parent.parent
 
@@ -35,3 +40,50 @@ def settings(place: Path) -> dict[str, str]:
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={place}",
         **session_options(),
     }
+
+
+# ---- ledgers: rows that say themselves what they are, and what must have come out
+
+
+def ledger(spark: SparkSession, rows: int, *, keys: int = 10, partitions: int = 4, start: int = 0) -> DataFrame:
+    """Columns key, n and body. Numbers of a key ascend by `keys`; a body says its key and number, with a checksum."""
+    df = spark.range(start, start + rows, 1, partitions).selectExpr(f"concat('key-', id % {keys}) AS key", "id AS n")
+    return df.selectExpr("key", "n", "concat(key, ':', n, ':', crc32(cast(concat(key, ':', n) AS BINARY))) AS body")
+
+
+def write(df: DataFrame, path: str, job: str, **options: str) -> None:
+    """A batch write in the order of n."""
+    options = {"path": path, "jobId": job, "orderBy": "n", **options}
+    df.write.format("strictq").options(**options).mode("append").save()
+
+
+def entries(path: str) -> list[tuple[str, int]]:
+    """Everything the queue hands out until it is empty: key and number, after checking each body's checksum."""
+    found: list[tuple[str, int]] = []
+    with strictq.open(path) as q:
+        assert q.check() == []
+        while ds := q.receive(10_000):
+            for d in ds:
+                text, _, checksum = d.body.decode().rpartition(":")
+                assert int(checksum) == zlib.crc32(text.encode()), f"{d.body!r} was damaged"
+                key, _, n = text.partition(":")
+                assert key == d.key, f"{d.body!r} came under the key {d.key!r}"
+                found.append((key, int(n)))
+            q.ack_many(ds)
+        assert q.stats().depth == 0
+    return found
+
+
+def assert_ledger(path: str, rows: int, *, keys: int = 10, start: int = 0) -> None:
+    """Every row of the ledger came out once, and those of a key in order. Empties the queue."""
+    found = entries(path)
+    for key in {key for key, _ in found}:
+        numbers = [n for k, n in found if k == key]
+        assert numbers == sorted(numbers), f"{key} is out of order"
+    assert sorted(n for _, n in found) == list(range(start, start + rows))
+    assert all(key == f"key-{n % keys}" for key, n in found)
+
+
+def staged(path: str) -> list[str]:
+    """Files that are left in the queue's staging directory."""
+    return [str(p) for p in (Path(path) / "staging").rglob("*.arrow")]

@@ -1,0 +1,66 @@
+"""Order within a key as something that a Spark plan promises, not something that it happens to have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .. import _validate as validate
+from .._errors import InvalidArgument
+from ._extra import require
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+PARTITIONS_MAX = 1_000_000
+
+
+def ordered(df: DataFrame, *, key: str = "key", order_by: str = "seq", partitions: int | None = None) -> DataFrame:
+    """The same rows, with those of a key together in one partition, in ascending order.
+
+    Spark keeps the order of rows through what works row by row (select, filter, withColumn, Python UDFs, mapInPandas,
+    mapInArrow), so it lasts until the next shuffle. After `repartition`, a join or a grouping by another column, call this again:
+    what is done to the returned DataFrame later can't be seen from here.
+
+    Args:
+        df: from a batch or a stream. Of a stream each micro-batch is ordered by itself, with one partition of it in memory.
+        key: the column whose values are kept together. NULL is a key of its own.
+        order_by: the column that orders the rows of a key. Rows that are equal in it have no order; NULL comes first.
+        partitions: 1..1,000,000; None: `spark.sql.shuffle.partitions`.
+    Raises:
+        InvalidArgument: a column is missing, there twice, or of a type that has no order; or partitions is out of range.
+        MissingExtra: pyspark or pyarrow is not installed.
+    Source: docs/explanation/spark.md
+    """
+    require()
+    from ._columns import BYTES, ORDERED, WHOLE
+
+    for name in (key, order_by):
+        found = [field.dataType for field in df.schema.fields if field.name == name]
+        if len(found) != 1:
+            there = ", ".join(df.columns)
+            raise InvalidArgument(f"there must be one column {name}, not {len(found)}", hint=f"the columns are {there}")
+        kinds = (*BYTES, *WHOLE) if name == key else ORDERED
+        if not isinstance(found[0], kinds):
+            raise InvalidArgument(f"rows can't be ordered by the column {name} of type {found[0].simpleString()}")
+    if partitions is None:
+        partitions = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+    # A number of its own, because without one Spark may merge partitions, or split one that is large, as it runs.
+    together = df.repartition(validate.whole("partitions", partitions, 1, PARTITIONS_MAX), df[key])
+    if not df.isStreaming:
+        return together.sortWithinPartitions(key, order_by)
+
+    def arranged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow
+
+        rows = list(batches)
+        if rows:
+            # NULL first, as sortWithinPartitions has it.
+            order = [(key, "ascending"), (order_by, "ascending")]
+            table = pyarrow.Table.from_batches(rows)
+            places = pyarrow.compute.sort_indices(table, sort_keys=order, null_placement="at_start")
+            yield from table.take(places).to_batches(max_chunksize=10_000)
+
+    # Spark refuses to sort a stream, though each of its micro-batches could be.
+    return together.mapInArrow(arranged, df.schema)

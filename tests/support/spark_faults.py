@@ -1,0 +1,132 @@
+"""The data source of the tests, with a fault at a chosen place: what Spark calls is the real thing, until it fails.
+
+Spark makes these objects in processes of its own, so what they are to do stands in files of a directory, the option `faults`:
+a file is removed when its fault happens, and each happens once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.datasource import CaseInsensitiveDict, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from strictq._store import applied
+from strictq.spark.datasource import StrictqDataSource
+from strictq.spark.sink import BatchWriter, StreamWriter
+
+
+def arm(place: Path, *faults: str) -> dict[str, str]:
+    """Let these happen. Returns the options of the write."""
+    place.mkdir(exist_ok=True)
+    for fault in faults:
+        (place / fault).touch()
+    return {"faults": str(place)}
+
+
+def fires(place: str, fault: str) -> bool:
+    """Is it to happen, here and now?"""
+    try:
+        os.unlink(os.path.join(place, fault))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def die() -> None:
+    """What a kill -9 of this process is."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_with_the_jvm() -> None:
+    """Kill the JVM that this process works for, the driver's or an executor's, and this process too."""
+    pid = os.getpid()
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        if b"java" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
+            os.kill(pid, signal.SIGKILL)
+            break
+    die()
+
+
+class Faulty:
+    """Faults around the methods of a writer."""
+
+    _faults: str
+
+    def write(self, iterator: Iterator[Any]) -> Any:
+        return super().write(self._broken(iterator))  # type: ignore[misc]
+
+    def _broken(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        for batch in iterator:
+            yield batch
+            if fires(self._faults, "task dies"):
+                die()
+            if fires(self._faults, "task fails"):
+                raise OSError("unplugged")
+            if fires(self._faults, "executor dies"):
+                die_with_the_jvm()
+            if fires(self._faults, "task waits"):
+                time.sleep(20.0)
+
+    def commit(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
+        put = applied.put
+
+        def put_and_die(*args: Any) -> None:
+            put(*args)
+            if fires(self._faults, "commit dies after a part"):
+                die_with_the_jvm()
+            if fires(self._faults, "commit fails after a part"):
+                raise OSError("unplugged")
+
+        applied.put = put_and_die
+        try:
+            super().commit(messages, *batch)  # type: ignore[misc]
+        finally:
+            applied.put = put
+        if fires(self._faults, "driver dies after the commit"):
+            die_with_the_jvm()
+        if fires(self._faults, "commit fails after it"):
+            raise OSError("unplugged")
+
+
+def _without(options: Mapping[str, str]) -> CaseInsensitiveDict:
+    rest = CaseInsensitiveDict(options)
+    del rest["faults"]
+    return rest
+
+
+class FaultyBatchWriter(Faulty, BatchWriter):
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(_without(options), schema, overwrite=overwrite)
+        self._faults = options["faults"]
+
+
+class FaultyStreamWriter(Faulty, StreamWriter):
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(_without(options), schema, overwrite=overwrite)
+        self._faults = options["faults"]
+
+
+class FaultySource(StrictqDataSource):
+    """`format("faulty")`: "strictq", with the option `faults`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "faulty"
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        return FaultyBatchWriter(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        return FaultyStreamWriter(self.options, schema, overwrite=overwrite)
+
+
+def left(place: Path) -> list[str]:
+    """Faults that have not happened."""
+    return sorted(p.name for p in place.iterdir())
