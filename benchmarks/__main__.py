@@ -13,15 +13,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import report
-from .bench import Bench
-from .cases import CASES
+from .bench import Bench, Case
+from .cases import SUITES
 from .measure import Figure
 from .sizes import FULL, SHORT, TINY
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: every case ran, whether or not it met its goal. 1: a case failed. 2: wrong arguments."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    cases = SUITES[options.suite]
+    if unknown := [name for name in options.only or () if name not in cases]:
+        parser.error(f"there is no case {unknown[0]}; the cases are {', '.join(cases)}")
     sizes = SHORT if options.short else TINY if options.tiny else FULL
     if options.dir is not None:
         options.dir.mkdir(parents=True, exist_ok=True)
@@ -30,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _keep_bytecode(directory / "bytecode")
         bench = Bench(sizes, options.rounds or sizes.rounds, directory)
         versions = report.versions(directory)
-        figures, failures = _run(bench, options.only or list(CASES))
+        figures, failures = _run(bench, {name: cases[name] for name in options.only or cases})
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     title = f"strictq benchmarks, {sizes.name} form, {bench.rounds} rounds\n" + ", ".join(
@@ -50,16 +54,16 @@ def _keep_bytecode(directory: Path) -> None:
     os.environ["PYTHONPYCACHEPREFIX"] = str(directory)
 
 
-def _run(bench: Bench, names: Sequence[str]) -> tuple[list[Figure], dict[str, str]]:
+def _run(bench: Bench, cases: dict[str, Case]) -> tuple[list[Figure], dict[str, str]]:
     """Run the cases. One that fails costs its own figures, not those of a long run."""
     figures: list[Figure] = []
     failures: dict[str, str] = {}
-    for name in names:
+    for name, case in cases.items():
         started = time.perf_counter()
         # Plain lines, no progress bar: the thread that redraws one would run beside what is measured.
         print(f"{name} ...", end="", file=sys.stderr, flush=True)
         try:
-            figures.extend(CASES[name](bench))
+            figures.extend(case(bench))
         except Exception as error:
             failures[name] = f"{type(error).__name__}: {error}"
             print(file=sys.stderr)
@@ -70,10 +74,12 @@ def _run(bench: Bench, names: Sequence[str]) -> tuple[list[Figure], dict[str, st
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed of strictq, as ratios to a floor.")
+    parser.add_argument("suite", nargs="?", choices=list(SUITES), default="queue", help="which cases; default: queue")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--short", action="store_true", help="smaller sizes, about a minute; default: the full form")
     form.add_argument("--tiny", action="store_true", help="a few seconds; shows that everything runs, measures nothing")
-    parser.add_argument("--only", nargs="+", choices=list(CASES), metavar="NAME", help=f"of {', '.join(CASES)}")
+    names = "; ".join(f"{suite}: {', '.join(cases)}" for suite, cases in SUITES.items())
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"these cases of the suite ({names})")
     parser.add_argument("--rounds", type=_rounds, help="rounds of each comparison")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--dir", type=Path, help="where the files lie; default: the directory for temporary files")

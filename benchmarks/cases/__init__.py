@@ -6,7 +6,7 @@ from typing import Final
 
 from benchmarks.bench import Case
 
-from . import backlog, concurrent, latency, life, single, start, worker
+from . import backlog, concurrent, latency, life, single, spark, start, worker
 
 CASES: Final[dict[str, Case]] = {
     "life": life.usual,
@@ -31,3 +31,10 @@ CASES: Final[dict[str, Case]] = {
     "open-memory": start.opening_in_memory,
     "import": start.importing,
 }
+
+SPARK: Final[dict[str, Case]] = {
+    "sink": spark.sink,
+}
+"""Cases that need Spark."""
+
+SUITES: Final = {"queue": CASES, "spark": SPARK}
