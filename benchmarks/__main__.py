@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import shutil
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from . import report
 from .bench import Bench, Case
@@ -18,9 +20,17 @@ from .cases import SUITES
 from .measure import Figure
 from .sizes import FULL, SHORT, TINY
 
+COMMANDS: Final = {"peers": "peers.command", "conformance": "conformance.command"}
+"""What else there is besides the cases: `python -m benchmarks peers`."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: every case ran, whether or not it met its goal. 1: a case failed. 2: wrong arguments."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in COMMANDS:
+        # Imported here: what is compared must not be loaded where the import of strictq is measured.
+        command: Callable[[Sequence[str]], int] = importlib.import_module(f".{COMMANDS[arguments[0]]}", __package__).main
+        return command(arguments[1:])
     parser = _parser()
     options = parser.parse_args(arguments)
     cases = SUITES[options.suite]
@@ -73,24 +83,21 @@ def _run(bench: Bench, cases: dict[str, Case]) -> tuple[list[Figure], dict[str, 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Speed of strictq, as ratios to a floor.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Speed of strictq, as ratios to a floor.",
+        epilog="With other queues: `python -m benchmarks peers --help`, `python -m benchmarks conformance --help`.",
+    )
     parser.add_argument("suite", nargs="?", choices=list(SUITES), default="queue", help="which cases; default: queue")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--short", action="store_true", help="smaller sizes, about a minute; default: the full form")
     form.add_argument("--tiny", action="store_true", help="a few seconds; shows that everything runs, measures nothing")
     names = "; ".join(f"{suite}: {', '.join(cases)}" for suite, cases in SUITES.items())
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"these cases of the suite ({names})")
-    parser.add_argument("--rounds", type=_rounds, help="rounds of each comparison")
+    parser.add_argument("--rounds", type=report.rounds, help="rounds of each comparison")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--dir", type=Path, help="where the files lie; default: the directory for temporary files")
     return parser
-
-
-def _rounds(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 1000:
-        raise argparse.ArgumentTypeError("1 to 1000")
-    return number
 
 
 if __name__ == "__main__":

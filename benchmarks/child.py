@@ -165,6 +165,17 @@ def holding_worker(path: str) -> None:
     _report(grown=None if before is None or after is None else after[0] - before[0], held=held)
 
 
+def _of_peers(role: str) -> Callable[..., None]:
+    """A role of the comparison with peers, imported when it runs: other roles measure what an import costs."""
+
+    def run(**arguments: Any) -> None:
+        from .peers import roles
+
+        getattr(roles, role)(_report, **arguments)
+
+    return run
+
+
 ROLES: Final[dict[str, Callable[..., None]]] = {
     "import": importing,
     "open": opening,
@@ -174,6 +185,11 @@ ROLES: Final[dict[str, Callable[..., None]]] = {
     "send-times": send_times,
     "idle-worker": idle_worker,
     "holding-worker": holding_worker,
+    "peer-everything": _of_peers("everything"),
+    "peer-backlog": _of_peers("backlog"),
+    "peer-receive": _of_peers("receive_and_wait"),
+    "peer-send": _of_peers("send_and_wait"),
+    "peer-take": _of_peers("take_everything"),
 }
 
 

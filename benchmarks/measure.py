@@ -57,6 +57,7 @@ class Figure:
         ours, base: messages per second of strictq and of what it is compared with, medians.
         against: what `base` is; empty where the figure is no ratio.
         ours_bytes, base_bytes: bytes written per message, checkpoints included, mean over the rounds.
+        size: what a case varies, for a plot over it: messages that wait, or keys, or a batch.
     """
 
     case: str
@@ -72,6 +73,7 @@ class Figure:
     durability: Durability | Literal["-"] = "-"
     batch: int | None = None
     keys: int | None = None
+    size: int | None = None
     note: str = ""
 
     @property
@@ -119,22 +121,22 @@ def bytes_per_message(samples: Sequence[Sample]) -> float | None:
     return sum(s.written or 0 for s in samples) / sum(s.messages for s in samples)
 
 
-def written_bytes() -> int | None:
-    """Bytes this process has passed to write() so far, whatever the kernel did with them; None where nobody counts."""
+def written_bytes(process: int | str = "self") -> int | None:
+    """Bytes a process has passed to write() so far, whatever the kernel did with them; None where nobody counts."""
     try:
-        text = Path("/proc/self/io").read_text(encoding="ascii")
+        text = Path(f"/proc/{process}/io").read_text(encoding="ascii")
     except OSError:
         return None
     return next((int(line[7:]) for line in text.splitlines() if line.startswith("wchar: ")), None)
 
 
-def sample(messages: int, action: Callable[[], object]) -> Sample:
-    """Run it once, timed."""
-    before = written_bytes()
+def sample(messages: int, action: Callable[[], object], counter: Callable[[], int | None] = written_bytes) -> Sample:
+    """Run it once, timed; `counter` says how many bytes were written so far."""
+    before = counter()
     started = time.perf_counter()
     action()
     seconds = time.perf_counter() - started
-    after = written_bytes()
+    after = counter()
     return Sample(seconds, messages, None if before is None or after is None else after - before)
 
 
@@ -174,10 +176,10 @@ def disk_bytes(directory: Path) -> int:
     return sum(p.stat().st_size for p in directory.rglob("*") if p.is_file())
 
 
-def resident_mib() -> tuple[float, float] | None:
-    """Resident memory of this process now and at its peak, MiB (Linux only)."""
+def resident_mib(process: int | str = "self") -> tuple[float, float] | None:
+    """Resident memory of a process now and at its peak, MiB (Linux only)."""
     try:
-        text = Path("/proc/self/status").read_text(encoding="ascii")
+        text = Path(f"/proc/{process}/status").read_text(encoding="ascii")
     except OSError:
         return None
     found = {line.split(":")[0]: int(line.split()[1]) / 1024 for line in text.splitlines() if line.endswith(" kB")}

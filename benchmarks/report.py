@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -160,3 +161,11 @@ def write_json(file: Path, form: str, versions: dict[str, Any], figures: Sequenc
         "failures": failures,
     }
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def rounds(text: str) -> int:
+    """The value of --rounds."""
+    number = int(text)
+    if not 1 <= number <= 1000:
+        raise argparse.ArgumentTypeError("1 to 1000")
+    return number

@@ -1,0 +1,151 @@
+"""`python -m benchmarks peers`: strictq and other queues in one run, in turns, at the same durability."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report, sizes
+from benchmarks.bench import Bench
+from benchmarks.measure import Figure
+
+from . import ALL, PEERS
+from .contest import OURS, Contest
+from .patterns import PATTERNS
+from .plots import draw
+from .sizes import LONG, SHORT, TINY
+from .table import matrix
+
+FORMS = {"long": (LONG, sizes.FULL), "short": (SHORT, sizes.SHORT), "tiny": (TINY, sizes.TINY)}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0: every pattern ran, whatever came of it. 1: a pattern failed. 2: wrong arguments."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.figures is not None:
+        _publish(json.loads(options.figures.read_text(encoding="utf-8")), options)
+        return 0
+    form = "short" if options.short else "tiny" if options.tiny else "long"
+    peer_sizes, bench_sizes = FORMS[form]
+    missing = {name: why for name in options.peer or PEERS if (why := PEERS[name].missing()) is not None}
+    names = [name for name in options.peer or PEERS if name not in missing]
+    if not names:
+        parser.error("; ".join(f"{name}: {why}" for name, why in missing.items()))
+    if options.dir is not None:
+        options.dir.mkdir(parents=True, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix="strictq-peers-", dir=options.dir))
+    try:
+        versions = {**report.versions(directory), "Python's sqlite3": sqlite3.sqlite_version}
+        contest = Contest(peer_sizes, Bench(bench_sizes, options.rounds or peer_sizes.rounds, directory), names)
+        figures, failures = _run(contest, options.only or list(PATTERNS))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    result = {
+        "form": form,
+        "rounds": contest.bench.rounds,
+        "versions": versions,
+        "peers": {name: _about(name, contest) for name in (OURS, *names)},
+        "missing": missing,
+        "left_out": contest.left_out,
+        "figures": [f.as_json() for f in figures],
+        "failures": failures,
+    }
+    _print(result, figures)
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    _publish(result, options)
+    return 1 if failures else 0
+
+
+def _run(contest: Contest, names: Sequence[str]) -> tuple[list[Figure], dict[str, str]]:
+    """Run the patterns. One that fails costs its own figures, not those of a long run."""
+    figures: list[Figure] = []
+    failures: dict[str, str] = {}
+    for name in names:
+        started = time.perf_counter()
+        print(f"{name} ...", end="", file=sys.stderr, flush=True)
+        try:
+            figures.extend(PATTERNS[name](contest))
+        except Exception as error:
+            failures[name] = f"{type(error).__name__}: {error}"
+            print(file=sys.stderr)
+            traceback.print_exc()
+        print(f" {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
+    return figures, failures
+
+
+def _about(name: str, contest: Contest) -> dict[str, Any]:
+    about = ALL[name].about
+    return {
+        "versions": about.versions(),
+        "settings": contest.settings.get(name, {}),
+        "batches": about.calls(),
+        "lacks": about.lacks,
+        "remark": about.remark,
+    }
+
+
+def _print(result: dict[str, Any], figures: Sequence[Figure]) -> None:
+    title = f"strictq and its peers, {result['form']} form, {result['rounds']} rounds\n" + ", ".join(
+        f"{name} {value}" for name, value in result["versions"].items()
+    )
+    report.print_table(figures, title)
+    print()
+    for name, about in result["peers"].items():
+        print(f"{name}: {', '.join(f'{d} {v}' for d, v in about['versions'].items())}")
+        for durability, settings in about["settings"].items():
+            print(f"  {durability}, as read back: {', '.join(f'{k}={v!r}' for k, v in settings.items())}")
+        print(f"  batches: {about['batches']}")
+        if about["remark"]:
+            print(f"  {about['remark']}")
+        if about["lacks"]:
+            print(f"  not offered: {', '.join(about['lacks'])}")
+    for name, why in result["missing"].items():
+        print(f"{name} was not measured: {why}")
+    for line in result["left_out"]:
+        print(f"no figure: {line}")
+    for name, error in result["failures"].items():
+        print(f"{name} failed: {error}")
+
+
+def _publish(result: dict[str, Any], options: argparse.Namespace) -> None:
+    if options.table is not None:
+        options.table.write_text(matrix(result), encoding="utf-8")
+    if options.plots is not None:
+        options.plots.mkdir(parents=True, exist_ok=True)
+        for file in draw(result, options.plots):
+            print(file)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks peers",
+        description="strictq and other queues at the same durability, in turns, in one run.",
+        epilog='Packages: pip install "strictq[peers]"; Redis needs a redis-server, too.',
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--short", action="store_true", help="smaller sizes, about two minutes; default: the long form, hours")
+    form.add_argument("--tiny", action="store_true", help="some seconds; shows that everything runs, measures nothing")
+    form.add_argument(
+        "--from", dest="figures", type=Path, metavar="FILE", help="measure nothing; use the figures of an earlier --json"
+    )
+    parser.add_argument("--only", nargs="+", choices=list(PATTERNS), metavar="NAME", help=f"of {', '.join(PATTERNS)}")
+    parser.add_argument("--peer", nargs="+", choices=list(PEERS), metavar="NAME", help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--rounds", type=report.rounds, help="rounds of each comparison")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="write rates and ratios to FILE, as a table in Markdown")
+    parser.add_argument(
+        "--plots", type=Path, metavar="DIR", help="draw throughput over batch, keys and backlog into DIR (matplotlib)"
+    )
+    parser.add_argument("--dir", type=Path, help="where the files lie; default: the directory for temporary files")
+    return parser

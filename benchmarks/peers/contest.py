@@ -1,0 +1,208 @@
+"""Several peers and strictq, opened side by side and measured in turns."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from benchmarks.bench import Bench
+from benchmarks.measure import Durability, Figure, Pairs, Sample, prebuilt, sample
+from benchmarks.workload import warm
+
+from . import ALL
+from .peer import Host, Peer
+from .sizes import PeerSizes
+from .strict import Strictq
+from .work import BODY, life, pairs
+
+PILOTS: Final = (20, 200)
+"""Messages of the runs that show how many a peer manages; the second only where the first was quick. They warm it up, too."""
+TOO_LONG: Final = 20
+"""A batch that would take so many times the time of a round is not run, and a round that took so long is not repeated."""
+GOALS: Final = {"SQLite": 5.0, "server": 1.0}
+"""How many times as fast as a peer strictq is meant to be."""
+
+OURS: Final = "strictq"
+
+
+@attrs.frozen(kw_only=True)
+class Point:
+    """What is compared at one place of the table."""
+
+    case: str
+    what: str
+    durability: Durability
+    batch: int
+    keys: int
+    size: int | None = None
+    note: str = ""
+
+
+@attrs.define
+class Entrant:
+    """One queue at one point."""
+
+    name: str
+    directory: Path
+    durability: Durability
+    host: Host
+    peer: Peer
+    number: int = 0
+    samples: list[Sample] = attrs.field(factory=list)
+    note: str = ""
+
+    def todo(self, number: int, keys: int, seed: int = 1) -> list[Any]:
+        return self.peer.native(pairs(number, keys, seed))
+
+    def another(self) -> Peer:
+        """A second connection to the same queue."""
+        return type(self.peer)(self.directory, self.durability)
+
+    def sample(self, number: int, action: Callable[[], object]) -> Sample:
+        return sample(number, action, self.host.written)
+
+
+@attrs.define
+class Contest:
+    """One run of the comparison: who takes part, and what was found out about them."""
+
+    sizes: PeerSizes
+    bench: Bench
+    names: Sequence[str]
+    settings: dict[str, dict[str, dict[str, str]]] = attrs.field(factory=dict)
+    left_out: list[str] = attrs.field(factory=list)
+
+    def leave_out(self, point: Point, name: str, why: str) -> None:
+        """Say that a peer has no figure here."""
+        line = f"{point.case} ({point.what}, {point.durability}): {name}: {why}"
+        self.left_out.append(line)
+        print(f"\n  {line}", end="", file=sys.stderr, flush=True)
+
+    @contextmanager
+    def entrants(self, point: Point) -> Iterator[list[Entrant]]:
+        """Every queue that takes part, opened in a directory of its own, its durability read back."""
+        with self.bench.place(point.case) as place, ExitStack() as stack:
+            opened: list[Entrant] = []
+            for name in (OURS, *self.names):
+                kind, directory = ALL[name], place / name
+                directory.mkdir()
+                host = stack.enter_context(kind.hosted(directory, point.durability))
+                peer = kind(directory, point.durability)
+                stack.callback(peer.close)
+                settings = peer.settings()
+                if peer.durable_at(settings) != point.durability:
+                    raise RuntimeError(f"{name} is not at durability {point.durability!r}: {settings}")
+                self.settings.setdefault(name, {})[point.durability] = settings
+                opened.append(Entrant(name, directory, point.durability, host, peer))
+            yield opened
+
+    def compare(
+        self,
+        point: Point,
+        prepare: Callable[[Entrant], None] | None = None,
+        action: Callable[[Entrant, int], Sample] | None = None,
+        rounds: int | None = None,
+    ) -> Iterator[Figure]:
+        """Prepare every entrant, then let them run in turns. One that fails loses its figure, and no one else's.
+
+        Args:
+            action: one timed run over so many messages; default: their whole life in batches.
+        """
+        with self.entrants(point) as entrants:
+            running = []
+            for e in entrants:
+                try:
+                    if isinstance(e.peer, Strictq):
+                        warm(e.peer.q, point.keys)
+                    if prepare is not None:
+                        prepare(e)
+                    if self._choose_number(e, point):
+                        running.append(e)
+                except Exception as error:
+                    self._failed(e, point, error)
+            action = action or self._life_of(running, point)
+            with prebuilt():
+                for number in range(rounds or self.bench.rounds):
+                    turn = number % len(running) if running else 0
+                    for e in [*running[turn:], *running[:turn]]:
+                        if e.samples and e.samples[-1].seconds > TOO_LONG * self.sizes.seconds:
+                            continue
+                        try:
+                            e.samples.append(action(e, e.number))
+                        except Exception as error:
+                            self._failed(e, point, error)
+                            running.remove(e)
+        yield from self._figures(point, running)
+
+    def _life_of(self, running: Sequence[Entrant], point: Point) -> Callable[[Entrant, int], Sample]:
+        todos = {e.name: e.todo(e.number, point.keys) for e in running}
+        return lambda e, number: e.sample(number, lambda: life(e.peer, todos[e.name], point.batch))
+
+    def _choose_number(self, e: Entrant, point: Point) -> bool:
+        """How many messages it gets a round: whole batches for about the time of a round, and at least one."""
+        for number in PILOTS:
+            number = min(self.sizes.messages, number)
+            todo = e.todo(number, point.keys)
+            pilot = e.sample(number, lambda todo=todo, number=number: life(e.peer, todo, min(point.batch, number)))
+            if pilot.seconds > self.sizes.seconds / 4:
+                break
+        batches = int(min(self.sizes.messages, pilot.rate * self.sizes.seconds) / point.batch)
+        if point.batch / pilot.rate > TOO_LONG * max(self.sizes.seconds, 0.2):
+            self.leave_out(point, e.name, f"not run: one batch would take about {point.batch / pilot.rate:.0f} s")
+            return False
+        e.number = max(1, batches) * point.batch
+        return True
+
+    def _failed(self, e: Entrant, point: Point, error: Exception) -> None:
+        if e.name == OURS:
+            raise error
+        self.leave_out(point, e.name, f"failed: {type(error).__name__}: {error}")
+
+    def _figures(self, point: Point, running: Sequence[Entrant]) -> Iterator[Figure]:
+        ours = next(e for e in running if e.name == OURS)
+        for e in running:
+            if e is ours:
+                continue
+            about = e.peer.about
+            number = f"{ours.number:,} and {e.number:,} messages a round"
+            if len(e.samples) < len(ours.samples):
+                number += (
+                    f", {len(e.samples)} round{'s' if len(e.samples) > 1 else ''} of it: it took {e.samples[-1].seconds:.0f} s"
+                )
+            lacks = f"lacks {', '.join(about.lacks)}" if about.lacks else ""
+            note = "; ".join(part for part in (number, point.note, ours.note, e.note, lacks) if part)
+            yield Pairs(ours.samples[: len(e.samples)], e.samples).figure(
+                point.case,
+                point.what,
+                e.name,
+                unit="times",
+                goal=self.bench.goal("at least", GOALS[about.kind]),
+                durability=point.durability,
+                batch=point.batch,
+                keys=point.keys,
+                size=point.size,
+                note=note,
+            )
+
+
+def fill(e: Entrant, number: int, keys: int | None, seconds: float) -> int:
+    """Give it a backlog, of one key where `keys` is None, within a time; how many it has then.
+
+    The messages are built piece by piece, so that they take no memory of note.
+    """
+    step = 10_000 if e.peer.about.sends.startswith("in one") else 500
+    end, sent = time.perf_counter() + seconds, 0
+    while sent < number and time.perf_counter() < end:
+        some = min(step, number - sent)
+        todo = e.peer.native([("blocked", BODY)] * some) if keys is None else e.todo(some, keys, seed=sent)
+        e.peer.send(todo)
+        sent += some
+    if sent < number:
+        e.note = f"{e.name} had {sent:,} waiting after {seconds:.0f} s"
+    return sent

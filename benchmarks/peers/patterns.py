@@ -1,0 +1,297 @@
+"""The patterns in which strictq and its peers are compared, by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Final
+
+from benchmarks.measure import Figure, Sample, child, percentile, report_of, run_child, signal_to
+
+from . import ALL
+from .contest import OURS, Contest, Entrant, Point, fill
+from .work import in_threads, life_beside_others, look
+
+BATCH: Final = 1000
+
+
+def scaled(size: int, meant: int) -> str:
+    """A note that a size is less than in the long form; empty if it isn't."""
+    return "" if size == meant else f"{size:,} here, {meant:,} in the long form"
+
+
+def batches(contest: Contest) -> Iterator[Figure]:
+    """Whole life over batch sizes, at both durabilities."""
+    sizes = contest.sizes
+    for batch in sizes.full_batches:
+        yield from contest.compare(
+            Point(case="batch", what="whole life", durability="full", batch=batch, keys=sizes.usual_keys, size=batch)
+        )
+    for batch in sizes.batches:
+        yield from contest.compare(
+            Point(case="batch", what="whole life", durability="process", batch=batch, keys=sizes.usual_keys, size=batch)
+        )
+
+
+def keys(contest: Contest) -> Iterator[Figure]:
+    """Whole life over numbers of keys."""
+    for size, meant in contest.sizes.keys:
+        point = Point(
+            case="keys",
+            what=f"whole life, {size:,} key{'s' if size > 1 else ''}",
+            durability="process",
+            batch=BATCH,
+            keys=size,
+            size=size,
+            note=scaled(size, meant),
+        )
+        yield from contest.compare(point)
+
+
+def backlogs(contest: Contest) -> Iterator[Figure]:
+    """Whole life behind backlogs. The oldest are received, so a backlog slides."""
+    sizes = contest.sizes
+    for size, meant in sizes.backlogs:
+        point = Point(
+            case="backlog",
+            what=f"whole life behind a backlog of {size:,}",
+            durability="process",
+            batch=BATCH,
+            keys=sizes.usual_keys,
+            size=size,
+            note=scaled(size, meant),
+        )
+
+        def prepare(e: Entrant, size: int = size) -> None:
+            fill(e, size, sizes.usual_keys, sizes.fill_seconds)
+
+        yield from contest.compare(point, prepare)
+
+
+def blocked(contest: Contest) -> Iterator[Figure]:
+    """Whole life beside a key with very many messages, the first of which is in somebody's hands."""
+    sizes, (size, meant) = contest.sizes, contest.sizes.blocked
+    point = Point(
+        case="blocked",
+        what=f"whole life beside a blocked lane of {size:,}",
+        durability="process",
+        batch=BATCH,
+        keys=sizes.usual_keys,
+        size=size,
+        note=scaled(size, meant),
+    )
+
+    def prepare(e: Entrant) -> None:
+        fill(e, size, None, sizes.fill_seconds)
+        if not e.peer.receive(1):
+            raise RuntimeError("nothing was received")
+        if "order per key" not in e.peer.about.offers:
+            e.note += f"{'; ' if e.note else ''}{e.name} hands out the blocked key's messages"
+
+    yield from contest.compare(point, prepare)
+
+
+def threads(contest: Contest) -> Iterator[Figure]:
+    """One message at a time, each its whole life, by several threads."""
+    usual = contest.sizes.usual_keys
+    for count in contest.sizes.threads:
+        point = Point(
+            case="threads",
+            what=f"whole life, one at a time, {count} thread{'s' if count > 1 else ''}",
+            durability="full",
+            batch=1,
+            keys=usual,
+            size=count,
+        )
+
+        def action(e: Entrant, number: int, count: int = count) -> Sample:
+            with ExitStack() as stack:
+                peers = [e.peer] * count
+                if not e.peer.about.shared and count > 1:
+                    peers = [e.another() for _ in range(count)]
+                    for peer in peers:
+                        stack.callback(peer.close)
+                todo = e.todo(max(number, count), usual)
+                workers = [lambda p=p, n=n: life_beside_others(p, todo[n::count], 1) for n, p in enumerate(peers)]
+                return _counted(e, len(todo), lambda: in_threads(workers))
+
+        yield from contest.compare(point, None, action)
+
+
+def processes(contest: Contest) -> Iterator[Figure]:
+    """Several processes, each of which sends, receives and acks its part in batches."""
+    usual = contest.sizes.usual_keys
+    batch = min(BATCH, contest.sizes.messages // 4)
+    for count in contest.sizes.processes:
+        point = Point(
+            case="processes",
+            what=f"whole life, {count} process{'es' if count > 1 else ''}",
+            durability="process",
+            batch=batch,
+            keys=usual,
+            size=count,
+        )
+
+        def action(e: Entrant, number: int, count: int = count) -> Sample:
+            part = max(batch, number // count)
+            return _counted(e, part * count, lambda: _run_processes(e, part, usual, batch, count))
+
+        yield from contest.compare(point, None, action, rounds=1 if contest.sizes.name != "long" else contest.bench.rounds)
+
+
+def _run_processes(e: Entrant, part: int, usual: int, batch: int, count: int) -> tuple[float, int, int | None]:
+    with ExitStack() as stack:
+        arguments = {
+            "peer": e.name,
+            "path": e.directory,
+            "durability": e.durability,
+            "number": part,
+            "keys": usual,
+            "batch": batch,
+        }
+        workers = [stack.enter_context(child("peer-everything", **arguments, seed=n)) for n in range(count)]
+        for w in workers:
+            report_of(w)
+        for w in workers:
+            signal_to(w)
+        reports = [report_of(w) for w in workers]
+    # perf_counter is one clock for all processes of the machine.
+    seconds = max(r["ended"] for r in reports) - min(r["started"] for r in reports)
+    written = None if any(r["written"] is None for r in reports) else sum(r["written"] for r in reports)
+    return seconds, sum(r["acked"] for r in reports), written
+
+
+def _counted(e: Entrant, number: int, run: Callable[[], tuple[float, int] | tuple[float, int, int | None]]) -> Sample:
+    """A run that times itself. Where more or less was acked than sent, that is said beside the figure."""
+    before = e.host.written()
+    seconds, acked, *others = run()
+    after = e.host.written()
+    written = None if before is None or after is None else after - before
+    # Where children write the files themselves, they have counted it.
+    if others and e.peer.about.kind != "server":
+        (written,) = others
+    if acked != number:
+        wrong = f"{e.name}: {number:,} sent and {acked:,} acked"
+        if e.name == OURS:
+            raise RuntimeError(wrong)
+        e.note = wrong
+    return Sample(seconds, acked, written)
+
+
+def latencies(contest: Contest) -> Iterator[Figure]:
+    """How long single calls take with nobody else there: one send, and one receive with its ack."""
+    sizes = contest.sizes
+    for durability in ("full", "process"):
+        point = Point(case="latency", what="single calls", durability=durability, batch=1, keys=sizes.usual_keys)  # type: ignore[arg-type]
+        took: dict[str, tuple[list[float], list[float]]] = {}
+        with contest.entrants(point) as entrants:
+            for e in entrants:
+                took[e.name] = ([], [])
+                _time_calls(e, min(50, sizes.latencies), sizes.usual_keys, sizes.seconds)  # a warm-up
+            for _ in range(contest.bench.rounds):
+                for e in entrants:
+                    for kept, new in zip(
+                        took[e.name],
+                        _time_calls(e, sizes.latencies // contest.bench.rounds, sizes.usual_keys, 5 * sizes.seconds),
+                        strict=True,
+                    ):
+                        kept.extend(new)
+        for what, index in (("one send", 0), ("one receive and its ack", 1)):
+            for name, both in took.items():
+                ordered = sorted(both[index])
+                lacks = ALL[name].about.lacks
+                rest = " ".join(f"p{p:g} {percentile(ordered, p):.3f}" for p in (50, 99, 99.9))
+                yield Figure(
+                    case="latency",
+                    what=f"p99 of {what}: {name}",
+                    unit="ms",
+                    values=[percentile(ordered, 99)],
+                    durability=point.durability,
+                    batch=1,
+                    keys=sizes.usual_keys,
+                    note=f"{rest} max {ordered[-1]:.2f} ms, {len(ordered):,} calls"
+                    + (f"; lacks {', '.join(lacks)}" if lacks else ""),
+                )
+
+
+def _time_calls(e: Entrant, number: int, usual: int, seconds: float) -> tuple[list[float], list[float]]:
+    """Milliseconds of each of so many calls, or of as many as the time allows."""
+    sends, receives = [], []
+    clock = time.perf_counter
+    end = clock() + seconds
+    for message in e.todo(max(1, number), usual):
+        first = clock()
+        e.peer.send([message])
+        second = clock()
+        handed = e.peer.receive(1)
+        look(e.peer, handed)
+        e.peer.ack(handed)
+        third = clock()
+        sends.append((second - first) * 1000)
+        receives.append((third - second) * 1000)
+        if third > end:
+            break
+    return sends, receives
+
+
+def memory(contest: Contest) -> Iterator[Figure]:
+    """Resident memory with a backlog, and what is on disk with it and after it was drained. A fresh process each."""
+    sizes, (size, meant) = contest.sizes, contest.sizes.held
+    for name in (OURS, *contest.names):
+        point = Point(case="memory", what=f"{size:,} messages", durability="process", batch=BATCH, keys=sizes.usual_keys)
+        with contest.bench.place("memory") as place, ALL[name].hosted(place, "process") as host:
+            try:
+                report = run_child(
+                    "peer-backlog", peer=name, path=place, number=size, keys=sizes.usual_keys, seconds=sizes.fill_seconds
+                )
+            except RuntimeError as error:
+                contest.leave_out(point, name, f"failed: {error}")
+                continue
+            beside = host.resident()
+        held, lacks = report["held"], ALL[name].about.lacks
+        note = "; ".join(
+            part
+            for part in (
+                scaled(size, meant) if held == size else f"{held:,} were sent in {sizes.fill_seconds:.0f} s",
+                f"{report['full'] / max(held, 1):.0f} bytes a message on disk before",
+                f"{report['left']:,} were still there after {4 * sizes.fill_seconds:.0f} s" if report["left"] else "",
+                f"lacks {', '.join(lacks)}" if lacks else "",
+            )
+            if part
+        )
+        if report["peak"] is not None:
+            yield Figure(
+                case="memory",
+                what=f"peak resident memory with a backlog: {name}",
+                unit="MiB",
+                values=[report["peak"] + (beside[1] if beside else 0.0)],
+                durability="process",
+                batch=BATCH,
+                keys=sizes.usual_keys,
+                size=held,
+                note=f"{f'of which its server {beside[1]:.0f}; ' if beside else ''}{note}",
+            )
+        yield Figure(
+            case="memory",
+            what=f"on disk after a drain: {name}",
+            unit="MiB",
+            values=[report["drained"] / 2**20],
+            durability="process",
+            batch=BATCH,
+            keys=sizes.usual_keys,
+            size=held,
+            note=f"{report['full'] / 2**20:.1f} MiB before; {note}",
+        )
+
+
+PATTERNS: Final[dict[str, Callable[[Contest], Iterator[Figure]]]] = {
+    "batch": batches,
+    "keys": keys,
+    "backlog": backlogs,
+    "blocked": blocked,
+    "threads": threads,
+    "processes": processes,
+    "latency": latencies,
+    "memory": memory,
+}

@@ -1,0 +1,82 @@
+"""What of the comparison runs in processes of its own; `benchmarks.child` calls it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Durability, disk_bytes, prebuilt, resident_mib, written_bytes
+
+from . import ALL
+from .contest import Entrant, fill
+from .peer import Host
+from .work import drain, life_beside_others, pairs
+
+Report = Callable[..., None]
+
+
+def everything(
+    report: Report, peer: str, path: str, durability: Durability, number: int, keys: int, batch: int, seed: int
+) -> None:
+    """Send, receive and ack at a signal, beside other processes that do the same, until the queue is empty."""
+    client = ALL[peer](Path(path), durability)
+    todo = client.native(pairs(number, keys, seed))
+    with prebuilt():
+        report(ready=True)
+        sys.stdin.readline()
+        before, started = written_bytes(), time.perf_counter()
+        acked, ended = life_beside_others(client, todo, batch)
+        after = written_bytes()
+    client.close()
+    report(acked=acked, started=started, ended=ended, written=None if before is None or after is None else after - before)
+
+
+def backlog(report: Report, peer: str, path: str, number: int, keys: int, seconds: float) -> None:
+    """Fill a queue and drain it; memory and disk on the way."""
+    directory = Path(path)
+    client = ALL[peer](directory, "process")
+    held = fill(Entrant(peer, directory, "process", Host(), client), number, keys, seconds)
+    gc.collect()
+    resident, full = resident_mib(), disk_bytes(directory)
+    end = time.perf_counter() + 4 * seconds
+    drained = drain(client, 1000, lambda: time.perf_counter() > end)
+    client.close()
+    values: dict[str, Any] = {"held": held, "full": full, "left": held - drained, "drained": disk_bytes(directory)}
+    report(**values, peak=None if resident is None else resident[1])
+
+
+def receive_and_wait(report: Report, peer: str, path: str, durability: Durability, number: int, lease_seconds: float) -> None:
+    """Receive, say so, and wait to be killed."""
+    client = ALL[peer](Path(path), durability, lease_seconds=lease_seconds)
+    handed = client.receive(number)
+    report(received=len(handed))
+    sys.stdin.read()
+
+
+def send_and_wait(report: Report, peer: str, path: str, durability: Durability, number: int) -> None:
+    """Send one by one, say so each time, and wait to be killed."""
+    client = ALL[peer](Path(path), durability)
+    for message in client.native([("k", b"%d" % n) for n in range(number)]):
+        client.send([message])
+        report(sent=True)
+    sys.stdin.read()
+
+
+def take_everything(report: Report, peer: str, path: str, durability: Durability) -> None:
+    """Receive and ack one by one at a signal, beside others; which ones it was given."""
+    client = ALL[peer](Path(path), durability)
+    report(ready=True)
+    sys.stdin.readline()
+    taken: list[str] = []
+    waited = time.perf_counter()
+    while time.perf_counter() - waited < 0.3:
+        if handed := client.receive(1):
+            client.ack(handed)
+            taken.extend(client.content(h)[1].decode() for h in handed)
+            waited = time.perf_counter()
+    client.close()
+    report(taken=taken)

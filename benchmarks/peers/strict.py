@@ -1,0 +1,95 @@
+"""strictq itself, behind the same protocol as its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import strictq
+from benchmarks.measure import Durability
+
+from .peer import FEATURES, About, SqlitePeer, pragmas
+
+
+class Strictq(SqlitePeer):
+    about = About(
+        name="strictq",
+        distributions=("strictq", "apsw"),
+        kind="strictq",
+        sends="in one call",
+        receives="in one call",
+        acks="in one call",
+        offers=frozenset(FEATURES),
+    )
+
+    def __init__(
+        self,
+        directory: Path,
+        durability: Durability,
+        *,
+        lease_seconds: float = 3600.0,
+        recover: bool = False,
+        clock: strictq.Clock | None = None,
+    ) -> None:
+        del recover  # a lease of a process that is gone ends like any other
+        # No delay between attempts: the scenarios look at the next hand-out.
+        config = strictq.QueueConfig(lease_seconds=lease_seconds)
+        self.q = strictq.open(directory / "queue.strictq", durability=durability, config=config, clock=clock)
+
+    def settings(self) -> dict[str, str]:
+        return self.q._store.shards[0]._writer.use(lambda db: pragmas(db.execute))
+
+    @staticmethod
+    def native(pairs: Sequence[tuple[str, bytes]]) -> list[strictq.Message]:
+        return [strictq.Message(body, key=key) for key, body in pairs]
+
+    @staticmethod
+    def content(handed: strictq.Delivery) -> tuple[str, bytes]:
+        return handed.key, handed.body  # type: ignore[return-value]
+
+    def send(self, todo: Sequence[strictq.Message]) -> None:
+        if len(todo) == 1:
+            self.q.send(todo[0].body, todo[0].key)
+        else:
+            self.q.send_many(todo)
+
+    def receive(self, number: int) -> list[strictq.Delivery]:
+        return self.q.receive(number)
+
+    def ack(self, handed: Sequence[strictq.Delivery]) -> None:
+        if len(handed) == 1:
+            handed[0].ack()
+        else:
+            self.q.ack_many(handed)
+
+    def close(self) -> None:
+        self.q.close()
+
+    def receive_again(self, number: int) -> list[strictq.Delivery]:
+        return self.q.receive(number)
+
+    def nack(self, handed: strictq.Delivery) -> None:
+        handed.nack()
+
+    def attempt(self, handed: strictq.Delivery) -> int:
+        return handed.attempt
+
+    def reject(self, handed: strictq.Delivery) -> None:
+        handed.reject("failed")
+
+    def redrive(self) -> None:
+        self.q.redrive()
+
+    def send_once(self, message: strictq.Message, dedup_id: str) -> None:
+        self.q.send(message.body, message.key, dedup_id=dedup_id)
+
+    def purge(self) -> None:
+        self.q.purge()
+
+    def hand_on(self, message: Any, *, fail: bool) -> None:
+        (d,) = self.q.receive(1)
+        with self.q.transaction(d) as tx:
+            tx.send(message.body, message.key)
+            if fail:
+                raise ZeroDivisionError

@@ -1,0 +1,198 @@
+"""Every adapter does what a comparison asks of it, at the durability that it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.measure import Durability
+from benchmarks.peers import ALL, PEERS
+from benchmarks.peers.peer import FEATURES, Host, NotOffered, Peer
+from benchmarks.peers.plots import draw
+from benchmarks.peers.table import matrix
+from benchmarks.peers.work import drain, in_threads, life, life_beside_others, pairs
+
+ROOT = Path(__file__).resolve().parents[2]
+DURABILITIES: tuple[Durability, ...] = ("full", "process")
+
+
+@pytest.fixture(params=list(ALL))
+def kind(request: pytest.FixtureRequest) -> type[Peer]:
+    found: type[Peer] = ALL[request.param]
+    if (why := found.missing()) is not None:
+        pytest.skip(why)
+    return found
+
+
+@pytest.fixture(params=DURABILITIES)
+def durability(request: pytest.FixtureRequest) -> Durability:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def host(kind: type[Peer], durability: Durability, tmp_path: Path) -> Iterator[Host]:
+    with kind.hosted(tmp_path, durability) as host:
+        yield host
+
+
+@pytest.fixture
+def peer(kind: type[Peer], durability: Durability, tmp_path: Path, host: Host) -> Iterator[Peer]:
+    peer = kind(tmp_path, durability)
+    yield peer
+    peer.close()
+
+
+def test_what_was_sent_is_received_once(peer: Peer) -> None:
+    sent = [(f"key-{n % 7}", b"%d" % n) for n in range(50)]
+    todo = peer.native(sent)
+    peer.send(todo[:1])
+    peer.send(todo[1:])
+    one = peer.receive(1)
+    peer.ack(one)
+    rest = peer.receive(100)
+    peer.ack(rest)
+    received = [peer.content(h) for h in [*one, *rest]]
+    assert sorted(received) == sorted(sent)
+    for key in {key for key, _ in sent}:
+        assert [m for m in received if m[0] == key] == [m for m in sent if m[0] == key], (
+            "a single consumer sees the order of sends"
+        )
+    assert peer.receive(1) == []
+    assert peer.receive(10) == []
+
+
+def test_acked_messages_do_not_come_back(kind: type[Peer], durability: Durability, tmp_path: Path, host: Host) -> None:
+    first = kind(tmp_path, durability)
+    first.send(first.native([("k", b"%d" % n) for n in range(5)]))
+    for _ in range(3):
+        first.ack(first.receive(1))
+    first.close()
+    second = kind(tmp_path, durability, recover=True)
+    assert [second.content(h) for h in second.receive(10)] == [("k", b"3"), ("k", b"4")]
+    second.close()
+
+
+def test_durability_is_read_back(peer: Peer, durability: Durability) -> None:
+    settings = peer.settings()
+    assert peer.durable_at(settings) == durability
+    for name, value in settings.items():
+        if name in ("synchronous", "journal_mode", "appendonly", "appendfsync"):
+            assert peer.durable_at({**settings, name: "off"}) != durability, f"{name}={value} is looked at"
+
+
+def test_lives_and_threads(peer: Peer, kind: type[Peer], durability: Durability, tmp_path: Path) -> None:
+    life(peer, peer.native(pairs(20, 3)), 1)
+    life(peer, peer.native(pairs(50, 3)), 20)
+    peers = [peer, peer if peer.about.shared else kind(tmp_path, durability)]
+    todo = peer.native(pairs(20, 10))
+    try:
+        _, acked = in_threads([lambda p=p, n=n: life_beside_others(p, todo[n::2], 1) for n, p in enumerate(peers)])
+    finally:
+        if peers[1] is not peer:
+            peers[1].close()
+    assert acked == 20
+    assert drain(peer, 10) == 0
+
+
+def test_bytes_and_memory_are_counted(peer: Peer, host: Host) -> None:
+    before = host.written()
+    if before is None:
+        pytest.skip("this system does not count them")
+    peer.send(peer.native(pairs(50, 3)))
+    after = host.written()
+    assert after is not None
+    assert after - before >= 50 * 100, "at least the bodies"
+    if peer.about.kind == "server":
+        resident = host.resident()
+        assert resident is not None
+        assert 0 < resident[0] <= resident[1]
+
+
+def test_what_is_not_offered_is_said(kind: type[Peer], peer: Peer) -> None:
+    about = peer.about
+    assert set(about.lacks) | about.offers == set(FEATURES)
+    assert "nack" in about.offers or _refuses(lambda: peer.nack(None))
+    assert "dedup" in about.offers or _refuses(lambda: peer.send_once(None, "id"))
+    assert "dead letters" in about.offers or _refuses(lambda: peer.reject(None))
+
+
+def _refuses(call: object) -> bool:
+    with pytest.raises(NotOffered):
+        call()  # type: ignore[operator]
+    return True
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-m", "benchmarks", "peers", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_every_pattern_is_measured_and_printed(tmp_path: Path) -> None:
+    peer = next((name for name, kind in PEERS.items() if kind.missing() is None), None)
+    if peer is None:
+        pytest.skip("no peer is installed")
+    file, table = tmp_path / "figures.json", tmp_path / "table.md"
+    done = run("--tiny", "--peer", peer, "--json", str(file), "--table", str(table), "--dir", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(file.read_text(encoding="utf-8"))
+    assert result["failures"] == {}
+    assert {f["case"] for f in result["figures"]} == {
+        "batch", "keys", "backlog", "blocked", "threads", "processes", "latency", "memory"
+    }  # fmt: skip
+    assert all(f["goal"] is None for f in result["figures"]), "sizes this small are not judged"
+    about = result["peers"][peer]
+    assert about["versions"]
+    assert set(about["settings"]) == {"full", "process"}
+    for text in (peer, *about["versions"].values(), *about["lacks"]):
+        assert text in done.stdout
+    assert table.read_text(encoding="utf-8") == matrix(result)
+    assert sorted(tmp_path.iterdir()) == [file, table], "the run leaves nothing behind"
+
+
+def test_an_unknown_peer_is_refused() -> None:
+    done = run("--peer", "no-such-queue")
+    assert done.returncode == 2
+    assert "litequeue" in done.stderr
+
+
+def figure(case: str, size: int, against: str, ours: float, base: float) -> dict[str, object]:
+    return {
+        "case": case, "what": f"{case} {size}", "unit": "times", "durability": "process", "batch": 1000, "keys": 1000,
+        "size": size, "against": against, "ours": ours, "base": base, "median": ours / base,
+    }  # fmt: skip
+
+
+RESULT = {
+    "form": "short",
+    "versions": {"cores": 2, "load": "0.1 before the run"},
+    "peers": {"strictq": {}, "huey": {}, "redis": {}},
+    "figures": [
+        figure("backlog", 1000, "huey", 50_000.0, 5000.0),
+        figure("backlog", 1000, "redis", 50_000.0, 40_000.0),
+        figure("backlog", 100_000, "huey", 40_000.0, 400.0),
+    ],
+}
+
+
+def test_table() -> None:
+    lines = matrix(RESULT).splitlines()
+    assert len(lines) == 4
+    assert lines[2].endswith("| 50,000 | 5,000 (10×) | 40,000 (1.25×) |")
+    assert lines[3].endswith("| 40,000 | 400 (100×) | – |")
+
+
+def test_plots(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (file,) = draw(RESULT, tmp_path)
+    assert file.name == "peers-backlog.svg"
+    text = file.read_text(encoding="utf-8")
+    assert "huey" in text
+    assert "messages waiting" in text
