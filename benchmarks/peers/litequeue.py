@@ -23,7 +23,7 @@ class Litequeue(SqlitePeer):
         sends="in one transaction",
         receives="one call each (pop opens a transaction of its own)",
         acks="in one transaction",
-        offers=frozenset({"ack", "nack", "lease", "dead letters", "atomic hand-on", "several processes"}),
+        offers=frozenset({"ack", "nack", "lease", "dead letters", "redrive", "atomic hand-on", "several processes"}),
         shared=False,
         remark=f"synchronous is set on its public connection, after it has set its own; prune() every {PRUNE_EVERY:,} acks",
     )

@@ -135,7 +135,8 @@ def processes(contest: Contest) -> Iterator[Figure]:
 
         def action(e: Entrant, number: int, count: int = count) -> Sample:
             part = max(batch, number // count)
-            return _counted(e, part * count, lambda: _run_processes(e, part, usual, batch, count))
+            e.number = part * count
+            return _counted(e, e.number, lambda: _run_processes(e, part, usual, batch, count))
 
         yield from contest.compare(point, None, action, rounds=1 if contest.sizes.name != "long" else contest.bench.rounds)
 

@@ -14,7 +14,7 @@ from benchmarks.measure import Durability, disk_bytes, prebuilt, resident_mib, w
 from . import ALL
 from .contest import Entrant, fill
 from .peer import Host
-from .work import drain, life_beside_others, pairs
+from .work import EMPTY_MAX, EMPTY_SECONDS, drain, life_beside_others, pairs
 
 Report = Callable[..., None]
 
@@ -72,11 +72,14 @@ def take_everything(report: Report, peer: str, path: str, durability: Durability
     report(ready=True)
     sys.stdin.readline()
     taken: list[str] = []
-    waited = time.perf_counter()
-    while time.perf_counter() - waited < 0.3:
+    empty = 0
+    while empty < EMPTY_MAX:
         if handed := client.receive(1):
             client.ack(handed)
             taken.extend(client.content(h)[1].decode() for h in handed)
-            waited = time.perf_counter()
+            empty = 0
+        else:
+            empty += 1
+            time.sleep(EMPTY_SECONDS)
     client.close()
     report(taken=taken)

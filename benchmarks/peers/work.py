@@ -15,8 +15,10 @@ from .peer import Peer
 
 BODY: Final = base64.b64encode(random.Random(100).randbytes(75))
 """The body of every message: 100 bytes, of text, because not every peer takes others."""
-PATIENCE_SECONDS: Final = 0.3
-"""How long nothing must come before a consumer beside others believes that there is nothing left."""
+EMPTY_MAX: Final = 100
+"""How often nothing must come before a consumer beside others believes that there is nothing left."""
+EMPTY_SECONDS: Final = 0.003
+"""How long it waits in between: what is left is in the hands of a neighbour."""
 
 
 def pairs(number: int, keys: int, seed: int = 1) -> list[tuple[str, bytes]]:
@@ -78,12 +80,13 @@ def life_beside_others(peer: Peer, todo: Sequence[Any], batch: int) -> tuple[int
     for start in range(0, len(todo), batch):
         peer.send(todo[start : start + batch])
         once()
-    waited = time.perf_counter()
-    while time.perf_counter() - waited < PATIENCE_SECONDS:
+    empty = 0
+    while empty < EMPTY_MAX:
         if once():
-            waited = time.perf_counter()
+            empty = 0
         else:
-            time.sleep(0.002)  # what is left is in the hands of a neighbour
+            empty += 1
+            time.sleep(EMPTY_SECONDS)
     return acked, ended
 
 

@@ -1,0 +1,318 @@
+"""The situations that users of queues complain about, each as a function that any queue can be put through."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Final
+
+import attrs
+
+from benchmarks.measure import report_of, signal_to
+from benchmarks.peers.peer import Feature
+
+from .stage import Stage, one_by_one, receive_again, send, texts
+
+DEEP: Final = 2000
+CONSUMERS: Final = 4
+TAKEN: Final = 400
+SENT: Final = 20
+
+
+@attrs.frozen
+class Seen:
+    """What happened, and whether it is what was asked for."""
+
+    good: bool
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class Scenario:
+    """A situation.
+
+    Attributes:
+        title: what a queue that passes does.
+        needs: what a queue must claim, for anything else to be a failure.
+        racy: what happens depends on timing; a repetition may see something else.
+    """
+
+    name: str
+    title: str
+    run: Callable[[Stage], Seen]
+    needs: tuple[Feature, ...] = ()
+    racy: bool = False
+
+
+def order(stage: Stage) -> Seen:
+    peer = stage.open()
+    send(peer, "a1", "b1", "a2", "b2", "a3")
+    taken = one_by_one(peer)
+    return Seen(taken_in_order(taken) == ["a1", "a2", "a3", "b1", "b2"], f"handed out {' '.join(taken)}")
+
+
+def taken_in_order(taken: list[str]) -> list[str]:
+    """By key, within a key as they came."""
+    return sorted(taken, key=lambda body: body[0])
+
+
+def restart(stage: Stage) -> Seen:
+    peer = stage.open()
+    send(peer, *(f"{key}{n}" for n in range(1, 6) for key in "ab"))
+    taken = one_by_one(peer, most=3)
+    peer.close()
+    taken += one_by_one(stage.open(recover=True))
+    good = taken_in_order(taken) == [f"{key}{n}" for key in "ab" for n in range(1, 6)]
+    return Seen(good, f"handed out {' '.join(taken)}")
+
+
+def one_holder(stage: Stage) -> Seen:
+    first, second = stage.open(), stage.open()
+    send(first, "a1", "a2", "b1")
+    held = texts(first, first.receive(1))
+    others = texts(second, second.receive(5))
+    good = held == ["a1"] and others == ["b1"]
+    return Seen(good, f"while one held {' '.join(held)}, the other was given {' '.join(others) or 'nothing'}")
+
+
+def other_keys(stage: Stage) -> Seen:
+    first, second = stage.open(), stage.open()
+    send(first, "a1", "b1", "c1")
+    first.receive(1)
+    others = texts(second, second.receive(5))
+    return Seen(others == ["b1", "c1"], f"the other consumer was given {' '.join(others) or 'nothing'}")
+
+
+def deep_backlog(stage: Stage) -> Seen:
+    first, second = stage.open(), stage.open()
+    first.send(first.native([("a", b"a%d" % n) for n in range(1, DEEP + 1)]))
+    send(first, "b1")
+    first.receive(1)
+    others = texts(second, second.receive(10))
+    return Seen("b1" in others, f"the other consumer was given {', '.join(others[:3])}{' …' if len(others) > 3 else ''}")
+
+
+def nack_keeps_order(stage: Stage) -> Seen:
+    first, second = stage.open(), stage.open()
+    send(first, "a1", "a2", "b1")
+    (held,) = first.receive(1)
+    first.nack(held)
+    taken = one_by_one(second)
+    return Seen(taken_in_order(taken) == ["a1", "a2", "b1"], f"after a nack of a1: {' '.join(taken)}")
+
+
+def redrive_keeps_order(stage: Stage) -> Seen:
+    peer = stage.open()
+    send(peer, "a1", "a2", "a3")
+    (held,) = peer.receive(1)
+    peer.reject(held)
+    peer.redrive()
+    taken = one_by_one(peer)
+    return Seen(taken == ["a1", "a2", "a3"], f"after a redrive of a1: {' '.join(taken)}")
+
+
+def lease_ends(stage: Stage) -> Seen:
+    first, second = stage.open(), stage.open()
+    send(first, "a1")
+    first.receive(1)
+    stage.pass_a_lease()
+    taken = texts(second, second.receive_again(1))
+    return Seen(taken == ["a1"], f"the other consumer was given {' '.join(taken) or 'nothing'}")
+
+
+def late_ack_refused(stage: Stage) -> Seen:
+    first, second = stage.open(), stage.open()
+    send(first, "a1")
+    held = first.receive(1)
+    stage.pass_a_lease()
+    second.receive_again(1)
+    told = "was not told"
+    try:
+        first.ack(held)
+    except Exception as error:
+        told = f"got {type(error).__name__}"
+    second.close()  # it dies before its own ack
+    stage.pass_a_lease()
+    third = stage.open()
+    left = texts(third, third.receive_again(1))
+    good = left == ["a1"] and told != "was not told"
+    return Seen(good, f"the late consumer {told}; the message {'was kept' if left else 'was lost'} when the one that had it died")
+
+
+def late_ack_honoured(stage: Stage) -> Seen:
+    first = stage.open()
+    send(first, "a1")
+    held = first.receive(1)
+    stage.pass_a_lease()
+    first.ack(held)
+    second = stage.open()
+    left = texts(second, second.receive_again(1))
+    return Seen(not left, "done" if not left else "handed out again after its ack")
+
+
+def killed_worker(stage: Stage) -> Seen:
+    sender = stage.open()
+    send(sender, "a1")
+    sender.close()
+    received = stage.killed_while_holding(1)
+    stage.pass_a_lease()
+    left = texts(peer := stage.open(recover=True), receive_again(peer, 1))
+    return Seen(received == 1 and left == ["a1"], f"the message {'came again' if left else 'was lost'}")
+
+
+def killed_sender(stage: Stage) -> Seen:
+    with stage.process("peer-send", number=SENT) as process:
+        for _ in range(SENT):
+            report_of(process)
+        process.kill()
+        process.wait()
+    stage.host.kill()
+    taken = one_by_one(stage.open())
+    return Seen(taken == [str(n) for n in range(SENT)], f"{len(taken)} of {SENT} were there")
+
+
+def several_processes(stage: Stage) -> Seen:
+    sender = stage.open()
+    sender.send(sender.native([(f"k{n % 50}", b"%d" % n) for n in range(TAKEN)]))
+    taken: Counter[str] = Counter()
+    with ExitStack() as stack:
+        processes = [stack.enter_context(stage.process("peer-take")) for _ in range(CONSUMERS)]
+        for p in processes:
+            report_of(p)
+        for p in processes:
+            signal_to(p)
+        for p in processes:
+            taken.update(report_of(p)["taken"])
+    twice = sum(1 for count in taken.values() if count > 1)
+    missing = TAKEN - len(taken)
+    return Seen(not twice and not missing, f"of {TAKEN}, {twice} were handed out twice and {missing} to nobody")
+
+
+def acked_stays_acked(stage: Stage) -> Seen:
+    first = stage.open()
+    send(first, "a1", "a2")
+    first.ack(first.receive(1))
+    first.receive(1)  # held, so that there is something to recover
+    first.close()
+    stage.pass_a_lease()
+    taken = texts(peer := stage.open(recover=True), receive_again(peer, 10))
+    return Seen(taken == ["a2"], f"after a restart: {' '.join(taken) or 'nothing'}")
+
+
+def batch_mates(stage: Stage) -> Seen:
+    sender = stage.open()
+    send(sender, "a1", "a2", "a3")
+    sender.close()
+    stage.killed_while_holding(3)
+    stage.pass_a_lease()
+    peer = stage.open()
+    (handed, *_) = peer.receive_again(1)
+    attempt = peer.attempt(handed)
+    return Seen(attempt == 1, f"a message that nobody had started was at attempt {attempt}")
+
+
+def dedup(stage: Stage) -> Seen:
+    peer = stage.open()
+    for message in peer.native([("a", b"a1")] * 2):
+        peer.send_once(message, "id-1")
+    taken = one_by_one(peer)
+    return Seen(taken == ["a1"], f"sent twice under one id: handed out {len(taken)} time{'' if len(taken) == 1 else 's'}")
+
+
+def purge_forgets_ids(stage: Stage) -> Seen:
+    peer = stage.open()
+    (message,) = peer.native([("a", b"a1")])
+    peer.send_once(message, "id-1")
+    peer.purge()
+    peer.send_once(message, "id-1")
+    taken = one_by_one(peer)
+    return Seen(taken == ["a1"], f"sent again after a purge: handed out {len(taken)} time{'' if len(taken) == 1 else 's'}")
+
+
+def hand_on(stage: Stage) -> Seen:
+    peer = stage.open()
+    one, two = peer.native([("b", b"b1"), ("b", b"b2")])
+    send(peer, "a1")
+    with suppress(ZeroDivisionError):
+        peer.hand_on(one, fail=True)
+    stage.pass_a_lease()
+    broken = texts(other := stage.open(), handed := receive_again(other, 10))
+    other.ack(handed)
+    send(peer, "a2")
+    peer.hand_on(two, fail=False)
+    whole = one_by_one(peer)
+    good = (broken, whole) == (["a1"], ["b2"])
+    return Seen(good, f"broken off: {' '.join(broken) or 'nothing'} left; completed: {' '.join(whole) or 'nothing'} left")
+
+
+SCENARIOS: Final[dict[str, Scenario]] = {
+    s.name: s
+    for s in (
+        Scenario(name="order", title="one consumer is given the messages of a key in the order of their sends", run=order),
+        Scenario(name="restart", title="a restart keeps the order and loses nothing", run=restart),
+        Scenario(
+            name="one-holder",
+            run=one_holder,
+            needs=("order per key",),
+            title="while one consumer has a message of a key, no other is given the key's next one",
+        ),
+        Scenario(name="other-keys", run=other_keys, title="an unacked message does not stall other keys"),
+        Scenario(
+            name="deep-backlog",
+            run=deep_backlog,
+            needs=("order per key",),
+            title=f"a key with {DEEP:,} messages, the first of which is in hand, does not starve another key",
+        ),
+        Scenario(
+            name="nack", run=nack_keeps_order, needs=("nack",), title="a message that is given back comes before its successors"
+        ),
+        Scenario(
+            name="redrive",
+            run=redrive_keeps_order,
+            needs=("dead letters", "redrive"),
+            title="a dead letter that is put back comes before its successors",
+        ),
+        Scenario(name="lease-end", run=lease_ends, needs=("lease",), title="what was held too long is given to another consumer"),
+        Scenario(
+            name="late-ack",
+            run=late_ack_refused,
+            needs=("lease", "fencing"),
+            title="a late ack is refused once another consumer has the message",
+        ),
+        Scenario(
+            name="late-ack-alone",
+            run=late_ack_honoured,
+            needs=("lease", "ack"),
+            title="a late ack of a message that nobody else took counts",
+        ),
+        Scenario(
+            name="killed-worker", run=killed_worker, needs=("ack",), title="kill -9 after the receive does not lose the message"
+        ),
+        Scenario(
+            name="killed-sender", run=killed_sender, title="a send that returned survives kill -9 of whoever holds the data"
+        ),
+        Scenario(
+            name="processes",
+            run=several_processes,
+            needs=("several processes",),
+            racy=True,
+            title=f"{CONSUMERS} processes are given each message once, and all of them",
+        ),
+        Scenario(name="acked", run=acked_stays_acked, needs=("ack",), title="what was acked does not come back after a restart"),
+        Scenario(
+            name="batch-mates",
+            run=batch_mates,
+            needs=("attempts", "lease"),
+            title="what was received in one batch is not charged an attempt when its consumer dies",
+        ),
+        Scenario(name="dedup", run=dedup, needs=("dedup",), title="a send repeated under the same id is stored once"),
+        Scenario(name="purge", run=purge_forgets_ids, needs=("dedup",), title="a purge forgets the ids, too"),
+        Scenario(
+            name="hand-on",
+            run=hand_on,
+            needs=("atomic hand-on",),
+            title="an ack and a send commit together, or not at all",
+        ),
+    )
+}

@@ -1,0 +1,108 @@
+"""Where a scenario plays: one queue, the processes that use it, and time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import strictq
+from benchmarks.measure import Durability, child, report_of
+from benchmarks.peers.peer import Host, NotOffered, Peer
+from benchmarks.peers.strict import Strictq
+
+DURABILITY: Final[Durability] = "process"
+SHORT_LEASE_SECONDS: Final = 0.3
+"""Of peers. They can't be told what time it is, so a scenario waits. They look at it only in `receive_again`."""
+LEASE_SECONDS: Final = 3600.0
+"""Of strictq, which goes by the clock it is given."""
+
+
+class ShiftedClock(strictq.SystemClock):
+    """The machine's clocks, ahead of time."""
+
+    def __init__(self) -> None:
+        self._ahead = 0
+
+    def wall(self) -> int:
+        return super().wall() + self._ahead
+
+    def boot(self) -> int:
+        return super().boot() + self._ahead
+
+    def advance(self, seconds: float) -> None:
+        self._ahead += round(seconds * 1_000_000)
+
+
+class Stage:
+    """One queue, empty at first."""
+
+    def __init__(self, name: str, kind: type[Peer], directory: Path, host: Host, stack: ExitStack) -> None:
+        self.name, self.kind, self.directory, self.host = name, kind, directory, host
+        self._stack = stack
+        self._clock = ShiftedClock()
+        self.lease_seconds = LEASE_SECONDS if issubclass(kind, Strictq) else SHORT_LEASE_SECONDS
+
+    def open(self, *, recover: bool = False) -> Peer:
+        """One more consumer; closed at the end at the latest."""
+        peer = self.kind(self.directory, DURABILITY, lease_seconds=self.lease_seconds, recover=recover, clock=self._clock)
+        self._stack.callback(peer.close)
+        return peer
+
+    def pass_a_lease(self) -> None:
+        """Let more time go by than a lease lasts."""
+        if issubclass(self.kind, Strictq):
+            self._clock.advance(self.lease_seconds + 1.0)
+        else:
+            time.sleep(self.lease_seconds + 0.05)
+
+    @contextmanager
+    def process(self, role: str, **arguments: Any) -> Iterator[Any]:
+        """A process in a role of `benchmarks.child`, on this queue."""
+        with child(role, peer=self.name, path=self.directory, durability=DURABILITY, **arguments) as process:
+            yield process
+
+    def killed_while_holding(self, number: int) -> int:
+        """A process receives so many, and is killed with -9; how many it had."""
+        with self.process("peer-receive", number=number, lease_seconds=self.lease_seconds) as process:
+            received = int(report_of(process)["received"])
+            process.kill()
+            process.wait()
+        return received
+
+
+@contextmanager
+def staged(name: str, kind: type[Peer], directory: Path) -> Iterator[Stage]:
+    """A stage; everything that was opened on it is closed at the end."""
+    with kind.hosted(directory, DURABILITY) as host, ExitStack() as stack:
+        yield Stage(name, kind, directory, host, stack)
+
+
+def send(peer: Peer, *bodies: str) -> None:
+    """Send messages one by one. The first letter of a body is its key."""
+    for message in peer.native([(body[0], body.encode()) for body in bodies]):
+        peer.send([message])
+
+
+def texts(peer: Peer, handed: Sequence[Any]) -> list[str]:
+    """The bodies."""
+    return [peer.content(h)[1].decode() for h in handed]
+
+
+def receive_again(peer: Peer, number: int) -> list[Any]:
+    """What was held too long by others, or, from a peer that knows no such thing, what waits."""
+    try:
+        return peer.receive_again(number)
+    except NotOffered:
+        return peer.receive(number)
+
+
+def one_by_one(peer: Peer, most: int = 100) -> list[str]:
+    """Receive and ack one by one until nothing comes; the bodies."""
+    taken: list[str] = []
+    while len(taken) < most and (handed := peer.receive(1)):
+        taken += texts(peer, handed)
+        peer.ack(handed)
+    return taken

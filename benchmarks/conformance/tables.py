@@ -1,0 +1,67 @@
+"""The judgements as tables in Markdown, and where they stand in the documentation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.measure import ROOT
+from benchmarks.peers import ALL
+
+JSON: Final = ROOT / "docs" / "reference" / "conformance.json"
+PAGE: Final = ROOT / "docs" / "reference" / "conformance.md"
+README: Final = ROOT / "README.md"
+BEGIN: Final = "<!-- conformance: written by `python -m benchmarks conformance --write` -->"
+END: Final = "<!-- conformance: end -->"
+MARKS: Final = {"passes": "yes", "fails": "**no**", "not offered": "–"}
+
+
+def table(record: dict[str, Any]) -> str:
+    """A line for each scenario, a column for each queue."""
+    names = list(record["versions"])
+    lines = [f"| | {' | '.join(_heading(name, record) for name in names)} |", f"|---|{'---|' * len(names)}"]
+    for scenario, about in record["scenarios"].items():
+        results = record["results"][scenario]
+        lines.append(f"| {about['title']} | {' | '.join(MARKS[results[name]['outcome']] for name in names)} |")
+    return "\n".join(lines)
+
+
+def _heading(name: str, record: dict[str, Any]) -> str:
+    found = record["versions"][name]
+    # Of a server the server counts, not its client.
+    return f"{ALL[name].about.name} {found.get('redis-server') or next(iter(found.values()))}"
+
+
+def details(record: dict[str, Any]) -> str:
+    """What was seen where a queue did not pass."""
+    lines = []
+    for scenario, about in record["scenarios"].items():
+        seen: dict[tuple[str, str], list[str]] = {}
+        for name, result in record["results"][scenario].items():
+            if result["outcome"] != "passes" and result["seen"]:
+                seen.setdefault((result["outcome"], result["seen"]), []).append(ALL[name].about.name)
+        if seen:
+            each = (f"{', '.join(names)} ({outcome}): {text}" for (outcome, text), names in seen.items())
+            lines.append(f"- **{about['title']}.** {'; '.join(each)}.")
+    return "\n".join(lines)
+
+
+def versions(record: dict[str, Any]) -> str:
+    """Versions of everything, in a sentence."""
+    return "; ".join(", ".join(f"{d} {v}" for d, v in found.items()) for found in record["versions"].values()) + "."
+
+
+def pages(record: dict[str, Any]) -> dict[Path, str]:
+    """The pages with their tables put in anew."""
+    key = "yes: passes · **no**: fails · –: not offered, its documentation makes no such claim"
+    short = f"{table(record)}\n\n{key}."
+    long = f"{short}\n\nVersions: {versions(record)}\n\nWhat was seen where the answer is not yes:\n\n{details(record)}"
+    return {README: _put(README, short), PAGE: _put(PAGE, long)}
+
+
+def _put(page: Path, text: str) -> str:
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise RuntimeError(f"{page.name} has no place for the table: {BEGIN} … {END}")
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"

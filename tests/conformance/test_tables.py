@@ -1,0 +1,104 @@
+"""The tables of conformance name what there is, leave nothing out, and are those of the record."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.conformance import tables
+from benchmarks.conformance.scenarios import SCENARIOS
+
+ROOT = Path(__file__).resolve().parents[2]
+TEST_ID = re.compile(r"`(tests/[\w/]+\.py)::(\w+)(?:\[([\w-]+)\])?`")
+
+PROMISES = (
+    "P1 Order",
+    "P2 One holder",
+    "P3 Fencing",
+    "P4 No loss",
+    "P5 Exactly-once hand-off",
+    "P6 Blocked means only that lane",
+    "P7 Bad input is refused",
+    "P8 Honest failure",
+    "P9 Threads, tasks and processes",
+)
+COMPLAINTS = (
+    "one unacked message stalls other keys",
+    "only the first 120,000 messages are looked at",
+    "a nack reorders its key",
+    "a dead letter and its redrive give up order",
+    "a limit on concurrency expires while the job runs",
+    "a late worker deletes what another has received",
+    "fetching in batches ran a serial queue's jobs in parallel",
+    "batch-mates of a failing message burn their receive count",
+    "why is this key stuck?",
+    "a killed worker loses its task",
+    "items lost or doubled with several processes",
+    "the next message of a key is wanted before the last one is acked",
+    "a purge leaves the dedup cache behind",
+    "order is wrong in test doubles",
+)
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table under a heading."""
+    text = tables.PAGE.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+def defined(file: Path) -> set[str]:
+    """Names at the top of a test module: its functions, its classes, and what is assigned there."""
+    found: set[str] = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("heading", "expected"), [("Promises", PROMISES), ("Complaints", COMPLAINTS)], ids=["promises", "complaints"]
+)
+def test_nothing_is_left_out(heading: str, expected: tuple[str, ...]) -> None:
+    found = [row[0] for row in rows(heading)]
+    assert len(found) == len(expected)
+    for said, start in zip(found, expected, strict=True):
+        assert said.startswith(start)
+
+
+def test_every_promise_of_the_guarantees_is_there() -> None:
+    text = (ROOT / "docs" / "explanation" / "guarantees.md").read_text(encoding="utf-8")
+    assert tuple(re.findall(r"^## (P\d .+)$", text, re.MULTILINE)) == PROMISES
+
+
+@pytest.mark.parametrize("heading", ["Promises", "Complaints"])
+def test_every_row_names_tests_that_exist(heading: str) -> None:
+    for _, answer, shown in rows(heading):
+        assert answer
+        ids = TEST_ID.findall(shown)
+        assert len(ids) == shown.count("::") > 0, shown
+        for file, name, parameter in ids:
+            assert name in defined(ROOT / file), f"{file}::{name}"
+            assert name.lower().startswith("test")
+            if parameter:
+                assert file == "tests/conformance/test_scenarios.py"
+                assert parameter in SCENARIOS
+
+
+def test_the_tables_are_those_of_the_record() -> None:
+    record = json.loads(tables.JSON.read_text(encoding="utf-8"))
+    for page, text in tables.pages(record).items():
+        assert page.read_text(encoding="utf-8") == text, f"{page.name}: run `python -m benchmarks conformance --write`"
+
+
+def test_a_page_without_its_place_is_an_error(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("nothing\n", encoding="utf-8")
+    with pytest.raises(RuntimeError, match=r"page\.md has no place"):
+        tables._put(page, "table")
