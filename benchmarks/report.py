@@ -163,6 +163,17 @@ def write_json(file: Path, form: str, versions: dict[str, Any], figures: Sequenc
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
+def put(page: Path, name: str, text: str) -> str:
+    """A page with the text between its two marks replaced: `<!-- name: written by … -->` and `<!-- name: end -->`."""
+    content = page.read_text(encoding="utf-8")
+    before, begin, rest = content.partition(f"<!-- {name}: written by ")
+    how, closed, rest = rest.partition(" -->\n")
+    _, end, after = rest.partition(f"<!-- {name}: end -->")
+    if not (begin and closed and end):
+        raise RuntimeError(f"{page.name} has no place for {name}: <!-- {name}: written by … --> and <!-- {name}: end -->")
+    return f"{before}{begin}{how}{closed}{text}\n{end}{after}"
+
+
 def rounds(text: str) -> int:
     """The value of --rounds."""
     number = int(text)

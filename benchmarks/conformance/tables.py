@@ -7,12 +7,11 @@ from typing import Any, Final
 
 from benchmarks.measure import ROOT
 from benchmarks.peers import ALL
+from benchmarks.report import put
 
 JSON: Final = ROOT / "docs" / "reference" / "conformance.json"
 PAGE: Final = ROOT / "docs" / "reference" / "conformance.md"
 README: Final = ROOT / "README.md"
-BEGIN: Final = "<!-- conformance: written by `python -m benchmarks conformance --write` -->"
-END: Final = "<!-- conformance: end -->"
 MARKS: Final = {"passes": "yes", "fails": "**no**", "not offered": "–"}
 
 
@@ -56,12 +55,4 @@ def pages(record: dict[str, Any]) -> dict[Path, str]:
     key = "yes: passes · **no**: fails · –: not offered, its documentation makes no such claim"
     short = f"{table(record)}\n\n{key}."
     long = f"{short}\n\nVersions: {versions(record)}\n\nWhat was seen where the answer is not yes:\n\n{details(record)}"
-    return {README: _put(README, short), PAGE: _put(PAGE, long)}
-
-
-def _put(page: Path, text: str) -> str:
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise RuntimeError(f"{page.name} has no place for the table: {BEGIN} … {END}")
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+    return {README: put(README, "conformance", short), PAGE: put(PAGE, "conformance", long)}

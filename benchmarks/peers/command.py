@@ -23,7 +23,7 @@ from .contest import OURS, Contest
 from .patterns import PATTERNS
 from .plots import draw
 from .sizes import LONG, SHORT, TINY
-from .table import matrix
+from .table import JSON, PAGE, matrix, page
 
 FORMS = {"long": (LONG, sizes.FULL), "short": (SHORT, sizes.SHORT), "tiny": (TINY, sizes.TINY)}
 
@@ -125,6 +125,12 @@ def _publish(result: dict[str, Any], options: argparse.Namespace) -> None:
         options.plots.mkdir(parents=True, exist_ok=True)
         for file in draw(result, options.plots):
             print(file)
+    if options.write:
+        JSON.parent.mkdir(exist_ok=True)
+        JSON.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(page(result), encoding="utf-8")
+        for file in draw(result, JSON.parent):
+            print(file)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -147,5 +153,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--plots", type=Path, metavar="DIR", help="draw throughput over batch, keys and backlog into DIR (matplotlib)"
     )
+    parser.add_argument("--write", action="store_true", help="write the record, pictures and tables of the documentation anew")
     parser.add_argument("--dir", type=Path, help="where the files lie; default: the directory for temporary files")
     return parser

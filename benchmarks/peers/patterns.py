@@ -256,7 +256,7 @@ def memory(contest: Contest) -> Iterator[Figure]:
             for part in (
                 scaled(size, meant) if held == size else f"{held:,} were sent in {sizes.fill_seconds:.0f} s",
                 f"{report['full'] / max(held, 1):.0f} bytes a message on disk before",
-                f"{report['left']:,} were still there after {4 * sizes.fill_seconds:.0f} s" if report["left"] else "",
+                f"{report['left']:,} were still there after {sizes.fill_seconds:.0f} s" if report["left"] else "",
                 f"lacks {', '.join(lacks)}" if lacks else "",
             )
             if part

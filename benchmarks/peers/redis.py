@@ -35,7 +35,11 @@ class Server(Host):
         self._place = tempfile.mkdtemp(prefix="sq-redis-")
         self.socket = os.path.join(self._place, "s")
         (directory / SOCKET_FILE).write_text(self.socket, encoding="utf-8")
-        self._process = self._start()
+        try:
+            self._process = self._start()
+        except BaseException:
+            shutil.rmtree(self._place, ignore_errors=True)
+            raise
 
     def _start(self) -> subprocess.Popen[bytes]:
         import redis

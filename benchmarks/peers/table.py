@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.measure import ROOT
+from benchmarks.report import put
+
+JSON: Final = ROOT / "docs" / "pictures" / "peers.json"
+QUIET_LOAD: Final = 1.0
+PAGE: Final = ROOT / "docs" / "benchmarks.md"
 
 
 def points(result: dict[str, Any]) -> dict[tuple[Any, ...], dict[str, dict[str, Any]]]:
@@ -13,6 +21,85 @@ def points(result: dict[str, Any]) -> dict[tuple[Any, ...], dict[str, dict[str, 
             point = (f["case"], f["what"], f["durability"], f["batch"], f["keys"], f["size"])
             found.setdefault(point, {})[f["against"]] = f
     return found
+
+
+def page(result: dict[str, Any], path: Path = PAGE) -> str:
+    """The page of the documentation with its tables put in anew."""
+    versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
+    parts = [
+        f"{result['form'].capitalize()} form, {result['rounds']} rounds: {versions}.",
+        *_busy(result["versions"]["load"]),
+        "Messages a second; in brackets, how many times as fast strictq was in the median of the rounds.",
+        matrix(result),
+        goals(result),
+        "Bytes written a message, in the mean of all rounds.",
+        written(result),
+        "One queue each.",
+        alone(result),
+        "Versions, settings as they were read back, how a batch is done, and what is not offered.",
+        "\n".join(
+            f"- {name}: {', '.join(f'{d} {v}' for d, v in about['versions'].items())}; {_settings(about)}; "
+            f"batches: {about['batches']}; not offered: {', '.join(about['lacks']) or 'nothing of these'}"
+            for name, about in result["peers"].items()
+        ),
+    ]
+    if result["left_out"]:
+        parts.append("No figure, and why:\n\n" + "\n".join(f"- {line}" for line in result["left_out"]))
+    return put(path, "peers", "\n\n".join(part.strip() for part in parts))
+
+
+def _busy(load: str) -> list[str]:
+    """A warning where the figures can't be trusted: other programs had the machine, too."""
+    quiet = load.partition(" ")[0]
+    if quiet.replace(".", "", 1).isdigit() and float(quiet) < QUIET_LOAD:
+        return []
+    return [f"**Provisional: other programs were running (load {load}). Only large ratios mean anything.**"]
+
+
+def _settings(about: dict[str, Any]) -> str:
+    return "; ".join(f"{d}: {', '.join(f'{k} {v}' for k, v in found.items() if v)}" for d, found in about["settings"].items())
+
+
+def goals(result: dict[str, Any]) -> str:
+    """What reaches its goal, and what does not."""
+    judged = [f for f in result["figures"] if f["goal"] is not None]
+    if not judged:
+        return "Sizes this small are not judged."
+    lines = [f"{sum(f['met'] for f in judged)} of {len(judged)} comparisons reach their goal. Those that do not:"]
+    below: dict[str, list[str]] = {}
+    for f in judged:
+        if not f["met"]:
+            said = f"{f['what']} in batches of {f['batch']:,} at {f['durability']} {f['median']:.2f}×"
+            below.setdefault(f"{f['against']} (goal {f['goal']['value']:g}×)", []).append(said)
+    lines += [f"- {against}: {'; '.join(points)}" for against, points in below.items()]
+    return "\n".join([lines[0], "", *lines[1:]])
+
+
+def written(result: dict[str, Any]) -> str:
+    """Bytes written a message over batch sizes."""
+    names = [name for name in result["peers"] if name != "strictq"]
+    lines = [f"| durability | batch | strictq | {' | '.join(names)} |", f"|---|---|---|{'---|' * len(names)}"]
+    for (case, _, durability, batch, _, _), by_peer in points(result).items():
+        if case == "batch":
+            ours = next(iter(by_peer.values()))["ours_bytes"]
+            cells = [_whole(ours), *(_whole(by_peer[n]["base_bytes"]) if n in by_peer else "–" for n in names)]
+            lines.append(f"| {durability} | {batch:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _whole(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def alone(result: dict[str, Any]) -> str:
+    """The figures that are of one queue, latencies, memory and disk."""
+    lines = ["| figure | durability | | note |", "|---|---|---|---|"]
+    for f in result["figures"]:
+        if f["unit"] != "times":
+            # What a queue does not offer is said once, below.
+            value = f"{f['median']:.3g}" if f["median"] < 100 else f"{f['median']:,.0f}"
+            lines.append(f"| {f['what']} | {f['durability']} | {value} {f['unit']} | {f['note'].partition('; lacks')[0]} |")
+    return "\n".join(lines)
 
 
 def matrix(result: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.conformance import tables
 from benchmarks.conformance.scenarios import SCENARIOS
+from benchmarks.report import put
 
 ROOT = Path(__file__).resolve().parents[2]
 TEST_ID = re.compile(r"`(tests/[\w/]+\.py)::(\w+)(?:\[([\w-]+)\])?`")
@@ -99,6 +100,8 @@ def test_the_tables_are_those_of_the_record() -> None:
 
 def test_a_page_without_its_place_is_an_error(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("nothing\n", encoding="utf-8")
-    with pytest.raises(RuntimeError, match=r"page\.md has no place"):
-        tables._put(page, "table")
+    page.write_text("<!-- table: written by me -->\nold\n<!-- table: end -->\nrest\n", encoding="utf-8")
+    assert put(page, "table", "new") == "<!-- table: written by me -->\nnew\n<!-- table: end -->\nrest\n"
+    for name in ("other", "tab"):
+        with pytest.raises(RuntimeError, match=r"page\.md has no place"):
+            put(page, name, "new")

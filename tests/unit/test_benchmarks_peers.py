@@ -15,7 +15,7 @@ from benchmarks.measure import Durability
 from benchmarks.peers import ALL, PEERS
 from benchmarks.peers.peer import FEATURES, Host, NotOffered, Peer
 from benchmarks.peers.plots import draw
-from benchmarks.peers.table import matrix
+from benchmarks.peers.table import JSON, PAGE, matrix, page
 from benchmarks.peers.work import drain, in_threads, life, life_beside_others, pairs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,6 +187,15 @@ def test_table() -> None:
     assert len(lines) == 4
     assert lines[2].endswith("| 50,000 | 5,000 (10×) | 40,000 (1.25×) |")
     assert lines[3].endswith("| 40,000 | 400 (100×) | – |")
+
+
+def test_the_documentation_is_of_the_record() -> None:
+    result = json.loads(JSON.read_text(encoding="utf-8"))
+    assert PAGE.read_text(encoding="utf-8") == page(result), (
+        "run `python -m benchmarks peers --write --from docs/pictures/peers.json`"
+    )
+    for figure in result["figures"]:
+        assert figure["what"] in page(result)
 
 
 def test_plots(tmp_path: Path) -> None:
