@@ -44,7 +44,7 @@ def versions(directory: Path) -> dict[str, Any]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "sqlite": apsw.sqlite_lib_version(),
         "apsw": apsw.apsw_version(),
-        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "kernel": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "filesystem": filesystem(directory),
         "load": f"{os.getloadavg()[0]:.1f} before the run" if hasattr(os, "getloadavg") else "unknown",

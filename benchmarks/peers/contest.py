@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -149,7 +150,7 @@ class Contest:
         for number in PILOTS:
             number = min(self.sizes.messages, number)
             todo = e.todo(number, point.keys)
-            pilot = e.sample(number, lambda todo=todo, number=number: life(e.peer, todo, min(point.batch, number)))
+            pilot = e.sample(number, partial(life, e.peer, todo, min(point.batch, number)))
             if pilot.seconds > self.sizes.seconds / 4:
                 break
         batches = int(min(self.sizes.messages, pilot.rate * self.sizes.seconds) / point.batch)
@@ -177,7 +178,8 @@ class Contest:
                 )
             lacks = f"lacks {', '.join(about.lacks)}" if about.lacks else ""
             note = "; ".join(part for part in (number, point.note, ours.note, e.note, lacks) if part)
-            yield Pairs(ours.samples[: len(e.samples)], e.samples).figure(
+            both = min(len(ours.samples), len(e.samples))
+            yield Pairs(ours.samples[:both], e.samples[:both]).figure(
                 point.case,
                 point.what,
                 e.name,

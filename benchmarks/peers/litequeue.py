@@ -67,7 +67,7 @@ class Litequeue(SqlitePeer):
                 put(data)
 
     def receive(self, number: int) -> list[Any]:
-        handed = []
+        handed: list[Any] = []
         while len(handed) < number and (m := self.q.pop()) is not None:
             handed.append(m)
         return handed
@@ -89,7 +89,7 @@ class Litequeue(SqlitePeer):
         self.q.close()
 
     def receive_again(self, number: int) -> list[Any]:
-        for m in list(self.q.list_locked(self.lease_seconds)):  # type: ignore[arg-type]  # seconds, compared as they are
+        for m in list(self.q.list_locked(self.lease_seconds)):
             self.q.retry(m.message_id)
         return self.receive(number)
 

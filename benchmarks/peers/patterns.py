@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Final
 
-from benchmarks.measure import Figure, Sample, child, percentile, report_of, run_child, signal_to
+from benchmarks.measure import Durability, Figure, Sample, child, percentile, report_of, run_child, signal_to
 
 from . import ALL
 from .contest import OURS, Contest, Entrant, Point, fill
@@ -183,8 +183,9 @@ def _counted(e: Entrant, number: int, run: Callable[[], tuple[float, int] | tupl
 def latencies(contest: Contest) -> Iterator[Figure]:
     """How long single calls take with nobody else there: one send, and one receive with its ack."""
     sizes = contest.sizes
-    for durability in ("full", "process"):
-        point = Point(case="latency", what="single calls", durability=durability, batch=1, keys=sizes.usual_keys)  # type: ignore[arg-type]
+    levels: tuple[Durability, ...] = ("full", "process")
+    for durability in levels:
+        point = Point(case="latency", what="single calls", durability=durability, batch=1, keys=sizes.usual_keys)
         took: dict[str, tuple[list[float], list[float]]] = {}
         with contest.entrants(point) as entrants:
             for e in entrants:

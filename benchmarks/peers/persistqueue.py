@@ -42,12 +42,13 @@ class PersistQueue(SqlitePeer):
         del lease_seconds, clock
         # auto_resume gives everything that is in hand to whoever opens the queue, so only a restart may ask for it.
         self.q = SQLiteAckQueue(str(directory), auto_resume=recover, multithreading=True, timeout=BUSY_SECONDS)
-        for db in (self.q._getter, self.q._putter):
+        self._connections: list[Any] = [self.q._getter, self.q._putter]
+        for db in self._connections:
             db.execute(f"pragma synchronous={SYNCHRONOUS[durability]}")
         self._acked = 0
 
     def settings(self) -> dict[str, str]:
-        getter, putter = pragmas(self.q._getter.execute), pragmas(self.q._putter.execute)
+        getter, putter = (pragmas(db.execute) for db in self._connections)
         return putter if putter == getter else {"journal_mode": "differs", "synchronous": "differs"}
 
     @staticmethod
