@@ -10,7 +10,7 @@ from typing import Final
 import attrs
 
 from benchmarks.measure import report_of, signal_to
-from benchmarks.peers.peer import Feature
+from benchmarks.peers.peer import Feature, NotOffered
 
 from .stage import Stage, one_by_one, receive_again, send, texts
 
@@ -138,6 +138,25 @@ def late_ack_refused(stage: Stage) -> Seen:
     left = texts(third, third.receive_again(1))
     good = left == ["a1"] and told != "was not told"
     return Seen(good, f"the late consumer {told}; the message {'was kept' if left else 'was lost'} when the one that had it died")
+
+
+def late_effects(stage: Stage) -> Seen:
+    first, second = stage.open(), stage.open()
+    send(first, "a1")
+    (held,) = first.receive(1)
+    (effect,) = first.native([("b", b"b1")])
+    stage.pass_a_lease()
+    second.receive_again(1)
+    try:
+        first.finish(held, effect)
+    except NotOffered:
+        raise
+    except Exception:
+        pass  # refused, in the queue's own words
+    happened = texts(peer := stage.open(), peer.receive(10)) == ["b1"]
+    return Seen(
+        not happened, f"the late consumer's send {'happened' if happened else 'did not happen'}, while another was at work"
+    )
 
 
 def late_ack_honoured(stage: Stage) -> Seen:
@@ -279,6 +298,12 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             run=late_ack_refused,
             needs=("lease", "fencing"),
             title="a late ack is refused once another consumer has the message",
+        ),
+        Scenario(
+            name="late-effects",
+            run=late_effects,
+            needs=("lease", "fencing", "atomic hand-on"),
+            title="what a late consumer does together with its ack does not happen either",
         ),
         Scenario(
             name="late-ack-alone",

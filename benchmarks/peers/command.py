@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog='Packages: pip install "strictq[peers]"; Redis needs a redis-server, too.',
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--short", action="store_true", help="smaller sizes, about two minutes; default: the long form, hours")
+    form.add_argument("--short", action="store_true", help="smaller sizes, minutes; default: the long form, hours")
     form.add_argument("--tiny", action="store_true", help="some seconds; shows that everything runs, measures nothing")
     form.add_argument(
         "--from", dest="figures", type=Path, metavar="FILE", help="measure nothing; use the figures of an earlier --json"

@@ -103,10 +103,9 @@ class Litequeue(SqlitePeer):
         for m in list(self.q.list_failed()):
             self.q.retry(m.message_id)
 
-    def hand_on(self, message: str, *, fail: bool) -> None:
-        (m,) = self.receive(1)
+    def finish(self, handed: Any, message: str, *, fail: bool = False) -> None:
         with self.q.transaction(mode="IMMEDIATE"):
-            self.q.done(m.message_id)
+            self.q.done(handed.message_id)
             self.q.put(message)
             if fail:
                 raise ZeroDivisionError

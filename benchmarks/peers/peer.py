@@ -219,9 +219,14 @@ class Peer(ABC):
         """Forget everything that waits."""
         raise NotOffered("dedup")
 
-    def hand_on(self, message: Any, *, fail: bool) -> None:
-        """Receive one, ack it and send another, as one. `fail`: break off with ZeroDivisionError before the end."""
+    def finish(self, handed: Any, message: Any, *, fail: bool = False) -> None:
+        """Ack it and send another, as one. `fail`: break off with ZeroDivisionError before the end."""
         raise NotOffered("atomic hand-on")
+
+    def hand_on(self, message: Any, *, fail: bool) -> None:
+        """Receive one, ack it and send another, as one, or the last two of these."""
+        (handed,) = self.receive(1)
+        self.finish(handed, message, fail=fail)
 
 
 def pragmas(execute: Callable[[str], Any]) -> dict[str, str]:

@@ -197,11 +197,10 @@ class Redis(Peer):
     def purge(self) -> None:
         self.r.xtrim(STREAM, maxlen=0, approximate=False)
 
-    def hand_on(self, message: Any, *, fail: bool) -> None:
-        (entry,) = self.receive(1)
+    def finish(self, handed: Any, message: Any, *, fail: bool = False) -> None:
         with self.r.pipeline(transaction=True) as pipeline:
-            pipeline.xack(STREAM, GROUP, entry[0])
-            pipeline.xdel(STREAM, entry[0])
+            pipeline.xack(STREAM, GROUP, handed[0])
+            pipeline.xdel(STREAM, handed[0])
             pipeline.xadd(STREAM, message)
             if fail:
                 raise ZeroDivisionError

@@ -87,9 +87,8 @@ class Strictq(SqlitePeer):
     def purge(self) -> None:
         self.q.purge()
 
-    def hand_on(self, message: Any, *, fail: bool) -> None:
-        (d,) = self.q.receive(1)
-        with self.q.transaction(d) as tx:
+    def finish(self, handed: strictq.Delivery, message: Any, *, fail: bool = False) -> None:
+        with self.q.transaction(handed) as tx:
             tx.send(message.body, message.key)
             if fail:
                 raise ZeroDivisionError

@@ -168,12 +168,19 @@ class KeepsIds(Strictq):
 class ActsInTwoSteps(Strictq):
     """The ack is not part of the transaction."""
 
-    def hand_on(self, message: Any, *, fail: bool) -> None:
-        (d,) = self.q.receive(1)
-        d.ack()
+    def finish(self, handed: Any, message: Any, *, fail: bool = False) -> None:
+        handed.ack()
         if fail:
             raise ZeroDivisionError
         self.q.send(message.body, message.key)
+
+
+class SendsBeforeItAcks(Strictq):
+    """The other order."""
+
+    def finish(self, handed: Any, message: Any, *, fail: bool = False) -> None:
+        self.q.send(message.body, message.key)
+        handed.ack()
 
 
 class StoresTwice(Strictq):
@@ -242,6 +249,7 @@ BROKEN: dict[str, type[Strictq]] = {
     "redrive": RedrivesToTheEnd,
     "lease-end": ForgetsOnReceive,
     "late-ack": BelievesLateAcks,
+    "late-effects": SendsBeforeItAcks,
     "late-ack-alone": IgnoresLateAcks,
     "killed-worker": LosesWhatIsTakenOver,
     "killed-sender": LosesWhatIsTakenOver,
