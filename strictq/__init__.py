@@ -43,16 +43,18 @@ from ._types import (
     Explanation,
     HistoryRecord,
     KeyDepth,
+    LostRange,
     Message,
     MessageStatus,
     PeekedMessage,
     Problem,
     Receipt,
+    Salvaged,
     ShardStats,
     Stats,
 )
 from .delivery import Delivery, Lease
-from .opening import open, open_async
+from .opening import open, open_async, salvage
 from .queue import Queue
 from .transaction import Transaction
 
@@ -79,6 +81,7 @@ __all__ = [
     "KeyDepth",
     "Lease",
     "LeaseLost",
+    "LostRange",
     "Message",
     "MessageStatus",
     "MessageTooLarge",
@@ -96,6 +99,7 @@ __all__ = [
     "Receipt",
     "Reject",
     "Retry",
+    "Salvaged",
     "SchemaMismatch",
     "ShardStats",
     "Stats",
@@ -113,6 +117,7 @@ __all__ = [
     "__version__",
     "open",
     "open_async",
+    "salvage",
 ]
 
 

@@ -202,7 +202,7 @@ class StoreFull(StoreError):
 class StoreCorrupt(StoreError):
     """The file is missing, damaged, or not this queue's. The shard is quarantined; the others go on."""
 
-    hint = "restore the file from a backup, then open the queue again"
+    hint = "restore the file from a backup, or save what can be saved of the queue with strictq.salvage(path, out)"
 
 
 class SchemaMismatch(StoreError):

@@ -314,6 +314,37 @@ class Problem:
 
 
 @attrs.frozen
+class LostRange:
+    """Seqs of a key that could not be read. Those among them that were not resolved are lost.
+
+    Attributes:
+        key: None: of a keyless message, or of a key that could not be read.
+        first, last: both included; last is None where nobody knows how far it went.
+    """
+
+    shard: int
+    key: Key | None
+    first: int
+    last: int | None
+
+
+@attrs.frozen
+class Salvaged:
+    """What `salvage` saved of a damaged queue, and what it could not.
+
+    Attributes:
+        messages, dead: unresolved messages and dead letters in the new queue.
+        lost: where messages or dead letters may be missing; empty: none are.
+        notes: what else was damaged, or is doubtful; for a person.
+    """
+
+    messages: int
+    dead: int
+    lost: tuple[LostRange, ...]
+    notes: tuple[str, ...]
+
+
+@attrs.frozen
 class Event:
     """Something an operator wants to know, given to the `on_event` hooks after it was committed.
 

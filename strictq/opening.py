@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import apsw
@@ -15,7 +16,7 @@ from ._errors import ConfigError, InvalidArgument, QueueNotFound
 from ._store import Store
 from ._store.catalog import SHARDS_MAX
 from ._store.connection import MEMORY, require_sound_sqlite
-from ._types import Event
+from ._types import Event, Salvaged
 from .queue import Queue
 
 if TYPE_CHECKING:
@@ -76,6 +77,37 @@ def open_async(
     ))  # fmt: skip
 
 
+def salvage(path: str | os.PathLike[str], out: str | os.PathLike[str], *, clock: Clock | None = None) -> Salvaged:
+    """Make a new queue of what can be saved of a damaged one, whose files are read and never written to.
+
+    Every message that can be read and verified is there, with its key, seq, attempts and headers; what could not be read is
+    told. Leases are over, and tokens go on above those of the damaged queue.
+
+    Args:
+        path: the damaged queue; nobody may have it open.
+        out: the new queue's directory, which must not exist.
+    Raises:
+        QueueNotFound, InvalidArgument, StoreBusy, StoreFull: nothing was made.
+    Source: docs/howto/damage.md
+    """
+    from ._store.salvage import salvage
+
+    return salvage(Path(_text(path)), Path(_text(out)), clock or SystemClock())
+
+
+def _text(path: str | os.PathLike[str]) -> str:
+    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
+        raise InvalidArgument(f"path must be a str or a path, not {type(path).__name__}")
+    text = os.fspath(path)
+    if not text or "\0" in text:
+        raise InvalidArgument("path must not be empty or contain NUL characters")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise InvalidArgument("path must be encodable for the file system: it has a lone surrogate") from None
+    return text
+
+
 def _store(
     path: str | os.PathLike[str],
     shards: int | None,
@@ -86,15 +118,7 @@ def _store(
     clock: Clock | None,
     on_event: Callable[[Event], None] | None,
 ) -> Store:
-    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
-        raise InvalidArgument(f"path must be a str or a path, not {type(path).__name__}")
-    text = os.fspath(path)
-    if not text or "\0" in text:
-        raise InvalidArgument("path must not be empty or contain NUL characters")
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        raise InvalidArgument("path must be encodable for the file system: it has a lone surrogate") from None
+    text = _text(path)
     if shards is not None:
         validate.whole("shards", shards, 1, SHARDS_MAX)
     if durability not in (None, "full", "process"):

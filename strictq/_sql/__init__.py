@@ -46,6 +46,12 @@ def repeated(statement: str, *times: int) -> dict[int, str]:
     return {n: repeat(statement, n) for n in times}
 
 
+def insert_into(table: str, columns: int) -> str:
+    """An INSERT of a whole row into one of the program's own tables, whose name no block can know."""
+    quoted = table.replace('"', '""')
+    return f'INSERT INTO "{quoted}" VALUES ({", ".join("?" * columns)})'  # noqa: S608 - quoted
+
+
 CATALOG: Final = Block("catalog")
 SHARD: Final = Block("shard")
 SEND: Final = Block("send")
@@ -56,5 +62,6 @@ OUTBOX: Final = Block("outbox")
 OPERATE: Final = Block("operate")
 INSPECT: Final = Block("inspect")
 CHECK: Final = Block("check")
+SALVAGE: Final = Block("salvage")
 HISTORY: Final = Block("history")
 APPLIED: Final = Block("applied")

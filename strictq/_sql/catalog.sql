@@ -47,6 +47,10 @@ INSERT INTO app_schema (sql) VALUES (?) ON CONFLICT (sql) DO NOTHING;
 -- name: raise_epoch
 UPDATE queue SET epoch = epoch + 1, boot_id = ?, time_offset = ?;
 
+-- name: begin_at_epoch
+-- salvage: in a new queue that continues a damaged one.
+UPDATE queue SET epoch = ?;
+
 -- name: set_config
 UPDATE queue SET config = ?, config_version = config_version + 1 WHERE config_version = ? RETURNING config_version;
 

@@ -15,7 +15,7 @@ from .._clock import Clock
 from .._config import QueueConfig
 from .._errors import ConfigError, StoreCorrupt, StoreError
 from .._sql import APPLIED, CATALOG, CHECK, SHARD
-from . import files, migrate
+from . import files, migrate, wal
 from .connection import Durability, check_file, connect, connect_catalog, translate
 from .frame import Totals
 
@@ -64,9 +64,8 @@ def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
     """Write all files of a new queue into an empty directory."""
     path = directory / files.CATALOG
     files.create_empty(path)
-    with _opened(path) as db, _writing(db):
-        for statement in (CATALOG.schema,):
-            db.execute(statement).fetchall()
+    with _opened(path, fresh=True) as db, _writing(db):
+        db.execute(CATALOG.schema).fetchall()
         db.execute(
             CATALOG.insert_queue,
             (
@@ -90,6 +89,7 @@ def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
             shard.close()
     files.create_empty(directory / files.PRESENCE)
     files.create_empty(directory / files.WAKE)
+    files.create_empty(directory / files.MARKS, wal.marks_bytes(len(catalog.topology)))
     files.Reserve(directory).make()
 
 
@@ -185,6 +185,12 @@ def raise_epoch(directory: Path, boot_id: str, time_offset: int) -> None:
         db.execute(CATALOG.raise_epoch, (boot_id, time_offset))
 
 
+def begin_at_epoch(directory: Path, epoch: int) -> None:
+    """In a new queue that continues another one: tokens go on where the other's ended."""
+    with _opened(directory / files.CATALOG) as db, _writing(db):
+        db.execute(CATALOG.begin_at_epoch, (epoch,))
+
+
 def set_config(directory: Path, config: QueueConfig, expected: int) -> int | None:
     """Store a configuration in place of version `expected`; its version, or None if another one is stored by now."""
     with _opened(directory / files.CATALOG) as db, _writing(db):
@@ -246,9 +252,9 @@ def agree(catalog: Catalog, shards: int | None, durability: Durability | None, c
 
 
 @contextmanager
-def _opened(path: Path, *, read_only: bool = False) -> Iterator[apsw.Connection]:
+def _opened(path: Path, *, read_only: bool = False, fresh: bool = False) -> Iterator[apsw.Connection]:
     try:
-        db = connect_catalog(str(path), read_only=read_only)
+        db = connect_catalog(str(path), read_only=read_only, fresh=fresh)
         try:
             yield db
         finally:

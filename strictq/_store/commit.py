@@ -434,6 +434,11 @@ class Writer:
             with suppress(apsw.Error):
                 db.close()
 
+    @property
+    def opened(self) -> bool:
+        """Is its connection open?"""
+        return self._db is not None
+
     def require(self) -> None:
         """Refuse to work after close, or in a child that was not prepared."""
         if self._pid != os.getpid():

@@ -13,6 +13,7 @@ from typing import Final, Literal
 import apsw
 
 from .._errors import ConfigError, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
+from . import checksums
 
 Durability = Literal["full", "process"]
 
@@ -54,10 +55,12 @@ def connect(
         db.pragma("journal_mode", "memory")
     else:
         flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
-        db = apsw.Connection(path, flags=flags, statementcachesize=STATEMENTS_CACHED)
+        db = apsw.Connection(path, flags=flags, vfs=checksums.vfs(), statementcachesize=STATEMENTS_CACHED)
     _harden(db)
     _set_busy_handler(db)
     if path != MEMORY:
+        if fresh:
+            checksums.lay_out(db)
         # Each pragma by itself: journal_mode returns a row, and what follows it in one string would not run until that is read.
         if fresh and db.pragma("journal_mode", "wal") != "wal":
             db.close()
@@ -78,12 +81,18 @@ def connect(
     return db
 
 
-def connect_catalog(path: str, *, read_only: bool = False) -> apsw.Connection:
-    """A connection to queue.db: rollback journal, every commit synced. It is opened for one step and closed."""
+def connect_catalog(path: str, *, read_only: bool = False, fresh: bool = False) -> apsw.Connection:
+    """A connection to queue.db: rollback journal, every commit synced. It is opened for one step and closed.
+
+    Args:
+        fresh: the file is new and empty.
+    """
     flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
-    db = apsw.Connection(path, flags=flags)
+    db = apsw.Connection(path, flags=flags, vfs=checksums.vfs())
     _harden(db)
     _set_busy_handler(db)
+    if fresh:
+        checksums.lay_out(db)
     if not read_only:
         db.pragma("synchronous", "extra")
     return db
@@ -137,6 +146,8 @@ def translate(error: BaseException, shard: int) -> BaseException:
         return StoreCorrupt(f"a stored text is damaged: {error}", shard=shard, cause=error)
     if isinstance(error, StrictqError) or not isinstance(error, apsw.Error):
         return error
+    if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA:
+        return StoreCorrupt("a page is damaged: its checksum is wrong", shard=shard, cause=error)
     kind: type[StoreError] = StoreError
     for theirs, ours in _CLASSES:
         if isinstance(error, theirs):

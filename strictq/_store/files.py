@@ -1,4 +1,4 @@
-"""The files of a queue that are not SQLite's, and the directory itself. All such disk I/O is here."""
+"""The files of a queue that are not SQLite's, and the directory itself. All such disk I/O is here and in wal.py."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ CATALOG: Final = "queue.db"
 WAKE: Final = "wake"
 PRESENCE: Final = "presence"
 RESERVE: Final = "reserve"
+MARKS: Final = "marks"
 RESERVE_BYTES: Final = 2 * 1024 * 1024
 """Kept so that consumers can still ack when the disk is full; deleted then, and sends are refused until it is back."""
 RESERVE_ROOM: Final = 3
@@ -102,9 +103,14 @@ def make_directories(path: Path) -> None:
         sync_directory(new.parent)
 
 
-def create_empty(path: Path) -> None:
-    """A new, empty file that only its owner may read. Before SQLite opens it: the journals take its permissions over."""
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, _FILE_MODE))
+def create_empty(path: Path, size: int = 0) -> None:
+    """A new file of zeros that only its owner may read. Before SQLite opens it: the journals take its permissions over."""
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, _FILE_MODE)
+    try:
+        if size:
+            os.write(fd, bytes(size))
+    finally:
+        os.close(fd)
 
 
 def sync_directory(path: Path) -> None:
@@ -213,9 +219,11 @@ class Presence:
     If it is held although this machine has booted since the queue was last used, the holder is another kernel.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, look: bool = False) -> None:
+        """Args: look: never make the file, nor open it for writing."""
         self._path = directory / PRESENCE
         self._fd: int | None = None
+        self._look = look
 
     def join(self) -> None:
         """Hold it, shared with the others."""
@@ -229,9 +237,12 @@ class Presence:
         if fcntl is None:  # pragma: no cover - Windows
             return True
         if self._fd is None:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+            flags = os.O_RDONLY if self._look else os.O_RDWR | os.O_CREAT
+            flags |= os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
             try:
                 self._fd = os.open(self._path, flags, _FILE_MODE)
+            except FileNotFoundError:
+                return True  # who only looks: nobody can hold what is not there
             except OSError as e:
                 raise StoreError(
                     f"the presence file can't be opened: {e.strerror}", shard=-1, cause=e, hint="to look only, use read_only=True"

@@ -8,6 +8,7 @@ from typing import Final
 import apsw
 
 from .._errors import SchemaMismatch, StoreCorrupt, StoreError
+from . import checksums
 
 FORMAT: Final = 1
 """The format this version writes, in PRAGMA user_version of every file."""
@@ -32,13 +33,15 @@ def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, targ
 
     Raises:
         SchemaMismatch: it is of a newer format, or of an older one and may not be written. Nothing changed.
-        StoreCorrupt: it is a file of another kind.
+        StoreCorrupt: it is a file of another kind, or its pages have no checksums.
     """
     target = FORMAT if target is None else target
     found = db.pragma("application_id")
     version = db.pragma("user_version")
     if found != kind:
         raise StoreCorrupt("the file is empty or not one of strictq's", shard=shard)
+    if db.filename:
+        checksums.require(db, shard)
     if version > target:
         raise SchemaMismatch(f"its format {version} is newer than {target}, the newest this strictq knows", shard=shard)
     if version < target and read_only:

@@ -65,6 +65,7 @@ class Store:
     ) -> None:
         self.directory = directory
         self.catalog = attrs.evolve(known, durability=durability)
+        self.stored_durability = known.durability
         self.clock = clock
         self.steered = clock if isinstance(clock, SteeredClock) else None
         self.read_only = read_only

@@ -13,11 +13,11 @@ import apsw
 from .._clock import Clock
 from .._errors import SchemaMismatch, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
 from .._sql import SHARD
-from . import catalog, files, migrate
+from . import catalog, checksums, files, migrate, pages, wal
 from .calls import Operation
 from .catalog import Catalog, Range
 from .commit import Host, Writer, failed_sync
-from .connection import MEMORY, check_file, connect, leak, translate
+from .connection import MEMORY, Durability, check_file, connect, leak, translate
 from .frame import Tx
 from .program import AppDatabase, Guard, Rows
 
@@ -39,6 +39,7 @@ class ShardHost(Host, Protocol):
     """What a shard asks of the queue it belongs to."""
 
     catalog: Catalog
+    stored_durability: Durability
     read_only: bool
     app_schema: list[tuple[int, str]]
     clock: Clock
@@ -67,6 +68,7 @@ class Shard:
         self._reader: apsw.Connection | None = None
         self._reader_lock = threading.Lock()
         self._checkpointer: apsw.Connection | None = None
+        self._mark: wal.Mark | None = None
         self.checkpoint_lock = threading.Lock()
         self.failed: StoreError | None = None
         """Why this shard is quarantined."""
@@ -83,6 +85,7 @@ class Shard:
                     catalog.lay_out_shard(db, host.catalog, self.range, host.clock)
                 migrate.require(db, migrate.SHARD_ID, self.number, read_only=host.read_only)
                 catalog.verify_shard(db, host.catalog, self.range)
+                self._verify_wal(db)
                 self.incarnation = db.execute(SHARD.read_meta, ("incarnation",)).get
                 self._guard = Guard(db)
                 if self._writer.distrusted and self.path is not None:
@@ -116,6 +119,36 @@ class Shard:
             return connect(MEMORY, durability=durability)
         check_file(self.path, self.number)
         return connect(str(self.path), durability=durability, read_only=self._host.read_only, **options)
+
+    def _verify_wal(self, db: apsw.Connection) -> None:
+        if self.path is None:
+            return
+
+        def in_database(image: Callable[[int], bytes | None]) -> bool:
+            """Does the WAL's counter row, which every transaction writes, say what the database says?"""
+            page = image(db.execute(SHARD.counter_page).get)
+            return page is None or pages.first_row(page)[1:] == db.execute(SHARD.read_counter).get
+
+        found = wal.damage(
+            self.path,
+            db,
+            wal.read_mark(self.path.with_name(files.MARKS), self.number),
+            every_commit_synced=self._host.stored_durability == "full",
+            in_database=in_database,
+        )
+        if found:
+            raise StoreCorrupt(found, shard=self.number)
+
+    def _mark_wal(self, db: apsw.Connection) -> None:
+        """Note how far the WAL goes, so that damage to it will be noticed."""
+        if self.path is None or self._host.read_only:
+            return
+        mark = wal.current_mark(self.path, db)
+        if mark is not None and mark != self._mark:
+            if self._host.stored_durability != "full":
+                files.sync_wal(self.path)
+            wal.write_mark(self.path.with_name(files.MARKS), self.number, mark)
+            self._mark = mark
 
     def _write_wal_again(self, db: apsw.Connection) -> None:
         """After a failed sync: the same bytes once more, so that the kernel writes them, and a sync that counts.
@@ -246,13 +279,17 @@ class Shard:
             try:
                 if self._reader is None:
                     self._reader = self._connect("process", cache_kib=READ_CACHE_KIB)
+                    checksums.require(self._reader, self.number)
                 self._reader.execute("BEGIN")
                 try:
                     return look(self._reader)
                 finally:
                     self._reader.execute("ROLLBACK")
-            except apsw.Error as e:
-                raise translate(e, self.number) from e
+            except (apsw.Error, UnicodeDecodeError) as e:
+                error = translate(e, self.number)
+                if isinstance(error, StoreCorrupt):
+                    self._host.quarantine(self.number, error)
+                raise error from e
 
     @staticmethod
     def _query(db: apsw.Connection, guard: Guard | None, sql: str, params: Any) -> Rows:
@@ -275,12 +312,18 @@ class Shard:
                     self._writer.use(lambda _db: None)  # opens it again: no checkpoint before the WAL is on the disk
                 if self._checkpointer is None:
                     self._checkpointer = self._connect(self._host.catalog.durability, cache_kib=256)
+                    checksums.require(self._checkpointer, self.number)
                     # A connection that never read the database checkpoints nothing.
                     self._checkpointer.execute(SHARD.has_meta).fetchall()
                 pages, done = self._checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
                 if done < pages or self.wal_pages > pages:
                     pages, done = self._writer.use(self._finish_checkpoint)
+                if pages == done:
+                    self._mark_wal(self._checkpointer)
                 return pages, done
+            except OSError as e:
+                self._writer.distrust()
+                raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self.number, cause=e) from e
             except (apsw.BusyError, StoreBusy):
                 return 0, 0  # another process is at it
             except apsw.Error as e:
@@ -324,6 +367,9 @@ class Shard:
         self._writer.require_outside()
 
     def close(self) -> None:
+        if self._writer.opened and self.failed is None:
+            with suppress(StrictqError, OSError):
+                self._writer.use(self._mark_wal)
         self._writer.close()
         with self.checkpoint_lock, self._reader_lock:
             self._close_helpers()

@@ -16,7 +16,7 @@ import strictq
 from strictq import Message, Queue
 from strictq._store import check as check_module
 from strictq.testing import FakeClock
-from tests.support.internals import connection_of, fold, shard_file, tamper
+from tests.support.internals import connected, connection_of, fold, seal, shard_file, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard
 
 PAGE = 4096
@@ -347,12 +347,13 @@ def test_a_damaged_page_is_reported_by_its_place(disk: Opener, folded: Path) -> 
 
 def test_a_missing_index_entry_is_reported(disk: Opener, folded: Path) -> None:
     """The table and its index disagree: integrity_check sees it."""
-    db = apsw.Connection(str(folded))
+    db = connected(folded)
     root = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'sqlite_autoindex_lane_1'").get
     db.close()
     damaged = bytearray(folded.read_bytes())
     count = (root - 1) * PAGE + 3
     damaged[count : count + 2] = (int.from_bytes(damaged[count : count + 2], "big") - 1).to_bytes(2, "big")
+    seal(damaged, root)
     folded.write_bytes(damaged)
     problems = disk.open(durability=None).check(fix=True)
     assert {p.rule for p in problems} == {"integrity"}

@@ -11,7 +11,7 @@ import pytest
 from strictq import SchemaMismatch, StoreCorrupt, StoreError, StrictqError
 from strictq._store import migrate
 from strictq._store.migrate import CATALOG_ID, FORMAT, SHARD_ID
-from tests.support.internals import in_threads, shard_file, tamper
+from tests.support.internals import connected, in_threads, shard_file, tamper
 from tests.support.queues import Opener, drain, fill
 
 NEXT = FORMAT + 1
@@ -118,7 +118,7 @@ def test_a_failing_step_changes_nothing(old: Opener, upgrade: Callable[..., None
 
 def test_a_step_that_is_interrupted_changes_nothing(old: Opener) -> None:
     file = shard_file(old.path, 0)
-    db = apsw.Connection(str(file))
+    db = connected(file)
 
     def interrupted(db: apsw.Connection) -> None:
         add_column(db)
@@ -135,7 +135,7 @@ def test_a_step_that_is_interrupted_changes_nothing(old: Opener) -> None:
 
 
 def test_several_steps_each_have_a_transaction_of_their_own(old: Opener) -> None:
-    db = apsw.Connection(str(shard_file(old.path, 0)))
+    db = connected(shard_file(old.path, 0))
     seen: list[int] = []
 
     def step(db: apsw.Connection) -> None:
@@ -155,7 +155,7 @@ def test_several_steps_each_have_a_transaction_of_their_own(old: Opener) -> None
 
 
 def test_a_way_that_is_missing_is_a_typed_error(old: Opener) -> None:
-    db = apsw.Connection(str(shard_file(old.path, 0)))
+    db = connected(shard_file(old.path, 0))
     with pytest.raises(StoreError, match="no way"):
         migrate.require(db, SHARD_ID, 0, read_only=False, target=NEXT)
     assert not db.in_transaction
@@ -196,7 +196,7 @@ def test_a_newer_file_is_refused_and_not_touched(old: Opener, which: int) -> Non
 def test_a_file_of_the_other_kind_is_refused(old: Opener) -> None:
     queue_db, shard, _ = files_of(old)
     for file, kind in ((queue_db, SHARD_ID), (shard, CATALOG_ID)):
-        db = apsw.Connection(str(file))
+        db = connected(file)
         with pytest.raises(StoreCorrupt):
             migrate.require(db, kind, 0, read_only=False)
         db.close()

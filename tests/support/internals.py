@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -14,10 +15,12 @@ from typing import Any
 import apsw
 
 from strictq import Queue
+from strictq._store import checksums
 from strictq._store.commit import Writer
 from strictq._store.shard import Shard
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE_BYTES = 4096
 PATIENCE_SECONDS = 60.0
 """How long anything may take on a machine that does ten other things."""
 
@@ -53,9 +56,14 @@ def at_rest(q: Queue) -> bool:
     return not any(db.in_transaction for db in connections(q))
 
 
+def connected(file: Path, **options: Any) -> apsw.Connection:
+    """A connection to a file of a closed queue, or any other, that keeps the checksums of its pages."""
+    return apsw.Connection(str(file), vfs=checksums.vfs(), **options)
+
+
 def tamper(file: Path, *statements: str) -> list[tuple[Any, ...]]:
     """Run SQL on a file of a closed queue, past all that guards it. Returns the rows of the last statement."""
-    db = apsw.Connection(str(file))
+    db = connected(file)
     try:
         rows: list[tuple[Any, ...]] = []
         for sql in statements:
@@ -65,9 +73,19 @@ def tamper(file: Path, *statements: str) -> list[tuple[Any, ...]]:
         db.close()
 
 
+def seal(file: bytearray, number: int) -> None:
+    """Make the checksum of a page right again, numbered from 1: what it says was written so."""
+    a = b = 0
+    end = number * PAGE_BYTES
+    for x, y in struct.iter_unpack("<II", file[end - PAGE_BYTES : end - 8]):
+        a = (a + x + b) & 0xFFFFFFFF
+        b = (b + y + a) & 0xFFFFFFFF
+    file[end - 8 : end] = struct.pack("<II", a, b)
+
+
 def fold(file: Path) -> None:
     """Bring a closed queue's WAL back into the file, so that the file is the only copy."""
-    db = apsw.Connection(str(file))
+    db = connected(file)
     db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
     db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     db.close()

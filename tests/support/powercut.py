@@ -19,7 +19,7 @@ import apsw
 import attrs
 import pytest
 
-from strictq._store import connection, files, upkeep
+from strictq._store import checksums, connection, files, upkeep
 from strictq.testing import FakeClock
 from tests.support import history, recorded
 from tests.support.powercut_disk import ROOT, Disk, Op
@@ -62,7 +62,7 @@ def snapshot(db: apsw.Connection) -> Snapshot:
 
 def read_file(path: Path) -> Snapshot:
     """Everything in a database file, by an ordinary connection that changes nothing but SQLite's own recovery."""
-    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=checksums.vfs())
     try:
         db.wal_autocheckpoint(0)
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -254,15 +254,14 @@ class Watched(apsw.Connection):
 class _Apsw:
     """The module apsw as connection.py sees it, with connections that are recorded."""
 
-    def __init__(self, journal: Journal, vfs: _Vfs) -> None:
+    def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._vfs = vfs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(apsw, name)
 
     def Connection(self, path: str, *args: Any, **options: Any) -> apsw.Connection:
-        db = Watched(path, *args, vfs=self._vfs.name, **options)
+        db = Watched(path, *args, **options)
         db.journal = self._journal
         if self._journal.mine(path):
             db.file = os.path.basename(path)
@@ -374,13 +373,33 @@ def quiet(clock: FakeClock) -> Iterator[pytest.MonkeyPatch]:
 def recording(root: Path, clock: FakeClock, known: dict[str, Snapshot] | None = None) -> Iterator[Journal]:
     """In this block, what queues under `root` write is recorded. Close them inside, after `recording` is unset."""
     journal = Journal(root, known or {})
-    vfs = _Vfs(journal)
-    with quiet(clock) as patch:
-        patch.setattr(connection, "apsw", _Apsw(journal, vfs))
+    with quiet(clock) as patch, beneath_the_checksums(_Vfs(journal)):
+        patch.setattr(connection, "apsw", _Apsw(journal))
         _Os(journal).patch(patch)
         journal.recording = True
         try:
             yield journal
         finally:
             journal.recording = False
-    vfs.unregister()
+
+
+@contextmanager
+def beneath_the_checksums(vfs: apsw.VFS) -> Iterator[None]:
+    """In this block, what verifies pages stands on this VFS: it sees what goes to the disk. No queue may be open around it.
+
+    The layer of checksums stands on whatever is the default when it is loaded; so it is loaded anew.
+    """
+    name = vfs.name  # type: ignore[attr-defined]
+    default = apsw.vfs_names()[0]
+    if checksums.VFS in apsw.vfs_names():
+        apsw.unregister_vfs(checksums.VFS)
+    apsw.set_default_vfs(name)
+    try:
+        checksums.vfs()
+        apsw.set_default_vfs(default)
+        yield
+    finally:
+        apsw.set_default_vfs(default)
+        apsw.unregister_vfs(checksums.VFS)
+        vfs.unregister()
+        checksums.vfs()

@@ -17,6 +17,7 @@ import pytest
 import strictq
 from strictq import Event, InvalidArgument, Message, MessageTooLarge, Queue, StrictqError
 from strictq.testing import FakeClock
+from tests.support.internals import fold, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard, labels
 
 NAN, INF = float("nan"), float("inf")
@@ -589,21 +590,14 @@ def other_database(file: Path) -> None:
 
 def newer(file: Path) -> None:
     """A version from the future wrote it."""
-    script = (
-        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); (v,) = c.execute('pragma user_version').fetchone();"
-        "c.execute(f'pragma user_version = {v + 1000}'); c.commit(); c.close()"
-    )
-    subprocess.run([sys.executable, "-c", script, str(file)], check=True, timeout=60)
+    ((version,),) = tamper(file, "PRAGMA user_version")
+    tamper(file, f"PRAGMA user_version = {version + 1000}")
 
 
 def without_side_files(path: Path) -> None:
-    """Fold the WAL back, so that the damage below is the only copy. In a process of its own, for the same reason."""
-    script = (
-        "import sqlite3, sys\nfor p in sys.argv[1:]:\n c = sqlite3.connect(p)\n"
-        " c.execute('pragma wal_checkpoint(truncate)').fetchall()\n c.close()"
-    )
-    files = [str(p) for p in path.glob("*.db")]
-    subprocess.run([sys.executable, "-c", script, *files], check=True, timeout=60)
+    """Fold the WAL back, so that the damage below is the only copy."""
+    for file in path.glob("*.db"):
+        fold(file)
     for pattern in ("*-wal", "*-shm"):
         for file in path.glob(pattern):
             file.unlink()

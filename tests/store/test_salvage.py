@@ -1,0 +1,246 @@
+"""What a damaged queue still says is saved; what it does not say is told, and never made up."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import strictq
+from strictq import InvalidArgument, Message, QueueConfig, QueueNotFound, Salvaged, StoreBusy, StoreCorrupt
+from strictq._keys import encode_key
+from strictq._sql import SALVAGE
+from tests.support.clock import FakeClock
+from tests.support.internals import PAGE_BYTES, connection_of, shard_file
+from tests.support.powercut import quiet
+from tests.support.powercut_campaign import fast_directory
+
+FLIPS = int(os.environ.get("STRICTQ_FLIPS", "100")) // 2
+SEED = int(os.environ.get("STRICTQ_FLIP_SEED", "1"))
+KEYS = 30
+SCHEMA = """
+CREATE TABLE app_ledger (n INTEGER PRIMARY KEY, what TEXT) STRICT;
+CREATE TABLE app_log (line TEXT, PRIMARY KEY (line)) STRICT, WITHOUT ROWID;
+"""
+
+
+@attrs.frozen
+class Told:
+    """A message as it was sent."""
+
+    body: bytes
+    headers: dict[str, str]
+
+
+@attrs.define
+class Made:
+    """A queue with something in every table, closed; and what is in it."""
+
+    path: Path
+    clock: FakeClock
+    pending: dict[tuple[Any, int], Told] = attrs.Factory(dict)
+    dead: dict[tuple[Any, int], Told] = attrs.Factory(dict)
+    issued: dict[Any, int] = attrs.Factory(dict)
+    token: int = 0
+
+
+def make(directory: Path, *, checkpointed: bool) -> Made:
+    chance = random.Random(5)
+    made = Made(directory / "queue", FakeClock())
+    config = QueueConfig(max_attempts=None)
+    with quiet(made.clock), strictq.open(made.path, shards=2, clock=made.clock, config=config) as q:
+        q.app_schema(SCHEMA)
+        for part in range(4):
+            for n in range(KEYS):
+                size = chance.choice((10, 300, 700, 2000, 9000))
+                messages = [
+                    Message(chance.randbytes(size), key=f"k{n}", headers={"n": str(i)} if i % 3 else {}) for i in range(10)
+                ]
+                for message, receipt in zip(messages, q.send_many(messages), strict=True):
+                    made.pending[receipt.key, receipt.seq] = Told(message.body, dict(message.headers or {}))
+                    made.issued[receipt.key] = receipt.seq
+            if part < 3 or checkpointed:
+                for shard in q._store.shards:
+                    shard.checkpoint()
+        for n in range(0, KEYS, 2):
+            for i, d in enumerate(q.receive(5, keys=[f"k{n}"])):
+                made.token = max(made.token, d.token)
+                told = made.pending.pop((d.key, d.seq))
+                if i % 2:
+                    d.reject("no")
+                    made.dead[d.key, d.seq] = told
+                else:
+                    with q.transaction(d) as tx:
+                        tx.key_state = b"state"
+                        tx.execute("INSERT INTO app_ledger (what) VALUES (?)", (str(d.key),))
+                        tx.execute("INSERT INTO app_log VALUES (?)", (f"{d.key} {d.seq}",))
+        q.hold("k1")
+        if checkpointed:
+            for shard in q._store.shards:
+                shard.checkpoint()
+    return made
+
+
+def contents(path: Path, clock: FakeClock) -> tuple[dict[tuple[Any, int], Told], dict[tuple[Any, int], Told]]:
+    with quiet(clock), strictq.open(path, clock=clock, create=False) as q:
+        pending = {(f"k{n}", m.seq): Told(m.body, dict(m.headers)) for n in range(KEYS) for m in q.peek(f"k{n}", 1000)}
+        dead = {(d.key, d.seq): Told(d.body, dict(d.headers)) for d in q.dead_letters(limit=10_000)}
+    return pending, dead
+
+
+def digest(path: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(path.iterdir()) if p.is_file()}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    with fast_directory(tmp_path) as directory:
+        yield directory
+
+
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_an_undamaged_queue_comes_through_whole(place: Path, checkpointed: bool) -> None:
+    made = make(place, checkpointed=checkpointed)
+    before = digest(made.path)
+    found = strictq.salvage(made.path, place / "out", clock=made.clock)
+    assert found == Salvaged(len(made.pending), len(made.dead), (), ())
+    assert digest(made.path) == before, "the damaged files are not touched"
+    assert contents(place / "out", made.clock) == (made.pending, made.dead)
+    with quiet(made.clock), strictq.open(place / "out", clock=made.clock) as q, strictq.open(made.path, clock=made.clock) as old:
+        assert q.check() == []
+        assert q.config == old.config
+        for sql in ("SELECT * FROM app_ledger", "SELECT * FROM app_log"):
+            assert sorted(q.query(sql), key=repr) == sorted(old.query(sql), key=repr)
+        for n in range(KEYS):
+            assert q.send(b"", f"k{n}").seq == made.issued[f"k{n}"] + 1
+        assert q.explain("k1").state == "held"
+        batch = q.receive(1000)
+        assert {d.key_state for d in batch if d.key in {f"k{n}" for n in range(0, KEYS, 2)}} == {b"state"}
+        assert min(d.token for d in batch) > made.token
+        stats, before_stats = q.stats(), old.stats()
+        assert (stats.sends, stats.dead) == (before_stats.sends + KEYS, before_stats.dead)
+
+
+def damaged(made: Made, place: Path, name: str, chance: random.Random, bits: int) -> tuple[Path, list[int]]:
+    copy = place / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(made.path, copy)
+    raw = bytearray((copy / name).read_bytes())
+    hits = [chance.randrange(len(raw) * 8) for _ in range(bits)]
+    for bit in hits:
+        raw[bit // 8] ^= 1 << bit % 8
+    (copy / name).write_bytes(raw)
+    return copy, hits
+
+
+def is_covered(found: Salvaged, key: Any, seq: int) -> bool:
+    return any((r.key is None or r.key == key) and r.first <= seq and (r.last is None or seq <= r.last) for r in found.lost)
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpointed"),
+    [("shard-0000.db", True), ("shard-0000.db", False), ("shard-0000.db-wal", False), ("queue.db", True)],
+)
+def test_what_is_saved_is_what_was_sent_and_what_is_lost_is_told(place: Path, name: str, checkpointed: bool) -> None:
+    made = make(place, checkpointed=checkpointed)
+    chance = random.Random(SEED)
+    others = of_shard_1()
+    parts = []
+    for n in range(FLIPS // 4 + 1):
+        copy, hits = damaged(made, place, name, chance, chance.choice((1, 1, 3, 20)))
+        before = digest(copy)
+        shutil.rmtree(place / "out", ignore_errors=True)
+        found = strictq.salvage(copy, place / "out", clock=made.clock)
+        assert digest(copy) == before
+        pending, dead = contents(place / "out", made.clock)
+        where = f"round {n}, bits {hits}: {found.notes}"
+        for saved, sent in ((pending, made.pending), (dead, made.dead)):
+            assert not {k for k, v in saved.items() if sent.get(k) != v}, where
+            missing = sent.keys() - saved.keys()
+            if "queue" in name:
+                assert not missing, where
+            for key, seq in missing:
+                assert key not in others, where
+                assert is_covered(found, key, seq), (key, seq, where)
+        parts.append(len(pending) / len(made.pending))
+        with quiet(made.clock), strictq.open(place / "out", clock=made.clock) as q:
+            assert q.check() == [], where
+            for i in range(KEYS):
+                assert q.send(b"", f"k{i}").seq > made.issued[f"k{i}"], where
+    assert statistics.median(parts) > 0.9
+
+
+def of_shard_1() -> set[Any]:
+    """The keys that lie in the undamaged shard."""
+    with strictq.open(":memory:", shards=2) as q:
+        return {f"k{n}" for n in range(KEYS) if q._store.shard_of(encode_key(f"k{n}")).number == 1}
+
+
+def test_a_shard_that_is_gone_leaves_the_others(place: Path) -> None:
+    made = make(place, checkpointed=True)
+    shard_file(made.path, 0).unlink()
+    found = strictq.salvage(made.path, place / "out", clock=made.clock)
+    others = of_shard_1()
+    assert contents(place / "out", made.clock)[0] == {k: v for k, v in made.pending.items() if k[0] in others}
+    assert found.lost[0].key is None
+
+
+def test_the_first_page_may_be_lost(place: Path) -> None:
+    """Where the tables begin is known without it."""
+    made = make(place, checkpointed=True)
+    file = shard_file(made.path, 0)
+    raw = file.read_bytes()
+    file.write_bytes(os.urandom(PAGE_BYTES) + raw[PAGE_BYTES:])
+    Path(f"{file}-wal").write_bytes(b"")
+    found = strictq.salvage(made.path, place / "out", clock=made.clock)
+    assert found.lost == ()
+    assert any("own tables" in note for note in found.notes)
+    assert contents(place / "out", made.clock) == (made.pending, made.dead)
+
+
+def test_only_a_closed_queue_is_salvaged_and_nothing_is_overwritten(place: Path) -> None:
+    made = make(place, checkpointed=True)
+    with quiet(made.clock), strictq.open(made.path, clock=made.clock):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(StoreBusy):
+            patch.setattr("strictq._store.salvage.ALONE_SECONDS", 0.05)
+            strictq.salvage(made.path, place / "out", clock=made.clock)
+        assert not (place / "out").exists()
+    (place / "out").mkdir()
+    with pytest.raises(InvalidArgument, match="exists"):
+        strictq.salvage(made.path, place / "out", clock=made.clock)
+    with pytest.raises(QueueNotFound):
+        strictq.salvage(place / "nowhere", place / "new", clock=made.clock)
+    assert sorted(p.name for p in place.iterdir()) == ["out", "queue"]
+
+
+def test_every_row_has_a_place_for_each_column() -> None:
+    with strictq.open(":memory:") as q:
+        db = connection_of(q)
+        for name in SALVAGE.names():
+            if SALVAGE.__getattr__(name).startswith("INSERT"):
+                columns = db.execute("SELECT count(*) FROM pragma_table_info(?)", (name,)).get
+                assert SALVAGE.__getattr__(name).count("?") == columns, name
+
+
+def test_quarantine_names_the_way_out(place: Path) -> None:
+    made = make(place, checkpointed=True)
+    file = shard_file(made.path, 0)
+    raw = bytearray(file.read_bytes())
+    for page in range(1, len(raw) // PAGE_BYTES):
+        raw[page * PAGE_BYTES + 2500] ^= 1
+    file.write_bytes(raw)
+    with (
+        quiet(made.clock),
+        strictq.open(made.path, clock=made.clock) as q,
+        pytest.raises(StoreCorrupt, match=r"strictq\.salvage"),
+    ):
+        for n in range(KEYS):
+            q.send(b"", f"k{n}")
