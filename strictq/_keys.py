@@ -13,7 +13,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, StoreCorrupt
 
 Key = str | bytes | int
 """The strict order parameter: non-empty str, non-empty bytes, or int."""
@@ -58,14 +58,21 @@ def encode_key(key: object) -> bytes:
 
 
 def decode_key(raw: bytes) -> Key | None:
-    """The key that `encode_key` stored; None for a lane of keyless messages."""
+    """The key that `encode_key` stored; None for a lane of keyless messages.
+
+    Raises:
+        StoreCorrupt: it is none that `encode_key` stores.
+    """
     kind = raw[:1]
-    if kind == b"s":
-        return raw[1:].decode()
-    if kind == b"b":
-        return raw[1:]
-    if kind == b"i":
-        return int(raw[1:])
+    try:
+        if kind == b"s":
+            return raw[1:].decode()
+        if kind == b"b":
+            return raw[1:]
+        if kind == b"i":
+            return int(raw[1:])
+    except ValueError as e:
+        raise StoreCorrupt(f"a stored key can't be read: {raw!r}", shard=-1, cause=e) from e
     return None
 
 

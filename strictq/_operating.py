@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from ._config import QueueConfig
 from ._errors import InvalidArgument, PartialFailure, StoreError
 from ._keys import Key, decode_key, encode_key
 from ._store import Store, admin, looking
+from ._store.stored import headers as stored_headers
 from ._types import DeadLetter, Explanation, HistoryRecord, KeyDepth, MessageStatus, PeekedMessage, Problem, ShardStats, Stats
 
 _COUNTS = (
@@ -91,7 +91,8 @@ class Operating:
         store.require_open(writing=False)
         raw = encode_key(key)
         validate.whole("limit", limit, 1, validate.MESSAGES_MAX)
-        return store.shard_of(raw).read(lambda db: looking.peek(db, raw, limit, store.time))
+        shard = store.shard_of(raw)
+        return shard.read(lambda db: looking.peek(db, raw, limit, store.time, shard.number))
 
     def status(self, key: Key, seq: int) -> MessageStatus:
         """Where one message is; "resolved" for what is gone.
@@ -122,19 +123,20 @@ class Operating:
         store.require_open(writing=False)
         validate.whole("limit", limit, 1, validate.MESSAGES_MAX)
         raw = None if key is None else encode_key(key)
-        rows: list[tuple[Any, ...]] = []
+        rows: list[tuple[int, tuple[Any, ...]]] = []
         for shard in store.healthy() if raw is None else [store.shard_of(raw)]:
             left = limit - len(rows)
-            rows += shard.read(lambda db, n=left: admin.dead_letters(db, raw, n))  # type: ignore[misc]
+            found = shard.read(lambda db, n=left: admin.dead_letters(db, raw, n))  # type: ignore[misc]
+            rows += [(shard.number, row) for row in found]
             if len(rows) >= limit:
                 break
         wall = store.time.to_wall
         return [
             DeadLetter(
-                key=decode_key(k), seq=seq, id=i, body=body, headers=json.loads(headers) if headers else {}, kind=kind,
+                key=decode_key(k), seq=seq, id=i, body=body, headers=stored_headers(headers, n), kind=kind,
                 reason=reason, attempts=attempts, enqueued_at=wall(sent_at), died_at=wall(died_at),
             )
-            for _, k, seq, i, body, headers, kind, reason, attempts, sent_at, died_at in rows
+            for n, (_, k, seq, i, body, headers, kind, reason, attempts, sent_at, died_at) in rows
         ]  # fmt: skip
 
     def history(self, *, shard: int = 0, after: int = 0, key: Key | None = None, limit: int = 1000) -> list[HistoryRecord]:

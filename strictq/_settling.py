@@ -31,7 +31,7 @@ class Settling:
             LeaseLost: of a single delivery.
             PartialFailure: some were lost, or shards failed: results has None or an exception for each delivery.
         """
-        self._settle(list(deliveries), lambda tx, batches: engine.ack(tx, batches))
+        self._settle(_listed(deliveries), lambda tx, batches: engine.ack(tx, batches))
 
     def nack_many(self, deliveries: Iterable[Delivery], delay: float | None = None, reason: str | None = None) -> None:
         """Give many back; of each key the first one given, and everything later that its lease holds.
@@ -39,7 +39,7 @@ class Settling:
         Raises:
             LeaseLost, PartialFailure: as for ack_many.
         """
-        self._nack(list(deliveries), delay, reason)
+        self._nack(_listed(deliveries), delay, reason)
 
     def extend_many(self, deliveries: Iterable[Delivery], seconds: float) -> None:
         """Move the deadlines of their lanes' leases to `seconds` from now.
@@ -47,7 +47,7 @@ class Settling:
         Raises:
             LeaseLost, PartialFailure: as for ack_many.
         """
-        results = self._extended([self._own(d) for d in deliveries], seconds)
+        results = self._extended([self._own(d) for d in _listed(deliveries)], seconds)
         self._raise_lost("some leases were lost", results)
 
     def _ack_one(self, d: Delivery) -> None:
@@ -350,3 +350,10 @@ def _add_ack(work: engine.Advance, d: Delivery, after: Delivery | None) -> None:
 
 def _settled_before(d: Delivery) -> LeaseLost:
     return LeaseLost(d.key, d.seq, d.token, "this delivery is settled already")
+
+
+def _listed(deliveries: Iterable[Delivery]) -> list[Delivery]:
+    try:
+        return list(deliveries)
+    except TypeError:
+        raise InvalidArgument(f"deliveries must be a collection of deliveries, not {type(deliveries).__name__}") from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ._errors import InvalidArgument, LeaseLost
 from ._keys import Key, decode_key
 from ._store import handed
+from ._store.stored import headers as stored_headers
 
 if TYPE_CHECKING:
     from ._settling import Settling
@@ -171,7 +172,7 @@ class Delivery:
     def headers(self) -> dict[str, str]:
         """As sent."""
         text = self._row[handed.HEADERS]
-        return json.loads(text) if text else {}
+        return stored_headers(text, self.lease._call.shard) if text else {}
 
     @property
     def attempt(self) -> int:

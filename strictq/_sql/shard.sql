@@ -199,6 +199,10 @@ UPDATE counter SET config_version = ?, epoch = ?, time_offset = ?, last_time = ?
     last_outbox = ?, seq_floor = ?, next_deadline = ?, lanes = ?, pending = ?, dead = ?, sends = ?, receives = ?, claims = ?, empty_receives = ?, acks = ?,
     retries = ?, redeliveries = ?, expired = ?, dropped = ?, purged = ?, ack_rate = ?, ack_rate_at = ?;
 
+-- name: objects
+-- migrate: everything that the file's schema has.
+SELECT type, name, tbl_name, rootpage, sql FROM sqlite_schema;
+
 -- name: counter_page
 -- shard: when it verifies its WAL, where the counter row lies.
 SELECT rootpage FROM sqlite_schema WHERE name = 'counter';

@@ -17,7 +17,7 @@ from .._errors import ConfigError, StoreCorrupt, StoreError
 from .._sql import APPLIED, CATALOG, CHECK, SHARD
 from . import files, migrate, wal
 from .connection import Durability, check_file, connect, connect_catalog, translate
-from .frame import Totals
+from .frame import EPOCHS, NEVER, Totals
 
 SHARDS_MAX: Final = 256
 HASHES: Final = 1 << 64
@@ -124,6 +124,8 @@ def verify_shard(db: apsw.Connection, catalog: Catalog, part: Range) -> None:
         raise StoreCorrupt(f"{part.file} is empty or not a shard", shard=part.shard)
     if db.filename and db.pragma("journal_mode") != "wal":
         raise StoreCorrupt(f"{part.file} is not in WAL mode", shard=part.shard)
+    if db.execute(SHARD.read_counter).get is not None and not Totals.read(db).are_possible():
+        raise StoreCorrupt("its counters are out of their range", shard=part.shard)
     for name, expected in _identity(catalog, part).items():
         found = db.execute(SHARD.read_meta, (name,)).get
         if found != expected:
@@ -137,6 +139,7 @@ def read(directory: Path, *, read_only: bool = False) -> Catalog:
         StoreCorrupt, SchemaMismatch: it can't be read; nothing changed.
     """
     path = directory / files.CATALOG
+    check_file(path, -1)
     try:
         with _opened(path, read_only=read_only) as db:
             migrate.require(db, migrate.CATALOG_ID, -1, read_only=read_only)
@@ -145,10 +148,21 @@ def read(directory: Path, *, read_only: bool = False) -> Catalog:
         if row is None or not _covers(parts):
             raise StoreCorrupt("the topology does not cover the hash space", shard=-1)
         queue_id, durability, config, version, epoch, boot_id, offset = row
+        if problem := _nonsense(durability, version, epoch, offset):
+            raise StoreCorrupt(problem, shard=-1)
         stored = QueueConfig.from_json(config)
-    except ValueError as e:  # damaged text, numbers or JSON
+    except (ValueError, TypeError, RecursionError) as e:  # damaged text, numbers or JSON
         raise StoreCorrupt(f"what it stores can't be read: {e}", shard=-1, cause=e) from e
     return Catalog(queue_id, cast(Durability, durability), stored, version, epoch, boot_id, offset, parts)
+
+
+def _nonsense(durability: str, version: int, epoch: int, offset: int) -> str | None:
+    """What no strictq writes there."""
+    if durability not in ("full", "process"):
+        return f"its durability is {durability!r}"
+    if not 0 < epoch < EPOCHS or not 0 < version < NEVER or abs(offset) > NEVER:
+        return "its numbers are out of their range"
+    return None
 
 
 def damage(directory: Path) -> list[str]:
@@ -159,6 +173,8 @@ def damage(directory: Path) -> list[str]:
 
 def _covers(parts: tuple[Range, ...]) -> bool:
     expected = 0
+    if sorted(part.shard for part in parts) != list(range(len(parts))):
+        return False
     for part in sorted(parts, key=lambda r: r.lo):
         if part.lo != expected or part.file != files.shard_file(part.shard):
             return False

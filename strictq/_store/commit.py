@@ -33,7 +33,7 @@ from .._errors import (
 from .._sql import CLAIM, SHARD
 from .._types import Event
 from .calls import Call, Mergeable, Operation, nobody, whoami
-from .connection import BUSY_SECONDS, Opener, leak, translate
+from .connection import BUSY_SECONDS, NONSENSE, Opener, leak, translate
 from .frame import Totals, Tx
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ class Writer:
                 finally:
                     if db.in_transaction:
                         db.execute("ROLLBACK")
-            except (apsw.Error, UnicodeDecodeError) as e:
+            except (apsw.Error, *NONSENSE) as e:
                 raise self._failed(e) from e
 
     def use(self, work: Callable[[apsw.Connection], T]) -> T:
@@ -273,9 +273,9 @@ class Writer:
                 for call in self._merged(tx, calls):
                     self._guarded(tx, call)
             self._write_totals(tx)
-        except UnicodeDecodeError as e:
+        except NONSENSE as e:
             self._undo(e)
-            raise self._failed(e) from e  # our own columns: a text in the file is damaged
+            raise self._failed(e) from e
         except BaseException as e:
             for call in calls:
                 call.unfinish()
@@ -404,7 +404,7 @@ class Writer:
             self.distrusted = True
             self._drop_connection()
 
-    def _failed(self, error: apsw.Error | UnicodeDecodeError) -> BaseException:
+    def _failed(self, error: Exception) -> BaseException:
         self.distrusted = self.distrusted or failed_sync(error)
         ours = translate(error, self._shard)
         if isinstance(ours, StoreCorrupt):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import stat
 import time
@@ -101,6 +102,7 @@ def connect_catalog(path: str, *, read_only: bool = False, fresh: bool = False) 
 def _harden(db: apsw.Connection) -> None:
     db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
     db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+    db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
     db.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
     db.config(apsw.SQLITE_DBCONFIG_DQS_DDL, 0)
     # Plans must not follow the values bound: else SQLite prepares half of our statements anew at every call.
@@ -126,24 +128,32 @@ def _set_busy_handler(db: apsw.Connection) -> None:
 
 
 def check_file(path: Path, shard: int) -> None:
-    """A shard's file must be there, a regular file, and not a link: looked at without opening it.
+    """A database must be there; it and SQLite's files beside it are regular files, and no links: looked at without opening them.
 
     Opening and closing it as a plain file would drop SQLite's locks on it in this process.
     """
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        raise StoreCorrupt(f"{path.name} is missing", shard=shard) from None
-    if stat.S_ISLNK(mode):
-        raise StoreCorrupt(f"{path.name} is a symbolic link, which is refused", shard=shard)
-    if not stat.S_ISREG(mode):
-        raise StoreCorrupt(f"{path.name} is not a regular file", shard=shard)
+    for part in ("", "-wal", "-shm", "-journal"):
+        file = path.with_name(f"{path.name}{part}")
+        try:
+            mode = os.lstat(file).st_mode
+        except FileNotFoundError:
+            if part:
+                continue
+            raise StoreCorrupt(f"{file.name} is missing", shard=shard) from None
+        if stat.S_ISLNK(mode):
+            raise StoreCorrupt(f"{file.name} is a symbolic link, which is refused", shard=shard)
+        if not stat.S_ISREG(mode):
+            raise StoreCorrupt(f"{file.name} is not a regular file", shard=shard)
+
+
+NONSENSE: Final = (UnicodeDecodeError, json.JSONDecodeError, OverflowError, TypeError, LookupError)
+"""What our own code meets in rows that it did not write: a text that is none, a number too large, a row that is not there."""
 
 
 def translate(error: BaseException, shard: int) -> BaseException:
     """Our error for one of SQLite's, by class and never by text. Anything else is returned as it is."""
-    if isinstance(error, UnicodeDecodeError):
-        return StoreCorrupt(f"a stored text is damaged: {error}", shard=shard, cause=error)
+    if isinstance(error, NONSENSE):
+        return StoreCorrupt(f"what it stores makes no sense: {type(error).__name__}: {error}", shard=shard, cause=error)
     if isinstance(error, StrictqError) or not isinstance(error, apsw.Error):
         return error
     if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA:

@@ -22,6 +22,8 @@ RATE_SECONDS: Final = 60.0
 SECOND: Final = 1_000_000
 NEVER: Final = 1 << 62
 """A time that does not come."""
+EPOCHS: Final = 1 << (62 - TOKEN_BITS)
+"""As many as a token can tell apart."""
 
 
 @attrs.define
@@ -58,9 +60,22 @@ class Totals:
         values: tuple[Any, ...] = _VALUES(self)
         return values
 
+    def are_possible(self) -> bool:
+        """Could all of them have been written here? Numbers near the end of what SQLite stores would overflow."""
+        numbers = [v for v in attrs.astuple(self) if isinstance(v, int)]
+        return (
+            0 <= self.epoch < EPOCHS
+            and 0 <= self.last_token < 1 << TOKEN_BITS
+            and all(-NEVER <= n <= NEVER for n in numbers)
+            and math.isfinite(self.ack_rate)
+        )
+
     @classmethod
     def read(cls, db: apsw.Connection) -> Totals:
-        return cls(*db.execute(SHARD.read_counter).get)
+        row = db.execute(SHARD.read_counter).get
+        if row is None:
+            raise apsw.CorruptError("the counter row is missing")
+        return cls(*row)
 
 
 _VALUES: Final = attrgetter(*(field.name for field in attrs.fields(Totals)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from .._sql import INSPECT
 from .._types import Explanation, KeyDepth, MessageStatus, PeekedMessage, ShardStats, State
 from .frame import SECOND, Totals, decayed_rate
 from .lanes import Lane, LeaseRow
+from .stored import headers as stored_headers
 
 AGES_OVER: Final = 10_000
 """Lanes in one state whose heads are looked at for ages."""
@@ -62,13 +62,13 @@ def _view(db: apsw.Connection, key: bytes, now: int) -> _View | None:
     return None if lane is None else _View(db, lane, now)
 
 
-def peek(db: apsw.Connection, key: bytes, limit: int, time: QueueTime) -> list[PeekedMessage]:
+def peek(db: apsw.Connection, key: bytes, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
     view = _view(db, key, time.now())
     if view is None:
         return []
     return [
         PeekedMessage(
-            key=decode_key(key), seq=seq, id=i, body=body, headers=json.loads(headers) if headers else {},
+            key=decode_key(key), seq=seq, id=i, body=body, headers=stored_headers(headers, shard),
             state=view.state_of(seq, due), attempts=view.attempts(seq, attempts), enqueued_at=time.to_wall(sent_at),
             due_at=None if due is None else time.to_wall(due), expires_at=None if expires is None else time.to_wall(expires),
         )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
 import apsw
 
 from .._errors import SchemaMismatch, StoreCorrupt, StoreError
+from .._sql import CATALOG, SHARD
 from . import checksums
 
 FORMAT: Final = 1
@@ -17,9 +20,16 @@ CATALOG_ID: Final = 0x73717100
 SHARD_ID: Final = 0x73717101
 """PRAGMA application_id of a shard."""
 
+Object = tuple[str, str, str | None]
 Step = Callable[[apsw.Connection], None]
 STEPS: dict[int, dict[int, Step]] = {CATALOG_ID: {}, SHARD_ID: {}}
 """For each kind of file: the step that leads from a format to the next one. Each runs in a transaction with its stamp."""
+
+
+OLDEST: Final = 1
+"""The format that the steps begin with, and that the schemas in _sql describe."""
+_SCHEMAS: Final = {CATALOG_ID: CATALOG.schema, SHARD_ID: SHARD.schema}
+_SPACE: Final = re.compile(r"--[^\n]*|\s+")
 
 
 def stamp(db: apsw.Connection, kind: int, version: int = FORMAT) -> None:
@@ -33,12 +43,12 @@ def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, targ
 
     Raises:
         SchemaMismatch: it is of a newer format, or of an older one and may not be written. Nothing changed.
-        StoreCorrupt: it is a file of another kind, or its pages have no checksums.
+        StoreCorrupt: it is a file of another kind, its pages have no checksums, or it has other tables.
     """
     target = FORMAT if target is None else target
     found = db.pragma("application_id")
     version = db.pragma("user_version")
-    if found != kind:
+    if found != kind or version < OLDEST:
         raise StoreCorrupt("the file is empty or not one of strictq's", shard=shard)
     if db.filename:
         checksums.require(db, shard)
@@ -50,8 +60,57 @@ def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, targ
             shard=shard,
             hint="open it once without read_only to migrate it",
         )
+    if db.filename:
+        require_schema(db, kind, shard, version)
     while version < target:
         version = _step(db, kind, shard, target)
+
+
+def require_schema(db: apsw.Connection, kind: int, shard: int, version: int) -> None:
+    """Has the file the tables of its format, and besides nothing but the program's own?
+
+    A trigger, a view in a table's place or a CHECK that calls functions would be somebody else's code in our transactions.
+
+    Raises:
+        StoreCorrupt: it has not.
+    """
+    expected = dict(_expected(kind, version, tuple(STEPS[kind].items())))
+    objects: list[Any] = db.execute(SHARD.objects).fetchall()
+    for type_, name, table, root, sql in objects:
+        found = (type_, table, _plain(sql))
+        if str(name).startswith("sqlite_stat") or (kind == SHARD_ID and _is_programs(type_, name, table, root)):
+            continue
+        if expected.pop(name, None) != found:
+            raise StoreCorrupt(f"its schema is not strictq's: {type_} {name!r}", shard=shard)
+    if expected:
+        raise StoreCorrupt(f"its schema is not strictq's: {min(expected)!r} is missing", shard=shard)
+
+
+def _is_programs(type_: str, name: str, table: str, root: int) -> bool:
+    if type_ == "table":
+        return name.startswith("app_") and root > 0  # a virtual table has no root
+    if type_ == "index":
+        return table.startswith("app_")
+    return type_ == "view" and name.startswith("app_")
+
+
+def _plain(sql: str | None) -> str | None:
+    return None if sql is None else _SPACE.sub(" ", sql).strip()
+
+
+@lru_cache
+def _expected(kind: int, version: int, steps: tuple[tuple[int, Step], ...]) -> tuple[tuple[str, Object], ...]:
+    """Name → type, table and text of everything in a new file of this format."""
+    db = apsw.Connection(":memory:")
+    try:
+        db.execute(_SCHEMAS[kind]).fetchall()
+        for before, step in steps:
+            if before < version:
+                step(db)
+        objects: list[Any] = db.execute(SHARD.objects).fetchall()
+        return tuple((name, (type_, table, _plain(sql))) for type_, name, table, _, sql in objects)
+    finally:
+        db.close()
 
 
 def _step(db: apsw.Connection, kind: int, shard: int, target: int) -> int:

@@ -17,7 +17,7 @@ from . import catalog, checksums, files, migrate, pages, wal
 from .calls import Operation
 from .catalog import Catalog, Range
 from .commit import Host, Writer, failed_sync
-from .connection import MEMORY, Durability, check_file, connect, leak, translate
+from .connection import MEMORY, NONSENSE, Durability, check_file, connect, leak, translate
 from .frame import Tx
 from .program import AppDatabase, Guard, Rows
 
@@ -285,7 +285,7 @@ class Shard:
                     return look(self._reader)
                 finally:
                     self._reader.execute("ROLLBACK")
-            except (apsw.Error, UnicodeDecodeError) as e:
+            except (apsw.Error, *NONSENSE) as e:
                 error = translate(e, self.number)
                 if isinstance(error, StoreCorrupt):
                     self._host.quarantine(self.number, error)

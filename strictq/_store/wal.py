@@ -18,6 +18,7 @@ Source: docs/explanation/storage.md
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -109,7 +110,7 @@ class Wal:
             yield None
             return
         try:
-            yield Wal(fd)
+            yield Wal(fd) if stat.S_ISREG(os.fstat(fd).st_mode) else None
         finally:
             os.close(fd)
 

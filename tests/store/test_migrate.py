@@ -88,7 +88,8 @@ def test_a_step_runs_once_even_if_two_come_at_once(old: Opener, upgrade: Callabl
     ran: list[int] = []
 
     def counting(db: apsw.Connection) -> None:
-        ran.append(1)
+        if db.filename:  # and not where it is asked what a file of that format looks like
+            ran.append(1)
         add_column(db)
 
     upgrade(counting)
