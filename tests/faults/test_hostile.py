@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import strictq
 from strictq import Message, QueueConfig, StoreCorrupt, StrictqError
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.internals import connected, connection_of, shard_file, tamper
 from tests.support.powercut import quiet
 from tests.support.powercut_campaign import fast_directory

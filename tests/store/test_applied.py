@@ -15,7 +15,7 @@ from strictq._store import applied, bulk
 from strictq._store.applied import BATCHES_KEPT, JOB_SECONDS, Size, Token
 from strictq._store.bulk import Chunk
 from strictq._store.send import INLINE_BYTES_MAX
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.queues import Opener, ack_all, drain, keys_by_shard, labels
 
 

@@ -18,7 +18,7 @@ import strictq
 from strictq import InvalidArgument, Message, QueueConfig, QueueNotFound, Salvaged, StoreBusy, StoreCorrupt
 from strictq._keys import encode_key
 from strictq._sql import SALVAGE
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.internals import PAGE_BYTES, connection_of, shard_file
 from tests.support.powercut import quiet
 from tests.support.powercut_campaign import fast_directory

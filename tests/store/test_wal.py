@@ -13,7 +13,7 @@ import pytest
 import strictq
 from strictq import StoreCorrupt
 from strictq._store import files, wal
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.internals import PAGE_BYTES, connection_of, shard_file, shard_of
 from tests.support.powercut import quiet
 from tests.support.queues import drain
