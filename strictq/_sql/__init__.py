@@ -65,3 +65,6 @@ CHECK: Final = Block("check")
 SALVAGE: Final = Block("salvage")
 HISTORY: Final = Block("history")
 APPLIED: Final = Block("applied")
+
+SHARD_SCHEMA: Final = "\n".join((SHARD.schema, APPLIED.schema))
+"""All tables of a shard. Those of features that stand on their own are in those features' files."""

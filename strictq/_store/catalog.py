@@ -14,7 +14,7 @@ import attrs
 from .._clock import Clock
 from .._config import QueueConfig
 from .._errors import ConfigError, StoreCorrupt, StoreError
-from .._sql import APPLIED, CATALOG, CHECK, SHARD
+from .._sql import CATALOG, CHECK, SHARD, SHARD_SCHEMA
 from . import files, migrate, wal
 from .connection import Durability, check_file, connect, connect_catalog, translate
 from .frame import EPOCHS, NEVER, Totals
@@ -96,8 +96,7 @@ def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
 def lay_out_shard(db: apsw.Connection, catalog: Catalog, part: Range, clock: Clock) -> None:
     """The tables of a new shard, and the copy it keeps of what it belongs to."""
     with _writing(db):
-        for statements in (SHARD.schema, APPLIED.schema):
-            db.execute(statements).fetchall()
+        db.execute(SHARD_SCHEMA).fetchall()
         now = clock.boot() + catalog.time_offset
         db.execute(SHARD.insert_counter, (catalog.config_version, catalog.epoch, catalog.time_offset, now))
         db.executemany(SHARD.write_meta, list(_identity(catalog, part).items()))

@@ -10,7 +10,7 @@ from typing import Any, Final
 import apsw
 
 from .._errors import SchemaMismatch, StoreCorrupt, StoreError
-from .._sql import CATALOG, SHARD
+from .._sql import CATALOG, SHARD, SHARD_SCHEMA
 from . import checksums
 
 FORMAT: Final = 1
@@ -28,7 +28,7 @@ STEPS: dict[int, dict[int, Step]] = {CATALOG_ID: {}, SHARD_ID: {}}
 
 OLDEST: Final = 1
 """The format that the steps begin with, and that the schemas in _sql describe."""
-_SCHEMAS: Final = {CATALOG_ID: CATALOG.schema, SHARD_ID: SHARD.schema}
+_SCHEMAS: Final = {CATALOG_ID: CATALOG.schema, SHARD_ID: SHARD_SCHEMA}
 _SPACE: Final = re.compile(r"--[^\n]*|\s+")
 
 

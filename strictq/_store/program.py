@@ -15,7 +15,7 @@ from typing import Any, Final
 import apsw
 
 from .._errors import InvalidArgument
-from .._sql import SHARD
+from .._sql import SHARD_SCHEMA
 
 PREFIX: Final = "app_"
 STEPS_MAX: Final = 20_000_000
@@ -25,7 +25,7 @@ _STEP_BLOCK: Final = 10_000
 _READS: Final = {apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE}
 _ON_TABLE: Final = {apsw.SQLITE_READ, apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE}
 _TABLE_FUNCTIONS: Final = {"json_each", "json_tree"}
-_OUR_TABLES: Final = set(re.findall(r"CREATE TABLE (\w+)", SHARD.schema))
+_OUR_TABLES: Final = set(re.findall(r"CREATE TABLE (\w+)", SHARD_SCHEMA))
 _ENGINE_PREFIXES: Final = ("sqlite_", "pragma_", "dbstat", "carray")
 _SCHEMA_TABLES: Final = {"sqlite_master", "sqlite_schema"}
 _DDL_NAMED_FIRST: Final = {

@@ -23,7 +23,7 @@ from .._clock import Clock
 from .._config import QueueConfig
 from .._errors import InvalidArgument, QueueNotFound, StoreBusy, StrictqError
 from .._keys import decode_key
-from .._sql import CHECK, LANES, SALVAGE, SHARD, insert_into
+from .._sql import CHECK, LANES, SALVAGE, SHARD, SHARD_SCHEMA, insert_into
 from .._types import LostRange, Salvaged
 from . import catalog, check, files, lanes, wal
 from .catalog import Catalog, Range
@@ -103,7 +103,7 @@ def _roots() -> dict[str, int]:
     """Where a shard's own tables begin."""
     db = connect(MEMORY, durability="process")
     try:
-        db.execute(SHARD.schema).fetchall()
+        db.execute(SHARD_SCHEMA).fetchall()
         roots: list[Any] = db.execute(SALVAGE.roots).fetchall()
         return dict(roots)
     finally:
