@@ -30,6 +30,7 @@ ONLY_IN = {
     "apsw": {"_store", "opening"},  # opening: the check of the linked SQLite's version
     "rich": {"cli"},
     "typer": {"cli"},
+    "matplotlib": {"demo"},
     "pyspark": {"spark"},
     "pyarrow": {"spark"},
     "pandas": {"spark"},

@@ -6,29 +6,24 @@ import contextlib
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Final
 
-import attrs
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
-from strictq.cli._command import OK, USAGE, WRONG, Failure, Terminal, command, many, printable
-from strictq.demo import runner
+from strictq.cli import _demo_worker
+from strictq.cli._command import OK, USAGE, WRONG, Failure, Terminal, command, many
+from strictq.cli._demo_view import View, as_values, show
+from strictq.demo import runner, working
 from strictq.demo.events import BadInput, FileEvents, LedgerEvents, Source
 
+CONSUMERS: Final = 4
 EVENTS: Final = 20_000
 EVENTS_PER_KEY: Final = 40
-PLAIN_SECONDS: Final = 2.0
-NARROW_COLUMNS: Final = 60
+WORKER_EVENTS: Final = 60
+WORKER_KEYS: Final = 4
 
 
 class Durability(StrEnum):
@@ -58,27 +53,73 @@ def demo(
     queue: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Make the queue here and keep it. Default: a temporary one.")
     ] = None,
-    consumers: Annotated[int, typer.Option(min=1, max=64, help="Consumer processes.")] = 4,
+    consumers: Annotated[int | None, typer.Option(min=1, max=64, help="Consumer processes.", show_default=str(CONSUMERS))] = None,
     shards: Annotated[int, typer.Option(min=1, max=256, help="Shards of the queue.")] = 1,
     durability: Annotated[
         Durability, typer.Option(help="process: all survives kill -9, as here. full: a power cut too, at the disk's speed.")
     ] = Durability.process,
-    events: Annotated[int | None, typer.Option(min=1, help="How many events to make.", show_default=f"{EVENTS:,}")] = None,
-    keys: Annotated[
-        int | None, typer.Option(min=1, help="How many keys they have.", show_default=f"one to {EVENTS_PER_KEY} events")
+    events: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many events to make.", show_default=f"{EVENTS:,}; with --worker {WORKER_EVENTS}"),
     ] = None,
-    kill: Annotated[bool, typer.Option(help="Kill a consumer with -9 on the way.")] = True,
+    keys: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How many keys they have.", show_default=f"one to {EVENTS_PER_KEY} events; with --worker {WORKER_KEYS}"
+        ),
+    ] = None,
+    kill: Annotated[bool | None, typer.Option("--kill/--no-kill", help="Kill a consumer with -9.", show_default="kill")] = None,
+    worker: Annotated[
+        bool,
+        typer.Option("--worker", help="Instead of the consumers: one worker, which prepares ahead. Shows how that overlaps."),
+    ] = False,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="With --worker: events at once, each of another key.", show_default="4")
+    ] = None,
+    fetch: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.0, max=60.0, help="With --worker: what prepare takes.", show_default="0.08"),
+    ] = None,
+    process: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.0, max=60.0, help="With --worker: what process takes.", show_default="0.12"),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --worker: draw what it did when, a .png or a .svg file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> int:
     """Send events through a queue, kill a consumer on the way, and verify that every key kept its order.
 
+    With --worker, one worker of this process handles the events, and nothing is killed: prepare waits as a fetch would,
+    and runs while process is busy with the event before it.
+
     Exit code 0: nothing was lost, doubled or reordered. 1: something was. 2: the input cannot be used.
     """
-    source = _source(input, key_field, chain, events, keys)
+    consumers_only = {"--consumers": consumers, "--kill and --no-kill": kill}
+    worker_only = {"--concurrency": concurrency, "--fetch": fetch, "--process": process, "--plot": plot}
+    for name, value in (consumers_only if worker else worker_only).items():
+        if value is not None:
+            raise Failure(f"{name} {'can not be used with' if worker else 'needs'} --worker", USAGE)
+    source = _source(input, key_field, chain, events, keys, (WORKER_EVENTS, WORKER_KEYS) if worker else (EVENTS, None))
+    if worker:
+        usual = working.Options(queue=Path())
+
+        def options_for(directory: Path) -> working.Options:
+            return working.Options(
+                queue=directory, shards=shards, durability=durability.value, concurrency=concurrency or usual.concurrency,
+                fetch_seconds=usual.fetch_seconds if fetch is None else fetch,
+                process_seconds=usual.process_seconds if process is None else process,
+            )  # fmt: skip
+
+        return _demo_worker.run(source, options_for, _directory(queue), plot, as_json=as_json, kept=queue)
     out = Terminal(highlight=False)
     with _directory(queue) as directory:
-        options = runner.Options(queue=directory, consumers=consumers, shards=shards, durability=durability.value, kill=kill)
-        with View(source, options, quiet=as_json) as view:
+        options = runner.Options(
+            queue=directory, consumers=consumers or CONSUMERS, shards=shards, durability=durability.value, kill=kill is not False
+        )
+        setup = f"{many(options.consumers, 'consumer')}, {many(shards, 'shard')}, durability {options.durability}"
+        with View(source, setup, quiet=as_json) as view:
             try:
                 outcome = runner.run(source, options, view)
             except runner.DemoFailed as e:
@@ -86,16 +127,19 @@ def demo(
     if as_json:
         print(json.dumps(as_values(outcome, source, queue)))
     else:
-        show(out, outcome, source, kill=kill)
+        show(out, outcome, source, kill=options.kill)
     return OK if outcome.verdict.ok else WRONG
 
 
-def _source(input: Path | None, key_field: str | None, chain: str | None, events: int | None, keys: int | None) -> Source:
+def _source(
+    input: Path | None, key_field: str | None, chain: str | None, events: int | None, keys: int | None,
+    usual: tuple[int, int | None],
+) -> Source:  # fmt: skip
     if input is None:
         if key_field is not None or chain is not None:
             raise Failure("--key-field and --chain are for --input", USAGE)
-        count = events or EVENTS
-        return LedgerEvents.make(count, keys or max(1, count // EVENTS_PER_KEY))
+        count = events or usual[0]
+        return LedgerEvents.make(count, keys or usual[1] or max(1, count // EVENTS_PER_KEY))
     if events is not None or keys is not None:
         raise Failure("--events and --keys are for made events, not for --input", USAGE)
     if key_field is None:
@@ -124,167 +168,3 @@ def _directory(queue: Path | None) -> Iterator[Path]:
         yield Path(parent) / "demo.strictq"
     finally:
         shutil.rmtree(parent, ignore_errors=True)
-
-
-class View:
-    """Shows how it goes on stderr: bars on a terminal, a line now and then elsewhere, there nothing if `quiet`."""
-
-    def __init__(self, source: Source, options: runner.Options, *, quiet: bool) -> None:
-        self._console = Terminal(stderr=True, highlight=False)
-        self._quiet = quiet and not self._console.is_terminal
-        self._total = source.count
-        self._next = time.monotonic() + PLAIN_SECONDS
-        self._bars: Progress | None = None
-        self.tell(f"{many(source.count, 'event')} over {many(source.keys, 'key')}: {source.name}")
-        crew, shards = many(options.consumers, "consumer"), many(options.shards, "shard")
-        self.tell(f"{crew}, {shards}, durability {options.durability}")
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            elapsed = [TimeElapsedColumn()] if self._console.width >= NARROW_COLUMNS else []
-            self._bars = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                *elapsed,
-                console=self._console,
-                transient=True,
-                expand=True,
-            )
-            self._sent = self._bars.add_task("sent", total=self._total)
-            self._processed = self._bars.add_task("processed", total=self._total)
-            self._bars.start()
-        return self
-
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
-        if self._bars:
-            self._bars.stop()
-
-    def progress(self, sent: int, processed: int) -> None:
-        """Show how far it is."""
-        if self._bars:
-            self._bars.update(self._sent, completed=sent)
-            self._bars.update(self._processed, completed=processed)
-        elif time.monotonic() >= self._next:
-            self._next = time.monotonic() + PLAIN_SECONDS
-            self.tell(f"sent {sent:,}, processed {processed:,} of {self._total:,}")
-
-    def tell(self, text: str) -> None:
-        """Show what happened."""
-        if not self._quiet:
-            self._console.print(Text(printable(text)), soft_wrap=not self._console.is_terminal)
-
-
-def show(out: Console, outcome: runner.Outcome, source: Source, *, kill: bool) -> None:
-    """Print the result for a person."""
-    verdict = outcome.verdict
-    out.print(_consumers(outcome))
-    out.print(_counts(outcome))
-    out.print(_longest(outcome))
-    out.print(Text(f"Checked by {checked_by(source)}."))
-    if kill and not outcome.kills:
-        out.print(Text("No consumer was killed: the run was too short for it."))
-    if verdict.ok:
-        sentence = "every event was processed once, and in the order of its key"
-        out.print(Text("OK: ", "bold green").append(sentence + ".", "default"))
-        return
-    out.print(Text("WRONG: ", "bold red").append(wrongs(outcome) + ".", "default"))
-    for example in verdict.examples:
-        out.print(Text(f"  {printable(example)}"))
-
-
-def _consumers(outcome: runner.Outcome) -> Table:
-    table = Table(title="Consumers", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("name")
-    table.add_column("events", justify="right")
-    table.add_column("retried", justify="right")
-    table.add_column("fate")
-    for m in outcome.members:
-        processed, again = outcome.verdict.per_consumer.get(m.name, (0, 0))
-        fate = m.fate if m.held is None else f"{m.fate}, held {m.held}"
-        table.add_row(m.name, f"{processed:,}", f"{again:,}", Text(fate, "" if m.fate == "finished" else "yellow"))
-    return table
-
-
-def _counts(outcome: runner.Outcome) -> Table:
-    verdict = outcome.verdict
-    table = Table(title="Events", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, count in (("sent", verdict.events), ("processed", verdict.processed), ("keys", verdict.keys)):
-        table.add_row(name, f"{count:,}")
-    for name, count in _wrong(outcome):
-        table.add_row(name, Text(f"{count:,}", "bold red" if count else ""))
-    table.add_row("consumers killed", f"{outcome.kills:,}")
-    table.add_row("handed out again", f"{outcome.redeliveries:,}")
-    rate = verdict.processed / max(outcome.seconds, 0.001)
-    table.add_row("seconds", f"{outcome.seconds:.1f}")
-    table.add_row("events a second", f"{rate:,.0f}")
-    return table
-
-
-def _longest(outcome: runner.Outcome) -> Table:
-    table = Table(title="Longest keys", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("key", overflow="fold")
-    table.add_column("events", justify="right")
-    table.add_column("order")
-    for k in outcome.verdict.longest:
-        order = Text("ok", "green") if k.ok else Text("WRONG", "bold red")
-        table.add_row(Text(printable(k.key)), f"{k.events:,}", order)
-    return table
-
-
-def _wrong(outcome: runner.Outcome) -> list[tuple[str, int]]:
-    verdict = outcome.verdict
-    return [
-        ("lost", verdict.lost),
-        ("doubled", verdict.doubled),
-        ("reordered", verdict.reordered),
-        ("altered", verdict.altered),
-        ("unexpected", verdict.unexpected),
-        ("broken links", verdict.unlinked),
-    ]
-
-
-def wrongs(outcome: runner.Outcome) -> str:
-    """What is wrong, in words."""
-    return ", ".join(f"{count:,} {name}" for name, count in _wrong(outcome) if count)
-
-
-def checked_by(source: Source) -> str:
-    """How the order was checked, in words."""
-    by = "the line numbers and contents of the events, key by key"
-    if source.chain is None:
-        return by
-    return f"the chain {source.chain.old} → {source.chain.new} inside each transaction, and by {by}"
-
-
-def as_values(outcome: runner.Outcome, source: Source, queue: Path | None) -> dict[str, Any]:
-    """The result as plain values, for --json."""
-    verdict = outcome.verdict
-    return {
-        "ok": verdict.ok,
-        "input": source.name,
-        "checked_by": checked_by(source),
-        "events": verdict.events,
-        "keys": verdict.keys,
-        "processed": verdict.processed,
-        **{name.replace(" ", "_"): count for name, count in _wrong(outcome)},
-        "kills": outcome.kills,
-        "redeliveries": outcome.redeliveries,
-        "seconds": round(outcome.seconds, 3),
-        "consumers": [
-            {
-                "name": m.name,
-                "pid": m.process.pid,
-                "processed": verdict.per_consumer.get(m.name, (0, 0))[0],
-                "retried": verdict.per_consumer.get(m.name, (0, 0))[1],
-                "fate": m.fate,
-                "held": m.held,
-            }
-            for m in outcome.members
-        ],
-        "longest_keys": [attrs.asdict(k) for k in verdict.longest],
-        "problems": list(verdict.examples),
-        "queue": str(queue) if queue else None,
-    }

@@ -3,5 +3,7 @@
 events    makes events, or reads them from a file
 consumer  the child process: receives, checks the chain inside the queue's transaction, records what it processed
 runner    starts the consumers, sends the events, kills a consumer, waits for the end
+working   instead of the consumers: one worker, with prepares that take their time
+plot      draws what the worker did when
 verify    compares what was recorded with the events, independently of the queue
 """

@@ -119,24 +119,8 @@ class Consumer:
                 lost.add(d.key)
 
     def _handle(self, d: strictq.Delivery, left: int) -> None:
-        chain = self._task.chain
         with self._q.transaction(d) as tx:
-            linked = True
-            if chain:
-                old, new = chain.links(d.json())
-                before = tx.key_state
-                # Without a state this is the key's first event, and a chain with one beginning must begin there.
-                linked = chain.first in (None, old) if before is None else before == old.encode()
-                tx.key_state = new.encode()
-            row = (
-                json.dumps(d.key),
-                int(d.headers[LINE_HEADER]),
-                digest(d.body),
-                int(linked),
-                self._task.name,
-                d.attempt,
-            )
-            tx.execute(RECORD, row)
+            handle(d, tx, self._task.chain, self._task.name)
             self._pause_here(left)
 
     def _pause_here(self, left: int) -> None:
@@ -144,6 +128,21 @@ class Consumer:
             self._pause_after = None
             _say(f"paused {left}")
             self._orders.go.wait(PAUSE_SECONDS)
+
+
+def handle(
+    message: strictq.Delivery | strictq.Job, effects: strictq.Transaction | strictq.Job, chain: Chain | None, name: str
+) -> None:
+    """Check that an event follows the one before it, and record it, in the transaction that resolves its message."""
+    linked = True
+    if chain:
+        old, new = chain.links(message.json())
+        before = effects.key_state
+        # Without a state this is the key's first event, and a chain with one beginning must begin there.
+        linked = chain.first in (None, old) if before is None else before == old.encode()
+        effects.key_state = new.encode()
+    line = int(message.headers[LINE_HEADER])
+    effects.execute(RECORD, (json.dumps(message.key), line, digest(message.body), int(linked), name, message.attempt))
 
 
 def _give_back(batch: list[strictq.Delivery]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 from html import escape
 from typing import Any, Final
@@ -14,6 +15,12 @@ LANE_PIXELS: Final = 44
 BAR_PIXELS: Final = 16
 LEFT_PIXELS: Final = 90
 PREPARE, PROCESS = "prepare", "process"
+
+
+def label(key: Any, characters_max: int = 24) -> str:
+    """A key as it can be shown anywhere: keys may hold anything, and be long."""
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(key))
+    return text if len(text) <= characters_max else f"{text[: characters_max - 1]}…"
 
 
 @attrs.frozen
@@ -56,30 +63,42 @@ class Timeline:
         """The whole span."""
         return max((bar.end for bar in self.bars), default=0.0)
 
-    def _lanes(self) -> list[Any]:
+    @property
+    def keys(self) -> list[Any]:
+        """In the order in which they began."""
         return list(dict.fromkeys(bar.key for bar in sorted(self.bars, key=lambda b: b.start)))
 
+    def part(self, keys_max: int, bars_max: int) -> Timeline:
+        """What can be told apart in a picture: the first keys, and of them the beginning, to about so many bars side by side."""
+        keys = set(self.keys[:keys_max])
+        bars = [bar for bar in self.bars if bar.key in keys]
+        works = [bar.end - bar.start for bar in bars if bar.stage == PROCESS]
+        until = bars_max * statistics.fmean(works) if works else 0.0
+        shown = Timeline()
+        shown.bars = [attrs.evolve(bar, end=min(bar.end, until)) for bar in bars if bar.start < until]
+        return shown
+
     def to_text(self, columns: int = 80) -> str:
-        """Two lines for each key: `·` prepare above, `█` process below."""
-        keys = self._lanes()
-        width = max((len(str(key)) for key in keys), default=0)
+        """Two lines for each key: prepare above, `·` and `:` by turns, process below, `█` and `▓`."""
+        keys = self.keys
+        width = max((len(label(key)) for key in keys), default=0)
         room = max(10, columns - width - 2)
         scale = room / (self.seconds or 1.0)
         rows = []
         for key in keys:
-            for stage, mark, name in ((PREPARE, "·", str(key)), (PROCESS, "█", "")):
+            for stage, marks, name in ((PREPARE, ":·", label(key)), (PROCESS, "▓█", "")):
                 cells = [" "] * room
                 for bar in self.bars:
                     if (bar.key, bar.stage) == (key, stage):
                         first = round(bar.start * scale)
                         last = max(round(bar.end * scale), first + 1)
-                        cells[first:last] = mark * (min(last, room) - first)
+                        cells[first:last] = marks[bar.seq % 2] * (min(last, room) - first)
                 rows.append(f"{name:>{width}}  {''.join(cells)}".rstrip())
         return "\n".join(rows)
 
     def to_svg(self, pixels: int = 760) -> str:
         """An SVG document; it reads on light and dark pages alike."""
-        keys = self._lanes()
+        keys = self.keys
         height = LANE_PIXELS * len(keys) + 34
         scale = (pixels - LEFT_PIXELS - 10) / (self.seconds or 1.0)
         parts = [
@@ -88,7 +107,7 @@ class Timeline:
         ]
         for row, key in enumerate(keys):
             top = row * LANE_PIXELS + 4
-            parts.append(f'<text x="6" y="{top + 22}" fill="#222222">key {escape(str(key))}</text>')
+            parts.append(f'<text x="6" y="{top + 22}" fill="#222222">key {escape(label(key, 12))}</text>')
             parts += [self._rect(bar, top, scale) for bar in self.bars if bar.key == key]
         parts += self._axis(height, scale)
         return "\n".join([*parts, "</svg>", ""])

@@ -63,3 +63,22 @@ def test_a_worker_can_be_drawn() -> None:
             q.send(b"", key="k")
         strictq.Worker(q, lambda job: None, lambda job: None, on_event=timeline).run(drain=True)
     assert sorted((b.stage, b.seq) for b in timeline.bars) == [(s, n) for s in ("prepare", "process") for n in (1, 2, 3)]
+
+
+def test_a_part_is_the_beginning_of_the_first_keys() -> None:
+    timeline = Timeline()
+    timeline.bars = [Bar("process", key, n, 1.0 * n, n + 1.0) for key in "abc" for n in range(10)]
+    part = timeline.part(2, 4)
+    assert part.keys == ["a", "b"]
+    assert part.seconds == 4.0
+    assert len(part.bars) == 8
+    assert Timeline().part(2, 4).bars == []
+
+
+def test_keys_can_not_steer_a_terminal_nor_fill_it() -> None:
+    timeline = Timeline()
+    timeline.bars = [Bar("process", "\x1b[2J\n" + "k" * 100, 1, 0.0, 1.0)]
+    text = timeline.to_text(60)
+    assert "\x1b" not in text
+    assert all(len(line) <= 60 for line in text.splitlines())
+    ElementTree.fromstring(timeline.to_svg())
