@@ -39,6 +39,7 @@ from ._errors import (
 )
 from ._types import (
     DeadLetter,
+    DurationEstimate,
     Event,
     Explanation,
     HistoryRecord,
@@ -71,6 +72,7 @@ __all__ = [
     "ConfigError",
     "DeadLetter",
     "Delivery",
+    "DurationEstimate",
     "Event",
     "Explanation",
     "ForkedProcess",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import attrs
 
 from . import _validate as validate
 from ._config import QueueConfig
+from ._durations import Model
 from ._errors import InvalidArgument, PartialFailure, StoreError
 from ._keys import Key, decode_key, encode_key
 from ._store import Store, admin, looking
@@ -26,12 +28,23 @@ class Operating:
 
     _store: Store
 
+    def _estimates(self) -> dict[str, str]:
+        """For a worker: what was learned of durations, by stage."""
+        self._store.require_open(writing=False)
+        return self._store.estimates()
+
+    def _set_estimates(self, models: dict[str, str] | None) -> None:
+        """For a worker: keep what was learned; None: forget all of it."""
+        self._store.require_open()
+        self._store.set_estimates(models)
+
     # ---- looking
 
     def stats(self) -> Stats:
         """Counts of the queue and of each shard: a frozen snapshot, one consistent read a shard.
 
-        The cost does not grow with the backlog. A quarantined shard counts nothing and says why.
+        The cost does not grow with the backlog. A quarantined shard counts nothing and says why. `prepare` and `process` are
+        what workers learned of durations.
 
         Source: docs/explanation/lifecycle.md
         """
@@ -41,6 +54,9 @@ class Operating:
         counts: dict[str, Any] = {name: sum(getattr(s, name) for s in shards) for name in _COUNTS}
         claims = counts["claims"] + counts["empty_receives"]
         drains = [s.drain_seconds for s in shards]
+        models: dict[str, str] = {}
+        with suppress(StoreError):  # a broken queue.db is no reason to hide what the shards say
+            models = self._store.estimates()
         return Stats(
             **counts,
             oldest_age_seconds=max((s.oldest_age_seconds for s in shards if s.oldest_age_seconds is not None), default=None),
@@ -50,6 +66,8 @@ class Operating:
             empty_receive_ratio=counts["empty_receives"] / claims if claims else 0.0,
             drain_seconds=None if None in drains else max((d for d in drains if d is not None), default=0.0),
             shards=shards,
+            prepare=Model.from_json(models.get("prepare", "")).snapshot(),
+            process=Model.from_json(models.get("process", "")).snapshot(),
         )
 
     def _shard_stats(self, number: int) -> ShardStats:
@@ -277,6 +295,10 @@ class Operating:
         store = self._store
         store.require_open()
         return store.configure(changes)
+
+    def reset_estimates(self) -> None:
+        """Forget what workers learned of durations. Workers at work forget it, too, when they next store theirs."""
+        self._set_estimates(None)
 
     def app_schema(self, sql: str) -> None:
         """Create the program's own tables, in every shard, future ones too. The same text a second time does nothing.

@@ -221,16 +221,6 @@ class Settling:
         """For a worker: another number whenever something arrived in the shard. Costs no lock."""
         return self._store.shards[shard].glance(lambda db: Totals.read(db).last_id)
 
-    def _estimates(self) -> dict[str, str]:
-        """For a worker: what was learned of durations, by stage."""
-        self._store.require_open(writing=False)
-        return self._store.estimates()
-
-    def _set_estimates(self, models: dict[str, str] | None) -> None:
-        """For a worker: keep what was learned; None: forget all of it."""
-        self._store.require_open()
-        self._store.set_estimates(models)
-
     def _extend(self, leases: list[Lease], seconds: float) -> None:
         self._raise_lost("some leases were lost", self._extended(leases, seconds))
 

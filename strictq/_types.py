@@ -260,8 +260,32 @@ class ShardStats:
 
 
 @attrs.frozen
+class DurationEstimate:
+    """What workers learned of how long one stage takes: an exponentially weighted regression of seconds on size.
+
+    A message of some size is expected to take mean_seconds + slope * (size - mean_size), never less than 0.
+
+    Attributes:
+        samples: durations learned from; 0: nothing is known, and the rest is 0.
+        mean_seconds, mean_size: of about the last hundred; a size is a message's size_hint, or its body's bytes.
+        slope: seconds per unit of size.
+        deviation: mean distance from what was expected, seconds.
+    """
+
+    samples: int = 0
+    mean_seconds: float = 0.0
+    mean_size: float = 0.0
+    slope: float = 0.0
+    deviation: float = 0.0
+
+
+@attrs.frozen
 class Stats:
-    """Counts of a queue: the sum over its shards, and each shard's own. See ShardStats for what each one means."""
+    """Counts of a queue: the sum over its shards, and each shard's own. See ShardStats for what each one means.
+
+    `prepare` and `process` are what workers learned of durations, as it is stored with the queue: by a worker at work once a
+    minute, and when it ends.
+    """
 
     ready: int
     in_flight: int
@@ -287,6 +311,8 @@ class Stats:
     disk_bytes: int
     wal_bytes: int
     shards: tuple[ShardStats, ...]
+    prepare: DurationEstimate = DurationEstimate()
+    process: DurationEstimate = DurationEstimate()
 
     @property
     def depth(self) -> int:

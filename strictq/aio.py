@@ -491,6 +491,10 @@ class AsyncQueue:
         """See Queue.configure."""
         return await self._run(self.sync.configure, **changes)
 
+    async def reset_estimates(self) -> None:
+        """See Queue.reset_estimates."""
+        await self._run(self.sync.reset_estimates)
+
     async def stats(self) -> Stats:
         """See Queue.stats."""
         return await self._run(self.sync.stats)

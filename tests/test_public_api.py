@@ -19,7 +19,7 @@ PUBLIC = sorted(strictq.__all__)
 PROMISED = [
     *("open", "open_async", "Queue", "AsyncQueue", "QueueConfig", "Message", "Receipt", "Lease", "Transaction"),
     *("Delivery", "AsyncDelivery", "DeadLetter", "PeekedMessage", "MessageStatus", "Explanation", "HistoryRecord", "KeyDepth"),
-    *("ShardStats", "Stats", "Problem", "Event"),
+    *("ShardStats", "Stats", "DurationEstimate", "Problem", "Event"),
     *("Worker", "WorkerStats", "WorkerEvent", "Job", "Retry", "Reject"),
     *("StrictqError", "InvalidArgument", "MessageTooLarge", "ConfigError", "QueueNotFound", "QueueClosed"),
     *("ReadOnlyQueue", "LeaseLost", "QueueFull", "UnknownMessage", "PartialFailure", "ForwardPending", "ForkedProcess"),

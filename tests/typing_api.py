@@ -77,6 +77,7 @@ def operate(q: strictq.Queue) -> None:
     assert_type(q.status("k", 1), strictq.MessageStatus)
     assert_type(q.explain("k"), strictq.Explanation)
     assert_type(q.stats(), strictq.Stats)
+    assert_type(q.stats().process, strictq.DurationEstimate)
     assert_type(q.stats().shards, tuple[strictq.ShardStats, ...])
     assert_type(q.top_keys(3, by="age"), list[strictq.KeyDepth])
     assert_type(q.dead_letters(key="k", limit=5), list[strictq.DeadLetter])

@@ -31,6 +31,10 @@ _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 
 
+MTIME_STEP_NS: Final = 100_000_000
+"""A file system's times move in steps; none has longer ones than this."""
+
+
 def shard_file(shard: int) -> str:
     return f"shard-{shard:04d}.db"
 
@@ -101,6 +105,15 @@ def make_directories(path: Path) -> None:
     for new in reversed(missing):
         new.mkdir(exist_ok=True)
         sync_directory(new.parent)
+
+
+def changed_at(path: Path) -> int | None:
+    """Another value whenever the file was written; None: it was written so recently that a later write may not show."""
+    try:
+        at = os.stat(path).st_mtime_ns
+    except OSError:
+        return None
+    return at if abs(time.time_ns() - at) > MTIME_STEP_NS else None
 
 
 def create_empty(path: Path, size: int = 0) -> None:

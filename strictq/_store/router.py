@@ -83,6 +83,8 @@ class Store:
         self.hooks: list[Hook] = [hook] if hook is not None else []
         self._memory_schema: list[str] = []
         self._memory_estimates: dict[str, str] = {}
+        self._stored_estimates: dict[str, str] = {}
+        self._estimates_at: int | None = None
         self._empties: Counter[int] = Counter()
         self._rotation = 0
         self._pid = os.getpid()
@@ -428,7 +430,12 @@ class Store:
         """What workers learned of durations, by stage."""
         if self.directory is None:
             return dict(self._memory_estimates)
-        return catalog.estimates(self.directory, read_only=self.read_only)
+        # Opening queue.db costs three times as much as all the rest of stats().
+        changed = files.changed_at(self.directory / files.CATALOG)
+        if changed is None or changed != self._estimates_at:
+            self._stored_estimates = catalog.estimates(self.directory, read_only=self.read_only)
+            self._estimates_at = changed
+        return dict(self._stored_estimates)
 
     def set_estimates(self, models: dict[str, str] | None) -> None:
         """Keep what was learned of these stages; None: forget all of it."""

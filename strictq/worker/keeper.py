@@ -130,6 +130,7 @@ class Keeper:
         self._not_before = 0.0
         self._save_at = clock() + SAVE_SECONDS
         self._learned = False
+        self._stored = estimates.process.samples + estimates.prepare.samples > 0
 
     # ---- from any thread
 
@@ -642,7 +643,13 @@ class Keeper:
         if not self._learned:
             return
         try:
-            self.queue._set_estimates(self.estimates.to_rows())
+            if self._stored and not self.queue._estimates():  # reset, by somebody else: then what is known here, too
+                with self.board.lock:
+                    self.estimates.reset()
+                self._stored = False
+            else:
+                self.queue._set_estimates(self.estimates.to_rows())
+                self._stored = True
             self._learned = False
         except StrictqError as e:
             log.warning("what was learned of durations could not be stored: %s", e)

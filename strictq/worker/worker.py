@@ -19,10 +19,11 @@ from .. import _validate as validate
 from .._config import FOREVER_SECONDS
 from .._errors import InvalidArgument
 from .._keys import Key
+from .._types import DurationEstimate
 from ..queue import Queue
 from . import threads
 from .board import Board, Limits
-from .estimates import Estimates, Model
+from .estimates import Estimates
 from .job import AsyncJob, Job
 from .keeper import Keeper, Refill, WorkerEvent
 
@@ -43,7 +44,7 @@ class WorkerStats:
         prepared_bytes: of results that wait.
         prepared_wait_seconds: median time that results waited before use, of the last ones; None: none did.
         margin_seconds: how much earlier than estimated prepares start.
-        prepare, process: what was learned: samples, mean_seconds, slope (seconds per unit of size), deviation.
+        prepare, process: what was learned.
     """
 
     acked: int
@@ -58,8 +59,8 @@ class WorkerStats:
     prepared_bytes: int
     prepared_wait_seconds: float | None
     margin_seconds: float
-    prepare: Model
-    process: Model
+    prepare: DurationEstimate
+    process: DurationEstimate
 
 
 class Worker:
@@ -314,8 +315,8 @@ class Worker:
                 prepared_bytes=board.prepared_bytes,
                 prepared_wait_seconds=statistics.median(waits) if waits else None,
                 margin_seconds=self._estimates.margin.seconds,
-                prepare=attrs.evolve(self._estimates.prepare),
-                process=attrs.evolve(self._estimates.process),
+                prepare=self._estimates.prepare.snapshot(),
+                process=self._estimates.process.snapshot(),
             )
 
     def reset_estimates(self) -> None:

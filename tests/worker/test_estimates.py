@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import strictq
-from strictq import InvalidArgument, Worker
-from strictq.worker.estimates import Estimates, Margin, Model
+from strictq import DurationEstimate, InvalidArgument, Worker
+from strictq._durations import Model
+from strictq.worker.estimates import Estimates, Margin
 
 
 def test_nothing_learned_is_unknown() -> None:
@@ -141,6 +145,65 @@ def test_they_are_kept_with_the_queue_and_can_be_reset(tmp_path: object) -> None
         again.reset_estimates()
         assert again.stats().process.samples == 0
         assert Worker(q, lambda job: None).stats().process.samples == 0
+
+
+def test_stats_show_them_and_everybody_can_reset_them(make: Any, tmp_path: Path) -> None:
+    q = make()
+    assert q.stats().process == q.stats().prepare == DurationEstimate()
+    for n in range(30):
+        q.send(b"x", key=n % 3, size_hint=float(n))
+    worker = Worker(q, lambda job: None)
+    worker.run(drain=True)
+    learned = q.stats().process
+    assert learned == worker.stats().process
+    assert (learned.samples, learned.mean_size) == (30, pytest.approx(14.5))
+    assert learned.mean_seconds > 0.0
+    assert q.stats().prepare.samples == 0
+    if q.path != ":memory:":
+        with strictq.open(q.path, read_only=True) as looking:
+            assert looking.stats().process == learned
+
+        async def awaited() -> None:
+            async with strictq.open_async(q.path) as aq:
+                assert (await aq.stats()).process == learned
+                await aq.reset_estimates()
+                assert (await aq.stats()).process.samples == 0
+
+        asyncio.run(awaited())
+    else:
+        q.reset_estimates()
+    assert q.stats().process.samples == 0, "also what another object of the queue did"
+
+
+def test_a_worker_at_work_forgets_what_somebody_else_reset(make: Any) -> None:
+    q = make()
+    for n in range(20):
+        q.send(b"x", key=n)
+    first = Worker(q, lambda job: None)
+    first.run(drain=True)
+    q.send(b"x", key=1)
+    worker = Worker(q, lambda job: q.reset_estimates())
+    worker.run(drain=True)
+    assert worker.stats().process.samples == 0
+    assert q.stats().process.samples == 0
+
+
+def test_a_read_only_queue_can_not_reset_them(tmp_path: Path) -> None:
+    strictq.open(tmp_path / "queue").close()
+    with strictq.open(tmp_path / "queue", read_only=True) as q, pytest.raises(strictq.ReadOnlyQueue):
+        q.reset_estimates()
+
+
+def test_stats_do_without_a_queue_db_that_can_not_be_read(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    q = make()
+    q.send(b"x", key=1)
+
+    def broken(self: object) -> dict[str, str]:
+        raise strictq.StoreError("queue.db can't be read", shard=-1)
+
+    monkeypatch.setattr(type(q._store), "estimates", broken)
+    assert q.stats().depth == 1
+    assert q.stats().process.samples == 0
 
 
 def test_without_learning_nothing_is_kept(q: strictq.Queue) -> None:
