@@ -108,7 +108,7 @@ class Receiving(Settling):
             left = patience.left(soonest)
             if left <= 0:
                 return []
-            store.waker.wait(seen, left)
+            store.waker.wait(seen, left, idle=request.keys is None)
             store.require_open()
 
     def _request(

@@ -389,7 +389,7 @@ class AsyncQueue:
             left = patience.left(soonest)
             if left <= 0:
                 return []
-            await self._wait(seen, left)
+            await self._wait(seen, left, idle=request.keys is None)
 
     async def _receive_once(self, request: Any) -> tuple[list[Delivery], int | None]:
         queue = self.sync
@@ -409,7 +409,7 @@ class AsyncQueue:
             raise
         return found[0]
 
-    async def _wait(self, seen: tuple[int, int], seconds: float) -> None:
+    async def _wait(self, seen: tuple[int, int], seconds: float, *, idle: bool) -> None:
         waker = self.sync._store.waker
         woken = anyio.Event()
         wake = _from_any_thread(woken.set)
@@ -417,6 +417,8 @@ class AsyncQueue:
         waker.listen(wake)
         try:
             while waker.seen() == seen and (left := until - time.monotonic()) > 0:
+                if idle:
+                    waker.show_idle()
                 with anyio.move_on_after(min(left, POLL_SECONDS)):
                     await woken.wait()
         finally:

@@ -2,6 +2,7 @@
 
 Across processes it is one small memory-mapped file: whoever commits something claimable writes a value that was never
 there before, and whoever waits compares eight bytes every few milliseconds. The cost does not grow with shards or messages.
+In the same file whoever waits in vain leaves the time, for workers that hold more than they can begin with.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ POLL_SECONDS: Final = 0.02
 _SLOT: Final = struct.Struct("=Q")
 _SHORT: Final = _SLOT.size
 """Where the mapped file says that the reserve for a full disk is in use."""
-_BYTES: Final = 16
+_IDLE: Final = 2 * _SLOT.size
+"""Where it says who waited in vain last, and when."""
+_BYTES: Final = 3 * _SLOT.size
+NAME_BITS: Final = 24
+NAMES: Final = (1 << NAME_BITS) - 1
+IDLE_SECONDS: Final = 0.1
+"""So long after it showed itself, a consumer counts as idle. It does so several times in that."""
 
 
 class Waker:
@@ -39,6 +46,8 @@ class Waker:
         self._listeners: set[Callable[[], None]] = set()
         self._condition = threading.Condition()
         self._waiting = 0
+        self._idle_waiting = 0
+        self._idle_here = 0
 
     def notify(self) -> None:
         """Something became claimable. Cheap when nobody waits."""
@@ -60,20 +69,52 @@ class Waker:
         value: int = _SLOT.unpack_from(self._map, 0)[0] if self._map is not None else 0
         return value
 
-    def wait(self, seen: tuple[int, int], seconds: float) -> None:
-        """Return when `notify` was called since `seen`, here or in another process, or when the time is over."""
+    def wait(self, seen: tuple[int, int], seconds: float, *, idle: bool = False) -> None:
+        """Return when `notify` was called since `seen`, here or in another process, or when the time is over.
+
+        Args:
+            idle: the caller would take any message: see `somebody_idle`.
+        """
         until = time.monotonic() + seconds
         step = POLL_SECONDS if self._map is not None else 3600.0
         with self._condition:
             self._waiting += 1
+            self._idle_waiting += idle
             try:
                 while self.seen() == seen:
                     left = until - time.monotonic()
                     if left <= 0:
                         return
+                    if idle:
+                        self.show_idle()
                     self._condition.wait(min(left, step))
             finally:
                 self._waiting -= 1
+                self._idle_waiting -= idle
+
+    def show_idle(self, name: int | None = None) -> None:
+        """Some consumer would take any message, and there is none. To be repeated while that is so.
+
+        Args:
+            name: the consumer's, NAME_BITS bits chosen at random; None: one that holds nothing when it shows itself.
+        """
+        name = self._name & NAMES if name is None else name
+        stamp = (time.monotonic_ns() // 1_000_000 << NAME_BITS | name) & 0xFFFFFFFF_FFFFFFFF
+        self._idle_here = stamp
+        if self._map is not None and not self._read_only:
+            _SLOT.pack_into(self._map, _IDLE, stamp)
+
+    def somebody_idle(self, name: int) -> bool:
+        """Does a consumer other than `name` wait in vain, in this or another process? Costs nothing to speak of.
+
+        Only the last one that showed itself is known: enough, because a worker hands back in small steps, and looks again.
+        """
+        if self._idle_waiting:
+            return True
+        stamp = self._idle_here if self._map is None else _SLOT.unpack_from(self._map, _IDLE)[0]
+        # In another time namespace the clock may show anything: then nobody is idle.
+        age = time.monotonic_ns() // 1_000_000 - (stamp >> NAME_BITS)
+        return stamp & NAMES != name and 0 <= age < 1000 * IDLE_SECONDS
 
     @property
     def short_of_space(self) -> bool:
@@ -99,7 +140,7 @@ class Waker:
         """The threads that waited exist in the parent only; and what this side writes must be its own."""
         self._name = randbits(32)
         self._condition = threading.Condition()
-        self._waiting = 0
+        self._waiting = self._idle_waiting = 0
         self._listeners.clear()
 
 
@@ -107,9 +148,10 @@ def _map(path: Path, read_only: bool) -> mmap.mmap:
     flags = (os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
     fd = os.open(path, flags, 0o600)
     try:
-        if os.fstat(fd).st_size < _BYTES and not read_only:
+        size = os.fstat(fd).st_size
+        if size < _BYTES and not read_only:
             # Written, not truncated to size: storing into a hole that a full disk has no block for kills the process.
-            os.pwrite(fd, bytes(_BYTES), 0)
+            os.pwrite(fd, bytes(_BYTES - size), size)
         return mmap.mmap(fd, _BYTES, access=mmap.ACCESS_READ if read_only else mmap.ACCESS_WRITE)
     finally:
         os.close(fd)

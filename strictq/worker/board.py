@@ -117,6 +117,17 @@ class Board:
         """Nothing is held, and nothing is to be done."""
         return not (self.jobs or self.running or self.done or self.again or self.failed or self.starting)
 
+    def unstarted(self) -> list[Lane]:
+        """Lanes that could as well be somebody else's: no slot, and no handler at work. Those to part with first come first."""
+        lanes = [
+            lane
+            for lane in reversed(self.lanes.values())
+            if not lane.selected and not any(j in self.preparing for j in lane.jobs)
+        ]
+        lanes.sort(key=lambda lane: lane.jobs[0]._stage == PREPARED)
+        surplus = len(self.lanes) - self.limits.concurrency
+        return lanes[: max(0, surplus)]
+
     # ---- slots
 
     def ahead(self) -> int:

@@ -12,23 +12,30 @@ import anyio.to_thread
 
 from ..aio import _from_any_thread
 from . import tasks
+from .handover import Handover
 from .keeper import Keeper
 from .threads import Threads
 
 
 async def serve(
-    keeper: Keeper, process: Callable[..., Any], prepare: Callable[..., Any] | None, slots: int, pools: list[Threads]
+    keeper: Keeper,
+    handover: Handover,
+    process: Callable[..., Any],
+    prepare: Callable[..., Any] | None,
+    slots: int,
+    pools: list[Threads],
 ) -> None:
     """Run until the keeper ends. Cancelled: cancel the handlers, let the keeper give back what it holds, and raise."""
-    board = keeper.board
+    state = keeper.state
+    board = state.board
     crews: list[tasks.Tasks] = []
     if not any(pool.stage == "process" for pool in pools):
-        work = partial(tasks.run_process, keeper, process)
-        crews.append(tasks.Tasks(slots, keeper.take_process, board.ready.__len__, work))
+        work = partial(tasks.run_process, handover, process)
+        crews.append(tasks.Tasks(slots, handover.take_process, board.ready.__len__, work))
     if prepare is not None and not any(pool.stage == "prepare" for pool in pools):
-        work = partial(tasks.run_prepare, keeper, prepare)
-        crews.append(tasks.Tasks(slots, keeper.take_prepare, board.to_prepare.__len__, work))
-    keeper.executors += [*pools, *crews]
+        work = partial(tasks.run_prepare, handover, prepare)
+        crews.append(tasks.Tasks(slots, handover.take_prepare, board.to_prepare.__len__, work))
+    state.executors += [*pools, *crews]
     over = anyio.Event()
     tell = _from_any_thread(over.set)
 
@@ -50,7 +57,7 @@ async def serve(
             await over.wait()
         except BaseException:
             # The tasks are cancelled by the same hand; the keeper hears of each of them.
-            keeper.stop(keeper.clock())
+            keeper.stop(state.clock())
             with anyio.CancelScope(shield=True):
                 await over.wait()
             raise
@@ -59,9 +66,9 @@ async def serve(
                 crew.stop()
             with anyio.CancelScope(shield=True):
                 for pool in pools:
-                    await anyio.to_thread.run_sync(pool.stop, 0.5 if keeper.gave_up else None)
+                    await anyio.to_thread.run_sync(pool.stop, 0.5 if state.gave_up else None)
                 await anyio.to_thread.run_sync(thread.join)
-            if keeper.gave_up:
+            if state.gave_up:
                 group.cancel_scope.cancel()
     if keeper.crash is not None:
         raise keeper.crash

@@ -12,8 +12,9 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from ..aio import _from_any_thread
+from .handover import Handover
 from .job import Job
-from .keeper import Executor, Keeper
+from .state import Executor
 from .threads import weigh
 
 TURN: Final = 64
@@ -120,20 +121,20 @@ class Tasks(Executor):
                 await anyio.lowlevel.checkpoint()
 
 
-async def run_prepare(keeper: Keeper, handler: AsyncHandler, job: Job) -> None:
-    """Call a prepare handler, and tell the keeper how it went."""
+async def run_prepare(handover: Handover, handler: AsyncHandler, job: Job) -> None:
+    """Call a prepare handler, and tell how it went."""
     result, error = None, None
     try:
         result = await handler(job)
     except Exception as e:
         error = e
     except BaseException:
-        keeper.prepared(job, None, WorkerCancelled(), 0)
+        handover.prepared(job, None, WorkerCancelled(), 0)
         raise
-    keeper.prepared(job, result, error, 0 if error is not None else weigh(result))
+    handover.prepared(job, result, error, 0 if error is not None else weigh(result))
 
 
-async def run_process(keeper: Keeper, handler: AsyncHandler, job: Job) -> None:
+async def run_process(handover: Handover, handler: AsyncHandler, job: Job) -> None:
     """Call a process handler, and commit what it did."""
     error: Exception | None = None
     try:
@@ -141,9 +142,9 @@ async def run_process(keeper: Keeper, handler: AsyncHandler, job: Job) -> None:
     except Exception as e:
         error = e
     except BaseException:
-        keeper.processed(job, WorkerCancelled())
+        handover.processed(job, WorkerCancelled())
         raise
-    if keeper.processed(job, error):
+    if handover.processed(job, error):
         # Cancelled or not: what is being committed is waited for.
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(keeper.commit, job)
+            await anyio.to_thread.run_sync(handover.commit, job)

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from .events import log
+from .handover import Handover
 from .job import Job
-from .keeper import Executor, Keeper, log
+from .state import Executor
 
 Handler = Callable[[Job], Any]
 ZOMBIES_MAX: Final = 4
@@ -24,17 +26,17 @@ def weigh(result: Any) -> int:
     return sys.getsizeof(result)
 
 
-def run_prepare(keeper: Keeper, handler: Handler, job: Job) -> None:
-    """Call a prepare handler, and tell the keeper how it went."""
+def run_prepare(handover: Handover, handler: Handler, job: Job) -> None:
+    """Call a prepare handler, and tell how it went."""
     result, error = _call(handler, job)
-    keeper.prepared(job, result, error, 0 if error is not None else weigh(result))
+    handover.prepared(job, result, error, 0 if error is not None else weigh(result))
 
 
-def run_process(keeper: Keeper, handler: Handler, job: Job) -> None:
+def run_process(handover: Handover, handler: Handler, job: Job) -> None:
     """Call a process handler, and commit what it did."""
     _, error = _call(handler, job)
-    if keeper.processed(job, error):
-        keeper.commit(job)
+    if handover.processed(job, error):
+        handover.commit(job)
 
 
 def _call(handler: Handler, job: Job) -> tuple[Any, BaseException | None]:

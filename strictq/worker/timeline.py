@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import attrs
 
-from .keeper import WorkerEvent
+from .events import WorkerEvent
 
 LANE_PIXELS: Final = 44
 BAR_PIXELS: Final = 16

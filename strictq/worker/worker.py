@@ -7,7 +7,6 @@ import signal
 import statistics
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,9 +22,13 @@ from .._types import DurationEstimate
 from ..queue import Queue
 from . import threads
 from .board import Board, Limits
+from .buffer import Refill
 from .estimates import Estimates
+from .events import WorkerEvent
+from .handover import Handover
 from .job import AsyncJob, Job
-from .keeper import Keeper, Refill, WorkerEvent
+from .keeper import Keeper
+from .state import State
 
 if TYPE_CHECKING:
     from ..aio import AsyncQueue
@@ -199,13 +202,13 @@ class Worker:
             return
         with self._signals(grace_seconds):
             keeper = self._begin(drain)
-            pools = list(self._pools(keeper))
-            keeper.executors += pools
+            pools = list(self._pools(keeper.state))
+            keeper.state.executors += pools
             try:
                 keeper.run()
             finally:
                 for pool in pools:
-                    pool.stop(ZOMBIE_SECONDS if keeper.gave_up else None)
+                    pool.stop(ZOMBIE_SECONDS if keeper.state.gave_up else None)
 
     async def serve(self, *, drain: bool = False) -> None:
         """The same inside the caller's event loop, asyncio's or trio's; signals are the program's business.
@@ -219,7 +222,8 @@ class Worker:
         from .serving import serve
 
         keeper = self._begin(drain)
-        await serve(keeper, self._process, self._prepare, self._concurrency, list(self._pools(keeper)))
+        pools = list(self._pools(keeper.state))
+        await serve(keeper, Handover(keeper.state), self._process, self._prepare, self._concurrency, pools)
 
     def stop(self, deadline_seconds: float | None = None) -> None:
         """Take nothing more, finish what runs, give back the rest. From any thread; does not wait for it.
@@ -232,7 +236,7 @@ class Worker:
         # No lock: this is called by signal handlers, too.
         self._stop = (deadline_seconds,)
         if self._keeper is not None:
-            self._keeper.stop(None if deadline_seconds is None else self._keeper.clock() + deadline_seconds)
+            self._keeper.stop(None if deadline_seconds is None else self._keeper.state.clock() + deadline_seconds)
 
     def _claim(self) -> None:
         with self._lock:
@@ -245,19 +249,18 @@ class Worker:
 
     def _begin(self, drain: bool) -> Keeper:
         self._estimates.load(self._queue._estimates())
-        self._keeper = keeper = Keeper(
-            self._queue, self._board, self._estimates, self._refill, on_event=self._on_event, drain=drain, clock=time.monotonic
-        )
+        state = State(self._queue, self._board, self._estimates, on_event=self._on_event)
+        self._keeper = keeper = Keeper(state, self._refill, drain=drain)
         if self._stop is not None:  # a signal, or another thread, was quicker
             self.stop(*self._stop)
         return keeper
 
-    def _pools(self, keeper: Keeper) -> Iterator[threads.Threads]:
+    def _pools(self, state: State) -> Iterator[threads.Threads]:
         """Threads for the handlers that are plain functions."""
-        board = self._board
+        board, handover = self._board, Handover(state)
         for name, handler, take, waiting, work in (
-            ("prepare", self._prepare, keeper.take_prepare, board.to_prepare, threads.run_prepare),
-            ("process", self._process, keeper.take_process, board.ready, threads.run_process),
+            ("prepare", self._prepare, handover.take_prepare, board.to_prepare, threads.run_prepare),
+            ("process", self._process, handover.take_process, board.ready, threads.run_process),
         ):
             if handler is None or _is_async(handler):
                 continue
@@ -272,7 +275,7 @@ class Worker:
                 self._concurrency,
                 take,
                 waiting.__len__,
-                partial(work, keeper, handler),
+                partial(work, handover, handler),
                 before=before,
                 leave=leave,
             )
@@ -297,17 +300,17 @@ class Worker:
 
     def stats(self) -> WorkerStats:
         """What it did, holds, and knows of durations. Before it runs: what is stored with the queue."""
-        board, keeper = self._board, self._keeper
-        if keeper is None:
+        board, state = self._board, self._keeper.state if self._keeper else None
+        if state is None:
             self._estimates.load(self._queue._estimates())
         with board.lock:
             waits = list(board.waits)
             return WorkerStats(
-                acked=keeper.acked if keeper else 0,
-                retried=keeper.retried if keeper else 0,
-                rejected=keeper.rejected if keeper else 0,
-                lost=keeper.lost if keeper else 0,
-                timeouts=keeper.timeouts if keeper else 0,
+                acked=state.acked if state else 0,
+                retried=state.retried if state else 0,
+                rejected=state.rejected if state else 0,
+                lost=state.lost if state else 0,
+                timeouts=state.timeouts if state else 0,
                 running=len(board.running),
                 preparing=len(board.preparing),
                 prepared=board.prepared_count - len(board.preparing) - len(board.to_prepare),

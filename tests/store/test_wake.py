@@ -125,10 +125,57 @@ def test_queues_on_one_directory_share_a_waker_and_a_map(tmp_path: Path) -> None
 def test_the_file_has_its_block_before_it_is_mapped(file: Path) -> None:
     """A store into a hole of a mapped file kills the process where the disk is full."""
     waker = Waker(file)
-    assert file.stat().st_size == 16
+    assert file.stat().st_size == 24
     with file.open("rb") as f:
-        assert os.lseek(f.fileno(), 0, os.SEEK_HOLE) == 16
+        assert os.lseek(f.fileno(), 0, os.SEEK_HOLE) == 24
     waker.notify()
+
+
+def test_a_shorter_file_of_an_earlier_version_keeps_what_it_says(file: Path) -> None:
+    file.write_bytes(b"\x01" * 16)
+    assert Waker(file).short_of_space
+    assert file.read_bytes() == b"\x01" * 16 + bytes(8)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_consumer_that_waits_in_vain_is_seen_by_others_for_a_while(
+    file: Path, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [10**15]
+    monkeypatch.setattr("strictq._store.wake.time.monotonic_ns", lambda: now[0])
+    one = Waker(file) if shared else Waker()
+    two = Waker(file) if shared else one  # as in another process, or in this one
+    assert not two.somebody_idle(7)
+    one.show_idle(5)
+    assert two.somebody_idle(7)
+    assert not two.somebody_idle(5), "not by itself"
+    now[0] += 90_000_000
+    assert two.somebody_idle(7)
+    now[0] += 20_000_000
+    assert not two.somebody_idle(7)
+    now[0] -= 10**12
+    assert not two.somebody_idle(7), "a clock that stands elsewhere shows nobody"
+
+
+def test_whoever_waits_for_anything_is_idle_and_whoever_waits_for_some_key_is_not(tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "queue", durability="process") as q:
+        waker = q._store.waker
+        for keys, idle in ((["k"], False), (None, True)):
+            thread = threading.Thread(target=q.receive, kwargs={"wait": PATIENCE_SECONDS, "keys": keys})
+            thread.start()
+            wait_until(lambda: waker._waiting == 1, "the receive")
+            assert waker.somebody_idle(7) is idle
+            q.send(b"", "k" if keys else "another")
+            thread.join()
+            assert waker._idle_waiting == 0
+
+
+def test_a_reader_shows_nothing(file: Path) -> None:
+    Waker(file).notify()
+    before = file.read_bytes()
+    reader = Waker(file, read_only=True)
+    reader.show_idle()
+    assert file.read_bytes() == before
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_bars_are_from_start_to_end() -> None:
 
 
 def test_text() -> None:
-    assert drawn().to_text(26).splitlines() == ["k  ···                 ···", "      ████████████████████"]
+    assert drawn().to_text(26).splitlines() == ["k  ···                 :::", "      ████████████████████"]
 
 
 def test_nothing_to_draw() -> None:
