@@ -20,7 +20,8 @@ from tests.support.campaign import PATIENCE_SECONDS, ROOT, Campaign, tally, wait
 class Workers(Campaign):
     """A campaign whose processes are workers."""
 
-    kinds: tuple[str, ...] = ("plain", "async")
+    pids: set[int]
+    kinds: tuple[str, ...] = ("plain", "async", "process")
 
     def start(self, **options: Any) -> subprocess.Popen[bytes]:
         self._started += 1
@@ -31,6 +32,7 @@ class Workers(Campaign):
                 [sys.executable, "-m", "tests.worker.worker_process", *map(str, arguments)], cwd=ROOT, stdout=log, stderr=log
             )
         self.workers.append(worker)
+        self.pids.add(worker.pid)
         return worker
 
     def tend(self, processes: int, seconds: float) -> None:
@@ -65,6 +67,7 @@ class Workers(Campaign):
 @pytest.fixture
 def campaign(tmp_path: Path) -> Iterator[Workers]:
     campaign = Workers(tmp_path, lease=0.5)
+    campaign.pids = set()
     yield campaign
     campaign.abandon()
 
@@ -78,6 +81,10 @@ def test_processes_that_fail_hang_and_die(campaign: Workers, shards: int) -> Non
     counts = tally(campaign.settle())
     for verb in ("send", "receive", "ack", "start", "transact", "nack"):
         assert counts[verb] > 5, counts
+    with strictq.open(campaign.queue, read_only=True) as q:
+        makers = {int(effect[1:].partition("-")[0], 16) for (effect,) in q.query("SELECT effect FROM app_effects")}
+    assert makers & campaign.pids, "handlers in threads and tasks"
+    assert makers - campaign.pids, "handlers in processes of their own"
 
 
 def test_a_message_that_kills_its_process_ends_as_poison_and_its_neighbours_do_not(tmp_path: Path) -> None:

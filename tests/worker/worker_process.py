@@ -2,7 +2,7 @@
 
     python -m tests.worker.worker_process QUEUE HISTORY SEED KIND
 
-KIND: "plain", "async" or "poison" (a handler that kills its process at the body b"kill"). SIGTERM: stop and exit with 0.
+KIND: "plain", "async" or "process" (handlers in processes of their own). SIGTERM: stop and exit with 0.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import anyio
-
 import strictq
-from strictq import Queue, Retry, Worker
+from strictq import Queue, Worker
 from tests.support.history import OK, Act, Recorder, Tx, Wanted
 from tests.support.recorded import Recorded, _sent
 from tests.support.stress_worker import KEYS
+from tests.worker import chaos
 
 LEASE_SECONDS = 0.5
 
@@ -95,64 +94,17 @@ class RecordedQueue(Queue):
             del call
 
 
-class Chaos:
-    """What handlers do, chosen by chance: succeed, with effects or without, fail, hang, or take the process with them."""
-
-    def __init__(self, queue: RecordedQueue, seed: int) -> None:
-        self.queue = queue
-        self.random = random.Random(seed)
-        self.recorded = queue.recorded
-        self.stop = threading.Event()
-
-    def prepare(self, job: Any) -> int:
-        chance = self.random.random()
-        if chance < 0.03:
-            raise OSError("no such file")
-        if chance < 0.06:
-            time.sleep(0.02)
-        return int(job.seq)
-
-    def decide(self, job: Any) -> float:
-        assert job.prepared == job.seq
-        chance = self.random.random()
-        if chance < 0.002:
-            os.kill(os.getpid(), 9)
-        if chance < 0.05:
-            raise ValueError("broken")
-        if chance < 0.08:
-            raise Retry(self.random.choice((None, 0.01)))
-        if 0.1 < chance < 0.4:
-            self.effects(job)
-        return 0.4 if chance > 0.995 else 0.002 if chance > 0.9 else 0.0
-
-    def effects(self, job: Any) -> None:
-        """Leave a row, count it in the key's state, send on: as recorded transactions do."""
-        n = int(job.key_state or b"0")
-        job.key_state = b"%d" % (n + 1)
-        effect = self.recorded.name()
-        job.execute("INSERT INTO app_effects (effect, lane, n) VALUES (?, ?, ?)", (effect, repr(job.key), n))
-        sends = []
-        if self.random.random() < 0.3:
-            message = self.recorded.new(self.random.choice(KEYS))
-            job.send(message.body, message.key)
-            sends.append(_sent(message))
-        job.prepared = Tx(effect, repr(job.key), job.seq, job.token, sends)
-
-    def process(self, job: Any) -> None:
-        time.sleep(self.decide(job))
-
-    async def aprocess(self, job: Any) -> None:
-        await anyio.sleep(self.decide(job))
-
-
 def record_commits(recorder: Recorder) -> None:
-    """Effects commit in the job: what the handler left in `prepared` says which they are."""
+    """Effects commit in the job, wherever its handler ran: what it kept until then says which they are."""
     from strictq.worker.job import Job
 
     commit = Job._commit
 
     def recorded(job: Job) -> None:
-        call = recorder.invoke("transact", [job.prepared])
+        assert job._statements is not None
+        effect = job._statements[0][1][0]
+        sends = [_sent(message) for message in job._sends or ()]
+        call = recorder.invoke("transact", [Tx(effect, repr(job.key), job.seq, job.token, sends)])
         try:
             commit(job)
         except strictq.StrictqError as e:
@@ -165,27 +117,36 @@ def record_commits(recorder: Recorder) -> None:
 
 def main() -> None:
     path, history, seed, kind = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    # Read by the handlers, in this process and in its children.
+    os.environ |= {"STRESS_SEED": str(seed), "STRESS_DEATH": "0.01" if kind == "process" else "0.002"}
     recorder = Recorder(history / f"{os.getpid()}-{time.time_ns()}.jsonl")
     with strictq.open(path, create=False) as plain:
         queue = RecordedQueue(plain._store)
         queue.recorder, queue.recorded = recorder, Recorded(queue, recorder)
         record_commits(recorder)
-        chaos = Chaos(queue, seed)
+        stop = threading.Event()
 
         def feed() -> None:
             r = random.Random(seed + 1)
-            while not chaos.stop.is_set():
+            while not stop.is_set():
                 queue.recorded.send_many([queue.recorded.new(r.choice(KEYS)) for _ in range(r.randint(1, 10))])
-                chaos.stop.wait(0.01)
+                stop.wait(0.01)
 
         feeder = threading.Thread(target=feed)
         feeder.start()
-        process: Any = chaos.process if kind == "plain" else chaos.aprocess
-        worker = Worker(queue, process, chaos.prepare, concurrency=4, timeout_seconds=0.3, lease_seconds=LEASE_SECONDS)
+        worker = Worker(
+            queue,
+            chaos.aprocess if kind == "async" else chaos.process,
+            chaos.prepare,
+            executor="process" if kind == "process" else "thread",
+            concurrency=2 if kind == "process" else 4,
+            timeout_seconds=0.3,
+            lease_seconds=LEASE_SECONDS,
+        )
         try:
             worker.run()
         finally:
-            chaos.stop.set()
+            stop.set()
             feeder.join()
     recorder.close()
 
