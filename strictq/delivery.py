@@ -305,5 +305,8 @@ class Delivery:
 
 def describe(error: BaseException) -> str:
     """An exception as a reason: its type and text."""
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:  # it is somebody else's class: what fails must not fail because of how it tells it
+        text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

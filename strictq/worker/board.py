@@ -28,6 +28,7 @@ DEPTH_MAX: Final = 8
 """Messages of one lane that are looked at for being prepared."""
 ON_TIME_SECONDS: Final = 0.005
 WAITS_KEPT: Final = 1000
+USUAL_WEIGHT: Final = 0.1
 
 
 class Lane:
@@ -83,6 +84,7 @@ class Board:
         self.expired: list[Lane] = []
         self.prepared_count = 0
         self.prepared_bytes = 0
+        self._usual_bytes = 0.0
         self.waits: deque[float] = deque(maxlen=WAITS_KEPT)
         self._waiting: deque[Lane] = deque()
         self._prepared_heads: deque[Lane] = deque()
@@ -322,6 +324,9 @@ class Board:
     def _start_prepare(self, job: Job, now: float, due: float) -> None:
         job._stage = PREPARING
         self.prepared_count += 1
+        # As if it were there already, and as large as most: else many would be started before the first one is weighed.
+        job._weight = int(self._usual_bytes)
+        self.prepared_bytes += job._weight
         # Only a start that was chosen says anything about the margin: not one that came late for other reasons.
         job._due = due if 0.0 <= now - due <= ON_TIME_SECONDS else 0.0
         job._margin = self.estimates.margin.seconds
@@ -391,10 +396,11 @@ class Board:
             return False
         self.preparing.discard(job)
         job._since, job._error, job._stage, job.deadline = now, error, PREPARED, None
+        self.prepared_bytes += weight - job._weight
+        job._weight = weight
         if error is None:
             job.prepared = result
-            job._weight = weight
-            self.prepared_bytes += weight
+            self._usual_bytes += USUAL_WEIGHT * (weight - self._usual_bytes) if self._usual_bytes else weight
         lane = job._lane
         if lane.jobs[0] is job:
             if not lane.selected:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import attrs
 
+from .. import _validate as validate
 from ..delivery import describe
 
 log: Final = logging.getLogger("strictq.worker")
@@ -36,5 +37,6 @@ class WorkerEvent:
 
 
 def reason_of(error: BaseException) -> str:
-    """An exception as a reason; one of the worker's own speaks for itself."""
-    return str(error) if getattr(error, "speaks_for_itself", False) else describe(error)
+    """An exception as a reason, as it is kept; one of the worker's own speaks for itself."""
+    said = str(error) if getattr(error, "speaks_for_itself", False) else describe(error)
+    return validate.text("reason", said) or ""

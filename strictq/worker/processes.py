@@ -23,6 +23,7 @@ import attrs
 from .._errors import InvalidArgument, LeaseLost
 from .._keys import Key
 from .._types import Message
+from ..delivery import describe
 from .job import RUNNING, Job, Reject, Retry
 
 POLL_SECONDS: Final = 0.05
@@ -295,7 +296,7 @@ def _call(handler: Callable[..., Any], job: RemoteJob) -> Answer:
     except Reject as e:
         answer.error = ("reject", e.reason)
     except Exception as e:
-        answer.error = ("error", f"{type(e).__name__}: {e}" if str(e) else type(e).__name__)
+        answer.error = ("error", describe(e))
     else:
         answer.result = None if job._may_change else result
     return answer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -126,25 +128,39 @@ async def run_prepare(handover: Handover, handler: AsyncHandler, job: Job) -> No
     result, error = None, None
     try:
         result = await handler(job)
-    except Exception as e:
+    except BaseException as e:
+        if _not_the_handlers(e):
+            handover.prepared(job, None, WorkerCancelled(), 0)
+            raise
         error = e
-    except BaseException:
-        handover.prepared(job, None, WorkerCancelled(), 0)
-        raise
     handover.prepared(job, result, error, 0 if error is not None else weigh(result))
 
 
 async def run_process(handover: Handover, handler: AsyncHandler, job: Job) -> None:
     """Call a process handler, and commit what it did."""
-    error: Exception | None = None
+    error: BaseException | None = None
     try:
         await handler(job)
-    except Exception as e:
+    except BaseException as e:
+        if _not_the_handlers(e):
+            handover.processed(job, WorkerCancelled())
+            raise
         error = e
-    except BaseException:
-        handover.processed(job, WorkerCancelled())
-        raise
     if handover.processed(job, error):
         # Cancelled or not: what is being committed is waited for.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(handover.commit, job)
+
+
+def _not_the_handlers(error: BaseException) -> bool:
+    """Is this for the task, and not the handler's own failure?
+
+    A handler that awaits what somebody else cancelled is told so by the same exception that cancels a task on asyncio: but
+    then nobody cancelled the task. A handler that calls sys.exit fails like any other, as in a thread.
+    """
+    if isinstance(error, Exception | SystemExit):
+        return False
+    if anyio.get_cancelled_exc_class() is asyncio.CancelledError and isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling() > 0)
+    return isinstance(error, KeyboardInterrupt | GeneratorExit | anyio.get_cancelled_exc_class())

@@ -21,9 +21,10 @@ ZOMBIES_MAX: Final = 4
 
 def weigh(result: Any) -> int:
     """Bytes of what prepare returned: its length where it is bytes or text, else what Python says of the object itself."""
-    if isinstance(result, bytes | bytearray | memoryview | str):
-        return len(result)
-    return sys.getsizeof(result)
+    try:
+        return len(result) if isinstance(result, bytes | bytearray | memoryview | str) else sys.getsizeof(result)
+    except Exception:  # an object may say nothing of the kind
+        return 0
 
 
 def run_prepare(handover: Handover, handler: Handler, job: Job) -> None:

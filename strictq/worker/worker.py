@@ -44,7 +44,7 @@ class WorkerStats:
     Attributes:
         acked, retried, rejected, lost, timeouts: messages, since `run` or `serve` began.
         running, preparing, prepared, buffered: messages now; prepared ones wait for their turn, buffered ones for all of it.
-        prepared_bytes: of results that wait.
+        prepared_bytes: of results that wait; those at work count as usual ones.
         prepared_wait_seconds: median time that results waited before use, of the last ones; None: none did.
         margin_seconds: how much earlier than estimated prepares start.
         prepare, process: what was learned.
@@ -112,7 +112,8 @@ class Worker:
             process_seconds, prepare_seconds: what to expect of every message that says nothing itself; None: learned.
             learn: learn durations, and keep them with the queue.
             prepared_max: results, and prepares at work, that wait for their turn; None: twice the concurrency.
-            prepared_bytes_max: bytes of results beyond which nothing more is prepared ahead. One result may be larger.
+            prepared_bytes_max: bytes of results beyond which nothing more is prepared ahead. One result may be larger;
+                how large they are is learned from the first ones.
             batch: most messages leased ahead, 1..100,000. About half a second's work is held, no more.
             low_water: messages at which more are leased; None: half of what is held.
             lease_seconds: None: the queue's.

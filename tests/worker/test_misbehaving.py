@@ -1,0 +1,207 @@
+"""Handlers that raise what nobody should raise, or return what nobody expects: their message fails, and the worker goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import anyio
+import pytest
+
+from strictq import Queue, Worker
+
+BACKENDS = ["asyncio", "trio"]
+
+
+class Unspeakable(Exception):
+    """Its text can't be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def after(q: Queue, worker: Worker, reason: str) -> None:
+    """The first message of two failed for good with that reason; the second one was done, by the same slot."""
+    assert reason in (q.dead_letters()[0].reason or "")
+    assert worker.stats().acked == 1
+    assert q.stats().depth == 0
+    assert q.check() == []
+
+
+def fill(make: Any) -> Queue:
+    q: Queue = make(max_attempts=1)
+    q.send(b"bad", key="k")
+    q.send(b"good", key="k")
+    return q
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), GeneratorExit(), asyncio.CancelledError(), Unspeakable(), BaseException("base")]
+)
+@pytest.mark.parametrize("stage", ["prepare", "process"])
+def test_a_plain_handler_may_raise_anything(make: Any, error: BaseException, stage: str) -> None:
+    q = fill(make)
+
+    def handler(job: Any) -> None:
+        if job.body == b"bad":
+            raise error
+
+    worker = Worker(
+        q, handler if stage == "process" else lambda job: None, handler if stage == "prepare" else None, concurrency=1
+    )
+    worker.run(drain=True)
+    after(q, worker, type(error).__name__)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("error", [SystemExit(3), Unspeakable(), BaseException("base")])
+@pytest.mark.parametrize("stage", ["prepare", "process"])
+def test_an_async_handler_as_well(make: Any, backend: str, error: BaseException, stage: str) -> None:
+    q = fill(make)
+
+    async def handler(job: Any) -> None:
+        if job.body == b"bad":
+            raise error
+
+    async def nothing(job: Any) -> None:
+        pass
+
+    worker = Worker(q, handler if stage == "process" else nothing, handler if stage == "prepare" else None, concurrency=1)
+
+    async def main() -> None:
+        with anyio.fail_after(30.0):
+            await worker.serve(drain=True)
+
+    anyio.run(main, backend=backend)
+    after(q, worker, type(error).__name__)
+
+
+@pytest.mark.parametrize("stage", ["prepare", "process"])
+def test_a_cancellation_that_nobody_asked_for_is_an_error_like_any_other(make: Any, stage: str) -> None:
+    """As when a handler awaits something that somebody else cancelled."""
+    q = fill(make)
+
+    async def handler(job: Any) -> None:
+        if job.body == b"bad":
+            gone = asyncio.get_running_loop().create_future()
+            gone.cancel()
+            await gone
+
+    async def nothing(job: Any) -> None:
+        pass
+
+    worker = Worker(q, handler if stage == "process" else nothing, handler if stage == "prepare" else None, concurrency=1)
+
+    async def main() -> None:
+        await asyncio.wait_for(worker.serve(drain=True), 30.0)
+
+    asyncio.run(main())
+    after(q, worker, "CancelledError")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_async_handler_that_swallows_its_cancellation_does_no_harm(make: Any, backend: str) -> None:
+    """Its time was over; it comes back much later as if nothing had been: nothing of it happens."""
+    q = make()
+    q.send(b"", key="k")
+    q.send(b"", key="k")
+
+    async def handler(job: Any) -> None:
+        if job.seq == 1 and job.attempt == 1:
+            try:
+                await anyio.sleep(60.0)
+            except BaseException:
+                job_was.append(job.cancelled)
+
+    job_was: list[bool] = []
+    worker = Worker(q, handler, concurrency=1, timeout_seconds=0.05)
+
+    async def main() -> None:
+        with anyio.fail_after(30.0):
+            await worker.serve(drain=True)
+
+    anyio.run(main, backend=backend)
+    assert job_was == [True]
+    assert (worker.stats().acked, worker.stats().timeouts) == (2, 1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ctrl_c_in_an_async_handler_ends_serve(q: Queue, backend: str) -> None:
+    """That is the program's to handle; what was held is given back."""
+    for n in range(5):
+        q.send(b"", key=n)
+
+    async def handler(job: Any) -> None:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        await Worker(q, handler, concurrency=1).serve()
+
+    with pytest.raises(BaseException) as caught:
+        anyio.run(main, backend=backend)
+    assert _has(caught.value, KeyboardInterrupt)
+    assert q.stats().in_flight == 0
+    assert q.stats().depth == 5
+
+
+def _has(error: BaseException, kind: type[BaseException]) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(_has(e, kind) for e in error.exceptions)
+    return isinstance(error, kind)
+
+
+@pytest.mark.parametrize("text", ["x" * 1_000_000, "\udcff", "a\0b"], ids=["long", "surrogate", "NUL"])
+def test_what_it_says_may_be_anything(make: Any, text: str) -> None:
+    q = fill(make)
+
+    def handler(job: Any) -> None:
+        if job.body == b"bad":
+            job.output(text)
+            raise ValueError(text)
+
+    worker = Worker(q, handler, concurrency=1)
+    worker.run(drain=True)
+    after(q, worker, "ValueError")
+
+
+def test_a_result_may_be_anything(q: Queue) -> None:
+    """What prepare returns need not even have a size."""
+
+    class Odd:
+        def __sizeof__(self) -> int:
+            raise RuntimeError
+
+    q.send(b"", key="k")
+    seen: list[object] = []
+    worker = Worker(q, lambda job: seen.append(job.prepared), lambda job: Odd())
+    worker.run(drain=True)
+    assert isinstance(seen[0], Odd)
+
+
+def test_results_over_the_byte_limit_are_used_and_nothing_more_is_prepared_ahead(q: Queue) -> None:
+    for n in range(40):
+        q.send(b"", key=n % 4)
+    most: list[int] = []
+    worker = Worker(q, lambda job: most.append(worker.stats().prepared_bytes), lambda job: b"x" * 1000, prepared_bytes_max=1500)
+    worker.run(drain=True)
+    assert len(most) == 40
+    # Those that began before any was weighed are over by then. A slot's own result is needed at once, whatever it weighs.
+    assert max(most[20:]) <= 1500 + 1000 + 4 * 1000
+
+
+def test_a_worker_may_be_stopped_and_looked_at_from_its_own_handlers(q: Queue) -> None:
+    for n in range(20):
+        q.send(b"", key=n)
+
+    def process(job: Any) -> None:
+        worker.stats()
+        worker.stop()
+
+    worker = Worker(q, process, concurrency=2)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    thread.join(30.0)
+    assert not thread.is_alive()
+    assert 1 <= worker.stats().acked <= 20
+    assert q.stats().in_flight == 0
