@@ -43,7 +43,7 @@ class Workers(Campaign):
         for worker in self.workers:
             wait_until(lambda w=worker: self.written(w) > 4000 or w.poll() is not None, "a worker to begin")
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end or (not self.makers() - self.pids and time.monotonic() < end + PATIENCE_SECONDS):
             time.sleep(chance.uniform(0.05, 0.3))
             for worker in [w for w in self.workers if w.poll() is not None]:
                 assert worker.returncode == -9, self.logs()
@@ -55,6 +55,11 @@ class Workers(Campaign):
                 self.start()
             elif chance.random() < 0.1:
                 self.freeze(victim)
+
+    def makers(self) -> set[int]:
+        """The processes in which handlers ran that had effects."""
+        with strictq.open(self.queue, read_only=True) as q:
+            return {int(effect[1:].partition("-")[0], 16) for (effect,) in q.query("SELECT effect FROM app_effects")}
 
     def end(self) -> None:
         for worker in self.workers:
@@ -81,10 +86,8 @@ def test_processes_that_fail_hang_and_die(campaign: Workers, shards: int) -> Non
     counts = tally(campaign.settle())
     for verb in ("send", "receive", "ack", "start", "transact", "nack"):
         assert counts[verb] > 5, counts
-    with strictq.open(campaign.queue, read_only=True) as q:
-        makers = {int(effect[1:].partition("-")[0], 16) for (effect,) in q.query("SELECT effect FROM app_effects")}
-    assert makers & campaign.pids, "handlers in threads and tasks"
-    assert makers - campaign.pids, "handlers in processes of their own"
+    assert campaign.makers() & campaign.pids, "handlers in threads and tasks"
+    assert campaign.makers() - campaign.pids, "handlers in processes of their own"
 
 
 def test_a_message_that_kills_its_process_ends_as_poison_and_its_neighbours_do_not(tmp_path: Path) -> None:
