@@ -13,7 +13,7 @@ from .._receiving import look_again
 from .._store.wake import NAME_BITS
 from ..delivery import Delivery
 from .leases import Leases
-from .state import State
+from .state import HOPELESS, State
 
 REFILL_SECONDS: Final = 0.5
 """The buffer holds about so much work: more would be kept from other consumers."""
@@ -103,9 +103,12 @@ class Buffer:
         try:
             deliveries, soonest = state.queue._receive_once(request)
         except (StoreError, PartialFailure) as e:
+            if all(isinstance(shard.failed, HOPELESS) for shard in state.queue._claimable(request)):
+                raise  # no shard that could have anything works
             state.complain(e)
             self.look_at = state.not_before
             return False
+        state.works()
         self.look_at = now + look_again(state.queue._store, soonest)
         if not deliveries:
             self.found_nothing = seen
@@ -152,7 +155,7 @@ class Buffer:
                 if lane.grown == seen[shard]:
                     continue
                 more = lane.lease.more(GROW)
-            except LeaseLost as e:
+            except (LeaseLost, *HOPELESS) as e:
                 state.lose(lane, e)
                 continue
             except StoreError as e:

@@ -6,7 +6,7 @@ from typing import Final
 
 from .._errors import LeaseLost
 from .board import Lane
-from .state import AGAIN_SECONDS, State
+from .state import AGAIN_SECONDS, HOPELESS, State
 
 LOOK_SECONDS_MAX: Final = 5.0
 
@@ -45,7 +45,7 @@ class Leases:
             for lane, error in zip(lanes, results, strict=True):
                 if error is None:
                     lane.until = lane.lease._deadline / 1e6 + offset
-                elif isinstance(error, LeaseLost):
+                elif isinstance(error, (LeaseLost, *HOPELESS)):
                     self._state.lose(lane, error)
                 else:
                     self._state.complain(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .._errors import LeaseLost, StoreError
 from .events import reason_of
 from .job import Job, Reject, Retry
-from .state import State
+from .state import HOPELESS, State
 
 LEARNED_MAX = 64
 """Durations learned from in one round."""
@@ -49,6 +49,8 @@ class Settling:
                 self._state.learn(job)
             board.settled(good, begun, now)
             self._state.acked += len(good)
+            if not failed:
+                self._state.works()
             self._state.fast = board.ahead() > 0
         for job, error in lost:
             self._state.lose(job._lane, error)
@@ -62,7 +64,7 @@ class Settling:
     ) -> None:
         if error is None:
             return
-        if isinstance(error, LeaseLost):
+        if isinstance(error, (LeaseLost, *HOPELESS)):
             lost.append((job, error))
             return
         self._state.complain(error)
@@ -96,7 +98,7 @@ class Settling:
                 d.nack(error.delay, error.reason or reason_of(error), output=job._said)
             else:
                 d.nack(reason=reason_of(error), output=job._said)
-        except LeaseLost as e:
+        except (LeaseLost, *HOPELESS) as e:
             self._state.lose(job._lane, e)
             return
         except StoreError as e:

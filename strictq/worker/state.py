@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from .._errors import SchemaMismatch, StoreCorrupt
 from ..queue import Queue
 from .board import Board, Lane
 from .estimates import Estimates
@@ -16,7 +17,10 @@ from .events import PROBLEMS, WorkerEvent, log
 from .job import Job
 
 AGAIN_SECONDS: Final = 0.1
-"""After a failure of the store that may pass."""
+AGAIN_SECONDS_MAX: Final = 2.0
+"""After a failure of the store that may pass: how long it is left alone, twice as long after each one."""
+HOPELESS: Final = (StoreCorrupt, SchemaMismatch)
+"""These do not pass: the shard is out of use until an operator has mended it. The others go on."""
 
 
 class Executor:
@@ -62,6 +66,7 @@ class State:
         self.not_before = 0.0
         self.loud = on_event is not None or log.isEnabledFor(logging.DEBUG)
         self._hook = on_event
+        self._failures = 0
         self.awake = threading.Lock()
         self.awake.acquire()
 
@@ -85,8 +90,13 @@ class State:
 
     def complain(self, error: BaseException) -> None:
         """The store can't do it now: try again soon."""
-        self.not_before = self.clock() + AGAIN_SECONDS
+        self.not_before = self.clock() + min(AGAIN_SECONDS * 2**self._failures, AGAIN_SECONDS_MAX)
+        self._failures = min(self._failures + 1, 10)
         log.warning("the store failed, trying again: %s", error)
+
+    def works(self) -> None:
+        """The store did something."""
+        self._failures = 0
 
     def learn(self, job: Job) -> None:
         """Take in how long a handler took. Wants the board's lock held."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -11,9 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
+from rich.console import Console
 
 import strictq
+from strictq.cli.work import progress
 
 PATIENCE_SECONDS = 60.0
 
@@ -149,6 +153,73 @@ def test_wrong_usage(path: Path, arguments: list[object]) -> None:
     status, _, err = work(path, *arguments)
     assert status == 2
     assert "Traceback" not in err
+
+
+def test_a_queue_that_fails_is_exit_code_1(path: Path) -> None:
+    (path / "shard-0000.db").write_bytes(b"no database at all" * 1000)
+    status, _, err = work(path, "--drain", "--", "cat")
+    assert status == 1
+    assert "Traceback" not in err
+    assert "shard 0" in err
+
+
+def test_progress_shows_what_is_in_flight_the_rate_the_backlog_and_the_time_left(path: Path) -> None:
+    def shown(depth: int, acked: int, seconds: float) -> str:
+        with strictq.open(path) as q:
+            send(path, *((b"", n) for n in range(depth)))
+            queue = q.stats()
+            q.purge()
+            worker = attrs.evolve(strictq.Worker(q, print).stats(), running=3, prepared=2, acked=acked, retried=1)
+        console = Console(width=100, file=io.StringIO())
+        console.print(progress(queue, worker, seconds))
+        return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+
+    head = "at work prepared done retried a second backlog time left "
+    assert shown(30, 20, 2.0) == head + "3 2 20 1 10.0 30 3 s"
+    assert shown(0, 20, 2.0) == head + "3 2 20 1 10.0 0 -"
+    assert shown(5, 0, 0.0) == head + "3 2 0 1 0.0 5 -"
+
+
+def test_progress_in_a_terminal(path: Path) -> None:
+    pty = pytest.importorskip("pty")
+    send(path, *((b"", n) for n in range(4)))
+    parent, child = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    process = begin(
+        path, "--drain", *python("import time; time.sleep(1)"), stdin=child, stdout=child, stderr=child, env=environment
+    )
+    os.close(child)
+    shown = b""
+    try:
+        while piece := os.read(parent, 65536):
+            shown += piece
+    except OSError:
+        pass  # Linux: the other end is closed
+    finally:
+        os.close(parent)
+    assert process.wait(PATIENCE_SECONDS) == 0
+    assert b"time left" in shown
+    assert b"4 messages done" in shown
+
+
+def test_a_second_signal_waits_for_nobody(path: Path, tmp_path: Path) -> None:
+    send(path, (b"", "k"))
+    began = tmp_path / "began"
+    process = begin(
+        path, *python("import sys, time; open(sys.argv[1], 'w').close(); time.sleep(600)"), began, stderr=subprocess.PIPE
+    )
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not began.exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    assert process.poll() is None, "the first one waits"
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, "Traceback" in err) == (0, False)
+    with strictq.open(path) as q:
+        assert (q.stats().depth, q.stats().in_flight) == (1, 0)
 
 
 def test_no_queue(tmp_path: Path) -> None:

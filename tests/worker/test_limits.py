@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import strictq
-from strictq import Message, Queue, StoreBusy, StoreFull, Worker
+from strictq import Message, Queue, StoreBusy, StoreCorrupt, StoreFull, Worker
 from strictq._store.shard import Shard
 
 PATIENCE_SECONDS = 30.0
@@ -39,6 +39,40 @@ def test_the_buffer_is_bounded_by_its_limits_and_not_by_the_lanes(q: Queue) -> N
     thread.join()
     assert max(most) <= 8 * 8 + 50
     assert in_flight <= 8 * 8 + 50
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_shard_that_breaks_stops_nobody_but_its_own_keys(make: Any, monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
+    """With no other shard, run() says so; what it held there is given up, and what lies in the others is done."""
+    q = make(shards=shards)
+    q.send_many([Message(b"", key=n) for n in range(40) for _ in range(5)])
+    there = q.stats().shards[0].depth
+    broken, first = StoreCorrupt("shard 0 is damaged", shard=0), threading.Event()
+    for name in ("run", "drain"):
+        whole = getattr(Shard, name)
+
+        def call(self: Shard, operation: Any, whole: Any = whole) -> Any:
+            if self.number == 0 and first.is_set():
+                self.failed = broken
+                raise broken
+            return whole(self, operation)
+
+        monkeypatch.setattr(Shard, name, call)
+
+    def process(job: Any) -> None:
+        if job._delivery.shard == 0:
+            first.set()
+
+    worker = Worker(q, process)
+    if shards == 1:
+        with pytest.raises(StoreCorrupt, match="damaged"):
+            worker.run(drain=True)
+    else:
+        worker.run(drain=True)
+        assert q.stats().shards[1].depth == 0
+        assert worker.stats().acked >= 200 - there
+    assert worker.stats().lost > 0
+    assert worker.stats().running == 0
 
 
 @pytest.mark.parametrize("error", [StoreFull, StoreBusy])

@@ -296,6 +296,30 @@ def test_a_failed_prepare_fails_its_message_when_its_turn_comes(q: Queue) -> Non
     assert stage.processing() == []
 
 
+def test_nothing_is_used_after_its_lease(q: Queue) -> None:
+    """A local hold never outlives the durable one."""
+    send(q, 2, "a", process_seconds=1.0, prepare_seconds=0.1)
+    send(q, 2, "b", process_seconds=1.0, prepare_seconds=0.1)
+    stage = Stage(q, concurrency=1)
+    stage.lease()
+    stage.start_first("a")
+    lane = next(lane for lane in stage.board.lanes.values() if lane.jobs[0].key == "b")
+    stage.to(100.95)
+    assert stage.preparing() == [("a", 2)]
+    stage.prepared("a", 2)
+    stage.to(101.0)
+    stage.processed("a", 1)
+    assert stage.processing() == [("a", 2)]
+    stage.to(101.95)
+    assert stage.preparing() == [("b", 1)]
+    stage.prepared("b", 1)
+    stage.to(102.0)
+    stage.processed("a", 2)  # its slot goes to b, whose handler would begin now
+    lane.until = stage.now
+    assert stage.processing() == []
+    assert stage.board.expired == [lane]
+
+
 def test_what_was_retried_is_started_only_when_it_runs(q: Queue) -> None:
     """Many messages are started ahead of very quick handlers; one that may have killed its process is not among them."""
     for n in range(6):

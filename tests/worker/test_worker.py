@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -541,6 +542,16 @@ def test_problems_are_logged_with_key_seq_and_token(make: Any, caplog: pytest.Lo
     assert record.strictq["seq"] == 1  # type: ignore[attr-defined]
     assert record.strictq["token"] > 0  # type: ignore[attr-defined]
     assert "no paper" in record.getMessage()
+
+
+def test_each_change_is_one_record_at_debug(q: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    q.send(b"", key="k")
+    with caplog.at_level(logging.DEBUG, "strictq.worker"):
+        Worker(q, lambda job: None, lambda job: None).run(drain=True)
+    records = [r for r in caplog.records if r.name == "strictq.worker"]
+    assert [r.getMessage().split()[0] for r in records] == ["leased", "preparing", "prepared", "processing", "acked"]
+    assert {r.levelname for r in records} == {"DEBUG"}
+    assert [r.strictq["seconds"] is not None for r in records] == [False, False, True, False, True]  # type: ignore[attr-defined]
 
 
 def test_a_failing_hook_does_no_harm(q: Queue) -> None:
