@@ -13,8 +13,8 @@ import pytest
 import strictq
 from strictq import Message, Worker
 from strictq._store import connection
+from strictq.testing import FakeClock
 from tests.support.campaign import wait_until
-from tests.support.clock import FakeClock
 from tests.support.faults import FOREVER, Plan
 from tests.support.powercut import Journal, recording
 from tests.support.powercut_campaign import fast_directory
