@@ -14,6 +14,7 @@ from ._durations import Model
 from ._errors import InvalidArgument, PartialFailure, StoreError
 from ._keys import Key, decode_key, encode_key
 from ._store import Store, admin, looking
+from ._store.engine import Rows
 from ._store.stored import headers as stored_headers
 from ._types import DeadLetter, Explanation, HistoryRecord, KeyDepth, MessageStatus, PeekedMessage, Problem, ShardStats, Stats
 
@@ -314,13 +315,13 @@ class Operating:
             raise InvalidArgument("app_schema takes SQL as a str")
         store.define_app_schema(sql)
 
-    def query(self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, key: Key | None = None) -> list[Any]:
+    def query(self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, key: Key | None = None) -> Rows:
         """Read the program's app_* tables: over all shards, or in the shard of one key.
 
         Each shard is asked by itself: sums and order over shards are the caller's.
 
         Returns:
-            The rows, as tuples.
+            The rows, as tuples; `.columns` has the columns' names where there are rows.
         Raises:
             InvalidArgument: the SQL is wrong, writes, touches anything else, or takes too long.
             PartialFailure: shards could not be read; results has the rows, or the error, of each.
@@ -339,4 +340,4 @@ class Operating:
             if len(shards) == 1:
                 raise failed[0]
             raise PartialFailure("some shards could not be read: their rows are missing", results) from failed[0]
-        return [row for rows in results for row in rows]
+        return Rows.together(results)

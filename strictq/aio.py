@@ -26,6 +26,7 @@ from ._errors import LeaseLost, QueueClosed, StrictqError
 from ._keys import Key
 from ._receiving import Patience
 from ._store.calls import transaction_of
+from ._store.engine import Rows
 from ._store.wake import POLL_SECONDS
 from ._types import (
     DeadLetter,
@@ -485,7 +486,7 @@ class AsyncQueue:
         """See Queue.app_schema."""
         await self._run(self.sync.app_schema, sql)
 
-    async def query(self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, key: Key | None = None) -> list[Any]:
+    async def query(self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, key: Key | None = None) -> Rows:
         """See Queue.query."""
         return await self._run(self.sync.query, sql, params, key=key)
 

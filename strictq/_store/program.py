@@ -113,7 +113,31 @@ def _is_app(name: str) -> bool:
 
 
 class Rows(list[Any]):
-    """The rows of a program's query, as tuples."""
+    """The rows of a program's query, as tuples.
+
+    Attributes:
+        columns: the columns' names; () where there are no rows.
+    """
+
+    columns: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, cursor: apsw.Cursor) -> Rows:
+        """All rows of a statement that runs."""
+        first = next(cursor, None)
+        if first is None:
+            return cls()
+        columns = tuple(name for name, _ in cursor.get_description())
+        rows = cls([first, *cursor])
+        rows.columns = columns
+        return rows
+
+    @classmethod
+    def together(cls, parts: Sequence[Rows]) -> Rows:
+        """The rows of several shards."""
+        rows = cls(row for part in parts for row in part)
+        rows.columns = next((part.columns for part in parts if part), ())
+        return rows
 
     @property
     def get(self) -> Any:
@@ -146,6 +170,6 @@ class AppDatabase:
             raise InvalidArgument("the program's SQL rolled the transaction back; nothing happened")
         with self._guard.program(self._mode):
             try:
-                return Rows(self._db.execute(sql, params, can_cache=False))
+                return Rows.of(self._db.execute(sql, params, can_cache=False))
             except (TypeError, ValueError, OverflowError) as e:
                 raise InvalidArgument(f"the program's SQL got values that do not fit: {e}") from e

@@ -1,4 +1,4 @@
-"""The `strictq` command: one module per group of commands, each with a `register(app)`.
+"""The `strictq` command: one module per group of commands, each with a `register(app, name, text)`.
 
 Exit codes: 0 done · 1 it ran, and something is wrong · 2 wrong usage or input · 130 Ctrl-C · 141 the reader of the
 output went away · 128 + n ended by signal n.
@@ -7,7 +7,9 @@ output went away · 128 + n ended by signal n.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -15,17 +17,41 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
-GROUPS: Final = ("demo", "work")
-"""The modules of this package that have commands."""
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "create": ("configuring", "Make a queue."),
+    "send": ("send", "Send lines of a file or of stdin."),
+    "receive": ("receive", "Print messages and ack what was written."),
+    "work": ("work", "Run a command per message, in order per key."),
+    "stats": ("stats", "Count what is in a queue; --watch it."),
+    "top-keys": ("looking", "The deepest keys, or the oldest."),
+    "explain": ("looking", "Why a key is stuck, or is not."),
+    "peek": ("looking", "The first messages of a key, untouched."),
+    "status": ("looking", "Where one message is."),
+    "dead": ("looking", "Dead letters."),
+    "query": ("looking", "Read a program's app_* tables with SQL."),
+    "redrive": ("operating", "Put dead letters back where they were."),
+    "hold": ("operating", "Hand out nothing more of a key."),
+    "release": ("operating", "End a hold."),
+    "purge": ("operating", "Remove what is waiting."),
+    "config": ("configuring", "Show settings, or change them."),
+    "check": ("check", "Verify every invariant of a queue."),
+    "demo": ("demo", "See that no key loses its order."),
+    "completion": ("completion", "Tab completion for your shell."),
+}
+"""Every command, in the order of the help: its module, and one line on it. Modules are imported for their own commands only."""
 
-EXTRA: Final = ("typer", "rich")
+EXTRA: Final = ("typer", "rich", "orjson")
+COMPLETE: Final = "_STRICTQ_COMPLETE"
+"""Set by a shell that wants completions."""
 
 
-def app() -> typer.Typer:
-    """The command line application, with every group of commands.
+def app(wanted: Iterable[str] | None = None) -> typer.Typer:
+    """The command line application.
 
+    Args:
+        wanted: commands that may be run; the others are only listed, and their modules not imported. None: all.
     Raises:
-        ModuleNotFoundError: typer or rich is not installed.
+        ModuleNotFoundError: typer, rich or orjson is not installed.
     """
     import typer
 
@@ -33,31 +59,58 @@ def app() -> typer.Typer:
     application = typer.Typer(
         name="strictq",
         help="A durable message queue with strict order per key, in a directory.",
+        epilog="Exit codes: 0 done, 1 it ran and something is wrong, 2 wrong usage or input, 130 Ctrl-C, 141 broken pipe.",
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=COMPLETE in os.environ,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
 
     @application.callback()
-    def root() -> None:
+    def root(
+        version: bool = typer.Option(False, "--version", help="Print the version and exit.", callback=_version, is_eager=True),
+    ) -> None:
         # A callback keeps the commands' names needed while there is only one of them.
         pass
 
-    for group in GROUPS:
-        importlib.import_module(f"strictq.cli.{group}").register(application)
+    run = set(COMMANDS if wanted is None else wanted)
+    for name, (module, text) in COMMANDS.items():
+        if name in run:
+            importlib.import_module(f"strictq.cli.{module}").register(application, name, text)
+        else:
+            application.command(name, help=text)(_listed)
     return application
+
+
+def _listed() -> None:
+    raise AssertionError("a command whose module was not imported")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from strictq import __version__
+
+        print(f"strictq {__version__}")
+        sys.exit(0)
 
 
 def main() -> None:
     """Entry point of the `strictq` command."""
     try:
-        application = app()
+        application = app(_asked_for(sys.argv[1:]))
     except ModuleNotFoundError as e:
         if e.name is None or e.name.partition(".")[0] not in EXTRA:
             raise
         sys.exit(_missing_extra(e.name))
     application(prog_name="strictq")
+
+
+def _asked_for(words: list[str]) -> list[str]:
+    """The command that this command line names, or that is being completed."""
+    if COMPLETE in os.environ:
+        words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
+    return [word for word in words[:1] if word in COMMANDS]
 
 
 def _missing_extra(name: str) -> int:

@@ -1,25 +1,42 @@
-"""What all commands share: how they end, and where they write."""
+"""What all commands share: how they end, and what they say when something is wrong."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
-from types import FrameType
-from typing import IO, Any, Final, NoReturn, ParamSpec
+from inspect import cleandoc
+from types import FrameType, TracebackType
+from typing import IO, Any, Final, NoReturn, ParamSpec, Self
 
 import typer
-from rich.console import Console
 
-from strictq._errors import ConfigError, InvalidArgument, QueueNotFound, StrictqError
+from strictq._errors import (
+    ConfigError,
+    InvalidArgument,
+    MessageTooLarge,
+    QueueFull,
+    QueueNotFound,
+    StoreError,
+    StrictqError,
+)
 
 OK: Final = 0
 WRONG: Final = 1
 USAGE: Final = 2
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
+
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_HINTS: Final[dict[type[StrictqError], str]] = {
+    QueueNotFound: "check the path, or make the queue: strictq create QUEUE",
+    MessageTooLarge: "raise the limit: strictq config QUEUE max_body_bytes=BYTES; or send a reference to the data",
+    QueueFull: "wait for consumers to catch up, or raise the limit: strictq config QUEUE max_depth=MESSAGES",
+}
+"""What to do, said for somebody at a command line, where the error's own hint speaks of calls."""
 
 P = ParamSpec("P")
 
@@ -29,18 +46,13 @@ class Failure(Exception):
 
     Attributes:
         code: the exit code.
+        hint: what to do about it.
     """
 
-    def __init__(self, message: str, code: int = WRONG) -> None:
+    def __init__(self, message: str, code: int = WRONG, hint: str = "") -> None:
         super().__init__(message)
         self.code = code
-
-
-class Terminal(Console):
-    """A rich console that leaves a broken pipe to `command`, as it leaves any other error."""
-
-    def on_broken_pipe(self) -> NoReturn:
-        raise BrokenPipeError
+        self.hint = hint
 
 
 def command(run: Callable[P, int]) -> Callable[P, None]:
@@ -53,11 +65,21 @@ def command(run: Callable[P, int]) -> Callable[P, None]:
     return wrapper
 
 
+def add(app: typer.Typer, name: str, text: str, run: Callable[..., int], examples: str = "") -> None:
+    """Make a function the command `name`; `text` is its line in the list of commands."""
+    # \b: the help keeps the lines as they are.
+    epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in cleandoc(examples).splitlines()) if examples else None
+    app.command(name, short_help=text, epilog=epilog)(command(run))
+
+
 def _ending(run: Callable[[], int]) -> int:
     before = {number: signal.signal(number, _terminate) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        code = run()
         if sys.stdout is not None:  # it is None where the caller closed it
+            # A terminal that cannot show a character gets a question mark, not a traceback.
+            sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+        code = run()
+        if sys.stdout is not None:
             sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -67,11 +89,14 @@ def _ending(run: Callable[[], int]) -> int:
         _silence(sys.stderr)
         return BROKEN_PIPE
     except Failure as e:
-        return _complain(e, e.code)
+        return _complain(str(e), e.code, e.hint)
     except (InvalidArgument, ConfigError, QueueNotFound) as e:
-        return _complain(e, USAGE)
+        return _complain(*explained(e, USAGE))
     except StrictqError as e:
-        return _complain(e, WRONG)
+        return _complain(*explained(e, WRONG))
+    except OSError as e:
+        _silence(sys.stdout)
+        return _complain(f"{e.filename or 'the output'}: {e.strerror or e}", WRONG)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -82,19 +107,87 @@ def _terminate(number: int, _: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
-def _complain(e: Exception, code: int) -> int:
+def explained(e: StrictqError, code: int = WRONG) -> tuple[str, int, str]:
+    """What to tell of an error: message, exit code, hint."""
+    message = Exception.__str__(e)
+    if isinstance(e, StoreError) and e.cause is not None and str(e.cause) not in message:
+        message = f"{message}: {e.cause}"
+    hint = _HINTS.get(type(e), e.hint) if e.hint == type(e).hint else e.hint
+    return message, code, hint
+
+
+def _complain(message: str, code: int, hint: str = "") -> int:
     try:
-        print(f"strictq: {printable(str(e))}", file=sys.stderr, flush=True)
+        tell(f"strictq: {message}")
+        if hint:
+            tell(f"  hint: {hint}")
     except BrokenPipeError:
         _silence(sys.stderr)
     return code
 
 
-def _silence(stream: IO[str]) -> None:
+def tell(text: str) -> None:
+    """One line on stderr, if there is one."""
+    if sys.stderr is not None:
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+def _silence(stream: IO[str] | None) -> None:
     # What is still in its buffer goes nowhere, instead of failing again when the interpreter exits.
+    if stream is None:
+        return
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
+
+
+class Stopping:
+    """Ctrl-C, SIGTERM and SIGHUP wait until a piece of work is done; a second one does not.
+
+        with Stopping() as stopping:
+            for piece in work:
+                with stopping.at_once(): ...  # here they end it at once
+                do(piece)
+                stopping.check()
+
+    Attributes:
+        asked: the signal that came, or None.
+    """
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self._at_once = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._handle) for number in _STOPS}
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        first, self.asked = self.asked is None, number
+        if self._at_once or not first:
+            self.check()
+
+    def check(self) -> None:
+        """End now if it was asked for."""
+        if self.asked == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.asked is not None:
+            sys.exit(128 + self.asked)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """A block that they interrupt: a wait, say."""
+        self._at_once = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._at_once = False
 
 
 def many(count: int, what: str) -> str:

@@ -14,13 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from strictq.cli._command import Terminal, many, printable
+from strictq.cli._command import many, printable
+from strictq.cli._render import NARROW_COLUMNS, Terminal
 from strictq.demo import runner
 from strictq.demo.events import Source
 from strictq.demo.verify import Verdict
 
 PLAIN_SECONDS: Final = 2.0
-NARROW_COLUMNS: Final = 60
 
 
 class View:

@@ -11,8 +11,9 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from strictq.cli._command import OK, USAGE, WRONG, Failure, Terminal, many
+from strictq.cli._command import OK, USAGE, WRONG, Failure, many
 from strictq.cli._demo_view import View, checked_by, counts, show_verdict, verified
+from strictq.cli._render import Terminal
 from strictq.demo import plot, working
 from strictq.demo.events import Source
 from strictq.demo.runner import DemoFailed

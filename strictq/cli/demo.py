@@ -7,15 +7,16 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from strictq.cli import _demo_worker
-from strictq.cli._command import OK, USAGE, WRONG, Failure, Terminal, command, many
+from strictq.cli._arguments import Durability
+from strictq.cli._command import OK, USAGE, WRONG, Failure, add, many
 from strictq.cli._demo_view import View, as_values, show
+from strictq.cli._render import Terminal
 from strictq.demo import runner, working
 from strictq.demo.events import BadInput, FileEvents, LedgerEvents, Source
 
@@ -26,16 +27,16 @@ WORKER_EVENTS: Final = 60
 WORKER_KEYS: Final = 4
 
 
-class Durability(StrEnum):
-    """What a send that returned survives."""
+EXAMPLES: Final = """
+strictq demo
+strictq demo --worker
+strictq demo --input events.jsonl --key-field customer --consumers 8
+"""
 
-    full = "full"
-    process = "process"
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command(short_help="See that no key loses its order.")(command(demo))
+def register(app: typer.Typer, name: str, text: str) -> None:
+    """Add the command of this module."""
+    add(app, name, text, demo, EXAMPLES)
 
 
 def demo(

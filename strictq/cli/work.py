@@ -18,16 +18,23 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 import strictq
-from strictq.cli._command import OK, USAGE, Failure, Terminal, command, many
+from strictq.cli._command import OK, USAGE, Failure, add, many
+from strictq.cli._render import Terminal
 from strictq.worker import Worker, WorkerStats
 from strictq.worker.command import Command, shell
 
 REFRESH_PER_SECOND: Final = 2.0
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command(short_help="Run a command per message, in order per key.")(command(work))
+EXAMPLES: Final = """
+strictq work orders.strictq -- ./import-order --verbose
+strictq work orders.strictq --drain --concurrency 4 -- sh -c 'cat >> "orders-$STRICTQ_KEY"'
+"""
+
+
+def register(app: typer.Typer, name: str, text: str) -> None:
+    """Add the command of this module."""
+    add(app, name, text, work, EXAMPLES)
 
 
 def work(

@@ -13,15 +13,13 @@ from typing import IO, Any, Final, Protocol
 import attrs
 
 from strictq._config import QueueConfig
-from strictq._errors import InvalidArgument
-from strictq._keys import encode_key
+from strictq.demo.rows import BadInput, key_in, row_of
 
+LONGEST: Final = QueueConfig().max_body_bytes
 GZIP_MAGIC: Final = b"\x1f\x8b"
 CHAIN_GUESS: Final = ("old", "new")
 
-
-class BadInput(ValueError):
-    """The events cannot be used; the message says which line and why."""
+__all__ = ["BadInput", "Chain", "Event", "FileEvents", "LedgerEvents", "Source", "canonical"]
 
 
 @attrs.frozen
@@ -155,8 +153,8 @@ class FileEvents:
         count = line = 0
         for line, raw in _lines(path):
             try:
-                row = _row(raw)
-                key = _key(row, key_field)
+                row = row_of(raw, LONGEST)
+                key = key_in(row, key_field)
                 links.follow(line, key, row)
             except BadInput as e:
                 raise BadInput(f"{path}: line {line}: {e}") from None
@@ -170,7 +168,7 @@ class FileEvents:
         for line, raw in _lines(self.path):
             if line > self.last_line:
                 return
-            yield Event(line, _key(_row(raw), self.key_field), raw)
+            yield Event(line, key_in(row_of(raw, LONGEST), self.key_field), raw)
 
 
 class _Links:
@@ -236,39 +234,3 @@ def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
         return f
     f.close()
     return gzip.open(path, "rb")
-
-
-def _row(raw: bytes) -> dict[str, Any]:
-    limit = QueueConfig().max_body_bytes
-    if len(raw) > limit:
-        raise BadInput(f"{len(raw)} bytes are too many; a message may have {limit}")
-    try:
-        row = json.loads(raw)
-    except UnicodeDecodeError:
-        raise BadInput("not UTF-8") from None
-    except json.JSONDecodeError as e:
-        raise BadInput(f"not JSON: {e.msg} at column {e.colno}") from None
-    except (ValueError, RecursionError) as e:
-        raise BadInput(f"not usable JSON: {e}") from None
-    if not isinstance(row, dict):
-        raise BadInput(f"not a JSON object but {_kind(row)}")
-    return row
-
-
-def _key(row: Mapping[str, Any], field: str) -> str | int:
-    if field not in row:
-        fields = ", ".join(map(repr, list(row)[:8])) or "none"
-        raise BadInput(f"there is no key field {field!r}; the row's fields: {fields}")
-    key = row[field]
-    if isinstance(key, bool) or not isinstance(key, str | int):
-        raise BadInput(f"key field {field!r} must be a string or a whole number, not {_kind(key)}")
-    try:
-        encode_key(key)
-    except InvalidArgument as e:
-        raise BadInput(f"key field {field!r}: {e}") from None
-    return key
-
-
-def _kind(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return kinds.get(type(value), "a number")

@@ -1,0 +1,121 @@
+"""Batches into the queue, through whatever happens on the way: what was sent is always known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from strictq import InvalidArgument, Message, OutcomeUnknown, PartialFailure, Queue, QueueFull, StrictqError
+from strictq.cli._command import Stopping, explained
+from strictq.cli._rows import BadLine
+
+AGAIN_SECONDS: Final = 0.1
+
+Numbered = tuple[int, Message]
+
+
+class GaveUp(Exception):
+    """The queue did not take everything.
+
+    Attributes:
+        first: the first line that was not sent.
+        hint: how to go on.
+    """
+
+    def __init__(self, message: str, first: int, hint: str) -> None:
+        super().__init__(message)
+        self.first = first
+        self.hint = hint
+
+
+class Sender:
+    """Sends batches in order.
+
+    Attributes:
+        sent: lines that are in the queue because of this run; duplicates: lines that were there already.
+        unknown: lines of which nobody can say.
+        stuck_at: the line that it waits with, while the queue is full.
+    """
+
+    def __init__(self, q: Queue, wait: float, stopping: Stopping, *, repeatable: bool) -> None:
+        """
+        Args:
+            wait: seconds to go on trying while the queue is full or busy.
+            repeatable: the messages have dedup ids, so that sending them twice does no harm.
+        """
+        self._q = q
+        self._wait = wait
+        self._repeatable = repeatable
+        self._stopping = stopping
+        self.sent = self.duplicates = self.unknown = 0
+        self.stuck_at: int | None = None
+
+    def send(self, batch: list[Numbered]) -> Iterator[BadLine]:
+        """Send a batch. Gives the lines that the queue refused for what they are; what is before each of them is sent.
+
+        Raises:
+            GaveUp: the queue did not take the rest.
+        """
+        pieces = [batch] if batch else []
+        deadline: float | None = None
+        while pieces:
+            piece = pieces.pop()
+            left = self._once([message for _, message in piece])
+            if left is None:
+                deadline = None
+                continue
+            places, error = left
+            rest = [piece[i] for i in places]
+            if isinstance(error, InvalidArgument | QueueFull) and len(rest) > 1:
+                # All of it was refused for one line, or for want of room for all: in halves, the first one first.
+                pieces += [rest[len(rest) // 2 :], rest[: len(rest) // 2]]
+            elif isinstance(error, InvalidArgument):
+                yield BadLine(rest[0][0], explained(error)[0])
+            else:
+                deadline = time.monotonic() + self._wait if deadline is None else deadline
+                self._patience(error, deadline, batch, [rest, *pieces])
+                pieces.append(rest)
+
+    def _once(self, messages: list[Message]) -> tuple[list[int], StrictqError] | None:
+        """One try: None, or which were not sent, and why."""
+        try:
+            receipts = self._q.send_many(messages)
+        except PartialFailure as e:
+            failed = [i for i, r in enumerate(e.results) if isinstance(r, StrictqError)]
+            self._count([r for r in e.results if not isinstance(r, StrictqError)])
+            return failed, e.results[failed[0]]
+        except StrictqError as e:
+            return list(range(len(messages))), e
+        self._count(receipts)
+        return None
+
+    def _count(self, receipts: list[Any]) -> None:
+        duplicates = sum(r.duplicate for r in receipts) if self._repeatable else 0
+        self.duplicates += duplicates
+        self.sent += len(receipts) - duplicates
+
+    def _patience(self, error: StrictqError, deadline: float, batch: list[Numbered], unsent: list[list[Numbered]]) -> None:
+        """Wait a little before the next try.
+
+        Raises:
+            GaveUp: there will be none.
+        """
+        unknown = isinstance(error, OutcomeUnknown) and not self._repeatable
+        self.stuck_at = first = unsent[0][0][0]
+        if error.transient and not unknown and time.monotonic() < deadline:
+            with self._stopping.at_once():
+                time.sleep(AGAIN_SECONDS)
+            self.stuck_at = None
+            return
+        text, _, hint = explained(error)
+        after = sum(number > first for number, _ in batch) - sum(map(len, unsent)) + 1
+        if unknown:
+            self.unknown += len(unsent[0])
+            last = unsent[0][-1][0]
+            hint = f"lines {first:,} to {last:,} may be in the queue or not; with --dedup-field they could simply be sent again"
+        elif after:
+            hint = f"{hint}; after it, {after:,} lines of other shards were sent: only --dedup-field makes it safe to repeat them"
+        else:
+            hint = f"{hint}; nothing from line {first:,} on was sent"
+        raise GaveUp(f"line {first:,}: {text}", first, hint.removeprefix("; "))

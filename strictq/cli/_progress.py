@@ -1,0 +1,28 @@
+"""The bar of `strictq send`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from strictq.cli._lines import Lines
+from strictq.cli._render import NARROW_COLUMNS, messages
+
+Step = Callable[[Lines, int], None]
+
+
+@contextmanager
+def bar() -> Iterator[Step]:
+    """Bytes of the file where its size is known, else the count alone."""
+    console = messages()
+    times = [TimeElapsedColumn(), TimeRemainingColumn(compact=True)] if console.width >= NARROW_COLUMNS else []
+    columns = [TextColumn("{task.description}"), BarColumn(bar_width=None), TaskProgressColumn(), *times]
+    with Progress(*columns, console=console, transient=True, expand=True) as shown:
+        task = shown.add_task("sending", total=None)
+
+        def step(lines: Lines, sent: int) -> None:
+            shown.update(task, total=lines.size, completed=lines.position, description=f"{sent:,} lines")
+
+        yield step

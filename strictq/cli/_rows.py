@@ -1,0 +1,189 @@
+"""Lines into messages: found fast where all is well, explained where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from strictq import InvalidArgument, Message
+from strictq._keys import Key, encode_key
+from strictq._validate import name as short_name
+from strictq.cli._arguments import KeyType, converted
+from strictq.cli._lines import Line, TooLong
+from strictq.demo.rows import BadInput, row_of, too_long, value_in
+
+KNOWN_KEYS_MAX: Final = 200_000
+"""Keys that were checked and are remembered."""
+BOM: Final = b"\xef\xbb\xbf"
+
+
+class FieldType(StrEnum):
+    """How the value of a key field becomes a key."""
+
+    auto = "auto"
+    str = "str"
+    int = "int"
+    bytes = "bytes"
+    hex = "hex"
+    base64 = "base64"
+
+
+class BadLine(NamedTuple):
+    """A line that cannot be sent, and why."""
+
+    number: int
+    why: str
+
+
+class Reader:
+    """Makes messages of lines.
+
+    Attributes:
+        blank: how many lines were empty, and left out.
+        kinds: the types of keys that came.
+    """
+
+    def __init__(
+        self,
+        *,
+        raw: bool,
+        key: Key | None,
+        key_field: str | None,
+        key_type: FieldType,
+        dedup_field: str | None,
+        longest: int,
+        options: dict[str, Any],
+    ) -> None:
+        self._raw = raw
+        self._key = key
+        self._field = key_field
+        self._type = key_type
+        self._dedup = dedup_field
+        self._longest = longest
+        self._options = options
+        self._known: dict[str | int, Key] = {}
+        self.blank = 0
+        self.kinds: set[str] = set()
+
+    def read(self, lines: Sequence[Line], first: int) -> Iterator[tuple[list[tuple[int, Message]], BadLine | None]]:
+        """Runs of numbered messages, each ended by a bad line or, the last one, by the end.
+
+        Args:
+            first: the number of the first line.
+        """
+        if self._field is not None and not self._options and self._dedup is None:
+            yield from self._read_plain(lines, first)
+            return
+        run: list[tuple[int, Message]] = []
+        for number, line in enumerate(lines, first):
+            try:
+                message = self._message(line, number)
+            except BadInput as e:
+                yield run, BadLine(number, str(e))
+                run = []
+                continue
+            if message is not None:
+                run.append((number, message))
+        yield run, None
+
+    def _read_plain(self, lines: Sequence[Line], first: int) -> Iterator[tuple[list[tuple[int, Message]], BadLine | None]]:
+        """The common case, with as little as possible done for each line."""
+        loads, field, known, longest = orjson.loads, self._field, self._known, self._longest
+        run: list[tuple[int, Message]] = []
+        append = run.append
+        for number, line in enumerate(lines, first):
+            try:
+                value = loads(line)[field]  # type: ignore[arg-type]
+                # True and 1.0 are found as 1 is: only what was looked at carefully is known, and types are looked at first.
+                if (type(value) is str or type(value) is int) and len(line) <= longest and line[-1] != 13:  # type: ignore[arg-type,index]
+                    append((number, Message(line, key=known[value])))  # type: ignore[arg-type]
+                    continue
+            except (ValueError, KeyError, TypeError, IndexError):
+                pass
+            try:
+                message = self._message(line, number)
+            except BadInput as e:
+                yield run, BadLine(number, str(e))
+                run = []
+                append = run.append
+                continue
+            if message is not None:
+                append((number, message))
+        yield run, None
+
+    def _message(self, line: Line, number: int) -> Message | None:
+        """The message of one line; None for a blank one.
+
+        Raises:
+            BadInput: why it cannot be sent.
+        """
+        if isinstance(line, TooLong):
+            raise too_long(line.size, self._longest)
+        if self._raw:
+            if len(line) > self._longest:
+                raise too_long(len(line), self._longest)
+            return Message(line, key=self._key, **self._options)
+        body = line.removesuffix(b"\r")
+        if number == 1:
+            body = body.removeprefix(BOM)
+        if not body.strip():
+            self.blank += 1
+            return None
+        row = self._row(body)
+        key = self._key if self._field is None else self._key_in(row)
+        if self._dedup is None:
+            return Message(body, key=key, **self._options)
+        return Message(body, key=key, dedup_id=self._dedup_id(row), **self._options)
+
+    def _row(self, line: bytes) -> dict[str, Any]:
+        if len(line) <= self._longest:
+            try:
+                row = orjson.loads(line)
+            except ValueError:
+                pass
+            else:
+                # Whole numbers of more than 64 bits come as floats; the other parser keeps them.
+                if type(row) is dict and type(row.get(self._field)) is not float and type(row.get(self._dedup)) is not float:
+                    return row
+        return row_of(line, self._longest)
+
+    def _key_in(self, row: dict[str, Any]) -> Key:
+        assert self._field is not None
+        value = value_in(row, self._field)
+        key = self._known.get(value)
+        if key is None:
+            key = self._convert(value)
+            if len(self._known) >= KNOWN_KEYS_MAX:
+                self._known.clear()
+            self._known[value] = key
+            self.kinds.add(type(key).__name__)
+        return key
+
+    def _convert(self, value: str | int) -> Key:
+        """A field's value as a key.
+
+        Raises:
+            BadInput: it cannot be one.
+        """
+        try:
+            key: Key = value
+            if self._type is not FieldType.auto:
+                if type(value) is int and self._type not in (FieldType.int, FieldType.str):
+                    raise ValueError("the field holds a number")
+                key = value if type(value) is int and self._type is FieldType.int else converted(str(value), KeyType(self._type))
+            encode_key(key)
+        except (InvalidArgument, ValueError) as e:
+            why = e.args[0] if isinstance(e, InvalidArgument) else f"--key-type {self._type.value}: {e}"
+            raise BadInput(f"key field {self._field!r}: {why}") from None
+        return key
+
+    def _dedup_id(self, row: dict[str, Any]) -> str:
+        assert self._dedup is not None
+        value = str(value_in(row, self._dedup, "dedup field"))
+        try:
+            return short_name("its value", value)
+        except InvalidArgument as e:
+            raise BadInput(f"dedup field {self._dedup!r}: {e}") from None

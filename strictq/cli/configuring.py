@@ -1,0 +1,115 @@
+"""Making a queue and changing its settings: create, config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final
+
+import attrs
+import typer
+
+import strictq
+from strictq import ConfigError, QueueConfig
+from strictq.cli._arguments import Durability, Json, QueuePath, looking, operating
+from strictq.cli._command import OK, USAGE, Failure, add, many, printable
+from strictq.cli._render import emit, facts, output
+
+EXAMPLES: Final = {
+    "create": """
+        strictq create orders.strictq
+        strictq create orders.strictq --shards 4 --durability process
+        strictq create orders.strictq max_attempts=10 on_poison=hold
+    """,
+    "config": """
+        strictq config orders.strictq
+        strictq config orders.strictq max_attempts=10 ttl_seconds=none
+    """,
+}
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings, as docs/reference/config.md has them.")
+]
+
+
+def register(app: typer.Typer, name: str, text: str) -> None:
+    """Add one of the commands of this module."""
+    runs: dict[str, Callable[..., int]] = {"create": create, "config": config}
+    add(app, name, text, runs[name], EXAMPLES[name])
+
+
+def create(
+    queue: QueuePath,
+    settings: Settings = None,
+    shards: Annotated[int, typer.Option(min=1, max=256, help="Files to spread the keys over; stays as it is.")] = 1,
+    durability: Annotated[
+        Durability, typer.Option(help="What a send survives: full, a power cut; process, kill -9.")
+    ] = Durability.full,
+    as_json: Json = False,
+) -> int:
+    """Make a queue. If one is there already with these settings, nothing happens.
+
+    Exit code 0: it is there. 2: a queue with other settings is there, or something else, or it cannot be made.
+    """
+    wanted = QueueConfig().evolve(**changes(settings or []))
+    with strictq.open(queue, shards=shards, durability=durability.value, config=wanted) as q:
+        if as_json:
+            emit(as_values(q))
+        else:
+            print(f"{printable(q.path)}: {many(q.shards, 'shard')}, durability {q.durability}")
+    return OK
+
+
+def config(queue: QueuePath, settings: Settings = None, as_json: Json = False) -> int:
+    """Show the settings of a queue, or change some: every process sees them at its next write."""
+    asked = changes(settings or [])
+    with operating(queue) if asked else looking(queue) as q:
+        if asked:
+            q.configure(**asked)
+        if as_json:
+            emit(as_values(q))
+            return OK
+        before = attrs.asdict(QueueConfig())
+        now = attrs.asdict(q.config)
+        shown = {name: text(value) + ("" if value == before[name] else "  (changed)") for name, value in now.items()}
+        output().print(facts([("queue", q.path), ("shards", f"{q.shards}"), ("durability", q.durability), *shown.items()]))
+    return OK
+
+
+def as_values(q: strictq.Queue) -> dict[str, Any]:
+    """What a queue is, for programs."""
+    return {
+        "path": q.path, "queue_id": q.queue_id, "shards": q.shards, "durability": q.durability, "config": attrs.asdict(q.config),
+    }  # fmt: skip
+
+
+def changes(settings: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs as settings: numbers, `none`, or words.
+
+    Raises:
+        Failure: one is not a pair.
+        ConfigError: there is no such setting.
+    """
+    found: dict[str, Any] = {}
+    for pair in settings:
+        name, is_pair, value = pair.partition("=")
+        if not is_pair:
+            raise Failure(f"{pair!r} is not NAME=VALUE", USAGE)
+        found[name.strip()] = _value(value.strip())
+    known = [a.name for a in attrs.fields(QueueConfig)]
+    if unknown := [name for name in found if name not in known]:
+        raise ConfigError(f"unknown setting {unknown[0]!r}", hint=f"the settings are {', '.join(known)}")
+    return found
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("none", "null"):
+        return None
+    try:
+        return json.loads(text.replace("_", "")) if text[:1].isdigit() else text
+    except ValueError:
+        return text
+
+
+def text(value: Any) -> str:
+    """A setting for people, as `config` would take it."""
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else f"{value}"

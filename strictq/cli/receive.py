@@ -1,0 +1,229 @@
+"""`strictq receive`: messages to stdout, acked once they are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import stat
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Final
+
+import typer
+
+import strictq
+from strictq import Delivery, LeaseLost, PartialFailure, StrictqError
+from strictq._keys import Key
+from strictq.cli._arguments import KeyType, KeyTypeOption, QueuePath, key_of, operating
+from strictq.cli._command import OK, USAGE, WRONG, Failure, add, many, tell
+from strictq.cli._render import body_fields, key_fields
+
+EXAMPLES: Final = """
+strictq receive orders.strictq
+strictq receive orders.strictq --max 1 --wait 60 | jq -r .body
+strictq receive orders.strictq --drain > orders.jsonl
+strictq receive orders.strictq --follow --raw
+strictq receive orders.strictq --max 100 --no-ack
+"""
+MAX: Final = 10
+BATCH: Final = 100
+BATCH_OF_A_FILE: Final = 1000
+LOOK_SECONDS: Final = 1.0
+"""While it waits, it looks so often whether the reader of its output is still there."""
+
+
+def register(app: typer.Typer, name: str, text: str) -> None:
+    """Add the command of this module."""
+    add(app, name, text, receive, EXAMPLES)
+
+
+def receive(
+    queue: QueuePath,
+    at_most: Annotated[int | None, typer.Option("--max", "-n", min=1, help=f"End after so many messages. [{MAX}]")] = None,
+    wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="For a first message; and again for the next.")] = 0.0,
+    drain: Annotated[bool, typer.Option("--drain", help="Go on until nothing is ready.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on for ever.")] = False,
+    ack: Annotated[bool, typer.Option(help="Ack what was written; or give it back as it was.")] = True,
+    nack: Annotated[bool, typer.Option("--nack", help="Give back what was written as failed: an attempt more.")] = False,
+    delay: Annotated[float | None, typer.Option(min=0.0, metavar="SECONDS", help="With --nack: until the next try.")] = None,
+    reason: Annotated[str | None, typer.Option(help="With --nack: why; explain shows it.")] = None,
+    key: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Only this key; again for more of them.")] = None,
+    key_type: KeyTypeOption = KeyType.str,
+    per_key: Annotated[int | None, typer.Option(min=1, help="At most so many of a key at once; 1: heads of many keys.")] = None,
+    lease: Annotated[
+        float | None, typer.Option(min=0.001, metavar="SECONDS", help="Hold the keys so long. Default: the queue's.")
+    ] = None,
+    consumer: Annotated[str | None, typer.Option(metavar="NAME", help="Who holds the keys, as explain shows it.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Print bodies alone, each with a newline.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a message; so it is without --raw, too.")] = False,
+) -> int:
+    """Print the oldest ready messages, one a line, and ack them once they are written.
+
+    Written means that the operating system took it: for a pipe, not that its reader has read it. What could not be
+    written is given back. To process messages with a command, use `work`.
+
+    Exit code 0: done, even if there was no message. 1: some were printed but not acked, because their lease was lost.
+    2: wrong usage.
+    """
+    if raw and as_json:
+        raise Failure("--raw and --json: one of them", USAGE)
+    settle = Settle("nack" if nack else "ack" if ack else "release", delay, reason)
+    if nack and not ack:
+        raise Failure("--nack and --no-ack: one of them", USAGE)
+    if not nack and (delay is not None or reason is not None):
+        raise Failure("--delay and --reason are for --nack", USAGE)
+    if settle.how != "ack" and (drain or follow):
+        raise Failure("what is given back comes again at once: --drain and --follow are for acks", USAGE)
+    if (drain or follow) and at_most is not None:
+        raise Failure("--max, --drain, --follow: one of them", USAGE)
+    keys = None if key is None else [key_of(text, key_type) for text in key]
+    out = Out(raw=raw)
+    with operating(queue) as q:
+        printer = Printer(q, out, settle, keys, per_key, lease, consumer)
+        printer.run(None if drain or follow else at_most or MAX, None if follow else wait)
+    if printer.lost:
+        tell(f"strictq: {many(printer.lost, 'message')} printed, but not acked: the lease was lost, and they come again")
+        return WRONG
+    return OK
+
+
+class Out:
+    """stdout, as bytes."""
+
+    def __init__(self, *, raw: bool) -> None:
+        if sys.stdout is None:
+            raise Failure("there is no stdout to write to", USAGE)
+        self._raw = raw
+        self._out = sys.stdout.buffer
+        self._descriptor: int | None = None
+        with suppress(OSError, AttributeError):
+            self._descriptor = sys.stdout.fileno()
+        self.is_file = self._descriptor is not None and stat.S_ISREG(os.fstat(self._descriptor).st_mode)
+
+    def write(self, deliveries: Sequence[Delivery], *, durable: bool) -> None:
+        """Write messages, all of them or an error; with `durable` a file has them after a power cut, too."""
+        for d in deliveries:
+            self._out.write((d.body if self._raw else _line(d)) + b"\n")
+        self._out.flush()
+        if durable and self.is_file:
+            assert self._descriptor is not None
+            os.fsync(self._descriptor)
+
+    def require_reader(self) -> None:
+        """Nothing is taken from the queue for a reader that is gone.
+
+        Raises:
+            BrokenPipeError: it is gone.
+        """
+        if self._descriptor is None or self.is_file or not hasattr(select, "poll"):
+            return
+        poll = select.poll()
+        poll.register(self._descriptor, 0)
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+            raise BrokenPipeError
+
+
+def _line(d: Delivery) -> bytes:
+    return json.dumps(as_values(d), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def as_values(d: Delivery) -> dict[str, Any]:
+    """A message for programs."""
+    return {
+        **key_fields(d.key), "seq": d.seq, "id": d.id, **body_fields(d.body), "headers": d.headers, "attempt": d.attempt,
+        "enqueued_at": d.enqueued_at, "token": d.token, "shard": d.shard,
+    }  # fmt: skip
+
+
+class Settle:
+    """What becomes of messages that are written."""
+
+    def __init__(self, how: str, delay: float | None, reason: str | None) -> None:
+        self.how = how
+        self._delay = delay
+        self._reason = reason
+
+    def __call__(self, q: strictq.Queue, deliveries: Sequence[Delivery]) -> int:
+        """Settle them; how many were lost before."""
+        if self.how == "release":
+            give_back(deliveries)
+            return 0
+        try:
+            if self.how == "ack":
+                q.ack_many(deliveries)
+            else:
+                q.nack_many(deliveries, self._delay, self._reason)
+        except LeaseLost:
+            return len(deliveries)
+        except PartialFailure as e:
+            others = [r for r in e.results if isinstance(r, StrictqError) and not isinstance(r, LeaseLost)]
+            if others:
+                raise others[0] from None
+            return sum(isinstance(r, LeaseLost) for r in e.results)
+        return 0
+
+
+def give_back(deliveries: Sequence[Delivery]) -> None:
+    """Release every lease, unused; what is lost or cannot be reached comes back by itself when its time is over."""
+    for lease in dict.fromkeys(d.lease for d in deliveries):
+        with suppress(StrictqError):
+            lease.release()
+
+
+class Printer:
+    """Receives, writes, settles, again and again.
+
+    Attributes:
+        lost: messages that were written, and whose lease was lost before they could be settled.
+    """
+
+    def __init__(
+        self,
+        q: strictq.Queue,
+        out: Out,
+        settle: Settle,
+        keys: Sequence[Key] | None,
+        per_key: int | None,
+        lease: float | None,
+        consumer: str | None,
+    ) -> None:
+        self._q = q
+        self._out = out
+        self._settle = settle
+        self._options: dict[str, Any] = {"per_key": per_key, "lease_seconds": lease, "keys": keys, "consumer": consumer}
+        self.lost = 0
+
+    def run(self, at_most: int | None, wait: float | None) -> None:
+        """Until there were so many, or nothing came for `wait` seconds; None: no such end."""
+        left = at_most
+        batch = BATCH_OF_A_FILE if self._out.is_file else BATCH
+        while left is None or left > 0:
+            room = batch if left is None else left if self._settle.how == "release" else min(batch, left)
+            got = self._next(min(room, 100_000), wait)
+            if not got:
+                return
+            self._print(got)
+            if left is not None:
+                left -= len(got)
+            if self._settle.how != "ack":
+                return  # what was given back would come again
+
+    def _next(self, room: int, wait: float | None) -> list[Delivery]:
+        left = wait
+        while True:
+            self._out.require_reader()
+            step = LOOK_SECONDS if left is None else min(left, LOOK_SECONDS)
+            got = self._q.receive(room, wait=step, **self._options)
+            if got or (left is not None and left <= LOOK_SECONDS):
+                return got
+            left = None if left is None else left - LOOK_SECONDS
+
+    def _print(self, got: list[Delivery]) -> None:
+        try:
+            self._out.write(got, durable=self._settle.how == "ack" and self._q.durability == "full")
+            self.lost += self._settle(self._q, got)
+        except BaseException:
+            give_back(got)
+            raise

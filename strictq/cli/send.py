@@ -1,0 +1,246 @@
+"""`strictq send`: lines of a file or of stdin into a queue."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+import strictq
+from strictq.cli._arguments import Durability, Json, KeyType, QueuePath, Quiet, key_of
+from strictq.cli._command import OK, USAGE, WRONG, Failure, Stopping, add, many, tell
+from strictq.cli._delivering import GaveUp, Sender
+from strictq.cli._lines import Damaged, Lines
+from strictq.cli._rows import BadLine, FieldType, Reader
+
+EXAMPLES: Final = """
+strictq send orders.strictq orders.jsonl --key-field customer
+tail -F orders.log | strictq send orders.strictq --key-field customer --on-error skip
+strictq send orders.strictq orders.jsonl.gz --key-field customer --dedup-field order
+seq 10 | strictq send numbers.strictq --raw --key all --create
+"""
+BATCH: Final = 20_000
+
+
+class OnError(StrEnum):
+    """What a bad line does."""
+
+    stop = "stop"
+    skip = "skip"
+
+
+def register(app: typer.Typer, name: str, text: str) -> None:
+    """Add the command of this module."""
+    add(app, name, text, send, EXAMPLES)
+
+
+def send(
+    queue: QueuePath,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Lines, plain or gzip; - or nothing: stdin.")] = None,
+    key_field: Annotated[str | None, typer.Option("--key-field", "-k", metavar="FIELD", help="The field with the key.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="One key for all lines, instead.")] = None,
+    key_type: Annotated[
+        FieldType,
+        typer.Option(help="What the key becomes. auto: a string stays one, a whole number, too. bytes, hex, base64: bytes."),
+    ] = FieldType.auto,
+    raw: Annotated[bool, typer.Option("--raw", help="Lines of any bytes, not of JSON.")] = False,
+    on_error: Annotated[OnError, typer.Option(help="At a bad line: stop before it, or leave it out.")] = OnError.stop,
+    dedup_field: Annotated[
+        str | None,
+        typer.Option(metavar="FIELD", help="The field with an id of the line: within dedup_window_seconds it is sent once."),
+    ] = None,
+    delay: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Hand nothing out before.")] = 0.0,
+    ttl: Annotated[float | None, typer.Option(metavar="SECONDS", help="What nobody took by then expires.")] = None,
+    header: Annotated[list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of each.")] = None,
+    wait: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="While the queue or its disk is full, or busy: try so long.")
+    ] = 0.0,
+    batch: Annotated[int, typer.Option(min=1, max=100_000, help="Lines of one commit, at most.")] = BATCH,
+    create: Annotated[bool, typer.Option("--create", help="Make the queue if it is not there.")] = False,
+    shards: Annotated[int | None, typer.Option(min=1, max=256, help="With --create: files to spread the keys over.")] = None,
+    durability: Annotated[Durability | None, typer.Option(help="With --create: what a send survives.")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> int:
+    """Send each line as a message: the line as it is, and its key from a field of it. In order.
+
+    A bad line is told on stderr with its number; nothing of it is sent, and nothing before it is lost. What is read from a pipe
+    is sent as it comes.
+
+    Exit code 0: every line was sent. 1: some were not, and stderr says which. 2: wrong usage.
+    """
+    if raw and (key_field is not None or dedup_field is not None):
+        raise Failure("--raw lines have no fields: give --key KEY", USAGE)
+    if key_field is not None and key is not None:
+        raise Failure("--key-field and --key: one of them", USAGE)
+    if not create and (shards is not None or durability is not None):
+        raise Failure("--shards and --durability are for --create", USAGE)
+    constant = None if key is None else key_of(key, KeyType.str if key_type is FieldType.auto else KeyType(key_type))
+    options = _options(delay, ttl, header or [])
+    with Stopping() as stopping, _opened(queue, create, shards, durability) as q:
+        if key_field is None and constant is None and q.config.keyless == "refuse":
+            raise Failure("say which key: --key-field FIELD, or --key KEY for all lines", USAGE)
+        reader = Reader(
+            raw=raw, key=constant, key_field=key_field, key_type=key_type, dedup_field=dedup_field,
+            longest=q.config.max_body_bytes, options=options,
+        )  # fmt: skip
+        path = None if file is None or str(file) == "-" else file
+        lines = Lines(path, q.config.max_body_bytes, stopping.at_once)
+        if lines.is_terminal and not quiet:
+            tell("reading lines from the terminal; Ctrl-D ends them")
+        sender = Sender(q, wait, stopping, repeatable=dedup_field is not None)
+        run = Run(lines, reader, sender, stopping, skip=on_error is OnError.skip)
+        try:
+            code = run.all(batch, quiet=quiet)
+        finally:
+            lines.close()
+            run.report(quiet=quiet, as_json=as_json)
+    return code
+
+
+def _opened(queue: Path, create: bool, shards: int | None, durability: Durability | None) -> strictq.Queue:
+    return strictq.open(queue, create=create, shards=shards, durability=None if durability is None else durability.value)
+
+
+def _options(delay: float, ttl: float | None, headers: list[str]) -> dict[str, Any]:
+    """What all messages have in common; only what was given."""
+    options: dict[str, Any] = {}
+    if delay:
+        options["delay"] = delay
+    if ttl is not None:
+        options["ttl"] = ttl
+    if headers:
+        pairs = [text.partition("=") for text in headers]
+        if bad := [text for text, (name, is_pair, _) in zip(headers, pairs, strict=True) if not is_pair or not name]:
+            raise Failure(f"--header {bad[0]!r} is not NAME=VALUE", USAGE)
+        options["headers"] = {name: value for name, _, value in pairs}
+    return options
+
+
+class Run:
+    """One run of the command, and what came of it."""
+
+    def __init__(self, lines: Lines, reader: Reader, sender: Sender, stopping: Stopping, *, skip: bool) -> None:
+        self._lines = lines
+        self._reader = reader
+        self._sender = sender
+        self._stopping = stopping
+        self._skip = skip
+        self._started = time.monotonic()
+        self.lines = 0
+        """Read so far, bad and blank ones included."""
+        self.bad = 0
+        self.stopped_at: int | None = None
+        """The first line that was not sent, where the run ended early."""
+
+    def all(self, batch: int, *, quiet: bool) -> int:
+        """Send everything. Returns the exit code."""
+        with _progress(self._lines, quiet=quiet) as shown, _without_rounds():
+            try:
+                for piece in self._lines.pieces(batch):
+                    if not self._piece(piece):
+                        return WRONG
+                    if shown is not None:
+                        shown(self._lines, self._sender.sent)
+                    self._stopping.check()
+                    gc.collect(0)
+            except Damaged as e:
+                self._tell(f"line {self.lines + 1}: {e}")
+                self.stopped_at = self.lines + 1
+                return WRONG
+            except GaveUp as e:
+                self.stopped_at = e.first
+                self._tell(str(e), e.hint)
+                return WRONG
+            except BaseException:
+                self.stopped_at = self._sender.stuck_at or self.lines + 1
+                raise
+        return WRONG if self.bad else OK
+
+    def _piece(self, piece: list[Any]) -> bool:
+        """Send some lines. False: it ends here."""
+        first = self.lines + 1
+        for run, bad in self._reader.read(piece, first):
+            for refused in self._sender.send(run):
+                if not self._bad(refused):
+                    return False
+            self.lines = bad.number if bad is not None else first + len(piece) - 1
+            if bad is not None and not self._bad(bad):
+                return False
+        return True
+
+    def _bad(self, line: BadLine) -> bool:
+        """Tell of a bad line. False: it ends here."""
+        self.bad += 1
+        self._tell(f"line {line.number}: {line.why}")
+        if not self._skip:
+            self.stopped_at = line.number
+        return self._skip
+
+    def _tell(self, text: str, hint: str = "") -> None:
+        tell(f"strictq: {self._lines.name}: {text}")
+        if hint:
+            tell(f"  hint: {hint}")
+
+    def report(self, *, quiet: bool, as_json: bool) -> None:
+        """The summary."""
+        seconds = time.monotonic() - self._started
+        values = self.as_values(seconds)
+        if as_json:
+            from strictq.cli._render import emit
+
+            emit(values)
+        elif not quiet:
+            tell(self.summary(seconds))
+            if len(self._reader.kinds) > 1:
+                tell('  hint: the keys are strings and numbers; 7 and "7" are two keys, --key-type str makes them one')
+
+    def as_values(self, seconds: float) -> dict[str, Any]:
+        """Everything, for programs."""
+        sent = self._sender.sent
+        return {
+            "lines": self.lines, "sent": sent, "duplicates": self._sender.duplicates, "bad": self.bad,
+            "blank": self._reader.blank, "unknown": self._sender.unknown, "stopped_at": self.stopped_at,
+            "key_types": sorted(self._reader.kinds), "seconds": round(seconds, 6),
+            "lines_per_second": round(sent / seconds, 1) if seconds > 0 else 0.0,
+        }  # fmt: skip
+
+    def summary(self, seconds: float) -> str:
+        """One line for a person."""
+        sent = self._sender.sent
+        text = f"sent {many(sent, 'line')} in {seconds:.1f} s"
+        if seconds >= 0.1:
+            text += f" ({sent / seconds:,.0f} a second)"
+        for count, what in (
+            (self._sender.duplicates, "sent before"), (self.bad, "bad"), (self._reader.blank, "blank"),
+            (self._sender.unknown, "perhaps sent"),
+        ):  # fmt: skip
+            if count:
+                text += f", {count:,} {what}"
+        return text if self.stopped_at is None else f"{text}; stopped at line {self.stopped_at:,}"
+
+
+@contextmanager
+def _without_rounds() -> Iterator[None]:
+    """Without the garbage collector's rounds: they would look at every message of a batch again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _progress(lines: Lines, *, quiet: bool) -> AbstractContextManager[Any]:
+    """A bar on a terminal; it gives what is to be called with each step, or None."""
+    if quiet or lines.is_terminal or sys.stderr is None or not sys.stderr.isatty():
+        return nullcontext()
+    from strictq.cli._progress import bar
+
+    return bar()
