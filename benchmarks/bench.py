@@ -10,8 +10,8 @@ from pathlib import Path
 import attrs
 
 from strictq import Message, Queue
+from strictq.bench.floor import Floor, Row, rows
 
-from .floor import Floor, Row, rows
 from .measure import Durability, Figure, Goal, Pairs, Sample, interleave, prebuilt, sample
 from .sizes import Sizes
 from .workload import BODY, fill, messages, open_queue, warm

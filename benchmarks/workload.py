@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Final
 
 import strictq
+from strictq.bench import measure
+from strictq.bench.measure import drain as drain
 
-from .floor import PAGE_BYTES, WAL_PAGES
 from .measure import Durability
 
 BODY: Final = random.Random(100).randbytes(100)
 """The body of every message: 100 bytes that do not compress."""
-WAL_BYTES: Final = WAL_PAGES * PAGE_BYTES
-LARGE_BYTES: Final = 100_000
-LARGE_BATCH: Final = 20
 
 
 def key_name(number: int) -> str:
@@ -36,17 +34,8 @@ def open_queue(path: Path | str, durability: Durability, *, lease_seconds: float
 
 
 def warm(q: strictq.Queue, keys: int) -> None:
-    """Make every lane exist and the WAL as large as it gets, as in a queue that has run for a while; leave it empty.
-
-    The floor's WAL has its full size too: a durable commit to one that still grows costs twice as much.
-    """
-    for start in range(0, keys, 10_000):
-        several = range(start, min(keys, start + 10_000))
-        q.send_many([strictq.Message(BODY, key=key_name(n)) for n in several])
-        drain(q)
-    for _ in range(WAL_BYTES // (LARGE_BYTES * LARGE_BATCH) + 1):
-        q.send_many([strictq.Message(bytes(LARGE_BYTES), key=key_name(n)) for n in range(LARGE_BATCH)])
-        drain(q)
+    """Make every lane exist and the WAL as large as it gets; leave it empty."""
+    measure.warm(q, [key_name(n) for n in range(keys)])
 
 
 def fill(q: strictq.Queue, number: int, keys: int) -> None:
@@ -59,15 +48,6 @@ def fill_lane(q: strictq.Queue, number: int, key: str) -> None:
     """Send a backlog to one lane."""
     for start in range(0, number, 10_000):
         q.send_many([strictq.Message(BODY, key=key)] * min(10_000, number - start))
-
-
-def drain(q: strictq.Queue, batch: int = 10_000) -> int:
-    """Receive and ack until nothing is ready; how many that were."""
-    done = 0
-    while ds := q.receive(batch):
-        q.ack_many(ds)
-        done += len(ds)
-    return done
 
 
 def life(q: strictq.Queue, todo: list[strictq.Message], batch: int) -> None:

@@ -20,14 +20,14 @@ LAYERS = [
     {"aio"},
     {"opening"},
     {"testing", "worker", "replication", "spark"},
-    {"demo"},
+    {"demo", "bench"},
     {"cli"},
 ]
 LAYER = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 
 # import → the parts of the package that may have it
 ONLY_IN = {
-    "apsw": {"_store", "opening"},  # opening: the check of the linked SQLite's version
+    "apsw": {"_store", "opening", "bench"},  # opening: the check of the linked SQLite's version; bench: SQLite without the queue
     "rich": {"cli"},
     "typer": {"cli"},
     "matplotlib": {"demo"},

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from benchmarks.bench import Bench
-from benchmarks.floor import Floor
 from benchmarks.measure import Figure
 from benchmarks.workload import drain, life_in_transactions, life_one_by_one, send_one_by_one
 from strictq import Message, Queue
+from strictq.bench.floor import Floor
 
 
 def one_by_one(bench: Bench) -> Iterator[Figure]:

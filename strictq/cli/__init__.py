@@ -35,6 +35,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "purge": ("operating", "Remove what is waiting."),
     "config": ("configuring", "Show settings, or change them."),
     "check": ("check", "Verify every invariant of a queue."),
+    "bench": ("bench", "Measure strictq on your own disk."),
     "demo": ("demo", "See that no key loses its order."),
     "completion": ("completion", "Tab completion for your shell."),
 }

@@ -24,35 +24,11 @@ from strictq.cli import app
 from strictq.demo import consumer, runner, verify
 from strictq.demo.events import BadInput, Chain, Event, FileEvents, LedgerEvents
 from strictq.demo.verify import Row
+from tests.support.command import COLOUR, MAIN, environment, in_a_terminal, start, strictq_command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HISTORY = ROOT.parent / "shared" / "data" / "redis-history.jsonl.gz"
-MAIN = "from strictq.cli import main; main()"
 SMALL = ("--events", "300", "--keys", "20", "--consumers", "2", "--durability", "process")
-
-
-def environment(tmp_path: Path, **more: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k not in {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE"}}
-    path = os.pathsep.join(filter(None, [str(Path(strictq.__file__).parent.parent), kept.get("PYTHONPATH")]))
-    return {**kept, "PYTHONPATH": path, "TMPDIR": str(tmp_path), **more}
-
-
-def start(tmp_path: Path, *args: str, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", MAIN, *args],
-        cwd=tmp_path,
-        env=options.pop("env", None) or environment(tmp_path),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
-def strictq_command(tmp_path: Path, *args: str, timeout: float = 120) -> tuple[int, str, str]:
-    with start(tmp_path, *args) as process:
-        out, err = process.communicate(timeout=timeout)
-    return process.returncode, out, err
 
 
 def demo_in_process(*args: str) -> Any:
@@ -400,32 +376,6 @@ def test_made_events_are_the_same_again_and_chain() -> None:
 
 
 # ---------------------------------------------------------------- terminals, pipes and signals
-
-
-def in_a_terminal(tmp_path: Path, *args: str, **env: str) -> tuple[int, str]:
-    pty = pytest.importorskip("pty")
-    parent, child = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, *args],
-        cwd=tmp_path,
-        env=environment(tmp_path, TERM="xterm-256color", **env),
-        stdin=child,
-        stdout=child,
-        stderr=child,
-    )
-    os.close(child)
-    shown = b""
-    try:
-        while piece := os.read(parent, 65536):
-            shown += piece
-    except OSError:
-        pass  # Linux: the other end is closed
-    finally:
-        os.close(parent)
-    return process.wait(60), shown.decode()
-
-
-COLOUR = re.compile(r"\x1b\[(?:\d+;)*[349]\d(?:;\d+)*m")
 
 
 def test_no_color(tmp_path: Path) -> None:

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, Literal
 
 import apsw
 
-from .measure import Durability
+from strictq._sql import Block
 
 PAGE_BYTES: Final = 4096
 WAL_PAGES: Final = 8000
-SYNCHRONOUS: Final = {"process": "normal", "full": "full"}
-
-INSERT: Final = "insert into message(lane, seq, sent_at, body) values (?, ?, ?, ?)"
-READ: Final = "select id, lane, seq, sent_at, body from message where id > ? and id <= ? order by id"
-DELETE: Final = "delete from message where id > ? and id <= ?"
+_SQL: Final = Block("floor")
 
 Row = tuple[int, int, int, bytes]
 
@@ -34,70 +30,74 @@ def rows(number: int, body: bytes) -> list[Row]:
 class Floor:
     """A table in a SQLite file, driven as fast as apsw goes."""
 
-    def __init__(self, directory: Path, durability: Durability) -> None:
+    def __init__(self, directory: Path, durability: Literal["full", "process"]) -> None:
         directory.mkdir(parents=True)
         self._db = apsw.Connection(str(directory / "floor.db"))
         # Each pragma on its own and drained: journal_mode returns a row, and nothing after it runs until that is read.
-        for pragma in (
-            f"page_size={PAGE_BYTES}",
-            "journal_mode=wal",
-            f"synchronous={SYNCHRONOUS[durability]}",
-            "cache_size=-65536",
-        ):
-            self._db.execute(f"pragma {pragma}").fetchall()
+        for pragma in (_SQL.page_size, _SQL.wal, _SQL.full if durability == "full" else _SQL.process, _SQL.cache):
+            self._db.execute(pragma).fetchall()
         self._db.wal_autocheckpoint(WAL_PAGES)
-        self._db.execute("create table message(id integer primary key autoincrement, lane int, seq int, sent_at int, body blob)")
+        self._db.execute(_SQL.schema)
         self._last = self._prewarm()
 
     def _prewarm(self) -> int:
         """Write the WAL to its full size, as in a queue that has run for a while; return the last id used."""
         page = bytes(PAGE_BYTES - 96)
         with self._db:
-            self._db.executemany(INSERT, ((0, 0, 0, page) for _ in range(WAL_PAGES + 100)))
+            self._db.executemany(_SQL.insert, ((0, 0, 0, page) for _ in range(WAL_PAGES + 100)))
         last = self._db.last_insert_rowid()
-        self._db.execute("delete from message")
-        self._db.execute("pragma wal_checkpoint(restart)").fetchall()
+        self._db.execute(_SQL.empty)
+        self._db.execute(_SQL.checkpoint).fetchall()
         return last
+
+    def append(self, part: list[Row]) -> None:
+        """One transaction."""
+        self._db.execute(_SQL.begin)
+        self._db.executemany(_SQL.insert, part)
+        self._db.execute(_SQL.commit)
+
+    def read(self, number: int) -> int:
+        """The oldest ones, by their ids; how many there were."""
+        return len(self._db.execute(_SQL.read, (self._last, self._last + number)).fetchall())
+
+    def delete(self, number: int) -> None:
+        """The oldest ones, in one transaction."""
+        self._db.execute(_SQL.begin)
+        self._db.execute(_SQL.delete, (self._last, self._last + number))
+        self._db.execute(_SQL.commit)
+        self._last += number
 
     def life(self, rows: list[Row], batch: int) -> None:
         """Append, read and delete them, batch by batch."""
         if batch == 1:
             self._life_one_by_one(rows)
             return
-        execute, executemany = self._db.execute, self._db.executemany
-        last = self._last
         for start in range(0, len(rows), batch):
             part = rows[start : start + batch]
-            execute("begin immediate")
-            executemany(INSERT, part)
-            execute("commit")
-            read = execute(READ, (last, last + len(part))).fetchall()
-            execute("begin immediate")
-            execute(DELETE, (last, last + len(part)))
-            execute("commit")
-            last += len(read)
-        self._last = last
+            self.append(part)
+            self.delete(self.read(len(part)))
 
     def _life_one_by_one(self, rows: list[Row]) -> None:
         # Autocommit: three statements a message is the least that can be done, so the harder floor.
         execute, last = self._db.execute, self._last
+        insert, read, delete = _SQL.insert, _SQL.read, _SQL.delete
         for row in rows:
-            execute(INSERT, row)
-            execute(READ, (last, last + 1)).fetchall()
-            execute(DELETE, (last, last + 1))
+            execute(insert, row)
+            execute(read, (last, last + 1)).fetchall()
+            execute(delete, (last, last + 1))
             last += 1
         self._last = last
 
     def append_one_by_one(self, rows: list[Row]) -> None:
         """One autocommit insert each."""
-        execute = self._db.execute
+        execute, insert = self._db.execute, _SQL.insert
         for row in rows:
-            execute(INSERT, row)
+            execute(insert, row)
 
     def empty(self) -> None:
         """Delete everything, not measured."""
         self._last = self._db.last_insert_rowid()
-        self._db.execute("delete from message")
+        self._db.execute(_SQL.empty)
 
     def close(self) -> None:
         self._db.close()
@@ -107,3 +107,8 @@ class Floor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def sqlite_version() -> str:
+    """The SQLite that both sides use."""
+    return apsw.sqlite_lib_version()

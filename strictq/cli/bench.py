@@ -1,0 +1,96 @@
+"""`strictq bench`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import attrs
+import typer
+
+from strictq.bench.measure import Figure, Plan, measure
+from strictq.cli._arguments import Durability, Quiet
+from strictq.cli._command import OK, USAGE, Failure, add, printable
+from strictq.cli._render import emit, listing, output, waiting
+
+EXAMPLES: Final = """
+strictq bench
+strictq bench /var/lib/orders --durability process --batch 100
+"""
+MESSAGES: Final = {Durability.full: 20_000, Durability.process: 50_000}
+SINGLES: Final = {Durability.full: 200, Durability.process: 2_000}
+
+
+def register(app: typer.Typer, name: str, text: str) -> None:
+    """Add the command of this module."""
+    add(app, name, text, bench, EXAMPLES)
+
+
+def bench(
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="On which disk: a temporary folder is made in it.")] = Path(),
+    durability: Annotated[
+        Durability, typer.Option(help="What a send survives: full, a power cut; process, kill -9.")
+    ] = Durability.full,
+    messages: Annotated[int | None, typer.Option(min=1, max=10_000_000, help="Of each round. [20,000; process: 50,000]")] = None,
+    batch: Annotated[int, typer.Option(min=1, max=100_000, help="Messages of one call.")] = 1000,
+    keys: Annotated[int, typer.Option(min=1, max=1_000_000, help="Keys they are spread over.")] = 1000,
+    body_bytes: Annotated[int, typer.Option(min=0, max=1_000_000, help="Size of each body.")] = 100,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds; the figures are their medians.")] = 3,
+    quiet: Quiet = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> int:
+    """Measure send, receive and ack on your own disk, beside the floor: the same rows through bare SQLite.
+
+    Both take turns, round by round. The ratio is what strictq reaches of the floor; the rates are those of your machine,
+    as busy as it is now.
+    """
+    if not directory.is_dir():
+        raise Failure(f"{directory} is not a directory", USAGE)
+    plan = Plan(
+        durability=durability.value, messages=messages or MESSAGES[durability], singles=SINGLES[durability], batch=batch,
+        keys=keys, body_bytes=body_bytes, rounds=rounds,
+    )  # fmt: skip
+    figures: list[Figure] = []
+    done = 0
+    try:
+        place = Path(tempfile.mkdtemp(prefix=".strictq-bench-", dir=directory))
+    except OSError as e:
+        raise Failure(f"{directory}: {e.strerror}", USAGE) from None
+    try:
+        with waiting("measuring:", lambda: f"round {done + 1} of {rounds}", quiet=quiet):
+            for found in measure(place, plan):
+                figures = found
+                done += 1
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    if as_json:
+        emit({**attrs.asdict(plan), **machine(directory), "figures": [attrs.asdict(f) for f in figures]})
+    else:
+        show(figures, plan, directory)
+    return OK
+
+
+def machine(directory: Path) -> dict[str, Any]:
+    """What the figures depend on."""
+    from strictq import __version__
+    from strictq.bench.floor import sqlite_version
+
+    return {
+        "directory": str(directory.resolve()), "strictq_version": __version__, "sqlite_version": sqlite_version(),
+        "python_version": platform.python_version(), "cpus": os.cpu_count(),
+    }  # fmt: skip
+
+
+def show(figures: list[Figure], plan: Plan, directory: Path) -> None:
+    """The result for a person."""
+    out = output()
+    out.print(
+        f"{plan.messages:,} messages of {plan.body_bytes} bytes, {plan.keys:,} keys, batches of {plan.batch:,}, "
+        f"durability {plan.durability}, {plan.rounds} rounds, on {printable(directory.resolve())}"
+    )
+    rows = [(f.what, f"{f.strictq:,.0f}", f"{f.floor:,.0f}", f"{f.ratio:.2f}", f"{f.low:.2f} to {f.high:.2f}") for f in figures]
+    listing(out, ("", "strictq/s", "floor/s", "ratio", "of rounds"), rows, right=("strictq/s", "floor/s", "ratio"))

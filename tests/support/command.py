@@ -1,0 +1,64 @@
+"""The `strictq` command as a process of its own: with pipes, or in a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strictq
+
+MAIN = "from strictq.cli import main; main()"
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*[349]\d(?:;\d+)*m")
+
+
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k not in {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE"}}
+    path = os.pathsep.join(filter(None, [str(Path(strictq.__file__).parent.parent), kept.get("PYTHONPATH")]))
+    return {**kept, "PYTHONPATH": path, "TMPDIR": str(tmp_path), **more}
+
+
+def start(tmp_path: Path, *args: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", MAIN, *args],
+        cwd=tmp_path,
+        env=options.pop("env", None) or environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def strictq_command(tmp_path: Path, *args: str, timeout: float = 120) -> tuple[int, str, str]:
+    with start(tmp_path, *args) as process:
+        out, err = process.communicate(timeout=timeout)
+    return process.returncode, out, err
+
+
+def in_a_terminal(tmp_path: Path, *args: str, **env: str) -> tuple[int, str]:
+    pty = pytest.importorskip("pty")
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, *args],
+        cwd=tmp_path,
+        env=environment(tmp_path, TERM="xterm-256color", **env),
+        stdin=child,
+        stdout=child,
+        stderr=child,
+    )
+    os.close(child)
+    shown = b""
+    try:
+        while piece := os.read(parent, 65536):
+            shown += piece
+    except OSError:
+        pass  # Linux: the other end is closed
+    finally:
+        os.close(parent)
+    return process.wait(60), shown.decode()
