@@ -99,12 +99,11 @@ def _version(asked: bool) -> None:
 def main() -> None:
     """Entry point of the `strictq` command."""
     try:
-        application = app(_asked_for(sys.argv[1:]))
+        app(_asked_for(sys.argv[1:]))(prog_name="strictq")
     except ModuleNotFoundError as e:
         if e.name is None or e.name.partition(".")[0] not in EXTRA:
             raise
         sys.exit(_missing_extra(e.name))
-    application(prog_name="strictq")
 
 
 def _asked_for(words: list[str]) -> list[str]:

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +23,7 @@ from strictq.cli import app
 from strictq.demo import consumer, runner, verify
 from strictq.demo.events import BadInput, Chain, Event, FileEvents, LedgerEvents
 from strictq.demo.verify import Row
-from tests.support.command import COLOUR, MAIN, environment, in_a_terminal, start, strictq_command
+from tests.support.command import COLOUR, in_a_terminal, start, strictq_command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HISTORY = ROOT.parent / "shared" / "data" / "redis-history.jsonl.gz"
@@ -468,15 +467,6 @@ def children(pid: int, count: int) -> list[int]:
 
 
 # ---------------------------------------------------------------- the command itself
-
-
-def test_a_missing_extra_is_one_line(tmp_path: Path) -> None:
-    code = f"import sys; sys.modules['typer'] = None; {MAIN}"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "demo"], capture_output=True, text=True, env=environment(tmp_path), timeout=60
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == 'strictq: the command needs typer: pip install "strictq[cli]"\n'
 
 
 def test_help(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
 import strictq
+from strictq.cli import app
 
 MAIN = "from strictq.cli import main; main()"
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*[349]\d(?:;\d+)*m")
@@ -62,3 +65,13 @@ def in_a_terminal(tmp_path: Path, *args: str, **env: str) -> tuple[int, str]:
     finally:
         os.close(parent)
     return process.wait(60), shown.decode()
+
+
+def in_process(*args: object, input: bytes | str | None = None) -> Result:
+    """The command in this process: quick, and monkeypatch reaches it."""
+    return CliRunner().invoke(app([str(args[0])]), [str(a) for a in args], input=input)
+
+
+def json_lines(text: str) -> list[Any]:
+    """What --json printed."""
+    return [json.loads(line) for line in text.splitlines()]

@@ -1,0 +1,17 @@
+"""A queue for a command to work on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import strictq
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A queue with two shards, and two attempts for each message."""
+    where = tmp_path / "queue"
+    with strictq.open(where, shards=2, durability="process", config=strictq.QueueConfig(max_attempts=2)):
+        return where

@@ -1,0 +1,325 @@
+"""What all commands have in common: the list of them, help, errors, terminals, pipes; and the smaller commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+import strictq
+from strictq import Message
+from strictq.cli import COMMANDS, app
+from strictq.cli._render import moment, shown_key, size, span
+from tests.support.command import COLOUR, MAIN, environment, in_a_terminal, in_process, json_lines, start, strictq_command
+
+PATIENCE_SECONDS = 60.0
+ROOT = Path(__file__).resolve().parent.parent.parent
+REFERENCE = ROOT / "docs" / "reference" / "cli.md"
+
+
+def click_command(name: str) -> Any:
+    return typer.main.get_group(app()).commands[name]
+
+
+@pytest.fixture
+def filled(path: Path) -> Path:
+    """Keys, dead letters, held lanes, long and wide texts."""
+    with strictq.open(path) as q:
+        q.send_many([Message(b"x" * 200, key=f"customer-with-a-long-name-{n % 7}") for n in range(50)])
+        q.send_many([Message("注文を処理できません".encode(), key="顧客番号四十二" * 3)] * 3)
+        for d in q.receive(3, keys=["customer-with-a-long-name-1"]):
+            d.reject("a reason that is much longer than a narrow terminal is wide, and then some")
+        q.hold("顧客番号四十二" * 3, "held for a reason that is long, too, and does not fit on one line of forty columns")
+        q.app_schema("CREATE TABLE app_t (a TEXT, b TEXT, c TEXT)")
+        with q.transaction(key="k") as tx:
+            tx.execute("INSERT INTO app_t VALUES (?, ?, ?)", ("x" * 70, "y" * 70, "z" * 70))
+    return path
+
+
+LOOKS = [
+    ["stats", "{q}", "--shards"],
+    ["top-keys", "{q}"],
+    ["explain", "{q}", "顧客番号四十二" * 3],
+    ["peek", "{q}", "customer-with-a-long-name-2"],
+    ["status", "{q}", "customer-with-a-long-name-1", "1"],
+    ["dead", "{q}"],
+    ["query", "{q}", "SELECT * FROM app_t"],
+    ["config", "{q}"],
+    ["check", "{q}"],
+]
+
+
+# ---------------------------------------------------------------- the list of commands
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_what_the_list_says(name: str) -> None:
+    command = click_command(name)
+    assert command.get_short_help_str(200) == COMMANDS[name][1]
+    assert any("--json" in option.opts for option in command.params), "every command has --json"
+    assert command.epilog, "every command has examples"
+    examples = [line.strip() for line in command.epilog.splitlines()[2:]]
+    assert any(line.startswith(f"strictq {name}") for line in examples)
+    assert all(len(line) <= 100 for line in examples)
+    help_text = in_process(name, "--help")
+    assert help_text.exit_code == 0
+    assert all(line in help_text.stdout for line in examples)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_documented_with_its_options(name: str) -> None:
+    section = re.search(rf"^## {re.escape(name)}\n(.*?)(?=^## |\Z)", REFERENCE.read_text(encoding="utf-8"), re.M | re.S)
+    assert section, f"docs/reference/cli.md has no section {name}"
+    for option in click_command(name).params:
+        for spelled in (*option.opts, *option.secondary_opts):
+            if spelled.startswith("--") and spelled not in ("--json", "--quiet", "--key-type"):
+                assert f"`{spelled}" in section[1] or f"{spelled}`" in section[1] or f"{spelled} " in section[1], spelled
+
+
+def test_the_help_and_one_command_import_only_what_they_need(tmp_path: Path) -> None:
+    watch = (
+        "import sys; sys.argv[1:] = {args!r}\ntry:\n    from strictq.cli import main; main()\n"
+        "finally:\n    print(*sys.modules, file=sys.stderr)"
+    )
+    for args, absent in (
+        (["--help"], {"rich", "orjson", "strictq.worker", "strictq.cli.send", "strictq.cli._command"}),
+        (["completion", "bash"], {"rich", "orjson", "strictq.worker", "strictq.cli.send"}),
+        (["stats", "nowhere", "--json"], {"rich", "orjson", "strictq.worker", "strictq.demo", "strictq.bench", "asyncio"}),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", watch.format(args=args)], env=environment(tmp_path), capture_output=True, text=True
+        )
+        assert not absent & set(done.stderr.split()), args
+
+
+def test_version_and_unknown_commands(tmp_path: Path) -> None:
+    assert strictq_command(tmp_path, "--version") == (0, f"strictq {strictq.__version__}\n", "")
+    code, out, err = strictq_command(tmp_path, "statz")
+    assert (code, out, "statz" in err) == (2, "", True)
+    assert strictq_command(tmp_path)[0] == 2
+    done = subprocess.run(
+        [sys.executable, "-m", "strictq", "--version"], env=environment(tmp_path), capture_output=True, text=True
+    )
+    assert done.stdout.startswith("strictq ")
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich", "orjson"])
+def test_a_missing_extra_is_one_line(tmp_path: Path, missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; {MAIN}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "send" if missing == "orjson" else "dead", "q"],
+        capture_output=True,
+        text=True,
+        env=environment(tmp_path),
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f'strictq: the command needs {missing}: pip install "strictq[cli]"\n'
+
+
+# ---------------------------------------------------------------- terminals
+
+
+@pytest.mark.parametrize("args", LOOKS, ids=lambda a: a[0])
+def test_a_terminal_of_40_columns(filled: Path, tmp_path: Path, args: list[str]) -> None:
+    from rich.cells import cell_len
+
+    words = [a.replace("{q}", str(filled)) for a in args]
+    code, shown = in_a_terminal(tmp_path, *words, COLUMNS="40", NO_COLOR="1")
+    assert code == 0, shown
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert [line for line in plain.splitlines() if cell_len(line.rstrip()) > 40] == []
+    assert COLOUR.findall(shown) == []
+
+
+@pytest.mark.parametrize("args", LOOKS, ids=lambda a: a[0])
+def test_a_pipe_gets_whole_lines_and_no_escapes(filled: Path, tmp_path: Path, args: list[str]) -> None:
+    code, out, err = strictq_command(tmp_path, *[a.replace("{q}", str(filled)) for a in args])
+    assert (code, err) == (0, "")
+    assert out
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("args", [*LOOKS, ["receive", "{q}"]], ids=lambda a: a[0])
+def test_an_output_that_is_gone_or_full(filled: Path, tmp_path: Path, args: list[str]) -> None:
+    words = [a.replace("{q}", str(filled)) for a in args]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with Path("/dev/full").open("wb") as full:
+        for stdout, code, said in ((writing, 141, ""), (full, 1, "strictq: the output: No space left on device\n")):
+            done = subprocess.run(
+                [sys.executable, "-c", MAIN, *words],
+                env=environment(tmp_path), stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_SECONDS,
+            )  # fmt: skip
+            assert (done.returncode, done.stderr) == (code, said)
+    os.close(writing)
+
+
+def test_an_old_terminal_that_cannot_show_a_key(filled: Path, tmp_path: Path) -> None:
+    env = environment(tmp_path, PYTHONIOENCODING="ascii")
+    process = start(tmp_path, "top-keys", str(filled), env=env)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, err) == (0, "")
+    assert "?????" in out
+
+
+def test_purge_asks_on_a_terminal(filled: Path, tmp_path: Path) -> None:
+    pty = pytest.importorskip("pty")
+    for answer, code in ((b"n\n", 1), (b"y\n", 0)):
+        parent, child = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-c", MAIN, "purge", str(filled), "--all"],
+            env=environment(tmp_path), stdin=child, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        os.close(child)
+        os.write(parent, answer)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
+        os.close(parent)
+        assert process.returncode == code, err
+        assert re.search(r"Remove \d+ messages of", err)
+
+
+# ---------------------------------------------------------------- stats
+
+
+def test_stats(filled: Path) -> None:
+    (found,) = json_lines(in_process("stats", filled, "--json").stdout)
+    with strictq.open(filled, read_only=True) as q:
+        stats = q.stats()
+    assert (found["ready"], found["held"], found["dead"], found["depth"]) == (stats.ready, 3, 3, stats.depth)
+    assert [s["depth"] for s in found["shards"]] == [s.depth for s in stats.shards]
+    shown = in_process("stats", filled).stdout
+    assert re.search(rf"^ready +{stats.ready}\b", shown, re.M)
+    assert "2 shards, durability process" in shown
+
+
+def test_watch_on_a_pipe_is_a_line_a_look(filled: Path, tmp_path: Path) -> None:
+    code, out, err = strictq_command(tmp_path, "stats", str(filled), "--watch", "--interval", "0.1", "--count", "3")
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) == 3
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d ready=47 in_flight=0 .* acks/s=[\d.]+", line) for line in out.splitlines())
+    code, out, err = strictq_command(tmp_path, "stats", str(filled), "-w", "--interval", "0.1", "--count", "3", "--json")
+    looks = json_lines(out)
+    assert [look["ready"] for look in looks] == [47] * 3
+    assert {"at", "sends_per_second", "acks_per_second"} < set(looks[0])
+
+
+def test_watch_counts_what_others_do(filled: Path, tmp_path: Path) -> None:
+    process = start(tmp_path, "stats", str(filled), "--watch", "--interval", "0.1", "--json")
+    assert process.stdout is not None
+    sends = json.loads(process.stdout.readline())["sends"]
+    with strictq.open(filled) as q:
+        q.send_many([Message(b"", key="x")] * 10)
+    looks = [json.loads(process.stdout.readline())]
+    while looks[-1]["sends"] < sends + 10:
+        looks.append(json.loads(process.stdout.readline()))
+    assert looks[-1]["sends_per_second"] > 0
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, err) == (130, "")
+
+
+def test_watch_on_a_terminal_is_one_table(filled: Path, tmp_path: Path) -> None:
+    code, shown = in_a_terminal(
+        tmp_path, "stats", str(filled), "--watch", "--interval", "0.1", "--count", "3", COLUMNS="40", NO_COLOR="1"
+    )
+    assert code == 0
+    assert "\x1b[1A" in shown or "\x1b[2K" in shown, "it goes up and writes over itself"
+    assert "sends a second" in shown
+
+
+@pytest.mark.parametrize(
+    "args", [["--interval", "1"], ["--count", "2"], ["--watch", "--interval", "0"], ["--watch", "--count", "0"]]
+)
+def test_watch_usage(path: Path, args: list[str]) -> None:
+    assert in_process("stats", path, *args).exit_code == 2
+
+
+# ---------------------------------------------------------------- bench and completion
+
+
+def test_bench(tmp_path: Path) -> None:
+    args = ("bench", tmp_path, "--durability", "process", "--messages", 200, "--batch", 50, "--keys", 10, "--rounds", 2)
+    result = in_process(*args, "--json")
+    assert result.exit_code == 0, result.stderr
+    (found,) = json_lines(result.stdout)
+    assert [f["what"] for f in found["figures"]] == ["send", "receive", "ack", "whole life", "send one by one"]
+    for f in found["figures"]:
+        assert f["strictq"] > 0
+        assert f["floor"] > 0
+        assert f["low"] <= f["ratio"] <= f["high"]
+    assert (found["messages"], found["batch"], found["rounds"]) == (200, 50, 2)
+    assert {"sqlite_version", "strictq_version", "python_version", "cpus", "directory"} < set(found)
+    shown = in_process(*args).stdout
+    assert "whole life" in shown
+    assert list(tmp_path.iterdir()) == []
+    assert in_process("bench", tmp_path / "nowhere").exit_code == 2
+
+
+def test_bench_leaves_nothing_when_it_is_stopped(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    process = start(tmp_path, "bench", "here", "--durability", "process", "--rounds", "100")
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not list((tmp_path / "here").iterdir()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, out, err) == (130, "", "")
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "powershell"])
+def test_completion_script(shell: str) -> None:
+    result = in_process("completion", shell)
+    assert result.exit_code == 0
+    assert "_STRICTQ_COMPLETE" in result.stdout
+    (found,) = json_lines(in_process("completion", shell, "--json").stdout)
+    assert found == {"shell": shell, "script": result.stdout.rstrip("\n"), "installed": None}
+
+
+def test_completion_is_installed_at_home(tmp_path: Path) -> None:
+    process = start(tmp_path, "completion", "bash", "--install", env=environment(tmp_path, HOME=str(tmp_path)))
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, err
+    assert str(tmp_path) in out
+    assert any("_STRICTQ_COMPLETE" in p.read_text() for p in tmp_path.rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("strictq st", {"stats", "status"}),
+        ("strictq send q --key-f", {"--key-field"}),
+        ("strictq send q --on-error ", {"stop", "skip"}),
+    ],
+)
+def test_a_shell_completes(tmp_path: Path, words: str, expected: set[str]) -> None:
+    env = environment(tmp_path, _STRICTQ_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(len(words.split(" ")) - 1))
+    process = start(tmp_path, env=env)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (set(out.split()), err) == (expected, "")
+
+
+# ---------------------------------------------------------------- words
+
+
+def test_words() -> None:
+    assert [shown_key(k) for k in ("a", 7, "7", "-7", b"\x00", None, " x", "hex:00", "a\x1b")] == [
+        "a", "7", '"7"', '"-7"', "hex:00", "(no key)", '" x"', '"hex:00"', "a\N{REPLACEMENT CHARACTER}",
+    ]  # fmt: skip
+    assert [span(s) for s in (None, 0.26, 45.4, 600, 9000, 200_000)] == ["-", "0.3 s", "45 s", "10 min", "2.5 h", "2.3 d"]
+    assert [size(n) for n in (0, 1023, 1536, 5 << 20, 3 << 30, 2 << 40)] == [
+        "0 B", "1,023 B", "1.5 KiB", "5.0 MiB", "3.0 GiB", "2.0 TiB",
+    ]  # fmt: skip
+    assert moment(None) == "-"
+    assert moment(time.time() - 30).endswith("(30 s ago)")
+    assert "(in " in moment(time.time() + 30)

@@ -1,0 +1,359 @@
+"""The commands that look and operate, beside a program that has the queue open."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strictq
+from strictq import Message
+from tests.support.command import in_process, json_lines
+
+
+@pytest.fixture
+def q(path: Path) -> Iterator[strictq.Queue]:
+    """The program that the commands look at from outside."""
+    with strictq.open(path) as opened:
+        yield opened
+
+
+def values(command: str, path: Path, *args: object) -> dict[str, Any]:
+    result = in_process(command, path, "--json", *args)
+    assert result.exit_code == 0, result.stderr
+    (found,) = json_lines(result.stdout)
+    return dict(found)
+
+
+def lines(command: str, path: Path, *args: object) -> list[Any]:
+    result = in_process(command, path, "--json", *args)
+    assert result.exit_code == 0, result.stderr
+    return json_lines(result.stdout)
+
+
+def text(*args: object) -> str:
+    result = in_process(*args)
+    assert result.exit_code == 0, result.stderr
+    return " ".join(result.stdout.split())
+
+
+def fill(q: strictq.Queue, key: Any, count: int) -> None:
+    q.send_many([Message(b"body %d" % n, key=key) for n in range(1, count + 1)])
+
+
+# ---------------------------------------------------------------- looking
+
+
+def test_top_keys(q: strictq.Queue, path: Path) -> None:
+    assert text("top-keys", path) == "no key has messages"
+    for key, count in (("a", 3), (7, 5), (b"\x00", 4)):
+        fill(q, key, count)
+    assert [(k["key"], k["key_type"], k["depth"], k["state"]) for k in lines("top-keys", path)] == [
+        (7, "int", 5, "ready"), ("AA==", "bytes", 4, "ready"), ("a", "str", 3, "ready"),
+    ]  # fmt: skip
+    assert [k["key"] for k in lines("top-keys", path, "--by", "age", "--limit", 1)] == ["a"]
+    assert "hex:00 4" in text("top-keys", path)
+
+
+@pytest.mark.parametrize(
+    ("key", "args"),
+    [
+        ("order", ["order"]),
+        (7, ["7", "--key-type", "int"]),
+        (-7, ["--key-type", "int", "--", "-7"]),
+        (b"\xff", ["ff", "--key-type", "hex"]),
+    ],
+)
+def test_explain(q: strictq.Queue, path: Path, key: Any, args: list[str]) -> None:
+    assert values("explain", path, *args)["state"] == "empty"
+    fill(q, key, 2)
+    (d,) = q.receive(1, consumer="printer-2")
+    found = values("explain", path, *args)
+    assert [found[name] for name in ("state", "by", "head_seq", "depth", "dead", "token")] == [
+        "in_flight",
+        "printer-2",
+        1,
+        2,
+        0,
+        d.token,
+    ]
+    assert "held by printer-2" in text("explain", path, *args)
+    d.nack(reason="no\x1b[31m paper")
+    assert "no\N{REPLACEMENT CHARACTER}[31m paper" in text("explain", path, *args)
+
+
+def test_explain_speaks_of_commands(q: strictq.Queue, path: Path) -> None:
+    fill(q, "k", 1)
+    q.hold("k", "customer called")
+    for shown in (text("explain", path, "k"), values("explain", path, "k")["text"]):
+        assert "release it with strictq release" in shown
+        assert "q." not in shown
+
+
+def test_peek_and_status(q: strictq.Queue, path: Path) -> None:
+    assert text("peek", path, "k") == "no message is waiting"
+    fill(q, "k", 3)
+    q.send(b"\xff" * 500, "k", delay=60, ttl=120, headers={"a": "b"})
+    found = lines("peek", path, "k")
+    assert [m["seq"] for m in found] == [1, 2, 3, 4]
+    assert set(found[0]) == {
+        "key", "key_type", "seq", "id", "headers", "state", "attempts", "enqueued_at", "due_at", "expires_at",
+        "body", "body_encoding",
+    }  # fmt: skip
+    assert (found[3]["headers"], found[3]["body_encoding"]) == ({"a": "b"}, "base64")
+    assert len(lines("peek", path, "k", "--limit", 2)) == 2
+    assert "body 1" in text("peek", path, "k")
+    (d,) = q.receive(1, consumer="me")
+    assert values("status", path, "k", 1) | {"until": 0} == {
+        "key": "k", "key_type": "str", "seq": 1, "state": "in_flight", "attempts": 1, "consumer": "me", "until": 0,
+        "last_error": None, "last_output": None,
+    }  # fmt: skip
+    d.ack()
+    assert values("status", path, "k", 1)["state"] == "resolved"
+    assert text("status", path, "k", 2) == "key k seq 2 state ready attempts 0"
+    result = in_process("status", path, "k", 9)
+    assert (result.exit_code, result.stderr) == (1, "strictq: key 'k' has no message with seq 9\n")
+
+
+def test_dead_and_redrive(q: strictq.Queue, path: Path) -> None:
+    assert text("dead", path) == "there are no dead letters"
+    for key in ("a", "b"):
+        fill(q, key, 3)
+        for d in q.receive(3, keys=[key]):
+            d.reject("not an order")
+    found = lines("dead", path)
+    assert len(found) == 6
+    assert set(found[0]) == {
+        "key", "key_type", "seq", "id", "headers", "kind", "reason", "attempts", "enqueued_at", "died_at",
+        "body", "body_encoding",
+    }  # fmt: skip
+    assert [(d["seq"], d["kind"], d["reason"]) for d in lines("dead", path, "a")] == [
+        (n, "rejected", "not an order") for n in (1, 2, 3)
+    ]
+    result = in_process("dead", path, "--limit", 2)
+    assert "6 in all" in result.stderr
+    assert values("redrive", path, "a", "--seq", 3, "--seq", 1) == {"redriven": 2, "all": False, "key": "a", "key_type": "str"}
+    assert [m["seq"] for m in lines("peek", path, "a")] == [1, 3]
+    assert text("redrive", path, "--all") == "4 dead letters put back"
+    assert text("redrive", path, "--all") == "0 dead letters put back"
+
+
+def test_hold_and_release(q: strictq.Queue, path: Path) -> None:
+    fill(q, "k", 1)
+    assert values("hold", path, "k", "--reason", "customer called") == {
+        "held": True, "key": "k", "key_type": "str", "in_flight": False,
+    }  # fmt: skip
+    assert q.receive() == []
+    assert values("explain", path, "k")["by"] == "customer called"
+    assert text("release", path, "k") == "k: released"
+    assert values("release", path, "k") == {"released": False, "key": "k", "key_type": "str"}
+    (d,) = q.receive(consumer="me")
+    assert text("hold", path, "k") == "k is held, once me is done with what it has"
+    d.ack()
+    assert values("release", path, "--keyless")["released"] is False
+
+
+def test_purge(q: strictq.Queue, path: Path) -> None:
+    fill(q, "a", 3)
+    fill(q, "b", 2)
+    assert values("purge", path, "a") == {"purged": 3, "all": False, "key": "a", "key_type": "str"}
+    result = in_process("purge", path, "--all")
+    assert (result.exit_code, "say --yes" in result.stderr, q.stats().ready) == (2, True, 2)
+    for d in q.receive(1):
+        d.reject("bad")
+    assert text("purge", path, "--all", "--yes") == "1 message removed"
+    assert values("purge", path, "--all", "--dead", "--yes")["purged"] == 1
+    assert in_process("purge", path, "--all", "--yes", "--quiet").stdout == ""
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["redrive"],
+        ["redrive", "k", "--all"],
+        ["redrive", "--all", "--seq", "1"],
+        ["release"],
+        ["release", "k", "--keyless"],
+        ["purge"],
+        ["purge", "k", "--all", "--yes"],
+        ["explain"],
+        ["explain", "x", "--key-type", "int"],
+        ["explain", "x", "--key-type", "base64"],
+        ["explain", ""],
+        ["status", "k", "0"],
+        ["peek", "k", "--limit", "0"],
+        ["hold"],
+    ],
+)
+def test_wrong_usage(q: strictq.Queue, path: Path, args: list[str]) -> None:
+    fill(q, "k", 1)
+    result = in_process(args[0], path, *args[1:])
+    assert (result.exit_code, result.stdout) == (2, ""), result.stderr
+    assert result.stderr
+    assert "Traceback" not in result.stderr
+    assert q.stats().ready == 1
+
+
+# ---------------------------------------------------------------- query
+
+
+def test_query(q: strictq.Queue, path: Path) -> None:
+    q.app_schema("CREATE TABLE app_t (name TEXT PRIMARY KEY, cents INTEGER, share REAL, blob BLOB)")
+    for key in ("a", "b", "c"):
+        with q.transaction(key=key) as tx:
+            tx.execute("INSERT INTO app_t VALUES (?, 5, 9e999, x'00ff')", (key,))
+    found = sorted(lines("query", path, "SELECT * FROM app_t"), key=lambda row: row["name"])
+    assert found == [{"name": key, "cents": 5, "share": "inf", "blob": {"base64": "AP8="}} for key in ("a", "b", "c")]
+    assert lines("query", path, "SELECT cents, cents FROM app_t WHERE name = ?", "--param", "a") == [{"cents": 5, "cents_2": 5}]
+    assert lines("query", path, "SELECT ? AS x, ? AS y, ? AS z", "-p", "1", "-p", "null", "-p", "one", "--key", "a") == [
+        {"x": 1, "y": None, "z": "one"}
+    ]
+    shown = text("query", path, "SELECT name, cents, blob FROM app_t WHERE name = 'a'")
+    assert shown.startswith("name cents blob")
+    assert shown.endswith("a 5 hex:00ff")
+    assert text("query", path, "SELECT * FROM app_t WHERE 0") == "no rows"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM message",
+        "DELETE FROM app_t",
+        "nonsense",
+        "SELECT * FROM app_nowhere",
+        "SELECT 1; SELECT 1, 2",
+        "",
+        "SELECT ?",
+    ],
+)
+def test_query_refuses(q: strictq.Queue, path: Path, sql: str) -> None:
+    q.app_schema("CREATE TABLE app_t (name TEXT)")
+    with q.transaction(key="a") as tx:
+        tx.execute("INSERT INTO app_t VALUES ('x')")
+    result = in_process("query", path, sql)
+    assert (result.exit_code == 2) is (sql != ""), result.stderr
+    assert "Traceback" not in result.stderr
+    assert q.query("SELECT name FROM app_t") == [("x",)]
+
+
+def test_columns_of_a_query_are_known(q: strictq.Queue) -> None:
+    q.app_schema("CREATE TABLE app_t (name TEXT)")
+    assert q.query("SELECT name AS n FROM app_t").columns == ()
+    with q.transaction(key="a") as tx:
+        tx.execute("INSERT INTO app_t VALUES ('x')")
+        assert tx.run(lambda db: db.execute("SELECT name FROM app_t").columns) == ("name",)
+    assert q.query("SELECT name AS n, 1 AS one FROM app_t").columns == ("n", "one")
+
+
+# ---------------------------------------------------------------- a damaged shard
+
+
+@pytest.fixture
+def damaged(path: Path) -> Path:
+    """Shard 1 of the queue is not there any more; shard 0 has a message and a row."""
+    with strictq.open(path) as q:
+        q.app_schema("CREATE TABLE app_t (name TEXT)")
+        for n in range(20):
+            with q.transaction(key=f"k{n}") as tx:
+                tx.execute("INSERT INTO app_t VALUES (?)", (f"k{n}",))
+    for file in path.glob("shard-0001.db*"):
+        file.unlink()
+    return path
+
+
+def test_what_is_left_of_a_damaged_queue(damaged: Path) -> None:
+    result = in_process("stats", damaged, "--json")
+    assert result.exit_code == 1
+    shards = json.loads(result.stdout)["shards"]
+    assert [s["quarantined"] is None for s in shards] == [True, False]
+    assert "shard 1" in in_process("stats", damaged).stdout
+    result = in_process("query", damaged, "SELECT name FROM app_t", "--json")
+    assert result.exit_code == 1
+    assert 0 < len(json_lines(result.stdout)) < 20
+    assert "shard 1" in result.stderr
+    result = in_process("check", damaged, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert (found["ok"], found["problems"][0]["shard"]) == (False, 1)
+
+
+def test_check(q: strictq.Queue, path: Path) -> None:
+    fill(q, "k", 3)
+    assert values("check", path) == {"ok": True, "problems": []}
+    assert text("check", path) == "all is well"
+    assert in_process("check", path, "--quiet").stdout == ""
+
+
+def test_check_fixes(q: strictq.Queue, path: Path) -> None:
+    fill(q, "k", 3)
+    shard = q._store.shards[next(s.shard for s in q.stats().shards if s.ready)]
+    shard.run(lambda tx: tx.db.execute("DELETE FROM ready"))
+    result = in_process("check", path, "--json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["ok"]) == (1, False)
+    assert all(p["fixable"] and not p["fixed"] for p in found["problems"])
+    assert "--fix would mend" in in_process("check", path).stdout
+    result = in_process("check", path, "--fix", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["ok"]) == (0, True)
+    assert all(p["fixed"] for p in json.loads(result.stdout)["problems"])
+    assert values("check", path) == {"ok": True, "problems": []}
+
+
+# ---------------------------------------------------------------- create and config
+
+
+def test_create_and_config(tmp_path: Path) -> None:
+    where = tmp_path / "new.strictq"
+    made = values(
+        "create", where, "max_attempts=10", "on_poison=hold", "lease_seconds=1.5", "--shards", 3, "--durability", "process"
+    )
+    assert (made["shards"], made["durability"], made["path"]) == (3, "process", str(where.resolve()))
+    assert [made["config"][n] for n in ("max_attempts", "on_poison", "lease_seconds")] == [10, "hold", 1.5]
+    assert values("config", where)["config"] == made["config"]
+    changed = values("config", where, "max_attempts=none", "on_poison=dead_letter", "max_depth=1_000")["config"]
+    assert [changed[n] for n in ("max_attempts", "on_poison", "max_depth")] == [None, "dead_letter", 1000]
+    shown = text("config", where)
+    assert "max_depth 1000 (changed)" in shown
+    assert "ttl_seconds none" in shown
+    result = in_process("create", where)
+    assert (result.exit_code, "Traceback" in result.stderr) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("max_attempts", "'max_attempts' is not NAME=VALUE"),
+        ("max_attempt=3", "unknown setting 'max_attempt'"),
+        ("max_attempts=0", "max_attempts must be"),
+        ("max_attempts=many", "max_attempts must be"),
+        ("max_attempts=-1", "max_attempts must be"),
+        ("on_poison=explode", "on_poison must be"),
+        ("max_body_bytes=1.5", "max_body_bytes must be"),
+    ],
+)
+def test_settings_that_cannot_be(path: Path, setting: str, message: str) -> None:
+    before = values("config", path)
+    result = in_process("config", path, setting)
+    assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+    assert values("config", path) == before
+    result = in_process("create", path.parent / "never", setting)
+    assert (result.exit_code, (path.parent / "never").exists()) == (2, False)
+
+
+def test_looking_changes_nothing(path: Path) -> None:
+    with strictq.open(path) as q:
+        fill(q, "k", 3)
+        q.hold("other")
+    before = {p.name: p.read_bytes() for p in path.glob("*.db")}
+    for args in (["stats"], ["top-keys"], ["explain", "k"], ["peek", "k"], ["status", "k", "1"], ["dead"], ["check"], ["config"]):
+        assert in_process(args[0], path, *args[1:]).exit_code == 0
+    assert {p.name: p.read_bytes() for p in path.glob("*.db")} == before
+    shutil.rmtree(path)
+    for args in (["stats"], ["hold", "k"], ["purge", "k"], ["config", "max_depth=1"]):
+        result = in_process(args[0], path, *args[1:])
+        assert (result.exit_code, "there is no queue" in result.stderr) == (2, True)
+    assert not path.exists()
