@@ -101,9 +101,10 @@ def main() -> None:
     try:
         app(_asked_for(sys.argv[1:]))(prog_name="strictq")
     except ModuleNotFoundError as e:
-        if e.name is None or e.name.partition(".")[0] not in EXTRA:
+        missing = (e.name or "").partition(".")[0]
+        if missing not in EXTRA:
             raise
-        sys.exit(_missing_extra(e.name))
+        sys.exit(_missing_extra(missing))
 
 
 def _asked_for(words: list[str]) -> list[str]:

@@ -39,7 +39,7 @@ class Durability(StrEnum):
 
 QueuePath = Annotated[Path, typer.Argument(metavar="QUEUE", help="The queue's directory.")]
 KeyText = Annotated[str, typer.Argument(metavar="KEY", help="The key; after -- if it begins with a dash.")]
-OptionalKeyText = Annotated[str | None, typer.Argument(metavar="[KEY]", help="The key; after -- if it begins with a dash.")]
+OptionalKeyText = Annotated[str | None, typer.Argument(metavar="KEY", help="The key; after -- if it begins with a dash.")]
 KeyTypeOption = Annotated[
     KeyType, typer.Option(help='How KEY is meant: 1, "1" and b"1" are three keys. hex and base64 are bytes, too.')
 ]

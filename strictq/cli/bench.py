@@ -31,7 +31,7 @@ def register(app: typer.Typer, name: str, text: str) -> None:
 
 
 def bench(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="On which disk: a temporary folder is made in it.")] = Path(),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="On which disk: a temporary folder is made in it.")] = Path(),
     durability: Annotated[
         Durability, typer.Option(help="What a send survives: full, a power cut; process, kill -9.")
     ] = Durability.full,

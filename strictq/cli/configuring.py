@@ -27,7 +27,7 @@ EXAMPLES: Final = {
     """,
 }
 Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Settings, as docs/reference/config.md has them.")
+    list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, as docs/reference/config.md has them.")
 ]
 
 

@@ -43,7 +43,7 @@ def register(app: typer.Typer, name: str, text: str) -> None:
 
 def send(
     queue: QueuePath,
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Lines, plain or gzip; - or nothing: stdin.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Lines, plain or gzip; - or nothing: stdin.")] = None,
     key_field: Annotated[str | None, typer.Option("--key-field", "-k", metavar="FIELD", help="The field with the key.")] = None,
     key: Annotated[str | None, typer.Option(metavar="KEY", help="One key for all lines, instead.")] = None,
     key_type: Annotated[
