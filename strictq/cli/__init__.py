@@ -28,6 +28,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "peek": ("looking", "The first messages of a key, untouched."),
     "status": ("looking", "Where one message is."),
     "dead": ("looking", "Dead letters."),
+    "history": ("history", "How finished messages ended."),
     "query": ("looking", "Read a program's app_* tables with SQL."),
     "redrive": ("operating", "Put dead letters back where they were."),
     "hold": ("operating", "Hand out nothing more of a key."),

@@ -103,6 +103,7 @@ def purge(
     key_type: KeyTypeOption = KeyType.str,
     everything: Annotated[bool, typer.Option("--all", help="The whole queue.")] = False,
     dead: Annotated[bool, typer.Option("--dead", help="The dead letters, too.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="The records of finished messages, too.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -116,7 +117,7 @@ def purge(
         if everything and not yes:
             _confirm(q, dead=dead)
         with waiting("purging:", lambda: _left(q, dead=dead), quiet=quiet):
-            count = q.purge(chosen, dead=dead)
+            count = q.purge(chosen, dead=dead, history=history)
     return _report(f"{many(count, 'message')} removed", {"purged": count, **_whose(chosen)}, quiet, as_json)
 
 

@@ -34,6 +34,7 @@ def click_command(name: str) -> Any:
 def filled(path: Path) -> Path:
     """Keys, dead letters, held lanes, long and wide texts."""
     with strictq.open(path) as q:
+        q.configure(history="records")
         q.send_many([Message(b"x" * 200, key=f"customer-with-a-long-name-{n % 7}") for n in range(50)])
         q.send_many([Message("注文を処理できません".encode(), key="顧客番号四十二" * 3)] * 3)
         for d in q.receive(3, keys=["customer-with-a-long-name-1"]):
@@ -52,6 +53,7 @@ LOOKS = [
     ["peek", "{q}", "customer-with-a-long-name-2"],
     ["status", "{q}", "customer-with-a-long-name-1", "1"],
     ["dead", "{q}"],
+    ["history", "{q}"],
     ["query", "{q}", "SELECT * FROM app_t"],
     ["config", "{q}"],
     ["check", "{q}"],

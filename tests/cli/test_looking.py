@@ -142,6 +142,33 @@ def test_dead_and_redrive(q: strictq.Queue, path: Path) -> None:
     assert text("redrive", path, "--all") == "0 dead letters put back"
 
 
+def test_history(q: strictq.Queue, path: Path) -> None:
+    assert text("history", path) == "there are no records: the setting history is off"
+    q.configure(history="bodies")
+    for key in ("a", "b", "c", "d"):
+        fill(q, key, 3)
+    q.ack_many(q.receive(100))
+    records = lines("history", path)
+    assert len(records) == 12
+    assert {(r["outcome"], r["body_encoding"]) for r in records} == {("acked", "utf-8")}
+    assert [(r["seq"], r["body"]) for r in lines("history", path, "a")] == [(n, f"body {n}") for n in (1, 2, 3)]
+    of_shards = [lines("history", path, "--shard", n) for n in (0, 1)]
+    assert [*of_shards[0], *of_shards[1]] == records
+    some = max(of_shards, key=len)
+    assert lines("history", path, "--shard", some[0]["shard"], "--after", some[1]["n"]) == some[2:]
+    assert len(lines("history", path, "--limit", 5)) == 5
+    assert "acked" in text("history", path)
+    for args in (["--after", 1], ["a", "--shard", 0], ["--shard", 7]):
+        assert in_process("history", path, *args).exit_code == 2
+    assert in_process("purge", path, "a", "--history").exit_code == 0
+    assert lines("history", path, "a") == []
+    q.configure(history="records")
+    fill(q, "e", 1)
+    q.ack_many(q.receive())
+    (record,) = lines("history", path, "e")
+    assert (record["body"], record["body_encoding"], record["size"]) == (None, None, 6)
+
+
 def test_hold_and_release(q: strictq.Queue, path: Path) -> None:
     fill(q, "k", 1)
     assert values("hold", path, "k", "--reason", "customer called") == {
