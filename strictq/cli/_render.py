@@ -169,7 +169,7 @@ def listing(out: Console, columns: Sequence[str], rows: Iterable[Sequence[Cell]]
         for number, row in enumerate(found):
             if number:
                 out.print()
-            out.print(facts(zip(columns, row, strict=True)))
+            out.print(facts((name, cell) for name, cell in zip(columns, row, strict=True) if cell))
         return
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in columns:
