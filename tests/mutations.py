@@ -1,0 +1,432 @@
+"""Take each safety measure out of the code, one at a time, and see a test fail.
+
+    python -m tests.mutations                 # all of them
+    python -m tests.mutations dedup "BEGIN"   # those whose name contains one of these words
+    python -m tests.mutations --jobs 2 --list
+
+A copy of the package and its tests is changed, and the fitting tests are run in it. The working tree is not
+touched. The same tests must pass without the change. The exit code is 1 if a change survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import attrs
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_SECONDS = 600.0
+POWER = ("tests/power",)
+NOTHING = "pass"
+SHORT = {"STRICTQ_POWERCUT_IMAGES": "1500", "STRICTQ_FLIPS": "50", "STRICTQ_FAULT_POINTS": "60"}
+"""How far the campaigns go, unless the environment says otherwise."""
+
+
+@attrs.frozen
+class Mutation:
+    """A safety measure, and the source without it.
+
+    Attributes:
+        old: text that stands in the file exactly once.
+        tests: what pytest is given; one of these must fail.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def _store(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
+    return Mutation(name, f"strictq/_store/{file}", old, new, tests)
+
+
+MUTATIONS = [
+    # What reaches the disk, and when.
+    _store("the sync of a commit at full", "connection.py", '"full" if durability == "full" else "normal"', '"normal"', *POWER),
+    _store(
+        "the syncs of a checkpoint",
+        "connection.py",
+        '"full" if durability == "full" else "normal"',
+        '"full" if durability == "full" else "off"',
+        *POWER,
+    ),
+    _store(
+        "the sync of queue.db", "connection.py", 'db.pragma("synchronous", "extra")', 'db.pragma("synchronous", "off")', *POWER
+    ),
+    _store("the sync of a new queue's directory", "files.py", "        sync_directory(building)\n", "", *POWER),
+    _store("the sync of a new queue's name", "files.py", "        sync_directory(parent)\n", "", *POWER),
+    _store("the sync of the origin before it forwards", "router.py", "            origin.sync()\n", "", *POWER),
+    _store("the sync of the destination before the origin forgets", "router.py", "            destination.sync()\n", "", *POWER),
+    _store(
+        "no checkpoint on close",
+        "connection.py",
+        "SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1",
+        "SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0",
+        "tests/store/test_connection.py",
+    ),
+    _store("no checkpoints by SQLite", "connection.py", "db.wal_autocheckpoint(0)", NOTHING, "tests/store/test_connection.py"),
+    _store(
+        "distrust after a failed sync",
+        "commit.py",
+        "            self._drop_connection()\n            self.distrusted = self.distrusted or failed_sync(e)\n",
+        "            self._drop_connection()\n",
+        "tests/faults/test_faults.py::test_what_is_acknowledged_after_a_failed_sync_survives_a_power_cut",
+    ),
+    # Who may write.
+    _store(
+        "BEGIN IMMEDIATE",
+        "commit.py",
+        '        try:\n            db.execute("BEGIN IMMEDIATE")',
+        '        try:\n            db.execute("BEGIN")',
+        "tests/store/test_traps.py",
+        "tests/multiprocess/test_stress.py",
+    ),
+    _store(
+        "the hook before a fork", "fork.py", 'if hasattr(os, "register_at_fork"):', "if False:", "tests/multiprocess/test_fork.py"
+    ),
+    _store(
+        "the pid guard",
+        "commit.py",
+        "        if self._pid != os.getpid():",
+        "        if False:",
+        "tests/multiprocess/test_fork.py",
+    ),
+    _store(
+        "one kernel at a time", "router.py", "if presence.alone(ANOTHER_KERNEL_SECONDS):", "if True:", "tests/store/test_time.py"
+    ),
+    _store(
+        "one caller's failure is its own",
+        "commit.py",
+        '            tx.run("ROLLBACK TO operation")\n',
+        "",
+        "tests/store/test_commit.py",
+    ),
+    _store(
+        "a configuration is seen at the next write",
+        "commit.py",
+        "if totals.config_version != host.settings[1]:",
+        "if False:",
+        "tests/unit/test_config.py",
+        "tests/store",
+    ),
+    # Tokens, leases, attempts.
+    _store(
+        "the token check",
+        "settle.py",
+        "lease is not None and lease.token == batch.token and not lease.ack_first",
+        "lease is not None and not lease.ack_first",
+        "tests/unit/test_leases.py",
+    ),
+    Mutation(
+        "the token check of a whole lease",
+        "strictq/_sql/settle.sql",
+        "WHERE lane = ? AND token = ? AND lo = ? AND hi",
+        "WHERE lane = ? AND ? > 0 AND lo = ? AND hi",
+        ("tests/unit/test_leases.py",),
+    ),
+    _store(
+        "the token check of extend",
+        "settle.py",
+        "        if lease is None or lease.token != b.token:",
+        "        if lease is None:",
+        "tests/unit/test_leases.py",
+    ),
+    _store(
+        "the epoch in a token",
+        "frame.py",
+        "return (self.totals.epoch << TOKEN_BITS) + self.totals.last_token",
+        "return self.totals.last_token",
+        "tests/store/test_time.py",
+        *POWER,
+    ),
+    _store(
+        "the new epoch after a boot",
+        "router.py",
+        "catalog.raise_epoch(directory, boot, _next_offset(directory, known, clock))",
+        NOTHING,
+        "tests/store/test_time.py",
+    ),
+    _store(
+        "the boot id",
+        "router.py",
+        "        if known.boot_id != boot:\n            if presence",
+        "        if False:\n            if presence",
+        "tests/store/test_time.py",
+    ),
+    _store(
+        "leases end with their boot", "commit.py", "            db.execute(CLAIM.end_epoch)\n", "", "tests/store/test_time.py"
+    ),
+    _store(
+        "the deadline is looked at again before a lease grows",
+        "settle.py",
+        "        or lease.deadline <= tx.now\n",
+        "",
+        "tests/unit/test_leases.py",
+        "tests/unit/test_odd_orders.py",
+    ),
+    Mutation(
+        "nothing is handed out with its lease worn",
+        "strictq/_receiving.py",
+        "            if held.deadline < worn:",
+        "            if False:",
+        ("tests/unit/test_receive.py", "tests/unit/test_leases.py", "tests/store/test_time.py"),
+    ),
+    _store(
+        "the attempt before the handler, alone",
+        "claim.py",
+        "            hi = started = lo\n",
+        "            hi, started = lo, lo - 1\n",
+        "tests/unit/test_retries.py",
+        "tests/unit/test_leases.py",
+    ),
+    _store(
+        "the attempt before the handler, of several",
+        "settle.py",
+        "    if lease.started < batch.seqs[0]:\n        tx.run(SETTLE.set_started, (batch.seqs[0], batch.lane))\n",
+        "",
+        "tests/unit/test_retries.py",
+        "tests/unit/test_leases.py",
+    ),
+    _store(
+        "one at a time after a lease ran out",
+        "claim.py",
+        "    tx.run(LANES.set_solo, (lease.hi, lease.hi, lease.lane))\n",
+        "",
+        "tests/unit/test_leases.py",
+        "tests/unit/test_retries.py",
+    ),
+    # What is resolved once.
+    _store(
+        "an ack resolves what is there",
+        "settle.py",
+        "        if len(rows) == len(wanted):",
+        "        if True:",
+        "tests/unit/test_leases.py",
+        "tests/unit/test_odd_orders.py",
+        "tests/unit/test_receive.py",
+    ),
+    _store(
+        "the ack of a whole lease resolves all of it",
+        "settle.py",
+        "        if db.total_changes() - before == len(leases) + n:",
+        "        if True:",
+        "tests/unit",
+        "tests/property",
+    ),
+    _store(
+        "dedup ids",
+        "send.py",
+        "        if known is not None:\n            return known[0], known[1], True",
+        "        if False:\n            return known[0], known[1], True",
+        "tests/unit/test_dedup.py",
+    ),
+    _store(
+        "the high-water mark of what arrived",
+        "outbox.py",
+        "        if i > high:",
+        "        if True:",
+        "tests/store/test_outbox.py",
+    ),
+    _store(
+        "a held lane is not listed",
+        "lanes.py",
+        "    if row.hold is not None:\n        return\n    if due",
+        "    if due",
+        "tests/unit/test_hold.py",
+    ),
+    # A full disk.
+    _store(
+        "the reserve is given up",
+        "router.py",
+        "            self.reserve.give_up()\n",
+        "            pass\n",
+        "tests/store/test_disk_full.py",
+    ),
+    _store(
+        "sends wait for the reserve",
+        "router.py",
+        "if self.reserve is not None and self.waker.short_of_space and not self._has_reserve():",
+        "if False:",
+        "tests/store/test_disk_full.py",
+    ),
+    # Damage, and what was made by hand.
+    _store(
+        "the checksums of pages",
+        "connection.py",
+        "flags=flags, vfs=checksums.vfs(), statementcachesize",
+        "flags=flags, statementcachesize",
+        "tests/faults/test_corruption.py",
+    ),
+    _store(
+        "checksums are required",
+        "migrate.py",
+        "        checksums.require(db, shard)\n",
+        "        pass\n",
+        "tests/store/test_checksums.py",
+        "tests/faults/test_corruption.py",
+    ),
+    _store(
+        "the default VFS is put back",
+        "checksums.py",
+        "        apsw.set_default_vfs(default)\n",
+        "",
+        "tests/store/test_checksums.py",
+    ),
+    _store(
+        "the mark of a WAL",
+        "wal.py",
+        "        if mark is not None and mark.salts == header.salts and frames < mark.frames:",
+        "        if False:",
+        "tests/faults/test_corruption.py",
+        "tests/store/test_wal.py",
+    ),
+    _store(
+        "commits with successors behind a WAL's end",
+        "wal.py",
+        "        while every_commit_synced and wal.goes_on_after(frames, header):",
+        "        while False:",
+        "tests/store/test_wal.py",
+    ),
+    _store(
+        "the schema is strictq's",
+        "migrate.py",
+        "        require_schema(db, kind, shard, version)\n",
+        "        pass\n",
+        "tests/faults/test_hostile.py",
+    ),
+    _store(
+        "links are refused",
+        "connection.py",
+        "        if stat.S_ISLNK(mode):",
+        "        if False:",
+        "tests/faults/test_hostile.py",
+        "tests/unit/test_bad_input.py",
+    ),
+    _store(
+        "a shard is the one that the topology says",
+        "catalog.py",
+        '        if found != expected:\n            raise StoreCorrupt(f"{part.file} has',
+        '        if False:\n            raise StoreCorrupt(f"{part.file} has',
+        "tests/unit/test_bad_input.py",
+    ),
+    # Speed that a promise rests on.
+    _store(
+        "plans do not follow values",
+        "connection.py",
+        "db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)",
+        "db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 0)",
+        "tests/store/test_plans.py",
+        "tests/store/test_connection.py",
+        "tests/store/test_traps.py",
+    ),
+]
+
+
+def mutated(mutation: Mutation) -> str:
+    """The file without the measure.
+
+    Raises:
+        LookupError: the text is not there, or more than once.
+    """
+    text = (ROOT / mutation.file).read_text(encoding="utf-8")
+    if text.count(mutation.old) != 1:
+        raise LookupError(f"{mutation.name}: {mutation.file} has its text {text.count(mutation.old)} times")
+    return text.replace(mutation.old, mutation.new)
+
+
+def _copy(place: Path) -> Path:
+    tree = place / "tree"
+    tree.mkdir()
+    for name in ("strictq", "tests", "benchmarks"):
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tree / name)
+    return tree
+
+
+def _run(tree: Path, tests: Sequence[str]) -> tuple[bool, str]:
+    """Do these tests pass, and if not, which one failed first?"""
+    environment = {**SHORT, **os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", *tests]
+    with subprocess.Popen(
+        command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            return False, "it hung"
+    if process.returncode == 0:
+        return True, ""
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    return False, failed[0] if failed else f"pytest ended with {process.returncode}: {output.strip().splitlines()[-1:]}"
+
+
+class _Bench:
+    """Runs mutations in copies of the tree, and remembers which tests pass without any."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._sound: dict[tuple[str, ...], tuple[bool, str]] = {}
+        self._lock = threading.Lock()
+        self._locks: dict[tuple[str, ...], threading.Lock] = {}
+
+    def judge(self, mutation: Mutation) -> tuple[str, str, float]:
+        """Caught, survived or unsound; by which test; and how long it took, seconds."""
+        started = time.monotonic()
+        passed, why = self._unchanged(mutation.tests)
+        if not passed:
+            return "unsound", f"fails without the change: {why}", time.monotonic() - started
+        with tempfile.TemporaryDirectory(dir=self._place) as place:
+            tree = _copy(Path(place))
+            (tree / mutation.file).write_text(mutated(mutation), encoding="utf-8")
+            passed, why = _run(tree, mutation.tests)
+        return ("survived" if passed else "caught"), why, time.monotonic() - started
+
+    def _unchanged(self, tests: tuple[str, ...]) -> tuple[bool, str]:
+        with self._lock:
+            lock = self._locks.setdefault(tests, threading.Lock())
+        with lock:
+            if tests not in self._sound:
+                with tempfile.TemporaryDirectory(dir=self._place) as place:
+                    self._sound[tests] = _run(_copy(Path(place)), tests)
+            return self._sound[tests]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: all were caught."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", help="only those whose name contains one of these")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--list", action="store_true", help="print their names, and run nothing")
+    options = parser.parse_args(arguments)
+    chosen = [m for m in MUTATIONS if not options.words or any(word in m.name for word in options.words)]
+    if options.list:
+        print(*[m.name for m in chosen], sep="\n")
+        return 0
+    counts: dict[str, int] = {}
+    with tempfile.TemporaryDirectory(prefix="strictq-mutations-") as place, ThreadPoolExecutor(options.jobs) as pool:
+        bench = _Bench(Path(place))
+        for mutation, (verdict, why, seconds) in zip(chosen, pool.map(bench.judge, chosen), strict=True):
+            counts[verdict] = counts.get(verdict, 0) + 1
+            print(f"{verdict:9} {seconds:5.0f} s  {mutation.name}: {why or 'no test failed'}", flush=True)
+    print(", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items())))
+    return int(counts.get("caught", 0) != len(chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
