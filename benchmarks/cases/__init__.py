@@ -6,13 +6,14 @@ from typing import Final
 
 from benchmarks.bench import Case
 
-from . import backlog, concurrent, latency, life, single, spark, start, worker
+from . import backlog, checksums, concurrent, latency, life, single, spark, start, worker
 
 CASES: Final[dict[str, Case]] = {
     "life": life.usual,
     "life-large": life.large,
     "life-wide": life.wide,
     "life-full": life.full,
+    "checksums": checksums.checksums,
     "one-by-one": single.one_by_one,
     "send": single.send,
     "transactions": single.transactions,

@@ -1,0 +1,59 @@
+"""What the checksums of pages cost: a message's life in a queue that has them, and in one that was made without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from unittest.mock import patch
+
+from benchmarks.bench import Bench
+from benchmarks.measure import Figure, Sample, interleave, prebuilt, sample
+from benchmarks.workload import life, messages, open_queue, warm
+from strictq import Queue
+from strictq._store import checksums as engine
+
+BATCH = 1000
+
+
+def checksums(bench: Bench) -> Iterator[Figure]:
+    number, keys = bench.sizes.batches, bench.sizes.keys
+    with ExitStack() as stack:
+        place = stack.enter_context(bench.place("checksums"))
+        stack.enter_context(patch.object(engine, "require", lambda _db, _shard: None))
+        q = stack.enter_context(open_queue(place / "with", "process"))
+        with patch.object(engine, "lay_out", lambda _db: None):
+            plain = stack.enter_context(open_queue(place / "without", "process"))
+        for queue in (q, plain):
+            warm(queue, keys)
+        todo = messages(number, keys)
+        stack.enter_context(prebuilt())
+        spent: dict[str, list[float]] = {"with": [], "without": []}
+
+        def run(name: str, queue: Queue) -> Sample:
+            before = time.process_time()
+            result = sample(number, lambda: life(queue, todo, BATCH))
+            spent[name].append(time.process_time() - before)
+            return result
+
+        pairs = interleave(bench.rounds, lambda: run("with", q), lambda: run("without", plain))
+    yield pairs.figure(
+        "checksums",
+        "whole life of a message, its pages verified",
+        "without checksums",
+        unit="times",
+        durability="process",
+        batch=BATCH,
+        keys=keys,
+    )
+    # The first of each does not count, as in the figure above. On a busy machine this is the one to believe.
+    yield Figure(
+        "checksums",
+        "processor time of the same",
+        unit="times",
+        values=[a / b for a, b in zip(spent["with"][1:], spent["without"][1:], strict=True)],
+        against="without checksums",
+        durability="process",
+        batch=BATCH,
+        keys=keys,
+    )
