@@ -26,6 +26,9 @@ INSERT INTO inlet VALUES (?, ?);
 -- name: history
 INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: applied
+INSERT INTO applied VALUES (?, ?, ?, ?, ?, ?);
+
 -- name: bodiless
 -- salvage: messages and dead letters whose body could not be saved. Reads all of them.
 SELECT 'message', m.lane, m.seq FROM message m WHERE m.body IS NULL AND NOT EXISTS (SELECT 1 FROM body b WHERE b.id = m.id)

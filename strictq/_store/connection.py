@@ -146,7 +146,7 @@ def check_file(path: Path, shard: int) -> None:
             raise StoreCorrupt(f"{file.name} is not a regular file", shard=shard)
 
 
-NONSENSE: Final = (UnicodeDecodeError, json.JSONDecodeError, OverflowError, TypeError, LookupError)
+NONSENSE: Final = (UnicodeDecodeError, json.JSONDecodeError, OverflowError, TypeError)
 """What our own code meets in rows that it did not write: a text that is none, a number too large, a row that is not there."""
 
 

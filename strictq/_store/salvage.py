@@ -25,7 +25,7 @@ from .._errors import InvalidArgument, QueueNotFound, StoreBusy, StrictqError
 from .._keys import decode_key
 from .._sql import CHECK, LANES, SALVAGE, SHARD, SHARD_SCHEMA, insert_into
 from .._types import LostRange, Salvaged
-from . import catalog, check, files, lanes, wal
+from . import catalog, check, files, lanes, staging, wal
 from .catalog import Catalog, Range
 from .connection import MEMORY, connect
 from .frame import Totals, Tx
@@ -48,6 +48,7 @@ _SHAPES: Final[dict[str, tuple[int, tuple[tuple[type, ...], ...], int]]] = {
     "body": (0, ((type(None),), (bytes,)), 2),
     "outbox": (2, (_NUMBER, _NUMBER, (bytes,)), 12),
     "dedup": (2, (_NUMBER, (str,), _NUMBER), 5),
+    "applied": (2, ((str,), _NUMBER, _NUMBER), 6),
     "history": (0, ((type(None),), (bytes,)), 14),
 }
 """Those whose pages can be told from those of any other table. (Of `key_state`, whose rows look like bodies, they can't.)"""
@@ -135,6 +136,8 @@ class _Salvage:
             catalog.build(self.working, fresh, self.clock)
             catalog.begin_at_epoch(self.working, epoch)
             self._define_app_schema()
+            if (self.path / staging.DIRECTORY).is_dir():
+                shutil.copytree(self.path / staging.DIRECTORY, self.working / staging.DIRECTORY, symlinks=True)
             store = Store.open(
                 self.working,
                 shards=None,
@@ -269,6 +272,7 @@ class _Source:
         self._put(shard, SALVAGE.key_state, ((rowid, *row[1:]) for rowid, row in self.rows("key_state")))
         self._put(shard, SALVAGE.inlet, (row for _, row in self.rows("inlet")))
         self._put(shard, SALVAGE.history, ((rowid, *row[1:]) for rowid, row in self.rows("history")))
+        self._put(shard, SALVAGE.applied, (row for _, row in self.rows("applied")))
         self._save_outbox(shard)
         for name, root in self.app:
             self._save_app(shard, name, root)
