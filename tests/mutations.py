@@ -102,7 +102,7 @@ MUTATIONS = [
         "commit.py",
         "        if self._pid != os.getpid():",
         "        if False:",
-        "tests/multiprocess/test_fork.py",
+        "tests/store/test_commit.py",
     ),
     _store(
         "one kernel at a time", "router.py", "if presence.alone(ANOTHER_KERNEL_SECONDS):", "if True:", "tests/store/test_time.py"
@@ -120,7 +120,7 @@ MUTATIONS = [
         "if totals.config_version != host.settings[1]:",
         "if False:",
         "tests/unit/test_config.py",
-        "tests/store",
+        "tests/multiprocess",
     ),
     # Tokens, leases, attempts.
     _store(
@@ -223,8 +223,8 @@ MUTATIONS = [
         "settle.py",
         "        if db.total_changes() - before == len(leases) + n:",
         "        if True:",
-        "tests/unit",
-        "tests/property",
+        "tests/unit/test_leases.py",
+        "tests/unit/test_odd_orders.py",
     ),
     _store(
         "dedup ids",

@@ -48,8 +48,8 @@ def checksums(bench: Bench) -> Iterator[Figure]:
     )
     # The first of each does not count, as in the figure above. On a busy machine this is the one to believe.
     yield Figure(
-        "checksums",
-        "processor time of the same",
+        case="checksums",
+        what="processor time of the same",
         unit="times",
         values=[a / b for a, b in zip(spent["with"][1:], spent["without"][1:], strict=True)],
         against="without checksums",

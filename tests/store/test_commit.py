@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -586,3 +587,18 @@ def test_a_real_fsync_that_fails(tmp_path: Path) -> None:
         assert drain(q) == [("k", 1), ("k", 2), ("k", 3)]
         assert q.check() == []
     vfs.unregister()
+
+
+def test_a_commit_path_that_came_through_a_fork_unprepared_touches_nothing(disk: Opener) -> None:
+    """The queue's own guard stands before it; the background's calls do not pass there."""
+    q = disk()
+    q.send(b"", "k")
+    writer = writer_of(q)
+    db, writer._pid = writer._db, -1
+    try:
+        for call in (lambda: shard_of(q).run(lambda tx: None), lambda: shard_of(q).read(lambda db: None)):
+            with pytest.raises(strictq.ForkedProcess):
+                call()
+        assert writer._db is db
+    finally:
+        writer._pid = os.getpid()

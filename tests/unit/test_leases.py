@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import strictq
 from strictq import LeaseLost, Queue
+from strictq._store.commit import Writer
+from strictq.delivery import OPEN
 from strictq.testing import FakeClock
 from tests.support.queues import Opener, ack_all, fill, labels, seqs
 
@@ -445,3 +449,45 @@ def test_another_object_takes_an_expired_lane(disk: Opener, clock: FakeClock) ->
         old.ack()
     new.ack()
     assert one.stats().depth == 0
+
+
+def test_more_gives_nothing_once_the_deadline_is_over(q: Queue, clock: FakeClock) -> None:
+    """Even if nobody noticed yet: what it gave would be somebody else's at the next receive."""
+    fill(q, "k", 3)
+    (d,) = q.receive(1, lease_seconds=10.0)
+    clock.advance(10.0)
+    assert d.lease.more() == []
+    clock.advance(1.0)
+    assert seqs(q.receive(10)) == [1]
+
+
+def test_a_message_that_is_resolved_is_not_resolved_again_under_a_live_token(q: Queue) -> None:
+    fill(q, "k", 3)
+    first, second, third = q.receive(3)
+    first.ack()
+    second.ack()
+    first._state = OPEN  # as a second object for the same message would be
+    with pytest.raises(LeaseLost):
+        first.ack()
+    assert q.check() == []
+    assert q.stats().acks == 2
+    third.ack()
+    assert q.stats().depth == 0
+
+
+def test_a_commit_that_took_most_of_the_lease_is_made_up_for(
+    disk: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = disk()
+    fill(q, "k", 1)
+    end = Writer._end
+
+    def slow(self: Writer, tx: Any) -> None:
+        end(self, tx)
+        clock.advance(8.0)
+        monkeypatch.setattr(Writer, "_end", end)
+
+    monkeypatch.setattr(Writer, "_end", slow)
+    (d,) = q.receive(1, lease_seconds=10.0)
+    assert d.lease.expires_in > 9.0
+    d.ack()
