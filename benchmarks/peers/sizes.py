@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import attrs
@@ -14,6 +15,7 @@ class PeerSizes:
     Attributes:
         rounds: of each comparison; --rounds replaces it.
         seconds: about how long one peer is measured in one round; its number of messages follows from its speed.
+        batch_seconds_max: a peer that would take longer for one batch is not run, and a round that took longer is not repeated.
         fill_seconds: how long one peer may take to be given a backlog; what it has then is what it is measured with.
         messages: at most so many a round.
         batches, full_batches: batch sizes at "process" and at "full".
@@ -24,6 +26,7 @@ class PeerSizes:
     name: str
     rounds: int
     seconds: float
+    batch_seconds_max: float
     fill_seconds: float
     messages: int
     usual_keys: int = 1000
@@ -42,6 +45,7 @@ LONG: Final = PeerSizes(
     name="long",
     rounds=5,
     seconds=3.0,
+    batch_seconds_max=60.0,
     fill_seconds=600.0,
     messages=500_000,
     full_batches=(1, 10, 100, 1000, 10_000),
@@ -56,6 +60,7 @@ SHORT: Final = PeerSizes(
     name="short",
     rounds=2,
     seconds=0.2,
+    batch_seconds_max=6.0,
     fill_seconds=4.0,
     messages=50_000,
     full_batches=(1, 100),
@@ -70,6 +75,7 @@ TINY: Final = PeerSizes(
     name="tiny",
     rounds=1,
     seconds=0.01,
+    batch_seconds_max=math.inf,
     fill_seconds=1.0,
     messages=40,
     usual_keys=5,
