@@ -171,7 +171,8 @@ def put(page: Path, name: str, text: str) -> str:
     _, end, after = rest.partition(f"<!-- {name}: end -->")
     if not (begin and closed and end):
         raise RuntimeError(f"{page.name} has no place for {name}: <!-- {name}: written by … --> and <!-- {name}: end -->")
-    return f"{before}{begin}{how}{closed}{text}\n{end}{after}"
+    # Blank lines, without which some readers of Markdown see no table.
+    return f"{before}{begin}{how}{closed}\n{text}\n\n{end}{after}"
 
 
 def rounds(text: str) -> int:

@@ -101,7 +101,7 @@ def test_the_tables_are_those_of_the_record() -> None:
 def test_a_page_without_its_place_is_an_error(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- table: written by me -->\nold\n<!-- table: end -->\nrest\n", encoding="utf-8")
-    assert put(page, "table", "new") == "<!-- table: written by me -->\nnew\n<!-- table: end -->\nrest\n"
+    assert put(page, "table", "new") == "<!-- table: written by me -->\n\nnew\n\n<!-- table: end -->\nrest\n"
     for name in ("other", "tab"):
         with pytest.raises(RuntimeError, match=r"page\.md has no place"):
             put(page, name, "new")
