@@ -101,7 +101,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, f"{case(page)}:\n{done.stdout}{done.stderr}"
 

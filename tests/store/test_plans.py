@@ -12,7 +12,7 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
-from strictq._sql import CHECK, CLAIM, HISTORY, INSPECT, LANES, OPERATE, OUTBOX, SEND, SETTLE, SHARD, Block, repeat
+from strictq._sql import APPLIED, CHECK, CLAIM, HISTORY, INSPECT, LANES, OPERATE, OUTBOX, SEND, SETTLE, SHARD, Block, repeat
 from tests.support.internals import shard_file, shard_of, writer_of
 from tests.support.queues import Opener
 
@@ -91,6 +91,12 @@ PINNED: list[tuple[Block, str, list[str]]] = [
     (LANES, "some_lanes", ["SEARCH lane USING INTEGER PRIMARY KEY (rowid>?)"]),
     (SEND, "find_dedup", ["SEARCH dedup USING PRIMARY KEY (lane=? AND dedup_id=?)"]),
     (SEND, "old_dedups", ["SEARCH dedup USING COVERING INDEX dedup_until (until<?)"]),
+    (APPLIED, "find", ["SEARCH applied USING PRIMARY KEY (writer=? AND batch=?)"]),
+    (APPLIED, "newest", ["SEARCH applied USING PRIMARY KEY (writer=?)"]),
+    (APPLIED, "finish", ["SEARCH applied USING PRIMARY KEY (writer=? AND batch=?)"]),
+    (APPLIED, "forget_batches", ["SEARCH applied USING PRIMARY KEY (writer=? AND batch<?)"]),
+    (APPLIED, "outlived", ["SEARCH applied USING INDEX applied_until (until<?)"]),
+    (APPLIED, "open_batches", ["SCAN applied USING INDEX applied_open"]),
     (OUTBOX, "waiting", ["SEARCH outbox USING PRIMARY KEY (destination=?)"]),
     (OUTBOX, "delete", ["SEARCH outbox USING PRIMARY KEY (destination=? AND id<?)"]),
     (OUTBOX, "high_water", ["SEARCH inlet USING PRIMARY KEY (origin=?)"]),
