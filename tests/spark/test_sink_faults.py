@@ -235,7 +235,7 @@ def test_a_driver_that_is_killed(spark: SparkSession, faulty: Any, path: str, tm
     df = stream(spark, tmp_path / "source")
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, path, str(tmp_path), str(home), fault],
-        env={**os.environ, **environment(home)}, cwd=ROOT, capture_output=True, text=True, timeout=240,
+        env={**os.environ, **environment(home)}, cwd=ROOT, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert (tmp_path / "faults").exists(), done.stderr
     assert faulty.left(tmp_path / "faults") == [], done.stderr
@@ -272,11 +272,12 @@ spark.stop()
 """
 
 
+@pytest.mark.slow
 def test_speculation_and_killed_executors(spark: SparkSession, faulty: Any, path: str, tmp_path: Path, home: Path) -> None:
     """Two executors: a task that is slow is run twice at once, and an executor that is killed loses what it did."""
     done = subprocess.run(
         [sys.executable, "-c", CLUSTER, path, str(tmp_path), str(home), str(ROOT)],
-        env={**os.environ, **environment(home)}, cwd=ROOT, capture_output=True, text=True, timeout=240,
+        env={**os.environ, **environment(home)}, cwd=ROOT, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert faulty.left(tmp_path / "faults") == []
