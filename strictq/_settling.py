@@ -312,7 +312,9 @@ class Settling:
 
     @staticmethod
     def _batch(d: Delivery) -> engine.Batch:
-        return d.lease._batch([d.seq])
+        batch = d.lease._batch([d.seq])
+        batch.end = _end_of(d)
+        return batch
 
     def _now(self) -> int:
         return self._store.now()
@@ -331,11 +333,17 @@ def _add_ack(work: engine.Advance, d: Delivery, after: Delivery | None) -> None:
     lease, seq = d.lease, d.seq
     held = lease._held
     apart = [d.id] if len(d.body) > engine.INLINE_BYTES_MAX else []
-    batch = engine.Batch(held.lane, held.key, held.token, [seq], False, apart, None if after is None else after.seq)
+    batch = engine.Batch(held.lane, held.key, held.token, [seq], False, apart, None if after is None else after.seq, _end_of(d))
     if lease._open == 1:
         work.last.append((batch, lease._lo, lease._hi))
     else:
         work.heads.append(batch)
+
+
+def _end_of(d: Delivery) -> engine.End:
+    """What a record of its ack says."""
+    took = getattr(d, "_took", None)
+    return engine.ACKED if took is None else engine.End("acked", 1, *took)
 
 
 def _settled_before(d: Delivery) -> LeaseLost:

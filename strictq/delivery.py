@@ -137,7 +137,10 @@ class Delivery:
         lease: the hold on its lane, shared with the other deliveries of the lane.
     """
 
-    __slots__ = ("_next", "_row", "_state", "lease")
+    __slots__ = ("_next", "_row", "_state", "_took", "lease")
+
+    _took: tuple[float | None, float]
+    """Seconds that prepare (None: there was none) and process took, where a worker measured them; else not set."""
 
     def __init__(self, row: handed.Row, lease: Lease) -> None:
         self._row = row

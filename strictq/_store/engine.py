@@ -10,6 +10,7 @@ from .._keys import KEYLESS, hash_key
 from .advance import Advance
 from .claim import Claimed, Held, Request
 from .frame import Tx
+from .history import ACKED, End
 from .lanes import ASIDE, is_keyless
 from .outbox import put as put_in_outbox
 from .program import AppDatabase, Rows
@@ -60,8 +61,8 @@ def keyless_by_hash(dedup_id: str) -> bytes:
 
 
 __all__ = [
-    "INLINE_BYTES_MAX", "Advance", "AppDatabase", "Batch", "Claimed", "Held", "Item", "Request", "Rows", "Sent", "Tx",
-    "ack", "ack_lane", "done_before",
+    "ACKED", "INLINE_BYTES_MAX", "Advance", "AppDatabase", "Batch", "Claimed", "End", "Held", "Item", "Request", "Rows",
+    "Sent", "Tx", "ack", "ack_lane", "done_before",
     "extend", "head_of", "key_state", "keyless_by_hash", "keyless_lane", "lowest_unresolved", "more", "nack", "put_in_outbox",
     "reject", "release", "release_all", "send", "set_key_state", "shared_key", "smaller", "start",
 ]  # fmt: skip

@@ -46,8 +46,10 @@ class Handover:
         seconds = now - job._since
         with self._board.lock:
             known = self._board.prepared(job, result, error, weight, now)
-            if known and error is None and self._state.estimates.learning:
-                self._state.estimates.prepare.learn(self._board.size_of(job), seconds)
+            if known and error is None:
+                job._prepared_in = seconds
+                if self._state.estimates.learning:
+                    self._state.estimates.prepare.learn(self._board.size_of(job), seconds)
         if known and self._state.loud:
             self._state.tell("prepared", job, seconds=seconds, detail="" if error is None else reason_of(error))
         self._state.wake()
@@ -63,6 +65,8 @@ class Handover:
             else:
                 known = True
                 job._since = seconds
+                if state.queue.config.history != "off":
+                    job._delivery._took = (job._prepared_in, seconds)
                 if error is not None:
                     board.failed.append((job, error))
                 elif job._has_effects:

@@ -66,8 +66,8 @@ class Job:
     """
 
     __slots__ = (
-        "_cancelled", "_delivery", "_due", "_error", "_lane", "_margin", "_output", "_sends", "_since", "_size", "_stage",
-        "_state", "_statements", "_tx", "_weight", "deadline", "prepared",
+        "_cancelled", "_delivery", "_due", "_error", "_lane", "_margin", "_output", "_prepared_in", "_sends", "_since", "_size",
+        "_stage", "_state", "_statements", "_tx", "_weight", "deadline", "prepared",
     )  # fmt: skip
 
     def __init__(self, delivery: Delivery, lane: Lane) -> None:
@@ -86,6 +86,7 @@ class Job:
         self._due = 0.0
         self._margin = 0.0
         self._since = 0.0
+        self._prepared_in: float | None = None
         self.prepared: Any = None
         self.deadline: float | None = None
 
