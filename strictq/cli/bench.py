@@ -14,7 +14,7 @@ import typer
 
 from strictq.bench.measure import Figure, Plan, measure
 from strictq.cli._arguments import Durability, Quiet
-from strictq.cli._command import OK, USAGE, Failure, add, printable
+from strictq.cli._command import OK, USAGE, Failure, Stopping, add, printable
 from strictq.cli._render import emit, listing, output, waiting
 
 EXAMPLES: Final = """
@@ -56,17 +56,19 @@ def bench(
     )  # fmt: skip
     figures: list[Figure] = []
     done = 0
-    try:
-        place = Path(tempfile.mkdtemp(prefix=".strictq-bench-", dir=directory))
-    except OSError as e:
-        raise Failure(f"{directory}: {e.strerror}", USAGE) from None
-    try:
-        with waiting("measuring:", lambda: f"round {done + 1} of {rounds}", quiet=quiet):
-            for found in measure(place, plan):
-                figures = found
-                done += 1
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    # A signal between making the folder and being ready to remove it would leave it there.
+    with Stopping() as stopping:
+        try:
+            place = Path(tempfile.mkdtemp(prefix=".strictq-bench-", dir=directory))
+        except OSError as e:
+            raise Failure(f"{directory}: {e.strerror}", USAGE) from None
+        try:
+            with stopping.at_once(), waiting("measuring:", lambda: f"round {done + 1} of {rounds}", quiet=quiet):
+                for found in measure(place, plan):
+                    figures = found
+                    done += 1
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
     if as_json:
         emit({**attrs.asdict(plan), **machine(directory), "figures": [attrs.asdict(f) for f in figures]})
     else:
