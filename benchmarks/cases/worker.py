@@ -128,6 +128,33 @@ def throughput(bench: Bench) -> Iterator[Figure]:
                 "worker-rate", what, against, unit="times", goal=bench.goal("at least", goal) if per_key is None else None,
                 durability="process", batch=1000, keys=keys,
             )  # fmt: skip
+    yield from _one_at_a_time(bench, number, keys)
+
+
+def _one_at_a_time(bench: Bench, number: int, keys: int) -> Iterator[Figure]:
+    """What the buffer in front of the queue is worth: against a consumer that takes a transaction for each step."""
+    few = max(1, number // 20)
+    with bench.place("worker") as place, open_queue(place / "queue", "process") as q:
+        fill(q, keys, keys)
+        drain(q)
+
+        def ours() -> Sample:
+            fill(q, number, keys)
+            started = time.perf_counter()
+            Worker(q, _nothing).run(drain=True)
+            return Sample(time.perf_counter() - started, number)
+
+        def base() -> Sample:
+            fill(q, few, keys)
+            started = time.perf_counter()
+            while ds := q.receive(1):
+                ds[0].ack()
+            return Sample(time.perf_counter() - started, few)
+
+        pairs = interleave(min(bench.rounds, 3), ours, base)
+    yield pairs.figure(
+        "worker-rate", "async handlers", "receive and ack one at a time", unit="times", durability="process", batch=1, keys=keys
+    )
 
 
 def wake(bench: Bench) -> Iterator[Figure]:
