@@ -101,6 +101,8 @@ def main() -> None:
     """Entry point of the `strictq` command."""
     try:
         app(_asked_for(sys.argv[1:]))(prog_name="strictq")
+    except KeyboardInterrupt:
+        sys.exit(130)  # while modules were imported; commands end by themselves
     except ModuleNotFoundError as e:
         missing = (e.name or "").partition(".")[0]
         if missing not in EXTRA:

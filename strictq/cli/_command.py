@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -75,11 +76,11 @@ def add(app: typer.Typer, name: str, text: str, run: Callable[..., int], example
 def _ending(run: Callable[[], int]) -> int:
     before = {number: signal.signal(number, _terminate) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        if sys.stdout is not None:  # it is None where the caller closed it
+        if isinstance(sys.stdout, io.TextIOWrapper):
             # A terminal that cannot show a character gets a question mark, not a traceback.
-            sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+            sys.stdout.reconfigure(errors="replace")
         code = run()
-        if sys.stdout is not None:
+        if sys.stdout is not None:  # it is None where the caller closed it
             sys.stdout.flush()
         return code
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import math
 import sys
@@ -56,7 +57,9 @@ def messages() -> Terminal:
 
 def emit(values: Any) -> None:
     """One JSON value as a line on stdout."""
-    print(json.dumps(values, ensure_ascii=False, allow_nan=False), flush=True)
+    # Escaped where the output cannot show every character: a question mark would be another value.
+    plain = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"
+    print(json.dumps(values, ensure_ascii=plain, allow_nan=False), flush=True)
 
 
 def key_fields(key: Key | None) -> dict[str, Any]:

@@ -230,11 +230,13 @@ class Run:
 @contextmanager
 def _without_rounds() -> Iterator[None]:
     """Without the garbage collector's rounds: they would look at every message of a batch again and again."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 def _progress(lines: Lines, *, quiet: bool) -> AbstractContextManager[Any]:

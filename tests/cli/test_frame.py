@@ -167,6 +167,10 @@ def test_an_old_terminal_that_cannot_show_a_key(filled: Path, tmp_path: Path) ->
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, err) == (0, "")
     assert "?????" in out
+    # JSON loses nothing.
+    process = start(tmp_path, "top-keys", str(filled), "--json", env=env)
+    out, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert "顧客番号四十二" * 3 in {k["key"] for k in json_lines(out)}
 
 
 def test_purge_asks_on_a_terminal(filled: Path, tmp_path: Path) -> None:
