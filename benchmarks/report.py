@@ -101,11 +101,13 @@ def _goal(figure: Figure) -> str:
 
 
 def _value(figure: Figure, value: float) -> str:
-    suffix = {"of the floor": "", "times": " x", "ms": " ms", "MiB": " MiB"}
+    suffix = {"of the floor": "", "times": " x", "ms": " ms", "MiB": " MiB", "per second": "/s"}
     return _number(figure, value) + suffix[figure.unit]
 
 
 def _number(figure: Figure, value: float) -> str:
+    if figure.unit == "per second":
+        return f"{value:,.0f}"
     if figure.unit == "MiB":
         return f"{value:.0f}"
     return f"{value:.1f}" if figure.unit == "ms" and value >= 10 else f"{value:.2f}"

@@ -20,8 +20,8 @@ from .._store.bulk import INLINE_BYTES_MAX, Chunk
 from .._store.send import Item, Options
 from ._columns import OPTIONS, ORDER
 
-PART_ROWS: Final = 200_000
-PART_BYTES: Final = 48 * 1024 * 1024
+PART_ROWS: Final = 50_000
+PART_BYTES: Final = 16 * 1024 * 1024
 """Most rows, and bytes of bodies, of one transaction: how long others wait for the shard's write lock."""
 CHUNK_ROWS: Final = 16_384
 

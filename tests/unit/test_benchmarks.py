@@ -56,3 +56,17 @@ def test_an_unknown_case_is_refused() -> None:
     done = run("-m", "benchmarks", "--only", "no-such-case")
     assert done.returncode == 2
     assert "life-wide" in done.stderr
+
+
+def test_a_figure_of_any_unit_can_be_printed() -> None:
+    code = """
+from typing import get_args
+from benchmarks import report
+from benchmarks.measure import Figure, Goal, Unit
+
+figures = [Figure(case=unit, what="any", unit=unit, values=[1234.5, 2.0], goal=Goal("at least", 1.0)) for unit in get_args(Unit)]
+report.print_table(figures, "every unit")
+"""
+    done = run("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert "per second" in done.stdout
