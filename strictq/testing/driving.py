@@ -59,7 +59,7 @@ def drain(
         skip: False: leave what is delayed, or held by others, alone.
         seconds_max: most time that may be skipped.
         messages_max: most messages handled.
-        worker: further arguments of Worker.
+        worker: further arguments of Worker; executor="process" needs failures="retry".
     Returns:
         What it did.
     Raises:
@@ -132,6 +132,11 @@ class _Driving:
     ) -> None:
         if failures not in ("raise", "retry"):
             raise InvalidArgument(f"failures must be 'raise' or 'retry', not {failures!r}")
+        if failures == "raise" and options.get("executor") == "process":
+            raise InvalidArgument(
+                "what a handler raises in another process can't be raised here",
+                hint="use failures='retry', and look at .failures",
+            )
         self._queue: Queue = plain(queue)
         self._clock: FakeClock | None = clock_of(queue) if skip else None
         self._process, self._prepare = (_watched(self, h) if failures == "raise" else h for h in (process, prepare))

@@ -148,6 +148,8 @@ def test_drain_with_a_prepare_and_more_at_once(q: Queue) -> None:
 def test_misuse_is_refused(q: Queue) -> None:
     with pytest.raises(strictq.InvalidArgument, match="failures"):
         drain(q, lambda job: None, failures="ignore")  # type: ignore[arg-type]
+    with pytest.raises(strictq.InvalidArgument, match="failures='retry'"):
+        drain(q, len, executor="process")
     with pytest.raises(strictq.InvalidArgument, match="process must be callable"):
         drain(q, None)  # type: ignore[arg-type]
     with strictq.open(":memory:") as real:
@@ -224,7 +226,7 @@ def test_a_consumer_that_is_never_idle_is_ended(q: Queue) -> None:
     q.configure(max_attempts=None)
     q.send(b"", "a")
     with pytest.raises(AssertionError, match="retried for ever"):
-        run_until_idle(q, forgets_to_ack)
+        run_until_idle(q, forgets_to_ack, seconds_max=3600.0)
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
