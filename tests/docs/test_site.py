@@ -73,9 +73,7 @@ class Page(HTMLParser):
                 self.links.append(value)
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("site")
+def build(place: Path) -> Path:
     shutil.copytree(ROOT / "docs", place / "docs")
     shutil.copy(ROOT / "mkdocs.yml", place)
     (place / "strictq").symlink_to(ROOT / "strictq")
@@ -93,12 +91,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "site"
 
 
-@pytest.fixture(scope="module")
-def pages(site: Path) -> dict[str, str]:
-    return {str(p.relative_to(site)): p.read_text(encoding="utf-8") for p in site.rglob("*.html")}
-
-
-def test_every_page_is_there_and_in_the_navigation(pages: dict[str, str]) -> None:
+def every_page_is_there_and_in_the_navigation(pages: dict[str, str]) -> None:
     expected = {str(p.relative_to(ROOT / "docs").with_suffix(".html")) for p in (ROOT / "docs").rglob("*.md")}
     assert expected | {"howto/brand-new.html"} == set(pages) - {"404.html"}
     reachable = {link.partition("#")[0] for link in Page(pages["index.html"]).links}
@@ -106,13 +99,13 @@ def test_every_page_is_there_and_in_the_navigation(pages: dict[str, str]) -> Non
     assert "howto/brand-new.html" in reachable
 
 
-def test_links_out_of_the_documentation_are_text(pages: dict[str, str]) -> None:
+def links_out_of_the_documentation_are_text(pages: dict[str, str]) -> None:
     new = pages["howto/brand-new.html"]
     assert 'the README, code and <a href="worker.html">another page</a>' in new
     assert "<code>[not a link](../../README.md)</code>" in new
 
 
-def test_lists_and_tables_are_lists_and_tables(pages: dict[str, str]) -> None:
+def lists_and_tables_are_lists_and_tables(pages: dict[str, str]) -> None:
     assert "<li>one</li>" in pages["howto/brand-new.html"]
     assert "<li>quoted</li>" in pages["howto/brand-new.html"]
     for name, text in pages.items():
@@ -120,7 +113,7 @@ def test_lists_and_tables_are_lists_and_tables(pages: dict[str, str]) -> None:
             assert not re.search(r"^(?:[-*] |\d+\. |\||```)", paragraph, re.MULTILINE), f"{name}: {paragraph[:200]}"
 
 
-def test_every_public_name_is_in_the_reference(pages: dict[str, str]) -> None:
+def every_public_name_is_in_the_reference(pages: dict[str, str]) -> None:
     there = set().union(*(Page(text).ids for name, text in pages.items() if name.startswith("reference/docstrings/")))
     public = {f"strictq.{n}" for n in strictq.__all__ if n != "__version__"} | {
         f"strictq.testing.{n}" for n in strictq.testing.__all__
@@ -130,7 +123,7 @@ def test_every_public_name_is_in_the_reference(pages: dict[str, str]) -> None:
         assert member in there, f"{member}: inherited members belong to it, too"
 
 
-def test_docstrings_are_shown_in_their_sections(pages: dict[str, str]) -> None:
+def docstrings_are_shown_in_their_sections(pages: dict[str, str]) -> None:
     queue, worker, values = (pages[f"reference/docstrings/{name}.html"] for name in ("queue", "worker", "values"))
     for section in ("Parameters:", "Returns:", "Raises:"):
         assert f'<span class="doc-section-title">{section}</span>' in queue, section
@@ -140,14 +133,27 @@ def test_docstrings_are_shown_in_their_sections(pages: dict[str, str]) -> None:
     assert 'id="strictq.ShardStats.oldest_age_seconds"' in values
 
 
-def test_pages_load_nothing_from_elsewhere(pages: dict[str, str]) -> None:
+def pages_load_nothing_from_elsewhere(pages: dict[str, str]) -> None:
     for name, text in pages.items():
         outside = [url for url in Page(text).loaded if re.match(r"(https?:)?//", url)]
         assert outside == [], name
 
 
-def test_examples_and_diagrams_are_there(site: Path, pages: dict[str, str]) -> None:
+def examples_and_diagrams_are_there(site: Path, pages: dict[str, str]) -> None:
     for example in (ROOT / "docs" / "examples").glob("*.py"):
         assert (site / "examples" / example.name).read_bytes() == example.read_bytes()
     assert 'class="mermaid"' in pages["explanation/lifecycle.html"]
     assert not (site / "site_markdown.py").exists()
+
+
+def test_the_site(tmp_path: Path) -> None:
+    """One test, because building it takes most of the time, and tests that share something built are spread over processes."""
+    site = build(tmp_path)
+    pages = {str(p.relative_to(site)): p.read_text(encoding="utf-8") for p in site.rglob("*.html")}
+    every_page_is_there_and_in_the_navigation(pages)
+    links_out_of_the_documentation_are_text(pages)
+    lists_and_tables_are_lists_and_tables(pages)
+    every_public_name_is_in_the_reference(pages)
+    docstrings_are_shown_in_their_sections(pages)
+    pages_load_nothing_from_elsewhere(pages)
+    examples_and_diagrams_are_there(site, pages)
