@@ -22,10 +22,6 @@ def suite(pytester: pytest.Pytester) -> Path:
     assert set(files) == {"shop.py", "test_shop.py"}
     for name, text in files.items():
         (pytester.path / name).write_text(text, encoding="utf-8")
-    (pytester.path / "conftest.py").write_text(
-        "import pytest\n\n@pytest.fixture(params=['asyncio', 'trio'])\ndef anyio_backend(request):\n    return request.param\n",
-        encoding="utf-8",
-    )
     pytester.makeini("[pytest]\nfilterwarnings = error\n")
     return pytester.path
 
