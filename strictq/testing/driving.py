@@ -66,6 +66,10 @@ def drain(
         AssertionError: it does not come to an end within seconds_max and messages_max.
         The handler's own exception: see failures.
     """
+    from ..worker.worker import _in_event_loop
+
+    if _in_event_loop():
+        raise InvalidArgument("drain() would block the event loop of this thread", hint="use `await drain_async(...)`")
     driving = _Driving(queue, process, prepare, failures, skip, seconds_max, messages_max, worker)
     while driving.goes_on():
         driving.worker().run(drain=True)

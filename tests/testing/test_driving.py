@@ -168,6 +168,8 @@ def test_drain_inside_an_event_loop(backend: str, q: Queue) -> None:
 
     async def main() -> None:
         aq = testing.awaited(q)
+        with pytest.raises(strictq.InvalidArgument, match="drain_async"):
+            drain(aq, handle)
         await aq.send(b"1", "a", delay=HOUR)
         assert (await drain_async(aq, handle)).acked == 1
         await aq.send(b"bad", "b")
