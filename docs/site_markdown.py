@@ -1,10 +1,13 @@
 """A hook of the site's build: the pages are written for readers of the repository, and the site's Markdown is another.
 
-Links that lead out of docs/ become text. A list may follow a paragraph without an empty line between them.
+Links that lead out of docs/ become text. A list may follow a paragraph without an empty line between them. A public name that
+no page of the reference has yet is put on one.
 """
 
+import ast
 import posixpath
 import re
+from pathlib import Path
 from typing import Any
 
 CODE = re.compile(r"(^ *`{3,}[^`\n]*\n.*?^ *`{3,} *$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
@@ -13,8 +16,14 @@ QUOTE = re.compile(r"(?:> ?)*")
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+REFERENCE = "reference/docstrings"
+FOR_THE_REST = f"{REFERENCE}/values.md"
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     """Called by mkdocs for each page."""
+    if page.file.src_uri == FOR_THE_REST:
+        markdown += "".join(f"\n::: strictq.{name}\n" for name in _unplaced(Path(config["docs_dir"])))
     folder = posixpath.dirname(page.file.src_uri)
 
     def unlinked(match: re.Match[str]) -> str:
@@ -25,6 +34,19 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     # re.split gives text and code in turn.
     parts = CODE.split(markdown)
     return _lists_apart("".join(LINK.sub(unlinked, part) if i % 2 == 0 else part for i, part in enumerate(parts)))
+
+
+def _unplaced(docs: Path) -> list[str]:
+    """Public names that no page of the reference shows."""
+    module = ast.parse((docs.parent / "strictq" / "__init__.py").read_text(encoding="utf-8"))
+    public: list[str] = next(
+        ast.literal_eval(node.value)
+        for node in module.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    pages = "".join(page.read_text(encoding="utf-8") for page in sorted((docs / REFERENCE).glob("*.md")))
+    shown = set(re.findall(r"^::: strictq\.(\w+)$", pages, re.MULTILINE))
+    return [name for name in public if name not in shown and name != "__version__"]
 
 
 def _quote(line: str) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """The documentation site builds without a warning and without the network, and shows all there is.
 
-It is built from a copy with one page more than there are, as the next one to write a page will have it.
+It is built from a copy with a page, and a public name, that nobody has put anywhere: what is written next breaks nothing.
 """
 
 from __future__ import annotations
@@ -78,6 +78,10 @@ def build(place: Path) -> Path:
     shutil.copy(ROOT / "mkdocs.yml", place)
     (place / "strictq").symlink_to(ROOT / "strictq")
     (place / "docs" / "howto" / "brand-new.md").write_text(NEW_PAGE, encoding="utf-8")
+    queue = place / "docs" / "reference" / "docstrings" / "queue.md"
+    text = queue.read_text(encoding="utf-8")
+    assert "::: strictq.Lease\n" in text
+    queue.write_text(text.replace("::: strictq.Lease\n", ""), encoding="utf-8")  # as a name that nobody has put on a page
     done = subprocess.run(
         [sys.executable, "-c", BUILD, str(place / "site")],
         cwd=place,
@@ -118,7 +122,7 @@ def every_public_name_is_in_the_reference(pages: dict[str, str]) -> None:
     public = {f"strictq.{n}" for n in strictq.__all__ if n != "__version__"} | {
         f"strictq.testing.{n}" for n in strictq.testing.__all__
     }
-    assert public - there == set(), "add a line `::: name` for each to a page in docs/reference/docstrings"
+    assert public - there == set()
     for member in ("strictq.Queue.send", "strictq.Queue.receive", "strictq.Queue.ack_many", "strictq.Queue.explain"):
         assert member in there, f"{member}: inherited members belong to it, too"
 
