@@ -168,7 +168,8 @@ class Operating:
             after: only records with a larger n.
             key: only this key's, of its shard; looks at every record from `after` on.
         Returns:
-            0..limit records, n ascending.
+            0..limit records, n ascending; an empty list where there are no more. Of large bodies there are about 32 MiB in one
+            list, so it may be shorter than limit although there are more.
         Raises:
             InvalidArgument: no such shard, or limit is not 1..100,000.
         Source: docs/howto/history.md
@@ -188,6 +189,20 @@ class Operating:
             )
             for n, k, seq, i, sent_at, first_at, done_at, attempts, prepare, process, size, size_hint, outcome, body in rows
         ]  # fmt: skip
+
+    def _history_issued(self, shard: int) -> int:
+        """For an export: the number of the last record ever made. It and all before it survive a power cut when this returns."""
+        store = self._store
+        store.require_open(writing=False)
+        issued = store.shards[shard].look(looking.records_issued)
+        store.shards[shard].sync()
+        return issued
+
+    def _forget_history(self, shard: int, upto: int) -> int:
+        """For an export: remove a shard's records up to a number, in steps. Returns how many there were."""
+        store = self._store
+        store.require_open()
+        return admin.forget_history(store.shards[shard], upto)
 
     # ---- operating
 

@@ -18,6 +18,10 @@ WHERE m.lane = ?7 AND m.seq BETWEEN ?8 AND ?9 ORDER BY m.seq;
 -- history.trim: the oldest and the newest record. Two seeks.
 SELECT (SELECT min(n) FROM history), (SELECT max(n) FROM history);
 
+-- name: issued
+-- history.issued: the last number ever given to a record, whether or not it is still there.
+SELECT seq FROM sqlite_sequence WHERE name = 'history';
+
 -- name: done_at
 SELECT done_at FROM history WHERE n = ?;
 

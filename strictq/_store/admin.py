@@ -91,11 +91,16 @@ def purge_history(store: Store, key: bytes | None) -> int:
     """Remove records of finished messages, up to those that are there now."""
     total = 0
     for shard in store.healthy() if key is None else [store.shard_of(key)]:
-        upto = shard.read(history.newest)
-        at = 0
-        while at < upto:
-            gone, at = shard.drain(lambda tx, a=at, u=upto: history.purge_step(tx, a, u, key))  # type: ignore[misc]
-            total += gone
+        total += forget_history(shard, shard.read(history.newest), key)
+    return total
+
+
+def forget_history(shard: Shard, upto: int, key: bytes | None = None) -> int:
+    """Remove a shard's records up to a number, in steps."""
+    total = at = 0
+    while at < upto:
+        gone, at = shard.drain(lambda tx, a=at: history.purge_step(tx, a, upto, key))  # type: ignore[misc]
+        total += gone
     return total
 
 
@@ -137,6 +142,7 @@ __all__ = [
     "check_catalog",
     "check_inlets",
     "dead_letters",
+    "forget_history",
     "hold",
     "purge",
     "purge_history",

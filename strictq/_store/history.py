@@ -17,6 +17,8 @@ from .frame import SECOND, Tx
 TRIM_STEP_MIN: Final = 64
 """Records that may be removed with each addition, at least; more where more were added."""
 PURGE_STEP: Final = 2_000
+PAGE_BYTES: Final = 32 * 1024 * 1024
+"""Of bodies in one page, about; a page has one record at least."""
 LOOK_STEP: Final = 20_000
 """Records that one transaction of a key's purge looks at."""
 
@@ -74,14 +76,29 @@ def _trim(tx: Tx, added: int) -> None:
 
 
 def page(db: apsw.Connection, after: int, key: bytes | None, limit: int) -> list[tuple[Any, ...]]:
-    """Records in the order in which they were written."""
-    if key is None:
-        return db.execute(HISTORY.page, (after, limit)).fetchall()
-    return db.execute(HISTORY.page_of, (after, key, limit)).fetchall()
+    """Records in the order in which they were written; fewer than there are where their bodies are too much for one page."""
+    rows: list[tuple[Any, ...]] = []
+    room = PAGE_BYTES
+    cursor = db.execute(HISTORY.page, (after, limit)) if key is None else db.execute(HISTORY.page_of, (after, key, limit))
+    try:
+        for row in cursor:
+            rows.append(row)
+            room -= len(row[-1] or b"")
+            if room <= 0:
+                break
+    finally:
+        cursor.close()
+    return rows
 
 
 def newest(db: apsw.Connection) -> int:
     last: int | None = db.execute(HISTORY.bounds).get[1]
+    return last or 0
+
+
+def issued(db: apsw.Connection) -> int:
+    """The last number ever given to a record."""
+    last: int | None = db.execute(HISTORY.issued).get
     return last or 0
 
 
