@@ -17,6 +17,7 @@ from ._clock import Clock, SystemClock
 from ._config import QueueConfig
 from ._errors import (
     ConfigError,
+    ExportError,
     ForkedProcess,
     ForwardPending,
     InvalidArgument,
@@ -75,6 +76,7 @@ __all__ = [
     "DurationEstimate",
     "Event",
     "Explanation",
+    "ExportError",
     "ForkedProcess",
     "ForwardPending",
     "HistoryRecord",

@@ -14,6 +14,7 @@ StrictqError                     .transient  .hint
 ├── PartialFailure                   a call over several items or shards: .results says which took effect
 ├── ForwardPending                   committed; a send to another shard has yet to arrive there
 ├── MissingExtra (ImportError)       something optional is not installed
+├── ExportError                      an export's directory is not as it must be; no file was changed
 ├── ForkedProcess                    the queue came through a fork that it could not prepare for
 └── StoreError                       .shard  .cause
     ├── StoreBusy                    the write lock was not had in time; nothing changed
@@ -161,6 +162,18 @@ class MissingExtra(StrictqError, ImportError):
         super().__init__(f"this needs {package}", hint=f'pip install "strictq[{extra}]"')
         self.package = package
         self.extra = extra
+
+
+class ExportError(StrictqError):
+    """An export can't go on in its directory. Files that are there stay as they are, and nothing is removed from the queue.
+
+    Attributes:
+        path: the directory, or the file in it that is in the way.
+    """
+
+    def __init__(self, message: str, path: str, *, hint: str | None = None, transient: bool = False) -> None:
+        super().__init__(message, hint=hint, transient=transient)
+        self.path = path
 
 
 class StoreError(StrictqError):

@@ -14,6 +14,20 @@ OLDEST: Final = (4, 2)
 """Before it a stream source is never told how much it may read."""
 
 
+def need(name: str, extra: str = EXTRA) -> None:
+    """Raise where a package is not installed.
+
+    Raises:
+        MissingExtra: it is not.
+    """
+    try:
+        import_module(name)
+    except ModuleNotFoundError as e:
+        if e.name != name:
+            raise
+        raise MissingExtra(name, extra) from e
+
+
 def require() -> None:
     """Raise where strictq.spark can't work in this environment.
 
@@ -22,12 +36,7 @@ def require() -> None:
         ConfigError: pyspark is older than 4.2.
     """
     for name in MODULES:
-        try:
-            import_module(name)
-        except ModuleNotFoundError as e:
-            if e.name != name:
-                raise
-            raise MissingExtra(name, EXTRA) from e
+        need(name)
     found = version("pyspark")
     if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
         raise ConfigError(f"pyspark {found} is too old", hint='install 4.2 or newer: pip install "strictq[spark]"')
