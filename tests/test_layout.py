@@ -32,10 +32,12 @@ ONLY_IN = {
     "typer": {"cli"},
     "matplotlib": {"demo"},
     "pyspark": {"spark"},
+    "py4j": {"spark"},
     "pyarrow": {"spark"},
     "pandas": {"spark"},
     "pytest": set(),  # the plugin lies beside the package: what pytest loads everywhere must not import it
     "numpy": {"spark"},
+    "matplotlib": {"spark"},
     "trio": {"aio"},  # late, where trio runs already: see test_import_is_light
 }
 NEVER = {"pickle", "cPickle", "marshal", "shelve", "dill", "sqlite3"}

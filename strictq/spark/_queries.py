@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from .. import _validate as validate
@@ -55,10 +55,13 @@ def percentile_name(p: float) -> str:
 def gapless(counts: DataFrame, width: int) -> DataFrame:
     """A row, with zeros, for each window between others that has none. Reads the data once: the next window is looked up."""
     values = [name for name in counts.columns if name != "window"]
-    following = F.lead("window").over(Window.orderBy("window"))
-    upto = F.coalesce(following - width, F.col("window"))
-    grid = F.explode(F.sequence("window", "upto", F.lit(width).cast("long"))).alias("at")
-    filled = counts.select("window", *values, upto.alias("upto")).select("window", *values, grid)
+    # One array of all windows, which are few: a window function over all rows would make Spark warn of them.
+    ordered = counts.agg(F.array_sort(F.collect_list(F.struct("window", *values))).alias("this"))
+    following = F.slice(F.transform("this", lambda row: row["window"]), 2, F.greatest(F.size("this"), F.lit(1)))
+    paired = ordered.select("this", following.alias("following")).select(F.inline(F.arrays_zip("this", "following")))
+    upto = F.coalesce(F.col("following") - width, F.col("this.window"))
+    grid = F.explode(F.sequence("this.window", upto, F.lit(width).cast("long"))).alias("at")
+    filled = paired.select("this.*", grid)
     there = F.col("at") == F.col("window")
     return filled.select(
         F.timestamp_micros("at").alias("window_start"), *(F.when(there, F.col(v)).otherwise(0).alias(v) for v in values)

@@ -24,7 +24,7 @@ from ._extra import require
 
 require()
 
-from pyspark.sql import DataFrame, SparkSession, Window  # noqa: E402 - after what says that it is missing
+from pyspark.sql import DataFrame, SparkSession  # noqa: E402 - after what says that it is missing
 from pyspark.sql import functions as F  # noqa: E402
 from pyspark.sql.pandas.types import from_arrow_schema  # noqa: E402
 
@@ -190,16 +190,18 @@ def hot_keys(
     one_of("by", by, ranks)
     validate.whole("n", n, 1, ROWS_MAX)
     require_columns(df, *KEY, "process_seconds", "attempts", "size")
-    keys = df.where("key IS NOT NULL").groupBy(*KEY).agg(
-        F.count(F.lit(1)).alias("messages"),
-        F.coalesce(F.sum("process_seconds"), F.lit(0.0)).alias("process_seconds"),
-        F.sum(retries()).alias("retries"),
-        F.sum("size").alias("bytes"),
-    )  # fmt: skip
-    total = F.sum(by).over(Window.partitionBy())
-    share = F.when(total > 0, F.col(by) / total).otherwise(0.0)
-    ranked = keys.select("key", "key_type", *ranks, share.alias("share"))
-    return ranked.orderBy(F.desc(by), *KEY).limit(n)
+    sums = {
+        "messages": F.count(F.lit(1)),
+        "process_seconds": F.coalesce(F.sum("process_seconds"), F.lit(0.0)),
+        "retries": F.sum(retries()),
+        "bytes": F.sum("size"),
+    }
+    with_key = df.where("key IS NOT NULL")
+    top = with_key.groupBy(*KEY).agg(*(what.alias(name) for name, what in sums.items())).orderBy(F.desc(by), *KEY).limit(n)
+    total = with_key.agg(sums[by].alias("total"))
+    share = F.when(F.col("total") > 0, F.col(by) / F.col("total")).otherwise(0.0)
+    shared = top.crossJoin(F.broadcast(total)).select("key", "key_type", *ranks, share.alias("share"))
+    return shared.orderBy(F.desc(by), *KEY)
 
 
 def slow_keys(

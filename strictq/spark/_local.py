@@ -1,0 +1,52 @@
+"""A Spark of this machine, for a command that needs one for a moment. Imported late, with pyspark."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from .._errors import ConfigError, StrictqError
+from .settings import session_options
+
+
+@contextmanager
+def local_session(name: str) -> Iterator[SparkSession]:
+    """The session that this process has, or one on all cores that ends with the block. It listens on 127.0.0.1 only.
+
+    Raises:
+        ConfigError: there is no Java.
+        StrictqError: Spark failed inside the block.
+    """
+    there = SparkSession.getActiveSession()
+    spark = there or _begin(name)
+    try:
+        yield spark
+    except (PySparkException, Py4JJavaError) as e:
+        # Spark's own errors, and those of Java that it does not know to translate.
+        text = e.java_exception.getMessage() if isinstance(e, Py4JJavaError) else str(e)
+        raise StrictqError(f"Spark failed: {text.strip().splitlines()[0]}") from e
+    finally:
+        if there is None:
+            spark.stop()
+
+
+def _begin(name: str) -> SparkSession:
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        raise ConfigError("Spark needs Java, and there is none", hint="install Java 17 or newer, or set JAVA_HOME")
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "OFF",
+        "spark.sql.shuffle.partitions": "8",
+        **session_options(),
+    }
+    return SparkSession.builder.appName(name).master("local[*]").config(map=settings).getOrCreate()
