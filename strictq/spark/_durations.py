@@ -64,11 +64,11 @@ def duration_models(df: DataFrame, *, clip: float | None = OUTLIER) -> DataFrame
     limit = math.inf if clip is None else positive("clip", clip)
     points = _points(df)
     lines = _fit(points)
-    for _ in range(0 if clip is None else CLIP_ROUNDS):
+    for _ in range(CLIP_ROUNDS if lines and clip is not None else 0):
         seconds = _clipped(lines, {stage: limit * off for stage, off in _distances(points, lines).items()})
         points = points.select("stage", "size", seconds.alias("seconds"))
         lines = _fit(points)
-    distances = _distances(points, lines)
+    distances = _distances(points, lines) if lines else {}
     rows = [
         {
             "stage": stage,
