@@ -30,14 +30,13 @@ ONLY_IN = {
     "apsw": {"_store", "opening", "bench"},  # opening: the check of the linked SQLite's version; bench: SQLite without the queue
     "rich": {"cli"},
     "typer": {"cli"},
-    "matplotlib": {"demo"},
+    "matplotlib": {"demo", "spark"},
     "pyspark": {"spark"},
     "py4j": {"spark"},
     "pyarrow": {"spark"},
     "pandas": {"spark"},
     "pytest": set(),  # the plugin lies beside the package: what pytest loads everywhere must not import it
     "numpy": {"spark"},
-    "matplotlib": {"spark"},
     "trio": {"aio"},  # late, where trio runs already: see test_import_is_light
 }
 NEVER = {"pickle", "cPickle", "marshal", "shelve", "dill", "sqlite3"}

@@ -14,6 +14,7 @@ from types import FrameType, TracebackType
 from typing import IO, Any, Final, NoReturn, ParamSpec, Self
 
 import typer
+import typer.core
 
 from strictq._errors import (
     ConfigError,
@@ -66,11 +67,18 @@ def command(run: Callable[P, int]) -> Callable[P, None]:
     return wrapper
 
 
-def add(app: typer.Typer, name: str, text: str, run: Callable[..., int], examples: str = "") -> None:
+def add(
+    app: typer.Typer,
+    name: str,
+    text: str,
+    run: Callable[..., int],
+    examples: str = "",
+    cls: type[typer.core.TyperCommand] | None = None,
+) -> None:
     """Make a function the command `name`; `text` is its line in the list of commands."""
     # \b: the help keeps the lines as they are.
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in cleandoc(examples).splitlines()) if examples else None
-    app.command(name, short_help=text, epilog=epilog)(command(run))
+    app.command(name, cls=cls, short_help=text, epilog=epilog)(command(run))
 
 
 def _ending(run: Callable[[], int]) -> int:

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-import strictq
-from strictq.cli._command import OK, USAGE, Failure, Terminal, command, many
-
-TEXT: Final = "Roll records of finished messages out to Parquet, and draw them."
-
-
-def register(app: typer.Typer, name: str = "history", text: str = TEXT) -> None:
-    """Add the commands of this module, as a group of their own."""
-    group = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
-    group.command(short_help="Write new records to Parquet files.")(command(export))
-    group.command(short_help="Draw ages, throughput, outcomes and durations.")(command(plot))
-    app.add_typer(group, name=name, short_help=text)
+from strictq.cli._arguments import Json, QueuePath, Quiet, looking, operating
+from strictq.cli._command import OK, USAGE, Failure, many
+from strictq.cli._render import Terminal, emit, messages
 
 
 def export(
-    queue: Annotated[Path, typer.Argument(metavar="QUEUE", help="The queue's directory.")],
+    queue: QueuePath,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A directory for its files and nothing else; made if missing.")],
     bodies: Annotated[bool, typer.Option("--bodies/--no-bodies", help="With the bodies, where the queue kept them.")] = True,
     forget: Annotated[bool, typer.Option("--forget", help="Remove from the queue what is safely in a file.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as one JSON object.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> int:
     """Write the records of finished messages that OUT does not have yet to Parquet files, a file per shard and range.
 
@@ -44,13 +34,13 @@ def export(
     """
     from strictq.spark import export_history
 
-    terminal = Terminal(stderr=True, highlight=False)
+    terminal = messages()
 
     def complain(text: str) -> None:
         terminal.print(f"strictq: {text}", soft_wrap=True)
 
     started = time.monotonic()
-    with strictq.open(queue, create=False, read_only=not forget) as q:
+    with operating(queue) if forget else looking(queue) as q:
         kept = q.config.history
         with _progress(terminal, quiet=quiet) as tell:
             done = export_history(q, out, bodies=bodies, forget=forget, on_progress=tell)
@@ -58,9 +48,9 @@ def export(
     if as_json:
         values: dict[str, Any] = {
             "records": done.records, "files": [str(file) for file in done.files], "missing": done.missing,
-            "forgotten": done.forgotten, "upto": done.upto, "seconds": seconds,
+            "forgotten": done.forgotten, "upto": {str(shard): n for shard, n in done.upto.items()}, "seconds": seconds,
         }  # fmt: skip
-        print(json.dumps(values))
+        emit(values)
     elif not quiet:
         forgotten = f", {many(done.forgotten, 'record')} forgotten" if forget else ""
         made = f"{many(done.records, 'record')} in {many(len(done.files), 'new file')}"
@@ -88,7 +78,7 @@ def plot(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory of an export.")],
     png: Annotated[Path, typer.Option("--png", metavar="DIR", help="Where the pictures go; made if missing.")],
     window: Annotated[float, typer.Option(metavar="SECONDS", help="Length of the windows.")] = 3600.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the files' names as one JSON object.")] = False,
+    as_json: Json = False,
 ) -> int:
     """Draw what an export holds with a local Spark: ages, throughput, outcomes, and durations where a worker measured them.
 
@@ -111,7 +101,7 @@ def plot(
     with local_session("strictq history plot") as spark:
         saved = plots.save_plots(spark, out, png, window)
     if as_json:
-        print(json.dumps({"files": [str(file) for file in saved]}))
+        emit({"files": [str(file) for file in saved]})
     else:
         for file in saved:
             print(file)

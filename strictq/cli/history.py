@@ -1,13 +1,15 @@
-"""`strictq history`."""
+"""`strictq history`, and the commands under it: `strictq history export` and `strictq history plot`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final
 
 import attrs
 import typer
+import typer.core
+import typer.main
 
 import strictq
 from strictq import HistoryRecord
@@ -15,17 +17,38 @@ from strictq._keys import Key
 from strictq.cli._arguments import Json, KeyType, KeyTypeOption, OptionalKeyText, QueuePath, key_of, looking
 from strictq.cli._command import OK, USAGE, Failure, add
 from strictq.cli._render import body_fields, emit, key_fields, listing, output, short, shown_key, span
+from strictq.cli.exporting import export, plot
 
 EXAMPLES: Final = """
 strictq history orders.strictq order-7
 strictq history orders.strictq --shard 0 --after 1200 --json
+strictq history export orders.strictq orders-history
+strictq history plot orders-history --png pictures
 """
+UNDER: Final[dict[str, tuple[Callable[..., int], str, str]]] = {
+    "export": (export, "Write new records to Parquet files.", "strictq history export orders.strictq orders-history --forget"),
+    "plot": (plot, "Draw what an export holds.", "strictq history plot orders-history --png pictures --window 600"),
+}
+"""First words that are no queue but a command of their own."""
 PAGE: Final = 1000
 
 
 def register(app: typer.Typer, name: str, text: str) -> None:
     """Add the command of this module."""
-    add(app, name, text, history, EXAMPLES)
+    add(app, name, text, history, EXAMPLES, cls=HistoryCommand)
+
+
+class HistoryCommand(typer.core.TyperCommand):
+    """The list of records, unless the first word names one of the commands under it. A queue of that name is `./export`."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        if args and args[0] in UNDER:
+            run, text, examples = UNDER[args[0]]
+            alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+            add(alone, args[0], text, run, examples)
+            under = typer.main.get_command(alone)
+            return under.make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
+        return super().make_context(info_name, args, parent=parent, **extra)
 
 
 def history(

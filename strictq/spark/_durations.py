@@ -11,9 +11,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from .. import _validate as validate
+from .._durations import OUTLIER, SECONDS_MAX, SIZE_MAX, Model
 from .._errors import InvalidArgument
+from .._types import DurationEstimate
 from ..queue import Queue
-from ..worker.estimates import OUTLIER, SECONDS_MAX, SIZE_MAX, Model
 from ._queries import ROWS_MAX, positive, require_columns
 
 STAGES: Final = ("prepare", "process")
@@ -100,7 +101,7 @@ def duration_samples(df: DataFrame, n: int = 2_000, *, seed: int = 0) -> DataFra
     return chosen[0].unionByName(chosen[1])
 
 
-def store_estimates(queue: Queue, models: DataFrame) -> dict[str, Model]:
+def store_estimates(queue: Queue, models: DataFrame) -> dict[str, DurationEstimate]:
     """Make `duration_models` the queue's estimates: workers that begin from now on start with them, and learn on.
 
     A worker that is running does not read them, and stores its own again before it ends: stop it first. Stages that `models`
@@ -109,7 +110,7 @@ def store_estimates(queue: Queue, models: DataFrame) -> dict[str, Model]:
     Args:
         models: the result of `duration_models`, or any DataFrame with its columns; collected here.
     Returns:
-        What was stored, by stage.
+        What was stored, by stage, as `q.stats()` shows it.
     Raises:
         InvalidArgument: a column is missing, a stage is unknown or there twice, or a value is no finite number; nothing changed.
         ReadOnlyQueue: nothing changed.
@@ -124,7 +125,7 @@ def store_estimates(queue: Queue, models: DataFrame) -> dict[str, Model]:
             raise InvalidArgument(f"the model of {stage} has a value that is no finite number")
         stored[stage] = Model(validate.whole("samples", samples, 1, 2**62), *map(float, numbers))
     queue._set_estimates({stage: model.to_json() for stage, model in stored.items()})
-    return stored
+    return {stage: model.snapshot() for stage, model in stored.items()}
 
 
 def _points(df: DataFrame) -> DataFrame:

@@ -121,7 +121,6 @@ def test_readme_uses_only_commands_that_exist() -> None:
     from strictq.cli import app
 
     known = {info.name or info.callback.__name__ for info in app().registered_commands if info.callback}
-    known |= {str(group.name) for group in app().registered_groups}
     # What the first block installs is next to the interpreter.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     for block in blocks(README):

@@ -18,9 +18,10 @@ import pytest
 
 import strictq
 from strictq import HistoryRecord, InvalidArgument, QueueConfig, Worker
+from strictq._durations import Model
 from strictq.spark import analytics, export_history
 from strictq.spark._records import key_columns
-from strictq.worker.estimates import Estimates, Model
+from strictq.worker.estimates import Estimates
 from tests.support.records import generate, microseconds, with_durations, write
 
 if TYPE_CHECKING:
@@ -329,21 +330,19 @@ def test_a_worker_starts_with_what_the_history_taught(spark: SparkSession, queue
         stored = analytics.store_estimates(q, spark.createDataFrame(models))
     with strictq.open(queue_path) as q:
         worker = Worker(q, lambda job: None, lambda job: None)
-        stats = worker.stats()
-        assert {"prepare": stats.prepare, "process": stats.process} == stored
+        for known in (q.stats(), worker.stats()):
+            assert {"prepare": known.prepare, "process": known.process} == stored
         for row in models:
-            model: Model = getattr(stats, row.stage)
-            assert model.samples == row.samples
-            assert model.slope == pytest.approx(row.slope)
+            assert (stored[row.stage].samples, stored[row.stage].slope) == (row.samples, pytest.approx(row.slope))
         estimates = Estimates()
         estimates.load(q._estimates())
         assert estimates.of_process(None, 1_000.0) == pytest.approx(0.2 + 3.0, abs=0.1)
         assert estimates.of_prepare(None, 1_000.0) == pytest.approx(0.05 + 1.0, abs=0.05)
-        # What a running worker does with them: it learns on from there.
+        # What a worker at work does with them: it learns on from there.
         q.send(b"x" * 100, "k")
         worker.run(drain=True)
         assert worker.stats().process.samples == stored["process"].samples + 1
-        assert worker._board.estimates.process.samples == stored["process"].samples + 1
+        assert q.stats().process.samples == stored["process"].samples + 1
 
 
 def test_estimates_of_one_stage_leave_the_other(spark: SparkSession, tmp_path: Path) -> None:
