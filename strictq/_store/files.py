@@ -12,7 +12,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final
 
-from .._errors import InvalidArgument, QueueNotFound, StoreError, StoreFull
+from .._errors import InvalidArgument, QueueNotFound, StoreBusy, StoreError, StoreFull
 
 try:
     import fcntl
@@ -27,6 +27,7 @@ MARKS: Final = "marks"
 RESERVE_BYTES: Final = 2 * 1024 * 1024
 """Kept so that consumers can still ack when the disk is full; deleted then, and sends are refused until it is back."""
 RESERVE_ROOM: Final = 3
+JOIN_SECONDS: Final = 10.0
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 
@@ -239,8 +240,14 @@ class Presence:
         self._look = look
 
     def join(self) -> None:
-        """Hold it, shared with the others."""
-        self._lock(shared=True, seconds=10.0)
+        """Hold it, shared with the others.
+
+        Raises:
+            StoreBusy: somebody holds it alone: the queue is being salvaged, say.
+        """
+        if not self._lock(shared=True, seconds=JOIN_SECONDS):
+            self.leave()
+            raise StoreBusy("somebody holds the queue alone", shard=-1, hint="try again when its salvage is over")
 
     def alone(self, seconds: float) -> bool:
         """Hold it with nobody else, if that can be had in time."""

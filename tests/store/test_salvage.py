@@ -18,6 +18,7 @@ import strictq
 from strictq import InvalidArgument, Message, QueueConfig, QueueNotFound, Salvaged, StoreBusy, StoreCorrupt
 from strictq._keys import encode_key
 from strictq._sql import SALVAGE
+from strictq._store import files
 from strictq.testing import FakeClock
 from tests.support.internals import PAGE_BYTES, connection_of, shard_file
 from tests.support.powercut import quiet
@@ -219,6 +220,18 @@ def test_only_a_closed_queue_is_salvaged_and_nothing_is_overwritten(place: Path)
     with pytest.raises(QueueNotFound):
         strictq.salvage(place / "nowhere", place / "new", clock=made.clock)
     assert sorted(p.name for p in place.iterdir()) == ["out", "queue"]
+
+
+def test_nobody_opens_a_queue_that_is_held_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make(place, checkpointed=True)
+    monkeypatch.setattr(files, "JOIN_SECONDS", 0.05)
+    presence = files.Presence(made.path, look=True)
+    assert presence.alone(1.0)
+    with quiet(made.clock), pytest.raises(StoreBusy):
+        strictq.open(made.path, clock=made.clock)
+    presence.leave()
+    with quiet(made.clock), strictq.open(made.path, clock=made.clock) as q:
+        assert q.check() == []
 
 
 def test_every_row_has_a_place_for_each_column() -> None:
