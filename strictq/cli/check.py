@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Annotated, Final
 
 import attrs
@@ -11,12 +12,13 @@ import typer
 
 import strictq
 from strictq.cli._arguments import Json, QueuePath, Quiet, looking, operating
-from strictq.cli._command import OK, WRONG, add, many, printable
-from strictq.cli._render import emit, listing, output, span, waiting
+from strictq.cli._command import OK, USAGE, WRONG, Failure, add, many, printable
+from strictq.cli._render import emit, key_fields, listing, output, shown_key, span, waiting
 
 EXAMPLES: Final = """
 strictq check orders.strictq
 strictq check orders.strictq --fix
+strictq check orders.strictq --salvage saved.strictq
 strictq check orders.strictq --json | jq '.problems[] | select(.fixed | not)'
 """
 
@@ -29,13 +31,23 @@ def register(app: typer.Typer, name: str, text: str) -> None:
 def check(
     queue: QueuePath,
     fix: Annotated[bool, typer.Option("--fix", help="Put right what can be put right without losing anything.")] = False,
+    salvage: Annotated[
+        Path | None,
+        typer.Option("--salvage", metavar="OUT", help="Make a new queue of what can be saved; nobody may have QUEUE open."),
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> int:
     """Read everything, and report each broken invariant: an fsck. It may run beside running programs.
 
-    Exit code 0: all is well, or all that was found is fixed. 1: something is wrong. 2: there is no such queue.
+    With --salvage the damaged files are only read, and what can be read and verified is put into a new queue.
+
+    Exit code 0: all is well, or all that was found is fixed, or all was saved. 1: something is wrong. 2: there is no such queue.
     """
+    if salvage is not None:
+        if fix:
+            raise Failure("--fix and --salvage don't go together", USAGE)
+        return _salvage(queue, salvage, quiet, as_json)
     opened: AbstractContextManager[strictq.Queue] = operating(queue) if fix else looking(queue)
     started = time.monotonic()
     with opened as q, waiting("checking:", lambda: span(time.monotonic() - started), quiet=quiet):
@@ -56,6 +68,24 @@ def check(
     elif not quiet:
         print("all is well")
     return WRONG if wrong else OK
+
+
+def _salvage(queue: Path, out: Path, quiet: bool, as_json: bool) -> int:
+    started = time.monotonic()
+    with waiting("saving:", lambda: span(time.monotonic() - started), quiet=quiet):
+        found = strictq.salvage(queue, out)
+    if as_json:
+        lost = [{"shard": r.shard, **key_fields(r.key), "first": r.first, "last": r.last} for r in found.lost]
+        emit({"messages": found.messages, "dead": found.dead, "lost": lost, "notes": list(found.notes)})
+    else:
+        for note in found.notes:
+            print(printable(note))
+        if found.lost:
+            rows = [(f"{r.shard}", shown_key(r.key), f"{r.first}", "…" if r.last is None else f"{r.last}") for r in found.lost]
+            listing(output(), ("shard", "key", "may be lost: from seq", "to"), rows)
+        if not quiet or found.lost or found.notes:
+            print(f"saved {many(found.messages, 'message')} and {many(found.dead, 'dead letter')} in {printable(str(out))}")
+    return WRONG if found.lost or found.notes else OK
 
 
 def _fate(p: strictq.Problem) -> str:

@@ -315,6 +315,24 @@ def test_check(q: strictq.Queue, path: Path) -> None:
     assert in_process("check", path, "--quiet").stdout == ""
 
 
+def test_check_saves_what_can_be_saved(q: strictq.Queue, path: Path, tmp_path: Path) -> None:
+    fill(q, "k", 3)
+    q.close()
+    assert values("check", path, "--salvage", tmp_path / "whole") == {"messages": 3, "dead": 0, "lost": [], "notes": []}
+    assert in_process("check", path, "--salvage", tmp_path / "again", "--quiet").stdout == ""
+    assert in_process("check", path, "--salvage", tmp_path / "whole").exit_code == 2, "it exists"
+    assert in_process("check", path, "--salvage", tmp_path / "new", "--fix").exit_code == 2
+    with strictq.open(path, create=False) as again, strictq.open(tmp_path / "whole", create=False) as saved:
+        shard = next(i for i in range(2) if again._store.shards[i].read(lambda db: db.execute("SELECT 1 FROM message").get))
+        assert [m.seq for m in saved.peek("k")] == [1, 2, 3]
+    for suffix in ("", "-wal"):
+        Path(f"{path / f'shard-{shard:04d}.db'}{suffix}").unlink()
+    result = in_process("check", path, "--salvage", tmp_path / "part")
+    assert result.exit_code == 1
+    assert "saved 0 messages" in result.stdout
+    assert "may be lost" in result.stdout
+
+
 def test_check_fixes(q: strictq.Queue, path: Path) -> None:
     fill(q, "k", 3)
     shard = q._store.shards[next(s.shard for s in q.stats().shards if s.ready)]
