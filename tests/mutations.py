@@ -150,7 +150,6 @@ MUTATIONS = [
         "return (self.totals.epoch << TOKEN_BITS) + self.totals.last_token",
         "return self.totals.last_token",
         "tests/store/test_time.py",
-        *POWER,
     ),
     _store(
         "the new epoch after a boot",
@@ -310,8 +309,8 @@ MUTATIONS = [
     _store(
         "links are refused",
         "connection.py",
-        "        if stat.S_ISLNK(mode):",
-        "        if False:",
+        "            mode = os.lstat(file).st_mode",
+        "            mode = os.stat(file).st_mode",
         "tests/faults/test_hostile.py",
         "tests/unit/test_bad_input.py",
     ),
