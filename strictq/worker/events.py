@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from typing import Any, Final
 
 import attrs
@@ -36,7 +37,18 @@ class WorkerEvent:
     detail: str = ""
 
 
+def speaks_for_itself(error: BaseException) -> bool:
+    """It is one of the worker's own, made for people."""
+    return bool(getattr(error, "speaks_for_itself", False))
+
+
+def where(error: BaseException) -> str:
+    """The line of the handler's code that raised it; "" for what the worker itself made."""
+    frames = traceback.extract_tb(error.__traceback__, -1) if not speaks_for_itself(error) else ()
+    return "".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+
+
 def reason_of(error: BaseException) -> str:
     """An exception as a reason, as it is kept; one of the worker's own speaks for itself."""
-    said = str(error) if getattr(error, "speaks_for_itself", False) else describe(error)
+    said = str(error) if speaks_for_itself(error) else describe(error)
     return validate.text("reason", said) or ""

@@ -71,6 +71,9 @@ class Keeper:
         """Do all that is to be done now. Returns how long there will be nothing to do; None: it is over."""
         now = self._clock()
         board, state = self._board, self.state
+        if state.crashed is not None:
+            state.gave_up = True
+            raise state.crashed
         if self._stopping:
             self._give_back()
             if board.idle or self._deadline_over:

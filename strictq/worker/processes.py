@@ -80,6 +80,12 @@ def require_sendable(what: str, handler: Any, *, is_async: bool) -> None:
     """
     if is_async:
         raise InvalidArgument(f"{what} is async: executor='process' is for plain functions", hint="use executor='thread'")
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        # The main module runs a second time, in a child that was to run a handler: left alone, it would start children in turn.
+        raise InvalidArgument(
+            "a worker with executor='process' is made while a process for handlers starts, which imports the main module again",
+            hint="put what the program does under `if __name__ == '__main__':`",
+        )
     try:
         ForkingPickler.dumps(handler)
     except Exception as e:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._errors import LeaseLost, StoreError
-from .events import reason_of
+from .events import reason_of, where
 from .job import Job, Reject, Retry
 from .state import HOPELESS, State
 
@@ -108,4 +108,4 @@ class Settling:
             return
         self._state.retried += 1
         self._state.drop(job._lane)
-        self._state.tell("retried", job, detail=reason_of(error))
+        self._state.tell("retried", job, detail=reason_of(error), where="" if isinstance(error, Retry) else where(error))

@@ -42,6 +42,7 @@ class State:
         fast: handlers are so quick that they are started ahead, and acked in groups.
         gave_up: some handler may be at work that nobody waits for.
         learned: there are durations that are not stored yet.
+        crashed: what ended a handler's thread, though no handler raised it.
         not_before: `clock()` before which the store is left alone, after it failed.
     """
 
@@ -67,6 +68,7 @@ class State:
         self.loud = on_event is not None or log.isEnabledFor(logging.DEBUG)
         self._hook = on_event
         self._failures = 0
+        self.crashed: BaseException | None = None
         self.awake = threading.Lock()
         self.awake.acquire()
 
@@ -75,13 +77,14 @@ class State:
         with suppress(RuntimeError):  # it is awake already
             self.awake.release()
 
-    def tell(self, kind: str, job: Job, *, seconds: float | None = None, detail: str = "") -> None:
+    def tell(self, kind: str, job: Job, *, seconds: float | None = None, detail: str = "", where: str = "") -> None:
         """Log an event, and call the hook. What the hook raises is logged: the worker goes on."""
         d = job._delivery
         level = logging.WARNING if kind in PROBLEMS else logging.DEBUG
         if log.isEnabledFor(level):
             fields = {"key": d.key, "seq": d.seq, "token": d.token, "attempt": d.attempt, "seconds": seconds}
-            log.log(level, "%s key=%r seq=%d token=%d %s", kind, d.key, d.seq, d.token, detail, extra={"strictq": fields})
+            text = f"{detail} ({where})" if where else detail
+            log.log(level, "%s key=%r seq=%d token=%d %s", kind, d.key, d.seq, d.token, text, extra={"strictq": fields})
         if self._hook is not None:
             try:
                 self._hook(WorkerEvent(kind, d.key, d.seq, d.token, d.attempt, self.clock(), seconds, detail))
@@ -93,6 +96,11 @@ class State:
         self.not_before = self.clock() + min(AGAIN_SECONDS * 2**self._failures, AGAIN_SECONDS_MAX)
         self._failures = min(self._failures + 1, 10)
         log.warning("the store failed, trying again: %s", error)
+
+    def crash(self, error: BaseException) -> None:
+        """Something that must not fail did: end the run with it. From any thread."""
+        self.crashed = error
+        self.wake()
 
     def works(self) -> None:
         """The store did something."""

@@ -72,15 +72,17 @@ class Threads(Executor):
         waiting: Callable[[], int],
         work: Callable[[Job], None],
         *,
+        failed: Callable[[BaseException], None],
         before: Callable[[], None] | None = None,
         leave: Callable[[], None] | None = None,
     ) -> None:
-        """Args: before: called in each thread before it takes a job. leave: before it ends."""
+        """Args: failed: called when a thread ends by an error. before: in each one before it takes a job. leave: at its end."""
         self.stage = name
         self._slots = slots
         self._take = take
         self._waiting = waiting
         self._work = work
+        self._failed = failed
         self._before = before
         self._leave = leave
         self._lock = threading.Lock()
@@ -99,7 +101,7 @@ class Threads(Executor):
             elif len(self._all) < self._slots and not self._over:
                 mine = _Thread()
                 # Daemons: one that hangs in a handler must not keep the process from ending.
-                thread = threading.Thread(target=self._run, args=(mine,), name=f"strictq-{self.stage}", daemon=True)
+                thread = threading.Thread(target=self._run_safely, args=(mine,), name=f"strictq-{self.stage}", daemon=True)
                 self._all[mine] = thread
                 thread.start()
 
@@ -134,6 +136,12 @@ class Threads(Executor):
         finally:
             if self._leave is not None:
                 self._leave()
+
+    def _run_safely(self, mine: _Thread) -> None:
+        try:
+            self._run(mine)
+        except BaseException as e:  # not a handler's, those are caught: then nobody else would notice
+            self._failed(e)
 
     def _next(self, mine: _Thread) -> Job | None:
         while True:

@@ -277,6 +277,7 @@ class Worker:
                 take,
                 waiting.__len__,
                 partial(work, handover, handler),
+                failed=state.crash,
                 before=before,
                 leave=leave,
             )

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from strictq import Queue, Worker
+from strictq.worker.handover import Handover
 
 BACKENDS = ["asyncio", "trio"]
 
@@ -205,3 +206,17 @@ def test_a_worker_may_be_stopped_and_looked_at_from_its_own_handlers(q: Queue) -
     assert not thread.is_alive()
     assert 1 <= worker.stats().acked <= 20
     assert q.stats().in_flight == 0
+
+
+def test_what_must_not_fail_ends_the_run_instead_of_a_thread(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake of the worker's own: it is told, and what was held is given back."""
+    q.send(b"", key="k")
+    q.send(b"", key="other")
+
+    def broken(*_: object) -> bool:
+        raise AssertionError("a mistake")
+
+    monkeypatch.setattr(Handover, "processed", broken)
+    with pytest.raises(AssertionError, match="a mistake"):
+        Worker(q, lambda job: None, concurrency=1).run(drain=True)
+    assert q.stats().depth == 2

@@ -542,6 +542,7 @@ def test_problems_are_logged_with_key_seq_and_token(make: Any, caplog: pytest.Lo
     assert record.strictq["seq"] == 1  # type: ignore[attr-defined]
     assert record.strictq["token"] > 0  # type: ignore[attr-defined]
     assert "no paper" in record.getMessage()
+    assert __file__ in record.getMessage(), "where it happened"
 
 
 def test_each_change_is_one_record_at_debug(q: Queue, caplog: pytest.LogCaptureFixture) -> None:
