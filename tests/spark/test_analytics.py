@@ -345,6 +345,24 @@ def test_a_worker_starts_with_what_the_history_taught(spark: SparkSession, queue
         assert q.stats().process.samples == stored["process"].samples + 1
 
 
+def test_from_one_queues_worker_to_anothers(spark: SparkSession, tmp_path: Path) -> None:
+    """What a worker measured is exported, learned from, and known to a worker of a queue that has done nothing yet."""
+    with strictq.open(":memory:", config=QueueConfig(history="records")) as q:
+        q.send_many([strictq.Message(b"x" * n, key=n % 3) for n in range(30)])
+        Worker(q, lambda job: None, lambda job: None).run(drain=True)
+        export_history(q, tmp_path / "out")
+        measured = [r for r in q.history() if r.process_seconds is not None and r.prepare_seconds is not None]
+    assert len(measured) == 30
+    models = analytics.duration_models(analytics.read(spark, tmp_path / "out"), clip=None)
+    with strictq.open(":memory:") as fresh:
+        analytics.store_estimates(fresh, models)
+        stats = Worker(fresh, lambda job: None).stats()
+    for known, stage in ((stats.prepare, "prepare"), (stats.process, "process")):
+        assert known.samples == 30
+        assert known.mean_seconds == pytest.approx(statistics.fmean(getattr(r, f"{stage}_seconds") for r in measured))
+        assert known.mean_size == 14.5
+
+
 def test_estimates_of_one_stage_leave_the_other(spark: SparkSession, tmp_path: Path) -> None:
     df = analytics.read(spark, write(with_durations([(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)]), tmp_path / "out"))
     with strictq.open(":memory:") as q:
