@@ -17,9 +17,12 @@ from ._clock import Clock, SystemClock
 from ._config import QueueConfig
 from ._errors import (
     ConfigError,
+    ConsumerBusy,
+    ConsumerLost,
     ExportError,
     ForkedProcess,
     ForwardPending,
+    HandoutGone,
     InvalidArgument,
     LeaseLost,
     MessageTooLarge,
@@ -39,6 +42,7 @@ from ._errors import (
     UnknownMessage,
 )
 from ._types import (
+    ConsumerStatus,
     DeadLetter,
     DurationEstimate,
     Event,
@@ -71,6 +75,9 @@ __all__ = [
     "AsyncTransaction",
     "Clock",
     "ConfigError",
+    "ConsumerBusy",
+    "ConsumerLost",
+    "ConsumerStatus",
     "DeadLetter",
     "Delivery",
     "DurationEstimate",
@@ -79,6 +86,7 @@ __all__ = [
     "ExportError",
     "ForkedProcess",
     "ForwardPending",
+    "HandoutGone",
     "HistoryRecord",
     "InvalidArgument",
     "Job",

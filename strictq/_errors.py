@@ -11,6 +11,9 @@ StrictqError                     .transient  .hint
 ├── LeaseLost                        the token is dead, or the message is resolved; nothing changed
 ├── QueueFull                        QueueConfig.max_depth is reached; nothing changed
 ├── UnknownMessage                   that (key, seq) was never sent
+├── ConsumerBusy                     another holder has the named consumer; nothing changed
+├── ConsumerLost                     the named consumer was taken over or released; nothing changed
+├── HandoutGone                      that hand-out can't be served; nothing changed
 ├── PartialFailure                   a call over several items or shards: .results says which took effect
 ├── ForwardPending                   committed; a send to another shard has yet to arrive there
 ├── MissingExtra (ImportError)       something optional is not installed
@@ -113,6 +116,25 @@ class QueueFull(StrictqError):
 
 class UnknownMessage(StrictqError):
     """No message with that key and seq was ever sent."""
+
+
+class ConsumerBusy(StrictqError):
+    """A named consumer has one holder at a time, and another one has it now. Nothing changed."""
+
+    transient = True
+    hint = "stop the other holder (a query, say), or use another consumer name"
+
+
+class ConsumerLost(StrictqError):
+    """The named consumer was taken over by another holder, or released by an operator. Nothing changed."""
+
+    hint = "start again, if the other holder is not meant to go on"
+
+
+class HandoutGone(StrictqError):
+    """A hand-out can't be served: it is older than what is kept, was released, or is not of this queue. Nothing changed."""
+
+    hint = "start with a new checkpoint: it begins after the last acknowledged hand-out"
 
 
 class PartialFailure(StrictqError):

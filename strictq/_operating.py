@@ -8,19 +8,31 @@ from typing import Any, Literal
 
 import attrs
 
+from . import _handouts as handouts
 from . import _validate as validate
 from ._config import QueueConfig
 from ._durations import Model
 from ._errors import InvalidArgument, PartialFailure, StoreError
 from ._keys import Key, decode_key, encode_key
-from ._store import Store, admin, looking
+from ._store import Store, admin, handing, looking
 from ._store.engine import Rows
 from ._store.stored import headers as stored_headers
-from ._types import DeadLetter, Explanation, HistoryRecord, KeyDepth, MessageStatus, PeekedMessage, Problem, ShardStats, Stats
+from ._types import (
+    ConsumerStatus,
+    DeadLetter,
+    Explanation,
+    HistoryRecord,
+    KeyDepth,
+    MessageStatus,
+    PeekedMessage,
+    Problem,
+    ShardStats,
+    Stats,
+)
 
 _COUNTS = (
     "ready", "in_flight", "delayed", "held", "dead", "lanes", "sends", "receives", "claims", "empty_receives", "acks", "retries",
-    "redeliveries", "expired", "dropped", "purged", "outbox", "disk_bytes", "wal_bytes",
+    "redeliveries", "expired", "dropped", "purged", "outbox", "disk_bytes", "wal_bytes", "handout_bytes",
 )  # fmt: skip
 
 
@@ -204,7 +216,50 @@ class Operating:
         store.require_open()
         return admin.forget_history(store.shards[shard], upto)
 
+    def consumers(self) -> list[ConsumerStatus]:
+        """The named consumers: those whose hand-outs are recorded, such as streams of Spark.
+
+        Source: docs/explanation/spark.md
+        """
+        self._store.require_open(writing=False)
+        return handouts.consumers(self._store)
+
     # ---- operating
+
+    def reject(self, key: Key, seq: int, reason: str) -> bool:
+        """Dead-letter one unresolved message: a message that kills whoever processes it, say.
+
+        Where a hand-out of a named consumer holds it, that hand-out is read without it from now on.
+
+        Returns:
+            Whether it was unresolved; if not, nothing changed.
+        Raises:
+            UnknownMessage: that seq was never issued for that key.
+            InvalidArgument: a consumer with a timed lease holds it; nothing changed.
+        """
+        store = self._store
+        store.require_open()
+        raw = encode_key(key)
+        validate.whole("seq", seq, 1, 2**62)
+        why = validate.text("reason", reason)
+        if not why:
+            raise InvalidArgument("give a reason")
+        return store.shard_of(raw).run(lambda tx: handing.reject(tx, raw, seq, why))
+
+    def release_consumer(self, name: str, *, force: bool = False) -> int:
+        """Give back what a named consumer holds: its open hand-outs end, and their messages are ready for anybody.
+
+        A query that had seen such a hand-out can't go on from its checkpoint, and is told so: start it with a new one.
+
+        Args:
+            force: although the consumer has a holder that is alive. It is fenced: its next write raises ConsumerLost.
+        Returns:
+            How many messages were given back.
+        Raises:
+            ConsumerBusy: it has such a holder; nothing changed.
+        """
+        self._store.require_open()
+        return handouts.release_consumer(self._store, validate.name("consumer", name), force=bool(force))
 
     def redrive(self, key: Key | None = None, seqs: Iterable[int] | None = None) -> int:
         """Put dead letters back in their lane at their original seq, ahead of everything later: attempts 0, no TTL.

@@ -209,6 +209,29 @@ class Explanation:
 
 
 @attrs.frozen
+class ConsumerStatus:
+    """A named consumer, whose hand-outs are recorded and stay leased until they are acked.
+
+    Attributes:
+        last: number of the newest hand-out; acked: up to here they are acked or released.
+        open: hand-outs that are not; in_flight: their unresolved messages.
+        since: seconds since 1970 at which the oldest open one was made, or None.
+        kept: hand-outs that can be read, the open ones included; kept_bytes: of what they keep.
+        active: a holder has the consumer now.
+    """
+
+    name: str
+    last: int
+    acked: int
+    open: int
+    in_flight: int
+    since: float | None
+    kept: int
+    kept_bytes: int
+    active: bool
+
+
+@attrs.frozen
 class KeyDepth:
     """One of the deepest, or oldest, keys."""
 
@@ -225,7 +248,8 @@ class ShardStats:
     Messages are counted in exactly one of ready, in_flight, delayed and held; those behind the head of a lane that is in
     flight count as ready, those behind a delayed or held head as delayed or held. Totals (`sends` …) count since the
     queue was created; `claims` and `empty_receives` count looks of receives at this shard that found something, or nothing;
-    `redeliveries` messages whose lease ran out. Ages are exact up to 10,000 lanes in a state, and a lower bound beyond.
+    `redeliveries` messages whose lease ran out; `handout_bytes` is what hand-outs to named consumers keep (within disk_bytes).
+    Ages are exact up to 10,000 lanes in a state, and a lower bound beyond.
     """
 
     shard: int
@@ -251,6 +275,7 @@ class ShardStats:
     drain_seconds: float | None
     disk_bytes: int
     wal_bytes: int
+    handout_bytes: int
     quarantined: str | None = None
 
     @property
@@ -310,6 +335,7 @@ class Stats:
     drain_seconds: float | None
     disk_bytes: int
     wal_bytes: int
+    handout_bytes: int
     shards: tuple[ShardStats, ...]
     prepare: DurationEstimate = DurationEstimate()
     process: DurationEstimate = DurationEstimate()

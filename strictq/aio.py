@@ -29,6 +29,7 @@ from ._store.calls import transaction_of
 from ._store.engine import Rows
 from ._store.wake import POLL_SECONDS
 from ._types import (
+    ConsumerStatus,
     DeadLetter,
     Event,
     Explanation,
@@ -525,6 +526,18 @@ class AsyncQueue:
     async def history(self, *, shard: int = 0, after: int = 0, key: Key | None = None, limit: int = 1000) -> list[HistoryRecord]:
         """See Queue.history."""
         return await self._run(self.sync.history, shard=shard, after=after, key=key, limit=limit)
+
+    async def consumers(self) -> list[ConsumerStatus]:
+        """See Queue.consumers."""
+        return await self._run(self.sync.consumers)
+
+    async def reject(self, key: Key, seq: int, reason: str) -> bool:
+        """See Queue.reject."""
+        return await self._run(self.sync.reject, key, seq, reason)
+
+    async def release_consumer(self, name: str, *, force: bool = False) -> int:
+        """See Queue.release_consumer."""
+        return await self._run(self.sync.release_consumer, name, force=force)
 
     async def redrive(self, key: Key | None = None, seqs: Iterable[int] | None = None) -> int:
         """See Queue.redrive."""

@@ -104,3 +104,34 @@ SELECT d.lane, d.seq FROM dead d WHERE d.redrive = 1 AND NOT EXISTS (SELECT 1 FR
     AND NOT EXISTS (SELECT 1 FROM ready r WHERE r.lane = d.lane AND r.careful = 1)
     AND NOT EXISTS (SELECT 1 FROM delayed l WHERE l.lane = d.lane)
     AND NOT EXISTS (SELECT 1 FROM lane h WHERE h.id = d.lane AND h.hold IS NOT NULL);
+
+-- name: handout_consumers
+-- rule handout: a hand-out that its consumer's row does not know of.
+SELECT h.consumer, h.n, h.state, c.last, c.acked, c.floor FROM handout h LEFT JOIN consumer c ON c.name = h.consumer
+WHERE c.name IS NULL OR h.n > c.last OR h.n <= c.floor OR (h.state = 'open') <> (h.n > c.acked);
+
+-- name: handout_blocks
+-- rule handout: what a hand-out says of its blocks, and what there is.
+SELECT h.consumer, h.n, h.state, h.messages, h.bytes, count(b.part), ifnull(sum(b.messages), 0), ifnull(sum(length(b.data)), 0),
+       ifnull(max(b.part), -1) FROM handout h LEFT JOIN handout_block b ON b.consumer = h.consumer AND b.n = h.n
+GROUP BY h.consumer, h.n;
+
+-- name: handout_leases
+-- rule handout: unresolved messages and rejected ones of an open hand-out must be those it was made of.
+SELECT h.consumer, h.n, h.messages,
+       (SELECT ifnull(sum(e.pending), 0) FROM lease e WHERE e.token = h.token AND e.deadline = 4611686018427387904),
+       (SELECT count(*) FROM handout_rejected r WHERE r.consumer = h.consumer AND r.n = h.n)
+FROM handout h WHERE h.state = 'open';
+
+-- name: handout_orphans
+-- rule handout: blocks and rejected messages of no hand-out.
+SELECT 'block', consumer, n FROM handout_block b
+WHERE NOT EXISTS (SELECT 1 FROM handout h WHERE h.consumer = b.consumer AND h.n = b.n)
+UNION SELECT 'rejected message', consumer, n FROM handout_rejected r
+WHERE NOT EXISTS (SELECT 1 FROM handout h WHERE h.consumer = r.consumer AND h.n = r.n);
+
+-- name: lease_endless
+-- rule handout: a lease without a deadline that no open hand-out has. 'released': its release was not finished.
+SELECT e.lane, e.consumer, (SELECT h.state FROM handout h WHERE h.consumer = e.consumer AND h.token = e.token)
+FROM lease e WHERE e.deadline = 4611686018427387904
+    AND NOT EXISTS (SELECT 1 FROM handout h WHERE h.consumer = e.consumer AND h.token = e.token AND h.state = 'open');

@@ -20,7 +20,8 @@ UPDATE lease SET expired = 1 WHERE lane = ?;
 
 -- name: end_epoch
 -- frame: leases of an earlier boot end with it.
-UPDATE lease SET deadline = 0 WHERE expired = 0;
+-- Those of hand-outs have no deadline, and go on.
+UPDATE lease SET deadline = 0 WHERE expired = 0 AND deadline < 4611686018427387904;
 
 -- name: due_lanes
 -- claim.wake_delayed: a bounded step. Index: delayed_due.
@@ -55,6 +56,16 @@ SELECT r.position, r.careful, l.key, m.lane, m.seq, m.due, m.expires, m.attempts
        m.id, m.sent_at, m.headers, m.size_hint, m.prepare_seconds, m.process_seconds, m.body
 FROM ready r CROSS JOIN lane l ON l.id = r.lane CROSS JOIN message m ON m.lane = r.lane
 WHERE r.position = ? ORDER BY m.seq LIMIT ?;
+
+-- name: arrived_before
+-- claim, bounded by arrival: lanes further back in the order whose head is old. Takes the arrival number, and how many.
+-- Indexes: primary keys; one seek a ready lane.
+SELECT r.position, r.careful, r.lane FROM ready r
+CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT min(seq) FROM message WHERE lane = r.lane)
+WHERE r.position > ?1 AND m.id <= ?1 ORDER BY r.position LIMIT ?2;
+
+-- name: body_size
+SELECT length(data) FROM body WHERE id = ?;
 
 -- name: body
 SELECT data FROM body WHERE id = ?;

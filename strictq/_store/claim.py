@@ -41,6 +41,9 @@ class Request:
     Attributes:
         lease: microseconds; None: as the queue is configured.
         charge: a message that is alone in its lease counts as started; False: its holder will say when it starts.
+        endless: the lease has no deadline and outlives a reboot: a hand-out's.
+        arrived_to: only messages with an arrival number up to this one.
+        bytes_max: stop before bodies and headers come to more, but not before the first message.
     """
 
     room: int
@@ -50,6 +53,9 @@ class Request:
     ack_first: bool = False
     keys: tuple[bytes, ...] | None = None
     charge: bool = True
+    endless: bool = False
+    arrived_to: int | None = None
+    bytes_max: int | None = None
 
 
 class Held:
@@ -98,9 +104,27 @@ class _Claim:
         self.positions: list[int] = []
         length = request.lease
         self.out = Claimed(int(tx.config.lease_seconds * SECOND) if length is None else length)
-        self.deadline = tx.now + self.out.lease
+        self.deadline = NEVER if request.endless else tx.now + self.out.lease
+        self.bytes_left = request.bytes_max
         self.last = 0
         """The last position that this claim looks at: what it moves to the end of the order is left to the next one."""
+
+    def fit(self, rows: list[Row]) -> list[Row]:
+        """As many of a lane's first messages as the request's bounds on arrival and bytes allow."""
+        newest = self.request.arrived_to
+        if newest is not None and rows and rows[-1][ID] > newest:
+            rows = [row for row in rows if row[ID] <= newest]  # in a lane, arrival numbers ascend
+        if self.bytes_left is None:
+            return rows
+        for n, row in enumerate(rows):
+            body = row[BODY]
+            size = len(body) if body is not None else self.tx.run(CLAIM.body_size, (row[ID],)).get
+            size += len(row[HEADERS] or "")
+            if size > self.bytes_left and (n or self.rows):
+                self.stop = True
+                return rows[:n]
+            self.bytes_left -= size
+        return rows
 
     def take(self, rows: list[Row]) -> None:
         """Lease one lane's first messages."""
@@ -141,7 +165,7 @@ class _Claim:
         return self.out
 
     def _unlist(self) -> None:
-        if self.request.keys is None:
+        if self.request.keys is None and self.request.arrived_to is None:
             # Every lane in between was claimed too, or has moved to the end of the order.
             self.tx.run(CLAIM.drop_positions, (self.positions[0], self.positions[-1]))
         else:
@@ -160,11 +184,13 @@ def claim(tx: Tx, request: Request) -> Claimed:
     """Lease the oldest ready heads, whole lanes at a time (or `per_key` messages of each)."""
     work = _Claim(tx, request)
     work.out.more = expire_leases(tx) | wake_delayed(tx)
-    work.last = tx.totals.last_id
+    work.last = tx.totals.last_id if request.arrived_to is None else min(request.arrived_to, tx.totals.last_id)
     if request.keys is not None:
         _claim_keys(work, request.keys)
     elif request.per_key is None:
         _claim_whole(work)
+        if request.arrived_to is not None:
+            _claim_moved(work, request.arrived_to)
     else:
         _claim_heads(work, request.per_key)
     return work.finish()
@@ -182,6 +208,16 @@ def _claim_whole(work: _Claim) -> None:
         _take_lanes(work, rows, None, cut=len(rows) == limit)
         if len(rows) < limit:
             return
+
+
+def _claim_moved(work: _Claim, arrived_to: int) -> None:
+    """Bounded by arrival: lanes that have moved to the end of the order since then."""
+    if work.room <= 0 or work.stop:
+        return
+    for position, careful, lane in work.tx.run(CLAIM.arrived_before, (arrived_to, work.room)).fetchall():
+        if work.room <= 0 or work.stop:
+            return
+        _take_lanes(work, work.tx.run(CLAIM.lane_messages, (lane, position, careful, 0, work.room)).fetchall(), None)
 
 
 def _claim_heads(work: _Claim, per_key: int) -> None:
@@ -221,6 +257,7 @@ def _take_lanes(work: _Claim, rows: list[Row], per_key: int | None, *, cut: bool
         cut: the rows end where a limit cut them, so the last lane may have more.
     """
     now = work.tx.now
+    bounded = work.request.arrived_to is not None or work.bytes_left is not None
     at, end = 0, len(rows)
     while at < end and work.room > 0:
         first = rows[at]
@@ -238,6 +275,12 @@ def _take_lanes(work: _Claim, rows: list[Row], per_key: int | None, *, cut: bool
             plain = all(is_plain(row, now, work.tx) for row in chunk)
         at = stop
         if plain:
+            if bounded:
+                chunk = work.fit(chunk)
+                if work.stop and not chunk:
+                    return  # the bytes are used up: the lane stays where it is
+                if not chunk:
+                    continue
             work.take(chunk)
         elif work.cull <= 0:
             # The budget of this transaction is spent. What is left stays where it is; if nothing was found, the next
@@ -295,8 +338,11 @@ def _take_carefully(work: _Claim, first: Row, limit: int) -> None:
 
 def _end_careful(work: _Claim, lane: int, found: list[Row]) -> None:
     if found:
-        work.take(found)
-        return
+        fitting = work.fit(found)
+        if fitting:
+            work.take(fitting)
+        if fitting or work.stop:
+            return
     # Nothing to hand out: delayed, held, emptied, or cut short, and then at the end of the order.
     lanes.unlist(work.tx, lane)
     lanes.place(work.tx, lane, at_end=True)

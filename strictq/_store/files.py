@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
 from typing import Final
@@ -24,6 +25,7 @@ WAKE: Final = "wake"
 PRESENCE: Final = "presence"
 RESERVE: Final = "reserve"
 MARKS: Final = "marks"
+CONSUMER: Final = "consumer-"
 RESERVE_BYTES: Final = 2 * 1024 * 1024
 """Kept so that consumers can still ack when the disk is full; deleted then, and sends are refused until it is back."""
 RESERVE_ROOM: Final = 3
@@ -227,31 +229,14 @@ class Reserve:
         return True
 
 
-class Presence:
-    """A shared lock that every process holds while it has the queue open.
+class Lock:
+    """An OS lock on a file in the queue's directory; it ends with the process, however that ends."""
 
-    If it is held although this machine has booted since the queue was last used, the holder is another kernel.
-    """
-
-    def __init__(self, directory: Path, *, look: bool = False) -> None:
+    def __init__(self, path: Path, *, look: bool = False) -> None:
         """Args: look: never make the file, nor open it for writing."""
-        self._path = directory / PRESENCE
+        self._path = path
         self._fd: int | None = None
         self._look = look
-
-    def join(self) -> None:
-        """Hold it, shared with the others.
-
-        Raises:
-            StoreBusy: somebody holds it alone: the queue is being salvaged, say.
-        """
-        if not self._lock(shared=True, seconds=JOIN_SECONDS):
-            self.leave()
-            raise StoreBusy("somebody holds the queue alone", shard=-1, hint="try again when its salvage is over")
-
-    def alone(self, seconds: float) -> bool:
-        """Hold it with nobody else, if that can be had in time."""
-        return self._lock(shared=False, seconds=seconds)
 
     def _lock(self, *, shared: bool, seconds: float) -> bool:
         if fcntl is None:  # pragma: no cover - Windows
@@ -265,8 +250,9 @@ class Presence:
                 return True  # who only looks: nobody can hold what is not there
             except OSError as e:
                 raise StoreError(
-                    f"the presence file can't be opened: {e.strerror}", shard=-1, cause=e, hint="to look only, use read_only=True"
-                ) from e
+                    f"the {self._path.name} file can't be opened: {e.strerror}", shard=-1, cause=e,
+                    hint="to look only, use read_only=True",
+                ) from e  # fmt: skip
         until = time.monotonic() + seconds
         while True:
             try:
@@ -278,7 +264,62 @@ class Presence:
             else:
                 return True
 
+    def alone(self, seconds: float) -> bool:
+        """Hold it with nobody else, if that can be had in time."""
+        return self._lock(shared=False, seconds=seconds)
+
     def leave(self) -> None:
+        """Let go of it. In a forked child: of the child's share; the parent keeps it."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
+
+
+class Presence(Lock):
+    """A shared lock that every process holds while it has the queue open.
+
+    If it is held although this machine has booted since the queue was last used, the holder is another kernel.
+    """
+
+    def __init__(self, directory: Path, *, look: bool = False) -> None:
+        super().__init__(directory / PRESENCE, look=look)
+
+    def join(self) -> None:
+        """Hold it, shared with the others.
+
+        Raises:
+            StoreBusy: somebody holds it alone: the queue is being salvaged, say.
+        """
+        if not self._lock(shared=True, seconds=JOIN_SECONDS):
+            self.leave()
+            raise StoreBusy("somebody holds the queue alone", shard=-1, hint="try again when its salvage is over")
+
+
+class ConsumerLock(Lock):
+    """Held by the one holder of a named consumer. The name is hashed: it may hold what a file name may not."""
+
+    def __init__(self, directory: Path, consumer: str, *, look: bool = False) -> None:
+        super().__init__(directory / f"{CONSUMER}{blake2b(consumer.encode(), digest_size=8).hexdigest()}", look=look)
+
+
+class PrivateLock:
+    """The same for a queue in memory, which one process has for itself."""
+
+    def __init__(self, taken: set[str], consumer: str) -> None:
+        self._taken = taken
+        self._consumer = consumer
+        self._held = False
+
+    def alone(self, seconds: float) -> bool:  # noqa: ARG002 - nobody else could let go of it meanwhile
+        """Hold it, unless somebody does."""
+        if not self._held and self._consumer in self._taken:
+            return False
+        self._taken.add(self._consumer)
+        self._held = True
+        return True
+
+    def leave(self) -> None:
+        """Let go of it."""
+        if self._held:
+            self._held = False
+            self._taken.discard(self._consumer)

@@ -13,9 +13,9 @@ import apsw
 from .._clock import QueueTime
 from .._errors import UnknownMessage
 from .._keys import decode_key
-from .._sql import INSPECT
+from .._sql import HANDOUT, INSPECT
 from .._types import Explanation, KeyDepth, MessageStatus, PeekedMessage, ShardStats, State
-from .frame import SECOND, Totals, decayed_rate
+from .frame import NEVER, SECOND, Totals, decayed_rate
 from .lanes import Lane, LeaseRow
 from .stored import headers as stored_headers
 
@@ -86,7 +86,7 @@ def status(db: apsw.Connection, key: bytes, seq: int, time: QueueTime) -> Messag
         attempts, due, error, output = row
         state = view.state_of(seq, due)
         lease = view.lease if state == "in_flight" else None
-        until = lease.deadline if lease else due if state == "delayed" and due is not None else None
+        until = _end(lease) if lease else due if state == "delayed" and due is not None else None
         return MessageStatus(
             shown, seq, state, view.attempts(seq, attempts), lease.consumer if lease else None,
             None if until is None else time.to_wall(until), error, output,
@@ -114,9 +114,13 @@ def explain(db: apsw.Connection, key: bytes, time: QueueTime) -> Explanation:
     text = "no message is waiting"
     if view.lease is not None:
         lease = view.lease
-        state, since, until, by, token = "in_flight", lease.leased_at, lease.deadline, lease.consumer, lease.token
+        state, since, until, by, token = "in_flight", lease.leased_at, _end(lease), lease.consumer, lease.token
         what = f"seq {lease.lo} is" if lease.lo == lease.hi else f"seq {lease.lo} to {lease.hi} are"
-        text = f"{what} held by {by} for another {_span(lease.deadline - view.now)}"
+        if until is None:
+            n = db.execute(HANDOUT.handout_of, (by, token)).get
+            text = f"{what} in hand-out {n} of consumer {by}, until it is acked or q.release_consumer({by!r}) gives it back"
+        else:
+            text = f"{what} held by {by} for another {_span(lease.deadline - view.now)}"
         if view.lane.hold is not None:
             text += f"; then the lane is held: {view.lane.hold}"
     elif view.lane.hold is not None:
@@ -137,6 +141,11 @@ def explain(db: apsw.Connection, key: bytes, time: QueueTime) -> Explanation:
         shown, state, text, seq, view.depth, dead, attempts, None if since is None else time.to_wall(since),
         None if until is None else time.to_wall(until), by, token, error, solo,
     )  # fmt: skip
+
+
+def _end(lease: LeaseRow) -> int | None:
+    """When a lease ends by itself; None: a hand-out's does not."""
+    return None if lease.deadline == NEVER else lease.deadline
 
 
 def _span(microseconds: int) -> str:
@@ -164,6 +173,7 @@ def stats(db: apsw.Connection, shard: int, time: QueueTime, path: Path | None, u
         acks=t.acks, retries=t.retries,
         redeliveries=t.redeliveries, expired=t.expired, dropped=t.dropped, purged=t.purged, outbox=db.execute(INSPECT.outbox).get,
         drain_seconds=t.pending / rate if rate > 1e-6 else (0.0 if t.pending == 0 else None), disk_bytes=disk, wal_bytes=wal,
+        handout_bytes=db.execute(HANDOUT.bytes_total).get,
     )  # fmt: skip
 
 

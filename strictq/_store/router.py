@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 import attrs
 
@@ -85,6 +86,8 @@ class Store:
         self._memory_estimates: dict[str, str] = {}
         self._stored_estimates: dict[str, str] = {}
         self._estimates_at: int | None = None
+        self._memory_consumers: set[str] = set()
+        self._consumer_locks: WeakSet[files.ConsumerLock] = WeakSet()
         self._empties: Counter[int] = Counter()
         self._rotation = 0
         self._pid = os.getpid()
@@ -216,6 +219,8 @@ class Store:
         self._upkeep.stop()
         for shard in self.shards:
             shard.close()
+        for lock in list(self._consumer_locks):
+            lock.leave()
         if self.presence is not None:
             self.presence.leave()
         self.waker.notify()
@@ -374,6 +379,16 @@ class Store:
             destination.drain(lambda tx, rows=rows: outbox.arrive(tx, origin.incarnation, rows))  # type: ignore[misc]
             destination.sync()
             origin.drain(lambda tx, last=rows[-1][0]: outbox.forget(tx, number, last))  # type: ignore[misc]
+
+    # ---- named consumers
+
+    def consumer_lock(self, name: str) -> files.ConsumerLock | files.PrivateLock:
+        """The lock that the holder of a named consumer has; not taken yet."""
+        if self.directory is None:
+            return files.PrivateLock(self._memory_consumers, name)
+        lock = files.ConsumerLock(self.directory, name, look=self.read_only)
+        self._consumer_locks.add(lock)
+        return lock
 
     # ---- configuration
 
@@ -537,6 +552,8 @@ class Store:
             self._pid = os.getpid()
             self._lock = threading.Lock()
             self.waker.after_fork_in_child()
+            for lock in list(self._consumer_locks):
+                lock.leave()  # or the consumer would stay held for as long as the child lives
 
 
 def _next_offset(directory: Path, known: Catalog, clock: Clock) -> int:

@@ -151,7 +151,7 @@ def ack_lane(tx: Tx, batch: Batch) -> bool:
     lanes.remove(tx, batch.lane, rows, batch.end)
     tx.count_acks(len(rows))
     lanes.remember(tx, batch.lane, batch.token, "ack", batch.seqs)
-    _shrink(tx, lease, len(rows), start=batch.start)
+    shrink(tx, lease, len(rows), start=batch.start)
     return True
 
 
@@ -194,7 +194,7 @@ def _held_rows(tx: Tx, batch: Batch, kind: str) -> tuple[lanes.LeaseRow | None, 
     raise _lost(batch, why=why)
 
 
-def _shrink(
+def shrink(
     tx: Tx, lease: lanes.LeaseRow, gone: int, *, hi: int | None = None, start: int | None = None, at_end: bool = False
 ) -> None:
     """A lease has fewer messages (up to `hi`, where its end was given back); with none left it ends."""
@@ -249,7 +249,7 @@ def _nack_lane(tx: Tx, batch: Batch, delay: int | None, reason: str | None, outp
         lanes.apply_poison(tx, lane, batch.key, seq, attempts, reason)
     elif due is not None and lanes.is_keyless(batch.key) and lanes.ASIDE not in batch.key:
         lanes.place(tx, lanes.move_aside(tx, lanes.get(tx, lane), seq, due))
-    _shrink(tx, lease, len(rows), hi=max(seq - 1, lease.lo), at_end=True)
+    shrink(tx, lease, len(rows), hi=max(seq - 1, lease.lo), at_end=True)
 
 
 def reject(tx: Tx, batch: Batch, reason: str, output: str | None = None) -> None:
@@ -267,7 +267,7 @@ def reject(tx: Tx, batch: Batch, reason: str, output: str | None = None) -> None
         tx.run(LANES.set_output, (output, batch.lane, seq))
     lanes.bury(tx, batch.lane, batch.key, seq, kind="rejected", reason=reason, attempts=attempts)
     lanes.remember(tx, batch.lane, batch.token, "reject", [seq])
-    _shrink(tx, lease, 1)
+    shrink(tx, lease, 1)
 
 
 def extend(tx: Tx, batches: Sequence[Batch], seconds: int) -> list[int | LeaseLost]:
@@ -334,7 +334,7 @@ def release(tx: Tx, batch: Batch) -> None:
     if not lease.ack_first and batch.seqs[0] > lease.hi:
         return  # given back before, with an earlier message
     rows = [] if lease.ack_first else tx.run(SETTLE.rows_between, (batch.lane, batch.seqs[0], lease.hi)).fetchall()
-    _shrink(tx, lease, len(rows), hi=max(batch.seqs[0] - 1, lease.lo))
+    shrink(tx, lease, len(rows), hi=max(batch.seqs[0] - 1, lease.lo))
 
 
 def release_all(tx: Tx, batches: Sequence[Batch]) -> None:

@@ -82,6 +82,8 @@ def seed(rule: str, *sql: str, fixable: bool = False, name: str = "") -> Any:
 
 
 SEEDS = [
+    seed("handout", "INSERT INTO handout_rejected VALUES ('etl', 9, 1)", name="rejected of none"),
+    seed("handout", "INSERT INTO handout VALUES ('etl', 1, 'acked', 1, 0, 0, 1)", name="of nobody"),
     seed("key", "UPDATE lane SET key = x'7a7a' WHERE id = {ready}", name="of no type"),
     seed("key", "UPDATE lane SET key = x'73' WHERE id = {ready}", name="empty"),
     seed("key", "UPDATE lane SET key = x'73ff' WHERE id = {ready}", name="not UTF-8"),

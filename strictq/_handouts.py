@@ -1,0 +1,382 @@
+"""Durable hand-outs for a named consumer: what Spark's stream source stands on.
+
+A hand-out is a numbered batch of messages over all shards. It is recorded in the transactions that lease it, and handed out
+again, the same, until it is acked; its leases do not end by time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from . import _validate as validate
+from ._errors import (
+    ConsumerBusy,
+    ForkedProcess,
+    HandoutGone,
+    InvalidArgument,
+    StoreError,
+    StoreFull,
+)
+from ._store import Store, handing
+from ._store.shard import Shard
+from ._types import ConsumerStatus
+
+if TYPE_CHECKING:
+    from .queue import Queue
+
+HANDOUT_MESSAGES_MAX: Final = 1_000_000
+HANDOUT_BYTES: Final = 256 * 1024 * 1024
+KEEP: Final = 100
+LOCK_SECONDS: Final = 10.0
+"""How long a new holder waits for the lock: a process that is being stopped may still have it."""
+
+
+class Handouts:
+    """The one holder of a named consumer. Use it in one thread; close it when done.
+
+    Args:
+        queue: open for writing.
+        consumer: 1 to 256 characters.
+        encode: packs what was leased; runs inside the write transaction, so it must be quick. What it raises undoes the hand-out.
+        keep: acked hand-outs that stay readable.
+    """
+
+    def __init__(self, queue: Queue, consumer: str, encode: handing.Encode, *, keep: int = KEEP) -> None:
+        self._store = queue._store
+        self.name = validate.name("consumer", consumer)
+        self._encode = encode
+        self._keep = validate.whole("keep", keep, 0, 1_000_000)
+        self._lock = self._store.consumer_lock(consumer)
+        self._pid = os.getpid()
+        self._epoch = 0
+        self._known: dict[int, handing.Known] | None = None
+        """What each shard has; None: to be read again."""
+
+    # ---- holding the consumer
+
+    def attach(self, wait: float = LOCK_SECONDS) -> None:
+        """Become the holder: fence the one before, and finish what it left half done. Again: does nothing.
+
+        Raises:
+            ConsumerBusy: another holder is alive; nothing changed.
+            StoreError: a shard can't be reached.
+        """
+        if self._epoch:
+            return
+        self._store.require_open()
+        if not self._lock.alone(wait):
+            raise ConsumerBusy(f"consumer {self.name!r} has a holder that is alive")
+        try:
+            self._epoch = _begin_epoch(self._store, self.name)
+            _finish(self._store, self.name)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the consumer. Its open hand-outs stay leased for the next holder."""
+        self._epoch = 0
+        self._known = None
+        self._lock.leave()
+
+    # ---- numbers
+
+    @property
+    def acked(self) -> int:
+        """Up to here hand-outs are acked (or released): where a consumer without a memory of its own starts."""
+        return max(k.acked for k in self._look().values())
+
+    @property
+    def last(self) -> int:
+        """The newest hand-out; 0: there was none yet."""
+        return max(k.last for k in self._look().values())
+
+    def _look(self) -> dict[int, handing.Known]:
+        if self._pid != os.getpid():
+            raise ForkedProcess("a named consumer can't be held across a fork")
+        if not self._epoch:
+            raise InvalidArgument("attach first")
+        if self._known is None:
+            self._known = _read(self._store, self.name)
+        return self._known
+
+    def arrived(self) -> dict[int, int]:
+        """For each shard the newest arrival number: a bound for `take`."""
+        return {s.number: s.glance(lambda db: handing.Totals.read(db).last_id) for s in self._store.shards}
+
+    # ---- taking and acknowledging
+
+    def take(
+        self,
+        start: int,
+        *,
+        messages_max: int = 100_000,
+        bytes_max: int = HANDOUT_BYTES,
+        arrived: Mapping[int, int] | None = None,
+    ) -> int:
+        """Ack every hand-out up to `start`, and hand out what comes next.
+
+        If hand-out start + 1 is recorded, even in part, it is that, as it is. Otherwise the oldest ready messages are leased and
+        recorded, in one transaction a shard; durable on return.
+
+        Args:
+            start: up to here everything was processed.
+            messages_max: 1..1,000,000.
+            bytes_max: about how much; a message that is larger is handed out by itself.
+            arrived: only what `arrived()` had seen.
+        Returns:
+            start + 1; or start, where nothing is ready, and nothing was written.
+        Raises:
+            HandoutGone: start is not of this queue, or hand-out start + 1 is not kept any more; nothing changed.
+            ConsumerLost: another holder took over; nothing changed.
+            StoreError: a shard failed, and nothing was handed out.
+        """
+        validate.whole("messages_max", messages_max, 1, HANDOUT_MESSAGES_MAX)
+        validate.whole("bytes_max", bytes_max, 1, 2**62)
+        self._store.require_open()
+        last = self.last
+        if not 0 <= start <= last:
+            raise HandoutGone(f"consumer {self.name!r} of this queue has had {last} hand-outs, and not {start}")
+        if start < last:
+            self.parts(start + 1)
+            for shard in self._store.shards:
+                self._step(shard, start, None)
+            return start + 1
+        left = _Room(messages_max, bytes_max)
+        failed: StoreError | None = None
+        # Where something is acked, what lies behind it becomes ready with it.
+        ready = [
+            s for s in self._store.rotation() if arrived is not None or self._acks(s, start) or self._store.outlook(s)[0]
+        ]  # fmt: skip
+        for i, shard in enumerate(ready):
+            request = left.share(len(ready) - i, self.name, None if arrived is None else arrived[shard.number])
+            try:
+                self._step(shard, start, request, left)
+            except StoreError as e:
+                failed = e
+        if left.taken:
+            return start + 1
+        if failed is not None:
+            raise failed
+        return start
+
+    def _acks(self, shard: Shard, start: int) -> bool:
+        return any(n <= start for n in self._look()[shard.number].open)
+
+    def _step(self, shard: Shard, start: int, request: handing.Request | None, left: _Room | None = None) -> None:
+        """What one shard has to do: ack up to `start`, and add its part of hand-out start + 1."""
+        known = self._look()[shard.number]
+        acks = self._acks(shard, start)
+        if not acks and request is None:
+            return
+        floor = known.floor
+
+        def work(tx: handing.Tx) -> tuple[int, int, bool]:
+            nonlocal floor
+            handing.require(tx, self.name, self._epoch)
+            if acks:
+                handing.ack(tx, self.name, start)
+            floor = max(floor, handing.prune(tx, self.name, start - self._keep))
+            return (0, 0, False) if request is None else handing.record(tx, self.name, start + 1, request, self._encode)
+
+        again = True
+        try:
+            while again:
+                messages, size, again = shard.run(work)
+                if left is not None and messages:
+                    left.take(messages, size)
+            if messages:
+                # At any durability: a sink is about to see this hand-out, so a power cut must not take it.
+                shard.sync()
+        except StoreFull:
+            self._known = None
+            if acks:
+                self._ack_alone(shard, start)
+            raise
+        except BaseException:
+            self._known = None  # it may have been committed
+            raise
+        opened = frozenset({start + 1}) if messages else frozenset()
+        self._look()[shard.number] = attrs.evolve(
+            known, open=frozenset(n for n in known.open if n > start) | opened,
+            acked=max(known.acked, start) if acks else known.acked, last=start + 1 if messages else known.last, floor=floor,
+        )  # fmt: skip
+
+    def _ack_alone(self, shard: Shard, start: int) -> None:
+        """On a full disk: what was processed is acked, from the reserve, though nothing can be recorded."""
+
+        def work(tx: handing.Tx) -> None:
+            handing.require(tx, self.name, self._epoch)
+            handing.ack(tx, self.name, start)
+
+        shard.drain(work)
+
+    # ---- what was recorded
+
+    def parts(self, n: int) -> list[handing.Part]:
+        """The blocks of a hand-out, shard by shard and in order.
+
+        Raises:
+            HandoutGone: it is older than what is kept, was released, or was never made.
+        """
+        known = self._look().values()
+        if n <= max(k.floor for k in known):
+            raise HandoutGone(
+                f"hand-out {n} of consumer {self.name!r} is not kept any more: the last acknowledged one is {self.acked}, "
+                f"and {self._keep} before it are kept"
+            )
+        found = [p for s in self._store.shards for p in s.look(lambda db, i=s.number: handing.parts(db, self.name, n, i))]  # type: ignore[misc]
+        if not found:
+            raise HandoutGone(f"consumer {self.name!r} of this queue has had no hand-out {n}")
+        return found
+
+
+@attrs.define
+class _Room:
+    """What a hand-out may still take."""
+
+    messages: int
+    bytes: int
+    taken: int = 0
+
+    def share(self, shards: int, name: str, arrived: int | None) -> handing.Request | None:
+        """An even part of what is left, for the next of so many shards; None: there is nothing left."""
+        if self.messages <= 0 or self.bytes <= 0:
+            return None
+        return handing.Request(
+            -(-self.messages // shards), None, None, name, charge=False, endless=True, arrived_to=arrived,
+            bytes_max=-(-self.bytes // shards),
+        )  # fmt: skip
+
+    def take(self, messages: int, size: int) -> None:
+        self.messages -= messages
+        self.bytes -= size
+        self.taken += messages
+
+
+def read_block(queue: Queue, consumer: str, n: int, shard: int, part: int) -> bytes:
+    """One recorded block, in a short read transaction. Anybody may read: it changes nothing.
+
+    Raises:
+        HandoutGone: it is not kept any more.
+    """
+    data = queue._store.shards[shard].look(lambda db: handing.block(db, consumer, n, part))
+    if data is None:
+        raise HandoutGone(f"hand-out {n} of consumer {consumer!r} is not kept any more")
+    return data
+
+
+def rejected(queue: Queue, consumer: str, n: int, shard: int) -> list[int]:
+    """Arrival numbers that are to be left out of a shard's part of a hand-out: dead-lettered out of it."""
+    return queue._store.shards[shard].look(lambda db: handing.rejected(db, consumer, n))
+
+
+def acknowledge(queue: Queue, consumer: str, n: int) -> int:
+    """Ack hand-outs up to n, without being the holder: for those who learn that a batch is committed.
+
+    A number names the same messages for ever, so this needs no epoch: whoever acks late acks what was processed, or nothing.
+
+    Returns:
+        How many messages are done.
+    Raises:
+        HandoutGone: n was never handed out; nothing changed.
+    """
+    store = queue._store
+    store.require_open()
+    known = _read(store, consumer)
+    if n > max(k.last for k in known.values()):
+        raise HandoutGone(f"consumer {consumer!r} of this queue has had no hand-out {n}")
+    return _ack(store, consumer, known, n)
+
+
+def release_consumer(store: Store, name: str, *, force: bool) -> int:
+    """See Queue.release_consumer."""
+    lock = store.consumer_lock(name)
+    if not lock.alone(0.0) and not force:
+        raise ConsumerBusy(f"consumer {name!r} has a holder that is alive", hint="stop it first, or give force=True to fence it")
+    try:
+        if not any(k.epoch for k in _read(store, name).values()):
+            return 0
+        _begin_epoch(store, name)
+        total = _finish(store, name)
+        for shard in store.shards:
+            shard.run(lambda tx: handing.release(tx, name))
+        return total + _give_back(store, name)
+    finally:
+        lock.leave()
+
+
+def consumers(store: Store) -> list[ConsumerStatus]:
+    """See Queue.consumers."""
+    found: dict[str, list[handing.Standing]] = {}
+    for shard in store.healthy():
+        for standing in shard.look(handing.standings):
+            found.setdefault(standing.name, []).append(standing)
+    return [_status(store, name, of) for name, of in sorted(found.items())]
+
+
+def _status(store: Store, name: str, of: list[handing.Standing]) -> ConsumerStatus:
+    since = [s.since for s in of if s.since is not None]
+    return ConsumerStatus(
+        name=name, last=max(s.last for s in of), acked=max(s.acked for s in of),
+        open=len(frozenset().union(*(s.open for s in of))), in_flight=sum(s.in_flight for s in of),
+        since=store.time.to_wall(min(since)) if since else None, kept=len(frozenset().union(*(s.kept for s in of))),
+        kept_bytes=sum(s.kept_bytes for s in of), active=_is_active(store, name),
+    )  # fmt: skip
+
+
+def _is_active(store: Store, name: str) -> bool:
+    lock = store.consumer_lock(name)
+    try:
+        return not lock.alone(0.0)
+    except StoreError:
+        return False  # a directory that can't be written: nobody could hold it from here, and it can't be asked
+    finally:
+        lock.leave()
+
+
+def _read(store: Store, name: str) -> dict[int, handing.Known]:
+    return {s.number: s.read(lambda db: handing.look(db, name)) for s in store.shards}
+
+
+def _begin_epoch(store: Store, name: str) -> int:
+    """An epoch that is newer than any, in every shard."""
+    while True:
+        epoch = max(k.epoch for k in _read(store, name).values()) + 1
+        if all(shard.run(lambda tx, e=epoch: handing.take_over(tx, name, e)) for shard in store.shards):  # type: ignore[misc]
+            return epoch
+
+
+def _finish(store: Store, name: str) -> int:
+    """Bring the shards together after a crash between them: releases first, then acks. Returns the messages given back."""
+    known = _read(store, name)
+    released = max((n for k in known.values() for n in k.released), default=0)
+    for shard in store.shards:
+        if any(n <= released for n in known[shard.number].open):
+            shard.run(lambda tx: handing.release(tx, name, released))
+    given_back = _give_back(store, name) if released else 0
+    known = _read(store, name)
+    _ack(store, name, known, max(k.acked for k in known.values()))
+    return given_back
+
+
+def _give_back(store: Store, name: str) -> int:
+    total = 0
+    for shard in store.shards:
+        more = True
+        while more:
+            n, more = shard.run(lambda tx: handing.finish_release(tx, name))
+            total += n
+    return total
+
+
+def _ack(store: Store, name: str, known: Mapping[int, handing.Known], upto: int) -> int:
+    return sum(
+        shard.drain(lambda tx: handing.ack(tx, name, upto))
+        for shard in store.shards
+        if any(n <= upto for n in known[shard.number].open)
+    )

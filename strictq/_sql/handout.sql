@@ -1,0 +1,149 @@
+-- name: schema
+-- What named consumers were handed: a part of every shard. docs/explanation/storage.md describes it for other programs.
+CREATE TABLE consumer (
+    name  TEXT PRIMARY KEY,
+    epoch INTEGER NOT NULL,                        -- raised by whoever takes the consumer over
+    last  INTEGER NOT NULL,                        -- the newest hand-out that this shard has a part of
+    acked INTEGER NOT NULL,                        -- up to here hand-outs are acked or released
+    floor INTEGER NOT NULL,                        -- up to here they are no longer kept
+    CHECK (floor <= acked)
+) STRICT, WITHOUT ROWID;
+
+-- This shard's part of a hand-out. Its leases are those with its token: they have no deadline (2^62).
+CREATE TABLE handout (
+    consumer TEXT    NOT NULL,
+    n        INTEGER NOT NULL,                     -- 1, 2, 3 ... over all shards of the queue
+    state    TEXT    NOT NULL CHECK (state IN ('open', 'acked', 'released')),
+    token    INTEGER NOT NULL,
+    messages INTEGER NOT NULL,
+    bytes    INTEGER NOT NULL,                     -- of its blocks
+    made_at  INTEGER NOT NULL,
+    PRIMARY KEY (consumer, n)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX handout_open ON handout (consumer, n) WHERE state = 'open';
+
+-- What was handed out, as the consumer's own encoder packed it; never changed.
+CREATE TABLE handout_block (
+    consumer TEXT    NOT NULL,
+    n        INTEGER NOT NULL,
+    part     INTEGER NOT NULL,                     -- 0, 1, 2 ... in order
+    messages INTEGER NOT NULL,
+    fresh    INTEGER NOT NULL,                     -- 1: it begins with a lane that no earlier block of the part has
+    data     BLOB    NOT NULL,
+    PRIMARY KEY (consumer, n, part)
+) STRICT;
+
+-- Messages that are left out when a hand-out is read, by arrival number: they were dead-lettered out of it.
+CREATE TABLE handout_rejected (
+    consumer TEXT    NOT NULL,
+    n        INTEGER NOT NULL,
+    id       INTEGER NOT NULL,
+    PRIMARY KEY (consumer, n, id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX lease_handout ON lease (token) WHERE deadline = 4611686018427387904;
+
+-- name: consumer
+-- handout.require, handout.look: by primary key.
+SELECT epoch, last, acked, floor FROM consumer WHERE name = ?;
+
+-- name: consumers
+SELECT name, epoch, last, acked, floor FROM consumer ORDER BY name;
+
+-- name: add_consumer
+INSERT INTO consumer VALUES (?, 0, 0, 0, 0) ON CONFLICT (name) DO NOTHING;
+
+-- name: set_epoch
+UPDATE consumer SET epoch = ? WHERE name = ?;
+
+-- name: set_last
+UPDATE consumer SET last = ? WHERE name = ?;
+
+-- name: set_acked
+UPDATE consumer SET acked = max(acked, ?) WHERE name = ?;
+
+-- name: set_floor
+UPDATE consumer SET floor = max(floor, ?) WHERE name = ?;
+
+-- name: open_handouts
+-- handout.ack, handout.release: those that are not resolved, oldest first. Index: handout_open.
+SELECT n, token FROM handout INDEXED BY handout_open WHERE consumer = ? AND n <= ? AND state = 'open' ORDER BY n;
+
+-- name: open_since
+-- standings. Index: handout_open.
+SELECT min(made_at) FROM handout INDEXED BY handout_open WHERE consumer = ? AND state = 'open';
+
+-- name: kept
+-- standings: as many rows as hand-outs are kept. Index: primary key.
+SELECT n, bytes FROM handout WHERE consumer = ? AND state <> 'released';
+
+-- name: bytes_total
+-- stats: as many rows as hand-outs are kept.
+SELECT ifnull(sum(bytes), 0) FROM handout;
+
+-- name: in_flight
+-- status of a consumer: unresolved messages of one hand-out. Index: lease_handout.
+SELECT ifnull(sum(pending), 0) FROM lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904;
+
+-- name: insert_handout
+INSERT INTO handout (consumer, n, state, token, messages, bytes, made_at) VALUES (?, ?, 'open', ?, ?, ?, ?);
+
+-- name: state
+SELECT state FROM handout WHERE consumer = ? AND n = ?;
+
+-- name: handout_of
+-- handout.reject, explain: the hand-out that holds a lease. Index: handout_open.
+SELECT n FROM handout INDEXED BY handout_open WHERE consumer = ? AND state = 'open' AND token = ?;
+
+-- name: resolve
+UPDATE handout SET state = 'acked' WHERE consumer = ? AND n = ?;
+
+-- name: give_up
+UPDATE handout SET state = 'released', bytes = 0 WHERE consumer = ? AND n = ?;
+
+-- name: released
+-- handout.finish_release: those whose leases may not all be given back yet. Index: primary key.
+SELECT n, token FROM handout WHERE consumer = ? AND state = 'released' ORDER BY n;
+
+-- name: some_leases
+-- handout.finish_release: a bounded step. Index: lease_handout.
+SELECT lane FROM lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904 LIMIT ?;
+
+-- name: leases
+-- handout.ack: what a hand-out holds. Indexes: lease_handout, primary key of lane.
+SELECT e.lane, l.key, e.lo, e.hi, e.pending, e.redrive
+FROM lease e INDEXED BY lease_handout CROSS JOIN lane l ON l.id = e.lane
+WHERE e.token = ? AND e.deadline = 4611686018427387904;
+
+-- name: apart
+-- handout.ack: its bodies that lie apart. Indexes: lease_handout, primary key of message.
+SELECT e.lane, m.id FROM lease e INDEXED BY lease_handout CROSS JOIN message m ON m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi
+WHERE e.token = ? AND e.deadline = 4611686018427387904 AND m.body IS NULL;
+
+-- name: insert_block
+INSERT INTO handout_block VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: parts
+-- handout.parts: by primary key; the blocks themselves are not read.
+SELECT part, messages, length(data), fresh FROM handout_block WHERE consumer = ? AND n = ? ORDER BY part;
+
+-- name: block
+SELECT data FROM handout_block WHERE consumer = ? AND n = ? AND part = ?;
+
+-- name: add_rejected
+INSERT INTO handout_rejected VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: rejected
+SELECT id FROM handout_rejected WHERE consumer = ? AND n = ? ORDER BY id;
+
+-- name: too_old
+-- handout.prune: a bounded step of the oldest that need not be kept. Index: primary key.
+SELECT n FROM handout WHERE consumer = ? AND n <= ? AND state <> 'open' ORDER BY n LIMIT ?;
+
+-- name: delete_handout
+DELETE FROM handout WHERE consumer = ? AND n = ?;
+
+-- name: delete_blocks
+DELETE FROM handout_block WHERE consumer = ? AND n = ?;
+
+-- name: delete_rejected
+DELETE FROM handout_rejected WHERE consumer = ? AND n = ?;

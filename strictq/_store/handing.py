@@ -1,0 +1,31 @@
+"""What holders of named consumers and operators call for hand-outs, in one place."""
+
+from __future__ import annotations
+
+from .claim import Held, Request
+from .frame import Totals, Tx
+from .handout import (
+    Block,
+    Encode,
+    Known,
+    Part,
+    Standing,
+    ack,
+    block,
+    finish_release,
+    look,
+    parts,
+    prune,
+    record,
+    reject,
+    rejected,
+    release,
+    require,
+    standings,
+    take_over,
+)
+
+__all__ = [
+    "Block", "Encode", "Held", "Known", "Part", "Request", "Standing", "Totals", "Tx", "ack", "block", "finish_release", "look",
+    "parts", "prune", "record", "reject", "rejected", "release", "require", "standings", "take_over",
+]  # fmt: skip

@@ -1,0 +1,58 @@
+"""Hand-outs in tests: messages packed as JSON lines, and read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from strictq import Queue
+from strictq._handouts import Handouts, read_block, rejected
+from strictq._store.handed import BODY, ID, SEQ
+from strictq._store.handing import Block, Held
+
+Label = tuple[str, int, str]
+"""Stored key, seq, body."""
+PER_BLOCK = 4
+
+
+def encode(leases: Sequence[Held]) -> Iterator[Block]:
+    """Blocks of a few messages of one lane each."""
+    for held in leases:
+        for at in range(0, len(held.rows), PER_BLOCK):
+            rows = [(held.key.decode(), r[SEQ], r[BODY].decode(), r[ID]) for r in held.rows[at : at + PER_BLOCK]]
+            yield Block(len(rows), at == 0, json.dumps(rows).encode())
+
+
+def holder(q: Queue, consumer: str = "etl", **options: int) -> Handouts:
+    """The holder of a consumer, attached."""
+    h = Handouts(q, consumer, encode, **options)
+    h.attach(0.0)
+    return h
+
+
+def read(q: Queue, h: Handouts, n: int) -> list[Label]:
+    """What a hand-out gives whoever reads it."""
+    labels: list[Label] = []
+    for p in h.parts(n):
+        out = set(rejected(q, h.name, n, p.shard))
+        data = json.loads(read_block(q, h.name, n, p.shard, p.part))
+        labels += [(key, seq, body) for key, seq, body, arrival in data if arrival not in out]
+    return labels
+
+
+def drain(q: Queue, h: Handouts, **options: int) -> list[Label]:
+    """Take and ack until nothing is ready; what came, in order."""
+    got: list[Label] = []
+    n = h.last
+    while (following := h.take(n, **options)) != n:
+        n = following
+        got += read(q, h, n)
+    return got
+
+
+def by_key(labels: Sequence[Label]) -> dict[str, list[int]]:
+    """The seqs of each key, in order of their coming."""
+    out: dict[str, list[int]] = {}
+    for key, seq, _ in labels:
+        out.setdefault(key, []).append(seq)
+    return out
