@@ -98,5 +98,9 @@ class QueueTime:
         Right also for what happened before the wall clock was set. A difference under a second is drift, not a jump, and
         is ignored, so that the same point always converts to the same value.
         """
+        return (at + self.skew()) / MICROSECONDS
+
+    def skew(self) -> int:
+        """What to add to a point on this scale to have microseconds since 1970."""
         skew = self.clock.wall() - self.now()
-        return (at + (skew if abs(skew) >= MICROSECONDS else 0)) / MICROSECONDS
+        return skew if abs(skew) >= MICROSECONDS else 0

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 HANDOUT_MESSAGES_MAX: Final = 1_000_000
 HANDOUT_BYTES: Final = 256 * 1024 * 1024
 KEEP: Final = 100
-LOCK_SECONDS: Final = 10.0
+LOCK_SECONDS: Final = 10
 """How long a new holder waits for the lock: a process that is being stopped may still have it."""
 
 
@@ -163,6 +163,21 @@ class Handouts:
         if failed is not None:
             raise failed
         return start
+
+    def ack(self, upto: int) -> None:
+        """Ack every hand-out up to a number; where it is done already, nothing is written.
+
+        Raises:
+            ConsumerLost: another holder took over; nothing changed.
+        """
+        self._store.require_open()
+        for shard in self._store.shards:
+            self._step(shard, min(upto, self.last), None)
+
+    @property
+    def skew(self) -> int:
+        """What to add to a message's times to have microseconds since 1970."""
+        return self._store.time.skew()
 
     def _acks(self, shard: Shard, start: int) -> bool:
         return any(n <= start for n in self._look()[shard.number].open)

@@ -47,8 +47,8 @@ class Part(NamedTuple):
     fresh: bool
 
 
-Encode = Callable[[Sequence[Held]], Iterable[Block]]
-"""Packs what was leased, lane by lane and in order. Runs inside the write transaction."""
+Encode = Callable[[Sequence[Held], int], Iterable[Block]]
+"""Packs what was leased from a shard (its number), lane by lane and in order. Runs inside the write transaction."""
 
 
 @attrs.frozen
@@ -113,7 +113,7 @@ def record(tx: Tx, name: str, n: int, request: Request, encode: Encode) -> tuple
     claimed = claim.with_bodies(tx, claim.claim(tx, request))
     if not claimed.leases:
         return 0, 0, claimed.more
-    blocks = list(encode(claimed.leases))
+    blocks = list(encode(claimed.leases, tx.shard))
     messages = sum(len(held.rows) for held in claimed.leases)
     assert sum(b.messages for b in blocks) == messages, "the encoder must pack what it was given"
     size = sum(len(b.data) for b in blocks)

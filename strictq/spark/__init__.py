@@ -42,9 +42,11 @@ def register(spark: SparkSession) -> None:
     Source: docs/howto/spark.md
     """
     require()
+    from ._listener import listen
     from .datasource import StrictqDataSource
 
     spark.dataSource.register(StrictqDataSource)
+    listen(spark)
 
 
 def export_history(

@@ -18,10 +18,15 @@ from pyspark.sql.types import (
 
 from .._errors import InvalidArgument
 
-KeyType = Literal["string", "binary", "int"]
+KeyType = Literal["string", "binary", "int", "stored"]
 
-KEY_TYPES: Final[dict[str, DataType]] = {"string": StringType(), "binary": BinaryType(), "int": LongType()}
-"""Option `keyType` → type of the column `key`."""
+KEY_TYPES: Final[dict[str, DataType]] = {
+    "string": StringType(),
+    "binary": BinaryType(),
+    "int": LongType(),
+    "stored": BinaryType(),
+}
+"""Option `keyType` → type of the column `key`. "stored": keys of any type, in the form that docs/explanation/storage.md gives."""
 HEADERS: Final = MapType(StringType(), StringType(), valueContainsNull=False)
 
 

@@ -12,7 +12,7 @@ from ._schema import key_type, read_schema
 if TYPE_CHECKING:
     from .batch import BatchReader  # type: ignore[import-not-found]
     from .sink import BatchWriter, StreamWriter
-    from .source import StreamReader  # type: ignore[import-not-found]
+    from .source import StreamReader
 
 
 class StrictqDataSource(DataSource):

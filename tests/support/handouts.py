@@ -15,7 +15,7 @@ Label = tuple[str, int, str]
 PER_BLOCK = 4
 
 
-def encode(leases: Sequence[Held]) -> Iterator[Block]:
+def encode(leases: Sequence[Held], shard: int) -> Iterator[Block]:
     """Blocks of a few messages of one lane each."""
     for held in leases:
         for at in range(0, len(held.rows), PER_BLOCK):

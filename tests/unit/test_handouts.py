@@ -366,7 +366,7 @@ def test_on_a_full_disk_acks_go_on(q: Queue) -> None:
 def test_what_the_encoder_raises_undoes_the_hand_out(q: Queue) -> None:
     fill(q, "a", 1)
 
-    def refuse(leases: object) -> list[handing.Block]:
+    def refuse(leases: object, shard: int) -> list[handing.Block]:
         raise InvalidArgument("this key can't be packed")
 
     h = Handouts(q, "etl", refuse)

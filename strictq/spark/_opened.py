@@ -1,0 +1,36 @@
+"""Queues that a process of Spark's looks into: opened once, and kept, because the next task comes in milliseconds."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from .._errors import QueueNotFound
+from ..opening import open as open_queue
+from ..queue import Queue
+
+_MAX: Final = 8
+_opened: dict[str, tuple[tuple[int, int], Queue]] = {}
+
+
+def looking(path: str, queue_id: str) -> Queue:
+    """The queue at a path, to read in it.
+
+    Raises:
+        QueueNotFound: it is gone, or another queue is there now.
+    """
+    try:
+        found = os.stat(os.path.join(path, "queue.db"))
+    except OSError as e:
+        raise QueueNotFound(f"there is no queue at {path}") from e
+    place = (found.st_dev, found.st_ino)
+    known = _opened.get(path)
+    if known is None or known[0] != place:
+        if known is not None:
+            _opened.pop(path)[1].close()
+        while len(_opened) >= _MAX:
+            _opened.pop(next(iter(_opened)))[1].close()
+        known = _opened[path] = (place, open_queue(path, read_only=True))
+    if known[1].queue_id != queue_id:
+        raise QueueNotFound(f"the queue at {path} is another one than when this was planned")
+    return known[1]

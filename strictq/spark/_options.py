@@ -1,0 +1,105 @@
+"""The options of the sources, checked. Imported late, with pyspark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+from pyspark.sql.types import StructType
+
+from .. import _validate as validate
+from .._errors import InvalidArgument
+from .._handouts import HANDOUT_BYTES, HANDOUT_MESSAGES_MAX, KEEP, LOCK_SECONDS
+from ._schema import key_type, read_schema
+
+MESSAGES: Final = 100_000
+PARTITION_MESSAGES: Final = 50_000
+
+
+def number(options: Mapping[str, str], name: str, default: int, maximum: int, minimum: int = 1) -> int:
+    """An option that is a whole number.
+
+    Raises:
+        InvalidArgument: it is not, or is out of range.
+    """
+    text = options.get(name)
+    if text is None:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = minimum - 1
+    if not minimum <= value <= maximum:
+        raise InvalidArgument(f"the option {name} must be a whole number from {minimum:,} to {maximum:,}, not {text!r}")
+    return value
+
+
+def path_of(options: Mapping[str, str]) -> str:
+    """The queue's directory, absolute.
+
+    Raises:
+        InvalidArgument: there is no option path.
+    """
+    text = options.get("path")
+    if not text or "\0" in text:
+        raise InvalidArgument("the option path is missing", hint='.option("path", "…") names the queue\'s directory')
+    return os.path.abspath(text)
+
+
+def key_type_of(options: Mapping[str, str], schema: StructType) -> str:
+    """The option keyType, in agreement with the schema.
+
+    Raises:
+        InvalidArgument: it names none, or the program asked for other columns than a queue has.
+    """
+    text = (options.get("keyType") or "string").lower()
+    if schema != read_schema(key_type(text)):
+        raise InvalidArgument("a queue has columns of its own", hint="leave .schema(...) out, and select what you need")
+    return text
+
+
+@attrs.frozen
+class StreamOptions:
+    """What a stream reader was given.
+
+    Attributes:
+        messages_max, bytes_max: of one batch.
+        partition_messages: of one task, about.
+        keep: acknowledged batches that can be repeated.
+        wait_seconds: for a query of the same name that is being stopped.
+    """
+
+    path: str
+    consumer: str
+    key_type: str
+    messages_max: int
+    bytes_max: int
+    partition_messages: int
+    keep: int
+    wait_seconds: int
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], schema: StructType) -> StreamOptions:
+        """Check everything that can be checked before the queue is opened.
+
+        Raises:
+            InvalidArgument: nothing changed.
+        """
+        consumer = options.get("consumer")
+        if not consumer:
+            raise InvalidArgument(
+                "the option consumer is missing",
+                hint="name this query, and name it the same when it is started again: it goes on where it was",
+            )
+        return cls(
+            path=path_of(options),
+            consumer=validate.name("the option consumer", consumer),
+            key_type=key_type_of(options, schema),
+            messages_max=number(options, "maxMessagesPerTrigger", MESSAGES, HANDOUT_MESSAGES_MAX),
+            bytes_max=number(options, "maxBytesPerTrigger", HANDOUT_BYTES, 1 << 40),
+            partition_messages=number(options, "messagesPerPartition", PARTITION_MESSAGES, HANDOUT_MESSAGES_MAX),
+            keep=number(options, "keepBatches", KEEP, 1_000_000),
+            wait_seconds=number(options, "consumerWaitSeconds", LOCK_SECONDS, 3_600, 0),
+        )

@@ -1,0 +1,163 @@
+"""A queue as a stream: each micro-batch is a durable hand-out to a named consumer. Imported late, with pyspark.
+
+Spark runs the methods on offsets in one process for each query, and `read` in its workers; only the former holds the
+consumer. docs/explanation/spark.md says who does what and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from .._errors import HandoutGone
+from .._handouts import HANDOUT_MESSAGES_MAX, Handouts, read_block, rejected
+from .._store.handing import Part
+from ..opening import open as open_queue
+from ..queue import Queue
+from ._arrow import Builder, arrow_schema, encoder, unpack
+from ._opened import looking
+from ._options import StreamOptions
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+
+@attrs.frozen
+class Blocks(InputPartition):
+    """What one task reads: some blocks of a hand-out, in order.
+
+    Attributes:
+        blocks: (shard, first, last) each.
+    """
+
+    path: str
+    queue_id: str
+    consumer: str
+    n: int
+    blocks: tuple[tuple[int, int, int], ...]
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`spark.readStream.format("strictq")`. An offset names the queue, the consumer, and the number of a hand-out."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._options = StreamOptions.of(options, schema)
+        self._schema = schema
+        self._queue: Queue | None = None
+        self._held: Handouts | None = None
+        self._arrived: dict[int, int] | None = None
+
+    # ---- in the process of the query
+
+    def _handouts(self) -> Handouts:
+        """The consumer, held from the first call on."""
+        if self._held is None:
+            options = self._options
+            queue = open_queue(options.path, create=False)
+            try:
+                builder = Builder(arrow_schema(self._schema), options.key_type)
+                held = Handouts(queue, options.consumer, encoder(builder, queue._store.time.skew), keep=options.keep)
+                held.attach(options.wait_seconds)
+            except BaseException:
+                queue.close()
+                raise
+            self._queue, self._held = queue, held
+        return self._held
+
+    def _offset(self, after: int, n: int) -> dict[str, Any]:
+        """Where the stream is after hand-out n; a batch that ends here has those after `after`.
+
+        The batch is named by its end alone, because Spark asks for the initial offset again when it repeats batch 0, and by then
+        that may be another one.
+        """
+        options = self._options
+        assert self._queue is not None
+        return {
+            "queue": self._queue.queue_id, "consumer": options.consumer, "after": after, "n": n, "path": options.path,
+        }  # fmt: skip
+
+    def _number(self, offset: Mapping[str, Any]) -> int:
+        """The hand-out of an offset.
+
+        Raises:
+            HandoutGone: it is of another queue, or of another consumer.
+        """
+        self._handouts()
+        assert self._queue is not None
+        for what, ours in (("queue", self._queue.queue_id), ("consumer", self._options.consumer)):
+            if offset.get(what) != ours:
+                raise HandoutGone(
+                    f"the checkpoint is of {what} {offset.get(what)!r}, and this is {ours!r}",
+                    hint="give the query the checkpoint that belongs to it, or a new one: it begins after the last "
+                    "acknowledged batch",
+                )
+        return int(offset["n"])
+
+    def initialOffset(self) -> dict[str, Any]:
+        acked = self._handouts().acked
+        return self._offset(acked, acked)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._options.messages_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._arrived = self._handouts().arrived()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        n = self._number(start)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else HANDOUT_MESSAGES_MAX
+        following = self._handouts().take(n, messages_max=most, bytes_max=self._options.bytes_max, arrived=self._arrived)
+        return start if following == n else self._offset(n, following)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        last = self._number(end)
+        if start == end:
+            return []
+        held = self._handouts()
+        return [p for n in range(int(end["after"]) + 1, last + 1) for p in self._split(n, held.parts(n))]
+
+    def _split(self, n: int, parts: Iterable[Part]) -> Iterator[Blocks]:
+        """Tasks of about the wanted size. A lane is never split between two: its order would be lost."""
+        options = self._options
+        assert self._queue is not None
+        blocks: list[tuple[int, int, int]] = []
+        messages = 0
+        for part in parts:
+            if part.fresh and messages >= options.partition_messages:
+                yield Blocks(options.path, self._queue.queue_id, options.consumer, n, tuple(blocks))
+                blocks, messages = [], 0
+            if blocks and blocks[-1][0] == part.shard:
+                blocks[-1] = (part.shard, blocks[-1][1], part.part)
+            else:
+                blocks.append((part.shard, part.part, part.part))
+            messages += part.messages
+        if blocks:
+            yield Blocks(options.path, self._queue.queue_id, options.consumer, n, tuple(blocks))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._handouts().ack(self._number(end))
+
+    def stop(self) -> None:
+        held, self._held = self._held, None
+        queue, self._queue = self._queue, None
+        if held is not None:
+            held.close()
+        if queue is not None:
+            queue.close()
+
+    # ---- in the workers
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        assert isinstance(partition, Blocks)
+        queue = looking(partition.path, partition.queue_id)
+        schema = arrow_schema(self._schema)
+        for shard, first, last in partition.blocks:
+            without = rejected(queue, partition.consumer, partition.n, shard)
+            for part in range(first, last + 1):
+                data = read_block(queue, partition.consumer, partition.n, shard, part)
+                yield unpack(data, schema, without)

@@ -1,0 +1,115 @@
+"""Options, and messages as Arrow batches: without a session, because none is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import strictq
+from strictq import InvalidArgument
+from strictq._keys import Key, encode_key
+from strictq.spark._arrow import BYTES, ROWS, Builder, arrow_schema, pack, unpack
+from strictq.spark._options import StreamOptions
+from strictq.spark._schema import key_type, read_schema
+
+
+def builder(kind: str = "string") -> Builder:
+    return Builder(arrow_schema(read_schema(key_type(kind))), kind)
+
+
+def row(seq: int, body: bytes = b"x", headers: str | None = None, attempts: int = 0, lane: int = 1) -> tuple[Any, ...]:
+    """A message's row, as a claim gives it."""
+    return (0, 0, b"", lane, seq, None, None, attempts, 100 + seq, 1_000_000 * seq, headers, None, None, None, body)
+
+
+GIVEN = {"path": "q", "consumer": "etl"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"maxMessagesPerTrigger": "0"}, "maxMessagesPerTrigger must be a whole number from 1 to 1,000,000, not '0'"),
+        ({"maxMessagesPerTrigger": "abc"}, "maxMessagesPerTrigger must be a whole number from 1 to 1,000,000, not 'abc'"),
+        ({"maxMessagesPerTrigger": "1.5"}, "not '1.5'"),
+        ({"maxBytesPerTrigger": "0"}, "maxBytesPerTrigger must be"),
+        ({"keepBatches": "0"}, "keepBatches must be a whole number from 1"),
+        ({"messagesPerPartition": "-1"}, "messagesPerPartition must be"),
+        ({"consumerWaitSeconds": "x"}, "consumerWaitSeconds must be a whole number from 0"),
+        ({"keyType": "uuid"}, "keyType must be one of"),
+        ({"consumer": ""}, "the option consumer is missing"),
+        ({"consumer": "x" * 257}, "the option consumer must have 1 to 256 characters"),
+        ({"path": ""}, "the option path is missing"),
+        ({"path": "a\0b"}, "the option path is missing"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        StreamOptions.of(GIVEN | options, read_schema(key_type("string")))
+
+
+def test_options_have_defaults_and_columns_are_fixed() -> None:
+    options = StreamOptions.of(GIVEN, read_schema(key_type("string")))
+    assert (options.messages_max, options.keep, options.key_type) == (100_000, 100, "string")
+    assert options.path.startswith("/")
+    with pytest.raises(InvalidArgument, match="columns of its own"):
+        StreamOptions.of(GIVEN, read_schema(key_type("int")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "shown"),
+    [
+        ("string", "ü", "ü"), ("binary", b"\x00\xff", b"\x00\xff"), ("int", -7, -7), ("int", 2**63 - 1, 2**63 - 1),
+        ("stored", "a", b"sa"), ("stored", -7, b"i-7"), ("stored", b"a", b"ba"),
+    ],
+)  # fmt: skip
+def test_key_types(kind: str, key: Key, shown: object) -> None:
+    assert builder(kind).key(encode_key(key)) == shown
+    assert builder(kind).key(b"n3") is None
+
+
+@pytest.mark.parametrize(("kind", "key"), [("string", 7), ("string", b"a"), ("binary", "a"), ("int", "7"), ("int", 2**63)])
+def test_a_key_that_does_not_fit_says_what_does(kind: str, key: Key) -> None:
+    with pytest.raises(InvalidArgument, match=f"does not fit keyType={kind}.*keyType=stored"):
+        builder(kind).key(encode_key(key))
+
+
+def test_batches_hold_whole_lanes_where_they_fit() -> None:
+    lanes = [(b"sa", [row(n) for n in range(1, 1500)]), (b"sb", [row(n) for n in range(1, 4 * ROWS)]), (b"sc", [row(1)])]
+    made = list(builder().batches(lanes, 3, 5))
+    assert [(b.num_rows, fresh) for b, fresh in made] == [
+        (1499, True), (ROWS, True), (ROWS, False), (ROWS, False), (ROWS - 1, False), (1, True),
+    ]  # fmt: skip
+    keys = [key for b, _ in made for key in b.column("key").to_pylist()]
+    assert keys == ["a"] * 1499 + ["b"] * (4 * ROWS - 1) + ["c"]
+
+
+def test_batches_are_cut_by_bytes() -> None:
+    body = bytes(BYTES // 2)
+    made = list(
+        builder().batches([(b"sa", [row(n, body) for n in range(1, 6)]), (b"sb", [row(1, bytes(2 * BYTES), lane=2)])], 0, 0)
+    )
+    assert [(b.num_rows, fresh) for b, fresh in made] == [(2, True), (2, False), (1, False), (1, True)]
+
+
+def test_a_batch_comes_back_as_it_was_packed() -> None:
+    rows = [row(1, b"a", '{"h": "1"}', 2), row(2, b""), row(3, b"\xff")]
+    ((batch, _),) = builder().batches([(b"sk", rows)], 4, 500)
+    back = unpack(pack(batch), arrow_schema(read_schema(key_type("string"))), [102])
+    assert back.to_pydict() | {"enqueued_at": back.column("enqueued_at").cast("int64").to_pylist()} == {
+        "key": ["k", "k"], "seq": [1, 3], "body": [b"a", b"\xff"], "headers": [[("h", "1")], None], "attempt": [3, 1],
+        "enqueued_at": [1_000_500, 3_000_500], "shard": [4, 4], "id": [101, 103],
+    }  # fmt: skip
+    with pytest.raises(InvalidArgument, match="another keyType"):
+        unpack(pack(batch), arrow_schema(read_schema(key_type("int"))), [])
+
+
+def test_rows_of_a_claim_have_these_columns() -> None:
+    with strictq.open(":memory:") as q:
+        q.send(b"body", "k", headers={"a": "b"})
+        d = q.receive()[0]
+        ((batch, _),) = builder().batches([(d.lease._held.key, d.lease._held.rows)], d.shard, 0)
+    (shown,) = batch.to_pylist()
+    assert (shown["key"], shown["seq"], shown["body"], shown["headers"], shown["attempt"], shown["id"]) == (
+        "k", 1, b"body", [("a", "b")], 1, d.id,
+    )  # fmt: skip

@@ -1,0 +1,370 @@
+"""A queue as a stream: batches that can be repeated, acks that follow Spark's commits, order and leases as everywhere."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import strictq
+from strictq import Message, Queue
+from strictq.spark import _listener
+from tests.support.internals import PATIENCE_SECONDS
+from tests.support.ledgers import Ledger, send_chains
+
+from .streams import END_SECONDS, load, run, start
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+KEYS = [f"k{n}" for n in range(20)]
+
+
+@pytest.fixture
+def q(queue_path: str) -> Iterator[Queue]:
+    """A queue of two shards."""
+    with strictq.open(queue_path, shards=2, durability="process") as q:
+        yield q
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for what another process or thread does."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not true():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.02)
+
+
+def acked(q: Queue) -> bool:
+    return q.stats().depth == 0
+
+
+def failing_once(ledger: Ledger, *, at: int, after: bool) -> Callable[[DataFrame, int], None]:
+    """A sink that fails in a batch, before or after it has written."""
+    failed: list[int] = []
+
+    def write(df: DataFrame, batch: int) -> None:
+        if batch == at and not failed and not after:
+            failed.append(batch)
+            raise RuntimeError("the sink fails")
+        ledger.write(df, batch)
+        if batch == at and not failed:
+            failed.append(batch)
+            raise RuntimeError("the sink fails")
+
+    return write
+
+
+def test_everything_comes_once_in_order_and_is_acked(spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path) -> None:
+    send_chains(q, KEYS, 20)
+    run(load(spark, q.path, maxMessagesPerTrigger=150), checkpoint, ledger)
+    assert ledger.sizes() == [150, 150, 100]
+    ledger.require(dict.fromkeys(KEYS, 20))
+    until(lambda: acked(q))  # the last batch, too: the listener acks it
+    assert q.check() == []
+    send_chains(q, KEYS, 5, first=21)
+    run(load(spark, q.path), checkpoint, ledger)
+    ledger.require(dict.fromkeys(KEYS, 25))
+
+
+def test_columns(spark: SparkSession, q: Queue, checkpoint: Path) -> None:
+    q.configure(keyless="random")
+    q.send(b"\x00\xff", "kö", headers={"a": "1", "b": "ü"})
+    q.send(b"", None)
+    rows: list[Any] = []
+    run(load(spark, q.path), checkpoint, lambda df, _: rows.extend(df.orderBy("key").collect()))
+    keyless, keyed = rows
+    assert (keyed.key, keyed.seq, keyed.body, keyed.headers, keyed.attempt) == ("kö", 1, b"\x00\xff", {"a": "1", "b": "ü"}, 1)
+    assert (keyless.key, keyless.body, keyless.headers) == (None, b"", None)
+    assert keyed.shard in (0, 1)
+    assert keyed.id > 0
+    assert abs(keyed.enqueued_at.timestamp() - time.time()) < 600
+
+
+def test_keys_of_several_types_are_an_error_that_says_what_to_do(
+    spark: SparkSession, q: Queue, checkpoint: Path, ledger: Ledger
+) -> None:
+    q.send(b"x", "a")
+    q.send(b"x", 7)
+    with pytest.raises(Exception, match=r"the key .* does not fit keyType=string.*keyType=stored"):
+        run(load(spark, q.path), checkpoint, ledger)
+    assert q.stats().in_flight <= 1, "a shard whose keys fit may have been handed out"
+    assert q.check() == []
+
+
+def test_wrong_options_are_named(spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path) -> None:
+    with pytest.raises(Exception, match="maxMessagesPerTrigger must be a whole number from 1 to 1,000,000, not 'abc'"):
+        run(load(spark, q.path, maxMessagesPerTrigger="abc"), checkpoint, ledger)
+    with pytest.raises(Exception, match="there is no queue at"):
+        run(load(spark, f"{q.path}/nowhere"), checkpoint, ledger)
+    assert q.consumers() == []
+
+
+def test_an_empty_queue_ends_at_once(spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path) -> None:
+    run(load(spark, q.path), checkpoint, ledger)
+    assert ledger.sizes() in ([], [0]), "Spark runs an empty batch 0 where it has no offset yet"
+    assert q.consumers()[0].last == 0
+    q.send(b"x", "a")
+    run(load(spark, q.path), checkpoint, ledger)
+    assert sum(ledger.sizes()) == 1
+
+
+def test_available_now_ends_although_messages_keep_coming(
+    spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path
+) -> None:
+    send_chains(q, KEYS, 5)
+
+    def write(df: DataFrame, batch: int) -> None:
+        ledger.write(df, batch)
+        send_chains(q, KEYS, 1, first=6 + batch)
+
+    run(load(spark, q.path, maxMessagesPerTrigger=40), checkpoint, write)
+    assert ledger.sizes() == [40, 40, 20]
+    ledger.require(dict.fromkeys(KEYS, 5))
+    run(load(spark, q.path), checkpoint, ledger)
+    ledger.require(dict.fromkeys(KEYS, 8))
+
+
+def test_delays_holds_and_workers_beside_the_stream(spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path) -> None:
+    send_chains(q, KEYS[:4], 3)
+    q.hold(KEYS[0])
+    q.send(b"late", KEYS[4], delay=1000.0)
+    (mine,) = q.receive(1, keys=[KEYS[1]])
+    run(load(spark, q.path), checkpoint, ledger)
+    ledger.require(dict.fromkeys(KEYS[2:4], 3))
+    until(lambda: q.stats().in_flight == 1)
+    q.release(KEYS[0])
+    mine.nack(delay=0.0)
+    run(load(spark, q.path), checkpoint, ledger)
+    ledger.require(dict.fromkeys(KEYS[:4], 3))
+    assert q.check() == []
+
+
+def test_a_worker_gets_nothing_that_a_batch_holds(spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path) -> None:
+    send_chains(q, KEYS, 4)
+    seen: list[int] = []
+
+    def write(df: DataFrame, batch: int) -> None:
+        seen.append(len(q.receive(1000)))
+        ledger.write(df, batch)
+
+    run(load(spark, q.path), checkpoint, write)
+    assert seen == [0]
+    ledger.require(dict.fromkeys(KEYS, 4))
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the sink", "after the sink"])
+def test_a_failed_batch_comes_again_as_it_was(
+    spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path, after: bool
+) -> None:
+    send_chains(q, KEYS, 10)
+    sink = failing_once(ledger, at=1, after=after)
+    df = load(spark, q.path, maxMessagesPerTrigger=80)
+    with pytest.raises(Exception, match="the sink fails"):
+        run(df, checkpoint, sink)
+    assert q.stats().in_flight == 80
+    send_chains(q, KEYS, 1, first=11)
+    run(df, checkpoint, sink)
+    ledger.require(dict.fromkeys(KEYS, 11))
+    assert ledger.sizes()[:2] == [80, 80]
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("listening", [True, False])
+def test_the_last_batch_of_a_query_that_looks_no_further(
+    spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, listening: bool
+) -> None:
+    send_chains(q, KEYS, 2)
+    with monkeypatch.context() as patch:
+        if not listening:
+            patch.setattr(_listener, "acknowledge", lambda *_: 0)
+        query = start(load(spark, q.path), checkpoint, ledger, once=True)
+        assert query.awaitTermination(END_SECONDS)
+        if listening:
+            until(lambda: acked(q))
+            return
+        assert q.stats().in_flight == 40
+        run(load(spark, q.path), checkpoint, ledger)
+    assert q.stats().depth == 0, "the next start acks"
+    ledger.require(dict.fromkeys(KEYS, 2))
+
+
+def test_a_query_that_runs_on(spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path) -> None:
+    query = start(load(spark, q.path), checkpoint, ledger, processingTime="10 milliseconds")
+    try:
+        for n in range(1, 4):
+            send_chains(q, KEYS[:3], 2, first=2 * n - 1)
+            until(lambda: acked(q))
+    finally:
+        query.stop()
+    ledger.require(dict.fromkeys(KEYS[:3], 6))
+    until(lambda: not q.consumers()[0].active)
+
+
+def test_two_queries_with_one_name(spark: SparkSession, q: Queue, ledger: Ledger, tmp_path: Path) -> None:
+    query = start(load(spark, q.path), tmp_path / "one", ledger, processingTime="10 milliseconds")
+    try:
+        until(lambda: bool(q.consumers()) and q.consumers()[0].active)
+        with pytest.raises(Exception, match="consumer 'etl' has a holder that is alive"):
+            run(load(spark, q.path, consumerWaitSeconds=0), tmp_path / "two", ledger)
+        run(load(spark, q.path, consumer="other"), tmp_path / "three", ledger)
+        send_chains(q, KEYS, 2)
+        until(lambda: acked(q))
+    finally:
+        query.stop()
+    ledger.require(dict.fromkeys(KEYS, 2))
+
+
+def test_a_deleted_checkpoint_goes_on_after_the_last_ack(
+    spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path, tmp_path: Path
+) -> None:
+    send_chains(q, KEYS, 10)
+    with pytest.raises(Exception, match="the sink fails"):
+        run(load(spark, q.path, maxMessagesPerTrigger=80), checkpoint, failing_once(ledger, at=1, after=False))
+    shutil.rmtree(checkpoint)
+    again = Ledger(tmp_path / "again")
+    run(load(spark, q.path, maxMessagesPerTrigger=200), checkpoint, again)
+    assert again.sizes() == [80, 40], "first what was outstanding, as it was"
+    joined = ledger.chains()
+    for key, bodies in again.chains().items():
+        joined.setdefault(key, []).extend(bodies)
+    assert {len(bodies) for bodies in joined.values()} == {10}
+    for chain in joined.values():
+        assert [json.loads(body)["n"] for body in chain] == list(range(1, 11))
+
+
+def test_a_checkpoint_that_is_older_than_what_is_kept_is_refused(
+    spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path, tmp_path: Path
+) -> None:
+    send_chains(q, KEYS[:2], 10)
+    df = load(spark, q.path, maxMessagesPerTrigger=4, keepBatches=1)
+    run(df, checkpoint, ledger)
+    old = tmp_path / "old"
+    shutil.copytree(checkpoint, old)
+    for n in range(2, 5):
+        for kind in ("offsets", "commits"):
+            for name in (f"{n}", f".{n}.crc"):
+                (old / kind / name).unlink(missing_ok=True)
+    with pytest.raises(Exception, match=r"not kept any more.*start with a new checkpoint"):
+        run(df, old, Ledger(tmp_path / "other"))
+    run(load(spark, q.path), tmp_path / "new", Ledger(tmp_path / "other"))
+    ledger.require(dict.fromkeys(KEYS[:2], 10))
+
+
+def test_the_checkpoint_of_another_queue_is_refused(
+    spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path, tmp_path: Path
+) -> None:
+    send_chains(q, KEYS[:2], 1)
+    run(load(spark, q.path), checkpoint, ledger)
+    with strictq.open(tmp_path / "other.strictq", durability="process") as other:
+        send_chains(other, KEYS, 1)
+        with pytest.raises(Exception, match=r"the checkpoint is of queue .*the checkpoint that belongs to it"):
+            run(load(spark, other.path), checkpoint, ledger)
+        assert other.stats().in_flight == 0
+    with pytest.raises(Exception, match="the checkpoint is of consumer 'etl'"):
+        run(load(spark, q.path, consumer="load"), checkpoint, ledger)
+
+
+@pytest.mark.parametrize(("most", "kinds"), [(80, "offsets commits"), (200, "commits")])
+def test_the_newest_checkpoint_files_are_lost(
+    spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path, most: int, kinds: str
+) -> None:
+    """Spark syncs nothing: a power cut takes its newest files, though the queue has acked what they tell of."""
+    send_chains(q, KEYS, 10)
+    df = load(spark, q.path, maxMessagesPerTrigger=most)
+    run(df, checkpoint, ledger)
+    sizes = ledger.sizes()
+    until(lambda: acked(q))
+    for kind in kinds.split():
+        for name in (f"{len(sizes) - 1}", f".{len(sizes) - 1}.crc"):
+            (checkpoint / kind / name).unlink(missing_ok=True)
+    send_chains(q, KEYS, 1, first=11)
+    run(df, checkpoint, ledger)
+    assert ledger.sizes() == [*sizes, 20]
+    ledger.require(dict.fromkeys(KEYS, 11))
+
+
+def test_a_message_that_kills_every_batch_is_rejected_by_an_operator(
+    spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path
+) -> None:
+    send_chains(q, KEYS[:3], 2)
+    q.send(b"poison", "bad")
+
+    def write(df: DataFrame, batch: int) -> None:
+        if any(bytes(row.body) == b"poison" for row in df.collect()):
+            raise RuntimeError("it kills the job")
+        ledger.write(df, batch)
+
+    for _ in range(2):
+        with pytest.raises(Exception, match="it kills the job"):
+            run(load(spark, q.path), checkpoint, write)
+    assert "in hand-out 1 of consumer etl" in q.explain("bad").text
+    assert q.reject("bad", 1, "it kills the job")
+    run(load(spark, q.path), checkpoint, write)
+    ledger.require(dict.fromkeys(KEYS[:3], 2))
+    assert [d.body for d in q.dead_letters()] == [b"poison"]
+
+
+def test_a_released_consumer_needs_a_new_checkpoint(
+    spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path, tmp_path: Path
+) -> None:
+    send_chains(q, KEYS, 2)
+    with pytest.raises(Exception, match="the sink fails"):
+        run(load(spark, q.path), checkpoint, failing_once(ledger, at=0, after=False))
+    until(lambda: not q.consumers()[0].active)
+    assert q.release_consumer("etl") == 40
+    with pytest.raises(Exception, match=r"was released.*new checkpoint"):
+        run(load(spark, q.path), checkpoint, ledger)
+    run(load(spark, q.path), tmp_path / "new", ledger)
+    ledger.require(dict.fromkeys(KEYS, 2))
+
+
+def test_a_body_of_64_mib(spark: SparkSession, queue_path: str, checkpoint: Path) -> None:
+    size = 64 * 1024 * 1024
+    config = strictq.QueueConfig(max_body_bytes=size)
+    sizes: list[Any] = []
+    with strictq.open(queue_path, durability="process", config=config) as q:
+        q.send(b"small", "a")
+        q.send(b"\x07" * size, "a")
+        q.send(b"small", "a")
+        run(
+            load(spark, q.path, maxBytesPerTrigger=1000),
+            checkpoint,
+            lambda df, _: sizes.append([r[0] for r in df.selectExpr("length(body)").collect()]),
+        )
+    assert sizes == [[5], [size], [5]]
+
+
+def test_lanes_are_not_split_between_tasks(spark: SparkSession, q: Queue, checkpoint: Path) -> None:
+    q.send_many([Message(b"%d" % n, key=f"k{n % 5}") for n in range(20_000)])
+    seen: list[Any] = []
+
+    def tasks(df: DataFrame, _: int) -> None:
+        from pyspark.sql.functions import spark_partition_id
+
+        seen.extend(df.select("key", "seq", spark_partition_id().alias("task")).collect())
+
+    run(load(spark, q.path, messagesPerPartition=1000), checkpoint, tasks)
+    assert len({r.task for r in seen}) == 5
+    where: dict[str, set[int]] = {}
+    last: dict[str, int] = {}
+    for r in seen:
+        where.setdefault(r.key, set()).add(r.task)
+        assert r.seq == last.get(r.key, 0) + 1
+        last[r.key] = r.seq
+    assert all(len(tasks) == 1 for tasks in where.values())
