@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .claim import ATTEMPTS, BODY, HEADERS, ID, LANE, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT, Claimed, Held, Row
+from .claim import ATTEMPTS, BODY, HEADERS, ID, KEY, LANE, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT, Claimed, Held, Row
 from .settle import Batch
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "BODY",
     "HEADERS",
     "ID",
+    "KEY",
     "LANE",
     "PREPARE",
     "PROCESS",

@@ -38,9 +38,11 @@ class Builder:
     Args:
         schema: of the batches.
         key_type: of the column `key`: "string", "binary", "int", or "stored" (any key, as the queue stores it).
+        started: what to add to the attempts that were counted: 1 where they are handed out now.
     """
 
-    def __init__(self, schema: pa.Schema, key_type: str) -> None:
+    def __init__(self, schema: pa.Schema, key_type: str, *, started: int = 1) -> None:
+        self._started = started
         self._schema = schema
         self._key_type = key_type
         self._types = schema.types
@@ -67,8 +69,8 @@ class Builder:
         """One batch; rows as the queue has them, with their bodies."""
         columns = list(zip(*rows, strict=True))
         n = len(rows)
-        key, seq, body, headers, sent, attempt, shards, arrival = self._types
-        attempts = columns[ATTEMPTS]
+        key, seq, body, headers, sent, attempt, shards, arrival, *dead = self._types
+        attempts, started = columns[ATTEMPTS], self._started
         return pa.RecordBatch.from_arrays(
             [
                 pa.array(keys, key),
@@ -76,12 +78,24 @@ class Builder:
                 pa.array(columns[BODY], body),
                 _headers(columns[HEADERS], headers),
                 pa.array([at + skew for at in columns[SENT_AT]], pa.int64()).view(sent),
-                pa.array([a + 1 for a in attempts], attempt) if any(attempts) else pa.repeat(pa.scalar(1, attempt), n),
+                pa.array([a + started for a in attempts], attempt)
+                if any(attempts)
+                else pa.repeat(pa.scalar(started, attempt), n),
                 pa.repeat(pa.scalar(shard, shards), n),
                 pa.array(columns[ID], arrival),
+                *self._of_dead(columns, dead, skew),
             ],
             schema=self._schema,
         )
+
+    @staticmethod
+    def _of_dead(columns: Sequence[Sequence[Any]], types: Sequence[pa.DataType], skew: int) -> list[pa.Array]:
+        """Where the schema is that of dead letters: kind, reason, time of death."""
+        if not types:
+            return []
+        kinds, reasons, died = columns[BODY + 1 :]
+        died_at = pa.array([at + skew for at in died], pa.int64()).view(types[2])
+        return [pa.array(kinds, types[0]), pa.array(reasons, types[1]), died_at]
 
     def batches(self, lanes: Iterable[Keyed], shard: int, skew: int) -> Iterator[tuple[pa.RecordBatch, bool]]:
         """Batches of whole lanes where they fit, and whether a batch begins with a new lane."""

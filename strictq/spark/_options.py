@@ -16,6 +16,7 @@ from ._schema import key_type, read_schema
 
 MESSAGES: Final = 100_000
 PARTITION_MESSAGES: Final = 50_000
+STATES: Final = ("pending", "dead")
 
 
 def number(options: Mapping[str, str], name: str, default: int, maximum: int, minimum: int = 1) -> int:
@@ -55,9 +56,54 @@ def key_type_of(options: Mapping[str, str], schema: StructType) -> str:
         InvalidArgument: it names none, or the program asked for other columns than a queue has.
     """
     text = (options.get("keyType") or "string").lower()
-    if schema != read_schema(key_type(text)):
+    if schema != columns(options):
         raise InvalidArgument("a queue has columns of its own", hint="leave .schema(...) out, and select what you need")
     return text
+
+
+def is_dead(options: Mapping[str, str]) -> bool:
+    """The option state.
+
+    Raises:
+        InvalidArgument: it is neither "pending" nor "dead".
+    """
+    text = (options.get("state") or STATES[0]).lower()
+    if text not in STATES:
+        raise InvalidArgument(f"the option state must be {' or '.join(STATES)}, not {text!r}")
+    return text == "dead"
+
+
+def columns(options: Mapping[str, str]) -> StructType:
+    """What reading with these options gives.
+
+    Raises:
+        InvalidArgument: an option names something that there is not.
+    """
+    return read_schema(key_type(options.get("keyType")), dead=is_dead(options))
+
+
+@attrs.frozen
+class BatchOptions:
+    """What a batch reader was given."""
+
+    path: str
+    key_type: str
+    dead: bool
+    partition_messages: int
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], schema: StructType) -> BatchOptions:
+        """Check everything that can be checked before the queue is opened.
+
+        Raises:
+            InvalidArgument: nothing changed.
+        """
+        return cls(
+            path=path_of(options),
+            key_type=key_type_of(options, schema),
+            dead=is_dead(options),
+            partition_messages=number(options, "messagesPerPartition", PARTITION_MESSAGES, 1 << 40),
+        )
 
 
 @attrs.frozen
@@ -87,6 +133,8 @@ class StreamOptions:
         Raises:
             InvalidArgument: nothing changed.
         """
+        if is_dead(options):
+            raise InvalidArgument("a stream reads what is pending", hint="read dead letters with spark.read")
         consumer = options.get("consumer")
         if not consumer:
             raise InvalidArgument(

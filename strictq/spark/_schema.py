@@ -29,6 +29,12 @@ KEY_TYPES: Final[dict[str, DataType]] = {
 """Option `keyType` → type of the column `key`. "stored": keys of any type, in the form that docs/explanation/storage.md gives."""
 HEADERS: Final = MapType(StringType(), StringType(), valueContainsNull=False)
 
+_DEAD: Final = (
+    StructField("kind", StringType(), nullable=False),
+    StructField("reason", StringType(), nullable=True),
+    StructField("died_at", TimestampType(), nullable=False),
+)
+
 
 def key_type(text: str | None) -> DataType:
     """The type of the column `key` that an option names; string where it is not given.
@@ -42,8 +48,8 @@ def key_type(text: str | None) -> DataType:
         raise InvalidArgument(f"keyType must be one of {', '.join(KEY_TYPES)}, not {text!r}") from None
 
 
-def read_schema(key: DataType) -> StructType:
-    """What reading a queue gives: one row a message."""
+def read_schema(key: DataType, *, dead: bool = False) -> StructType:
+    """What reading a queue gives: one row a message, or one a dead letter."""
     return StructType(
         [
             StructField("key", key, nullable=True),  # NULL: a keyless message
@@ -54,5 +60,6 @@ def read_schema(key: DataType) -> StructType:
             StructField("attempt", IntegerType(), nullable=False),
             StructField("shard", IntegerType(), nullable=False),
             StructField("id", LongType(), nullable=False),
+            *(_DEAD if dead else ()),
         ]
     )

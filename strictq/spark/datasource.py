@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from ._schema import key_type, read_schema
+from ._options import columns
 
 if TYPE_CHECKING:
-    from .batch import BatchReader  # type: ignore[import-not-found]
+    from .batch import BatchReader
     from .sink import BatchWriter, StreamWriter
     from .source import StreamReader
 
@@ -23,7 +23,7 @@ class StrictqDataSource(DataSource):
         return "strictq"
 
     def schema(self) -> StructType:
-        return read_schema(key_type(self.options.get("keyType")))
+        return columns(self.options)
 
     def reader(self, schema: StructType) -> BatchReader:
         from .batch import BatchReader

@@ -12,7 +12,7 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
-from strictq._sql import APPLIED, CHECK, CLAIM, HANDOUT, HISTORY, INSPECT, LANES, OPERATE, OUTBOX, SEND, SETTLE, SHARD, Block, repeat
+from strictq._sql import APPLIED, CHECK, CLAIM, HANDOUT, HISTORY, INSPECT, LANES, OPERATE, OUTBOX, SCAN, SEND, SETTLE, SHARD, Block, repeat
 from tests.support.internals import shard_file, shard_of, writer_of
 from tests.support.queues import Opener
 
@@ -153,7 +153,7 @@ def test_stats_of_held_and_delayed_lanes_walk_those_lanes_alone(db: apsw.Connect
 
 BLOCKS = {
     "claim": CLAIM, "handout": HANDOUT, "history": HISTORY, "inspect": INSPECT, "lanes": LANES, "operate": OPERATE,
-    "outbox": OUTBOX, "send": SEND, "settle": SETTLE,
+    "outbox": OUTBOX, "scan": SCAN, "send": SEND, "settle": SETTLE,
 }  # fmt: skip
 STATEMENTS = [
     (f"{where}.{name}", getattr(block, name)) for where, block in BLOCKS.items() for name in block.names() if name != "schema"

@@ -1,0 +1,33 @@
+-- name: lanes_to
+-- scan.plan: lanes that have messages, and how many, in order. Takes the lane after which, and how many lanes. Indexes: primary keys.
+SELECT l.id, max(ifnull((SELECT max(m.seq) FROM message m WHERE m.lane = l.id), 0), l.last_seq) - l.resolved
+FROM lane l WHERE l.id > ? ORDER BY l.id LIMIT ?;
+
+-- name: keyless
+-- scan.plan: the lanes for keyless messages, without those for a single one. Index: the UNIQUE one on key.
+SELECT id FROM lane WHERE key >= x'6e' AND key < x'6f' AND instr(key, x'21') = 0;
+
+-- name: messages
+-- scan.pending: columns as a claim has them; a bounded step. Takes lane, seq, last lane, newest arrival, limit. Index: primary key.
+SELECT NULL, 0, l.key, m.lane, m.seq, m.due, m.expires, m.attempts, m.id, m.sent_at, m.headers, m.size_hint, m.prepare_seconds,
+       m.process_seconds, m.body
+FROM message m CROSS JOIN lane l ON l.id = m.lane
+WHERE (m.lane, m.seq) > (?1, ?2) AND m.lane <= ?3 AND m.id <= ?4 ORDER BY m.lane, m.seq LIMIT ?5;
+
+-- name: set_aside
+-- scan.keyless: messages that left a lane for one of their own since the plan. Takes the first key, the first key behind,
+-- the newest lane of the plan, and between which arrivals. Indexes: the UNIQUE one on key, primary key of message.
+SELECT NULL, 0, l.key, m.lane, m.seq, m.due, m.expires, m.attempts, m.id, m.sent_at, m.headers, m.size_hint, m.prepare_seconds,
+       m.process_seconds, m.body
+FROM lane l CROSS JOIN message m ON m.lane = l.id
+WHERE l.key > ? AND l.key < ? AND l.id > ? AND m.id > ? AND m.id <= ?;
+
+-- name: key
+SELECT key FROM lane WHERE id = ?;
+
+-- name: dead
+-- scan.dead: the same columns, then kind, reason and time of death. Index: primary key of dead.
+SELECT NULL, 0, l.key, d.lane, d.seq, NULL, NULL, d.attempts, d.id, d.sent_at, d.headers, d.size_hint, d.prepare_seconds,
+       d.process_seconds, d.body, d.kind, d.reason, d.died_at
+FROM dead d CROSS JOIN lane l ON l.id = d.lane
+WHERE (d.lane, d.seq) > (?1, ?2) AND d.lane <= ?3 AND d.id <= ?4 ORDER BY d.lane, d.seq LIMIT ?5;

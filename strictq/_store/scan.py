@@ -1,0 +1,176 @@
+"""Reading a shard's messages without leasing them, while others work on it.
+
+A scan is planned once and read in steps, each a short read transaction. It is bounded by the newest arrival at the plan. A
+step goes on behind the last message of the one before, in lane order, which messages keep while they are pending: so none is
+read twice, and none is missed that stays. One kind moves: a keyless message that is put aside, into a lane of its own; so a
+keyless lane is read together with what left it since the plan, by ranges of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import Any, Final
+
+import apsw
+import attrs
+
+from .._sql import CLAIM, SCAN
+from .claim import BODY, ID, KEY, LANE, SEQ, Row
+from .frame import NEVER, Totals
+from .lanes import ASIDE
+from .shard import Shard
+
+STEP: Final = 2_000
+STEP_BYTES: Final = 16 * 1024 * 1024
+WALK_LANES: Final = 10_000
+"""Up to so many lanes are counted one by one for a plan; more are taken to be equally deep."""
+
+
+@attrs.frozen
+class Segment:
+    """Lanes that one task reads: those after `after` up to `last`; or one lane for keyless messages."""
+
+    after: int
+    last: int
+    keyless: bool = False
+
+
+@attrs.frozen
+class Plan:
+    """A scan of one shard.
+
+    Attributes:
+        newest: arrival number of the newest message that belongs to it.
+        last_lane: the newest lane.
+        tasks: the segments of each task.
+    """
+
+    newest: int
+    last_lane: int
+    tasks: tuple[tuple[Segment, ...], ...]
+
+
+def plan(db: apsw.Connection, *, dead: bool, per_task: int) -> Plan:
+    """How to read what is pending (or dead) now, in tasks of about so many messages. A lane belongs to one task."""
+    totals = Totals.read(db)
+    messages = totals.dead if dead else totals.pending
+    if not messages:
+        return Plan(totals.last_id, totals.last_lane, ())
+    apart: list[Any] = [] if dead else db.execute(SCAN.keyless).fetchall()
+    keyless = {lane for (lane,) in apart}
+    if dead or totals.lanes > WALK_LANES:
+        size = max(1, totals.last_lane * per_task // messages)
+        cuts = [*range(size, totals.last_lane, size), totals.last_lane]
+    else:
+        cuts = list(_cuts(db, totals.last_lane, per_task))
+    tasks: list[tuple[Segment, ...]] = []
+    after = 0
+    for cut in cuts:
+        tasks.append(tuple(_segments(after, cut, keyless)))
+        after = cut
+    return Plan(totals.last_id, totals.last_lane, tuple(tasks))
+
+
+def _cuts(db: apsw.Connection, last_lane: int, per_task: int) -> Iterator[int]:
+    """Last lanes of tasks, by counting."""
+    n = 0
+    rows: list[Any] = db.execute(SCAN.lanes_to, (0, WALK_LANES)).fetchall()
+    for lane, depth in rows:
+        n += depth
+        if n >= per_task and lane < last_lane:
+            yield lane
+            n = 0
+    yield last_lane
+
+
+def _segments(after: int, last: int, keyless: set[int]) -> Iterator[Segment]:
+    for lane in sorted(lane for lane in keyless if after < lane <= last):
+        if lane - 1 > after:
+            yield Segment(after, lane - 1)
+        yield Segment(lane - 1, lane, keyless=True)
+        after = lane
+    if last > after:
+        yield Segment(after, last)
+
+
+def pending(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
+    """The messages of a segment, in steps; rows as a claim has them, with their bodies."""
+    if segment.keyless:
+        return _keyless(shard, plan, segment.last)
+    return _walk(shard, SCAN.messages, plan, segment)
+
+
+def dead(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
+    """The dead letters of a segment, in the same way; then kind, reason and time of death."""
+    return _walk(shard, SCAN.dead, plan, segment)
+
+
+def _walk(shard: Shard, statement: str, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
+    lane, seq = segment.after, NEVER
+    while True:
+        rows, whole = shard.look(
+            lambda db, at=(lane, seq): _step(db, statement, (*at, segment.last, plan.newest, STEP))  # type: ignore[misc]
+        )
+        if rows:
+            yield rows
+            lane, seq = rows[-1][LANE], rows[-1][SEQ]
+        if whole:
+            return
+
+
+def _step(db: apsw.Connection, statement: str, values: tuple[int, ...]) -> tuple[list[Row], bool]:
+    """Rows with their bodies, fewer where they are large; and whether there are no more."""
+    found: list[Row] = db.execute(statement, values).fetchall()
+    rows = _with_bodies(db, found)
+    return rows, len(rows) == len(found) < values[-1]
+
+
+def _with_bodies(db: apsw.Connection, rows: list[Row]) -> list[Row]:
+    """Fetch the bodies that lie apart, as far as they are not too many bytes for one step."""
+    if all(row[BODY] is not None for row in rows):
+        return rows
+    out: list[Row] = []
+    size = 0
+    for row in rows:
+        if row[BODY] is None:
+            data: Any = db.execute(CLAIM.body, (row[ID],)).get
+            row = (*row[:BODY], data, *row[BODY + 1 :])
+        out.append(row)
+        size += len(row[BODY])
+        if size > STEP_BYTES:
+            break
+    return out
+
+
+def _keyless(shard: Shard, plan: Plan, lane: int) -> Iterator[list[Row]]:
+    """One keyless lane, and what left it since the plan: each step has one range of arrivals, from wherever they lie now."""
+    seq, seen = 0, 0
+
+    def step(db: apsw.Connection) -> tuple[list[Row], list[Row], bool]:
+        key: Any = db.execute(SCAN.key, (lane,)).get
+        if key is None:
+            return [], [], True
+        rows, whole = _step(db, SCAN.messages, (lane, seq, lane, plan.newest, STEP))
+        upto = plan.newest if whole else rows[-1][ID]
+        moved: list[Row] = db.execute(
+            SCAN.set_aside, (key + ASIDE, key + bytes([ASIDE[0] + 1]), plan.last_lane, seen, upto)
+        ).fetchall()
+        parent = [(*row[:KEY], key, lane, *row[LANE + 1 :]) for row in moved]
+        return rows, [_with_bodies(db, [row])[0] for row in parent], whole
+
+    whole = False
+    while not whole:
+        rows, moved, whole = shard.look(step)
+        if rows or moved:
+            yield sorted(rows + moved, key=itemgetter(ID)) if moved else rows
+        if rows:
+            seq, seen = rows[-1][SEQ], rows[-1][ID]
+
+
+def plan_shard(shard: Shard, *, dead: bool, per_task: int) -> Plan:
+    """`plan`, in a short read transaction."""
+    return shard.look(lambda db: plan(db, dead=dead, per_task=per_task))
+
+
+__all__ = ["Plan", "Segment", "dead", "pending", "plan_shard"]

@@ -1,0 +1,128 @@
+"""Processes of a stream that die: drivers, runners and workers are killed with -9, and the ledger stays whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import strictq
+from strictq import Queue, SchemaMismatch
+from strictq._store.migrate import FORMAT
+from tests.support.internals import ROOT, shard_file, tamper
+from tests.support.ledgers import Ledger, send_chains
+
+from .streams import END_SECONDS, load, run, start
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql import SparkSession
+
+KEYS = [f"k{n}" for n in range(30)]
+SENT = 10
+
+
+def open_queue(place: Path) -> Queue:
+    return strictq.open(place / "queue", shards=2, durability="process")
+
+
+@pytest.fixture
+def q(tmp_path: Path) -> Iterator[Queue]:
+    """A queue of two shards with 300 messages."""
+    with open_queue(tmp_path) as q:
+        send_chains(q, KEYS, SENT)
+        yield q
+
+
+def finish(spark: SparkSession, q: Queue, place: Path) -> None:
+    """Start the query again where it was, and compare everything."""
+    ledger = Ledger(place / "ledger")
+    run(load(spark, q.path, maxMessagesPerTrigger=100), place / "checkpoint", ledger)
+    ledger.require(dict.fromkeys(KEYS, SENT))
+    assert q.stats().depth == 0
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("when", ["sink", "ack", "last"])
+def test_the_driver_is_killed(spark: SparkSession, q: Queue, tmp_path: Path, when: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.stream_driver", when, str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=2 * END_SECONDS,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    assert q.stats().in_flight == 100, "what the batch has stays leased"
+    taken = {d.key for d in q.receive(1000)}
+    assert len(taken) <= 20
+    for d in q.receive(1000):
+        d.nack(delay=0.0)
+    q.close()
+    with open_queue(tmp_path) as q:
+        for key in taken:
+            assert q.explain(key).state == "in_flight"
+        assert q.check() == []
+
+
+def holder_of(q: Queue) -> int:
+    """The process that holds the consumer: it has the lock's file open."""
+    (lock,) = Path(q.path).glob("consumer-*")
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            try:
+                if any(os.path.samefile(fd, lock) for fd in (process / "fd").iterdir() if fd.exists()):
+                    return int(process.name)
+            except OSError:
+                continue
+    raise AssertionError("nobody holds it")
+
+
+def test_the_source_runner_is_killed(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+    df = load(spark, q.path, maxMessagesPerTrigger=100)
+    query = start(df, tmp_path / "checkpoint", ledger, processingTime="10 milliseconds")
+    try:
+        until = time.monotonic() + END_SECONDS
+        while len(ledger.batches()) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        os.kill(holder_of(q), signal.SIGKILL)
+        with pytest.raises(Exception, match=r"."):
+            query.awaitTermination(END_SECONDS)
+    finally:
+        query.stop()
+    finish(spark, q, tmp_path)
+
+
+def test_a_worker_is_killed_in_a_task(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
+    marker = tmp_path / "killed"
+
+    def die(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+        for n, batch in enumerate(batches):
+            if n == 0 and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+    ledger = Ledger(tmp_path / "ledger")
+    df = load(spark, q.path, maxMessagesPerTrigger=100)
+    with pytest.raises(Exception, match=r"."):
+        run(df.mapInArrow(die, df.schema), tmp_path / "checkpoint", ledger)
+    assert marker.exists()
+    assert q.stats().in_flight == 100
+    finish(spark, q, tmp_path)
+
+
+def test_a_newer_format_and_a_directory_that_is_gone(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
+    path = q.path
+    q.close()
+    tamper(shard_file(path), f"PRAGMA user_version = {FORMAT + 1}")
+    with pytest.raises(Exception, match=rf"its format {FORMAT + 1} is newer"):
+        run(load(spark, path), tmp_path / "checkpoint", Ledger(tmp_path / "ledger"))
+    with pytest.raises(SchemaMismatch), strictq.open(path) as again:
+        again.receive()

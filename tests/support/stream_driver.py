@@ -1,0 +1,71 @@
+"""A driver program that streams a queue into a ledger and kills itself: `python -m tests.support.stream_driver WHEN PLACE`.
+
+WHEN, in batch 1: "sink" (between Spark's offsets and its commit, before the sink has written), "ack" (after the sink and
+Spark's commit, before the queue hears of it), "last" (the sink has written AvailableNow's last batch).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import strictq.spark
+from tests.support.ledgers import Ledger
+from tests.support.sparks import environment, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MOST = 100
+"""Messages of a batch."""
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(when: str, place: Path) -> None:
+    """Never returns."""
+    os.environ.update(environment(place))
+    from pyspark.sql import SparkSession
+
+    from strictq.spark import _listener
+
+    spark = SparkSession.builder.master("local[2]").config(map=settings(place)).getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    ledger = Ledger(place / "ledger")
+
+    def write(df: DataFrame, batch: int) -> None:
+        if when == "sink" and batch == 1:
+            kill()
+        ledger.write(df, batch)
+        if when == "last" and batch == 2:
+            kill()
+
+    def progress(*_: Any) -> int:
+        if when == "ack" and 1 in ledger.batches():
+            kill()
+        return 0
+
+    _listener.acknowledge = progress
+    strictq.spark.register(spark)
+    stream = spark.readStream.format("strictq").option("path", str(place / "queue")).option("consumer", "etl")
+    df = stream.option("maxMessagesPerTrigger", MOST).load()
+    # "ack": a batch at a time, so that nothing asks for the next one before the listener hears of the last.
+    trigger: dict[str, Any] = {"processingTime": "1 hour"} if when == "ack" else {"availableNow": True}
+    for _ in range(2):
+        query = (
+            df.writeStream.foreachBatch(write).option("checkpointLocation", str(place / "checkpoint")).trigger(**trigger).start()
+        )
+        if when != "ack":
+            query.awaitTermination()
+            break
+        query.processAllAvailable()
+    raise AssertionError("nothing killed it")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
