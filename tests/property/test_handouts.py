@@ -1,0 +1,217 @@
+"""Named consumers, workers, operators, restarts and reboots in any order: every message is done once, and batches repeat."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+import strictq
+from strictq import Delivery, HandoutGone, Message, Queue, QueueConfig
+from strictq._handouts import acknowledge
+from tests.support.clock import FakeClock
+from tests.support.handouts import Label, holder, read
+
+KEYS = [f"k{n}" for n in range(5)]
+KEEP = 3
+
+
+class HandoutsMachine(RuleBasedStateMachine):
+    """What was sent, what each hand-out had, and what is done; compared with the queue after every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = Path(tempfile.mkdtemp(prefix="strictq-handouts-"))
+        self.clock = FakeClock()
+        self.sent: dict[str, int] = {}
+        self.handed: dict[int, list[Label]] = {}
+        self.done: set[tuple[str, int]] = set()
+        self.dead: set[tuple[str, int]] = set()
+        self.released: set[int] = set()
+        self.working: list[Delivery] = []
+        self.offset = 0  # what the stream's checkpoint says
+        self.q = self._open()
+        self.h = holder(self.q, keep=KEEP)
+
+    def _open(self) -> Queue:
+        return strictq.open(
+            self.place / "queue", shards=2, durability="process", clock=self.clock,
+            config=QueueConfig(max_attempts=None, lease_seconds=30.0),
+        )  # fmt: skip
+
+    def teardown(self) -> None:
+        try:
+            self._drain()
+        finally:
+            self.q.close()
+            shutil.rmtree(self.place, ignore_errors=True)
+
+    # --- what happens
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=12))
+    def send(self, keys: list[str]) -> None:
+        for receipt in self.q.send_many([Message(b"m", key=key) for key in keys]):
+            self.sent[str(receipt.key)] = receipt.seq
+
+    @rule(most=st.integers(1, 8), committed=st.booleans())
+    def take(self, most: int, committed: bool) -> None:
+        """The stream takes the next batch, or asks for the one it has again."""
+        start = self.offset if not committed else min(self.h.last, self.offset + 1)
+        before = self.h.last
+        n = self.h.take(start, messages_max=most)
+        assert n in (start, start + 1)
+        assert n == start + 1 or start == before
+        self._ack_to(start)
+        self.offset = start
+        if n > start:
+            rows = read(self.q, self.h, n)
+            if n > before:
+                self._is_new(n, rows)
+            else:
+                assert rows == [r for r in self.handed[n] if (r[0][1:], r[1]) not in self.dead], "a batch comes again as it was"
+
+    def _is_new(self, n: int, rows: list[Label]) -> None:
+        assert rows
+        for key, seq, _ in rows:
+            at = (key[1:], seq)
+            assert at not in self.done, "done messages never come again"
+            first = min(s for s in range(1, seq + 1) if (key[1:], s) not in self.done | self.dead)
+            mine = [s for k, s, _ in rows if k == key]
+            assert first in mine, "nothing is skipped"
+            assert mine == sorted(mine), "in order"
+        self.handed[n] = rows
+
+    def _ack_to(self, n: int) -> None:
+        for number, rows in self.handed.items():
+            if number <= n and number not in self.released:
+                self.done |= {(key[1:], seq) for key, seq, _ in rows} - self.dead
+
+    @rule()
+    def listener(self) -> None:
+        """The driver hears that the newest batch is committed."""
+        if self.h.last == 0 or self.h.last in self.released:
+            return
+        acknowledge(self.q, "etl", self.h.last)
+        self._ack_to(self.h.last)
+
+    @rule()
+    def crash(self) -> None:
+        """The holder and everybody else die; the queue is opened again."""
+        self.q.close()
+        self.working.clear()
+        self.q = self._open()
+        self.h = holder(self.q, keep=KEEP)
+
+    @rule()
+    def reboot(self) -> None:
+        self.q.close()
+        self.working.clear()
+        self.clock.reboot(down_seconds=5.0)
+        self.q = self._open()
+        self.h = holder(self.q, keep=KEEP)
+
+    @rule()
+    def fresh_checkpoint(self) -> None:
+        self.offset = self.h.acked
+
+    @rule(back=st.integers(1, KEEP + 3))
+    def old_checkpoint(self, back: int) -> None:
+        """Spark's newest files are lost: it asks for a batch that was acked."""
+        n = self.offset - back
+        if n < 0:
+            return
+        kept = n + 1 > self.offset - KEEP
+        try:
+            self.h.take(n)
+            rows = read(self.q, self.h, n + 1)
+        except HandoutGone:
+            assert n + 1 in self.released or not kept or self.h.last - n > KEEP
+        else:
+            assert rows == [r for r in self.handed[n + 1] if (r[0][1:], r[1]) not in self.dead or (r[0][1:], r[1]) in self.done]
+
+    @rule(most=st.integers(1, 4))
+    def work(self, most: int) -> None:
+        for d in self.q.receive(most):
+            at = (str(d.key), d.seq)
+            assert at not in self.done
+            open_rows = [r for n, rows in self.handed.items() if n > self.h.acked and n not in self.released for r in rows]
+            assert at not in {(k[1:], s) for k, s, _ in open_rows}, "what is handed out is nobody else's"
+            self.working.append(d)
+
+    @precondition(lambda self: self.working)
+    @rule(good=st.booleans())
+    def settle(self, good: bool) -> None:
+        d = self.working.pop(0)
+        try:
+            if good:
+                d.ack()
+                self.done.add((str(d.key), d.seq))
+            else:
+                d.nack(delay=0.0)
+                self.working = [w for w in self.working if w.lease is not d.lease]
+        except strictq.LeaseLost:
+            pass
+
+    @rule(key=st.sampled_from(KEYS), seq=st.integers(1, 20))
+    def reject(self, key: str, seq: int) -> None:
+        try:
+            if self.q.reject(key, seq, "no"):
+                self.dead.add((key, seq))
+        except (strictq.UnknownMessage, strictq.InvalidArgument):
+            pass
+
+    @rule()
+    def release(self) -> None:
+        """An operator gives up what is open; the stream starts with a new checkpoint."""
+        acked, last = self.h.acked, self.h.last
+        self.h.close()
+        self.q.release_consumer("etl")
+        self.released |= set(range(acked + 1, last + 1))
+        self.h = holder(self.q, keep=KEEP)
+        assert self.h.acked == last
+        self.offset = last
+
+    # --- what must hold
+
+    @invariant()
+    def the_queue_is_sound(self) -> None:
+        assert self.q.check() == []
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        total = sum(self.sent.values())
+        stats = self.q.stats()
+        assert stats.depth == total - len(self.done) - len(self.dead)
+        assert stats.dead == len(self.dead)
+
+    def _drain(self) -> None:
+        for d in self.working:
+            try:
+                d.ack()
+                self.done.add((str(d.key), d.seq))
+            except strictq.LeaseLost:
+                continue
+        self.working.clear()
+        self.fresh_checkpoint()
+        while True:
+            before = self.offset
+            n = self.h.take(before)
+            self._ack_to(before)
+            if n == before:
+                break
+            if n not in self.handed:
+                self._is_new(n, read(self.q, self.h, n))
+            self.offset = n
+        everything = {(key, seq) for key, tail in self.sent.items() for seq in range(1, tail + 1)}
+        assert self.done | self.dead == everything
+        assert not self.done & self.dead
+
+
+HandoutsMachine.TestCase.settings = settings(
+    max_examples=10, stateful_step_count=25, deadline=None, phases=(Phase.generate,), print_blob=False, suppress_health_check=[HealthCheck.too_slow]
+)
+TestHandouts = HandoutsMachine.TestCase
