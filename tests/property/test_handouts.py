@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -196,6 +196,7 @@ class HandoutsMachine(RuleBasedStateMachine):
             except strictq.LeaseLost:
                 continue
         self.working.clear()
+        self.clock.advance(100.0)  # the leases of workers that died are over
         self.fresh_checkpoint()
         while True:
             before = self.offset
@@ -212,6 +213,9 @@ class HandoutsMachine(RuleBasedStateMachine):
 
 
 HandoutsMachine.TestCase.settings = settings(
-    max_examples=10, stateful_step_count=25, deadline=None, phases=(Phase.generate,), print_blob=False, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=10,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 TestHandouts = HandoutsMachine.TestCase
