@@ -32,7 +32,7 @@ def _tables(bench: Bench, spark: SparkSession, place: Path) -> Iterator[Figure]:
     rows, keys = ROWS[bench.sizes.name], bench.sizes.keys
     df = messages(spark, rows, keys, place / "rows")
     df.write.json(str(place / "json"))
-    _fill(spark, df, place / "queue")
+    _fill(df, place / "queue")
     tables: dict[str, DataFrame] = {
         "json": spark.read.schema(SCHEMA).json(str(place / "json")),
         "parquet": spark.read.parquet(str(place / "rows")),
@@ -73,7 +73,7 @@ def _beside_json(bench: Bench, spark: SparkSession, place: Path, each: int, batc
     df.repartition(batches).write.json(str(files))
 
     def ours() -> Sample:
-        _fill(spark, df, place / "streamed")
+        _fill(df, place / "streamed")
         reader = spark.readStream.format("strictq").option("path", str(place / "streamed")).option("consumer", "benchmark")
         return _trigger(reader.option("maxMessagesPerTrigger", each).load(), place / "checkpoint", each)
 
@@ -95,7 +95,7 @@ def _trigger(df: DataFrame, checkpoint: Path, each: int) -> Sample:
     return Sample(statistics.median(milliseconds[2:]) / 1000, each)
 
 
-def _fill(spark: SparkSession, df: DataFrame, path: Path) -> None:
+def _fill(df: DataFrame, path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
     strictq.open(path, shards=SHARDS, durability="process").close()
     df.write.format("strictq").option("path", str(path)).option("jobId", "fill").mode("append").save()

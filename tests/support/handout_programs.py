@@ -1,0 +1,64 @@
+"""Programs around a named consumer, to be killed: `python -m tests.support.handout_programs NAME PLACE`.
+
+They keep what they saw in files of their own: a ledger by number, as an idempotent sink would, and a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import strictq
+from tests.support.handouts import holder, read
+
+MOST = 7
+
+
+def open_queue(place: Path) -> strictq.Queue:
+    return strictq.open(place / "queue", durability="process")
+
+
+def publish(file: Path, value: object) -> None:
+    """Write a file whole."""
+    part = file.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(value))
+    os.replace(part, file)
+
+
+def stream(place: Path) -> None:
+    """Take, write to the ledger, note it in the checkpoint, and again for ever; a hand-out that comes again must be the same."""
+    with open_queue(place) as q:
+        h = holder(q, keep=3)
+        checkpoint = place / "checkpoint.json"
+        start = json.loads(checkpoint.read_text()) if checkpoint.exists() else 0
+        print("going", flush=True)
+        while True:
+            n = h.take(start, messages_max=MOST)
+            if n == start:
+                continue
+            rows = [list(r) for r in read(q, h, n)]
+            file = place / f"{n}.ledger"
+            assert not file.exists() or json.loads(file.read_text()) == rows, f"hand-out {n} came again with other messages"
+            publish(file, rows)
+            publish(checkpoint, n)
+            start = n
+
+
+def work(place: Path) -> None:
+    """Receive and ack beside it, one by one; what is acked is noted before, and counts if the queue says so."""
+    with open_queue(place) as q, open(place / f"worker-{os.getpid()}.jsonl", "a", encoding="utf-8") as notes:
+        print("going", flush=True)
+        while True:
+            for d in q.receive(3, wait=0.1, lease_seconds=0.3):
+                notes.write(json.dumps([d.key, d.seq]) + "\n")
+                notes.flush()
+                try:
+                    d.ack()
+                except strictq.LeaseLost:
+                    break
+
+
+if __name__ == "__main__":
+    {"stream": stream, "work": work}[sys.argv[1]](Path(sys.argv[2]))
