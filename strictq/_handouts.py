@@ -152,6 +152,9 @@ class Handouts:
         ready = [
             s for s in self._store.rotation() if arrived is not None or self._acks(s, start) or self._store.outlook(s)[0]
         ]  # fmt: skip
+        if messages_max >= 2 * len(ready) > 2:
+            # The emptiest first: what they leave of their even part goes to the others. (With less room, each has its turn.)
+            ready.sort(key=lambda s: s.glance(lambda db: handing.Totals.read(db).pending))
         for i, shard in enumerate(ready):
             request = left.share(len(ready) - i, self.name, None if arrived is None else arrived[shard.number])
             try:

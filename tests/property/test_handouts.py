@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import strictq
 from strictq import Delivery, HandoutGone, Message, Queue, QueueConfig
 from strictq._handouts import acknowledge
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.handouts import Label, holder, read
 
 KEYS = [f"k{n}" for n in range(5)]

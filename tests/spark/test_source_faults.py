@@ -52,11 +52,12 @@ def finish(spark: SparkSession, q: Queue, place: Path) -> None:
 
 @pytest.mark.parametrize("when", ["sink", "ack", "last"])
 def test_the_driver_is_killed(spark: SparkSession, q: Queue, tmp_path: Path, when: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.stream_driver", when, str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=2 * END_SECONDS,
-    )  # fmt: skip
-    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    log = tmp_path / "driver.log"
+    with log.open("wb") as output:  # no pipe: what the driver leaves behind would keep it open
+        command = [sys.executable, "-m", "tests.support.stream_driver", when, str(tmp_path)]
+        driver = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        ended = driver.wait(2 * END_SECONDS)
+    assert ended == -signal.SIGKILL, log.read_text(errors="replace")[-2000:]
     held = q.stats().in_flight
     assert held == (300 if when == "ack" else 100), "what the batch has stays leased"
     others = q.receive(1000)

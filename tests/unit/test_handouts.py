@@ -14,7 +14,7 @@ import strictq
 from strictq import ConsumerBusy, ConsumerLost, HandoutGone, InvalidArgument, Message, Queue, StoreFull, UnknownMessage
 from strictq._handouts import Handouts, acknowledge, read_block
 from strictq._store import handing
-from tests.support.clock import FakeClock
+from strictq.testing import FakeClock
 from tests.support.handouts import by_key, drain, encode, holder, read
 from tests.support.internals import PATIENCE_SECONDS, ROOT, failing, in_threads, shard_file, tamper
 from tests.support.queues import Opener, fill, keys_by_shard, labels
