@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -19,6 +20,9 @@ from ._options import BatchOptions
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
+
+
+_lane = itemgetter(LANE)
 
 
 @attrs.frozen
@@ -64,7 +68,3 @@ class BatchReader(DataSourceReader):
                 )
                 for batch, _ in builder.batches(lanes, shard.number, skew):
                     yield batch
-
-
-def _lane(row: Sequence[Any]) -> Any:
-    return row[LANE]
