@@ -110,10 +110,8 @@ def test_a_worker_is_killed_in_a_task(spark: SparkSession, q: Queue, tmp_path: P
 
     ledger = Ledger(tmp_path / "ledger")
     df = load(spark, q.path, maxMessagesPerTrigger=100)
-    with pytest.raises(Exception, match=r"."):
-        run(df.mapInArrow(die, df.schema), tmp_path / "checkpoint", ledger)
-    assert marker.exists()
-    assert q.stats().in_flight == 100
+    run(df.mapInArrow(die, df.schema), tmp_path / "checkpoint", ledger)
+    assert marker.exists(), "and Spark ran the task again"
     finish(spark, q, tmp_path)
 
 
