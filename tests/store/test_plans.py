@@ -12,7 +12,23 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
-from strictq._sql import APPLIED, CHECK, CLAIM, HANDOUT, HISTORY, INSPECT, LANES, OPERATE, OUTBOX, SCAN, SEND, SETTLE, SHARD, Block, repeat
+from strictq._sql import (
+    APPLIED,
+    CHECK,
+    CLAIM,
+    HANDOUT,
+    HISTORY,
+    INSPECT,
+    LANES,
+    OPERATE,
+    OUTBOX,
+    SCAN,
+    SEND,
+    SETTLE,
+    SHARD,
+    Block,
+    repeat,
+)
 from tests.support.internals import shard_file, shard_of, writer_of
 from tests.support.queues import Opener
 
