@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 END_SECONDS = 120
+STARTS = 4
 
 
 def load(spark: SparkSession, path: str, consumer: str = "etl", **options: object) -> DataFrame:
@@ -32,7 +33,21 @@ def start(df: DataFrame, checkpoint: Path, sink: Ledger | Callable[[DataFrame, i
 
 
 def run(df: DataFrame, checkpoint: Path, sink: Ledger | Callable[[DataFrame, int], None]) -> StreamingQuery:
-    """Run a query with AvailableNow to its end; what it fails with is raised."""
+    """Run a query with AvailableNow to its end; what it fails with is raised.
+
+    Spark gives a Python process ten seconds to start, whatever else the machine does: where that was not enough, the query is
+    started again, as somebody would by hand.
+    """
+    for _ in range(STARTS - 1):
+        try:
+            return _run(df, checkpoint, sink)
+        except Exception as e:
+            if "failed to connect back" not in str(e):
+                raise
+    return _run(df, checkpoint, sink)
+
+
+def _run(df: DataFrame, checkpoint: Path, sink: Ledger | Callable[[DataFrame, int], None]) -> StreamingQuery:
     query = start(df, checkpoint, sink)
     assert query.awaitTermination(END_SECONDS), "the query does not end"
     return query
