@@ -12,7 +12,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
@@ -35,6 +34,10 @@ class HandlerDied(Exception):
     """The process that ran the handler ended by itself: it was killed, or ended the interpreter."""
 
     speaks_for_itself = True
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class HandlerError(Exception):
@@ -104,11 +107,14 @@ class Child:
 
     def ready(self) -> None:
         """Have a child before a job is taken, so that its start counts neither as the handler's time nor as its timeout."""
-        with suppress(HandlerDied):  # then the job that comes says so
-            held = getattr(self._local, "held", None)
-            if held is not None and not held[0].is_alive():
-                self.close()
+        held = getattr(self._local, "held", None)
+        if held is not None and not held[0].is_alive():
+            self.close()
+        try:
             self._started()
+        except HandlerDied as e:
+            if e.exit_code > 0:  # not killed: it can't even import what it is to run, and no message is to blame
+                raise InvalidArgument(f"no process for {self._stage} handlers can start: {e}; its stderr says why") from None
 
     def __call__(self, job: Job) -> Any:
         process, there = self._started()
@@ -136,7 +142,7 @@ class Child:
         code = process.exitcode or 0
         self.close()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return HandlerDied(f"the handler's process {how}")
+        return HandlerDied(f"the handler's process {how}", code)
 
     def _started(self) -> tuple[BaseProcess, Connection]:
         held: tuple[BaseProcess, Connection] | None = getattr(self._local, "held", None)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import strictq
 from strictq import InvalidArgument, Queue, Worker
 from tests.worker import handlers
 
@@ -81,3 +85,30 @@ def test_handlers_that_can_not_be_sent_are_refused(q: Queue, handler: Any, said:
         Worker(q, handler, executor="process")
     with pytest.raises(InvalidArgument, match=said):
         Worker(q, handlers.nothing, handler, executor="process")
+
+
+PROGRAM = """
+import strictq
+from strictq import Worker
+
+def process(job):
+    pass
+
+with strictq.open("queue", durability="process") as q:
+    q.send(b"", key="k")
+    Worker(q, process, executor="process", concurrency=1).run(drain=True)
+"""
+
+
+def test_a_program_that_is_not_guarded_says_so_instead_of_starting_itself_again_and_again(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    with strictq.open(tmp_path / "queue", durability="process", config=strictq.QueueConfig(max_attempts=1)):
+        pass
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=40)
+    assert "if __name__ == '__main__':" in done.stderr
+    assert "can start" in done.stderr
+    assert done.returncode == 1
+    guarded = PROGRAM.replace("with strictq", "if __name__ == '__main__':\n  with strictq").replace("\n    q.", "\n      q.")
+    (tmp_path / "program.py").write_text(guarded.replace("\n    Worker", "\n      Worker"))
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=40)
+    assert (done.returncode, done.stderr) == (0, "")
