@@ -9,7 +9,7 @@ import subprocess
 import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,20 +27,10 @@ from tests.support.records import generate, microseconds, with_durations, write
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 HOUR = 3600.0
 RECORDS = generate(6_000)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def interpreted(spark: SparkSession) -> Iterator[None]:
-    """Without compiling a class for each of so many small queries, which takes longer than running them."""
-    names = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    before = {name: spark.conf.get(name) for name in names}
-    for name, value in names.items():
-        spark.conf.set(name, value)
-    yield
-    for name, value in before.items():
-        spark.conf.set(name, value or "")
 
 
 @pytest.fixture(scope="module")
