@@ -323,7 +323,7 @@ def test_waiting_for_more(spark: SparkSession, q: Queue) -> None:
         ({"lease_seconds": float("nan")}, "lease_seconds"),
         ({"consumer": ""}, "consumer"),
     ],
-    ids=str,
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else value,
 )
 def test_bad_arguments(spark: SparkSession, q: Queue, arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(strictq.InvalidArgument, match=says):
