@@ -51,10 +51,13 @@ def finish(spark: SparkSession, q: Queue, place: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["sink", "ack", "last"])
-def test_the_driver_is_killed(spark: SparkSession, q: Queue, tmp_path: Path, when: str) -> None:
+def test_the_driver_is_killed(
+    spark: SparkSession, q: Queue, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, when: str
+) -> None:
+    home = tmp_path_factory.mktemp("s")  # a short name: Spark's sockets lie in it, and their paths have at most 107 bytes
     log = tmp_path / "driver.log"
     with log.open("wb") as output:  # no pipe: what the driver leaves behind would keep it open
-        command = [sys.executable, "-m", "tests.support.stream_driver", when, str(tmp_path)]
+        command = [sys.executable, "-m", "tests.support.stream_driver", when, str(tmp_path), str(home)]
         driver = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         ended = driver.wait(2 * END_SECONDS)
     assert ended == -signal.SIGKILL, log.read_text(errors="replace")[-2000:]

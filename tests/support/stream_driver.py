@@ -1,7 +1,8 @@
-"""A driver program that streams a queue into a ledger and kills itself: `python -m tests.support.stream_driver WHEN PLACE`.
+"""A driver program that streams a queue into a ledger and kills itself: `python -m tests.support.stream_driver WHEN PLACE HOME`.
 
 WHEN: "sink" (in batch 1, between Spark's offsets and its commit, before the sink has written), "ack" (after the sink and
-Spark's commit of batch 0, before the queue hears of it), "last" (the sink has written AvailableNow's last batch).
+Spark's commit of batch 0, before the queue hears of it), "last" (the sink has written AvailableNow's last batch). HOME: for
+Spark's own files.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(when: str, place: Path) -> None:
+def main(when: str, place: Path, home: Path) -> None:
     """Never returns."""
-    os.environ.update(environment(place))
+    os.environ.update(environment(home))
     from pyspark.sql import SparkSession
 
     from strictq.spark import _listener
 
-    spark = SparkSession.builder.master("local[2]").config(map=settings(place)).getOrCreate()
+    spark = SparkSession.builder.master("local[2]").config(map=settings(home)).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     ledger = Ledger(place / "ledger")
 
@@ -65,4 +66,4 @@ def main(when: str, place: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
