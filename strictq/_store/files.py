@@ -151,14 +151,13 @@ def sync_wal(path: Path) -> None:
         os.close(fd)
 
 
-def rewrite_wal(path: Path) -> None:
-    """Write a shard's WAL over itself and sync it. The caller holds the shard's write lock."""
+def rewrite_wal(path: Path, at: int) -> None:
+    """Write a shard's WAL over itself, from a byte on, and sync it. The caller holds the shard's write lock."""
     try:
         fd = os.open(f"{path}-wal", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
-        at = 0
         while block := os.pread(fd, 1 << 20, at):
             at += os.pwrite(fd, block, at)
         os.fsync(fd)

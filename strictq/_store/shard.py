@@ -69,6 +69,9 @@ class Shard:
         self._reader_lock = threading.Lock()
         self._checkpointer: apsw.Connection | None = None
         self._mark: wal.Mark | None = None
+        self._full = host.catalog.durability == "full"
+        self._synced: wal.Mark | None = None
+        """At "full": what of the WAL was on the disk when the last commit returned."""
         self.checkpoint_lock = threading.Lock()
         self.failed: StoreError | None = None
         """Why this shard is quarantined."""
@@ -158,7 +161,8 @@ class Shard:
         assert self.path is not None
         db.execute("BEGIN IMMEDIATE")  # nobody appends meanwhile
         try:
-            files.rewrite_wal(self.path)
+            # Not what is on the disk for sure: a power cut in the middle of writing may leave garbage.
+            files.rewrite_wal(self.path, wal.end_of(self.path, self._synced, self._mark))
         except OSError as e:
             raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self.number, cause=e) from e
         finally:
@@ -186,6 +190,11 @@ class Shard:
 
     def _committed(self, _db: apsw.Connection, _name: str, pages: int) -> int:
         self.wal_pages = pages
+        if self._full:
+            known = self._synced
+            # The salts are read only where the WAL may have begun again; if it did unseen, they do not fit, and say nothing.
+            salts = known.salts if known is not None and pages > known.frames else wal.salts_of(self.path)
+            self._synced = wal.Mark(salts, pages)
         if pages >= self._checkpoint_at:
             self._host.wal_grew(self.number)
         return apsw.SQLITE_OK

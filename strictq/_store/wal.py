@@ -77,6 +77,25 @@ class Mark:
     frames: int
 
 
+def salts_of(path: Path | None) -> bytes:
+    """The salts of a shard's WAL; empty where it has none, or no sound header."""
+    if path is None:
+        return b""
+    with Wal.of(path) as wal:
+        header = None if wal is None else wal.header()
+    return header.salts if header is not None and header.sound else b""
+
+
+def end_of(path: Path, *known: Mark | None) -> int:
+    """The byte of a shard's WAL behind the frames that are on the disk by what is known; 0 if nothing is known of this WAL."""
+    with Wal.of(path) as wal:
+        header = None if wal is None else wal.header()
+    if header is None or not header.sound:
+        return 0
+    frames = max((mark.frames for mark in known if mark is not None and mark.salts == header.salts), default=0)
+    return HEADER_BYTES + frames * (FRAME_HEADER_BYTES + header.page_bytes) if frames else 0
+
+
 def running(data: bytes, sums: Sums, order: str) -> Sums:
     """SQLite's checksum of the WAL, continued over some more bytes."""
     a, b = sums

@@ -251,3 +251,29 @@ def test_a_medium_that_nobody_can_write_to_is_verified_by_reading_it(left: Path)
         assert not found.goes_on_after(whole, header)
         assert found.goes_on_after(0, header)
         assert found.frame(whole + 1, PAGE_BYTES, page=True) == b""
+
+
+def test_what_was_synced_is_not_written_again(tmp_path: Path) -> None:
+    """The repair after a failed sync begins behind the last commit that returned, in the WAL that is there now."""
+    with quiet(FakeClock()), strictq.open(tmp_path / "live", durability="full") as q:
+        shard = shard_of(q)
+        assert shard.path is not None
+        for n in range(3):
+            q.send(b"%d" % n, "k")
+            assert wal.end_of(shard.path, shard._synced, None) == wal.HEADER_BYTES + commits_of(tmp_path / "live")[-1] * FRAME
+        shard.checkpoint()
+        q.send(b"", "k")  # the WAL begins again, under other salts
+        synced = shard._synced
+        assert synced is not None
+        assert wal.end_of(shard.path, synced, None) == wal.HEADER_BYTES + synced.frames * FRAME
+        assert synced.frames < 10
+    other = wal.Mark(b"of older", 1_000)
+    assert wal.end_of(shard.path, other, None) == 0, "another WAL's frames say nothing of this one's"
+    assert wal.end_of(shard.path, None, None) == 0
+    assert wal.end_of(tmp_path / "none", synced, None) == 0
+
+
+def test_at_process_only_the_mark_counts(tmp_path: Path) -> None:
+    with quiet(FakeClock()), strictq.open(tmp_path / "live", durability="process") as q:
+        q.send(b"", "k")
+        assert shard_of(q)._synced is None

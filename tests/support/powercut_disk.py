@@ -84,10 +84,6 @@ class Disk:
             data.extend(bytes(at - len(data)))
         data[at : at + len(part)] = part
 
-    def holds(self, file: int, at: int, part: bytes) -> bool:
-        """Is this what lies there?"""
-        return bytes(self.files.get(file, b"")[at : at + len(part)]) == part
-
     def _writable(self, file: int) -> bytearray:
         data = self.files.get(file, b"")
         if file in self._own:
@@ -200,11 +196,7 @@ def _tear(disk: Disk, op: Op, chance: random.Random) -> None:
 
 
 def _scatter(disk: Disk, op: Op, share: float, chance: random.Random, *, garbage: bool) -> None:
-    """Each sector of a write arrived or not; what did not may be garbage or zeros.
-
-    A sector that is written again with what it holds durably is what it was. That it could be torn into garbage all the same is
-    not modelled: docs/explanation/reliability.md says what would not survive it.
-    """
+    """Each sector of a write arrived or not; what did not may be garbage or zeros, over whatever was durable there."""
     if op.kind != "write":
         if chance.random() < share:
             disk.apply(op)
@@ -212,7 +204,7 @@ def _scatter(disk: Disk, op: Op, share: float, chance: random.Random, *, garbage
     for start in range(0, len(op.data), SECTOR):
         part = op.data[start : start + SECTOR]
         if chance.random() >= share:
-            if not garbage or chance.random() < 0.3 or disk.holds(op.file, op.at + start, part):
+            if not garbage or chance.random() < 0.3:
                 continue
             part = bytes(len(part)) if chance.random() < 0.5 else chance.randbytes(len(part))
         disk.write(op.file, op.at + start, part)
