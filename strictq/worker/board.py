@@ -490,6 +490,7 @@ class Board:
             self._let_go(job)
             self.preparing.discard(job)
             job._cancelled = True
+            job._stage = OVER  # it may still stand among those to be prepared
 
 
 def lost(job: Job) -> LeaseLost:

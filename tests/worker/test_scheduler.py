@@ -338,3 +338,16 @@ def test_what_was_retried_is_started_only_when_it_runs(q: Queue) -> None:
     board.settled([], starting, 0.0)
     assert all(job._stage == READY for job in starting)
     assert [job._stage == PREPARED for job in starting] == [False] * 4
+
+
+def test_what_was_given_back_at_the_stop_is_not_prepared_any_more(q: Queue) -> None:
+    """It was to be prepared, and no handler had it yet: whoever takes it later would prepare a message that is not ours."""
+    send(q, 2, process_seconds=2.0, prepare_seconds=0.3)
+    stage = Stage(q)
+    stage.lease()
+    stage.start_first()
+    stage.to(101.8)  # the second one is to be prepared now
+    assert [job.seq for job in stage.board.stop()] == [2]
+    assert stage.preparing() == []
+    stage.processed("k", 1)
+    assert stage.board.idle
