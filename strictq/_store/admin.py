@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import apsw
@@ -125,12 +126,14 @@ def check_inlets(store: Store) -> list[Problem]:
     had: list[tuple[int, str, int]] = []
     for shard in store.healthy():
         try:
-            last = shard.look(lambda db: Totals.read(db).last_outbox)
-            sent[shard.incarnation] = last
             rows: list[Any] = shard.look(lambda db: db.execute(CHECK.inlets).fetchall())
-            had += [(shard.number, origin, high) for origin, high in rows]
         except (StrictqError, TypeError):
             continue  # reported as unreadable, or as a missing counter row
+        had += [(shard.number, origin, high) for origin, high in rows]
+    # What was sent is read after what has arrived: meanwhile more may have been sent, and have arrived.
+    for shard in store.healthy():
+        with suppress(StrictqError, TypeError):
+            sent[shard.incarnation] = shard.look(lambda db: Totals.read(db).last_outbox)
     return [
         Problem(number, "inlet", f"has had send {high} of shard file {origin}, which has sent {sent[origin]}")
         for number, origin, high in had

@@ -14,6 +14,7 @@ import strictq
 from strictq import ForwardPending, Queue, StoreBusy, StoreCorrupt, StrictqError
 from strictq._store import files, outbox
 from strictq._store.router import Store
+from strictq._store.shard import Shard
 from strictq.testing import FakeClock
 from tests.support.internals import failing, run_python, shard_file, shard_of, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard, labels, seqs
@@ -333,3 +334,20 @@ def test_max_depth_does_not_stop_what_arrives(disk: Opener, stuck: Callable[[], 
     stuck()
     q._store.forward()
     assert seqs(q.peek(THERE)) == [1, 2, 3]
+
+
+def test_a_check_beside_forwarding_finds_nothing(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent from one shard to the other between two looks of the check is no invention of the destination."""
+    q = disk(shards=2)
+    here, there = keys_by_shard(2).values()
+    look = Shard.look
+
+    def look_and_send(self: Shard, what: Any) -> Any:
+        found = look(self, what)
+        for origin, destination in ((here, there), (there, here)):
+            with q.transaction(key=origin) as tx:
+                tx.send(b"", destination)
+        return found
+
+    monkeypatch.setattr(Shard, "look", look_and_send)
+    assert q.check() == []
