@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ..delivery import Delivery, Lease
-from . import _outcomes
+from . import _outcomes, ordering
 from ._batches import KEY_TYPES, Batch, Rows, first_line, require_keys, spark_type
 from ._outcomes import FAILED, SKIPPED, UNSET, BatchJob, Outcome, run_lane
 from ._stages import FAULT, prepare_schema, preparing, processing
@@ -156,7 +156,7 @@ class Stages:
         df = self.spark.createDataFrame(table)
         if ordered:
             parts = min(context.defaultParallelism, table.num_rows)
-            df = df.repartition(parts, "lane").sortWithinPartitions("lane", "seq")
+            df = ordering.ordered(df, key="lane", partitions=parts)
         return df.mapInArrow(stage, spark_type(schema)).toArrow()
 
     def _ended(self) -> bool:
