@@ -113,7 +113,11 @@ def record(tx: Tx, name: str, n: int, request: Request, encode: Encode) -> tuple
     claimed = claim.with_bodies(tx, claim.claim(tx, request))
     if not claimed.leases:
         return 0, 0, claimed.more
-    blocks = list(encode(claimed.leases, tx.shard))
+    try:
+        blocks = list(encode(claimed.leases, tx.shard))
+    except (TypeError, OverflowError) as e:
+        # Left as they are, they would be taken for damage to the file.
+        raise InvalidArgument(f"the messages can't be packed: {e}") from e
     messages = sum(len(held.rows) for held in claimed.leases)
     assert sum(b.messages for b in blocks) == messages, "the encoder must pack what it was given"
     size = sum(len(b.data) for b in blocks)

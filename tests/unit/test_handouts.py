@@ -712,3 +712,19 @@ def test_files_of_consumers_are_private(disk: Opener) -> None:
     holder(q, "../../etc/passwd")
     (file,) = [f for f in Path(q.path).iterdir() if f.name.startswith("consumer-")]
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("error", [TypeError("of another kind"), OverflowError("too large")])
+def test_an_encoder_that_fails_says_nothing_of_the_shard(q: Queue, error: Exception) -> None:
+    """The same errors out of a stored row would mean that the file is damaged; here it is not."""
+    fill(q, "a", 2)
+
+    def broken(leases: object, shard: int) -> list[handing.Block]:
+        raise error
+
+    h = Handouts(q, "etl", broken)
+    h.attach(0.0)
+    with pytest.raises(InvalidArgument, match=str(error)):
+        h.take(0)
+    assert q.stats().shards[0].quarantined is None
+    assert labels(q.receive()) == [("a", 1), ("a", 2)]
