@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -158,3 +160,17 @@ def test_nothing_runs_text_as_code(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=case)
 def test_files_stay_readable(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 800, f"{path} is too long for one file"
+
+
+def test_parts_of_a_library_are_imported_before_use() -> None:
+    """Whether `pyarrow.compute` is there after `import pyarrow` depends on what else the process imported before."""
+    used: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("pa", "pyarrow"):
+                used.add(node.attr)
+    assert used > {"Table", "RecordBatch"}
+    program = "import sys, pyarrow; print(*(name for name in sys.argv[1:] if not hasattr(pyarrow, name)))"
+    missing = subprocess.run([sys.executable, "-c", program, *used], check=True, capture_output=True, text=True).stdout
+    assert missing.split() == []

@@ -53,13 +53,14 @@ def ordered(df: DataFrame, *, key: str = "key", order_by: str = "seq", partition
 
     def arranged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow
+        from pyarrow import compute
 
         rows = list(batches)
         if rows:
             # NULL first, as sortWithinPartitions has it.
             order = [(key, "ascending"), (order_by, "ascending")]
             table = pyarrow.Table.from_batches(rows)
-            places = pyarrow.compute.sort_indices(table, sort_keys=order, null_placement="at_start")
+            places = compute.sort_indices(table, sort_keys=order, null_placement="at_start")
             yield from table.take(places).to_batches(max_chunksize=10_000)
 
     # Spark refuses to sort a stream, though each of its micro-batches could be.

@@ -102,7 +102,7 @@ class Output:
         self._number = number
         self._run = run
         self._file: BinaryIO | None = None
-        self._writer: pa.RecordBatchWriter | None = None
+        self._writer: pa.ipc.RecordBatchWriter | None = None
         self.name: str | None = None
         self.rows = 0
 
