@@ -11,7 +11,7 @@ from typing import Any, Literal
 import attrs
 
 from benchmarks.peers import ALL
-from benchmarks.peers.peer import NotOffered
+from benchmarks.peers.peer import NotOffered, Opening
 from benchmarks.peers.strict import Strictq
 
 from .scenarios import SCENARIOS, Scenario
@@ -74,7 +74,7 @@ def versions(name: str) -> dict[str, str]:
         directory = Path(tempfile.mkdtemp(prefix="strictq-conformance-"))
         try:
             with ALL[name].hosted(directory, "process"):
-                peer = ALL[name](directory, "process")
+                peer = ALL[name](Opening(directory, "process"))
                 found["redis-server"] = peer.settings()["redis-server"]
                 peer.close()
         finally:

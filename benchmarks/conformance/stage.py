@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import strictq
 from benchmarks.measure import Durability, child, report_of
-from benchmarks.peers.peer import Host, NotOffered, Peer
+from benchmarks.peers.peer import Host, NotOffered, Opening, Peer
 from benchmarks.peers.strict import Strictq
 
 DURABILITY: Final[Durability] = "process"
@@ -47,7 +47,8 @@ class Stage:
 
     def open(self, *, recover: bool = False) -> Peer:
         """One more consumer; closed at the end at the latest."""
-        peer = self.kind(self.directory, DURABILITY, lease_seconds=self.lease_seconds, recover=recover, clock=self._clock)
+        opening = Opening(self.directory, DURABILITY, lease_seconds=self.lease_seconds, recover=recover, clock=self._clock)
+        peer = self.kind(opening)
         self._stack.callback(peer.close)
         return peer
 

@@ -17,7 +17,7 @@ from benchmarks.measure import Durability, Figure, Pairs, Sample, prebuilt, samp
 from benchmarks.workload import warm
 
 from . import ALL
-from .peer import Host, Peer
+from .peer import Host, Opening, Peer
 from .sizes import PeerSizes
 from .strict import Strictq
 from .work import BODY, life, pairs
@@ -92,7 +92,7 @@ class Contest:
                 kind, directory = ALL[name], place / name
                 directory.mkdir()
                 host = stack.enter_context(kind.hosted(directory, point.durability))
-                peer = kind(directory, point.durability)
+                peer = kind(Opening(directory, point.durability))
                 stack.callback(peer.close)
                 settings = peer.settings()
                 if peer.durable_at(settings) != point.durability:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
-from benchmarks.measure import Durability
-from strictq import Clock
-
-from .peer import BUSY_SECONDS, SYNCHRONOUS, SYNCHRONOUS_NAMES, About, SqlitePeer, joined, parted, pragmas
+from .peer import BUSY_SECONDS, SYNCHRONOUS, SYNCHRONOUS_NAMES, About, Opening, TakingPeer, pragmas
 
 
-class Diskcache(SqlitePeer):
+class Diskcache(TakingPeer):
     about = About(
         name="diskcache",
         distributions=("diskcache",),
@@ -24,37 +20,20 @@ class Diskcache(SqlitePeer):
         remark="Deque.fromcache(Cache(eviction_policy='none', cull_limit=0, sqlite_synchronous=...))",
     )
 
-    def __init__(
-        self,
-        directory: Path,
-        durability: Durability,
-        *,
-        lease_seconds: float = 3600.0,
-        recover: bool = False,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, opening: Opening) -> None:
         from diskcache import Cache, Deque
 
-        del lease_seconds, recover, clock
         self.cache = Cache(
-            str(directory),
+            str(opening.directory),
             timeout=BUSY_SECONDS,
             eviction_policy="none",
             cull_limit=0,
-            sqlite_synchronous=SYNCHRONOUS_NAMES.index(SYNCHRONOUS[durability]),
+            sqlite_synchronous=SYNCHRONOUS_NAMES.index(SYNCHRONOUS[opening.durability]),
         )
         self.q = Deque.fromcache(self.cache)
 
     def settings(self) -> dict[str, str]:
         return pragmas(self.cache._sql)
-
-    @staticmethod
-    def native(pairs: Sequence[tuple[str, bytes]]) -> list[bytes]:
-        return joined(pairs)
-
-    @staticmethod
-    def content(handed: bytes) -> tuple[str, bytes]:
-        return parted(handed)
 
     def send(self, todo: Sequence[bytes]) -> None:
         if len(todo) == 1:
@@ -74,9 +53,6 @@ class Diskcache(SqlitePeer):
             while len(handed) < number:
                 handed.append(self.q.popleft())
         return handed
-
-    def ack(self, handed: Sequence[bytes]) -> None:
-        pass
 
     def close(self) -> None:
         self.cache.close()

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.measure import Durability
-from strictq import Clock
-
-from .peer import BUSY_SECONDS, SYNCHRONOUS, About, SqlitePeer, joined, parted, pragmas
+from .peer import BUSY_SECONDS, SYNCHRONOUS, About, Opening, TakingPeer, pragmas
 
 
-class Huey(SqlitePeer):
+class Huey(TakingPeer):
     about = About(
         name="huey",
         distributions=("huey",),
@@ -24,31 +20,14 @@ class Huey(SqlitePeer):
         "so synchronous is set on its connection",
     )
 
-    def __init__(
-        self,
-        directory: Path,
-        durability: Durability,
-        *,
-        lease_seconds: float = 3600.0,
-        recover: bool = False,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, opening: Opening) -> None:
         from huey.storage import SqliteStorage
 
-        del lease_seconds, recover, clock
-        self.q = SqliteStorage("queue", str(directory / "queue.db"), strict_fifo=True, timeout=BUSY_SECONDS)
-        self.q.conn.execute(f"pragma synchronous={SYNCHRONOUS[durability]}")
+        self.q = SqliteStorage("queue", str(opening.directory / "queue.db"), strict_fifo=True, timeout=BUSY_SECONDS)
+        self.q.conn.execute(f"pragma synchronous={SYNCHRONOUS[opening.durability]}")
 
     def settings(self) -> dict[str, str]:
         return pragmas(self.q.conn.execute)
-
-    @staticmethod
-    def native(pairs: Sequence[tuple[str, bytes]]) -> list[bytes]:
-        return joined(pairs)
-
-    @staticmethod
-    def content(handed: bytes) -> tuple[str, bytes]:
-        return parted(handed)
 
     def send(self, todo: Sequence[bytes]) -> None:
         for data in todo:
@@ -59,9 +38,6 @@ class Huey(SqlitePeer):
         while len(handed) < number and (data := self.q.dequeue()) is not None:
             handed.append(data)
         return handed
-
-    def ack(self, handed: Sequence[bytes]) -> None:
-        pass
 
     def close(self) -> None:
         self.q.close()

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.measure import Durability
-from strictq import Clock
-
-from .peer import BUSY_SECONDS, SYNCHRONOUS, About, SqlitePeer, pragmas
+from .peer import BUSY_SECONDS, SYNCHRONOUS, About, Opening, SqlitePeer, pragmas
 
 PRUNE_EVERY: Final = 1000
 """Done messages stay in the table until `prune` is called; a pop steps over them."""
@@ -28,21 +24,12 @@ class Litequeue(SqlitePeer):
         remark=f"synchronous is set on its public connection, after it has set its own; prune() every {PRUNE_EVERY:,} acks",
     )
 
-    def __init__(
-        self,
-        directory: Path,
-        durability: Durability,
-        *,
-        lease_seconds: float = 3600.0,
-        recover: bool = False,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, opening: Opening) -> None:
         from litequeue import LiteQueue
 
-        del clock
-        self.lease_seconds = 0.0 if recover else lease_seconds
-        self.q = LiteQueue(directory / "queue.db", timeout=BUSY_SECONDS)
-        self.q.conn.execute(f"pragma synchronous={SYNCHRONOUS[durability]}")
+        self.lease_seconds = 0.0 if opening.recover else opening.lease_seconds
+        self.q = LiteQueue(opening.directory / "queue.db", timeout=BUSY_SECONDS)
+        self.q.conn.execute(f"pragma synchronous={SYNCHRONOUS[opening.durability]}")
         self._done = 0
 
     def settings(self) -> dict[str, str]:

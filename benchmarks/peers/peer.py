@@ -115,29 +115,32 @@ class Host:
         """kill -9 whatever holds the data, and start it again. For a library its users are all there is."""
 
 
+@attrs.frozen
+class Opening:
+    """Where and how a peer is opened.
+
+    Attributes:
+        directory: exists, is empty at first, and is this queue's alone.
+        lease_seconds: how long a message may be held, where that can be said.
+        recover: this is a restart after a crash: what was in hand then may be taken up.
+        clock: what strictq goes by instead of the machine's; others know no such thing.
+    """
+
+    directory: Path
+    durability: Durability
+    lease_seconds: float = attrs.field(default=3600.0, kw_only=True)
+    recover: bool = attrs.field(default=False, kw_only=True)
+    clock: Clock | None = attrs.field(default=None, kw_only=True)
+
+
 class Peer(ABC):
     """One open queue, or one connection to it."""
 
     about: ClassVar[About]
 
     @abstractmethod
-    def __init__(
-        self,
-        directory: Path,
-        durability: Durability,
-        *,
-        lease_seconds: float = 3600.0,
-        recover: bool = False,
-        clock: Clock | None = None,
-    ) -> None:
-        """Open it.
-
-        Args:
-            directory: exists, is empty at first, and is this queue's alone.
-            lease_seconds: how long a message may be held, where that can be said.
-            recover: this is a restart after a crash: what was in hand then may be taken up.
-            clock: what strictq goes by instead of the machine's; others know no such thing.
-        """
+    def __init__(self, opening: Opening) -> None:
+        """Open it."""
 
     @classmethod
     @contextmanager
@@ -246,15 +249,20 @@ class SqlitePeer(Peer):
         return next((d for d, level in SYNCHRONOUS.items() if level == settings["synchronous"]), None)
 
 
-def joined(pairs: Sequence[tuple[str, bytes]]) -> list[bytes]:
-    """Key and body as one value, for peers whose messages are one value."""
-    return [key.encode() + b"\0" + body for key, body in pairs]
+class TakingPeer(SqlitePeer):
+    """One whose messages are one value, key and body together, and which removes what it hands out."""
 
+    @staticmethod
+    def native(pairs: Sequence[tuple[str, bytes]]) -> list[bytes]:
+        return [key.encode() + b"\0" + body for key, body in pairs]
 
-def parted(value: bytes) -> tuple[str, bytes]:
-    """The reverse of `joined`."""
-    key, _, body = value.partition(b"\0")
-    return key.decode(), body
+    @staticmethod
+    def content(handed: bytes) -> tuple[str, bytes]:
+        key, _, body = handed.partition(b"\0")
+        return key.decode(), body
+
+    def ack(self, handed: Sequence[bytes]) -> None:
+        pass
 
 
 def resident_with(host: Host) -> tuple[float, float] | None:

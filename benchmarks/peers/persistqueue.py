@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.measure import Durability
-from strictq import Clock
-
-from .peer import BUSY_SECONDS, SYNCHRONOUS, About, SqlitePeer, pragmas
+from .peer import BUSY_SECONDS, SYNCHRONOUS, About, Opening, SqlitePeer, pragmas
 
 CLEAR_EVERY: Final = 1000
 """Acked messages stay in the table until `clear_acked_data` is called; a get steps over them."""
@@ -28,23 +24,14 @@ class PersistQueue(SqlitePeer):
         f"set on its connections; get(next_in_order=True) within a batch; clear_acked_data() every {CLEAR_EVERY:,} acks",
     )
 
-    def __init__(
-        self,
-        directory: Path,
-        durability: Durability,
-        *,
-        lease_seconds: float = 3600.0,
-        recover: bool = False,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, opening: Opening) -> None:
         from persistqueue import SQLiteAckQueue
 
-        del lease_seconds, clock
         # auto_resume gives everything that is in hand to whoever opens the queue, so only a restart may ask for it.
-        self.q = SQLiteAckQueue(str(directory), auto_resume=recover, multithreading=True, timeout=BUSY_SECONDS)
+        self.q = SQLiteAckQueue(str(opening.directory), auto_resume=opening.recover, multithreading=True, timeout=BUSY_SECONDS)
         self._connections: list[Any] = [self.q._getter, self.q._putter]
         for db in self._connections:
-            db.execute(f"pragma synchronous={SYNCHRONOUS[durability]}")
+            db.execute(f"pragma synchronous={SYNCHRONOUS[opening.durability]}")
         self._acked = 0
 
     def settings(self) -> dict[str, str]:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.measure import Durability, resident_mib, written_bytes
-from strictq import Clock
 
-from .peer import About, Host, Peer
+from .peer import About, Host, Opening, Peer
 
 STREAM: Final = "queue"
 GROUP: Final = "consumers"
@@ -113,22 +112,13 @@ class Redis(Peer):
         "everything it holds is in its memory",
     )
 
-    def __init__(
-        self,
-        directory: Path,
-        durability: Durability,
-        *,
-        lease_seconds: float = 3600.0,
-        recover: bool = False,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, opening: Opening) -> None:
         import redis
 
-        del durability, clock
-        socket = (directory / SOCKET_FILE).read_text(encoding="utf-8")
+        socket = (opening.directory / SOCKET_FILE).read_text(encoding="utf-8")
         self.r = redis.Redis(unix_socket_path=socket)
         self._consumer = f"{os.getpid()}-{id(self)}"
-        self._idle_milliseconds = 0 if recover else round(lease_seconds * 1000)
+        self._idle_milliseconds = 0 if opening.recover else round(opening.lease_seconds * 1000)
 
     @classmethod
     @contextmanager

@@ -13,7 +13,7 @@ from benchmarks.measure import Durability, disk_bytes, prebuilt, resident_mib, w
 
 from . import ALL
 from .contest import Entrant, fill
-from .peer import Host
+from .peer import Host, Opening
 from .work import EMPTY_MAX, EMPTY_SECONDS, drain, life_beside_others, pairs
 
 Report = Callable[..., None]
@@ -23,7 +23,7 @@ def everything(
     report: Report, peer: str, path: str, durability: Durability, number: int, keys: int, batch: int, seed: int
 ) -> None:
     """Send, receive and ack at a signal, beside other processes that do the same, until the queue is empty."""
-    client = ALL[peer](Path(path), durability)
+    client = ALL[peer](Opening(Path(path), durability))
     todo = client.native(pairs(number, keys, seed))
     with prebuilt():
         report(ready=True)
@@ -38,7 +38,7 @@ def everything(
 def backlog(report: Report, peer: str, path: str, number: int, keys: int, seconds: float) -> None:
     """Fill a queue and drain it; memory and disk on the way."""
     directory = Path(path)
-    client = ALL[peer](directory, "process")
+    client = ALL[peer](Opening(directory, "process"))
     held = fill(Entrant(peer, directory, "process", Host(), client), number, keys, seconds)
     gc.collect()
     resident, full = resident_mib(), disk_bytes(directory)
@@ -52,7 +52,7 @@ def backlog(report: Report, peer: str, path: str, number: int, keys: int, second
 
 def receive_and_wait(report: Report, peer: str, path: str, durability: Durability, number: int, lease_seconds: float) -> None:
     """Receive, say so, and wait to be killed."""
-    client = ALL[peer](Path(path), durability, lease_seconds=lease_seconds)
+    client = ALL[peer](Opening(Path(path), durability, lease_seconds=lease_seconds))
     handed = client.receive(number)
     report(received=len(handed))
     sys.stdin.read()
@@ -60,7 +60,7 @@ def receive_and_wait(report: Report, peer: str, path: str, durability: Durabilit
 
 def send_and_wait(report: Report, peer: str, path: str, durability: Durability, number: int) -> None:
     """Send one by one, say so each time, and wait to be killed."""
-    client = ALL[peer](Path(path), durability)
+    client = ALL[peer](Opening(Path(path), durability))
     for message in client.native([("k", b"%d" % n) for n in range(number)]):
         client.send([message])
         report(sent=True)
@@ -69,7 +69,7 @@ def send_and_wait(report: Report, peer: str, path: str, durability: Durability, 
 
 def take_everything(report: Report, peer: str, path: str, durability: Durability) -> None:
     """Receive and ack one by one at a signal, beside others; which ones it was given."""
-    client = ALL[peer](Path(path), durability)
+    client = ALL[peer](Opening(Path(path), durability))
     report(ready=True)
     sys.stdin.readline()
     taken: list[str] = []

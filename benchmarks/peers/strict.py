@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import strictq
-from benchmarks.measure import Durability
 
-from .peer import FEATURES, About, SqlitePeer, pragmas
+from .peer import FEATURES, About, Opening, SqlitePeer, pragmas
 
 
 class Strictq(SqlitePeer):
@@ -23,19 +21,12 @@ class Strictq(SqlitePeer):
         offers=frozenset(FEATURES),
     )
 
-    def __init__(
-        self,
-        directory: Path,
-        durability: Durability,
-        *,
-        lease_seconds: float = 3600.0,
-        recover: bool = False,
-        clock: strictq.Clock | None = None,
-    ) -> None:
-        del recover  # a lease of a process that is gone ends like any other
+    def __init__(self, opening: Opening) -> None:
         # No delay between attempts: the scenarios look at the next hand-out.
-        config = strictq.QueueConfig(lease_seconds=lease_seconds)
-        self.q = strictq.open(directory / "queue.strictq", durability=durability, config=config, clock=clock)
+        config = strictq.QueueConfig(lease_seconds=opening.lease_seconds)
+        self.q = strictq.open(
+            opening.directory / "queue.strictq", durability=opening.durability, config=config, clock=opening.clock
+        )
 
     def settings(self) -> dict[str, str]:
         return self.q._store.shards[0]._writer.use(lambda db: pragmas(db.execute))

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.measure import Durability
 from benchmarks.peers import ALL, PEERS
-from benchmarks.peers.peer import FEATURES, Host, NotOffered, Peer
+from benchmarks.peers.peer import FEATURES, Host, NotOffered, Opening, Peer
 from benchmarks.peers.plots import draw
 from benchmarks.peers.table import JSON, PAGE, matrix, page
 from benchmarks.peers.work import drain, in_threads, life, life_beside_others, pairs
@@ -43,7 +43,7 @@ def host(kind: type[Peer], durability: Durability, tmp_path: Path) -> Iterator[H
 
 @pytest.fixture
 def peer(kind: type[Peer], durability: Durability, tmp_path: Path, host: Host) -> Iterator[Peer]:
-    peer = kind(tmp_path, durability)
+    peer = kind(Opening(tmp_path, durability))
     yield peer
     peer.close()
 
@@ -68,12 +68,12 @@ def test_what_was_sent_is_received_once(peer: Peer) -> None:
 
 
 def test_acked_messages_do_not_come_back(kind: type[Peer], durability: Durability, tmp_path: Path, host: Host) -> None:
-    first = kind(tmp_path, durability)
+    first = kind(Opening(tmp_path, durability))
     first.send(first.native([("k", b"%d" % n) for n in range(5)]))
     for _ in range(3):
         first.ack(first.receive(1))
     first.close()
-    second = kind(tmp_path, durability, recover=True)
+    second = kind(Opening(tmp_path, durability, recover=True))
     assert [second.content(h) for h in second.receive(10)] == [("k", b"3"), ("k", b"4")]
     second.close()
 
@@ -89,7 +89,7 @@ def test_durability_is_read_back(peer: Peer, durability: Durability) -> None:
 def test_lives_and_threads(peer: Peer, kind: type[Peer], durability: Durability, tmp_path: Path) -> None:
     life(peer, peer.native(pairs(20, 3)), 1)
     life(peer, peer.native(pairs(50, 3)), 20)
-    peers = [peer, peer if peer.about.shared else kind(tmp_path, durability)]
+    peers = [peer, peer if peer.about.shared else kind(Opening(tmp_path, durability))]
     todo = peer.native(pairs(20, 10))
     try:
         _, acked = in_threads([lambda p=p, n=n: life_beside_others(p, todo[n::2], 1) for n, p in enumerate(peers)])
