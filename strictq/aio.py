@@ -42,7 +42,7 @@ from ._types import (
     Receipt,
     Stats,
 )
-from .delivery import OPEN, SETTLED, Delivery, Lease, describe
+from .delivery import OPEN, SETTLED, Delivery, Lease, MessageView, describe
 from .queue import Queue
 from .transaction import Transaction
 
@@ -51,83 +51,19 @@ THREADS_MAX: Final = 40
 """Calls of one queue object that are at work at once; more wait."""
 
 
-class AsyncDelivery:
+class AsyncDelivery(MessageView):
     """A message in the hands of a consumer: a Delivery whose verbs are awaited. `async with d:` acks or nacks it."""
 
-    __slots__ = ("_delivery", "_queue")
+    __slots__ = ("_queue",)
 
     def __init__(self, queue: AsyncQueue, delivery: Delivery) -> None:
+        super().__init__(delivery)
         self._queue = queue
-        self._delivery = delivery
-
-    @property
-    def key(self) -> Key | None:
-        """See Delivery.key."""
-        return self._delivery.key
-
-    @property
-    def seq(self) -> int:
-        """See Delivery.seq."""
-        return self._delivery.seq
-
-    @property
-    def id(self) -> int:
-        """See Delivery.id."""
-        return self._delivery.id
-
-    @property
-    def body(self) -> bytes:
-        """See Delivery.body."""
-        return self._delivery.body
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """See Delivery.headers."""
-        return self._delivery.headers
-
-    @property
-    def attempt(self) -> int:
-        """See Delivery.attempt."""
-        return self._delivery.attempt
-
-    @property
-    def enqueued_at(self) -> float:
-        """See Delivery.enqueued_at."""
-        return self._delivery.enqueued_at
-
-    @property
-    def size_hint(self) -> float | None:
-        """See Delivery.size_hint."""
-        return self._delivery.size_hint
-
-    @property
-    def prepare_seconds(self) -> float | None:
-        """See Delivery.prepare_seconds."""
-        return self._delivery.prepare_seconds
-
-    @property
-    def process_seconds(self) -> float | None:
-        """See Delivery.process_seconds."""
-        return self._delivery.process_seconds
-
-    @property
-    def token(self) -> int:
-        """See Delivery.token."""
-        return self._delivery.token
-
-    @property
-    def shard(self) -> int:
-        """See Delivery.shard."""
-        return self._delivery.shard
 
     @property
     def lease(self) -> AsyncLease:
         """The hold on its lane."""
         return AsyncLease(self._queue, self._delivery.lease)
-
-    def json(self) -> Any:
-        """The body, decoded as JSON."""
-        return self._delivery.json()
 
     async def key_state(self) -> bytes | None:
         """The durable state of its key, read now."""

@@ -306,6 +306,79 @@ class Delivery:
         return f"Delivery(key={self.key!r}, seq={self.seq}, attempt={self.attempt}, token={self.token})"
 
 
+class MessageView:
+    """What a delivery says of its message, said again by what stands around one: Job and AsyncDelivery."""
+
+    __slots__ = ("_delivery",)
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+
+    @property
+    def key(self) -> Key | None:
+        """As sent; None for a keyless message."""
+        return self._delivery.key
+
+    @property
+    def seq(self) -> int:
+        """Position in its key's sequence."""
+        return self._delivery.seq
+
+    @property
+    def id(self) -> int:
+        """Arrival number within its shard."""
+        return self._delivery.id
+
+    @property
+    def body(self) -> bytes:
+        """The content."""
+        return self._delivery.body
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """As sent."""
+        return self._delivery.headers
+
+    @property
+    def attempt(self) -> int:
+        """Which start of a handler this is, or would be: 1 for the first."""
+        return self._delivery.attempt
+
+    @property
+    def enqueued_at(self) -> float:
+        """When it was sent, seconds since 1970."""
+        return self._delivery.enqueued_at
+
+    @property
+    def size_hint(self) -> float | None:
+        """As sent."""
+        return self._delivery.size_hint
+
+    @property
+    def prepare_seconds(self) -> float | None:
+        """As sent."""
+        return self._delivery.prepare_seconds
+
+    @property
+    def process_seconds(self) -> float | None:
+        """As sent."""
+        return self._delivery.process_seconds
+
+    @property
+    def token(self) -> int:
+        """The fencing token to give to systems outside, so that they can refuse a late holder."""
+        return self._delivery.token
+
+    @property
+    def shard(self) -> int:
+        """The shard it lies in."""
+        return self._delivery.shard
+
+    def json(self) -> Any:
+        """The body, decoded as JSON."""
+        return self._delivery.json()
+
+
 def describe(error: BaseException) -> str:
     """An exception as a reason: its type and text."""
     try:

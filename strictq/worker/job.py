@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -10,7 +9,7 @@ from .. import _validate as validate
 from .._errors import ForwardPending, InvalidArgument, LeaseLost
 from .._keys import Key
 from .._types import Message
-from ..delivery import Delivery
+from ..delivery import Delivery, MessageView
 from ..transaction import Transaction
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Reject(Exception):
         self.reason = reason
 
 
-class Job:
+class Job(MessageView):
     """One message in the hands of a worker: first of its prepare, then of its process handler.
 
     What process sends, stores and executes is kept, and commits in one transaction with the ack when it returns; if it
@@ -66,12 +65,12 @@ class Job:
     """
 
     __slots__ = (
-        "_cancelled", "_delivery", "_due", "_error", "_lane", "_margin", "_output", "_prepared_in", "_sends", "_since", "_size",
+        "_cancelled", "_due", "_error", "_lane", "_margin", "_output", "_prepared_in", "_sends", "_since", "_size",
         "_stage", "_state", "_statements", "_tx", "_weight", "deadline", "prepared",
     )  # fmt: skip
 
     def __init__(self, delivery: Delivery, lane: Lane) -> None:
-        self._delivery = delivery
+        super().__init__(delivery)
         self._lane = lane
         self._stage = BUFFERED
         self._cancelled = False
@@ -90,51 +89,10 @@ class Job:
         self.prepared: Any = None
         self.deadline: float | None = None
 
-    # ---- the message
-
-    @property
-    def body(self) -> bytes:
-        """The content."""
-        return self._delivery.body
-
-    @property
-    def key(self) -> Key | None:
-        """As sent; None for a keyless message."""
-        return self._delivery.key
-
-    @property
-    def seq(self) -> int:
-        """Position in its key's sequence."""
-        return self._delivery.seq
-
-    @property
-    def attempt(self) -> int:
-        """Which start of a handler this is: 1 for the first."""
-        return self._delivery.attempt
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """As sent."""
-        return self._delivery.headers
-
-    @property
-    def enqueued_at(self) -> float:
-        """When it was sent, seconds since 1970."""
-        return self._delivery.enqueued_at
-
-    @property
-    def token(self) -> int:
-        """The fencing token to give to systems outside, so that they can refuse a late worker."""
-        return self._delivery.token
-
     @property
     def cancelled(self) -> bool:
         """Nothing it does counts any more: its lease is lost, its time is over, or the worker stopped waiting for it."""
         return self._cancelled
-
-    def json(self) -> Any:
-        """The body, decoded as JSON."""
-        return json.loads(self.body)
 
     # ---- what it does, all of it together with the ack
 
