@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import attrs
 
-from .._errors import InvalidArgument, LeaseLost, PartialFailure, StrictqError
+from .._errors import ForwardPending, InvalidArgument, LeaseLost, PartialFailure, StrictqError
 from ..delivery import Delivery, Lease
 from ..queue import Queue
 from ._outcomes import DONE, FAILED, REJECTED, SKIPPED, UNSET, Outcome
@@ -118,7 +118,8 @@ class Settler:
                 counts.add(retried=1)
                 return False
             try:
-                self._commit(d, o)
+                with suppress(ForwardPending):  # committed; the sends to other shards arrive by themselves
+                    self._commit(d, o)
             except InvalidArgument as e:
                 # What the handler asked for can't be done: that is its failure, and nothing of it happened.
                 d.nack(reason=f"{type(e).__name__}: {e}", output=o.output)

@@ -17,8 +17,9 @@ import pytest
 
 import strictq
 import strictq.spark
-from strictq import Message, Queue, QueueConfig, Reject, Retry
+from strictq import Message, Queue, QueueConfig, Reject, Retry, StoreBusy
 from strictq.spark._outcomes import BatchJob
+from tests.support.queues import keys_by_shard
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -349,3 +350,22 @@ def test_a_job_without_state_says_so() -> None:
     ):  # type: ignore[arg-type,list-item]
         with pytest.raises(strictq.InvalidArgument):
             call()
+
+
+def test_a_send_that_another_shard_can_not_take_yet_is_committed(
+    spark: SparkSession, q: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = keys_by_shard(2).values()
+    q.send(b"1", here)
+    q.send(b"2", here)
+
+    def busy(operation: Any) -> Any:
+        raise StoreBusy("not now", shard=1)
+
+    with monkeypatch.context() as m:
+        m.setattr(q._store.shards[1], "drain", busy)
+        done = strictq.spark.pipeline(spark, q, process=lambda job: job.send(job.body, key=there)).run()
+    assert (done.acked, done.retried, done.lost) == (2, 0, 0)
+    q._store.forward()
+    assert [m.body for m in q.peek(there)] == [b"1", b"2"]
+    assert q.status(here, 2).state == "resolved"
