@@ -1,0 +1,192 @@
+"""The same hand-outs again, after whatever happened: restarts, reboots, crashes, failures."""
+
+from __future__ import annotations
+
+import pytest
+
+import strictq
+from strictq import HandoutGone, InvalidArgument, Queue, StoreFull
+from strictq._handouts import Handouts
+from strictq._store import handing
+from strictq.testing import FakeClock
+from tests.support.handouts import by_key, holder, read
+from tests.support.internals import failing
+from tests.support.queues import Opener, fill, keys_by_shard, labels
+
+
+def test_leases_outlive_time_restarts_and_reboots(disk: Opener, clock: FakeClock) -> None:
+    q = disk(shards=2)
+    for key in keys_by_shard(2).values():
+        fill(q, key, 2)
+    other = q.receive(1, lease_seconds=5.0)
+    h = holder(q)
+    h.take(0)
+    first = read(q, h, 1)
+    disk.close()
+    clock.advance(1e6)
+    clock.reboot(down_seconds=100.0)
+    q = disk()
+    again = q.receive(10)
+    assert labels(again) == [(other[0].key, 1)], "a timed lease ended with the boot, the hand-out's did not"
+    q.ack_many(again)
+    h = holder(q)
+    assert (h.acked, h.last, h.take(0)) == (0, 1, 1)
+    assert read(q, h, 1) == first
+    h.take(1)
+    assert q.stats().in_flight in (0, 1)
+    assert q.check() == []
+
+
+def test_a_fresh_start_begins_at_the_last_ack(disk: Opener) -> None:
+    q = disk()
+    fill(q, "a", 6)
+    h = holder(q)
+    assert [h.take(n, messages_max=2) for n in (0, 1)] == [1, 2]
+    h.close()
+    h = holder(q)
+    assert (h.acked, h.last) == (1, 2)
+    assert h.take(h.acked) == 2
+    assert by_key(read(q, h, 2)) == {"sa": [3, 4]}
+
+
+def test_an_older_start_is_served_again_from_what_is_kept(q: Queue) -> None:
+    fill(q, "a", 6)
+    h = holder(q)
+    seen = [read(q, h, h.take(n, messages_max=2)) for n in range(3)]
+    assert h.take(3) == 3
+    q.purge()
+    for n in (0, 1, 2):
+        assert h.take(n) == n + 1
+        assert read(q, h, n + 1) == seen[n]
+    assert h.take(3) == 3
+    assert q.check() == []
+
+
+def test_what_is_older_than_kept_is_refused_with_the_remedy(q: Queue) -> None:
+    fill(q, "a", 10)
+    h = holder(q, keep=2)
+    for n in range(6):
+        assert h.take(n, messages_max=1) == n + 1
+    assert q.consumers()[0].kept == 3, "two acked ones and the open one"
+    with pytest.raises(HandoutGone, match=r"not kept any more.*new checkpoint"):
+        h.take(1)
+    with pytest.raises(HandoutGone):
+        h.parts(3)
+    assert by_key(read(q, h, 4)) == {"sa": [4]}
+    with pytest.raises(HandoutGone, match="has had 6 hand-outs"):
+        h.take(7)
+    assert q.check() == []
+
+
+def test_a_longer_keep_later_does_not_bring_back_what_is_gone(disk: Opener) -> None:
+    q = disk(shards=2)
+    keys = keys_by_shard(2)
+    h = holder(q, keep=0)
+    n = 0
+    for turn in range(4):
+        for shard in ((0, 1), (0,), (0,), (0,))[turn]:
+            q.send(b"x", keys[shard])
+        n = h.take(n)
+    h.take(n)
+    h.close()
+    h = holder(q, keep=100)
+    with pytest.raises(HandoutGone, match="not kept"):
+        h.parts(1)  # shard 1 still has its part
+
+
+def test_kept_hand_outs_count_in_bytes_and_not_in_depth(q: Queue) -> None:
+    q.send(b"x" * 500, "a", ttl=100.0)
+    h = holder(q)
+    h.take(0)
+    assert h.take(1) == 1
+    stats = q.stats()
+    assert (stats.depth, stats.lanes) == (0, 1)
+    assert stats.handout_bytes > 500
+    assert q.consumers()[0].kept_bytes == stats.handout_bytes
+
+
+def one_shard_each(disk: Opener, n: int) -> tuple[Queue, dict[int, str], Handouts]:
+    """A queue of two shards, n messages of a key in each, and a holder."""
+    q = disk(shards=2)
+    keys = keys_by_shard(2)
+    for key in keys.values():
+        fill(q, key, n)
+    return q, keys, holder(q)
+
+
+def test_after_a_crash_between_two_shards_the_part_is_the_hand_out(disk: Opener) -> None:
+    q, keys, h = one_shard_each(disk, 2)
+    shards = q._store.rotation()
+    second = shards[0]  # the next rotation begins with the other one
+    with failing(q, "INSERT INTO handout ", KeyboardInterrupt(), number=second.number), pytest.raises(KeyboardInterrupt):
+        h.take(0)
+    done = 1 - second.number
+    assert read(q, h, h.take(0)) == [(f"s{keys[done]}", 1, "1"), (f"s{keys[done]}", 2, "2")]
+    disk.close()
+    q = disk()
+    h = holder(q)
+    assert h.take(0) == 1
+    assert by_key(read(q, h, 1)) == {f"s{keys[done]}": [1, 2]}
+    assert by_key(read(q, h, h.take(1))) == {f"s{keys[second.number]}": [1, 2]}
+    assert q.check() == []
+
+
+def test_after_a_crash_between_two_acks_the_other_shard_follows(disk: Opener) -> None:
+    q, _, h = one_shard_each(disk, 1)
+    h.take(0)
+    with failing(q, "UPDATE handout SET state = 'acked'", KeyboardInterrupt(), number=1), pytest.raises(KeyboardInterrupt):
+        h.take(1)
+    disk.close()
+    q = disk()
+    assert [(c.acked, c.open, c.in_flight) for c in q.consumers()] == [(1, 1, 1)]
+    h = holder(q)
+    assert (h.acked, q.stats().acks) == (1, 2)
+    assert h.take(0) == 1, "an older start is still served"
+    assert q.check() == []
+
+
+def test_a_shard_that_fails_does_not_take_the_others_part_along(disk: Opener) -> None:
+    q, keys, h = one_shard_each(disk, 1)
+    second = q._store.rotation()[0].number
+    with failing(q, "INSERT INTO handout ", strictq.StoreBusy("busy", shard=second), number=second):
+        assert h.take(0) == 1
+    assert by_key(read(q, h, 1)) == {f"s{keys[1 - second]}": [1]}
+    assert by_key(read(q, h, h.take(1))) == {f"s{keys[second]}": [1]}
+
+
+def test_an_unknown_outcome_is_looked_up(disk: Opener) -> None:
+    q = disk()  # in memory, a failed commit loses everything
+    fill(q, "a", 2)
+    h = holder(q)
+    with failing(q, "COMMIT", OSError(5, "io"), after=True), pytest.raises(OSError):
+        h.take(0, messages_max=1)
+    assert h.last == 1
+    assert h.take(0) == 1
+    assert read(q, h, 1) == [("sa", 1, "1")]
+
+
+def test_on_a_full_disk_acks_go_on(q: Queue) -> None:
+    fill(q, "a", 2)
+    h = holder(q)
+    h.take(0, messages_max=1)
+    with failing(q, "INSERT INTO handout ", StoreFull("full", shard=0)), pytest.raises(StoreFull):
+        h.take(1)
+    assert q.stats().acks == 1
+    assert by_key(read(q, h, h.take(1))) == {"sa": [2]}
+
+
+def test_what_the_encoder_raises_undoes_the_hand_out(q: Queue) -> None:
+    fill(q, "a", 1)
+
+    def refuse(leases: object, shard: int) -> list[handing.Block]:
+        raise InvalidArgument("this key can't be packed")
+
+    h = Handouts(q, "etl", refuse)
+    h.attach()
+    for _ in range(2):
+        with pytest.raises(InvalidArgument):
+            h.take(0)
+    assert (h.last, q.stats().in_flight) == (0, 0)
+    h.close()
+    assert labels(q.receive()) == [("a", 1)]
+    assert q.check() == []
