@@ -40,6 +40,16 @@ def opening(path: str) -> None:
     _report(open=opened - started, first=first - started)
 
 
+def looking(path: str) -> None:
+    """How long it takes to open a queue for reading and count what is in it."""
+    import strictq
+
+    started = time.perf_counter()
+    with strictq.open(path, read_only=True) as q:
+        q.stats()
+        _report(stats=time.perf_counter() - started)
+
+
 def memory(path: str, number: int, keys: int, batch: int) -> None:
     """Resident memory of a process that opens a queue and works with it."""
     import strictq
@@ -179,6 +189,7 @@ def _of_peers(role: str) -> Callable[..., None]:
 ROLES: Final[dict[str, Callable[..., None]]] = {
     "import": importing,
     "open": opening,
+    "stats": looking,
     "memory": memory,
     "everything": everything,
     "load": load,
