@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from . import _reports as reports
 from . import _validate as validate
 from ._errors import (
     ConsumerBusy,
@@ -21,7 +22,7 @@ from ._errors import (
     StoreError,
     StoreFull,
 )
-from ._store import Store, handing
+from ._store import Store, handing, looking
 from ._store.shard import Shard
 from ._types import ConsumerStatus
 
@@ -331,19 +332,27 @@ def release_consumer(store: Store, name: str, *, force: bool) -> int:
 def consumers(store: Store) -> list[ConsumerStatus]:
     """See Queue.consumers."""
     found: dict[str, list[handing.Standing]] = {}
+    ready, oldest = 0, []
     for shard in store.healthy():
-        for standing in shard.look(handing.standings):
+        standings, waiting, at = shard.look(lambda db: looking.consumers(db, store.now()))
+        ready += waiting
+        oldest.append(at)
+        for standing in standings:
             found.setdefault(standing.name, []).append(standing)
-    return [_status(store, name, of) for name, of in sorted(found.items())]
+    return [_status(store, name, of, ready, oldest) for name, of in sorted(found.items())]
 
 
-def _status(store: Store, name: str, of: list[handing.Standing]) -> ConsumerStatus:
+def _status(store: Store, name: str, of: list[handing.Standing], ready: int, oldest: list[int | None]) -> ConsumerStatus:
     since = [s.since for s in of if s.since is not None]
+    sent = [at for at in (*oldest, *(s.oldest for s in of)) if at is not None]
+    in_flight = sum(s.in_flight for s in of)
+    active = _is_active(store, name)
     return ConsumerStatus(
         name=name, last=max(s.last for s in of), acked=max(s.acked for s in of),
-        open=len(frozenset().union(*(s.open for s in of))), in_flight=sum(s.in_flight for s in of),
+        open=len(frozenset().union(*(s.open for s in of))), in_flight=in_flight,
         since=store.time.to_wall(min(since)) if since else None, kept=len(frozenset().union(*(s.kept for s in of))),
-        kept_bytes=sum(s.kept_bytes for s in of), active=_is_active(store, name),
+        kept_bytes=sum(s.kept_bytes for s in of), active=active, lag=ready + in_flight,
+        age_seconds=max(store.now() - min(sent), 0) / 1e6 if sent else None, query=reports.read(store, name, active=active),
     )  # fmt: skip
 
 

@@ -209,6 +209,30 @@ class Explanation:
 
 
 @attrs.frozen
+class QueryReport:
+    """What the driver of a query last told of it: after every batch, about every ten seconds without one, and at its end.
+
+    Attributes:
+        name: as the program named the query; None: it did not.
+        id: of the query, as in its checkpoint.
+        state: "running"; "ended"; "failed" (see error); "gone": nobody told its end, and no process of it is left.
+        batch: number of its newest batch; messages: in that; batch_seconds: what it took, from its trigger to its commit.
+        messages_per_second: of the minute before `at`, or since the first batch of this run, if that is later.
+        at: seconds since 1970 at which the driver told this.
+    """
+
+    name: str | None
+    id: str
+    state: Literal["running", "ended", "failed", "gone"]
+    batch: int
+    messages: int
+    batch_seconds: float
+    messages_per_second: float
+    at: float
+    error: str | None = None
+
+
+@attrs.frozen
 class ConsumerStatus:
     """A named consumer, whose hand-outs are recorded and stay leased until they are acked.
 
@@ -218,6 +242,9 @@ class ConsumerStatus:
         since: seconds since 1970 at which the oldest open one was made, or None.
         kept: hand-outs that can be read, the open ones included; kept_bytes: of what they keep.
         active: a holder has the consumer now.
+        lag: messages that it has yet to process, now: its own in flight, and all that are ready, for which others may compete.
+        age_seconds: of the oldest of these; None: there are none.
+        query: the last report of the query that it is, or was; None: there was none.
     """
 
     name: str
@@ -229,6 +256,9 @@ class ConsumerStatus:
     kept: int
     kept_bytes: int
     active: bool
+    lag: int = 0
+    age_seconds: float | None = None
+    query: QueryReport | None = None
 
 
 @attrs.frozen

@@ -18,7 +18,8 @@ LAYERS = [
     {"_errors", "_types", "_clock", "_keys"},
     {"_config", "_sql", "_durations"},
     {"_store"},
-    {"_validate", "delivery", "transaction", "_sending", "_receiving", "_settling", "_operating", "_handouts", "queue"},
+    {"_validate", "delivery", "transaction", "_sending", "_receiving", "_settling", "_operating", "queue"}
+    | {"_handouts", "_reports"},
     {"aio"},
     {"opening"},
     {"testing", "worker", "replication", "spark"},

@@ -87,6 +87,7 @@ def operate(q: strictq.Queue) -> None:
     q.release("k")
     assert_type(q.reject("k", 1, "why"), bool)
     assert_type(q.consumers(), list[strictq.ConsumerStatus])
+    assert_type(q.consumers()[0].query, strictq.QueryReport | None)
     assert_type(q.release_consumer("etl", force=True), int)
     assert_type(q.purge("k", dead=True), int)
     assert_type(q.check(fix=True), list[strictq.Problem])

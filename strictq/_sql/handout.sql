@@ -84,6 +84,12 @@ SELECT ifnull(sum(bytes), 0) FROM handout;
 -- status of a consumer: unresolved messages of one hand-out. Index: lease_handout.
 SELECT ifnull(sum(pending), 0) FROM lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904;
 
+-- name: oldest
+-- status of a consumer: when the oldest heads of one hand-out's lanes were sent; bounded. Indexes: lease_handout, primary key.
+SELECT min(m.sent_at)
+FROM (SELECT lane FROM lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904 LIMIT ?) r
+CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
+
 -- name: insert_handout
 INSERT INTO handout (consumer, n, state, token, messages, bytes, made_at) VALUES (?, ?, 'open', ?, ?, ?, ?);
 

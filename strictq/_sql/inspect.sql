@@ -52,6 +52,12 @@ SELECT min(m.sent_at), min(CASE WHEN m.attempts = 0 THEN m.sent_at END)
 FROM (SELECT lane FROM ready ORDER BY position LIMIT ?) r
 CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
 
+-- name: oldest_over
+-- waiting: the same for lanes whose lease ran out; bounded. Takes now.
+SELECT min(m.sent_at)
+FROM (SELECT lane FROM lease WHERE expired = 1 OR deadline <= ? LIMIT ?) r
+CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
+
 -- name: oldest_leased
 SELECT min(m.sent_at), NULL
 FROM (SELECT lane FROM lease LIMIT ?) r

@@ -26,6 +26,7 @@ PRESENCE: Final = "presence"
 RESERVE: Final = "reserve"
 MARKS: Final = "marks"
 CONSUMER: Final = "consumer-"
+QUERY: Final = "query-"
 RESERVE_BYTES: Final = 2 * 1024 * 1024
 """Kept so that consumers can still ack when the disk is full; deleted then, and sends are refused until it is back."""
 RESERVE_ROOM: Final = 3
@@ -125,6 +126,33 @@ def create_empty(path: Path, size: int = 0) -> None:
     try:
         if size:
             os.write(fd, bytes(size))
+    finally:
+        os.close(fd)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Let a small file have this content, for whoever opens it from now on. Not synced: it may be gone after a power cut."""
+    part = path.with_name(f"{path.name}.part")
+    flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+    fd = os.open(part, flags, _FILE_MODE)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+    os.replace(part, path)
+
+
+def content(path: Path, most: int) -> bytes | None:
+    """The first bytes of a small file; None: it is not there, or can't be read."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        fd = os.open(path, flags)
+    except OSError:
+        return None
+    try:
+        return os.read(fd, most)
+    except OSError:
+        return None
     finally:
         os.close(fd)
 
@@ -298,7 +326,12 @@ class ConsumerLock(Lock):
     """Held by the one holder of a named consumer. The name is hashed: it may hold what a file name may not."""
 
     def __init__(self, directory: Path, consumer: str, *, look: bool = False) -> None:
-        super().__init__(directory / f"{CONSUMER}{blake2b(consumer.encode(), digest_size=8).hexdigest()}", look=look)
+        super().__init__(of_consumer(directory, CONSUMER, consumer), look=look)
+
+
+def of_consumer(directory: Path, kind: str, consumer: str) -> Path:
+    """A file of a named consumer's."""
+    return directory / f"{kind}{blake2b(consumer.encode(), digest_size=8).hexdigest()}"
 
 
 class PrivateLock:

@@ -21,11 +21,10 @@ from .handout import (
     rejected,
     release,
     require,
-    standings,
     take_over,
 )
 
 __all__ = [
     "Block", "Encode", "Held", "Known", "Part", "Request", "Standing", "Totals", "Tx", "ack", "block", "finish_release", "look",
-    "parts", "prune", "record", "reject", "rejected", "release", "require", "standings", "take_over",
+    "parts", "prune", "record", "reject", "rejected", "release", "require", "take_over",
 ]  # fmt: skip

@@ -23,6 +23,8 @@ PRUNE_STEP: Final = 2
 """Old hand-outs that one transaction deletes."""
 RELEASE_STEP: Final = 500
 """Lanes that one transaction of a release gives back."""
+OLDEST_OVER: Final = 10_000
+"""Lanes of a hand-out whose heads are looked at for ages."""
 
 
 class Block(NamedTuple):
@@ -279,6 +281,7 @@ class Standing(NamedTuple):
     acked: int
     open: frozenset[int]
     in_flight: int
+    oldest: int | None
     since: int | None
     kept: frozenset[int]
     kept_bytes: int
@@ -290,11 +293,13 @@ def standings(db: apsw.Connection) -> list[Standing]:
     for name, _, last, acked, _ in rows:
         unresolved: list[Any] = db.execute(HANDOUT.open_handouts, (name, NEVER)).fetchall()
         in_flight: int = sum(db.execute(HANDOUT.in_flight, (token,)).get for _, token in unresolved)
+        sent = [db.execute(HANDOUT.oldest, (token, OLDEST_OVER)).get for _, token in unresolved]
         since = db.execute(HANDOUT.open_since, (name,)).get
         kept: list[tuple[Any, ...]] = db.execute(HANDOUT.kept, (name,)).fetchall()
         out.append(
             Standing(
-                name, last, acked, frozenset(n for n, _ in unresolved), in_flight, since, frozenset(n for n, _ in kept),
+                name, last, acked, frozenset(n for n, _ in unresolved), in_flight,
+                min((at for at in sent if at is not None), default=None), since, frozenset(n for n, _ in kept),
                 sum(size for _, size in kept),
             )
         )  # fmt: skip

@@ -153,6 +153,14 @@ def _span(microseconds: int) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def waiting(db: apsw.Connection, now: int) -> tuple[int, int | None]:
+    """Messages that are ready, as `stats` counts them, and when the oldest head of their lanes was sent."""
+    apart: int = sum(db.execute(sql, (now,)).get for sql in (INSPECT.in_flight, INSPECT.in_delayed, INSPECT.in_held))
+    ready, _ = db.execute(INSPECT.oldest_ready, (AGES_OVER,)).get
+    over = db.execute(INSPECT.oldest_over, (now, AGES_OVER)).get
+    return Totals.read(db).pending - apart, min((at for at in (ready, over) if at is not None), default=None)
+
+
 def stats(db: apsw.Connection, shard: int, time: QueueTime, path: Path | None, unwritten_empties: int) -> ShardStats:
     now = time.now()
     t = Totals.read(db)
@@ -218,4 +226,4 @@ def key_state(db: apsw.Connection, key: bytes) -> bytes | None:
     return value
 
 
-__all__ = ["explain", "key_state", "peek", "stats", "status", "top_keys"]
+__all__ = ["explain", "key_state", "peek", "stats", "status", "top_keys", "waiting"]

@@ -10,7 +10,7 @@ import attrs
 import typer
 
 import strictq
-from strictq import Stats
+from strictq import ConsumerStatus, Stats
 from strictq.cli._arguments import Json, QueuePath, looking
 from strictq.cli._command import OK, USAGE, WRONG, Failure, add, many, printable
 
@@ -22,6 +22,31 @@ strictq stats orders.strictq --json | jq .depth
 STATES: Final = ("ready", "in_flight", "delayed", "held", "dead")
 TOTALS: Final = ("sends", "receives", "acks", "retries", "redeliveries", "expired", "dropped", "purged")
 RATES: Final = ("sends", "acks")
+
+
+@attrs.frozen
+class Look:
+    """What is in a queue, who streams it, and what each second brought since the look before."""
+
+    found: Stats
+    consumers: list[ConsumerStatus]
+    rates: dict[str, float] | None = None
+
+    @classmethod
+    def at(cls, q: strictq.Queue) -> Look:
+        """Now. The counts first: a shard that they can't read is left out of the rest."""
+        found = q.stats()
+        return cls(found, q.consumers())
+
+    def since(self, before: Look, seconds: float) -> Look:
+        """The same, with rates."""
+        rates = {name: (getattr(self.found, name) - getattr(before.found, name)) / seconds for name in RATES}
+        return attrs.evolve(self, rates=rates)
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+        return WRONG if any(s.quarantined for s in self.found.shards) else OK
 
 
 def register(app: typer.Typer, name: str, text: str) -> None:
@@ -47,82 +72,89 @@ def stats(
         raise Failure("--interval and --count are for --watch", USAGE)
     with looking(queue) as q:
         if not watch:
-            found = q.stats()
-            _once(q, found, shards=shards, as_json=as_json)
-            return _code(found)
+            look = Look.at(q)
+            _once(q, look, shards=shards, as_json=as_json)
+            return look.code
         code = OK
         looks = _looks(q, interval or 2.0, count)
-        for found in _json_lines(looks) if as_json else _watch(q, looks, shards=shards):
-            code = _code(found)
+        for look in _json_lines(looks) if as_json else _watch(q, looks, shards=shards):
+            code = look.code
         return code
 
 
-def _code(found: Stats) -> int:
-    return WRONG if any(s.quarantined for s in found.shards) else OK
-
-
-def _looks(q: strictq.Queue, interval: float, count: int | None) -> Iterator[tuple[Stats, dict[str, float]]]:
-    """Counts, and what each second brought since the look before."""
-    before, then = q.stats(), time.monotonic()
-    yield before, dict.fromkeys(RATES, 0.0)
+def _looks(q: strictq.Queue, interval: float, count: int | None) -> Iterator[Look]:
+    """One look after the other; the first one knows no rates."""
+    before, then = Look.at(q), time.monotonic()
+    yield attrs.evolve(before, rates=dict.fromkeys(RATES, 0.0))
     looks = 1
     while count is None or looks < count:
         time.sleep(max(0.0, then + interval - time.monotonic()))
-        now, found = time.monotonic(), q.stats()
-        yield found, {name: (getattr(found, name) - getattr(before, name)) / (now - then) for name in RATES}
-        before, then = found, now
+        now, look = time.monotonic(), Look.at(q)
+        yield look.since(before, now - then)
+        before, then = look, now
         looks += 1
 
 
-def _json_lines(looks: Iterator[tuple[Stats, dict[str, float]]]) -> Iterator[Stats]:
+def _json_lines(looks: Iterator[Look]) -> Iterator[Look]:
     from strictq.cli._render import emit
 
-    for found, rates in looks:
-        emit({"at": time.time(), **as_values(found), **{f"{name}_per_second": rate for name, rate in rates.items()}})
-        yield found
+    for look in looks:
+        rates = {f"{name}_per_second": rate for name, rate in (look.rates or {}).items()}
+        emit({"at": time.time(), **as_values(look), **rates})
+        yield look
 
 
-def _watch(q: strictq.Queue, looks: Iterator[tuple[Stats, dict[str, float]]], *, shards: bool) -> Iterator[Stats]:
+def _watch(q: strictq.Queue, looks: Iterator[Look], *, shards: bool) -> Iterator[Look]:
     from strictq.cli._render import output
 
     out = output()
     if not out.is_terminal:
-        for found, rates in looks:
-            print(line(found, rates), flush=True)
-            yield found
+        for look in looks:
+            print(line(look), flush=True)
+            yield look
         return
     from rich.live import Live
 
     # The last table stays on the screen.
     with Live(console=out, auto_refresh=False) as live:
-        for found, rates in looks:
-            live.update(table(q, found, rates, shards=shards), refresh=True)
-            yield found
+        for look in looks:
+            live.update(table(q, look, shards=shards), refresh=True)
+            yield look
 
 
-def line(found: Stats, rates: dict[str, float]) -> str:
+def line(look: Look) -> str:
     """One look on one line, for a log."""
-    counts = " ".join(f"{name}={getattr(found, name)}" for name in STATES)
-    speed = " ".join(f"{name}/s={rate:.1f}" for name, rate in rates.items())
-    return f"{time.strftime('%H:%M:%S')} {counts} {speed}"
+    counts = " ".join(f"{name}={getattr(look.found, name)}" for name in STATES)
+    speed = " ".join(f"{name}/s={rate:.1f}" for name, rate in (look.rates or {}).items())
+    streams = "".join(
+        f" [{printable(c.name)} lag={c.lag} age={c.age_seconds or 0:.1f} messages/s={_rate(c):.1f}]" for c in look.consumers
+    )
+    return f"{time.strftime('%H:%M:%S')} {counts} {speed}{streams}"
 
 
-def _once(q: strictq.Queue, found: Stats, *, shards: bool, as_json: bool) -> None:
+def _rate(consumer: ConsumerStatus) -> float:
+    """Messages a second of a query, as far as it is one that runs."""
+    query = consumer.query
+    return query.messages_per_second if query is not None and query.state == "running" else 0.0
+
+
+def _once(q: strictq.Queue, look: Look, *, shards: bool, as_json: bool) -> None:
     from strictq.cli._render import emit, output
 
     if as_json:
-        emit(as_values(found))
+        emit(as_values(look))
     else:
-        output().print(table(q, found, None, shards=shards))
+        output().print(table(q, look, shards=shards))
 
 
-def table(q: strictq.Queue, found: Stats, rates: dict[str, float] | None, *, shards: bool) -> Any:
+def table(q: strictq.Queue, look: Look, *, shards: bool) -> Any:
     """Everything, for a person."""
     from rich.console import Group
     from rich.text import Text
 
     from strictq.cli._render import alarming, facts, size, span
 
+    found, rates = look.found, look.rates
     now: list[tuple[str, str | Text]] = [(name.replace("_", " "), f"{getattr(found, name):,}") for name in STATES[:3]]
     now += [("held", alarming(found.held)), ("dead", alarming(found.dead)), ("keys", f"{found.lanes:,}")]
     now += [("oldest", span(found.oldest_age_seconds)), ("oldest not tried", span(found.first_attempt_age_seconds))]
@@ -136,6 +168,8 @@ def table(q: strictq.Queue, found: Stats, rates: dict[str, float] | None, *, sha
     totals += [("on disk", f"{size(found.disk_bytes)}, {size(found.wal_bytes)} of it WAL")]
     head = Text(f"{printable(q.path)}: {many(q.shards, 'shard')}, durability {q.durability}", "bold", overflow="fold")
     parts: list[Any] = [head, facts(now), Text("since it was made", "bold"), facts(totals)]
+    if look.consumers:
+        parts += [Text("named consumers", "bold"), facts((printable(c.name), _shown(c)) for c in look.consumers)]
     if shards:
         parts.append(Text("shards", "bold"))
         parts += [Text(f"{s.shard}: " + " ".join(f"{n}={getattr(s, n):,}" for n in STATES)) for s in found.shards]
@@ -143,8 +177,26 @@ def table(q: strictq.Queue, found: Stats, rates: dict[str, float] | None, *, sha
     return Group(*parts)
 
 
-def as_values(found: Stats) -> dict[str, Any]:
+def _shown(consumer: ConsumerStatus) -> str:
+    """A named consumer on a line."""
+    from strictq.cli._render import short, span
+
+    text = f"lag {consumer.lag:,}, {consumer.in_flight:,} of it in flight, oldest {span(consumer.age_seconds)}; "
+    query = consumer.query
+    if query is None:
+        return text + ("held by a process" if consumer.active else "nobody holds it")
+    named = f" {printable(query.name)}" if query.name else ""
+    text += (
+        f"query{named} {query.state}, {query.messages_per_second:,.1f} a second, batch {query.batch:,} of "
+        f"{many(query.messages, 'message')} in {span(query.batch_seconds)}, seen {span(max(time.time() - query.at, 0.0))} ago"
+    )
+    return f"{text}: {short(query.error)}" if query.error else text
+
+
+def as_values(look: Look) -> dict[str, Any]:
     """Everything, for programs."""
+    found = look.found
     values = attrs.asdict(found)
     shards = [{**each, "depth": s.depth} for each, s in zip(values.pop("shards"), found.shards, strict=True)]
-    return {**values, "depth": found.depth, "shards": shards}
+    consumers = [attrs.asdict(c) for c in look.consumers]
+    return {**values, "depth": found.depth, "shards": shards, "consumers": consumers}

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from .._errors import StrictqError
 from .._handouts import acknowledge
 from ..opening import open as open_queue
+from ._monitor import Monitor, Read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,29 +39,45 @@ def listen(spark: SparkSession) -> None:
 
 
 class AckListener(StreamingQueryListener):
-    """Runs in the driver, on a thread of Spark's. It raises nothing: a batch that it can't ack is acked by the next start."""
+    """Runs in the driver, on a thread of Spark's. It raises nothing: a batch that it can't ack is acked by the next start.
+
+    What it hears is reported, too: `q.consumers()` and `strictq stats` show it.
+    """
+
+    def __init__(self) -> None:
+        self._monitor = Monitor()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing is committed yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """A batch is committed: ack what it read."""
-        for source in event.progress.sources:
+        progress = event.progress
+        read: list[Read] = []
+        for source in progress.sources:
             offset = _offset(source.endOffset)
-            if offset is None or source.numInputRows == 0:
+            if offset is None:
+                continue
+            read.append(Read(offset["path"], offset["queue"], offset["consumer"], source.numInputRows))
+            if source.numInputRows == 0:
                 continue
             try:
                 with open_queue(offset["path"], create=False) as queue:
                     if queue.queue_id == offset["queue"]:
                         acknowledge(queue, offset["consumer"], offset["n"])
             except StrictqError as e:
-                _log.warning("batch %s of consumer %s is not acked yet: %s", event.progress.batchId, offset["consumer"], e)
+                _log.warning("batch %s of consumer %s is not acked yet: %s", progress.batchId, offset["consumer"], e)
+        if read:
+            seconds = progress.batchDuration / 1000
+            self._monitor.batch(str(progress.runId), str(progress.id), progress.name, progress.batchId, seconds, read)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing new is committed."""
+        """Nothing new is committed; the query is alive."""
+        self._monitor.idle(str(event.runId))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Its last progress was told before."""
+        self._monitor.end(str(event.runId), event.exception)
 
 
 def _offset(text: Any) -> dict[str, Any] | None:

@@ -12,14 +12,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import typer.main
 
 import strictq
-from strictq import Message
+from strictq import Message, _reports
 from strictq.cli import COMMANDS, app
 from strictq.cli._render import moment, shown_key, size, span
 from tests.support.command import COLOUR, MAIN, environment, in_a_terminal, in_process, json_lines, start, strictq_command
+from tests.support.handouts import holder
 
 PATIENCE_SECONDS = 60.0
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -201,6 +203,30 @@ def test_stats(filled: Path) -> None:
     shown = in_process("stats", filled).stdout
     assert re.search(rf"^ready +{stats.ready}\b", shown, re.M)
     assert "2 shards, durability process" in shown
+
+
+def test_stats_of_named_consumers(filled: Path, tmp_path: Path) -> None:
+    with strictq.open(filled) as q:
+        h = holder(q, "etl")
+        h.take(0, messages_max=10)
+        report = strictq.QueryReport("orders", "0-1", "running", 7, 400, 0.25, 1600.0, time.time() - 30.0)
+        _reports.write(q.path, q.queue_id, "etl", report)
+        (found,) = json_lines(in_process("stats", filled, "--json").stdout)
+        (c,) = found["consumers"]
+        assert (c["name"], c["lag"], c["in_flight"], c["active"]) == ("etl", q.stats().ready + 10, 10, True)
+        assert c["query"] == attrs.asdict(report)
+        shown = in_process("stats", filled).stdout
+        assert "10 of it in flight" in shown
+        assert "query orders running, 1,600.0 a second, batch 7 of 400 messages in 0.2 s, seen 3" in shown
+        h.close()
+        assert "query orders gone" in in_process("stats", filled).stdout
+        _reports.write(q.path, q.queue_id, "etl", attrs.evolve(report, state="failed", error="no disk"))
+        assert ": no disk" in in_process("stats", filled).stdout
+        holder(q, "other")
+        assert "held by a process" in in_process("stats", filled).stdout
+    code, out, err = strictq_command(tmp_path, "stats", str(filled), "--watch", "--interval", "0.1", "--count", "2")
+    assert (code, err) == (0, "")
+    assert all(re.search(r" \[etl lag=\d+ age=[\d.]+ messages/s=0\.0\]", line) for line in out.splitlines())
 
 
 def test_watch_on_a_pipe_is_a_line_a_look(filled: Path, tmp_path: Path) -> None:
