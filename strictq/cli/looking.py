@@ -99,6 +99,7 @@ def explain(queue: QueuePath, key: KeyText, key_type: KeyTypeOption = KeyType.st
         found = q.explain(key_of(key, key_type))
     # The sentence speaks of the library's call; here it is a command.
     text = found.text.replace("q.release(key)", "strictq release")
+    text = text.replace(f"q.release_consumer({found.by!r})", f"strictq release --consumer {found.by}")
     if as_json:
         emit({**attrs.asdict(found), "text": text, **key_fields(found.key)})
         return OK

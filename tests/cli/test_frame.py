@@ -354,6 +354,7 @@ def test_words() -> None:
 
 
 OTHERS = [["receive", "{q}"], *([verb, "{q}", "k"] for verb in ("hold", "release", "purge", "redrive")), ["completion", "bash"]]
+OTHERS += [["reject", "{q}", "k", "1", "--reason", "no"]]
 
 
 @pytest.mark.parametrize("args", [*LOOKS, *OTHERS], ids=lambda a: a[0])

@@ -13,6 +13,7 @@ import pytest
 import strictq
 from strictq import Message
 from tests.support.command import in_process, json_lines
+from tests.support.handouts import holder, read
 
 
 @pytest.fixture
@@ -184,6 +185,51 @@ def test_hold_and_release(q: strictq.Queue, path: Path) -> None:
     assert values("release", path, "--keyless")["released"] is False
 
 
+def test_release_of_a_consumer(q: strictq.Queue, path: Path) -> None:
+    fill(q, "k", 3)
+    h = holder(q, "etl")
+    h.take(0)
+    assert "until it is acked or strictq release --consumer etl gives it back" in text("explain", path, "k")
+    result = in_process("release", path, "--consumer", "elt")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "there is no consumer elt\n  hint: there are etl" in result.stderr
+    result = in_process("release", path, "--consumer", "etl")
+    assert (result.exit_code, q.stats().in_flight) == (1, 3)
+    assert "has a holder that is alive\n  hint: stop its query; or give --force" in result.stderr
+    assert values("release", path, "--consumer", "etl", "--force") == {
+        "released": True, "key": None, "key_type": None, "consumer": "etl", "messages": 3,
+    }  # fmt: skip
+    with pytest.raises(strictq.ConsumerLost):
+        h.take(1)
+    h.close()
+    assert q.stats().ready == 3
+    assert text("release", path, "--consumer", "etl") == "consumer etl: 0 messages given back"
+
+
+def test_reject(q: strictq.Queue, path: Path) -> None:
+    fill(q, "k", 5)
+    h = holder(q, "etl")
+    h.take(0, messages_max=4)
+    assert values("reject", path, "k", 2, "--reason", "it kills the job") == {
+        "rejected": [2], "resolved": [], "key": "k", "key_type": "str",
+    }  # fmt: skip
+    assert [(d.seq, d.kind, d.reason) for d in q.dead_letters()] == [(2, "rejected", "it kills the job")]
+    assert [seq for _, seq, _ in read(q, h, 1)] == [1, 3, 4]
+    assert text("reject", path, "k", 2, 3, "--reason", "too") == "k: 1 message rejected; resolved already: seq 2"
+    result = in_process("reject", path, "k", 4, 9, "--reason", "and these", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["rejected"]) == (1, [4])
+    assert "has no message with seq 9" in result.stderr
+    h.take(1)
+    h.ack(2)
+    fill(q, "w", 2)
+    (d,) = q.receive(1, keys=["w"])
+    result = in_process("reject", path, "w", 1, "--reason", "a worker has it")
+    assert result.exit_code == 1
+    assert "is held by" in result.stderr
+    d.ack()
+    assert values("reject", path, "--reason", "n", "--key-type", "str", "--", "w", 2)["rejected"] == [2]
+
+
 def test_purge(q: strictq.Queue, path: Path) -> None:
     fill(q, "a", 3)
     fill(q, "b", 2)
@@ -205,6 +251,12 @@ def test_purge(q: strictq.Queue, path: Path) -> None:
         ["redrive", "--all", "--seq", "1"],
         ["release"],
         ["release", "k", "--keyless"],
+        ["release", "k", "--consumer", "etl"],
+        ["release", "k", "--force"],
+        ["reject", "k", "1"],
+        ["reject", "k", "--reason", "no"],
+        ["reject", "k", "0", "--reason", "no"],
+        ["reject", "k", "1", "--reason", ""],
         ["purge"],
         ["purge", "k", "--all", "--yes"],
         ["explain"],
