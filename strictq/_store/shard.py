@@ -126,19 +126,7 @@ class Shard:
     def _verify_wal(self, db: apsw.Connection) -> None:
         if self.path is None:
             return
-
-        def in_database(image: Callable[[int], bytes | None]) -> bool:
-            """Does the WAL's counter row, which every transaction writes, say what the database says?"""
-            page = image(db.execute(SHARD.counter_page).get)
-            return page is None or pages.first_row(page)[1:] == db.execute(SHARD.read_counter).get
-
-        found = wal.damage(
-            self.path,
-            db,
-            wal.read_mark(self.path.with_name(files.MARKS), self.number),
-            every_commit_synced=self._host.stored_durability == "full",
-            in_database=in_database,
-        )
+        found = damage_of_wal(self.path, db, self.number, every_commit_synced=self._host.stored_durability == "full")
         if found:
             raise StoreCorrupt(found, shard=self.number)
 
@@ -418,6 +406,18 @@ class Shard:
         for db in (self._reader, self._checkpointer):
             if db is not None:
                 leak(db)
+
+
+def damage_of_wal(path: Path, db: apsw.Connection, shard: int, *, every_commit_synced: bool) -> str | None:
+    """What is wrong with the WAL of the shard that this connection has read, by its mark and by itself."""
+
+    def in_database(image: Callable[[int], bytes | None]) -> bool:
+        """Does the WAL's counter row, which every transaction writes, say what the database says?"""
+        page = image(db.execute(SHARD.counter_page).get)
+        return page is None or pages.first_row(page)[1:] == db.execute(SHARD.read_counter).get
+
+    mark = wal.read_mark(path.with_name(files.MARKS), shard)
+    return wal.damage(path, db, mark, every_commit_synced=every_commit_synced, in_database=in_database)
 
 
 def _again(error: StoreError) -> StoreError:

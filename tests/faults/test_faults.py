@@ -28,8 +28,8 @@ from strictq.testing import FakeClock
 from tests.support.faults import CODES, FOREVER, Count, Disturbance, Disturbed, Plan, Scene, play
 from tests.support.history import OK
 from tests.support.powercut import Journal, Recorder, quiet, recording
-from tests.support.powercut_campaign import campaign, fast_directory, put_out
-from tests.support.powercut_disk import Platter
+from tests.support.powercut_campaign import campaign, fast_directory
+from tests.support.powercut_disk import Platter, put_out
 from tests.support.powercut_run import CONFIG, PLACE, Level, Run
 from tests.support.queues import keys_by_shard
 from tests.support.recorded import SCHEMA

@@ -16,7 +16,6 @@ import itertools
 import os
 import random
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,8 @@ import strictq
 from strictq._store import catalog, connection, files, frame, outbox, shard
 from strictq.testing import FakeClock
 from tests.support.powercut import quiet, recording
-from tests.support.powercut_campaign import campaign, cut_again, fast_directory, put_out
-from tests.support.powercut_disk import MODES, Platter
+from tests.support.powercut_campaign import Tally, campaign, cut_again, fast_directory
+from tests.support.powercut_disk import MODES, Platter, put_out
 from tests.support.powercut_run import Level, record
 from tests.support.powercut_verify import Broken
 
@@ -52,15 +51,14 @@ def fresh(place: Path, name: str) -> Path:
 
 @pytest.mark.parametrize(("level", "shards"), KINDS)
 def test_a_cut_at_any_point(level: Level, shards: int, place: Path) -> None:
-    counts: Counter[str] = Counter()
+    tally = Tally()
     wanted = IMAGES * 5 // 6 // len(KINDS)
     for seed in itertools.count(SEED):
         run = record(fresh(place, "recorded"), seed=seed, level=level, shards=shards, steps=50)
-        left = wanted - counts.total()
-        counts += campaign(run, place / "image", seed=seed, per_point=6, every=5, limit=left)
-        if counts.total() >= wanted:
+        tally += campaign(run, place / "image", seed=seed, per_point=6, every=5, limit=wanted - tally.images)
+        if tally.images >= wanted:
             break
-    assert set(counts) == set(MODES)
+    assert set(+tally.modes) == set(MODES)
 
 
 @pytest.mark.parametrize(("level", "shards"), KINDS)
@@ -69,7 +67,7 @@ def test_a_second_cut_while_the_queue_is_opened(level: Level, shards: int, place
     wanted = IMAGES // 6 // len(KINDS)
     for seed in itertools.count(SEED):
         run = record(fresh(place, "recorded"), seed=seed, level=level, shards=shards, steps=25)
-        images += cut_again(run, place / "image", seed=seed, images=3, per_point=3).total()
+        images += cut_again(run, place / "image", seed=seed, images=3, per_point=3).images
         if images >= wanted:
             break
 

@@ -46,31 +46,52 @@ class Snapshot:
             yield dict(zip(self.columns[table], row, strict=True))
 
 
-def snapshot(db: apsw.Connection) -> Snapshot:
-    """Read everything, past the engine's own code."""
-    execute = super(Watched, db).execute if isinstance(db, Watched) else db.execute
-    tables: dict[str, list[tuple[Any, ...]]] = {}
-    columns: dict[str, list[str]] = {}
+def _tables(execute: Callable[..., Any]) -> dict[str, list[tuple[Any, ...]]]:
+    """All rows of all tables, past the engine's own code."""
     names = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name"
-    for (name,) in execute(names).fetchall():
-        cursor = execute(f'SELECT * FROM "{name}"')
-        tables[name] = cursor.fetchall()
-        columns[name] = [row[1] for row in execute(f'PRAGMA table_info("{name}")').fetchall()]
-    digest = hashlib.blake2b(repr(list(tables.items())).encode(), digest_size=16).digest()
-    return Snapshot(digest, tables, columns)
+    return {name: execute(f'SELECT * FROM "{name}"').fetchall() for (name,) in execute(names).fetchall()}
 
 
-def read_file(path: Path) -> Snapshot:
-    """Everything in a database file, by an ordinary connection that changes nothing but SQLite's own recovery."""
+def _digest(tables: dict[str, list[tuple[Any, ...]]]) -> bytes:
+    return hashlib.blake2b(repr(list(tables.items())).encode(), digest_size=16).digest()
+
+
+def digest(db: apsw.Connection) -> bytes:
+    """That of the snapshot of this database."""
+    return _digest(_tables(db.execute))
+
+
+def snapshot(db: apsw.Connection) -> Snapshot:
+    """Read everything."""
+    execute = super(Watched, db).execute if isinstance(db, Watched) else db.execute
+    tables = _tables(execute)
+    columns = {name: [row[1] for row in execute(f'PRAGMA table_info("{name}")').fetchall()] for name in tables}
+    return Snapshot(_digest(tables), tables, columns)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[apsw.Connection]:
+    """An ordinary connection to a database, which changes nothing but SQLite's own recovery."""
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=checksums.vfs())
     try:
         db.wal_autocheckpoint(0)
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        if (found := db.execute("PRAGMA integrity_check(1)").get) != "ok":
-            raise apsw.CorruptError(found)
-        return snapshot(db)
+        yield db
     finally:
         db.close()
+
+
+def require_whole(db: apsw.Connection) -> None:
+    """Raises apsw.CorruptError: a page is damaged, or an index says something else than its table."""
+    if (found := db.execute("PRAGMA integrity_check(1)").get) != "ok":
+        raise apsw.CorruptError(found)
+
+
+def read_file(path: Path) -> Snapshot:
+    """Everything in a database file."""
+    with opened(path) as db:
+        require_whole(db)
+        return snapshot(db)
 
 
 class Journal:

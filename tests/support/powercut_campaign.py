@@ -11,16 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 import attrs
 
 from tests.support.powercut import Journal
-from tests.support.powercut_disk import MODES, Disk, Mode, Op, Platter
+from tests.support.powercut_disk import MODES, Disk, Mode, Op, Platter, put_out
 from tests.support.powercut_run import Run, resume
 from tests.support.powercut_verify import Broken, Point, Span, Verifier
-
-SHM_BYTES: Final = 32768
 
 
 @attrs.frozen
@@ -31,6 +28,34 @@ class Cut:
     mode: Mode
     disk: Disk
     point: Point
+
+
+@attrs.define
+class Tally:
+    """How many images were verified.
+
+    Attributes:
+        modes: images, by what was done to what was not synced. Each is counted once, and only if something was opened for it.
+        files: databases that were opened and read, each with contents that no image before had.
+        queues: images on which the whole queue was opened, drained and judged.
+        known: images besides, for which nothing had to be opened: other moments, or other combinations, of known files.
+    """
+
+    modes: Counter[str] = attrs.Factory(Counter)
+    files: int = 0
+    queues: int = 0
+    known: int = 0
+
+    @property
+    def images(self) -> int:
+        return self.modes.total()
+
+    def __iadd__(self, other: Tally) -> Tally:
+        self.modes += other.modes
+        self.files += other.files
+        self.queues += other.queues
+        self.known += other.known
+        return self
 
 
 @contextmanager
@@ -59,11 +84,13 @@ class Tracker:
         if name.endswith("-wal"):
             self._wals[number] = name.removesuffix("-wal")
 
-    def follow(self, op: Op) -> None:
+    def follow(self, op: Op) -> bool:
+        """One entry more has happened. Returns whether the program knows more now, or more must be durable."""
         spans = self.point.spans
         if op.kind == "link":
             self._see(op.name, op.other)
-        elif op.kind == "begin":
+            return False
+        if op.kind == "begin":
             spans.setdefault(op.name, Span()).high = op.at
         elif op.kind == "end":
             spans[op.name].low = op.at
@@ -75,6 +102,9 @@ class Tracker:
             self.point.events = op.at
         elif op.kind in ("opened", "ready", "last"):
             self.point.marks.add(op.kind)
+        else:
+            return False
+        return True
 
 
 def cuts(run: Run, *, seed: int, per_point: int, every: int = 1) -> Iterator[Cut]:
@@ -83,9 +113,12 @@ def cuts(run: Run, *, seed: int, per_point: int, every: int = 1) -> Iterator[Cut
     platter, tracker = Platter(run.journal.start), Tracker(run.journal)
     phase = chance.randrange(every)
     seen: set[int] = set()
+    point, told = tracker.point, ""
     for index, op in enumerate(run.journal.ops):
         platter.follow(op)
-        tracker.follow(op)
+        if tracker.follow(op) or not told:
+            point = copy.deepcopy(tracker.point)
+            told = repr(point)
         if index % every != phase and op.kind not in ("sync", "syncdir", "rename", "unlink"):
             continue
         if not platter.pending:
@@ -95,46 +128,38 @@ def cuts(run: Run, *, seed: int, per_point: int, every: int = 1) -> Iterator[Cut
             chance.shuffle(modes)
         for mode in modes:
             disk = platter.cut(mode, chance)
-            key = hash((disk.fingerprint(), repr(tracker.point)))
+            key = hash((disk.fingerprint(), told))
             if key not in seen:
                 seen.add(key)
-                yield Cut(index, mode, disk, copy.deepcopy(tracker.point))
+                yield Cut(index, mode, disk, point)
 
 
-def put_out(disk: Disk, place: Path, chance: random.Random) -> None:
-    """Make the image real. SQLite's shared memory is worthless after a reboot: sometimes it is full of nonsense."""
-    shutil.rmtree(place, ignore_errors=True)
-    disk.put_out(place)
-    if chance.random() < 0.2:
-        for file in place.glob("**/shard-????.db"):
-            Path(f"{file}-shm").write_bytes(chance.randbytes(SHM_BYTES))
-
-
-def campaign(run: Run, place: Path, *, seed: int, per_point: int, every: int = 1, limit: int = 1 << 60) -> Counter[str]:
-    """Verify images of a run. Returns how many of each mode.
+def campaign(run: Run, place: Path, *, seed: int, per_point: int, every: int = 1, limit: int = 1 << 60) -> Tally:
+    """Verify images of a run. Returns how many.
 
     Raises:
         Broken: saying where to look again.
     """
-    counts: Counter[str] = Counter()
+    tally = Tally()
     chance = random.Random(seed)
-    verifier = Verifier(run.level, run.journal.snapshots, run.events, run.clock)
+    verifier = Verifier(run.level, run.journal.snapshots, run.events, run.clock, place)
     for cut in cuts(run, seed=seed, per_point=per_point, every=every):
-        put_out(cut.disk, place, chance)
         try:
-            verifier.verify(place, cut.point, thorough=chance.random() < 0.05)
+            opened = verifier.verify(cut.disk, cut.point, chance)
         except Broken as e:
             raise Broken(f"cut after entry {cut.index} of the journal, {cut.mode}, seed {seed}: {e}") from e
-        counts[cut.mode] += 1
-        if counts.total() >= limit:
+        tally.modes[cut.mode] += opened
+        tally.known += not opened
+        if tally.images >= limit:
             break
+    tally.files, tally.queues = verifier.reader.opened, verifier.queues
     shutil.rmtree(place, ignore_errors=True)
-    return counts
+    return tally
 
 
-def cut_again(run: Run, place: Path, *, seed: int, images: int, per_point: int, steps: int = 3) -> Counter[str]:
+def cut_again(run: Run, place: Path, *, seed: int, images: int, per_point: int, every: int = 4, steps: int = 3) -> Tally:
     """Cut, open, cut again while it recovers and goes on, and verify what is left."""
-    counts: Counter[str] = Counter()
+    tally = Tally()
     chance = random.Random(seed)
     chosen = [c for c in cuts(run, seed=seed, per_point=1, every=20) if "ready" in c.point.marks]
     for n, cut in enumerate(chance.sample(chosen, min(images, len(chosen)))):
@@ -142,5 +167,5 @@ def cut_again(run: Run, place: Path, *, seed: int, images: int, per_point: int, 
         clock = copy.copy(run.clock)
         clock.reboot(down_seconds=5.0)
         second = resume(place, run, run.events[: cut.point.events], seed=seed * 1000 + n, steps=steps, clock=clock)
-        counts += campaign(second, place, seed=seed + n, per_point=per_point, every=4)
-    return counts
+        tally += campaign(second, place, seed=seed + n, per_point=per_point, every=every)
+    return tally

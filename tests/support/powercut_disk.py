@@ -8,6 +8,7 @@ journalled), data of unsynced writes in any order, sector by sector, or as garba
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Final, Literal
 
@@ -36,6 +37,9 @@ class Op:
     other_name: str = ""
 
 
+SHM_BYTES: Final = 32768
+NONSENSE_SHARE: Final = 0.2
+"""How often SQLite's shared memory is full of nonsense, and not gone."""
 DATA: Final = frozenset({"write", "truncate"})
 NAMES: Final = frozenset({"link", "unlink", "rename"})
 
@@ -116,6 +120,26 @@ class Disk:
                 self.files[number] = entry.read_bytes()
         return first
 
+    def file(self, directory: int, name: str) -> bytes | bytearray | None:
+        """What is in a file; None: no file has that name."""
+        number = self.directories[directory].get(name)
+        return None if number is None else self.files.get(number, b"")
+
+    def contents(self, directory: int, *names: str) -> tuple[int | None, ...]:
+        """What tells these files of a directory from others with their names, within this process."""
+        found = [self.file(directory, name) for name in names]
+        return tuple(None if data is None else hash(bytes(data)) for data in found)
+
+    def freeze(self) -> None:
+        """Nothing will be written to it: contents are hashed once only."""
+        for number in self._own:
+            self.files[number] = bytes(self.files[number])
+        self._own.clear()
+
+    def names(self) -> frozenset[tuple[int, str]]:
+        """All names that there are."""
+        return frozenset((n, name) for n, names in self.directories.items() for name in names)
+
     def fingerprint(self) -> int:
         """Equal for equal contents, within this process."""
         return hash((
@@ -155,6 +179,11 @@ class Platter:
 
     def cut(self, mode: Mode, chance: random.Random) -> Disk:
         """What may be found after the power was cut now."""
+        disk = self._cut(mode, chance)
+        disk.freeze()
+        return disk
+
+    def _cut(self, mode: Mode, chance: random.Random) -> Disk:
         disk = self.durable.fork()
         data = [p for p in self.pending if p.kind in DATA]
         names = [p for p in self.pending if p.kind in NAMES]
@@ -182,6 +211,15 @@ class Platter:
             for op in data:
                 _scatter(disk, op, share, chance, garbage=mode == "garbage")
         return disk
+
+
+def put_out(disk: Disk, place: Path, chance: random.Random) -> None:
+    """Make the image real. SQLite's shared memory is worthless after a reboot: sometimes it is full of nonsense."""
+    shutil.rmtree(place, ignore_errors=True)
+    disk.put_out(place)
+    if chance.random() < NONSENSE_SHARE:
+        for file in place.glob("**/shard-????.db"):
+            Path(f"{file}-shm").write_bytes(chance.randbytes(SHM_BYTES))
 
 
 def _tear(disk: Disk, op: Op, chance: random.Random) -> None:

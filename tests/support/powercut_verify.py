@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import random
+from bisect import bisect_right
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +18,9 @@ from strictq._keys import decode_key
 from strictq.testing import FakeClock
 from tests.support.checker import Policy, check
 from tests.support.history import Event, Handed, Recorder, Return
-from tests.support.powercut import Snapshot, quiet, read_file
+from tests.support.powercut import Snapshot, quiet
+from tests.support.powercut_disk import ROOT, Disk, put_out
+from tests.support.powercut_reading import Reader
 from tests.support.powercut_run import ALL_KEYS, PLACE, Level, Named
 
 CATALOG: Final = "queue.db"
@@ -49,6 +53,11 @@ def require(condition: object, why: str) -> None:
         raise Broken(why)
 
 
+def require_sound(queue: Queue) -> None:
+    problems = queue.check()
+    require(not problems, f"check: {problems[:3]}")
+
+
 class Facts:
     """What a shard's snapshot says, by key."""
 
@@ -73,74 +82,97 @@ class Facts:
         counter = snap.one("counter")
         self.last_outbox: int = counter["last_outbox"]
         self.epoch: int = counter["epoch"]
+        self.has_effects = "app_effects" in snap.tables
         self.tokens: dict[str, int] = defaultdict(int)
         for row in snap.all("lease"):
             self.tokens[repr(self.keys[row["lane"]])] = row["token"]
 
 
 class Verifier:
-    """Verifies images of one recorded run."""
+    """Verifies images of one recorded run.
 
-    def __init__(self, level: Level, snapshots: dict[str, list[Snapshot]], events: list[Event], clock: FakeClock) -> None:
+    What a file says is a function of what is in it and beside it, and what a queue answers one of what its files say. So a
+    file is opened for each of its contents, whatever the rest of the image is; and a queue for whatever its files
+    say. Its answers are judged with each of the histories that may have been before.
+
+    Attributes:
+        reader: what opened the files.
+        queues: how many queues were opened and drained.
+    """
+
+    def __init__(
+        self, level: Level, snapshots: dict[str, list[Snapshot]], events: list[Event], clock: FakeClock, place: Path
+    ) -> None:
+        """Args: place: where images are made real."""
         self.level = level
         self.snapshots = snapshots
         self.events = events
         self.clock = clock
+        self.queues = 0
+        self._image = place
+        self.reader = Reader(place.with_name(f"{place.name}-file"), level == "full")
+        self._commits: dict[str, dict[bytes, list[int]]] = {name: defaultdict(list) for name in snapshots}
+        for name, known in snapshots.items():
+            for number, snap in enumerate(known):
+                self._commits[name][snap.digest].append(number)
         self._facts: dict[tuple[str, int], Facts] = {}
         self._sent_out: dict[str, dict[tuple[int, int], tuple[str, bytes]]] = {}
-        self._verified: set[tuple[object, ...]] = set()
+        self._agreed: set[tuple[object, ...]] = set()
+        self._answers: dict[tuple[object, ...], Drained] = {}
+        self._judged: set[tuple[object, ...]] = set()
 
-    def verify(self, root: Path, point: Point, *, thorough: bool = False) -> None:
-        """Open the queue that a cut at `point` left under `root`, and see that it is all right.
-
-        Where the files have the same contents as those of an image before, after the same history, they are read and
-        their structure is checked, but the queue is not opened and drained once more.
+    def verify(self, disk: Disk, point: Point, chance: random.Random, *, thorough: float = 0.02) -> bool:
+        """Open what a cut at `point` left, and see that it is all right.
 
         Args:
-            thorough: it is, nevertheless.
+            thorough: how often what is known is opened, or read, nevertheless.
+        Returns:
+            whether anything was opened.
         Raises:
-            Broken: it is not.
+            Broken: it is not all right.
         """
-        path = root / PLACE
-        clock = copy.copy(self.clock)
-        clock.reboot(down_seconds=5.0)
+        before = self.reader.opened, self.queues
+        place = disk.directories[ROOT].get(PLACE)
         found: dict[str, int] = {}
-        if "opened" in point.marks:
-            require(path.exists(), "the queue is gone")
-        if path.exists():
-            found = self._match(path, point)
-            self._agree_over_shards(found)
-            same = (tuple(found.items()), point.events)
-            if found and same in self._verified and not thorough:
-                return
-            self._verified.add(same)
-        with quiet(clock), strictq.open(path, clock=clock, shards=self._shards() if not found else None) as queue:
-            try:
-                self._serve(queue, point, clock, found)
-            except strictq.StrictqError as e:
-                raise Broken(f"{type(e).__name__}: {e}") from e
+        if place is None:
+            require("opened" not in point.marks, "the queue is gone")
+            said: tuple[object, ...] = (disk.names(),)  # nothing reads what lies there
+        else:
+            found = self._match(disk, place, point, chance, thorough)
+            said = tuple(found.items())
+            if said not in self._agreed:
+                self._agree_over_shards(found)
+                self._agreed.add(said)
+        answers = self._answers.get(said)
+        if answers is None or (place is not None and not found) or chance.random() < thorough:
+            answers = self._answers[said] = self._serve(disk, found, chance)
+            self._judged.discard((said, point.events))
+        if (said, point.events) not in self._judged:
+            self._judge(answers, point, found)
+            self._judged.add((said, point.events))
+        return before != (self.reader.opened, self.queues)
 
     def _shards(self) -> int:
         return sum(1 for name in self.snapshots if name != CATALOG) or 1
 
     # ---- what is in the files
 
-    def _match(self, path: Path, point: Point) -> dict[str, int]:
+    def _match(self, disk: Disk, place: int, point: Point, chance: random.Random, thorough: float) -> dict[str, int]:
         """Each file must say what it said at some commit, and at one that is new enough."""
         found: dict[str, int] = {}
         for name, span in point.spans.items():
             try:
-                digest = read_file(path / name).digest
+                digest, damage = self.reader.find(disk, place, name, chance, thorough=thorough)
             except apsw.Error as e:
                 raise Broken(f"{name} can't be read: {type(e).__name__}: {e}") from e
-            known = self.snapshots[name]
+            require(damage is None, f"{name} would be quarantined: {damage}")
+            numbers = self._commits[name].get(digest, [])
+            at = bisect_right(numbers, span.high)
+            require(at, f"{name} is as no commit left it")
+            newest = numbers[at - 1]
             low = span.low if self.level == "full" or name == CATALOG else span.durable
-            matches = [n for n in range(span.high, -1, -1) if known[n].digest == digest]
-            require(matches, f"{name} is as no commit left it")
-            best = next((n for n in matches if n >= low), None)
-            require(best is not None, f"{name} is as commit {matches[0]} left it, but {low} was durable")
-            assert best is not None
-            found[name] = best
+            require(newest >= low, f"{name} is as commit {newest} left it, but {low} was durable")
+            found[name] = newest
         return found
 
     def facts(self, name: str, number: int) -> Facts:
@@ -177,32 +209,53 @@ class Verifier:
 
     # ---- what the queue answers
 
-    def _serve(self, queue: Queue, point: Point, clock: FakeClock, found: dict[str, int]) -> None:
-        require(queue.check() == [], f"check: {queue.check()[:3]}")
+    def _serve(self, disk: Disk, found: dict[str, int], chance: random.Random) -> Drained:
+        """Open the queue, drain it, and go on with it."""
+        self.queues += 1
+        put_out(disk, self._image, chance)
+        clock = copy.copy(self.clock)
+        clock.reboot(down_seconds=5.0)
+        shards = None if found else self._shards()
+        with quiet(clock), strictq.open(self._image / PLACE, clock=clock, shards=shards) as queue:
+            try:
+                return self._answered(queue, clock, found)
+            except strictq.StrictqError as e:
+                raise Broken(f"{type(e).__name__}: {e}") from e
+
+    def _answered(self, queue: Queue, clock: FakeClock, found: dict[str, int]) -> Drained:
+        require_sound(queue)
         stats = queue.stats()
         require(all(s.quarantined is None for s in stats.shards), "a shard is quarantined")
         require(stats.outbox == 0, "something waits in an outbox")
         recorder = Recorder()
-        if "ready" in point.marks:
-            recorder.events.extend(self.events[: point.events])
         call = recorder.invoke("reboot")
         recorder.result(call, "reboot")
         recorded = Named(queue, recorder, "after")
-        before = self._tokens(recorder.events, found)
         for facts in self._of_shards(found).values():
             for key in facts.held:
                 recorded.operate("unhold", key)
         clock.advance(4000.0)
         got = self._drain(recorded, clock)
-        for key, token in got.tokens.items():
-            require(token > before.get(key, 0), f"token {token} of {key} was given before {before.get(key)}")
         self._accounts(queue, got, found)
         self._still_works(recorded)
-        if "ready" in point.marks and self.level == "full":
+        if all(facts.has_effects for facts in self._of_shards(found).values()) and found:
             recorded.final(ALL_KEYS)
-            broken = check(recorder.events, Policy())
+            got.accounted = True
+        require_sound(queue)
+        got.events = recorder.events
+        return got
+
+    def _judge(self, got: Drained, point: Point, found: dict[str, int]) -> None:
+        """Do the answers fit to everything that was answered before the cut?"""
+        ready = "ready" in point.marks
+        events = self.events[: point.events] if ready else []
+        before = self._tokens(events, found)
+        for key, token in got.tokens.items():
+            require(token > before.get(key, 0), f"token {token} of {key} was given before {before.get(key)}")
+        if ready and self.level == "full":
+            require(got.accounted, "the program's own table is gone")
+            broken = check([*events, *got.events], Policy())
             require(not broken, f"the checker found {broken[:3]}")
-        require(queue.check() == [], f"check: {queue.check()[:3]}")
 
     def _tokens(self, events: list[Event], found: dict[str, int]) -> dict[str, int]:
         """The newest token of each key that anybody may have seen."""
@@ -268,3 +321,6 @@ class Drained:
     bodies: dict[tuple[str, int], bytes] = attrs.Factory(dict)
     tokens: dict[str, int] = attrs.Factory(dict)
     last: dict[str, int] = attrs.Factory(lambda: defaultdict(int))
+    events: list[Event] = attrs.Factory(list)
+    accounted: bool = False
+    """All effects and messages that are left were looked at in the end."""
