@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import attrs
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from .. import _validate as validate
@@ -16,7 +17,7 @@ from ._schema import key_type, read_schema
 
 MESSAGES: Final = 100_000
 PARTITION_MESSAGES: Final = 50_000
-STATES: Final = ("pending", "dead")
+STATES: Final = ("pending", "dead", "history")
 
 
 def number(options: Mapping[str, str], name: str, default: int, maximum: int, minimum: int = 1) -> int:
@@ -61,16 +62,18 @@ def key_type_of(options: Mapping[str, str], schema: StructType) -> str:
     return text
 
 
-def is_dead(options: Mapping[str, str]) -> bool:
+def state_of(options: Mapping[str, str]) -> str:
     """The option state.
 
     Raises:
-        InvalidArgument: it is neither "pending" nor "dead".
+        InvalidArgument: it is none of STATES, or does not go with the option keyType.
     """
     text = (options.get("state") or STATES[0]).lower()
     if text not in STATES:
         raise InvalidArgument(f"the option state must be {' or '.join(STATES)}, not {text!r}")
-    return text == "dead"
+    if text == "history" and options.get("keyType"):
+        raise InvalidArgument("the history has keys as text, and their types in the column key_type", hint="leave keyType out")
+    return text
 
 
 def columns(options: Mapping[str, str]) -> StructType:
@@ -79,7 +82,12 @@ def columns(options: Mapping[str, str]) -> StructType:
     Raises:
         InvalidArgument: an option names something that there is not.
     """
-    return read_schema(key_type(options.get("keyType")), dead=is_dead(options))
+    state = state_of(options)
+    if state == "history":
+        from ._records import SCHEMA  # needs pyarrow
+
+        return from_arrow_schema(SCHEMA)
+    return read_schema(key_type(options.get("keyType")), dead=state == "dead")
 
 
 @attrs.frozen
@@ -88,7 +96,7 @@ class BatchOptions:
 
     path: str
     key_type: str
-    dead: bool
+    state: str
     partition_messages: int
 
     @classmethod
@@ -101,7 +109,7 @@ class BatchOptions:
         return cls(
             path=path_of(options),
             key_type=key_type_of(options, schema),
-            dead=is_dead(options),
+            state=state_of(options),
             partition_messages=number(options, "messagesPerPartition", PARTITION_MESSAGES, 1 << 40),
         )
 
@@ -133,8 +141,8 @@ class StreamOptions:
         Raises:
             InvalidArgument: nothing changed.
         """
-        if is_dead(options):
-            raise InvalidArgument("a stream reads what is pending", hint="read dead letters with spark.read")
+        if state_of(options) != STATES[0]:
+            raise InvalidArgument("a stream reads what is pending", hint="read dead letters and the history with spark.read")
         consumer = options.get("consumer")
         if not consumer:
             raise InvalidArgument(

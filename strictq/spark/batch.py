@@ -48,7 +48,7 @@ class BatchReader(DataSourceReader):
         out: list[InputPartition] = []
         with open_queue(options.path, read_only=True) as queue:
             for shard in queue._store.shards:
-                plan = scan.plan_shard(shard, dead=options.dead, per_task=options.partition_messages)
+                plan = scan.plan_shard(shard, dead=options.state == "dead", per_task=options.partition_messages)
                 alone = attrs.evolve(plan, tasks=())  # a task needs to know of its own segments only
                 out += [Lanes(options.path, queue.queue_id, shard.number, alone, segments) for segments in plan.tasks]
         return out
@@ -60,7 +60,7 @@ class BatchReader(DataSourceReader):
         builder = Builder(arrow_schema(self._schema), self._options.key_type, started=0)
         shard = queue._store.shards[partition.shard]
         skew = queue._store.time.skew()
-        steps = scan.dead if self._options.dead else scan.pending
+        steps = scan.dead if self._options.state == "dead" else scan.pending
         for segment in partition.segments:
             for rows in steps(shard, partition.plan, segment):
                 lanes: Iterator[tuple[bytes, list[Any]]] = (

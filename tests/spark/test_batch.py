@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import strictq
 from strictq import Message, Queue
+from strictq.spark._records import key_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,7 +62,56 @@ def test_an_empty_queue_and_wrong_options(spark: SparkSession, q: Queue) -> None
     q.send(b"x", 7)
     with pytest.raises(Exception, match="does not fit keyType=string"):
         table(spark, q).collect()
-    with pytest.raises(Exception, match="the option state must be pending or dead, not 'done'"):
+    with pytest.raises(Exception, match="the option state must be pending or dead or history, not 'done'"):
         table(spark, q, state="done").collect()
     with pytest.raises(Exception, match="there is no queue at"):
         spark.read.format("strictq").option("path", f"{q.path}/nowhere").load().collect()
+
+
+def keep_records(q: Queue, count: int) -> None:
+    """Messages of keys of all kinds that ended in several ways."""
+    q.configure(history="bodies", keyless="random")
+    kinds: list[Any] = ["a", 7, b"\xff", None]
+    q.send_many([Message(b"%d" % n, key=kinds[n % len(kinds)]) for n in range(count)])
+    while ds := q.receive(7):
+        ds[0].reject("no")
+        q.ack_many(ds[1:])
+
+
+def test_what_is_finished(spark: SparkSession, q: Queue) -> None:
+    assert table(spark, q, state="history").collect() == []
+    keep_records(q, 100)
+    df = table(spark, q, state="history", messagesPerPartition=9)
+    rows = {(r.shard, r.n): r for r in df.collect()}
+    records = [r for shard in range(q.shards) for r in q.history(shard=shard, limit=1000)]
+    assert rows.keys() == {(r.shard, r.n) for r in records}
+    assert len(rows) == 100
+    for r in records:
+        row = rows[r.shard, r.n]
+        assert (row.seq, row.id, row.outcome, row.attempts, row.size, row.body) == (
+            r.seq, r.id, r.outcome, r.attempts, r.size, r.body,
+        )  # fmt: skip
+        assert (row.key, row.key_type) == key_columns(r.key)
+        assert abs(row.done_at.timestamp() - r.done_at) < 0.001
+    assert df.rdd.getNumPartitions() >= 100 // 9
+    q.purge(history=True)
+    assert df.collect() == [], "planned anew each time"
+
+
+def test_the_history_of_a_queue_has_the_columns_of_an_export(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
+    from strictq.spark import analytics, export_history
+
+    keep_records(q, 20)
+    export_history(q, tmp_path / "out")
+    exported, live = analytics.read(spark, tmp_path / "out"), table(spark, q, state="history")
+    assert exported.dtypes == live.dtypes
+    assert sorted(exported.collect()) == sorted(live.collect())
+    assert analytics.hot_keys(live, 3).collect() == analytics.hot_keys(exported, 3).collect()
+
+
+def test_the_history_has_no_key_type_to_choose_and_is_no_stream(spark: SparkSession, q: Queue) -> None:
+    with pytest.raises(Exception, match="leave keyType out"):
+        table(spark, q, state="history", keyType="int").collect()
+    with pytest.raises(Exception, match="a stream reads what is pending"):
+        stream = spark.readStream.format("strictq").options(path=q.path, consumer="etl", state="history").load()
+        stream.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination()
