@@ -15,8 +15,7 @@ import pytest
 
 import strictq
 from strictq import Queue
-from strictq._store.migrate import FORMAT
-from tests.support.internals import ROOT, shard_file, tamper
+from tests.support.internals import ROOT
 from tests.support.ledgers import Ledger, send_chains
 
 from .streams import END_SECONDS, load, run, start
@@ -116,13 +115,3 @@ def test_a_worker_is_killed_in_a_task(spark: SparkSession, q: Queue, tmp_path: P
     run(df.mapInArrow(die, df.schema), tmp_path / "checkpoint", ledger)
     assert marker.exists(), "and Spark ran the task again"
     finish(spark, q, tmp_path)
-
-
-def test_a_newer_format(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
-    path = q.path
-    q.close()
-    tamper(shard_file(path), f"PRAGMA user_version = {FORMAT + 1}")
-    with pytest.raises(Exception, match=rf"its format {FORMAT + 1} is newer"):
-        run(load(spark, path), tmp_path / "checkpoint", Ledger(tmp_path / "ledger"))
-    with strictq.open(path) as again:
-        assert again.stats().in_flight == 0, "the other shard, too, has handed out nothing"
