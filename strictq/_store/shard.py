@@ -281,7 +281,8 @@ class Shard:
                 try:
                     return look(self._reader)
                 finally:
-                    self._reader.execute("ROLLBACK")
+                    if self._reader.in_transaction:  # a page that can't be read ends it
+                        self._reader.execute("ROLLBACK")
             except (apsw.Error, *NONSENSE) as e:
                 error = translate(e, self.number)
                 if isinstance(error, StoreCorrupt):

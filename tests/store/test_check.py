@@ -375,6 +375,23 @@ def test_a_quarantined_shard_is_reported_and_the_others_are_read(disk: Opener) -
     assert [p.shard for p in q.check()] == [1]
 
 
+def test_a_page_that_only_a_check_reads_is_reported_for_what_it_is(disk: Opener) -> None:
+    q = disk()
+    fill(q, "k", 2)
+    q.close()
+    file = shard_file(disk.path)
+    fold(file)
+    ((root,),) = tamper(file, "SELECT rootpage FROM sqlite_schema WHERE name = 'dead'")
+    damaged = bytearray(file.read_bytes())
+    damaged[(root - 1) * PAGE + 2000] ^= 1
+    file.write_bytes(damaged)
+    q = disk()
+    (problem,) = q.check()
+    assert problem.rule == "unreadable"
+    assert "its checksum is wrong" in problem.detail
+    assert q.stats().shards[0].quarantined is not None
+
+
 def test_findings_are_bounded(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_module, "FINDINGS_MAX", 20)
     q = disk()
