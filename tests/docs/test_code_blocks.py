@@ -1,17 +1,21 @@
 """What README and docs show works: their Python runs, their shell parses, their links lead somewhere.
 
 A Python block that cannot run here carries `<!-- no-run: why -->` on the line before it. The other blocks of a file run
-one after the other as one program, in an empty directory.
+one after the other as one program, in an empty directory. A comment behind a `print` is what it prints: `...` stands for
+anything, `, then ` is between what it prints the first and the second time, an explanation comes behind `:`, `;`, ` if ` or ` (`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +30,26 @@ PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<language>[\w+-]*)\s*$")
 NO_RUN = re.compile(r"^\s*<!-- no-run: \S.* -->\s*$")
 LINK = re.compile(r"(?<!\!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+RUNNER = """
+import builtins, json, runpy, sys
+
+script, report = sys.argv[1:]
+printed, really = {}, print
+
+
+def tell(*values, **options):
+    caller = sys._getframe(1)
+    if caller.f_code.co_filename == script:
+        printed.setdefault(caller.f_lineno, []).append(" ".join(map(str, values)))
+    really(*values, **options)
+
+
+builtins.print = tell
+runpy.run_path(script, run_name="__main__")
+with open(report, "w", encoding="utf-8") as file:
+    json.dump(printed, file)
+"""
+"""Runs a page's program, and notes what each of its lines prints."""
 BUILTINS = {".", "source", "cd", "export", "set", "echo", "exit"}
 
 
@@ -79,6 +103,22 @@ def commands(block: Block) -> list[list[str]]:
     return found
 
 
+def promised(program: list[str]) -> Iterator[tuple[int, str]]:
+    """The line of each `print` that has a comment behind it, and what that says it prints."""
+    lines = iter(f"{line}\n" for line in program)
+    for token in tokenize.generate_tokens(lambda: next(lines, "")):
+        if token.type == tokenize.COMMENT and token.line.lstrip().startswith("print("):
+            yield token.start[0], token.string.removeprefix("#").strip()
+
+
+def is_what_it_says(printed: list[str], comment: str) -> bool:
+    """Whether a comment is what was printed, or begins with it; prints that it does not tell of are no matter."""
+    ends = [len(comment), *(match.start() for match in re.finditer(r"[:;] | if | \(", comment))]
+    said = [".*".join(map(re.escape, comment[:end].split("..."))) for end in ends]
+    shown = [", then ".join(printed[:times]) for times in range(1, len(printed) + 1)]
+    return any(re.fullmatch(pattern, text) for pattern in said for text in shown)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=case)
 def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     program: list[str] = []
@@ -96,7 +136,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     cwd.mkdir()
     path = os.pathsep.join(filter(None, [str(Path(strictq.__file__).parent.parent), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
+        [sys.executable, "-W", "error", "-c", RUNNER, str(script), str(tmp_path / "printed.json")],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
         capture_output=True,
@@ -104,6 +144,10 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode == 0, f"{case(page)}:\n{done.stdout}{done.stderr}"
+    printed = json.loads((tmp_path / "printed.json").read_text(encoding="utf-8"))
+    for line, comment in promised(program):
+        found = printed.get(str(line), [])
+        assert is_what_it_says(found, comment), f"{case(page)}:{line}: it says {comment!r}, and prints {found}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=case)
