@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,7 +24,7 @@ import pytest
 import strictq
 from strictq import OutcomeUnknown, StoreError
 from strictq.testing import FakeClock
-from tests.support.faults import CODES, FOREVER, Count, Disturbance, Disturbed, Plan, Scene, play
+from tests.support.faults import CODES, FOREVER, STEPS, Disturbance, Disturbed, Plan, Scene, fail_some, fresh, play
 from tests.support.history import OK
 from tests.support.powercut import Journal, Recorder, quiet, recording
 from tests.support.powercut_campaign import campaign, fast_directory
@@ -36,7 +35,6 @@ from tests.support.recorded import SCHEMA
 
 POINTS = int(os.environ.get("STRICTQ_FAULT_POINTS", "400"))
 SEED = int(os.environ.get("STRICTQ_FAULT_SEED", "1"))
-STEPS = (12, 40)
 
 
 @pytest.fixture
@@ -45,31 +43,14 @@ def place(tmp_path: Path) -> Iterator[Path]:
         yield directory
 
 
-def fresh(place: Path) -> Path:
-    """An empty directory to work in."""
-    shutil.rmtree(place / "work", ignore_errors=True)
-    (place / "work").mkdir()
-    return place / "work"
-
-
 @pytest.mark.parametrize("fault", CODES)
 def test_a_failure_at_any_call(fault: str, place: Path) -> None:
     wanted = POINTS // len(CODES)
     done = fired = 0
     for seed in itertools.count(SEED):
-        count = Count()
-        play(fresh(place), lambda count=count: count, seed=seed, steps=STEPS)  # type: ignore[misc]
-        calls = count.kinds[CODES[fault][0]]
-        chance = random.Random(seed)
-        for first in chance.sample(range(1, calls + 1), min(calls, max(wanted // 4, 1))):
-            for times in (1, chance.choice((3, FOREVER))):
-                plan = Plan(fault, first, times)
-                try:
-                    play(fresh(place), lambda plan=plan: plan, seed=seed, steps=STEPS)  # type: ignore[misc]
-                except Exception as e:
-                    raise AssertionError(f"{plan} and seed {seed}: {e}") from e
-                done += 1
-                fired += plan.fired > 0
+        runs, failed = fail_some(place, fault, seed=seed, calls=max(wanted // 4, 1))
+        done += runs
+        fired += failed
         if done >= wanted:
             break
         assert seed < SEED + 50 or done, f"nothing ever does what {fault} fails"

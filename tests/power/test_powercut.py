@@ -28,12 +28,11 @@ from strictq.testing import FakeClock
 from tests.support.powercut import quiet, recording
 from tests.support.powercut_campaign import Tally, campaign, cut_again, fast_directory
 from tests.support.powercut_disk import MODES, Platter, put_out
-from tests.support.powercut_run import Level, record
+from tests.support.powercut_run import KINDS, Level, record
 from tests.support.powercut_verify import Broken
 
 IMAGES = int(os.environ.get("STRICTQ_POWERCUT_IMAGES", "6000"))
 SEED = int(os.environ.get("STRICTQ_POWERCUT_SEED", "1"))
-KINDS: list[tuple[Level, int]] = [("full", 1), ("full", 2), ("full", 3), ("process", 1), ("process", 2), ("process", 3)]
 
 
 @pytest.fixture

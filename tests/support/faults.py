@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.support.powercut_run import ALL_KEYS, CONFIG, KEYS, PLACE, Level, Nam
 from tests.support.recorded import SCHEMA
 
 FOREVER: Final = 1 << 60
+STEPS: Final = (12, 40)
 CODES: Final[dict[str, tuple[str, int]]] = {
     "read": ("read", apsw.SQLITE_IOERR_READ),
     "write": ("write", apsw.SQLITE_IOERR_WRITE),
@@ -201,6 +203,7 @@ def play(
     clock = FakeClock()
     with recording(root, clock) as journal, pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection, "BUSY_SECONDS", 0.02)
+        journal.reads_commits = False
         recorder = Recorder()
         queue = strictq.open(Path(journal.root, PLACE), shards=shards, durability=level, config=CONFIG, clock=clock)
         queue.app_schema(SCHEMA)
@@ -215,3 +218,38 @@ def play(
         scene.work(4)
         scene.account()
     return scene
+
+
+def fail_some(place: Path, fault: str, *, seed: int, calls: int) -> tuple[int, int]:
+    """Fail some of the calls of a seed's program, each once and then more often.
+
+    Returns the runs, and those in which it did fail.
+
+    Args:
+        place: where queues are made.
+        calls: how many calls, at most, spread over all of that kind.
+    Raises:
+        AssertionError: saying which failure broke which promise.
+    """
+    count = Count()
+    play(fresh(place), lambda: count, seed=seed, steps=STEPS)
+    there = count.kinds[CODES[fault][0]]
+    chance = random.Random(seed)
+    done = fired = 0
+    for first in chance.sample(range(1, there + 1), min(there, calls)):
+        for times in (1, chance.choice((3, FOREVER))):
+            plan = Plan(fault, first, times)
+            try:
+                play(fresh(place), lambda plan=plan: plan, seed=seed, steps=STEPS)  # type: ignore[misc]
+            except Exception as e:
+                raise AssertionError(f"{plan} and seed {seed}: {e}") from e
+            done += 1
+            fired += plan.fired > 0
+    return done, fired
+
+
+def fresh(place: Path) -> Path:
+    """An empty directory to work in."""
+    shutil.rmtree(place / "work", ignore_errors=True)
+    (place / "work").mkdir()
+    return place / "work"

@@ -24,6 +24,10 @@ PLACE: Final = "q.strictq"
 """Where the queue is made, under the recorded directory."""
 CONFIG: Final = QueueConfig(lease_seconds=20.0, max_attempts=None, dedup_window_seconds=300.0, on_expire="dead_letter")
 Level = Literal["full", "process"]
+KINDS: Final[tuple[tuple[Level, int], ...]] = (
+    ("full", 1), ("full", 2), ("full", 3), ("process", 1), ("process", 2), ("process", 3),
+)  # fmt: skip
+"""Queues differ in durability and in shards."""
 
 
 class Named(Recorded):

@@ -1,0 +1,245 @@
+"""The attacks of docs/explanation/reliability.md for as long as one likes, with progress, and with what they did in numbers.
+
+    python -m tests.campaigns powercut --minutes 60 --jobs 2     # power cuts
+    python -m tests.campaigns kills --count 1000 --seed 100      # until so many are done
+    python -m tests.campaigns --minutes 60                       # all of them, an equal time each
+
+Each attack is a sequence of rounds, and each round follows from its seed: --seed, the next number, and so on. Every line says how
+much was done so far; the last one of each attack says with which seeds. A round that fails is told with its seed, the
+others go on, and the exit code is 1. To repeat it:
+
+    python -m tests.campaigns powercut --seed 17 --rounds 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from tests.support import campaign, flips
+from tests.support.campaign import Campaign, tally
+from tests.support.faults import CODES, fail_some, fresh
+from tests.support.powercut_campaign import Tally, cut_again, fast_directory
+from tests.support.powercut_campaign import campaign as cut
+from tests.support.powercut_run import KINDS, record
+
+TELL_SECONDS: Final = 30.0
+ROUND_SECONDS: Final = 15.0
+"""How long workers in processes of their own are at it in one round: histories are checked in memory."""
+PATIENCE_SECONDS: Final = 600.0
+CALLS: Final = 6
+FLIPS: Final = 40
+Numbers = Counter[str]
+
+
+def powercut(seed: int, place: Path) -> Numbers:
+    """A recorded program, and images of it; some of them opened, recorded again, and cut a second time."""
+    level, shards = KINDS[seed % len(KINDS)]
+    done = Tally()
+    run = record(fresh(place), seed=seed, level=level, shards=shards, steps=50)
+    done += cut(run, place / "image", seed=seed, per_point=12)
+    run = record(fresh(place), seed=seed, level=level, shards=shards, steps=25)
+    again = cut_again(run, place / "image", seed=seed, images=6, per_point=12, every=1)
+    done += again
+    return Counter({
+        "images": done.images, "of a second cut": again.images, "files opened": done.files, "queues drained": done.queues,
+        **{f"with {mode}": n for mode, n in done.modes.items()},
+    })  # fmt: skip
+
+
+def faults(seed: int, place: Path) -> Numbers:
+    """Calls of one kind that fail under a program."""
+    fault = list(CODES)[seed % len(CODES)]
+    done, fired = fail_some(place, fault, seed=seed, calls=CALLS)
+    return Counter({"points": done, "reached": fired})
+
+
+def kills(seed: int, place: Path) -> Numbers:
+    """Processes at work on one queue, killed and stopped past their leases, one after the other."""
+    return _processes(seed, place, lambda c: c.disturb(processes=3, seconds=ROUND_SECONDS))
+
+
+def stress(seed: int, place: Path) -> Numbers:
+    """Threads of processes that do everything at once, undisturbed."""
+
+    def work(it: Campaign) -> None:
+        it.threads = 3
+        for _ in range(3):
+            it.start()
+        end = time.monotonic() + ROUND_SECONDS
+        while time.monotonic() < end:
+            it.progress()
+
+    return _processes(seed, place, work)
+
+
+def _processes(seed: int, place: Path, work: Callable[[Campaign], None]) -> Numbers:
+    level, shards = KINDS[seed % len(KINDS)]
+    directory = fresh(place)
+    it = Campaign(directory, shards, level, threads=1 + seed % 2, seed=seed)
+    try:
+        it.create()
+        work(it)
+        it.stop()
+    finally:
+        it.abandon()
+    events = it.settle()
+    counts = tally(events)
+    assert all(counts[verb] for verb in ("send", "receive", "ack", "transact")), counts
+    return Counter(
+        {"kills": it.kills, "stops": it.stops, "checked events": len(events), "calls without an answer": counts["lost"]}
+    )
+
+
+def flip_bits(seed: int, place: Path) -> Numbers:
+    """One bit, in copies of a closed queue."""
+    name, checkpointed, durability = flips.FILES[seed % len(flips.FILES)]
+    made = flips.original(fresh(place), checkpointed=checkpointed, durability=durability)
+    told = flips.flip_some(made, name, random.Random(seed), FLIPS)
+    return Counter({"flips": FLIPS, "told": told})
+
+
+@attrs.frozen
+class Attack:
+    """What a round of it does, and which of its numbers counts."""
+
+    run: Callable[[int, Path], Numbers]
+    goal: str
+
+
+ATTACKS: Final = {
+    "powercut": Attack(powercut, "images"),
+    "faults": Attack(faults, "points"),
+    "kills": Attack(kills, "kills"),
+    "flips": Attack(flip_bits, "flips"),
+    "stress": Attack(stress, "checked events"),
+}
+
+
+def one_round(name: str, seed: int) -> Numbers:
+    """A round, in a directory of its own."""
+    campaign.PATIENCE_SECONDS = PATIENCE_SECONDS
+    with tempfile.TemporaryDirectory(prefix="strictq-campaign-") as fallback, fast_directory(Path(fallback)) as place:
+        return ATTACKS[name].run(seed, place)
+
+
+@attrs.define
+class Progress:
+    """What was done of one attack so far."""
+
+    name: str
+    numbers: Numbers = attrs.Factory(Counter)
+    seeds: list[int] = attrs.Factory(list)
+    broken: list[int] = attrs.Factory(list)
+    begun: float = attrs.Factory(time.monotonic)
+    told: float = attrs.Factory(time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begun
+
+    @property
+    def count(self) -> int:
+        return self.numbers[ATTACKS[self.name].goal]
+
+    def add(self, seed: int, done: Future[Numbers]) -> None:
+        """A round is over."""
+        self.seeds.append(seed)
+        error = done.exception()
+        if error is None:
+            self.numbers += done.result()
+        else:
+            self.broken.append(seed)
+            print(f"{self.name}: the round with seed {seed} failed. Repeat it:", flush=True)
+            print(f"    python -m tests.campaigns {self.name} --seed {seed} --rounds 1", flush=True)
+            traceback.print_exception(error, file=sys.stdout)
+        if time.monotonic() - self.told > TELL_SECONDS:
+            self.told = time.monotonic()
+            print(f"{self.name}: {self}", flush=True)
+
+    def __str__(self) -> str:
+        goal = ATTACKS[self.name].goal
+        rest = ", ".join(f"{n:,} {what}" for what, n in self.numbers.items() if what != goal)
+        return f"{self.count:,} {goal} ({rest}) in {self.seconds:,.0f} s, {len(self.seeds)} rounds, {len(self.broken)} broken"
+
+    def last_line(self) -> str:
+        seeds = f"seeds {min(self.seeds)} to {max(self.seeds)}" if self.seeds else "no seeds"
+        broken = f", broken: {', '.join(map(str, self.broken))}" if self.broken else ""
+        return f"{self.name} done: {self}; {seeds}{broken}"
+
+
+class _Here:
+    """Rounds in this process, where one at a time is wanted."""
+
+    def submit(self, run: Callable[[str, int], Numbers], name: str, seed: int) -> Future[Numbers]:
+        done: Future[Numbers] = Future()
+        try:
+            done.set_result(run(name, seed))
+        except Exception as e:
+            done.set_exception(e)
+        return done
+
+
+def attack(name: str, pool: ProcessPoolExecutor | _Here, options: argparse.Namespace, minutes: float) -> Progress:
+    """Rounds until the time is over, or enough was done."""
+    progress = Progress(name)
+    seeds: Iterator[int] = itertools.count(options.seed)
+    if options.rounds is not None:
+        seeds = iter(range(options.seed, options.seed + options.rounds))
+    running: dict[Future[Numbers], int] = {}
+
+    def wanted() -> bool:
+        return progress.seconds < minutes * 60 and (options.count is None or progress.count < options.count)
+
+    try:
+        while True:
+            while len(running) < options.jobs and wanted() and (seed := next(seeds, None)) is not None:
+                running[pool.submit(one_round, name, seed)] = seed
+            if not running:
+                break
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                progress.add(running.pop(done), done)
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", flush=True)
+    print(progress.last_line(), flush=True)
+    return progress
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: no promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"{', '.join(ATTACKS)}; all of them if none is named")
+    parser.add_argument("--minutes", type=float, default=60.0, help="for all together; a round that has begun is finished")
+    parser.add_argument(
+        "--count", type=int, help="stop each earlier, once it has made so many images, points, kills, flips, events"
+    )
+    parser.add_argument("--rounds", type=int, help="stop each after so many rounds")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
+    options = parser.parse_args(arguments)
+    names = options.attacks or list(ATTACKS)
+    if unknown := set(names) - set(ATTACKS):
+        parser.error(f"no such attack: {', '.join(sorted(unknown))}")
+    if options.jobs == 1:
+        done = [attack(name, _Here(), options, options.minutes / len(names)) for name in names]
+    else:
+        with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn"), max_tasks_per_child=20) as pool:
+            done = [attack(name, pool, options, options.minutes / len(names)) for name in names]
+    return int(any(progress.broken or not progress.count for progress in done))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
