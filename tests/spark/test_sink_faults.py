@@ -17,7 +17,7 @@ import pytest
 
 import strictq
 import strictq.spark
-from tests.support.sparks import ROOT, assert_ledger, entries, environment, ledger, staged
+from tests.support.sparks import ROOT, assert_ledger, cluster, entries, environment, ledger, staged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -257,14 +257,15 @@ from pyspark.sql import SparkSession
 from tests.support import spark_faults
 from tests.support.sparks import ledger, settings
 
-path, place, home = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-builder = SparkSession.builder.master("local-cluster[2,1,1024]").config(map=settings(home))
+path, place, home, root, master = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5]
+builder = SparkSession.builder.master(master).config(map=settings(home)).config("spark.executor.memory", "512m")
 builder = builder.config("spark.speculation", "true").config("spark.speculation.interval", "100ms")
-builder = builder.config("spark.speculation.minTaskRuntime", "1s").config("spark.executorEnv.PYTHONPATH", sys.argv[4])
+builder = builder.config("spark.speculation.minTaskRuntime", "500ms").config("spark.speculation.multiplier", "1.01")
+builder = builder.config("spark.speculation.quantile", "0.5").config("spark.executorEnv.PYTHONPATH", root)
 spark = builder.getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
 spark.dataSource.register(spark_faults.FaultySource)
-for job, fault in (("slow", "task waits"), ("killed", "executor dies")):
+for job, fault in (("slow", "task waits for its copy"), ("killed", "executor dies")):
     options = {"path": path, "jobId": job, "orderBy": "n", **spark_faults.arm(place / "faults", fault)}
     rows = ledger(spark, 1000, start=0 if job == "slow" else 1000, partitions=4)
     rows.write.format("faulty").options(**options).mode("append").save()
@@ -276,12 +277,14 @@ spark.stop()
 @pytest.mark.slow
 def test_speculation_and_killed_executors(spark: SparkSession, faulty: Any, path: str, tmp_path: Path, home: Path) -> None:
     """Two executors: a task that is slow is run twice at once, and an executor that is killed loses what it did."""
-    done = subprocess.run(
-        [sys.executable, "-c", CLUSTER, path, str(tmp_path), str(home), str(ROOT)],
-        env={**os.environ, **environment(home)}, cwd=ROOT, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
+    with cluster(tmp_path / "cluster") as master:
+        done = subprocess.run(
+            [sys.executable, "-c", CLUSTER, path, str(tmp_path), str(home), str(ROOT), master],
+            env={**os.environ, **environment(home)}, cwd=ROOT, capture_output=True, text=True, timeout=500,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert faulty.left(tmp_path / "faults") == []
+    assert list((tmp_path / "faults").glob(f"{faulty.COPY}*")), "Spark ran a task twice at once"
     assert_ledger(path, 2_000)
     assert staged(path) == []
 

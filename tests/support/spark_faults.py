@@ -13,12 +13,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import CaseInsensitiveDict, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from strictq._store import applied
 from strictq.spark.datasource import StrictqDataSource
 from strictq.spark.sink import BatchWriter, StreamWriter
+
+COPY = "copy of task "
+COPY_SECONDS = 300.0
 
 
 def arm(place: Path, *faults: str) -> dict[str, str]:
@@ -54,6 +58,28 @@ def die_with_the_jvm() -> None:
     die()
 
 
+def task() -> TaskContext:
+    """The task that runs this."""
+    context = TaskContext.get()
+    assert context is not None
+    return context
+
+
+def copy_of(place: str) -> Path:
+    """The file that says that another attempt of this task has written all its rows."""
+    return Path(place) / f"{COPY}{task().partitionId()}"
+
+
+def wait_for_copy(place: str) -> None:
+    """Be so slow that Spark runs the task a second time; go on when that attempt is through."""
+    until = time.monotonic() + COPY_SECONDS
+    while not copy_of(place).exists():
+        if time.monotonic() > until:
+            (Path(place) / "no copy came").touch()
+            return
+        time.sleep(0.02)
+
+
 class Faulty:
     """Faults around the methods of a writer."""
 
@@ -73,6 +99,10 @@ class Faulty:
                 die_with_the_jvm()
             if fires(self._faults, "task waits"):
                 time.sleep(20.0)
+            if fires(self._faults, "task waits for its copy"):
+                wait_for_copy(self._faults)
+        if task().attemptNumber():
+            copy_of(self._faults).touch()
 
     def commit(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
         put = applied.put
@@ -129,4 +159,4 @@ class FaultySource(StrictqDataSource):
 
 def left(place: Path) -> list[str]:
     """Faults that have not happened."""
-    return sorted(p.name for p in place.iterdir())
+    return sorted(p.name for p in place.iterdir() if not p.name.startswith(COPY))

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
+import subprocess
 import sys
+import time
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 import strictq
 from strictq.spark import session_options
+from tests.support.internals import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,6 +49,50 @@ def settings(place: Path) -> dict[str, str]:
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={place}",
         **session_options(),
     }
+
+
+# ---- a cluster of two hosts
+
+
+@contextmanager
+def cluster(place: Path) -> Iterator[str]:
+    """A standalone cluster of this machine: its master's address. Two workers with a core each, at two addresses.
+
+    Spark's own local-cluster is one host, and Spark runs no second copy of a task on the host that has the first.
+    """
+    import pyspark
+
+    program = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.2", 0))
+        except OSError:
+            pytest.skip("this machine has one loopback address only")
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(host: str, role: str, *arguments: str) -> Path:
+        log = place / f"{role}-{host}.log"
+        with log.open("wb") as output:
+            command = [program, f"org.apache.spark.deploy.{role}", "--host", host, "--webui-port", "0", *arguments]
+            environment = {**os.environ, "SPARK_LOCAL_IP": host, "SPARK_HOME": str(program.parent.parent)}
+            started.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
+        return log
+
+    place.mkdir()
+    try:
+        log = start("127.0.0.1", "master.Master", "--port", "0")
+        until = time.monotonic() + PATIENCE_SECONDS
+        while (found := re.search(r"spark://127\.0\.0\.1:[1-9]\d*", log.read_text(errors="replace"))) is None:
+            assert time.monotonic() < until, log.read_text(errors="replace")
+            time.sleep(0.05)
+        for host in ("127.0.0.1", "127.0.0.2"):
+            start(host, "worker.Worker", "--cores", "1", "--memory", "600m", "--work-dir", str(place / host), found[0])
+        yield found[0]
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait(PATIENCE_SECONDS)
 
 
 # ---- ledgers: rows that say themselves what they are, and what must have come out
