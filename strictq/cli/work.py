@@ -144,7 +144,10 @@ def progress(queue: strictq.Stats, worker: WorkerStats, seconds: float) -> Table
 
 def summary(stats: WorkerStats, seconds: float) -> str:
     """One line for a person."""
-    return f"{many(stats.acked, 'message')} done, {stats.retried:,} retried, {stats.lost:,} lost, in {seconds:.1f} s"
+    told = [f"{many(stats.acked, 'message')} done", f"{stats.retried:,} retried"]
+    if stats.poison:
+        told.append(f"{stats.poison:,} out of attempts")
+    return ", ".join([*told, f"{stats.lost:,} lost", f"in {seconds:.1f} s"])
 
 
 def as_values(stats: WorkerStats, seconds: float) -> dict[str, Any]:

@@ -163,11 +163,12 @@ class _Driving:
         return self._worker
 
     def _tell(self, event: Any) -> None:
-        if event.kind in self._counts:
+        kind = "retried" if event.kind == "poison" else event.kind
+        if kind in self._counts:
             with self._lock:
-                self._counts[event.kind] += 1
+                self._counts[kind] += 1
                 self._handled += 1
-                if event.kind != "acked":
+                if kind != "acked":
                     self._failures.append((event.key, event.seq, event.attempt, event.detail))
             if self._handled >= self._messages_max:
                 self._worker.stop()

@@ -12,7 +12,7 @@ from .. import _validate as validate
 from ..delivery import describe
 
 log: Final = logging.getLogger("strictq.worker")
-PROBLEMS: Final = ("retried", "rejected", "lost", "timeout")
+PROBLEMS: Final = ("retried", "poison", "rejected", "lost", "timeout")
 """Kinds of events that are logged as warnings."""
 
 
@@ -21,7 +21,8 @@ class WorkerEvent:
     """A change of a job's state, for `Worker(on_event=...)`; called in the worker's threads, after what it tells of.
 
     Attributes:
-        kind: "leased", "preparing", "prepared", "processing", "acked", "retried", "rejected", "lost", "timeout", "released".
+        kind: "leased", "preparing", "prepared", "processing", "acked", "retried", "poison", "rejected", "lost", "timeout",
+            "released". "poison" instead of "retried" where the message is out of attempts.
         at: `time.monotonic()`.
         seconds: how long the handler took, where one came back.
         detail: error or reason, for a person.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from .._errors import LeaseLost, StoreError
 from .events import reason_of, where
 from .job import Job, Reject, Retry
@@ -9,6 +11,8 @@ from .state import HOPELESS, State
 
 LEARNED_MAX = 64
 """Durations learned from in one round."""
+FATES: Final = {"dead_letter": "it is a dead letter now", "hold": "it is held", "drop": "it was dropped"}
+"""What becomes of a message that is out of attempts."""
 
 
 class Settling:
@@ -108,4 +112,14 @@ class Settling:
             return
         self._state.retried += 1
         self._state.drop(job._lane)
-        self._state.tell("retried", job, detail=reason_of(error), where="" if isinstance(error, Retry) else where(error))
+        self._tell_of_failure(job, error)
+
+    def _tell_of_failure(self, job: Job, error: BaseException) -> None:
+        config = self._queue.config  # as the transaction saw it that gave the message back
+        at = "" if isinstance(error, Retry) else where(error)
+        if config.max_attempts is None or job.attempt < config.max_attempts:
+            self._state.tell("retried", job, detail=reason_of(error), where=at)
+            return
+        self._state.poison += 1
+        detail = f"{reason_of(error)}; out of attempts: {FATES[config.on_poison]}"
+        self._state.tell("poison", job, detail=detail, where=at)

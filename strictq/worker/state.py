@@ -38,7 +38,7 @@ class State:
 
     Attributes:
         executors: what runs the handlers.
-        acked, retried, rejected, lost, timeouts: messages since the run began.
+        acked, retried, poison, rejected, lost, timeouts: messages since the run began.
         fast: handlers are so quick that they are started ahead, and acked in groups.
         gave_up: some handler may be at work that nobody waits for.
         learned: there are durations that are not stored yet.
@@ -60,7 +60,7 @@ class State:
         self.estimates = estimates
         self.clock = clock
         self.executors: list[Executor] = []
-        self.acked = self.retried = self.rejected = self.lost = self.timeouts = 0
+        self.acked = self.retried = self.poison = self.rejected = self.lost = self.timeouts = 0
         self.fast = False
         self.gave_up = False
         self.learned = False

@@ -43,6 +43,7 @@ class WorkerStats:
 
     Attributes:
         acked, retried, rejected, lost, timeouts: messages, since `run` or `serve` began.
+        poison: those of the retried that were out of attempts, so that `on_poison` took effect.
         running, preparing, prepared, buffered: messages now; prepared ones wait for their turn, buffered ones for all of it.
         prepared_bytes: of results that wait; those at work count as usual ones.
         prepared_wait_seconds: median time that results waited before use, of the last ones; None: none did.
@@ -64,6 +65,7 @@ class WorkerStats:
     margin_seconds: float
     prepare: DurationEstimate
     process: DurationEstimate
+    poison: int = 0
 
 
 class Worker:
@@ -313,6 +315,7 @@ class Worker:
                 rejected=state.rejected if state else 0,
                 lost=state.lost if state else 0,
                 timeouts=state.timeouts if state else 0,
+                poison=state.poison if state else 0,
                 running=len(board.running),
                 preparing=len(board.preparing),
                 prepared=board.prepared_count - len(board.preparing) - len(board.to_prepare),

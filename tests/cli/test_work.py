@@ -76,7 +76,8 @@ def test_exit_codes_decide(path: Path) -> None:
         *python("import sys; n = int(sys.stdin.read()); n and print(f'bad {n}', file=sys.stderr); sys.exit(n)"),
     )
     assert status == 0, err
-    assert json.loads(out)["acked"] == 1
+    assert (json.loads(out)["acked"], json.loads(out)["poison"]) == (1, 2)
+    assert "it is a dead letter now" in " ".join(err.split())
     with strictq.open(path) as q:
         reasons = {d.key: d.reason for d in q.dead_letters()}
     assert reasons == {"fails": "the command ended with exit code 3: bad 3", "later": "bad 75"}

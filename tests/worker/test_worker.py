@@ -169,8 +169,17 @@ def test_a_raise_is_retried_first_and_says_why(make: Any, kind: Kind) -> None:
         if job.body == b"bad":
             raise ValueError("no paper")
 
-    Worker(q, kind(process)).run(drain=True)
+    events: list[tuple[str, int, str]] = []
+    worker = Worker(q, kind(process), on_event=lambda e: events.append((e.kind, e.seq, e.detail)))
+    worker.run(drain=True)
     assert seen == [(1, 1), (1, 2), (1, 3), (2, 1)]
+    assert [e for e in events if e[0] in ("retried", "poison", "acked")] == [
+        ("retried", 1, "ValueError: no paper"),
+        ("retried", 1, "ValueError: no paper"),
+        ("poison", 1, "ValueError: no paper; out of attempts: it is a dead letter now"),
+        ("acked", 2, ""),
+    ]
+    assert (worker.stats().retried, worker.stats().poison) == (3, 1)
     (dead,) = q.dead_letters()
     assert (dead.kind, dead.reason, dead.attempts) == ("poison", "ValueError: no paper", 3)
 
