@@ -21,7 +21,7 @@ def _seconds(minimum: float, *, optional: bool = False) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ConfigError(f"{attribute.name} must be a finite number of seconds, not {value!r}")
         if not minimum <= value <= FOREVER_SECONDS:
-            raise ConfigError(f"{attribute.name} must be {minimum:g} to {FOREVER_SECONDS:g} seconds, not {value!r}")
+            raise ConfigError(f"{attribute.name} must be {minimum:g} to {FOREVER_SECONDS:,.10g} seconds, not {value!r}")
 
     return check
 

@@ -100,8 +100,10 @@ class LeaseLost(StrictqError):
 
     hint = "drop the work on this message: whoever holds the key now will do it"
 
-    def __init__(self, key: str | bytes | int | None, seq: int, token: int, why: str = "the lease was lost") -> None:
-        super().__init__(f"{why}: key {key!r}, seq {seq}, token {token}")
+    def __init__(
+        self, key: str | bytes | int | None, seq: int, token: int, why: str = "the lease was lost", *, hint: str | None = None
+    ) -> None:
+        super().__init__(f"{why}: key {key!r}, seq {seq}, token {token}", hint=hint)
         self.key = key
         self.seq = seq
         self.token = token

@@ -109,7 +109,8 @@ class Sending:
     def _items(self, messages: Iterable[Message]) -> tuple[list[Key | None], list[engine.Item], QueueConfig]:
         """Messages as the store takes them, their keys as given, and the settings they were checked against."""
         if not isinstance(messages, Iterable):
-            raise InvalidArgument(f"send_many takes Message objects, not {type(messages).__name__}")
+            found = "a single one" if isinstance(messages, Message) else type(messages).__name__
+            raise InvalidArgument(f"send_many takes a list of Message objects, not {found}")
         messages = list(messages)
         config = self._store.config
         try:
@@ -126,9 +127,17 @@ class Sending:
         return item, config
 
     def _check(self, messages: list[Message], config: QueueConfig) -> tuple[list[Key | None], list[engine.Item]]:
+        items: list[engine.Item] = []
+        try:
+            return self._check_into(items, messages, config), items
+        except InvalidArgument as e:
+            if len(messages) > 1:
+                e.args = (f"message {len(items) + 1:,} of {len(messages):,}: {e.args[0]}",)
+            raise
+
+    def _check_into(self, items: list[engine.Item], messages: list[Message], config: QueueConfig) -> list[Key | None]:
         known: dict[str, bytes] = {}
         given: list[Key | None] = []
-        items: list[engine.Item] = []
         longest = config.max_body_bytes
         for m in messages:
             if not isinstance(m, Message):
@@ -158,11 +167,11 @@ class Sending:
                 items.append((raw, body, None, None))
             else:
                 items.append(validate.item(m, raw, config))
-        return given, items
+        return given
 
     def _keyless(self, message: Message, config: QueueConfig) -> bytes:
         if config.keyless == "refuse":
-            raise InvalidArgument("a message needs a key", hint="or open the queue with QueueConfig(keyless='random')")
+            raise InvalidArgument("a message needs a key", hint="or let it have none: q.configure(keyless='random')")
         if message.dedup_id is not None:
             return engine.keyless_by_hash(validate.name("dedup_id", message.dedup_id))
         lane = next(self._turn) if config.keyless == "round_robin" else random.randrange(config.keyless_lanes)

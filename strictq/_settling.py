@@ -231,7 +231,7 @@ class Settling:
         by_shard: dict[int, list[Lease]] = {}
         for lease in dict.fromkeys(leases):
             if self._foreign(lease):
-                raise InvalidArgument("this delivery belongs to another queue object")
+                raise _not_ours()
             by_shard.setdefault(lease.shard, []).append(lease)
         for number, some in by_shard.items():
             batches = [x._batch([x._lo]) for x in some]
@@ -295,7 +295,7 @@ class Settling:
         if type(d) is not Delivery:
             raise InvalidArgument(f"expected a Delivery, not {type(d).__name__}")
         if self._foreign(d.lease):
-            raise InvalidArgument("this delivery belongs to another queue object")
+            raise _not_ours()
         return d.lease
 
     def _foreign(self, lease: Lease) -> bool:
@@ -347,7 +347,12 @@ def _end_of(d: Delivery) -> engine.End:
 
 
 def _settled_before(d: Delivery) -> LeaseLost:
-    return LeaseLost(d.key, d.seq, d.token, "this delivery is settled already")
+    hint = "nothing is left to do for it: ack, nack or reject a delivery once"
+    return LeaseLost(d.key, d.seq, d.token, "this delivery is settled already", hint=hint)
+
+
+def _not_ours() -> InvalidArgument:
+    return InvalidArgument("this delivery belongs to another queue object", hint="settle it through the one that received it")
 
 
 def _listed(deliveries: Iterable[Delivery]) -> list[Delivery]:

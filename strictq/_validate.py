@@ -33,7 +33,7 @@ def microseconds(name: str, value: object, *, minimum: float = 0.0) -> int:
         raise InvalidArgument(f"{name} must be a number of seconds, not {type(value).__name__}")
     # Compared before converted: an int may be too large for a float.
     if not minimum <= value <= FOREVER_SECONDS:
-        raise InvalidArgument(f"{name} must be {minimum:g} to {FOREVER_SECONDS:g} seconds, not {value!r}")
+        raise InvalidArgument(f"{name} must be {minimum:g} to {FOREVER_SECONDS:,.10g} seconds, not {value!r}")
     return round(value * _MICROSECONDS)
 
 

@@ -262,7 +262,10 @@ def agree(catalog: Catalog, shards: int | None, durability: Durability | None, c
             hint="leave config out to open it as it is, and change it with q.configure()",
         )
     if durability == "process" and catalog.durability == "full":
-        raise ConfigError("the queue is stored with durability 'full' and can't be opened at the weaker 'process'")
+        raise ConfigError(
+            "the queue is stored with durability 'full' and can't be opened at the weaker 'process'",
+            hint="leave durability out to open it as it is",
+        )
     return durability or catalog.durability
 
 

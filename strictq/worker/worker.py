@@ -343,7 +343,7 @@ def _sync(queue: Any) -> Queue:
 
 def _expected(name: str, value: float | None) -> float | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= FOREVER_SECONDS):
-        raise InvalidArgument(f"{name} must be 0 to {FOREVER_SECONDS:g} seconds, not {value!r}")
+        raise InvalidArgument(f"{name} must be 0 to {FOREVER_SECONDS:,.10g} seconds, not {value!r}")
     return None if value is None else float(value)
 
 

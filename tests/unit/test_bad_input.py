@@ -167,6 +167,26 @@ def test_send_many_of_what_is_not_messages(q: Queue) -> None:
     assert q.stats().depth == 0
 
 
+def test_send_many_says_which_message_it_is(q: Queue) -> None:
+    good = Message(b"", key="k")
+    for bad in (Message("", key="k"), Message(b"", key=1.5), Message(b"", key="k", ttl=0.0)):  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=r"^message 2 of 3: "):
+            q.send_many([good, bad, good])
+        with pytest.raises(InvalidArgument, match=r"^(?!message)"):
+            q.send(bad.body, bad.key, ttl=bad.ttl)
+    with pytest.raises(InvalidArgument, match=r"a list of Message objects, not a single one"):
+        q.send_many(good)  # type: ignore[arg-type]
+
+
+def test_limits_of_times_are_written_out(q: Queue) -> None:
+    with pytest.raises(InvalidArgument, match=r"delay must be 0 to 315,360,000 seconds, not -1"):
+        q.send(b"", "k", delay=-1)
+    with pytest.raises(strictq.ConfigError, match=r"lease_seconds must be 0\.001 to 315,360,000 seconds, not 0"):
+        strictq.QueueConfig(lease_seconds=0)
+    with pytest.raises(InvalidArgument, match=r"process_seconds must be 0 to 315,360,000 seconds, not -1"):
+        strictq.Worker(q, print, process_seconds=-1)
+
+
 def test_body_over_the_limit(make: Opener) -> None:
     q = make(max_body_bytes=1_000)
     q.send(b"x" * 1_000, "k")

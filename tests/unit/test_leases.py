@@ -95,6 +95,16 @@ def test_settling_twice_is_refused(q: Queue) -> None:
     assert seqs(q.receive()) == [2, 3]
 
 
+def test_settling_twice_speaks_of_that_and_of_no_other_holder(q: Queue) -> None:
+    fill(q, "k", 1)
+    (d,) = q.receive()
+    d.ack()
+    with pytest.raises(LeaseLost) as caught:
+        d.nack()
+    assert "settled already" in str(caught.value)
+    assert caught.value.hint == "nothing is left to do for it: ack, nack or reject a delivery once"
+
+
 def test_acks_may_come_in_any_order(q: Queue) -> None:
     fill(q, "k", 3)
     one, two, three = q.receive()
