@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -21,7 +24,7 @@ def local_session(name: str) -> Iterator[SparkSession]:
 
     Raises:
         ConfigError: there is no Java.
-        StrictqError: Spark failed inside the block.
+        StrictqError: Spark can't be started, or failed inside the block.
     """
     there = SparkSession.getActiveSession()
     spark = there or _begin(name)
@@ -49,4 +52,26 @@ def _begin(name: str) -> SparkSession:
         "spark.sql.shuffle.partitions": "8",
         **session_options(),
     }
-    return SparkSession.builder.appName(name).master("local[*]").config(map=settings).getOrCreate()
+    builder = SparkSession.builder.appName(name).master("local[*]").config(map=settings)
+    with _aside() as said:
+        try:
+            return builder.getOrCreate()
+        except (PySparkException, Py4JError, OSError) as e:
+            said.seek(0)
+            lines = [line.strip() for line in said.read().decode(errors="replace").splitlines()]
+            why = [line for line in lines if line and not line.startswith("WARNING")] or [str(e)]
+            raise StrictqError(f"Spark can't be started: {why[0]}", hint="is it Java 17 or newer?") from e
+
+
+@contextmanager
+def _aside() -> Iterator[IO[bytes]]:
+    """What programs that are started in here write to stderr goes to a file: Java and Spark tell there that they begin."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as said:
+        kept = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield said
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,7 @@ import strictq
 from strictq import InvalidArgument, QueueConfig
 from strictq.cli import app
 from strictq.spark import plots
+from tests.support.internals import ROOT
 from tests.support.records import generate, write
 
 if TYPE_CHECKING:
@@ -163,6 +165,20 @@ def test_what_spark_can_not_read_is_no_traceback(spark: SparkSession, tmp_path: 
     assert done.exit_code == 1
     assert done.stderr.startswith("strictq: Spark failed: ")
     assert "x.parquet" in done.stderr
+
+
+def test_what_java_says_is_kept_aside_unless_it_can_not_start(tmp_path: Path) -> None:
+    java = tmp_path / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\necho 'WARNING: I begin' >&2\necho 'Error: no room for it' >&2\nexit 1\n")
+    java.chmod(0o755)
+    (tmp_path / "out").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "strictq", "history", "plot", str(tmp_path / "out"), "--png", str(tmp_path / "png")],
+        cwd=ROOT, env={**os.environ, "JAVA_HOME": str(tmp_path / "java")}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "strictq: Spark can't be started: Error: no room for it\n  hint: is it Java 17 or newer?\n"
 
 
 def test_wrong_usage_of_plot_starts_no_spark(tmp_path: Path) -> None:
