@@ -18,7 +18,7 @@ from tests.support.handouts import holder
 from tests.support.internals import PATIENCE_SECONDS
 from tests.support.ledgers import Ledger, send_chains
 
-from .streams import END_SECONDS, load, start
+from .streams import load, run, start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -163,7 +163,7 @@ def test_a_query_that_fails_says_why(spark: SparkSession, q: Queue, tmp_path: Pa
 
     df = load(spark, q.path, maxMessagesPerTrigger=15)
     with pytest.raises(Exception, match="the sink fails"):
-        start(df, tmp_path / "checkpoint", write).awaitTermination(END_SECONDS)
+        run(df, tmp_path / "checkpoint", write)
     until(lambda: bool(q.consumers()) and q.consumers()[0].query is not None and told(q).state == "failed")
     assert "the sink fails" in (told(q).error or "")
     assert (told(q).batch, q.consumers()[0].lag) == (0, 5)
@@ -174,8 +174,7 @@ def test_reports_that_can_not_be_written_fail_no_query(spark: SparkSession, q: Q
     file = files.of_consumer(Path(q.path), files.QUERY, "etl")
     file.with_name(f"{file.name}.part").mkdir()
     ledger = Ledger(tmp_path / "ledger")
-    query = start(load(spark, q.path, maxMessagesPerTrigger=15), tmp_path / "checkpoint", ledger)
-    assert query.awaitTermination(END_SECONDS)
+    run(load(spark, q.path, maxMessagesPerTrigger=15), tmp_path / "checkpoint", ledger)
     ledger.require(dict.fromkeys(KEYS, 2))
     until(lambda: q.stats().depth == 0)
     assert q.consumers()[0].query is None
