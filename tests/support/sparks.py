@@ -92,7 +92,11 @@ def cluster(place: Path) -> Iterator[str]:
         for process in started:
             process.terminate()
         for process in started:
-            process.wait(PATIENCE_SECONDS)
+            try:
+                process.wait(PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 # ---- ledgers: rows that say themselves what they are, and what must have come out
