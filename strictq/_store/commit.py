@@ -57,6 +57,8 @@ class Host(Protocol):
     def take_empty_receives(self, shard: int) -> int: ...
     def committed(self, shard: int, events: list[Event], wake: bool) -> None: ...
     def quarantine(self, shard: int, error: StoreError) -> None: ...
+    def suspects(self, shard: int) -> int: ...
+    def suspect(self, shard: int) -> None: ...
 
 
 # Arguments of Lock.acquire, for `held += map(lock.acquire, …)`: done wholly inside the interpreter, so that whatever interrupts
@@ -76,8 +78,8 @@ class Writer:
         self._pid = os.getpid()
         self._closed = False
         self._inside = False
-        self.distrusted = False
-        """A sync failed: the kernel may take for written what it could not write. Who opens next writes the WAL again."""
+        self._suspects = host.suspects
+        self._sync_failed = False
         self._make_locks()
 
     def _make_locks(self) -> None:
@@ -379,8 +381,8 @@ class Writer:
             with suppress(apsw.Error):
                 if tx.db.in_transaction:
                     tx.run("ROLLBACK")
+            self._note(e)
             self._drop_connection()
-            self.distrusted = self.distrusted or failed_sync(e)
             if isinstance(e, apsw.FullError):
                 # ENOSPC comes from writing the frames, before the one that commits them is whole.
                 raise StoreFull("the disk is full", shard=self._shard, cause=e) from e
@@ -400,12 +402,32 @@ class Writer:
 
     def distrust(self) -> None:
         """A sync of the WAL failed: nothing more is written before what the WAL shows is on the disk."""
+        self._note_failed_sync()
         with self._locked():
-            self.distrusted = True
             self._drop_connection()
 
+    @property
+    def distrusted(self) -> bool:
+        """A sync failed here or in another process: the kernel may take for written what it could not write.
+
+        Whoever opens the shard next writes its WAL again.
+        """
+        return self._sync_failed or self._suspects(self._shard) != 0
+
+    def trust(self) -> None:
+        """What this object saw fail is put right."""
+        self._sync_failed = False
+
+    def _note(self, error: BaseException) -> None:
+        if failed_sync(error):
+            self._note_failed_sync()
+
+    def _note_failed_sync(self) -> None:
+        self._sync_failed = True
+        self._host.suspect(self._shard)  # for other processes, and for whoever comes if this one dies before it can mend it
+
     def _failed(self, error: Exception) -> BaseException:
-        self.distrusted = self.distrusted or failed_sync(error)
+        self._note(error)
         ours = translate(error, self._shard)
         if isinstance(ours, StoreCorrupt):
             self._drop_connection()
@@ -422,6 +444,8 @@ class Writer:
     # ---- the connection and its lock
 
     def _connection(self) -> apsw.Connection:
+        if self._db is not None and self._suspects(self._shard):
+            self._drop_connection()  # another process saw a sync fail: to open it again puts it right
         if self._db is None:
             self._db = self._opener()
         elif self._db.in_transaction:

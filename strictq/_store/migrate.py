@@ -61,7 +61,13 @@ def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, targ
             hint="open it once without read_only to migrate it",
         )
     if db.filename:
-        require_schema(db, kind, shard, version)
+        try:
+            require_schema(db, kind, shard, version)
+        except StoreCorrupt:
+            if db.pragma("user_version") == version:
+                raise
+            require(db, kind, shard, read_only=read_only, target=target)  # another process has migrated it meanwhile
+            return
     while version < target:
         version = _step(db, kind, shard, target)
 

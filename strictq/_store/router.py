@@ -93,17 +93,20 @@ class Store:
         self._pid = os.getpid()
         self._closed = False
         self._starts = [r.lo for r in known.topology]
-        self.shards = [
-            # A commit in memory costs less than waking a thread, as at "process".
-            Shard(self, part, directory, grouped=durability == "full" and directory is not None)
-            for part in known.topology
-        ]
         if directory is None:
             self.waker = Waker()
         else:
             self.waker = waker_of(directory, files.WAKE, read_only=read_only)
             if not read_only:
+                self.waker.begin_boot(clock.boot_id())
                 self.reserve = files.Reserve(directory, self.waker.tell_space)
+        self.suspects = self.waker.suspects
+        self.trust = self.waker.trust
+        self.shards = [
+            # A commit in memory costs less than waking a thread, as at "process".
+            Shard(self, part, directory, grouped=durability == "full" and directory is not None)
+            for part in known.topology
+        ]
         if self.steered is not None:
             self.steered.listen(self.waker.notify)
         self._upkeep = Upkeep(self)
@@ -499,6 +502,11 @@ class Store:
         if self.shards[shard].failed is None:
             self.shards[shard].failed = error
             self.tell(Event("shard_quarantined", shard, detail=str(error)))
+
+    def suspect(self, shard: int) -> None:
+        """A sync of this shard failed: let every process know, and whoever opens it next."""
+        self.shards[shard].mark_synced()
+        self.waker.suspect(shard)
 
     def wal_grew(self, shard: int) -> None:
         self._upkeep.wal_grew(shard)

@@ -48,6 +48,7 @@ class ShardHost(Host, Protocol):
 
     def wal_grew(self, shard: int) -> None: ...
     def make_room(self) -> None: ...
+    def trust(self, shard: int, failure: int) -> None: ...
 
 
 class Shard:
@@ -91,7 +92,7 @@ class Shard:
                 self._verify_wal(db)
                 self.incarnation = db.execute(SHARD.read_meta, ("incarnation",)).get
                 self._guard = Guard(db)
-                if self._writer.distrusted and self.path is not None:
+                if self._writer.distrusted and self.path is not None and not host.read_only:
                     self._write_wal_again(db)
                 if not host.read_only:
                     self.apply_app_schema(db)
@@ -141,6 +142,15 @@ class Shard:
             wal.write_mark(self.path.with_name(files.MARKS), self.number, mark)
             self._mark = mark
 
+    def mark_synced(self) -> None:
+        """Note what is on the disk for sure, for whoever writes the WAL again."""
+        if self.path is None or self._synced is None:
+            return
+        file = self.path.with_name(files.MARKS)
+        known = wal.read_mark(file, self.number)
+        if known is None or known.salts != self._synced.salts or known.frames < self._synced.frames:
+            wal.write_mark(file, self.number, self._synced)
+
     def _write_wal_again(self, db: apsw.Connection) -> None:
         """After a failed sync: the same bytes once more, so that the kernel writes them, and a sync that counts.
 
@@ -148,14 +158,17 @@ class Shard:
         """
         assert self.path is not None
         db.execute("BEGIN IMMEDIATE")  # nobody appends meanwhile
+        failure = self._host.suspects(self.number)
         try:
             # Not what is on the disk for sure: a power cut in the middle of writing may leave garbage.
-            files.rewrite_wal(self.path, wal.end_of(self.path, self._synced, self._mark))
+            marked = wal.read_mark(self.path.with_name(files.MARKS), self.number)
+            files.rewrite_wal(self.path, wal.end_of(self.path, self._synced, self._mark, marked))
         except OSError as e:
             raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self.number, cause=e) from e
         finally:
             db.execute("ROLLBACK")
-        self._writer.distrusted = False
+        self._writer.trust()
+        self._host.trust(self.number, failure)
 
     def apply_app_schema(self, db: apsw.Connection) -> None:
         """Run what app_schema() recorded and this shard has not run yet."""

@@ -2,7 +2,8 @@
 
 Across processes it is one small memory-mapped file: whoever commits something claimable writes a value that was never
 there before, and whoever waits compares eight bytes every few milliseconds. The cost does not grow with shards or messages.
-In the same file whoever waits in vain leaves the time, for workers that hold more than they can begin with.
+In the same file whoever waits in vain leaves the time, for workers that hold more than they can begin with; and whoever saw a
+sync fail says so there, for the processes that were not told. It outlives the one that wrote it, but not the machine's boot.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from secrets import randbits
 from typing import Final
@@ -25,7 +27,13 @@ _SHORT: Final = _SLOT.size
 """Where the mapped file says that the reserve for a full disk is in use."""
 _IDLE: Final = 2 * _SLOT.size
 """Where it says who waited in vain last, and when."""
-_BYTES: Final = 3 * _SLOT.size
+_BOOT: Final = 3 * _SLOT.size
+"""Where it says in which boot syncs failed; and behind it, a byte for each shard, whether its WAL is to be written again."""
+_SUSPECTS: Final = 4 * _SLOT.size
+SUSPECTS_MAX: Final = 256
+_BYTES: Final = _SUSPECTS + SUSPECTS_MAX
+_READ_BYTES: Final = 3 * _SLOT.size
+"""What those need that only look."""
 NAME_BITS: Final = 24
 NAMES: Final = (1 << NAME_BITS) - 1
 IDLE_SECONDS: Final = 0.1
@@ -129,6 +137,28 @@ class Waker:
         if self._map is not None and not self._read_only:
             self._map[_SHORT] = short
 
+    def begin_boot(self, boot: str) -> None:
+        """Forget what failed before the machine booted: what is in the files now is what is on the disk."""
+        tag = int.from_bytes(blake2b(boot.encode(), digest_size=_SLOT.size).digest(), "big")
+        if self._map is not None and not self._read_only and _SLOT.unpack_from(self._map, _BOOT)[0] != tag:
+            self._map[_SUSPECTS:_BYTES] = bytes(SUSPECTS_MAX)
+            _SLOT.pack_into(self._map, _BOOT, tag)
+
+    def suspects(self, shard: int) -> int:
+        """Did a sync of this shard's WAL fail, in any process, and nobody wrote it again since? Not 0: which failure it was."""
+        return self._map[_SUSPECTS + shard] if self._map is not None and not self._read_only else 0
+
+    def suspect(self, shard: int) -> None:
+        """A sync of this shard's WAL failed: the kernel may take for written what it could not write."""
+        if self._map is not None and not self._read_only:
+            self._map[_SUSPECTS + shard] = self._map[_SUSPECTS + shard] % 255 + 1
+
+    def trust(self, shard: int, failure: int) -> None:
+        """What that failure left unsure was written again, and synced. Another failure since then stays."""
+        if failure and self.suspects(shard) == failure:
+            assert self._map is not None
+            self._map[_SUSPECTS + shard] = 0
+
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` on every notify of this process, from the notifying thread, until `unlisten`."""
         self._listeners.add(listener)
@@ -152,7 +182,9 @@ def _map(path: Path, read_only: bool) -> mmap.mmap:
         if size < _BYTES and not read_only:
             # Written, not truncated to size: storing into a hole that a full disk has no block for kills the process.
             os.pwrite(fd, bytes(_BYTES - size), size)
-        return mmap.mmap(fd, _BYTES, access=mmap.ACCESS_READ if read_only else mmap.ACCESS_WRITE)
+        if read_only:
+            return mmap.mmap(fd, _READ_BYTES, access=mmap.ACCESS_READ)
+        return mmap.mmap(fd, _BYTES, access=mmap.ACCESS_WRITE)
     finally:
         os.close(fd)
 

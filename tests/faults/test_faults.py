@@ -17,6 +17,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import apsw
 import pytest
@@ -165,36 +166,145 @@ def test_what_is_forwarded_after_a_failed_sync_is_whole_after_a_power_cut(place:
     assert bodies(place, journal, clock) == [b"out"]  # and not b"in" as well
 
 
-def bodies(place: Path, journal: Journal, clock: FakeClock) -> list[bytes]:
-    """What is in the queue if the power is cut now, and all that was not synced is gone."""
+def _fails_once(journal: Journal, kind: str) -> Callable[[str, str], None]:
+    """The next fsync of a WAL by the project itself fails, and what it should have written is taken for written."""
+    failed: list[str] = []
+
+    def fault(done: str, path: str) -> None:
+        if done == kind and not failed:
+            failed.append(path)
+            journal.lose(path)
+            raise OSError(5, "Input/output error")
+
+    return fault
+
+
+def test_what_another_process_forwards_after_a_failed_sync_is_whole_after_a_power_cut(place: Path) -> None:
+    """It was not told of the failure, and would take its own sync, which succeeds, for the truth."""
+    clock = FakeClock()
+    here, there = keys_by_shard(2).values()
+    with recording(fresh(place), clock) as journal:
+        one = strictq.open(journal.root / PLACE, clock=clock, shards=2, durability="process")
+        two = strictq.open(journal.root / PLACE, clock=clock)
+        one.send(b"in", here)
+        one._store.shards[0].checkpoint()
+        (d,) = one.receive()
+        journal.fault = _fails_once(journal, "fsync")
+        with pytest.raises(strictq.ForwardPending), one.transaction(d) as tx:
+            tx.send(b"out", there)
+        two._store.forward()
+        journal.recording = False
+        one.close()
+        two.close()
+    assert bodies(place, journal, clock) == [b"out"]  # and not b"in" as well
+
+
+def test_another_process_that_checkpoints_after_a_failed_sync_does_not_mix_pages(place: Path) -> None:
+    clock = FakeClock()
+    with recording(fresh(place), clock) as journal:
+        one = strictq.open(journal.root / PLACE, clock=clock, durability="process")
+        two = strictq.open(journal.root / PLACE, clock=clock)
+        for n in range(40):
+            one.send(bytes([n]) * 3000, "k")
+            if n == 10:
+                one._store.shards[0].checkpoint()
+        journal.fault = Plan("sync", 1, 1, "-wal")
+        with pytest.raises(StoreError):
+            one._store.shards[0].checkpoint()
+        journal.fault = None
+        journal.note("failed")
+        two._store.shards[0].checkpoint()
+        journal.recording = False
+        one.close()
+        two.close()
+    for end in range(next(n for n, op in enumerate(journal.ops) if op.kind == "failed"), len(journal.ops) + 1):
+        found = bodies(place, journal, clock, end, "prefix")
+        assert found == [bytes([n]) * 3000 for n in range(len(found))], "a prefix, as a power cut may leave it"
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside another"])
+def test_a_process_that_dies_between_a_failed_sync_and_its_repair_leaves_it_to_the_next(place: Path, others: int) -> None:
+    """Whoever opens the shard then finds the commit in the WAL, which nobody knows to be on the disk, and writes behind it."""
+    clock = FakeClock()
+    with recording(fresh(place), clock) as journal:
+        one = strictq.open(journal.root / PLACE, clock=clock)
+        beside = [strictq.open(journal.root / PLACE, clock=clock) for _ in range(others)]
+        one.send(b"before", "k")
+        journal.fault = Plan("sync", 1, 1, "-wal")
+        with pytest.raises(OutcomeUnknown):
+            one.send(b"unknown", "k")
+        journal.fault = None
+        one._store.die()
+        one = strictq.open(journal.root / PLACE, clock=clock)
+        for queue in (one, *beside):
+            queue.send(b"after", "k")
+        journal.recording = False
+        for queue in (one, *beside):
+            queue.close()
+    found = bodies(place, journal, clock)
+    assert found.count(b"after") == 1 + others
+    assert found.count(b"before") == 1
+
+
+def test_a_failed_sync_of_the_boot_before_is_over(place: Path) -> None:
+    """After a reboot what is in the files is what is on the disk: nothing is written over itself, which a power cut may spoil."""
+    clock = FakeClock()
+    with recording(fresh(place), clock) as journal:
+        with strictq.open(journal.root / PLACE, clock=clock) as queue:
+            queue.send(b"before", "k")
+            journal.fault = Plan("sync", 1, 1, "-wal")
+            with pytest.raises(OutcomeUnknown):
+                queue.send(b"unknown", "k")
+            queue._store.die()
+        journal.fault = None
+        clock.reboot()
+        mark = len(journal.ops)
+        with strictq.open(journal.root / PLACE, clock=clock) as queue:
+            queue.send(b"after", "k")
+        assert not [op for op in journal.ops[mark:] if op.kind == "write" and len(op.data) > 4096]
+        journal.recording = False
+
+
+def bodies(
+    place: Path, journal: Journal, clock: FakeClock, end: int | None = None, mode: Literal["none", "prefix"] = "none"
+) -> list[bytes]:
+    """What is in the queue if the power is cut now (or after `end` entries), and what was not synced is gone."""
     platter = Platter(journal.start)
-    for op in journal.ops:
+    for op in journal.ops[:end]:
         platter.follow(op)
-    put_out(platter.cut("none", random.Random(0)), place / "image", random.Random(0))
+    put_out(platter.cut(mode, random.Random(end)), place / "image", random.Random(0))
     clock.reboot()
     with quiet(clock), strictq.open(place / "image" / PLACE, clock=clock, create=False) as queue:
+        assert queue.check() == []
         return sorted(d.body for d in queue.receive(100))
 
 
+@pytest.mark.parametrize("objects", [1, 2], ids=["one", "two"])
 @pytest.mark.parametrize("level", ["full", "process"])
 @pytest.mark.parametrize("seed", range(SEED, SEED + 4))
-def test_failed_syncs_and_then_a_power_cut(seed: int, level: Level, place: Path) -> None:
-    """As above, at any sync of any of SQLite's files, under everything one can do."""
+def test_failed_syncs_and_then_a_power_cut(seed: int, level: Level, objects: int, place: Path) -> None:
+    """As above, at any sync of any of SQLite's files, under everything one can do; beside another process, as it were."""
     clock = FakeClock()
+    chance = random.Random(seed)
     with recording(fresh(place), clock) as journal:
         recorder = Recorder()
         recorder.journal = journal
-        queue = strictq.open(Path(journal.root, PLACE), shards=2, durability=level, config=CONFIG, clock=clock)
+        path = Path(journal.root, PLACE)
+        queues = [strictq.open(path, shards=2, durability=level, config=CONFIG, clock=clock)]
         journal.note("opened")
-        queue.app_schema(SCHEMA)
+        queues[0].app_schema(SCHEMA)
+        queues += [strictq.open(path, clock=clock) for _ in range(objects - 1)]
         journal.note("ready")
-        program = Disturbance(Disturbed(queue, recorder), clock, random.Random(seed))
+        programs = [
+            Disturbance(Disturbed(queue, recorder, f"m{n}"), clock, random.Random(seed + n)) for n, queue in enumerate(queues)
+        ]
         for _ in range(3):
             journal.fault = Plan("sync", 1 + 3 * (seed % 5), 1)
-            for _ in range(15):
-                program.step()
+            for _ in range(15 * objects):
+                chance.choice(programs).step()
         journal.recording = False
-        queue.close()
+        for queue in queues:
+            queue.close()
     run = Run(journal, recorder.events, level, clock)
     campaign(run, place / "image", seed=seed, per_point=3, every=8, limit=300)
 

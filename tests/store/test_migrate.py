@@ -84,6 +84,28 @@ def test_an_older_queue_is_migrated_when_it_is_opened(old: Opener, upgrade: Call
     assert colours == ["blue", "blue"]
 
 
+@pytest.mark.parametrize("kind", ["catalog", "shard"])
+def test_a_file_that_another_process_migrates_while_it_is_verified_is_not_damaged(
+    kind: str, old: Opener, upgrade: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its format and its tables are read one after the other."""
+    upgrade()
+    number = -1 if kind == "catalog" else 0
+    real, came = migrate.require_schema, []
+
+    def late(db: apsw.Connection, kind: int, shard: int, version: int) -> None:
+        if shard == number and not came:
+            came.append(shard)
+            old.open(durability=None).close()
+        real(db, kind, shard, version)
+
+    monkeypatch.setattr(migrate, "require_schema", late)
+    q = old.open(durability=None)
+    assert came
+    assert [s.quarantined for s in q.stats().shards] == [None, None]
+    assert q.check() == []
+
+
 def test_a_step_runs_once_even_if_two_come_at_once(old: Opener, upgrade: Callable[..., None]) -> None:
     ran: list[int] = []
 

@@ -125,16 +125,22 @@ def test_queues_on_one_directory_share_a_waker_and_a_map(tmp_path: Path) -> None
 def test_the_file_has_its_block_before_it_is_mapped(file: Path) -> None:
     """A store into a hole of a mapped file kills the process where the disk is full."""
     waker = Waker(file)
-    assert file.stat().st_size == 24
+    assert file.stat().st_size == 288
     with file.open("rb") as f:
-        assert os.lseek(f.fileno(), 0, os.SEEK_HOLE) == 24
+        assert os.lseek(f.fileno(), 0, os.SEEK_HOLE) == 288
     waker.notify()
 
 
 def test_a_shorter_file_of_an_earlier_version_keeps_what_it_says(file: Path) -> None:
     file.write_bytes(b"\x01" * 16)
     assert Waker(file).short_of_space
-    assert file.read_bytes() == b"\x01" * 16 + bytes(8)
+    assert file.read_bytes() == b"\x01" * 16 + bytes(272)
+
+
+def test_who_only_looks_is_content_with_the_file_of_an_earlier_version(file: Path) -> None:
+    file.write_bytes(b"\x01" * 24)
+    assert Waker(file, read_only=True).short_of_space
+    assert Waker(file, read_only=True)._map is not None
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -201,3 +207,45 @@ def test_a_close_wakes_those_who_wait_on_the_queue(tmp_path: Path) -> None:
     q.close()
     thread.join(PATIENCE_SECONDS)
     assert [type(e) for e in outcome] == [strictq.QueueClosed]
+
+
+def test_a_failed_sync_is_known_to_every_process_until_somebody_has_put_it_right(file: Path) -> None:
+    one, two = Waker(file), Waker(file)
+    for waker in (one, two):
+        waker.begin_boot("boot")
+    one.suspect(3)
+    assert (two.suspects(2), bool(two.suspects(3))) == (0, True)
+    failure = Waker(file).suspects(3)  # whoever comes after both are gone
+    two.suspect(3)
+    two.trust(3, failure)
+    assert one.suspects(3), "another failure since then"
+    two.trust(3, one.suspects(3))
+    assert not one.suspects(3)
+
+
+def test_a_failed_sync_is_forgotten_with_the_boot(file: Path) -> None:
+    waker = Waker(file)
+    waker.begin_boot("boot")
+    waker.suspect(0)
+    waker.begin_boot("boot")
+    assert waker.suspects(0)
+    waker = Waker(file)
+    waker.begin_boot("another boot")
+    assert not waker.suspects(0)
+
+
+def test_failures_are_counted_in_a_byte(file: Path) -> None:
+    waker = Waker(file)
+    for _ in range(600):
+        waker.suspect(255)
+        assert waker.suspects(255)
+
+
+def test_who_only_looks_is_told_of_no_failure(file: Path) -> None:
+    writer, reader, none = Waker(file), Waker(file, read_only=True), Waker()
+    for waker in (writer, reader, none):
+        waker.begin_boot("boot")
+        waker.suspect(0)
+    assert (bool(writer.suspects(0)), reader.suspects(0), none.suspects(0)) == (True, 0, 0)
+    reader.trust(0, 1)
+    assert writer.suspects(0)
