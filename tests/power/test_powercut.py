@@ -88,6 +88,22 @@ def test_a_queue_in_a_new_directory_is_there_after_a_cut(place: Path) -> None:
         assert [d.body for d in queue.receive()] == [b"body"]
 
 
+def test_a_queue_gets_its_name_when_all_of_it_is_durable(place: Path) -> None:
+    """On a file system where names become durable in any order, nothing of a queue that has its name may be missing."""
+    clock = FakeClock()
+    with recording(fresh(place, "recorded"), clock) as journal:
+        queue = strictq.open(journal.root / "q.strictq", shards=2, clock=clock)
+        journal.recording = False
+        queue.close()
+    platter = Platter(journal.start)
+    named = next(n for n, op in enumerate(journal.ops) if op.other_name == "q.strictq")
+    for op in journal.ops[:named]:
+        platter.follow(op)
+    building = journal.ops[named].other
+    assert set(platter.durable.directories[building]) >= {"queue.db", "shard-0000.db", "shard-0001.db"}
+    assert [op for op in platter.pending if op.file == building] == []
+
+
 # --- the campaign would notice ----------------------------------------------------------------------------------------
 
 
