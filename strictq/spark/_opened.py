@@ -25,7 +25,8 @@ def looking(path: str, queue_id: str) -> Queue:
         raise QueueNotFound(f"there is no queue at {path}") from e
     place = (found.st_dev, found.st_ino)
     known = _opened.get(path)
-    if known is None or known[0] != place:
+    # A queue in the place of one that was removed may have its inode, too.
+    if known is None or known[0] != place or known[1].queue_id != queue_id:
         if known is not None:
             _opened.pop(path)[1].close()
         while len(_opened) >= _MAX:

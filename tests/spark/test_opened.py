@@ -1,0 +1,58 @@
+"""Queues that Spark's processes keep open: the one that is there now, whatever was there before."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import strictq
+from strictq import QueueNotFound
+from strictq.spark import _opened
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is open before or after."""
+    monkeypatch.setattr(_opened, "_opened", {})
+    yield
+    for _, q in _opened._opened.values():
+        q.close()
+
+
+def make(path: Path, key: str) -> str:
+    """A queue with one message, in the place of any other. Returns its id."""
+    shutil.rmtree(path, ignore_errors=True)
+    with strictq.open(path, durability="process") as q:
+        q.send(b"", key)
+        return q.queue_id
+
+
+def test_it_is_opened_once(tmp_path: Path) -> None:
+    name = make(tmp_path / "q", "k")
+    first = _opened.looking(str(tmp_path / "q"), name)
+    assert _opened.looking(str(tmp_path / "q"), name) is first
+
+
+@pytest.mark.parametrize("same_inode", [False, True])
+def test_a_new_queue_in_the_place_of_one_that_was_removed(tmp_path: Path, same_inode: bool) -> None:
+    path = str(tmp_path / "q")
+    old = _opened.looking(path, make(tmp_path / "q", "old"))
+    name = make(tmp_path / "q", "new")
+    if same_inode:  # as file systems do that give a number again
+        found = os.stat(os.path.join(path, "queue.db"))
+        _opened._opened[path] = ((found.st_dev, found.st_ino), old)
+    assert [m.seq for m in _opened.looking(path, name).peek("new")] == [1]
+
+
+def test_another_queue_than_was_planned_is_an_error(tmp_path: Path) -> None:
+    make(tmp_path / "q", "k")
+    for _ in range(2):
+        with pytest.raises(QueueNotFound, match="is another one than when this was planned"):
+            _opened.looking(str(tmp_path / "q"), "0" * 32)
+    shutil.rmtree(tmp_path / "q")
+    with pytest.raises(QueueNotFound, match="there is no queue at"):
+        _opened.looking(str(tmp_path / "q"), "0" * 32)
