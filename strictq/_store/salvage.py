@@ -25,7 +25,7 @@ from .._errors import InvalidArgument, QueueNotFound, StoreBusy, StrictqError
 from .._keys import decode_key
 from .._sql import CHECK, LANES, SALVAGE, SHARD, SHARD_SCHEMA, insert_into
 from .._types import LostRange, Salvaged
-from . import catalog, check, files, lanes, staging, wal
+from . import catalog, check, files, lanes, salvage_handouts, staging, wal
 from .catalog import Catalog, Range
 from .connection import MEMORY, connect
 from .frame import Totals, Tx
@@ -276,7 +276,9 @@ class _Source:
         self._save_outbox(shard)
         for name, root in self.app:
             self._save_app(shard, name, root)
-        shard.run(lambda tx: self._finish(tx, leases))
+        known = {lane: row for lane, row in leases.items() if lane in self.keys}
+        hole = salvage_handouts.copy(self.rows, lambda statement, rows: self._put(shard, statement, rows), known)
+        shard.run(lambda tx: self._finish(tx, leases, hole=hole))
 
     def _put(self, shard: Any, statement: str, rows: Iterable[Row]) -> None:
         rows = iter(rows)
@@ -320,7 +322,8 @@ class _Source:
                 unknown += 1
                 continue
             lease = leases.get(lane)
-            if table == "message" and lease is not None and lease[3] <= row[1] <= lease[5]:
+            started = lease is not None and not salvage_handouts.is_handed_out(lease) and lease[3] <= row[1] <= lease[5]
+            if table == "message" and started:
                 row = (*row[:6], row[6] + 1, *row[7:])  # its handler was started: that counts
             yield row
         if unknown:
@@ -383,12 +386,13 @@ class _Source:
 
     # ---- the end
 
-    def _finish(self, tx: Tx, leases: dict[int | None, Row]) -> None:
+    def _finish(self, tx: Tx, leases: dict[int | None, Row], *, hole: bool) -> None:
         issued: dict[int, int] = {}
         for table, lane, seq in tx.run(SALVAGE.bodiless).fetchall():
             issued[lane] = max(issued.get(lane, 0), seq)
             tx.run(SALVAGE.drop_message if table == "message" else SALVAGE.drop_dead, (lane, seq))
             self._tell_lane(lane, seq, seq)
+        held = salvage_handouts.settle(tx, self.note, hole=hole)
         old, totals = self.totals, tx.totals
         for field in attrs.fields(Totals):
             if field.name not in ("config_version", "epoch", "time_offset", "next_deadline"):
@@ -399,13 +403,13 @@ class _Source:
             last_seq = max(row.last_seq, issued.get(lane, 0), beyond if lane in self.open_ended else 0)
             tx.run(SALVAGE.set_counts, (last_seq, max(last_seq, newest) - rows, lane))
             lease = leases.get(lane)
-            if lease is not None and lease[4] > lease[3]:
+            if lease is not None and lease[4] > lease[3] and not salvage_handouts.is_handed_out(lease):
                 tx.run(LANES.set_solo, (lease[4], lease[4], lane))
         arrival, buried, position, lane, _token, outbox, _done = tx.run(CHECK.maxima).get
         totals.pending, totals.dead, totals.lanes = tx.run(CHECK.totals).get
         totals.last_id = max(totals.last_id, arrival, buried, position)
         totals.last_lane = max(totals.last_lane, lane)
         totals.last_outbox = max(totals.last_outbox, outbox)
-        for lane in self.keys:
+        for lane in self.keys.keys() - held:
             lanes.place(tx, lane)
         tx.dirty = True

@@ -8,6 +8,7 @@ import random
 import shutil
 import statistics
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ import attrs
 import pytest
 
 import strictq
-from strictq import InvalidArgument, Message, QueueConfig, QueueNotFound, Salvaged, StoreBusy, StoreCorrupt
+from strictq import HandoutGone, InvalidArgument, Message, QueueConfig, QueueNotFound, Salvaged, StoreBusy, StoreCorrupt
+from strictq._handouts import _read
 from strictq._keys import encode_key
 from strictq._sql import SALVAGE
 from strictq._store import files
 from strictq.testing import FakeClock
-from tests.support.internals import PAGE_BYTES, connection_of, shard_file
+from tests.support.handouts import Label, by_key, drain, holder, read
+from tests.support.internals import PAGE_BYTES, connection_of, shard_file, tamper
 from tests.support.powercut import quiet
 from tests.support.powercut_campaign import fast_directory
+from tests.support.queues import fill, keys_by_shard
 
 FLIPS = int(os.environ.get("STRICTQ_FLIPS", "100")) // 2
 SEED = int(os.environ.get("STRICTQ_FLIP_SEED", "1"))
@@ -128,6 +132,104 @@ def test_an_undamaged_queue_comes_through_whole(place: Path, checkpointed: bool)
         assert min(d.token for d in batch) > made.token
         stats, before_stats = q.stats(), old.stats()
         assert (stats.sends, stats.dead) == (before_stats.sends + KEYS, before_stats.dead)
+
+
+def test_what_else_a_queue_remembers_comes_through(place: Path) -> None:
+    """Sends that wait in an outbox, dedup ids, records of what is finished."""
+    clock = FakeClock()
+    here, there = keys_by_shard(2).values()
+    config = QueueConfig(history="bodies", dedup_window_seconds=3600.0)
+    with quiet(clock), strictq.open(place / "queue", shards=2, clock=clock, config=config) as q:
+        assert q.send(b"once", there, dedup_id="id").seq == 1
+        for n in range(3):
+            q.send(b"%d" % n, here)
+        (first, *_) = q.receive(1, keys=[here])
+        first.ack()
+        q._store.shards[1].failed = StoreCorrupt("for this test", shard=1)
+        (second, *_) = q.receive(1, keys=[here])
+        with pytest.raises(strictq.ForwardPending), q.transaction(second) as tx:
+            tx.key_state = b"state"
+            tx.send(b"forwarded", there)
+        q._store.shards[1].failed = None
+        before = [(r.key, r.seq, r.outcome, r.body) for r in q.history()]
+    found = strictq.salvage(place / "queue", place / "out", clock=clock)
+    assert (found.messages, found.lost, found.notes) == (2, (), ())
+    with quiet(clock), strictq.open(place / "out", clock=clock) as q:
+        assert q.send(b"again", there, dedup_id="id").duplicate
+        assert [(m.seq, m.body) for m in q.peek(there)] == [(1, b"once"), (2, b"forwarded")]
+        assert [(r.key, r.seq, r.outcome, r.body) for r in q.history()] == before
+        assert len(before) == 2
+        (d,) = q.receive(1, keys=[here])
+        assert (d.seq, d.key_state) == (3, b"state")
+        assert q.check() == []
+
+
+def handed_out(place: Path, clock: FakeClock) -> list[list[Label]]:
+    """A queue with a named consumer in the middle of its work, closed; its hand-outs 1 and 2 (acked), and 3 (open)."""
+    with quiet(clock), strictq.open(place / "queue", shards=2, clock=clock) as q:
+        for key in keys_by_shard(2).values():
+            fill(q, key, 9)
+        h = holder(q)
+        for n in range(3):
+            h.take(n, messages_max=4)
+        labels = [read(q, h, n) for n in (1, 2, 3)]
+        for shard in q._store.shards:
+            shard.checkpoint()
+    return labels
+
+
+def test_a_named_consumer_goes_on_where_it_was(place: Path) -> None:
+    clock = FakeClock()
+    labels = handed_out(place, clock)
+    found = strictq.salvage(place / "queue", place / "out", clock=clock)
+    assert (found.lost, found.notes) == ((), ())
+    with quiet(clock), strictq.open(place / "out", clock=clock) as q:
+        assert q.check() == []
+        assert q.stats().in_flight == 4
+        h = holder(q)
+        assert (h.acked, h.last) == (2, 3)
+        assert [read(q, h, n) for n in (1, 2, 3)] == labels
+        assert len(q.receive(100)) == 0, "their lanes are held by what is open"
+        assert h.take(2) == 3
+        assert read(q, h, 3) == labels[2]
+        rest = drain(q, h)
+        assert by_key([*labels[0], *labels[1], *labels[2], *rest]) == {
+            f"s{k}": list(range(1, 10)) for k in keys_by_shard(2).values()
+        }
+        assert q.check() == []
+    with quiet(clock), strictq.open(place / "queue", clock=clock) as old, strictq.open(place / "out", clock=clock) as new:
+        assert new.check() == []
+        assert max(k.epoch for k in _read(new._store, "etl").values()) > max(k.epoch for k in _read(old._store, "etl").values())
+
+
+@pytest.mark.parametrize("table", ["handout_block", "lease", "handout", "consumer", "message"])
+def test_a_hand_out_that_is_not_whole_is_released_and_told(place: Path, table: str) -> None:
+    """Its messages go to whoever comes, and it can't be read as less than it was."""
+    clock = FakeClock()
+    labels = handed_out(place, clock)
+    file = shard_file(place / "queue", 0)
+    ((root,),) = tamper(file, f"SELECT rootpage FROM sqlite_schema WHERE name = '{table}'")
+    raw = bytearray(file.read_bytes())
+    raw[(root - 1) * PAGE_BYTES + 100] ^= 1
+    file.write_bytes(raw)
+    found = strictq.salvage(place / "queue", place / "out", clock=clock)
+    assert found.notes
+    with quiet(clock), strictq.open(place / "out", clock=clock) as q:
+        assert q.check() == []
+        h = holder(q)
+        seen = {(key, seq) for some in labels[:2] for key, seq, _ in some}
+        for n in (1, 2, 3):
+            with suppress(HandoutGone):
+                assert read(q, h, n) == labels[n - 1]
+        with pytest.raises(HandoutGone):
+            read(q, h, 3 if table != "handout_block" else 1)
+        h.close()
+        got = [(f"s{d.key}", d.seq) for _ in range(5) for d in q.receive(100)]
+        assert not seen & set(got)
+        everything = {(f"s{key}", seq) for key in keys_by_shard(2).values() for seq in range(1, 10)}
+        missing = everything - seen - set(got)
+        assert len(got) + len(missing) == 10
+        assert all(is_covered(found, key[1:], seq) for key, seq in missing), missing
 
 
 def damaged(made: Made, place: Path, name: str, chance: random.Random, bits: int) -> tuple[Path, list[int]]:
