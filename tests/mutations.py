@@ -90,15 +90,14 @@ MUTATIONS = [
         "router.py",
         "        self.waker.suspect(shard)\n",
         "",
-        "tests/faults/test_faults.py",
+        "tests/faults/test_faults.py::test_what_another_process_forwards_after_a_failed_sync_is_whole_after_a_power_cut",
     ),
     _store(
         "a failed sync ends with its boot",
         "wake.py",
         "            self._map[_SUSPECTS:_BYTES] = bytes(SUSPECTS_MAX)\n",
         "",
-        "tests/store/test_wake.py",
-        "tests/faults/test_faults.py",
+        "tests/faults/test_faults.py::test_a_failed_sync_of_the_boot_before_is_over",
     ),
     _store(
         "a WAL that was written again is not trusted if a sync failed since",

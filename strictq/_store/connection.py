@@ -53,33 +53,42 @@ def connect(
     """
     if path == MEMORY:
         db = apsw.Connection(MEMORY, statementcachesize=STATEMENTS_CACHED)
-        db.pragma("journal_mode", "memory")
     else:
         flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
         db = apsw.Connection(path, flags=flags, vfs=checksums.vfs(), statementcachesize=STATEMENTS_CACHED)
-    _harden(db)
-    _set_busy_handler(db)
-    if path != MEMORY:
-        if fresh:
-            checksums.lay_out(db)
-        # Each pragma by itself: journal_mode returns a row, and what follows it in one string would not run until that is read.
-        if fresh and db.pragma("journal_mode", "wal") != "wal":
-            db.close()
-            raise StoreError("the file system does not support WAL mode", shard=-1)
-        db.pragma("synchronous", "full" if durability == "full" else "normal")
-        # Where fsync does not reach past the drive's cache (macOS), ask for what does.
-        db.pragma("fullfsync", durability == "full")
-        db.pragma("checkpoint_fullfsync", True)
-        db.pragma("cache_size", -cache_kib)
-        # The engine checkpoints by itself (upkeep.py), never SQLite: not on commit, not on close.
-        db.wal_autocheckpoint(0)
+    try:
+        # The engine checkpoints by itself (upkeep.py), never SQLite: not on commit, not on close. Before anything can fail: a
+        # connection that was not set up must not checkpoint when it goes, and delete the WAL with it.
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        if not read_only:
-            # A WAL that has its full size makes a durable commit twice as fast as one that grows, so it is kept.
-            keep = ctypes.c_int(1)
-            db.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(keep))
-    db.pragma("temp_store", "memory")
+        db.wal_autocheckpoint(0)
+        _harden(db)
+        _set_busy_handler(db)
+        if path == MEMORY:
+            db.pragma("journal_mode", "memory")
+        else:
+            _set_up_file(db, durability, cache_kib, fresh=fresh, read_only=read_only)
+        db.pragma("temp_store", "memory")
+    except BaseException:
+        db.close()
+        raise
     return db
+
+
+def _set_up_file(db: apsw.Connection, durability: Durability, cache_kib: int, *, fresh: bool, read_only: bool) -> None:
+    if fresh:
+        checksums.lay_out(db)
+    # Each pragma by itself: journal_mode returns a row, and what follows it in one string would not run until that is read.
+    if fresh and db.pragma("journal_mode", "wal") != "wal":
+        raise StoreError("the file system does not support WAL mode", shard=-1)
+    db.pragma("synchronous", "full" if durability == "full" else "normal")
+    # Where fsync does not reach past the drive's cache (macOS), ask for what does.
+    db.pragma("fullfsync", durability == "full")
+    db.pragma("checkpoint_fullfsync", True)
+    db.pragma("cache_size", -cache_kib)
+    if not read_only:
+        # A WAL that has its full size makes a durable commit twice as fast as one that grows, so it is kept.
+        keep = ctypes.c_int(1)
+        db.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(keep))
 
 
 def connect_catalog(path: str, *, read_only: bool = False, fresh: bool = False) -> apsw.Connection:
@@ -90,12 +99,16 @@ def connect_catalog(path: str, *, read_only: bool = False, fresh: bool = False) 
     """
     flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
     db = apsw.Connection(path, flags=flags, vfs=checksums.vfs())
-    _harden(db)
-    _set_busy_handler(db)
-    if fresh:
-        checksums.lay_out(db)
-    if not read_only:
-        db.pragma("synchronous", "extra")
+    try:
+        _harden(db)
+        _set_busy_handler(db)
+        if fresh:
+            checksums.lay_out(db)
+        if not read_only:
+            db.pragma("synchronous", "extra")
+    except BaseException:
+        db.close()
+        raise
     return db
 
 

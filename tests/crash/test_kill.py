@@ -28,6 +28,7 @@ import pytest
 
 import strictq
 from tests.support.campaign import Campaign, spawn, tally, wait_until
+from tests.support.formats import become_next
 from tests.support.recorded import SCHEMA
 
 SECONDS = float(os.environ.get("STRICTQ_CAMPAIGN_SECONDS", "6")) / 4
@@ -152,6 +153,54 @@ def test_a_kill_while_a_queue_is_made(tmp_path: Path) -> None:
             assert bodies[0] == b"hello" or b"sent" not in out
             assert queue.check() == []
     assert killed > 0
+
+
+def test_a_kill_while_a_queue_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each shard, before and in its step: whoever opens it next finishes, and everything is there."""
+    path = tmp_path / "q.strictq"
+    with strictq.open(path, shards=3) as queue:
+        for key in range(12):
+            queue.send(b"%d" % key, key)
+    for attempt in range(4):
+        migrator = spawn("programs", "migrator", path, stdout=subprocess.PIPE)
+        try:
+            assert migrator.stdout is not None
+            said = migrator.stdout.readline()
+            time.sleep(attempt * 0.03)  # before the step, in its transaction, in the next shard
+        finally:
+            migrator.kill()
+        out, _ = migrator.communicate()
+        if b"done" in said + out:
+            break
+    else:
+        attempt += 1
+    assert attempt > 0, "it was never killed"
+    become_next(monkeypatch)
+    with strictq.open(path) as queue:
+        assert queue.check() == []
+        assert sorted(int(d.body) for d in queue.receive(100)) == list(range(12))
+
+
+def test_a_kill_in_the_middle_of_a_checkpoint_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "q.strictq"
+    strictq.open(path, shards=2, durability="process").close()
+    sent = 0
+    for attempt in range(8):
+        program = spawn("programs", "checkpointer", path, stdout=subprocess.PIPE)
+        try:
+            assert program.stdout is not None
+            said = [int(program.stdout.readline()) for _ in range(10)]
+            time.sleep(attempt * 0.003)
+        finally:
+            program.kill()
+        out, _ = program.communicate()
+        said += [int(line) for line in out.splitlines(keepends=True) if line.endswith(b"\n")]
+        assert said == list(range(said[0], said[0] + len(said)))
+        assert said[0] in (sent + 1, sent + 2), "one may have been sent and not told"
+        sent = said[-1]
+        with strictq.open(path) as queue:
+            assert queue.check() == []
+            assert len(queue.peek("k", 100_000)) in (sent, sent + 1)
 
 
 def _effects(queue: strictq.Queue) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import subprocess
 import sys
@@ -65,6 +66,31 @@ def test_no_connection_checkpoints_by_itself(disk: Opener) -> None:
     for db in connections(q):
         assert db.pragma("wal_autocheckpoint") == 0
         assert db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, -1) == 1
+
+
+@pytest.mark.parametrize("step", ["_set_busy_handler", "_set_up_file"])
+def test_a_connection_that_fails_while_it_is_set_up_leaves_the_wal(
+    step: str, disk: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it goes, whenever that is, it may be the last one: SQLite would checkpoint then, and delete the WAL by its name."""
+    q = disk()
+    fill(q, "a", 20)
+    q.close()
+    file = shard_file(q.path, 0)
+    before = Path(f"{file}-wal").read_bytes()
+
+    def fail(db: apsw.Connection, *_: Any, **__: Any) -> None:
+        db.execute("SELECT count(*) FROM message").fetchall()
+        raise apsw.IOError("for this test")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, step, fail)
+        with pytest.raises(apsw.IOError):
+            connect(str(file), durability="full")
+    gc.collect()
+    assert len(before) > 20 * 4096
+    assert Path(f"{file}-wal").read_bytes() == before
+    assert len(drain(disk())) == 20
 
 
 def test_closing_leaves_the_wal_and_does_not_touch_the_database(disk: Opener) -> None:

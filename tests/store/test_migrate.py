@@ -11,21 +11,9 @@ import pytest
 from strictq import SchemaMismatch, StoreCorrupt, StoreError, StrictqError
 from strictq._store import migrate
 from strictq._store.migrate import CATALOG_ID, FORMAT, SHARD_ID
+from tests.support.formats import NEXT, add_column, become_next
 from tests.support.internals import connected, in_threads, shard_file, tamper
 from tests.support.queues import Opener, drain, fill
-
-NEXT = FORMAT + 1
-
-
-def add_column(db: apsw.Connection) -> None:
-    """A step as a later version might have it."""
-    db.execute("ALTER TABLE lane ADD COLUMN colour TEXT")
-    db.execute("UPDATE lane SET colour = 'blue'")
-
-
-def note(db: apsw.Connection) -> None:
-    """A step of queue.db."""
-    db.execute("CREATE TABLE note (text TEXT) STRICT")
 
 
 @pytest.fixture
@@ -43,16 +31,7 @@ def upgrade(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes this strictq one of the next format."""
 
     def to(shard_step: Callable[[apsw.Connection], None] = add_column) -> None:
-        monkeypatch.setitem(migrate.STEPS, SHARD_ID, {FORMAT: shard_step})
-        monkeypatch.setitem(migrate.STEPS, CATALOG_ID, {FORMAT: note})
-        monkeypatch.setattr(migrate, "FORMAT", NEXT)
-        for function in (migrate.require, migrate.stamp):
-            # Defaults are taken when a function is made.
-            for defaults in (function.__kwdefaults__, function.__defaults__):
-                if isinstance(defaults, dict) and "target" in defaults:
-                    monkeypatch.setitem(defaults, "target", NEXT)
-            if function.__defaults__ == (FORMAT,):
-                monkeypatch.setattr(function, "__defaults__", (NEXT,))
+        become_next(monkeypatch, shard_step)
 
     return to
 

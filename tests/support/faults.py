@@ -198,11 +198,12 @@ def play(
     shards: int = 2,
     steps: Sequence[int] = (12, 25),
     watch: Callable[[Scene], None] | None = None,
+    busy_seconds: float = 0.02,
 ) -> Scene:
     """Work, then work on with failures, then without; account for all of it."""
     clock = FakeClock()
     with recording(root, clock) as journal, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection, "BUSY_SECONDS", 0.02)
+        patch.setattr(connection, "BUSY_SECONDS", busy_seconds)
         journal.reads_commits = False
         recorder = Recorder()
         queue = strictq.open(Path(journal.root, PLACE), shards=shards, durability=level, config=CONFIG, clock=clock)

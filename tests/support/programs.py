@@ -6,10 +6,15 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
+
+import apsw
+import pytest
 
 import strictq
 from strictq import Delivery, LeaseLost, Queue
+from tests.support.formats import add_column, become_next
 
 LEASE_SECONDS = 0.3
 
@@ -85,7 +90,35 @@ def maker(path: str) -> None:
         print("sent", flush=True)
 
 
-PROGRAMS: dict[str, Callable[..., None]] = {f.__name__: f for f in (zombie, pipeline, waiter, maker)}
+def migrator(path: str) -> None:
+    """Open a queue as a later version, slowly; says which file it has come to."""
+
+    def slow(db: apsw.Connection) -> None:
+        if db.filename:
+            print("in a shard", flush=True)
+            time.sleep(0.05)
+        add_column(db)
+        if db.filename:
+            time.sleep(0.05)
+
+    with pytest.MonkeyPatch.context() as patch:
+        become_next(patch, slow)
+        strictq.open(path, create=False).close()
+    print("done", flush=True)
+
+
+def checkpointer(path: str) -> None:
+    """Send, receive, ack and checkpoint as fast as can be; prints the seq of each send that returned."""
+    with strictq.open(path, create=False) as queue:
+        while True:
+            print(queue.send(b"x" * 5000, "k").seq, flush=True)
+            queue.ack_many(queue.receive(2, keys=["acked"]))
+            queue.send(b"y" * 5000, "acked")
+            for shard in queue._store.shards:
+                shard.checkpoint()
+
+
+PROGRAMS: dict[str, Callable[..., None]] = {f.__name__: f for f in (zombie, pipeline, waiter, maker, migrator, checkpointer)}
 
 if __name__ == "__main__":
     PROGRAMS[sys.argv[1]](*sys.argv[2:])
