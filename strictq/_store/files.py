@@ -64,7 +64,8 @@ def find(path: Path) -> bool:
         raise InvalidArgument(f"{path} can't be read: {e.strerror}") from e
     if CATALOG not in entries:
         if entries:
-            raise QueueNotFound(f"{path} is a directory, but not a queue", hint="choose a path that does not exist yet")
+            hint = "check the path; a new queue needs one that does not exist"
+            raise QueueNotFound(f"{path} is a directory, but not a queue", hint=hint)
         return False
     if mode & stat.S_IWOTH and hasattr(os, "geteuid"):
         raise InvalidArgument(f"everybody may write to {path}", hint=f"chmod 700 {path}")

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import typer
 
 import strictq
-from strictq._keys import Key
+from strictq._keys import Key, encode_key
 from strictq.cli._command import USAGE, Failure
 
 WHOLE: Final = re.compile(r"[+-]?[0-9]+")
@@ -52,11 +52,14 @@ def key_of(text: str, kind: KeyType) -> Key:
 
     Raises:
         Failure: it cannot be read as that type.
+        InvalidArgument: no message can have it.
     """
     try:
-        return converted(text, kind)
+        key = converted(text, kind)
     except ValueError as e:
         raise Failure(f"--key-type {kind.value}: {e}", USAGE) from None
+    encode_key(key)
+    return key
 
 
 def converted(text: str, kind: KeyType) -> Key:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import attrs
@@ -12,7 +13,7 @@ import typer
 import strictq
 from strictq import ConfigError, QueueConfig
 from strictq.cli._arguments import Durability, Json, QueuePath, looking, operating
-from strictq.cli._command import OK, USAGE, Failure, add, many, printable
+from strictq.cli._command import OK, USAGE, Failure, add, explained, many, printable
 from strictq.cli._render import emit, facts, output
 
 EXAMPLES: Final = {
@@ -51,12 +52,23 @@ def create(
     Exit code 0: it is there. 2: a queue with other settings is there, or something else, or it cannot be made.
     """
     wanted = QueueConfig().evolve(**changes(settings or []))
-    with strictq.open(queue, shards=shards, durability=durability.value, config=wanted) as q:
+    with _made(queue, shards, durability, wanted) as q:
         if as_json:
             emit(as_values(q))
         else:
             print(f"{printable(q.path)}: {many(q.shards, 'shard')}, durability {q.durability}")
     return OK
+
+
+def _made(queue: Path, shards: int, durability: Durability, wanted: QueueConfig) -> strictq.Queue:
+    try:
+        return strictq.open(queue, shards=shards, durability=durability.value, config=wanted)
+    except ConfigError as e:
+        if not queue.exists():
+            raise
+        text, _, _ = explained(e)
+        hint = "it stays as it is; strictq config QUEUE shows its settings, strictq config QUEUE NAME=VALUE changes one"
+        raise Failure(text, USAGE, hint) from e
 
 
 def config(queue: QueuePath, settings: Settings = None, as_json: Json = False) -> int:

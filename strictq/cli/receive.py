@@ -76,7 +76,7 @@ def receive(
         raise Failure("--delay and --reason are for --nack", USAGE)
     if settle.how != "ack" and (drain or follow):
         raise Failure("what is given back comes again at once: --drain and --follow are for acks", USAGE)
-    if (drain or follow) and at_most is not None:
+    if drain + follow + (at_most is not None) > 1:
         raise Failure("--max, --drain, --follow: one of them", USAGE)
     keys = None if key is None else [key_of(text, key_type) for text in key]
     out = Out(raw=raw)

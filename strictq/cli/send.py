@@ -95,8 +95,9 @@ def send(
         lines = Lines(path, q.config.max_body_bytes, stopping.at_once)
         if lines.is_terminal and not quiet:
             tell("reading lines from the terminal; Ctrl-D ends them")
+        raw_would_do = not raw and key_field is None and dedup_field is None
         sender = Sender(q, wait, stopping, repeatable=dedup_field is not None)
-        run = Run(lines, reader, sender, stopping, skip=on_error is OnError.skip)
+        run = Run(lines, reader, sender, stopping, skip=on_error is OnError.skip, raw_would_do=raw_would_do)
         try:
             code = run.all(batch, quiet=quiet)
         finally:
@@ -127,8 +128,11 @@ def _options(delay: float, ttl: float | None, headers: list[str]) -> dict[str, A
 class Run:
     """One run of the command, and what came of it."""
 
-    def __init__(self, lines: Lines, reader: Reader, sender: Sender, stopping: Stopping, *, skip: bool) -> None:
+    def __init__(
+        self, lines: Lines, reader: Reader, sender: Sender, stopping: Stopping, *, skip: bool, raw_would_do: bool
+    ) -> None:
         self._lines = lines
+        self._raw_would_do = raw_would_do
         self._reader = reader
         self._sender = sender
         self._stopping = stopping
@@ -199,6 +203,8 @@ class Run:
             emit(values)
         elif not quiet:
             tell(self.summary(seconds))
+            if self.bad and self._raw_would_do:
+                tell("  hint: lines need not be JSON with --raw")
             if len(self._reader.kinds) > 1:
                 tell('  hint: the keys are strings and numbers; 7 and "7" are two keys, --key-type str makes them one')
 

@@ -418,6 +418,8 @@ def test_create_and_config(tmp_path: Path) -> None:
     assert "ttl_seconds none" in shown
     result = in_process("create", where)
     assert (result.exit_code, "Traceback" in result.stderr) == (2, False)
+    assert "strictq config QUEUE NAME=VALUE changes one" in result.stderr
+    assert "q.configure" not in result.stderr
 
 
 @pytest.mark.parametrize(

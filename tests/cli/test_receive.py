@@ -120,6 +120,8 @@ def test_nack_with_a_delay_waits(path: Path) -> None:
         ["--no-ack", "--follow"],
         ["--nack", "--drain"],
         ["--max", "3", "--drain"],
+        ["--drain", "--follow"],
+        ["--key", ""],
         ["--max", "0"],
         ["--key", "x", "--key-type", "int"],
         ["--wait", "-1"],

@@ -188,6 +188,13 @@ def test_a_bad_line(path: Path, mode: str, line: bytes, why: str) -> None:
     assert (values["sent"], values["bad"], values["stopped_at"]) == ((2, 1, 3) if mode == "stop" else (6, 2, None))
 
 
+def test_lines_that_need_not_be_json_are_told_of(path: Path) -> None:
+    for options, told in (("--key", "a"), True), (("--key-field", "k"), False):
+        result = in_process("send", path, *options, input="hello\n")
+        assert result.exit_code == 1
+        assert ("hint: lines need not be JSON with --raw" in result.stderr) is told
+
+
 @pytest.mark.parametrize("value", ["null", '""', '"' + "x" * 257 + '"', '{"a": 1}'])
 def test_a_bad_dedup_field(path: Path, value: str) -> None:
     result = in_process("send", path, "-k", "k", "--dedup-field", "id", input=f'{{"k": 1, "id": {value}}}\n')
