@@ -281,6 +281,7 @@ class Store:
         Raises:
             StoreFull: nothing changed.
         """
+        shard.require()
         if self.reserve is not None and self.waker.short_of_space and not self._has_reserve():
             raise StoreFull("the disk is full, and the reserve for acks is in use", shard=shard.number)
 
@@ -520,6 +521,7 @@ class Store:
         """What may be left from another process, or from a full disk."""
         if self._closed:
             return
+        self._look_for_files()
         with suppress(StrictqError):
             self.forward()
         if not self._has_reserve():
@@ -528,6 +530,19 @@ class Store:
                 with suppress(StrictqError):
                     shard.cut_wal()
             self._has_reserve()
+
+    def _look_for_files(self) -> None:
+        """A file that was deleted takes what is written to it all the same, and nobody will ever read it."""
+        for shard in self.healthy():
+            if shard.path is None:
+                continue
+            try:
+                os.stat(shard.path)
+            except FileNotFoundError:
+                deleted = f"{shard.path.name} was deleted while the queue was open: what was sent to it since is lost"
+                self.quarantine(shard.number, StoreCorrupt(deleted, shard=shard.number))
+            except OSError:
+                continue  # that is no proof; whoever uses the file meets it
 
     # ---- forks
 

@@ -670,6 +670,21 @@ def test_damaged_queue_file_refuses_to_open(disk: Opener, harm: Callable[[Path],
     assert {p.name: p.read_bytes() for p in Path(disk.path).glob("shard-*.db")} == before
 
 
+def test_a_directory_that_is_deleted_under_an_open_queue_is_told_of(disk: Opener) -> None:
+    events: list[Event] = []
+    q = disk(shards=2, on_event=events.append)
+    fill(q, "k", 3)
+    shutil.rmtree(disk.path)
+    q._store.tidy()  # as the queue's own thread does every two seconds
+    assert [(e.kind, e.shard) for e in events] == [("shard_quarantined", 0), ("shard_quarantined", 1)]
+    with pytest.raises(strictq.StoreCorrupt, match=r"was deleted while the queue was open"):
+        q.send(b"", "k")
+    with pytest.raises(strictq.PartialFailure) as caught:
+        q.receive()
+    assert {type(e) for e in caught.value.results} == {strictq.StoreCorrupt}
+    q.close()
+
+
 def test_shard_of_another_queue_is_refused(disk: Opener, tmp_path: Path, clock: FakeClock) -> None:
     q = disk(shards=2)
     keys = keys_by_shard(2)
