@@ -14,6 +14,8 @@ StrictqError                     .transient  .hint
 ├── ConsumerBusy                     another holder has the named consumer; nothing changed
 ├── ConsumerLost                     the named consumer was taken over or released; nothing changed
 ├── HandoutGone                      that hand-out can't be served; nothing changed
+├── ServerUnreachable                a block server did not answer; nothing changed
+├── ServerRefused                    a block server refused its client, or is not the one that was meant; nothing changed
 ├── PartialFailure                   a call over several items or shards: .results says which took effect
 ├── ForwardPending                   committed; a send to another shard has yet to arrive there
 ├── MissingExtra (ImportError)       something optional is not installed
@@ -137,6 +139,37 @@ class HandoutGone(StrictqError):
     """A hand-out can't be served: it is older than what is kept, was released, or is not of this queue. Nothing changed."""
 
     hint = "start with a new checkpoint: it begins after the last acknowledged hand-out"
+
+
+class ServerUnreachable(StrictqError):
+    """The block server of `strictq.spark.serve` did not answer, however often it was asked. Nothing changed.
+
+    Attributes:
+        address: host and port; or the file that was to say it.
+    """
+
+    transient = True
+    hint = (
+        "the program that called strictq.spark.serve must still be running, and its address must be one that executors can reach"
+    )
+
+    def __init__(self, message: str, address: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.address = address
+
+
+class ServerRefused(StrictqError):
+    """The block server does not know the token, or whoever answered is not the block server. Nothing changed.
+
+    Attributes:
+        address: host and port.
+    """
+
+    hint = "if the server was started again, start the query again, too; or give strictq.spark.serve the token that it had"
+
+    def __init__(self, message: str, address: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.address = address
 
 
 class PartialFailure(StrictqError):

@@ -23,7 +23,7 @@ PROMISED = [
     *("Worker", "WorkerStats", "WorkerEvent", "Job", "Retry", "Reject"),
     *("StrictqError", "InvalidArgument", "MessageTooLarge", "ConfigError", "QueueNotFound", "QueueClosed"),
     *("ReadOnlyQueue", "LeaseLost", "QueueFull", "UnknownMessage", "PartialFailure", "ForwardPending", "ForkedProcess"),
-    "ExportError",
+    *("ExportError", "ServerRefused", "ServerUnreachable"),
     *("StoreError", "StoreBusy", "StoreFull", "StoreCorrupt", "SchemaMismatch", "OutcomeUnknown"),
 ]
 # A handler raises these to tell its worker what to do; nobody catches them.

@@ -34,6 +34,7 @@ ABANDONED_SECONDS: Final = 3 * 86_400.0
 """Age at which a run that nobody decided for is taken for dead. (A live one is as old as its batch takes.)"""
 LOCK_SECONDS: Final = 60.0
 _MODE: Final = 0o700
+_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 _RUN: Final = re.compile(r"(\d{1,19})-[0-9a-f]{12}")
 _FILE: Final = re.compile(r"\d{1,19}-[0-9a-f]{12}/[0-9a-f]{16}\.arrow")
 
@@ -41,6 +42,11 @@ _FILE: Final = re.compile(r"\d{1,19}-[0-9a-f]{12}/[0-9a-f]{16}\.arrow")
 def new_run() -> str:
     """A name that no other try at a batch has."""
     return token_hex(6)
+
+
+def new_file(number: int, run: str) -> str:
+    """A name that no other file of a batch has."""
+    return f"{number}-{run}/{token_hex(8)}.arrow"
 
 
 def digest(writer: str) -> str:
@@ -61,17 +67,42 @@ class Staging:
         Raises:
             StoreError: it can't be made.
         """
-        name = f"{number}-{run}/{token_hex(8)}.arrow"
+        name = new_file(number, run)
         path = self.place / name
         try:
-            for part in (self.root, self.place, path.parent):
-                with suppress(FileExistsError):
-                    os.mkdir(part, _MODE)
-            _require_directory(self.root)
-            flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
-            return name, os.fdopen(os.open(path, flags, 0o600), "wb")
+            self._make_directories(path)
+            return name, os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | _FLAGS, 0o600), "wb")
         except OSError as e:
             raise failure("a staging file can't be made", e) from e
+
+    def put(self, name: str, offset: int, data: bytes) -> None:
+        """Write a piece of a file at its place. The first one makes the file; a piece that comes again changes nothing.
+
+        Raises:
+            StoreError: it can't be written, or a piece before it is missing; or that is no name of a staged file.
+        """
+        path = self.path(name)
+        try:
+            if offset == 0:
+                self._make_directories(path)
+            fd = os.open(path, _FLAGS if offset else os.O_CREAT | _FLAGS, 0o600)
+            try:
+                if os.fstat(fd).st_size < offset:
+                    raise StoreError(f"the staging file {name} has lost a piece", shard=-1, hint="run the batch again")
+                rest = memoryview(data)
+                while rest:
+                    written = os.pwrite(fd, rest, offset)
+                    rest, offset = rest[written:], offset + written
+            finally:
+                os.close(fd)
+        except OSError as e:
+            raise failure("a staging file can't be written", e) from e
+
+    def _make_directories(self, path: Path) -> None:
+        for part in (self.root, self.place, path.parent):
+            with suppress(FileExistsError):
+                os.mkdir(part, _MODE)
+        _require_directory(self.root)
 
     def path(self, name: str) -> Path:
         """Where a staged file lies.

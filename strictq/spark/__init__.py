@@ -20,6 +20,7 @@ from ..queue import Queue
 from ._extra import need, require
 from ._pipeline import Pipeline, PipelineStats, pipeline
 from .ordering import ordered
+from .serving import BlockServer, serve
 from .settings import session_options
 
 if TYPE_CHECKING:
@@ -28,7 +29,18 @@ if TYPE_CHECKING:
     from ._outcomes import BatchJob
     from .export import Exported
 
-__all__ = ["BatchJob", "Pipeline", "PipelineStats", "export_history", "ordered", "pipeline", "register", "session_options"]
+__all__ = [
+    "BatchJob",
+    "BlockServer",
+    "Pipeline",
+    "PipelineStats",
+    "export_history",
+    "ordered",
+    "pipeline",
+    "register",
+    "serve",
+    "session_options",
+]
 
 
 def register(spark: SparkSession) -> None:

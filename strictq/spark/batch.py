@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from .._store import scan
-from .._store.handed import KEY, LANE
 from ..opening import open as open_queue
-from ._arrow import Builder, arrow_schema
+from . import _served
+from ._arrow import arrow_schema
 from ._opened import looking
 from ._options import BatchOptions
+from ._scanning import Scan, batches, fetched
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 
-_lane = itemgetter(LANE)
-
-
 @attrs.frozen
 class Lanes(InputPartition):
-    """What one task reads: some lanes of a shard, as they were when the job was planned."""
+    """What one task reads: some lanes of a shard, as they were when the job was planned.
+
+    Attributes:
+        server: where to read them; None: in the queue's files.
+    """
 
     path: str
     queue_id: str
-    shard: int
-    plan: scan.Plan
-    segments: tuple[scan.Segment, ...]
+    scan: Scan
+    server: _served.Served | None
 
 
 class BatchReader(DataSourceReader):
@@ -41,30 +40,26 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = BatchOptions.of(options, schema)
+        self._server = options.get("server")
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
+        server, dead = _served.find(self._server, options.path), options.state == "dead"
         out: list[InputPartition] = []
         with open_queue(options.path, read_only=True) as queue:
             for shard in queue._store.shards:
-                plan = scan.plan_shard(shard, dead=options.state == "dead", per_task=options.partition_messages)
-                alone = attrs.evolve(plan, tasks=())  # a task needs to know of its own segments only
-                out += [Lanes(options.path, queue.queue_id, shard.number, alone, segments) for segments in plan.tasks]
+                plan = scan.plan_shard(shard, dead=dead, per_task=options.partition_messages)
+                for segments in plan.tasks:
+                    part = Scan(shard.number, dead, options.key_type, plan.newest, plan.last_lane, segments)
+                    out.append(Lanes(options.path, queue.queue_id, part, server))
         return out
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, Lanes):
             return  # where there is no task, Spark makes one without a partition
-        queue = looking(partition.path, partition.queue_id)
-        builder = Builder(arrow_schema(self._schema), self._options.key_type, started=0)
-        shard = queue._store.shards[partition.shard]
-        skew = queue._store.time.skew()
-        steps = scan.dead if self._options.state == "dead" else scan.pending
-        for segment in partition.segments:
-            for rows in steps(shard, partition.plan, segment):
-                lanes: Iterator[tuple[bytes, list[Any]]] = (
-                    (group[0][KEY], group) for group in (list(found) for _, found in groupby(rows, key=_lane))
-                )
-                for batch, _ in builder.batches(lanes, shard.number, skew):
-                    yield batch
+        schema = arrow_schema(self._schema)
+        if partition.server is not None:
+            yield from fetched(partition.server, partition.queue_id, partition.scan, schema)
+        else:
+            yield from batches(looking(partition.path, partition.queue_id), partition.scan, schema)

@@ -26,12 +26,14 @@ from .._store.staging import Staging, failure, new_run
 from ..opening import open as open_queue
 from ._apply import File, apply, finish_others
 from ._columns import Layout, layout, staged
+from ._fetch import RemoteStaging, Upload
+from ._served import Served, find
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 ON_MISMATCH: Final = ("fail", "skip")
-OPTIONS: Final = ("path", "jobId", "orderBy", "onMismatch")
+OPTIONS: Final = ("path", "jobId", "orderBy", "onMismatch", "server")
 OF_SPARK: Final = ("checkpointlocation", "queryname")
 """Options that Spark itself adds, in lower case."""
 QUERY_ID: Final = "sql.streaming.queryId"
@@ -60,12 +62,24 @@ class Staged(WriterCommitMessage):
 
 @attrs.frozen
 class Target:
-    """What all copies of a writer know."""
+    """What all copies of a writer know.
+
+    Attributes:
+        server: through which tasks stage; None: into the queue's directory.
+    """
 
     path: Path
+    queue_id: str
     layout: Layout
     skip_others: bool
     run: str
+    server: Served | None
+
+    def staging(self, writer: str) -> Staging | RemoteStaging:
+        """Where tasks stage."""
+        if self.server is not None:
+            return RemoteStaging(self.server, self.queue_id, writer)
+        return Staging(self.path, writer)
 
 
 def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Target:
@@ -90,18 +104,20 @@ def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -
     path = Path(os.path.realpath(text))
     if not files.find(path):
         raise QueueNotFound(f"there is no queue at {path}", hint="make it with strictq.open(path) in the driver program")
-    columns = layout(schema, options.get("orderBy"), catalog.read(path).config)
-    return Target(path, columns, on_mismatch == "skip", new_run())
+    known_queue = catalog.read(path)
+    columns = layout(schema, options.get("orderBy"), known_queue.config)
+    server = find(options.get("server"), str(path))
+    return Target(path, known_queue.queue_id, columns, on_mismatch == "skip", new_run(), server)
 
 
 class Output:
     """The file of one task, made with its first row."""
 
-    def __init__(self, place: Staging, number: int, run: str) -> None:
+    def __init__(self, place: Staging | RemoteStaging, number: int, run: str) -> None:
         self._place = place
         self._number = number
         self._run = run
-        self._file: BinaryIO | None = None
+        self._file: BinaryIO | Upload | None = None
         self._writer: pa.ipc.RecordBatchWriter | None = None
         self.name: str | None = None
         self.rows = 0
@@ -116,6 +132,7 @@ class Output:
     def close(self) -> None:
         if self._writer is not None and self._file is not None:
             self._writer.close()
+            self._file.flush()
             self._file.close()
 
     def discard(self) -> None:
@@ -128,7 +145,7 @@ class Output:
 
 def stage(target: Target, token: Token, partition: int, batches: Iterator[RecordBatch]) -> Staged:
     """Write the rows of one task to a file of its own. What is not whole is deleted, unless the process is killed."""
-    output = Output(Staging(target.path, token.writer), token.number, target.run)
+    output = Output(target.staging(token.writer), token.number, target.run)
     try:
         for batch in batches:
             if len(batch):

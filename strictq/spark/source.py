@@ -14,11 +14,12 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from .._errors import HandoutGone
+from .._errors import HandoutGone, ServerUnreachable
 from .._handouts import HANDOUT_MESSAGES_MAX, Handouts, read_block, rejected
 from .._store.handing import Part
 from ..opening import open as open_queue
 from ..queue import Queue
+from . import _fetch, _served
 from ._arrow import Builder, arrow_schema, encoder, unpack
 from ._opened import looking
 from ._options import StreamOptions
@@ -33,6 +34,7 @@ class Blocks(InputPartition):
 
     Attributes:
         blocks: (shard, first, last) each.
+        server: where to read them; None: in the queue's files.
     """
 
     path: str
@@ -40,6 +42,7 @@ class Blocks(InputPartition):
     consumer: str
     n: int
     blocks: tuple[tuple[int, int, int], ...]
+    server: _served.Served | None
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -47,6 +50,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = StreamOptions.of(options, schema)
+        self._server = options.get("server")
+        self._served: _served.Served | None = None
         self._schema = schema
         self._queue: Queue | None = None
         self._held: Handouts | None = None
@@ -125,11 +130,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Tasks of about the wanted size. A lane is never split between two: its order would be lost."""
         options = self._options
         assert self._queue is not None
+        queue_id, server = self._queue.queue_id, self._find_server()
         blocks: list[tuple[int, int, int]] = []
         messages = 0
         for part in parts:
             if part.fresh and messages >= options.partition_messages:
-                yield Blocks(options.path, self._queue.queue_id, options.consumer, n, tuple(blocks))
+                yield Blocks(options.path, queue_id, options.consumer, n, tuple(blocks), server)
                 blocks, messages = [], 0
             if blocks and blocks[-1][0] == part.shard:
                 blocks[-1] = (part.shard, blocks[-1][1], part.part)
@@ -137,7 +143,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 blocks.append((part.shard, part.part, part.part))
             messages += part.messages
         if blocks:
-            yield Blocks(options.path, self._queue.queue_id, options.consumer, n, tuple(blocks))
+            yield Blocks(options.path, queue_id, options.consumer, n, tuple(blocks), server)
+
+    def _find_server(self) -> _served.Served | None:
+        """The server as it is now: another one may have taken its place. While there is none, tasks wait for it where it was."""
+        try:
+            self._served = _served.find(self._server, self._options.path)
+        except ServerUnreachable:
+            if self._served is None:
+                raise
+        return self._served
 
     def commit(self, end: dict[str, Any]) -> None:
         self._handouts().ack(self._number(end))
@@ -155,10 +170,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, Blocks):
             return  # an empty batch: a task without a partition
-        queue = looking(partition.path, partition.queue_id)
         schema = arrow_schema(self._schema)
+        consumer, n = partition.consumer, partition.n
+        if partition.server is not None:
+            for data in _fetch.blocks(partition.server, partition.queue_id, consumer, n, partition.blocks):
+                yield unpack(data, schema, ())
+            return
+        queue = looking(partition.path, partition.queue_id)
         for shard, first, last in partition.blocks:
-            without = rejected(queue, partition.consumer, partition.n, shard)
+            without = rejected(queue, consumer, n, shard)
             for part in range(first, last + 1):
-                data = read_block(queue, partition.consumer, partition.n, shard, part)
+                data = read_block(queue, consumer, n, shard, part)
                 yield unpack(data, schema, without)

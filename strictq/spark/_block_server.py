@@ -1,0 +1,297 @@
+"""The block server: a process of its own on the queue's host, which `serve` starts. It reads, and stages what sinks write.
+
+Every request is authenticated before anything of its body is read, and has a limit on its size. Nothing that comes in is
+unpickled or run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import http.server
+import json
+import os
+import signal
+import socket
+import socketserver
+import ssl
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+from .._errors import InvalidArgument, StrictqError
+from .._handouts import read_block, rejected
+from .._store.staging import Staging
+from ..queue import Queue
+from . import _served
+from ._opened import looking
+
+CONNECTIONS_MAX: Final = 500
+"""Fewer than the 1,024 files that a process may usually have open."""
+ADMISSION_SECONDS: Final = 30.0
+"""From a connection to its token: whoever takes longer is cut off."""
+BODY_SECONDS: Final = 60.0
+"""Between two pieces of a body."""
+DRAIN_BYTES_MAX: Final = 2 * _served.PIECE_BYTES
+
+
+class BlockServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    """Serves one queue on a socket that somebody else has opened.
+
+    Args:
+        listening: the socket. It is not closed here: connections wait in it while a server that died is started again.
+        parent: process without which this one has no purpose.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, listening: socket.socket, path: str, token: str, tls: ssl.SSLContext | None, parent: int) -> None:
+        super().__init__(listening.getsockname()[:2], Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.path = path
+        self._token = token.encode()
+        self._tls = tls
+        self._parent = parent
+        self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._strangers: dict[socket.socket, float] = {}
+        self._looking = threading.Lock()
+
+    # ---- connections
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = self.socket.accept()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if self._tls is not None:
+            # The handshake waits for the connection's own thread.
+            connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, address
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        self._strangers[request] = time.monotonic() + ADMISSION_SECONDS
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def shutdown_request(self, request: Any) -> None:
+        self.known(request)
+        super().shutdown_request(request)
+
+    def known(self, connection: socket.socket) -> None:
+        """It has shown the token, or is over: it is not cut off any more."""
+        self._strangers.pop(connection, None)
+
+    def service_actions(self) -> None:
+        """Twice a second: end with the parent, and cut off who came without a token."""
+        if os.getppid() != self._parent:
+            os._exit(0)
+        now = time.monotonic()
+        for connection, until in list(self._strangers.items()):
+            if now > until:
+                with suppress(OSError):
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the signature is the library's
+        """A connection that ends is no error of ours; anything else is told on stderr, which is the driver's."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            traceback.print_exc()
+
+    def admits(self, authorization: str | None) -> bool:
+        scheme, _, token = (authorization or "").partition(" ")
+        return hmac.compare_digest(token.encode("utf-8", "replace"), self._token) and scheme.lower() == "bearer"
+
+    # ---- the queue
+
+    def queue(self, queue_id: str) -> Queue:
+        """The queue, to read in it.
+
+        Raises:
+            QueueNotFound: it is gone, or another one is there now.
+        """
+        with self._looking:
+            return looking(self.path, queue_id)
+
+    def staging(self, where: dict[str, str]) -> Staging:
+        self.queue(where["queue"])
+        return Staging(Path(self.path), where["writer"])
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """One connection, which has one request."""
+
+    server: BlockServer
+    timeout = ADMISSION_SECONDS
+    disable_nagle_algorithm = True
+    server_version = "strictq"
+    sys_version = ""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is logged of a request."""
+
+    def do_POST(self) -> None:
+        readers = {_served.BLOCKS: _blocks, _served.SCAN: _scan}
+        body = self._admitted(_served.REQUEST_BYTES_MAX)
+        if body is None:
+            return
+        reader = readers.get(self.path)
+        if reader is None:
+            self._answer(HTTPStatus.NOT_FOUND)
+            return
+        self.send_response(HTTPStatus.OK)
+        self.end_headers()
+        # Spark may take hours over what it has before it takes more; a peer that is gone is noticed by keepalives.
+        self.connection.settimeout(None)
+        self._frames(reader, body)
+
+    def do_PUT(self) -> None:
+        self._staged(lambda place, where, body: place.put(where["name"], _whole(where["offset"]), body))
+
+    def do_DELETE(self) -> None:
+        self._staged(lambda place, where, _: place.drop([where["name"]]))
+
+    def _admitted(self, bytes_max: int) -> bytes | None:
+        """The body of a request that may come in; None: it was answered."""
+        length = self.headers.get("Content-Length", "0")
+        size = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None
+        if not self.server.admits(self.headers.get("Authorization")):
+            self._answer(HTTPStatus.UNAUTHORIZED)
+            self._drain(size)
+            return None
+        self.server.known(self.connection)
+        if size is None or size > bytes_max:
+            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            return None
+        self.connection.settimeout(BODY_SECONDS)
+        body = self.rfile.read(size)
+        return body if len(body) == size else None
+
+    def _drain(self, size: int | None) -> None:
+        """Read what a client is still sending, or it would not see the answer."""
+        left = min(size or 0, DRAIN_BYTES_MAX)
+        while left > 0 and (data := self.rfile.read1(min(left, 1 << 16))):
+            left -= len(data)
+
+    def _answer(self, status: HTTPStatus, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    # ---- reading
+
+    def _frames(self, reader: Callable[[BlockServer, Any], Iterator[bytes]], body: bytes) -> None:
+        found: Iterator[bytes] | None = None
+        while True:
+            try:
+                if found is None:
+                    found = reader(self.server, json.loads(body))
+                kind, data = _served.DATA, next(found)
+            except StopIteration:
+                kind, data = _served.END, b""
+            except Exception as e:
+                kind, data = _served.FAILED, _failure(e)
+            self.wfile.write(_served.HEAD.pack(kind, len(data)))
+            self.wfile.write(data)
+            if kind != _served.DATA:
+                return
+
+    # ---- staging
+
+    def _staged(self, work: Callable[[Staging, dict[str, str], bytes], None]) -> None:
+        body = self._admitted(_served.PIECE_BYTES)
+        if body is None:
+            return
+        target = urlsplit(self.path)
+        if target.path != _served.STAGED:
+            self._answer(HTTPStatus.NOT_FOUND)
+            return
+        try:
+            where = dict(parse_qsl(target.query, keep_blank_values=True, strict_parsing=True, errors="strict"))
+            work(self.server.staging(where), where, body)
+        except Exception as e:
+            self._answer(HTTPStatus.UNPROCESSABLE_ENTITY, _failure(e))
+        else:
+            self._answer(HTTPStatus.OK)
+
+
+def _failure(error: Exception) -> bytes:
+    if isinstance(error, KeyError | TypeError | ValueError) and not isinstance(error, StrictqError):
+        error = InvalidArgument(f"the block server can't read this request: {type(error).__name__}: {error}")
+    elif not isinstance(error, StrictqError):
+        traceback.print_exception(error)
+    return _served.tell(error)[: _served.TOLD_BYTES_MAX]
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError("a negative offset")
+    return value
+
+
+def _blocks(server: BlockServer, request: Any) -> Iterator[bytes]:
+    """Blocks of a hand-out, as they were recorded, without what was dead-lettered out of it."""
+    queue, consumer, n = server.queue(request["queue"]), str(request["consumer"]), int(request["n"])
+    for shard, first, last in request["blocks"]:
+        without = rejected(queue, consumer, n, shard)
+        for part in range(first, last + 1):
+            data = read_block(queue, consumer, n, shard, part)
+            if without:
+                from ._arrow import leave_out
+
+                data = leave_out(data, without)
+            yield data
+
+
+def _scan(server: BlockServer, request: Any) -> Iterator[bytes]:
+    """What a table has of some lanes, in batches."""
+    from ._scanning import Scan, served_batches
+
+    queue = server.queue(request["queue"])
+    return served_batches(queue, Scan.of(request["scan"]), base64.b64decode(request["schema"], validate=True))
+
+
+# ---- the process
+
+
+def main() -> None:
+    """Serve what a line of JSON on stdin says, until the parent is gone. A line on stdout says that it is ready, or why not."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the driver program, which then ends this one
+    config = json.loads(sys.stdin.readline())
+    try:
+        looking(config["path"], config["queue"])
+        tls = None
+        if config["certificate"] is not None:
+            tls = server_context(config["certificate"], config["private_key"])
+        server = BlockServer(socket.socket(fileno=config["fd"]), config["path"], config["token"], tls, config["parent"])
+    except Exception as e:
+        print(_served.tell(e).decode(), flush=True)
+        sys.exit(1)
+    print("{}", flush=True)
+    server.serve_forever()
+
+
+def server_context(certificate: str, private_key: str | None) -> ssl.SSLContext:
+    """TLS with this certificate. An encrypted key is refused rather than asked for on a terminal."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, private_key, password="")
+    return context
