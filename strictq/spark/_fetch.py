@@ -80,10 +80,10 @@ def _asked(served: Served, method: str, target: str, body: bytes) -> Iterator[ht
         connection = http.client.HTTPSConnection(served.host, served.port, timeout=timeout, context=context)
     try:
         connection.request(method, target, body, {"Authorization": f"Bearer {served.token}"})
-        response = connection.getresponse()
-        if response.status != http.HTTPStatus.OK:
-            raise _refusal(served, response)
-        yield response
+        with connection.getresponse() as response:
+            if response.status != http.HTTPStatus.OK:
+                raise _refusal(served, response)
+            yield response
     except ssl.SSLCertVerificationError as e:
         raise ServerRefused(
             f"the certificate of the block server at {served.address} is not accepted: {e.verify_message}", served.address,

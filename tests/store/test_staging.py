@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from strictq import StoreError
-from strictq._store.staging import ABANDONED_SECONDS, Staging, new_run, sweep
+from strictq._store.staging import ABANDONED_SECONDS, Staging, new_file, new_run, sweep
 
 
 def left(root: Path) -> list[str]:
@@ -104,3 +104,25 @@ def test_what_the_dead_left_is_swept_by_age(tmp_path: Path) -> None:
 def test_a_queue_without_staged_files_has_nothing_to_sweep(tmp_path: Path) -> None:
     sweep(tmp_path, ())
     assert os.listdir(tmp_path) == []
+
+
+def test_pieces_make_a_file_and_may_come_again(tmp_path: Path) -> None:
+    place = Staging(tmp_path, "w")
+    name = new_file(3, new_run())
+    for offset, piece in ((0, b"one "), (4, b"two "), (4, b"two "), (0, b"one "), (8, b"three")):
+        place.put(name, offset, piece)
+    assert place.path(name).read_bytes() == b"one two three"
+    assert stat.S_IMODE(place.path(name).stat().st_mode) == 0o600
+
+
+def test_a_piece_without_those_before_it_is_refused(tmp_path: Path) -> None:
+    place = Staging(tmp_path, "w")
+    name = new_file(3, new_run())
+    with pytest.raises(StoreError, match="can't be written"):
+        place.put(name, 4, b"two")
+    place.put(name, 0, b"one")
+    with pytest.raises(StoreError, match="lost a piece"):
+        place.put(name, 4, b"two")
+    assert place.path(name).read_bytes() == b"one"
+    with pytest.raises(StoreError, match="not the name"):
+        place.put("../" + name, 0, b"")

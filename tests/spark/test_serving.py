@@ -1,0 +1,523 @@
+"""The block server, asked as executors ask it, without a Spark: what it answers, whom it refuses, and what it survives."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trustme
+
+import strictq
+from strictq import (
+    ConfigError,
+    HandoutGone,
+    InvalidArgument,
+    Message,
+    Queue,
+    QueueNotFound,
+    ServerRefused,
+    ServerUnreachable,
+    StoreCorrupt,
+    StoreError,
+    StrictqError,
+)
+from strictq._handouts import Handouts
+from strictq._store.handing import Block
+from strictq._store.staging import Staging, new_run
+from strictq.spark import BlockServer, _block_server, _fetch, _served, serve
+from strictq.spark._served import Served
+from tests.support.internals import PATIENCE_SECONDS
+
+TOKEN = "a-token-of-the-tests"
+PAYLOAD = 1000
+
+
+@pytest.fixture
+def q(tmp_path: Path) -> Iterator[Queue]:
+    with strictq.open(tmp_path / "queue", shards=2, durability="process") as q:
+        yield q
+
+
+@pytest.fixture
+def server(q: Queue) -> Iterator[BlockServer]:
+    with serve(q, token=TOKEN) as server:
+        yield server
+
+
+def known(server: BlockServer, q: Queue, **changes: Any) -> Served:
+    """How to reach it, as a driver's process finds out."""
+    served = _served.find(server.options["server"], q.path)
+    assert served is not None
+    return attrs.evolve(served, **changes)
+
+
+def hand_out(q: Queue, messages: int = 20) -> tuple[int, list[tuple[int, int, int]], list[bytes]]:
+    """A recorded hand-out: its number, its blocks, and their data. A block says what it is."""
+
+    def encode(leases: Any, shard: int) -> Iterator[Block]:
+        for n, held in enumerate(leases):
+            yield Block(len(held.rows), True, json.dumps([shard, n, held.key.hex()]).encode() * PAYLOAD)
+
+    q.send_many(Message(b"%d" % n, key=f"k{n}") for n in range(messages))
+    held = Handouts(q, "etl", encode)
+    held.attach()
+    n = held.take(held.acked)
+    ranges = [(p.shard, p.part, p.part) for p in held.parts(n)]
+    held.close()
+    from strictq._handouts import read_block
+
+    return n, ranges, [read_block(q, "etl", n, shard, first) for shard, first, _ in ranges]
+
+
+# ---- answers
+
+
+def test_blocks_come_as_they_were_recorded(q: Queue, server: BlockServer) -> None:
+    n, ranges, data = hand_out(q)
+    assert list(_fetch.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
+    joined = [(shard, min(r[1] for r in ranges if r[0] == shard), max(r[2] for r in ranges if r[0] == shard)) for shard in (0, 1)]
+    assert list(_fetch.blocks(known(server, q), q.queue_id, "etl", n, joined)) == data
+
+
+def test_the_errors_of_the_server_have_their_types(q: Queue, server: BlockServer) -> None:
+    _, ranges, _ = hand_out(q)
+    with pytest.raises(HandoutGone, match="hand-out 7 of consumer 'etl' is not kept"):
+        list(_fetch.blocks(known(server, q), q.queue_id, "etl", 7, ranges))
+    with pytest.raises(QueueNotFound, match="is another one"):
+        list(_fetch.blocks(known(server, q), "0" * 32, "etl", 1, ranges))
+    with pytest.raises(InvalidArgument, match="can't read this request"):
+        list(_fetch.blocks(known(server, q), q.queue_id, "etl", 1, [(0, 1, "x")]))  # type: ignore[list-item]
+
+
+def test_an_error_keeps_what_it_says() -> None:
+    error = _served.told(_served.tell(StoreCorrupt("torn", shard=3, cause=OSError(), hint="do this")))
+    assert type(error) is StoreCorrupt
+    assert (error.shard, error.hint, str(error)) == (3, "do this", "shard 3: torn (do this)")
+    assert type(_served.told(_served.tell(ZeroDivisionError("x")))) is StrictqError
+    odd = json.loads(_served.tell(StrictqError("x"))) | {"error": "Any"}
+    assert type(_served.told(json.dumps(odd).encode())) is StrictqError
+
+
+def test_a_staged_file_arrives_whole(q: Queue, server: BlockServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_served, "PIECE_BYTES", 1000)
+    place, run = _fetch.RemoteStaging(known(server, q), q.queue_id, "writer a/../b\n"), new_run()
+    name, file = place.create(3, run)
+    data = os.urandom(12_345)
+    for at in range(0, len(data), 777):
+        assert file.write(data[at : at + 777]) == len(data[at : at + 777])
+    file.flush()
+    file.close()
+    local = Staging(Path(q.path), "writer a/../b\n")
+    assert local.path(name).read_bytes() == data
+    place.drop([name])
+    assert not local.path(name).exists()
+
+
+def test_a_file_that_is_not_flushed_is_not_sent(q: Queue, server: BlockServer) -> None:
+    name, file = _fetch.RemoteStaging(known(server, q), q.queue_id, "w").create(3, new_run())
+    file.write(b"half")
+    file.close()
+    assert not Staging(Path(q.path), "w").path(name).exists()
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "0-aaaaaaaaaaaa/../../x.arrow"])
+def test_nothing_is_staged_elsewhere(q: Queue, server: BlockServer, name: str) -> None:
+    upload = _fetch.Upload(known(server, q), {"queue": q.queue_id, "writer": "w", "name": name})
+    upload.write(b"data")
+    with pytest.raises(StoreError, match="not the name of a staging file"):
+        upload.flush()
+
+
+# ---- refusals
+
+
+def ask(server: BlockServer, method: str, target: str, body: bytes = b"", **headers: str) -> int:
+    """The status of an answer."""
+    host, _, port = server.address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE_SECONDS)
+    try:
+        connection.request(method, target, body, headers)
+        with connection.getresponse() as response:
+            return response.status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("token", ["", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "ü" * 20])
+def test_another_token_is_refused(q: Queue, server: BlockServer, token: str) -> None:
+    n, ranges, _ = hand_out(q)
+    with pytest.raises(ServerRefused, match="does not take this token") as caught:
+        list(_fetch.blocks(known(server, q, token=token), q.queue_id, "etl", n, ranges))
+    assert server.address in str(caught.value)
+    assert TOKEN not in str(caught.value)
+    upload = _fetch.Upload(known(server, q, token=token), {"queue": q.queue_id, "writer": "w", "name": "x"})
+    upload.write(bytes(_served.PIECE_BYTES - 1))
+    with pytest.raises(ServerRefused, match="does not take this token"):
+        upload.flush()
+
+
+@pytest.mark.parametrize(("method", "target"), [("POST", _served.BLOCKS), ("PUT", _served.STAGED), ("DELETE", _served.STAGED)])
+def test_no_request_is_taken_without_a_token(server: BlockServer, method: str, target: str) -> None:
+    assert ask(server, method, target) == 401
+    assert ask(server, method, target, Authorization=f"Basic {TOKEN}") == 401
+    assert ask(server, method, target, Authorization=TOKEN) == 401
+
+
+def test_what_there_is_not(q: Queue, server: BlockServer) -> None:
+    bearer = f"Bearer {TOKEN}"
+    assert ask(server, "POST", "/0/blocks", b"{}", Authorization=bearer) == 404
+    assert ask(server, "PUT", "/0/staged", b"", Authorization=bearer) == 404
+    assert ask(server, "GET", _served.BLOCKS, Authorization=bearer) == 501
+    with pytest.raises(ServerRefused, match="no block server of this version"):
+        list(_fetch._frames(known(server, q), "/0/blocks", {}))
+
+
+@pytest.mark.parametrize("length", ["999999999999", "-1", "x", "1" * 100])
+def test_a_body_that_is_too_large_is_not_read(server: BlockServer, length: str) -> None:
+    """It is refused before any of it has come."""
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as connection:
+        head = f"POST {_served.BLOCKS} HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {length}\r\n\r\n"
+        connection.sendall(head.encode())
+        assert b" 413 " in connection.recv(1000)
+
+
+def test_a_frame_that_is_too_large_is_not_read(q: Queue) -> None:
+    """A server that is none: it says that gigabytes follow."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(10_000)
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + _served.HEAD.pack(_served.DATA, 4_000_000_000))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        served = Served(q.path, "127.0.0.1", listening.getsockname()[1], TOKEN, None, 10.0)
+        with pytest.raises(ServerRefused, match="4,000,000,000 bytes"):
+            list(_fetch.blocks(served, q.queue_id, "etl", 1, [(0, 1, 1)]))
+        thread.join()
+
+
+def test_garbage_does_no_harm(q: Queue, server: BlockServer) -> None:
+    host, _, port = server.address.rpartition(":")
+    for garbage in (b"", b"\x16\x03\x01\x02\x00", b"\x00" * 100_000, b"POST / HTTP/1.1\r\n", b"A" * 70_000 + b"\r\n"):
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as connection:
+            try:
+                connection.sendall(garbage)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(10_000):
+                    pass
+            except ConnectionError:
+                pass
+    n, ranges, data = hand_out(q)
+    assert list(_fetch.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
+
+
+def test_a_stranger_is_cut_off(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who connects and shows no token within the time."""
+    monkeypatch.setattr(_block_server, "ADMISSION_SECONDS", 0.0)
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = _block_server.BlockServer(listening, q.path, TOKEN, None, os.getppid())
+    serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+    serving.start()
+    try:
+        with socket.create_connection(listening.getsockname(), timeout=PATIENCE_SECONDS) as connection:
+            assert connection.recv(1) == b""
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+
+
+def test_there_is_a_limit_on_connections(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_block_server, "CONNECTIONS_MAX", 1)
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = _block_server.BlockServer(listening, q.path, TOKEN, None, os.getppid())
+    serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+    serving.start()
+    try:
+        where = listening.getsockname()
+        with socket.create_connection(where), socket.create_connection(where, timeout=PATIENCE_SECONDS) as another:
+            assert another.recv(1) == b""
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+
+
+# ---- a server that is lost
+
+
+def test_a_killed_server_is_started_again(q: Queue, server: BlockServer) -> None:
+    """In the middle of an answer: what is left comes from its successor."""
+    n, ranges, data = hand_out(q)
+    found: list[bytes] = []
+    first = server.pid
+    for block in _fetch.blocks(known(server, q), q.queue_id, "etl", n, ranges):
+        found.append(block)
+        if len(found) == 1:
+            os.kill(first, signal.SIGKILL)
+    assert found == data
+    assert list(_fetch.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
+    assert server.pid != first
+
+
+def test_a_server_that_breaks_off_is_asked_for_the_rest(q: Queue) -> None:
+    """It answers each request with one block, and drops the connection."""
+    asked: list[Any] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            for n in range(4):
+                connection, _ = listening.accept()
+                with connection, connection.makefile("rb") as file:
+                    length = 0
+                    while (line := file.readline().strip()) != b"":
+                        if line.lower().startswith(b"content-length:"):
+                            length = int(line.split(b":")[1])
+                    asked.append(json.loads(file.read(length))["blocks"])
+                    frame = _served.HEAD.pack(_served.DATA, 1) + b"%d" % n
+                    if n == 3:
+                        frame += _served.HEAD.pack(_served.END, 0)
+                    connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + frame + b"D"[: n % 2])
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        served = Served(q.path, "127.0.0.1", listening.getsockname()[1], TOKEN, None, PATIENCE_SECONDS)
+        assert list(_fetch.blocks(served, q.queue_id, "etl", 1, [(0, 4, 6), (1, 1, 1)])) == [b"0", b"1", b"2", b"3"]
+        thread.join()
+    assert asked == [[[0, 4, 6], [1, 1, 1]], [[0, 5, 6], [1, 1, 1]], [[0, 6, 6], [1, 1, 1]], [[1, 1, 1]]]
+
+
+def test_a_scan_that_is_broken_off_is_for_spark_to_repeat(q: Queue) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(10_000)
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + _served.HEAD.pack(_served.DATA, 1) + b"1")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        served = Served(q.path, "127.0.0.1", listening.getsockname()[1], TOKEN, None, PATIENCE_SECONDS)
+        found = _fetch.scanned(served, {})
+        assert next(found) == b"1"
+        with pytest.raises(ServerUnreachable, match="was lost on the way"):
+            next(found)
+        thread.join()
+
+
+def test_patience_ends(q: Queue, server: BlockServer) -> None:
+    now, slept = [0.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    served = known(server, q)
+    server.close()
+    patience = _fetch.Patience(served, lambda: now[0], sleep)
+    with pytest.raises(ServerUnreachable, match="did not answer for 60 seconds") as caught:
+        list(_fetch.blocks(served, q.queue_id, "etl", 1, [(0, 1, 1)], patience))
+    assert caught.value.address == server.address
+    assert caught.value.transient
+    assert "strictq.spark.serve must still be running" in str(caught.value)
+    assert sum(slept) == pytest.approx(60.0)
+    assert 30 < len(slept) < 120
+    assert max(slept) <= _fetch.PAUSE_SECONDS_MAX
+
+
+def test_a_server_that_can_not_live_is_given_up(
+    q: Queue, server: BlockServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from strictq.spark import serving
+
+    monkeypatch.setattr(serving, "RESTARTS_MAX", 1)
+    monkeypatch.setattr(serving, "_PROGRAM", "import sys; sys.exit(3)")
+    served = known(server, q, wait_seconds=0.0)
+    os.kill(server.pid, signal.SIGKILL)
+    until = time.monotonic() + PATIENCE_SECONDS
+    while "is given up" not in caplog.text:
+        assert time.monotonic() < until, caplog.text
+        time.sleep(0.01)
+    assert "did not start: it ended with 3" in caplog.text
+    with pytest.raises(ServerUnreachable, match="ConnectionRefusedError"):
+        list(_fetch.blocks(served, q.queue_id, "etl", 1, [(0, 1, 1)]))
+
+
+def test_it_ends_with_its_program(q: Queue) -> None:
+    """Killed with -9, which leaves it no time to end anything."""
+    code = "import os, signal, sys, strictq.spark as s; b = s.serve(sys.argv[1]); print(b.pid, b.options['server'], flush=True); "
+    done = subprocess.run(
+        [sys.executable, "-c", code + "os.kill(os.getpid(), signal.SIGKILL)", q.path],
+        capture_output=True, text=True, timeout=PATIENCE_SECONDS,
+    )  # fmt: skip
+    pid, file = done.stdout.split()
+    until = time.monotonic() + PATIENCE_SECONDS
+    while _alive(int(pid)):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert Path(file).exists(), "nobody was left to remove it"
+    with serve(q):
+        assert not Path(file).exists(), "the next one does"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
+# ---- where it is
+
+
+def test_the_token_stands_in_one_private_file(q: Queue) -> None:
+    with serve(q) as server:
+        assert set(server.options) == {"path", "server"}
+        file = Path(server.options["server"])
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert server.token in file.read_text()
+        assert len(server.token) >= 43
+        command = Path(f"/proc/{server.pid}/cmdline").read_bytes() + Path(f"/proc/{server.pid}/environ").read_bytes()
+        for shown in (repr(server), repr(known(server, q)), str(server.options), command.decode(errors="replace")):
+            assert server.token not in shown
+        other = [p for p in Path(q.path).iterdir() if p != file and p.is_file() and server.token.encode() in p.read_bytes()]
+        assert other == []
+    assert not file.exists()
+    server.close()  # again: does nothing
+    assert "closed" in repr(server)
+
+
+def test_each_server_has_a_token_of_its_own(q: Queue) -> None:
+    with serve(q) as one, serve(q) as two:
+        assert one.token != two.token
+        assert one.options["server"] != two.options["server"]
+        assert known(one, q) != known(two, q)
+
+
+def test_the_next_one_at_an_address_has_its_file(q: Queue) -> None:
+    with serve(q, token=TOKEN) as one:
+        options, port = one.options, int(one.address.rpartition(":")[2])
+    with serve(q, port=port, token=TOKEN) as two:
+        assert two.options == options
+        assert two.token == TOKEN
+
+
+def test_find(q: Queue, server: BlockServer, tmp_path: Path) -> None:
+    assert _served.find(None, q.path) is None
+    assert _served.find("", q.path) is None
+    file = Path(server.options["server"])
+    with pytest.raises(InvalidArgument, match="the block server is that of"):
+        _served.find(str(file), str(tmp_path))
+    (tmp_path / "link").symlink_to(file)
+    (tmp_path / "text").write_text("no")
+    (tmp_path / "other").write_text("{}")
+    for name in ("link", "text", "other", "."):
+        with pytest.raises(InvalidArgument, match="no file of a block server"):
+            _served.find(str(tmp_path / name), q.path)
+    server.close()
+    with pytest.raises(ServerUnreachable, match="no block server behind"):
+        _served.find(str(file), q.path)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"port": -1}, {"port": 70_000}, {"token": "short"}, {"token": "with a space in it"}, {"token": "a new\r\nline: in it"},
+        {"wait_seconds": -1.0}, {"wait_seconds": 1e6}, {"host": "0.0.0.0"}, {"host": "::"}, {"authority": "x"},
+        {"private_key": "x"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_arguments_that_can_not_work(q: Queue, arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        serve(q, **arguments)
+    assert arguments.get("token", "no token") not in str(caught.value)
+    assert not list(Path(q.path).glob("server-*"))
+
+
+def test_there_is_no_queue(tmp_path: Path) -> None:
+    with pytest.raises(QueueNotFound):
+        serve(tmp_path / "nowhere")
+
+
+def test_a_port_that_is_taken(q: Queue, server: BlockServer) -> None:
+    with pytest.raises(ConfigError, match="can't listen at"):
+        serve(q, port=int(server.address.rpartition(":")[2]))
+    with pytest.raises(ConfigError, match="can't listen at"):
+        serve(q, host="no.such.host.invalid")
+
+
+def test_it_is_announced_under_another_name(q: Queue) -> None:
+    n, ranges, data = hand_out(q)
+    with serve(q, host="0.0.0.0", announce="localhost") as server:
+        assert server.address.startswith("localhost:")
+        assert list(_fetch.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
+
+
+# ---- TLS
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Certificates for 127.0.0.1 and for another host, and who signed them."""
+    place = tmp_path_factory.mktemp("papers")
+    ours, theirs = trustme.CA(), trustme.CA()
+    here, elsewhere = ours.issue_cert("127.0.0.1"), ours.issue_cert("example.org")
+    here.private_key_and_cert_chain_pem.write_to_path(place / "here")
+    elsewhere.private_key_and_cert_chain_pem.write_to_path(place / "elsewhere")
+    ours.cert_pem.write_to_path(place / "ours")
+    theirs.cert_pem.write_to_path(place / "theirs")
+    return {name: place / name for name in ("here", "elsewhere", "ours", "theirs")}
+
+
+def test_tls(q: Queue, papers: dict[str, Path]) -> None:
+    n, ranges, data = hand_out(q)
+    with serve(q, certificate=papers["here"], authority=papers["ours"]) as server:
+        served = known(server, q)
+        assert "PRIVATE KEY" not in Path(server.options["server"]).read_text()
+        assert list(_fetch.blocks(served, q.queue_id, "etl", n, ranges)) == data
+        os.kill(server.pid, signal.SIGKILL)
+        assert list(_fetch.blocks(served, q.queue_id, "etl", n, ranges)) == data
+        with pytest.raises(ServerRefused, match="does not take this token"):
+            list(_fetch.blocks(attrs.evolve(served, token="x"), q.queue_id, "etl", n, ranges))
+        with pytest.raises(ServerUnreachable):
+            list(_fetch.blocks(attrs.evolve(served, authority=None, wait_seconds=0.0), q.queue_id, "etl", n, ranges))
+
+
+@pytest.mark.parametrize(("certificate", "authority"), [("here", "theirs"), ("elsewhere", "ours")])
+def test_a_certificate_that_is_not_accepted(q: Queue, papers: dict[str, Path], certificate: str, authority: str) -> None:
+    n, ranges, _ = hand_out(q)
+    with serve(q, certificate=papers[certificate], authority=papers[authority]) as server:
+        served = known(server, q)
+        with pytest.raises(ServerRefused, match=f"the certificate of the block server at {server.address} is not accepted"):
+            list(_fetch.blocks(served, q.queue_id, "etl", n, ranges))
+
+
+def test_a_certificate_that_can_not_be_used(q: Queue, papers: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "no").write_text("no")
+    for certificate, authority in ((tmp_path / "no", None), (papers["ours"], None), (papers["here"], tmp_path / "no")):
+        with pytest.raises(ConfigError, match="can't use this certificate"):
+            serve(q, certificate=certificate, authority=authority)
+    with pytest.raises(ssl.SSLError):
+        _block_server.server_context(str(papers["ours"]), None)
+    assert not list(Path(q.path).glob("server-*"))

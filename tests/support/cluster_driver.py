@@ -1,0 +1,471 @@
+"""A driver program on a local cluster whose executors must not touch the queues' files: `… PLACE HOME SCENARIO…`.
+
+Each scenario is a function; how it ended is added to PLACE/outcomes as a line of JSON. HOME: for Spark's own files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+import strictq
+import strictq.spark
+from strictq import Message, Queue
+from strictq.spark import BlockServer, _served
+from tests.support.ledgers import Ledger, send_chains
+from tests.support.sparks import ROOT, assert_ledger, environment, ledger, settings, staged
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql import DataFrame, SparkSession
+
+KEYS = [f"k{n}" for n in range(12)]
+SENT = 10
+END_SECONDS = 300
+GUARD = ROOT / "tests" / "support" / "guarded"
+SCENARIOS: dict[str, Callable[[World], None]] = {}
+
+
+def scenario(function: Callable[[World], None]) -> Callable[[World], None]:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+@attrs.define
+class World:
+    """What a scenario has.
+
+    Attributes:
+        queues: the directory that executors must not touch.
+        place: for everything else of this scenario.
+    """
+
+    spark: SparkSession
+    queues: Path
+    place: Path
+
+    def queue(self, name: str = "queue", **config: Any) -> Queue:
+        if config:
+            return strictq.open(self.queues / name, shards=2, durability="process", config=strictq.QueueConfig(**config))
+        return strictq.open(self.queues / name, shards=2, durability="process")
+
+    def stream(self, options: dict[str, str], **more: object) -> DataFrame:
+        reader = self.spark.readStream.format("strictq").options(**options).option("consumer", "etl")
+        for name, value in {"maxMessagesPerTrigger": 40, "messagesPerPartition": 10, **more}.items():
+            reader = reader.option(name, str(value))
+        return reader.load()
+
+    def run(self, df: DataFrame, sink: Callable[[DataFrame, int], None]) -> None:
+        writer = df.writeStream.foreachBatch(sink).option("checkpointLocation", str(self.place / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(END_SECONDS), "the query does not end"
+        finally:
+            query.stop()
+
+    def once(self, name: str) -> Callable[[], bool]:
+        """For functions on executors: True the first time that any of them asks."""
+        mark = str(self.place / name)
+
+        def first() -> bool:
+            try:
+                os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return False
+            return True
+
+        return first
+
+    def fails(self, action: Callable[[], object]) -> str:
+        """The text of what an action fails with."""
+        try:
+            action()
+        except Exception as e:
+            return str(e)
+        raise AssertionError("it does not fail")
+
+
+def streamed(world: World, change: Callable[[DataFrame], DataFrame] = lambda df: df, **tls: Any) -> None:
+    """A stream through a server, and everything compared. Executors may do something to it on the way."""
+    with world.queue() as q:
+        send_chains(q, KEYS, SENT)
+        with strictq.spark.serve(q, **tls) as server:
+            sink = Ledger(world.place / "ledger")
+            world.run(change(world.stream(server.options)), sink.write)
+            sink.require(dict.fromkeys(KEYS, SENT))
+        assert q.stats().depth == 0
+        assert q.check() == []
+
+
+def kill_server(server: BlockServer) -> int:
+    """Kill the process that serves now, or the one that comes after it. Returns which it was."""
+    until = time.monotonic() + END_SECONDS
+    while time.monotonic() < until:
+        pid = server.pid
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:  # killed already, and not yet replaced
+            time.sleep(0.01)
+        else:
+            return pid
+    raise AssertionError("no server comes")
+
+
+# ---- what would be noticed
+
+
+@scenario
+def without_a_server_executors_touch_the_files(world: World) -> None:
+    """The guard sees a source, a table and a sink that go to the files: what passes under it does not."""
+    with world.queue() as q:
+        q.send(b"one", key="k")  # one task: each try at it starts a Python process
+        options = {"path": q.path}
+        sink = Ledger(world.place / "ledger")
+        assert "touched the queue's files" in world.fails(lambda: world.run(world.stream(options), sink.write))
+        table = world.spark.read.format("strictq").options(**options).load()
+        assert "touched the queue's files" in world.fails(table.count)
+        rows = _few(world).write.format("strictq").options(**options, jobId="job").mode("append")
+        assert "touched the queue's files" in world.fails(rows.save)
+
+
+# ---- reading and writing
+
+
+@scenario
+def a_stream(world: World) -> None:
+    streamed(world)
+
+
+@scenario
+def a_stream_with_tls(world: World) -> None:
+    import trustme
+
+    ours, theirs = trustme.CA(), trustme.CA()
+    certificate = ours.issue_cert("127.0.0.1")
+    files = {name: world.place / f"{name}.pem" for name in ("certificate", "private_key", "authority", "other")}
+    certificate.cert_chain_pems[0].write_to_path(files["certificate"])
+    certificate.private_key_pem.write_to_path(files["private_key"])
+    ours.cert_pem.write_to_path(files["authority"])
+    theirs.cert_pem.write_to_path(files["other"])
+    tls = {name: files[name] for name in ("certificate", "private_key", "authority")}
+    streamed(world, **tls)
+    with world.queue() as q, strictq.spark.serve(q, **tls) as server:
+        _write(world, server, "job", rows=200)
+        assert q.stats().depth == 200
+    with world.queue() as q, strictq.spark.serve(q, **{**tls, "authority": files["other"]}) as server:
+        q.send(b"one", key="k")
+        said = world.fails(world.spark.read.format("strictq").options(**server.options).load().count)
+        assert "is not accepted" in said, said
+
+
+@scenario
+def tables(world: World) -> None:
+    with world.queue() as q:
+        q.send_many([Message(b"%d" % n, key=f"k{n % 7}") for n in range(500)])
+        for n in range(7):
+            q.reject(f"k{n}", 1, "why not")
+        with strictq.spark.serve(q) as server:
+            table = world.spark.read.format("strictq").options(**server.options).option("messagesPerPartition", 50).load()
+            assert sorted(int(r.body) for r in table.collect()) == list(range(7, 500))
+            dead = world.spark.read.format("strictq").options(**server.options).option("state", "dead").load()
+            assert {(r.key, r.seq, r.reason) for r in dead.collect()} == {(f"k{n}", 1, "why not") for n in range(7)}
+
+
+def _write(world: World, server: BlockServer, job: str, rows: int = 2_000, **more: str) -> None:
+    df = ledger(world.spark, rows, partitions=2)
+    df.write.format("strictq").options(**server.options, jobId=job, orderBy="n", **more).mode("append").save()
+
+
+def _few(world: World) -> DataFrame:
+    """Rows of one task."""
+    return ledger(world.spark, 10, partitions=1).select("key", "body")
+
+
+@scenario
+def a_batch_write(world: World) -> None:
+    with world.queue() as q, strictq.spark.serve(q) as server:
+        for _ in range(2):
+            _write(world, server, "job")
+        assert staged(q.path) == []
+    assert_ledger(q.path, 2_000)
+
+
+@scenario
+def from_one_queue_to_another(world: World) -> None:
+    with world.queue("from") as source, world.queue("to") as target:
+        source.send_many([Message(b"%d" % n, key=f"k{n % 7}") for n in range(300)])
+        with strictq.spark.serve(source) as reads, strictq.spark.serve(target) as writes:
+            checkpoint = str(world.place / "checkpoint")
+            df = world.stream(reads.options).select("key", "seq", "body")
+            writer = df.writeStream.format("strictq").options(**writes.options, orderBy="seq", checkpointLocation=checkpoint)
+            assert writer.trigger(availableNow=True).start().awaitTermination(END_SECONDS)
+        assert staged(target.path) == []
+        for key in range(7):
+            assert [int(m.body) for m in target.peek(f"k{key}", 100)] == list(range(key, 300, 7))
+
+
+@scenario
+def a_pipeline_needs_no_server(world: World) -> None:
+    with world.queue() as q:
+        q.send_many([Message(b"%d" % n, key=f"k{n % 5}") for n in range(100)])
+
+        def process(job: strictq.spark.BatchJob) -> None:
+            job.send(b"%d" % (int(job.body) + 1), key=f"to-{job.key}")
+
+        def prepare(batch: Any) -> Any:
+            return batch.select(["seq"]).rename_columns(["number"])
+
+        q.hold("to-k0")
+        pipeline = strictq.spark.pipeline(
+            world.spark, q, process=process, prepare=prepare, prepared="number bigint", where="executors", batch_size=50
+        )
+        for n in range(1, 5):
+            q.hold(f"to-k{n}")
+        assert pipeline.run().acked == 100
+        for n in range(5):
+            assert [int(m.body) for m in q.peek(f"to-k{n}", 100)] == list(range(n + 1, 101, 5))
+
+
+@scenario
+def large_bodies(world: World) -> None:
+    size = 64 * 1024 * 1024
+    with world.queue(max_body_bytes=size) as q, strictq.spark.serve(q) as server:
+        for n in range(2):
+            q.send(bytes([n]) * size, key="k")
+        found: list[tuple[int, str]] = []
+
+        def sink(df: DataFrame, _: int) -> None:
+            found.extend(
+                (r.size, r.first) for r in df.selectExpr("length(body) AS size", "hex(left(body, 1)) AS first").collect()
+            )
+
+        world.run(world.stream(server.options), sink)
+        assert found == [(size, "00"), (size, "01")]
+        # Not a constant: Spark would put it into the plan.
+        df = world.spark.range(1).selectExpr("'k' AS key", f"repeat('x', {size} + CAST(id AS INT)) AS body")
+        df.write.format("strictq").options(**server.options, jobId="large").mode("append").save()
+        (message,) = q.peek("k")
+        assert message.body == b"x" * size
+
+
+@scenario
+def a_message_that_was_rejected(world: World) -> None:
+    """It is left out of a batch that was recorded with it."""
+    with world.queue() as q, strictq.spark.serve(q) as server:
+        q.send_many([Message(b"%d" % n, key=f"k{n % 3}") for n in range(30)])
+
+        def refuse(df: DataFrame, _: int) -> None:
+            raise ValueError("not this one")
+
+        df = world.stream(server.options)
+        assert "not this one" in world.fails(lambda: world.run(df, refuse))
+        assert q.reject("k1", 1, "it is the one")
+        found: list[int] = []
+        world.run(df, lambda df, _: found.extend(int(r.body) for r in df.collect()))
+        assert sorted(found) == [n for n in range(30) if n != 1]
+
+
+# ---- faults
+
+
+@scenario
+def the_server_is_killed_in_every_batch(world: World) -> None:
+    """By a driver between batches, and by an executor in the middle of a task."""
+    with world.queue() as q:
+        send_chains(q, KEYS, SENT)
+        with strictq.spark.serve(q) as server:
+            sink = Ledger(world.place / "ledger")
+            first, pids = world.once("killed"), set[int]()
+
+            def kill(batches: Iterator[RecordBatch], pid: int = server.pid) -> Iterator[RecordBatch]:
+                for batch in batches:
+                    if first():
+                        os.kill(pid, signal.SIGKILL)
+                    yield batch
+
+            def write(df: DataFrame, batch: int) -> None:
+                sink.write(df, batch)
+                pids.add(kill_server(server))
+
+            df = world.stream(server.options)
+            world.run(df.mapInArrow(kill, df.schema), write)
+            sink.require(dict.fromkeys(KEYS, SENT))
+            assert not first()
+            assert len(pids) > 1
+        assert q.stats().depth == 0
+
+
+@scenario
+def the_server_is_killed_under_a_table_and_a_sink(world: World) -> None:
+    with world.queue() as q:
+        q.send_many([Message(b"%d" % n, key=f"k{n % 7}") for n in range(500)])
+        with strictq.spark.serve(q) as server:
+            first, pid = world.once("killed"), server.pid
+
+            def kill(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+                for batch in batches:
+                    if first():
+                        os.kill(pid, signal.SIGKILL)
+                    yield batch
+
+            table = world.spark.read.format("strictq").options(**server.options).option("messagesPerPartition", 50).load()
+            rows = table.select("key", "seq", "body").mapInArrow(kill, "key STRING, seq BIGINT, body BINARY")
+            with world.queue("to") as target, strictq.spark.serve(target) as writes:
+                first, pid = world.once("killed too"), writes.pid
+                rows.mapInArrow(kill, rows.schema).write.format("strictq").options(
+                    **writes.options, jobId="job", orderBy="seq"
+                ).mode("append").save()
+                assert staged(target.path) == []
+                for key in range(7):
+                    assert [int(m.body) for m in target.peek(f"k{key}", 100)] == list(range(key, 500, 7))
+
+
+@scenario
+def another_server_takes_the_place(world: World) -> None:
+    """The one that a query began with is closed in mid-query; tasks wait until there is one at the same address again."""
+    with world.queue() as q:
+        send_chains(q, KEYS, SENT)
+        token = "a-token-of-ones-own"
+        servers = [strictq.spark.serve(q, token=token)]
+        port = int(servers[0].address.rpartition(":")[2])
+        sink = Ledger(world.place / "ledger")
+        waiting: list[threading.Timer] = []
+
+        def write(df: DataFrame, batch: int) -> None:
+            if batch:
+                sink.write(df, batch)
+                return
+            servers[0].close()
+            waiting.append(threading.Timer(1.0, lambda: servers.append(strictq.spark.serve(q, port=port, token=token))))
+            waiting[0].start()
+            sink.write(df, batch)  # its tasks find nobody at first
+
+        world.run(world.stream(servers[0].options), write)
+        sink.require(dict.fromkeys(KEYS, SENT))
+        waiting[0].join()
+        servers[1].close()
+
+
+@scenario
+def an_executor_is_killed(world: World) -> None:
+    from tests.support.spark_faults import die_with_the_jvm
+
+    first = world.once("killed")
+
+    def kill(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+        for batch in batches:
+            yield batch
+            if first():
+                die_with_the_jvm()
+
+    streamed(world, lambda df: df.mapInArrow(kill, df.schema))
+    assert not first()
+
+
+@scenario
+def a_wrong_token_and_nobody_there(world: World) -> None:
+    with world.queue() as q:
+        q.send(b"one", key="k")
+        with strictq.spark.serve(q, wait_seconds=0.5) as server:
+            known = _served.find(server.options["server"], q.path)
+            assert known is not None
+            wrong, closed = world.place / "wrong", world.place / "closed"
+            _tell(wrong, attrs.evolve(known, token="another-token-than-its-own"))
+            _tell(closed, known)
+            table = world.spark.read.format("strictq").option("path", q.path)
+            said = world.fails(table.option("server", str(wrong)).load().count)
+            assert f"ServerRefused: the block server at {server.address} does not take this token" in said, said
+            assert "another-token" not in said
+        said = world.fails(table.option("server", str(closed)).load().count)
+        assert f"ServerUnreachable: the block server at {server.address} did not answer for 0.5 seconds" in said, said
+        assert "the program that called strictq.spark.serve must still be running" in said, said
+        assert known.token not in said
+        said = world.fails(table.options(**server.options).load().count)
+        assert "there is no block server behind" in said, said
+        rows = _few(world).write.format("strictq").options(path=q.path, jobId="job", server=str(closed))
+        said = world.fails(rows.mode("append").save)
+        assert "ServerUnreachable" in said, said
+
+
+def _tell(file: Path, served: _served.Served) -> None:
+    fd = os.open(file, os.O_CREAT | os.O_WRONLY, 0o600)
+    _served.write(fd, served)
+    os.close(fd)
+
+
+@scenario
+def the_token_is_nowhere(world: World) -> None:
+    """Not in plans, progress, checkpoints, Spark's event log or the settings: only in the file beside the queue."""
+    with world.queue() as q:
+        q.send_many([Message(b"%d" % n, key="k") for n in range(10)])
+        with strictq.spark.serve(q) as server:
+            df = world.stream(server.options)
+            checkpoint = world.place / "checkpoint"
+            writer = df.writeStream.foreachBatch(lambda df, _: df.collect()).option("checkpointLocation", str(checkpoint))
+            query = writer.trigger(availableNow=True).start()
+            assert query.awaitTermination(END_SECONDS)
+            table = world.spark.read.format("strictq").options(**server.options).load()
+            table.collect()
+            jvm: Any = world.spark._jvm
+            extended = jvm.org.apache.spark.sql.execution.ExplainMode.fromString("extended")
+            plans = [
+                table._jdf.queryExecution().explainString(extended), repr(server),
+                json.dumps([p.json for p in query.recentProgress]), str(world.spark.sparkContext.getConf().getAll()),
+                *(p.read_text(errors="replace") for p in checkpoint.rglob("*") if p.is_file()),
+                *(p.read_text(errors="replace") for p in Path(os.environ["STRICTQ_EVENTS"]).rglob("*") if p.is_file()),
+            ]  # fmt: skip
+            assert "strictq" in plans[0]
+            assert any("SparkListenerJobStart" in text for text in plans), "the event log was looked at"
+            assert all(server.token not in text for text in plans)
+
+
+# ---- the program
+
+
+def main(place: Path, home: Path, names: list[str]) -> None:
+    os.environ.update(environment(home))
+    queues, events = place / "forbidden", home / "events"
+    queues.mkdir()
+    events.mkdir()
+    os.environ["STRICTQ_EVENTS"] = str(events)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local-cluster[2,1,1024]").config(map=settings(home))
+    mine = {
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join([str(GUARD), str(ROOT)]),
+        "spark.executorEnv.STRICTQ_FORBIDDEN": str(queues),
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.task.maxFailures": "2",
+        "spark.default.parallelism": "2",
+    }
+    spark = builder.config(map=mine).getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    strictq.spark.register(spark)
+    for name in names:
+        began = time.monotonic()
+        here = place / name
+        here.mkdir()
+        try:
+            SCENARIOS[name](World(spark, queues / name, here))
+            error = None
+        except BaseException:
+            error = traceback.format_exc()
+        with (place / "outcomes").open("a") as out:
+            out.write(json.dumps({"name": name, "error": error, "seconds": round(time.monotonic() - began, 1)}) + "\n")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
