@@ -6,7 +6,7 @@ from typing import Final
 
 from benchmarks.bench import Case
 
-from . import backlog, checksums, concurrent, latency, life, single, spark, spark_pipeline, spark_source, start, worker
+from . import backlog, checksums, concurrent, latency, life, single, spark, spark_pipeline, spark_serve, spark_source, start, worker
 
 CASES: Final[dict[str, Case]] = {
     "life": life.usual,
@@ -37,6 +37,7 @@ SPARK: Final[dict[str, Case]] = {
     "sink": spark.sink,
     "source": spark_source.source,
     "pipeline": spark_pipeline.pipeline,
+    "serve": spark_serve.serve,
 }
 """Cases that need Spark."""
 

@@ -23,7 +23,7 @@ ROWS = {"full": 1_000_000, "short": 200_000, "tiny": 2000}
 
 
 @contextmanager
-def session(directory: Path) -> Iterator[SparkSession]:
+def session(directory: Path, master: str = f"local[{SHARDS}]") -> Iterator[SparkSession]:
     """A session on two cores, with the fast settings, all of its files in a directory."""
     from pyspark.sql import SparkSession
 
@@ -42,9 +42,10 @@ def session(directory: Path) -> Iterator[SparkSession]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": str(SHARDS),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
         **strictq.spark.session_options(),
     }
-    spark = SparkSession.builder.master(f"local[{SHARDS}]").config(map=settings).getOrCreate()
+    spark = SparkSession.builder.master(master).config(map=settings).getOrCreate()
     try:
         spark.sparkContext.setLogLevel("OFF")
         strictq.spark.register(spark)

@@ -32,7 +32,7 @@ def _tables(bench: Bench, spark: SparkSession, place: Path) -> Iterator[Figure]:
     rows, keys = ROWS[bench.sizes.name], bench.sizes.keys
     df = messages(spark, rows, keys, place / "rows")
     df.write.json(str(place / "json"))
-    _fill(df, place / "queue")
+    fill(df, place / "queue")
     tables: dict[str, DataFrame] = {
         "json": spark.read.schema(SCHEMA).json(str(place / "json")),
         "parquet": spark.read.parquet(str(place / "rows")),
@@ -40,7 +40,7 @@ def _tables(bench: Bench, spark: SparkSession, place: Path) -> Iterator[Figure]:
     queue = spark.read.format("strictq").option("path", str(place / "queue")).load()
     goals = {"json": 1.0, "parquet": 0.5}
     for name, table in tables.items():
-        pairs = interleave(bench.rounds, lambda: _read(queue, rows), lambda table=table: _read(table, rows))  # type: ignore[misc]
+        pairs = interleave(bench.rounds, lambda: read(queue, rows), lambda table=table: read(table, rows))  # type: ignore[misc]
         yield pairs.figure(
             "source", f"spark.read of {rows:,} messages of 100 bytes, beside {name}", f"spark.read.{name}", unit="times",
             keys=keys, durability="process", goal=bench.goal("at least", goals[name]),
@@ -73,19 +73,19 @@ def _beside_json(bench: Bench, spark: SparkSession, place: Path, each: int, batc
     df.repartition(batches).write.json(str(files))
 
     def ours() -> Sample:
-        _fill(df, place / "streamed")
+        fill(df, place / "streamed")
         reader = spark.readStream.format("strictq").option("path", str(place / "streamed")).option("consumer", "benchmark")
-        return _trigger(reader.option("maxMessagesPerTrigger", each).load(), place / "checkpoint", each)
+        return trigger(reader.option("maxMessagesPerTrigger", each).load(), place / "checkpoint", each)
 
     def base() -> Sample:
-        return _trigger(
+        return trigger(
             spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(files)), place / "checkpoint", each
         )
 
     return interleave(bench.rounds, ours, base)
 
 
-def _trigger(df: DataFrame, checkpoint: Path, each: int) -> Sample:
+def trigger(df: DataFrame, checkpoint: Path, each: int) -> Sample:
     """The median time of a trigger, the first two of a query left out."""
     shutil.rmtree(checkpoint, ignore_errors=True)
     writer = df.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
@@ -95,12 +95,14 @@ def _trigger(df: DataFrame, checkpoint: Path, each: int) -> Sample:
     return Sample(statistics.median(milliseconds[2:]) / 1000, each)
 
 
-def _fill(df: DataFrame, path: Path) -> None:
+def fill(df: DataFrame, path: Path) -> None:
+    """Make a queue of these rows."""
     shutil.rmtree(path, ignore_errors=True)
     strictq.open(path, shards=SHARDS, durability="process").close()
     df.write.format("strictq").option("path", str(path)).option("jobId", "fill").mode("append").save()
 
 
-def _read(df: DataFrame, rows: int) -> Sample:
-    read: Callable[[], None] = df.write.format("noop").mode("overwrite").save
-    return sample(rows, read)
+def read(df: DataFrame, rows: int) -> Sample:
+    """Read it, and throw it away."""
+    throw_away: Callable[[], None] = df.write.format("noop").mode("overwrite").save
+    return sample(rows, throw_away)

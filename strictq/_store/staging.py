@@ -73,7 +73,7 @@ class Staging:
             self._make_directories(path)
             return name, os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | _FLAGS, 0o600), "wb")
         except OSError as e:
-            raise failure("a staging file can't be made", e) from e
+            raise failure(f"a staging file can't be made in {self.root}", e) from e
 
     def put(self, name: str, offset: int, data: bytes) -> None:
         """Write a piece of a file at its place. The first one makes the file; a piece that comes again changes nothing.

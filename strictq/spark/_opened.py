@@ -22,7 +22,9 @@ def looking(path: str, queue_id: str) -> Queue:
     try:
         found = os.stat(os.path.join(path, "queue.db"))
     except OSError as e:
-        raise QueueNotFound(f"there is no queue at {path}") from e
+        raise QueueNotFound(
+            f"there is no queue at {path}", hint="executors that do not have the driver's files need strictq.spark.serve"
+        ) from e
     place = (found.st_dev, found.st_ino)
     known = _opened.get(path)
     # A queue in the place of one that was removed may have its inode, too.

@@ -271,7 +271,7 @@ def _read(path: Path) -> list[pa.RecordBatch]:
     except FileNotFoundError as e:
         raise StoreError(
             f"the staging file {path} is missing", shard=-1, cause=e,
-            hint="executors must share the driver's file system; if they do, run the batch again",
+            hint="executors that do not have the driver's files need strictq.spark.serve; if they have them, run the batch again",
         ) from e  # fmt: skip
     except (pa.ArrowInvalid, OSError) as e:
         raise StoreError(f"the staging file {path.name} can't be read: {e}", shard=-1, cause=e) from e
