@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hmac
 import http.server
+import io
 import json
 import os
 import signal
@@ -40,6 +41,8 @@ ADMISSION_SECONDS: Final = 30.0
 BODY_SECONDS: Final = 60.0
 """Between two pieces of a body."""
 DRAIN_BYTES_MAX: Final = 2 * _served.PIECE_BYTES
+HEAD_BYTES_MAX: Final = 16 * 1024
+"""Of what comes before the token is known."""
 
 
 class BlockServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
@@ -135,6 +138,26 @@ class BlockServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         return Staging(Path(self.path), where["writer"])
 
 
+class Head:
+    """A connection to read from, which gives only so many bytes in lines: the library itself would take megabytes."""
+
+    def __init__(self, file: io.BufferedIOBase) -> None:
+        self._file = file
+        self._left = HEAD_BYTES_MAX
+        self.read, self.read1, self.close = file.read, file.read1, file.close
+
+    def readline(self, size: int = HEAD_BYTES_MAX) -> bytes:
+        """
+        Raises:
+            ConnectionError: there was more.
+        """
+        line = self._file.readline(min(size, self._left))
+        self._left -= len(line)
+        if self._left <= 0:
+            raise ConnectionError("the head of a request is too long")
+        return line
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """One connection, which has one request."""
 
@@ -143,6 +166,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server_version = "strictq"
     sys_version = ""
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = Head(self.rfile)  # type: ignore[assignment]
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing is logged of a request."""

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,15 @@ def test_a_body_that_is_too_large_is_not_read(server: BlockServer, length: str) 
         head = f"POST {_served.BLOCKS} HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {length}\r\n\r\n"
         connection.sendall(head.encode())
         assert b" 413 " in connection.recv(1000)
+
+
+def test_a_head_that_is_too_large_is_not_read(server: BlockServer) -> None:
+    host, _, port = server.address.rpartition(":")
+    for line in (b"X: " + b"y" * 1_000, b"X: " + b"y" * 100_000):
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as connection, suppress(ConnectionError):
+            connection.sendall(b"POST / HTTP/1.1\r\n")
+            connection.sendall(b"\r\n".join([line] * 90) + b"\r\n\r\n")  # the library takes a hundred lines
+            assert connection.recv(1) == b"", "it hangs up, and says nothing"
 
 
 def test_a_frame_that_is_too_large_is_not_read(q: Queue) -> None:
