@@ -185,7 +185,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         self.send_response(HTTPStatus.OK)
         self.end_headers()
-        # Spark may take hours over what it has before it takes more; a peer that is gone is noticed by keepalives.
+        # Spark may take hours over what it has before it takes more; a peer that is gone is noticed by TCP.
         self.connection.settimeout(None)
         self._frames(reader, body)
 

@@ -12,7 +12,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +40,7 @@ from strictq._store.handing import Block
 from strictq._store.staging import Staging, new_run
 from strictq.spark import BlockServer, _block_server, _fetch, _served, serve
 from strictq.spark._served import Served
+from tests.support.campaign import wait_until
 from tests.support.internals import PATIENCE_SECONDS
 
 TOKEN = "a-token-of-the-tests"
@@ -285,7 +285,7 @@ def test_a_killed_server_is_started_again(q: Queue, server: BlockServer) -> None
             os.kill(first, signal.SIGKILL)
     assert found == data
     assert list(_fetch.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
-    assert server.pid != first
+    wait_until(lambda: server.pid != first, "the next process")  # it answers a moment before its program knows
 
 
 def test_a_server_that_breaks_off_is_asked_for_the_rest(q: Queue) -> None:
@@ -363,10 +363,7 @@ def test_a_server_that_can_not_live_is_given_up(
     monkeypatch.setattr(serving, "_PROGRAM", "import sys; sys.exit(3)")
     served = known(server, q, wait_seconds=0.0)
     os.kill(server.pid, signal.SIGKILL)
-    until = time.monotonic() + PATIENCE_SECONDS
-    while "is given up" not in caplog.text:
-        assert time.monotonic() < until, caplog.text
-        time.sleep(0.01)
+    wait_until(lambda: "is given up" in caplog.text, "the log")
     assert "did not start: it ended with 3" in caplog.text
     with pytest.raises(ServerUnreachable, match="ConnectionRefusedError"):
         list(_fetch.blocks(served, q.queue_id, "etl", 1, [(0, 1, 1)]))
@@ -380,10 +377,7 @@ def test_it_ends_with_its_program(q: Queue) -> None:
         capture_output=True, text=True, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
     pid, file = done.stdout.split()
-    until = time.monotonic() + PATIENCE_SECONDS
-    while _alive(int(pid)):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: not _alive(int(pid)), "its end")
     assert Path(file).exists(), "nobody was left to remove it"
     with serve(q):
         assert not Path(file).exists(), "the next one does"
