@@ -22,6 +22,7 @@ import strictq
 import strictq.spark
 from strictq import Message, Queue
 from strictq.spark import BlockServer, _served
+from tests.spark import streams
 from tests.support.ledgers import Ledger, send_chains
 from tests.support.sparks import ROOT, assert_ledger, environment, ledger, settings, staged
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 KEYS = [f"k{n}" for n in range(12)]
 SENT = 10
-END_SECONDS = 300
 GUARD = ROOT / "tests" / "support" / "guarded"
 SCENARIOS: dict[str, Callable[[World], None]] = {}
 
@@ -66,12 +66,7 @@ class World:
         return reader.load()
 
     def run(self, df: DataFrame, sink: Callable[[DataFrame, int], None]) -> None:
-        writer = df.writeStream.foreachBatch(sink).option("checkpointLocation", str(self.place / "checkpoint"))
-        query = writer.trigger(availableNow=True).start()
-        try:
-            assert query.awaitTermination(END_SECONDS), "the query does not end"
-        finally:
-            query.stop()
+        streams.run(df, self.place / "checkpoint", sink)
 
     def once(self, name: str) -> Callable[[], bool]:
         """For functions on executors: True the first time that any of them asks."""
@@ -109,7 +104,7 @@ def streamed(world: World, change: Callable[[DataFrame], DataFrame] = lambda df:
 
 def kill_server(server: BlockServer) -> int:
     """Kill the process that serves now, or the one that comes after it. Returns which it was."""
-    until = time.monotonic() + END_SECONDS
+    until = time.monotonic() + streams.END_SECONDS
     while time.monotonic() < until:
         pid = server.pid
         try:
@@ -150,22 +145,17 @@ def a_stream(world: World) -> None:
 def a_stream_with_tls(world: World) -> None:
     import trustme
 
-    ours, theirs = trustme.CA(), trustme.CA()
+    ours = trustme.CA()
     certificate = ours.issue_cert("127.0.0.1")
-    files = {name: world.place / f"{name}.pem" for name in ("certificate", "private_key", "authority", "other")}
+    files = {name: world.place / f"{name}.pem" for name in ("certificate", "private_key", "authority")}
     certificate.cert_chain_pems[0].write_to_path(files["certificate"])
     certificate.private_key_pem.write_to_path(files["private_key"])
     ours.cert_pem.write_to_path(files["authority"])
-    theirs.cert_pem.write_to_path(files["other"])
-    tls = {name: files[name] for name in ("certificate", "private_key", "authority")}
+    tls: dict[str, Any] = dict(files)
     streamed(world, **tls)
     with world.queue() as q, strictq.spark.serve(q, **tls) as server:
         _write(world, server, "job", rows=200)
         assert q.stats().depth == 200
-    with world.queue() as q, strictq.spark.serve(q, **{**tls, "authority": files["other"]}) as server:
-        q.send(b"one", key="k")
-        said = world.fails(world.spark.read.format("strictq").options(**server.options).load().count)
-        assert "is not accepted" in said, said
 
 
 @scenario
@@ -203,15 +193,15 @@ def a_batch_write(world: World) -> None:
 @scenario
 def from_one_queue_to_another(world: World) -> None:
     with world.queue("from") as source, world.queue("to") as target:
-        source.send_many([Message(b"%d" % n, key=f"k{n % 7}") for n in range(300)])
+        source.send_many([Message(b"%d" % n, key=f"k{n % 7}") for n in range(100)])
         with strictq.spark.serve(source) as reads, strictq.spark.serve(target) as writes:
             checkpoint = str(world.place / "checkpoint")
             df = world.stream(reads.options).select("key", "seq", "body")
             writer = df.writeStream.format("strictq").options(**writes.options, orderBy="seq", checkpointLocation=checkpoint)
-            assert writer.trigger(availableNow=True).start().awaitTermination(END_SECONDS)
+            assert writer.trigger(availableNow=True).start().awaitTermination(streams.END_SECONDS)
         assert staged(target.path) == []
         for key in range(7):
-            assert [int(m.body) for m in target.peek(f"k{key}", 100)] == list(range(key, 300, 7))
+            assert [int(m.body) for m in target.peek(f"k{key}", 100)] == list(range(key, 100, 7))
 
 
 @scenario
@@ -413,7 +403,7 @@ def the_token_is_nowhere(world: World) -> None:
             checkpoint = world.place / "checkpoint"
             writer = df.writeStream.foreachBatch(lambda df, _: df.collect()).option("checkpointLocation", str(checkpoint))
             query = writer.trigger(availableNow=True).start()
-            assert query.awaitTermination(END_SECONDS)
+            assert query.awaitTermination(streams.END_SECONDS)
             table = world.spark.read.format("strictq").options(**server.options).load()
             table.collect()
             jvm: Any = world.spark._jvm
@@ -447,8 +437,10 @@ def main(place: Path, home: Path, names: list[str]) -> None:
         "spark.eventLog.enabled": "true",
         "spark.eventLog.compress": "false",
         "spark.eventLog.dir": events.as_uri(),
-        "spark.task.maxFailures": "2",
-        "spark.default.parallelism": "2",
+        "spark.task.maxFailures": "3",
+        # Compiling a class for each of so many small queries takes longer than running them.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
     spark = builder.config(map=mine).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
