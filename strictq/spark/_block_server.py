@@ -45,7 +45,7 @@ HEAD_BYTES_MAX: Final = 16 * 1024
 """Of what comes before the token is known."""
 
 
-class BlockServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
+class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     """Serves one queue on a socket that somebody else has opened.
 
     Args:
@@ -161,7 +161,7 @@ class Head:
 class Handler(http.server.BaseHTTPRequestHandler):
     """One connection, which has one request."""
 
-    server: BlockServer
+    server: Server
     timeout = ADMISSION_SECONDS
     disable_nagle_algorithm = True
     server_version = "strictq"
@@ -225,7 +225,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     # ---- reading
 
-    def _frames(self, reader: Callable[[BlockServer, Any], Iterator[bytes]], body: bytes) -> None:
+    def _frames(self, reader: Callable[[Server, Any], Iterator[bytes]], body: bytes) -> None:
         found: Iterator[bytes] | None = None
         while True:
             try:
@@ -261,7 +261,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _failure(error: Exception) -> bytes:
-    if isinstance(error, KeyError | TypeError | ValueError) and not isinstance(error, StrictqError):
+    if isinstance(error, LookupError | TypeError | ValueError) and not isinstance(error, StrictqError):
         error = InvalidArgument(f"the block server can't read this request: {type(error).__name__}: {error}")
     elif not isinstance(error, StrictqError):
         traceback.print_exception(error)
@@ -275,7 +275,7 @@ def _whole(text: str) -> int:
     return value
 
 
-def _blocks(server: BlockServer, request: Any) -> Iterator[bytes]:
+def _blocks(server: Server, request: Any) -> Iterator[bytes]:
     """Blocks of a hand-out, as they were recorded, without what was dead-lettered out of it."""
     queue, consumer, n = server.queue(request["queue"]), str(request["consumer"]), int(request["n"])
     for shard, first, last in request["blocks"]:
@@ -289,7 +289,7 @@ def _blocks(server: BlockServer, request: Any) -> Iterator[bytes]:
             yield data
 
 
-def _scan(server: BlockServer, request: Any) -> Iterator[bytes]:
+def _scan(server: Server, request: Any) -> Iterator[bytes]:
     """What a table has of some lanes, in batches."""
     from ._scanning import Scan, served_batches
 
@@ -309,7 +309,7 @@ def main() -> None:
         tls = None
         if config["certificate"] is not None:
             tls = server_context(config["certificate"], config["private_key"])
-        server = BlockServer(socket.socket(fileno=config["fd"]), config["path"], config["token"], tls, config["parent"])
+        server = Server(socket.socket(fileno=config["fd"]), config["path"], config["token"], tls, config["parent"])
     except Exception as e:
         print(_served.tell(e).decode(), flush=True)
         sys.exit(1)
