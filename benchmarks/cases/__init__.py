@@ -6,7 +6,20 @@ from typing import Final
 
 from benchmarks.bench import Case
 
-from . import backlog, checksums, concurrent, latency, life, single, spark, spark_pipeline, spark_serve, spark_source, start, worker
+from . import (
+    backlog,
+    checksums,
+    concurrent,
+    latency,
+    life,
+    single,
+    spark,
+    spark_pipeline,
+    spark_serve,
+    spark_source,
+    start,
+    worker,
+)
 
 CASES: Final[dict[str, Case]] = {
     "life": life.usual,

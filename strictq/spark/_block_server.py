@@ -6,7 +6,6 @@ unpickled or run.
 
 from __future__ import annotations
 
-import base64
 import hmac
 import http.server
 import io
@@ -290,11 +289,10 @@ def _blocks(server: Server, request: Any) -> Iterator[bytes]:
 
 
 def _scan(server: Server, request: Any) -> Iterator[bytes]:
-    """What a table has of some lanes, in batches."""
-    from ._scanning import Scan, served_batches
+    """A part of a table, in batches."""
+    from ._scanning import served_batches
 
-    queue = server.queue(request["queue"])
-    return served_batches(queue, Scan.of(request["scan"]), base64.b64decode(request["schema"], validate=True))
+    return served_batches(server.queue(request["queue"]), request)
 
 
 # ---- the process

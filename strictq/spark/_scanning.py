@@ -6,7 +6,7 @@ import base64
 from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import pyarrow as pa
@@ -16,6 +16,7 @@ from .._store.handed import KEY, LANE
 from ..queue import Queue
 from . import _fetch
 from ._arrow import Builder, pack
+from ._records import CHUNK, record_batch
 from ._served import Served
 
 _lane = itemgetter(LANE)
@@ -45,37 +46,67 @@ class Scan:
             int(told["shard"]), bool(told["dead"]), str(told["key_type"]), int(told["newest"]), int(told["last_lane"]), segments
         )
 
-
-def batches(queue: Queue, what: Scan, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The messages of a scan that are still there."""
-    builder = Builder(schema, what.key_type, started=0)
-    shard = queue._store.shards[what.shard]
-    skew = queue._store.time.skew()
-    plan = scan.Plan(what.newest, what.last_lane, ())
-    steps = scan.dead if what.dead else scan.pending
-    for segment in what.segments:
-        for rows in steps(shard, plan, segment):
-            lanes: Iterator[tuple[bytes, list[Any]]] = (
-                (group[0][KEY], group) for group in (list(found) for _, found in groupby(rows, key=_lane))
-            )
-            for batch, _ in builder.batches(lanes, shard.number, skew):
-                yield batch
-
-
-def served_batches(queue: Queue, what: Scan, schema: bytes) -> Iterator[bytes]:
-    """The same, packed: what a block server sends."""
-    return (pack(batch) for batch in batches(queue, what, pa.ipc.read_schema(pa.py_buffer(schema))))
+    def batches(self, queue: Queue, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The messages that are still there."""
+        builder = Builder(schema, self.key_type, started=0)
+        shard = queue._store.shards[self.shard]
+        skew = queue._store.time.skew()
+        plan = scan.Plan(self.newest, self.last_lane, ())
+        steps = scan.dead if self.dead else scan.pending
+        for segment in self.segments:
+            for rows in steps(shard, plan, segment):
+                lanes: Iterator[tuple[bytes, list[Any]]] = (
+                    (group[0][KEY], group) for group in (list(found) for _, found in groupby(rows, key=_lane))
+                )
+                for batch, _ in builder.batches(lanes, shard.number, skew):
+                    yield batch
 
 
-def fetched(served: Served, queue_id: str, what: Scan, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The same, from a block server.
+@attrs.frozen
+class Records:
+    """A range of the numbers that a shard's records of finished messages have, both ends included."""
+
+    shard: int
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, told: Any) -> Records:
+        """From `attrs.asdict`, by way of JSON."""
+        return cls(int(told["shard"]), int(told["first"]), int(told["last"]))
+
+    def batches(self, queue: Queue, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The records that are still there."""
+        after = self.first - 1
+        while after < self.last:
+            limit = min(CHUNK, self.last - after)
+            page = [r for r in queue.history(shard=self.shard, after=after, limit=limit) if r.n <= self.last]
+            if not page:
+                return
+            after = page[-1].n
+            yield record_batch(page).cast(schema)
+
+
+KINDS: Final[dict[str, type[Scan | Records]]] = {"lanes": Scan, "records": Records}
+
+
+def served_batches(queue: Queue, request: Any) -> Iterator[bytes]:
+    """What a request of `fetched` asks for, packed: what a block server sends."""
+    what = KINDS[request["kind"]].of(request["what"])
+    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(request["schema"], validate=True)))
+    return (pack(batch) for batch in what.batches(queue, schema))
+
+
+def fetched(served: Served, queue_id: str, what: Scan | Records, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The batches of a part, from a block server.
 
     Raises:
         ServerUnreachable, ServerRefused: it does not answer, or not us.
     """
     request = {
         "queue": queue_id,
-        "scan": attrs.asdict(what),
+        "kind": next(kind for kind, of in KINDS.items() if isinstance(what, of)),
+        "what": attrs.asdict(what),
         "schema": base64.b64encode(schema.serialize().to_pybytes()).decode(),
     }
     for data in _fetch.scanned(served, request):

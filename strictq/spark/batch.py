@@ -15,7 +15,7 @@ from . import _served
 from ._arrow import arrow_schema
 from ._opened import looking
 from ._options import BatchOptions
-from ._scanning import Scan, batches, fetched
+from ._scanning import Scan, fetched
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -62,4 +62,4 @@ class BatchReader(DataSourceReader):
         if partition.server is not None:
             yield from fetched(partition.server, partition.queue_id, partition.scan, schema)
         else:
-            yield from batches(looking(partition.path, partition.queue_id), partition.scan, schema)
+            yield from partition.scan.batches(looking(partition.path, partition.queue_id), schema)

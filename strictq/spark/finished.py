@@ -11,24 +11,28 @@ from pyspark.sql.types import StructType
 
 from .._store import looking as store
 from ..opening import open as open_queue
+from . import _served
 from ._arrow import arrow_schema
 from ._opened import looking
 from ._options import BatchOptions
-from ._records import CHUNK, record_batch
+from ._scanning import Records, fetched
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 
 @attrs.frozen
-class Records(InputPartition):
-    """What one task reads: a range of a shard's numbers, both ends included."""
+class Finished(InputPartition):
+    """What one task reads: some records of a shard.
+
+    Attributes:
+        server: where to read them; None: in the queue's files.
+    """
 
     path: str
     queue_id: str
-    shard: int
-    first: int
-    last: int
+    records: Records
+    server: _served.Served | None
 
 
 class FinishedReader(DataSourceReader):
@@ -36,10 +40,12 @@ class FinishedReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = BatchOptions.of(options, schema)
+        self._server = options.get("server")
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
+        server = _served.find(self._server, options.path)
         out: list[InputPartition] = []
         with open_queue(options.path, read_only=True) as queue:
             for shard in queue._store.shards:
@@ -49,19 +55,14 @@ class FinishedReader(DataSourceReader):
                 newest = shard.look(store.newest_record)
                 for first in range(oldest[0].n, newest + 1, options.partition_messages):
                     last = min(first + options.partition_messages - 1, newest)
-                    out.append(Records(options.path, queue.queue_id, shard.number, first, last))
+                    out.append(Finished(options.path, queue.queue_id, Records(shard.number, first, last), server))
         return out
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        if not isinstance(partition, Records):
+        if not isinstance(partition, Finished):
             return  # where there is no task, Spark makes one without a partition
-        queue = looking(partition.path, partition.queue_id)
         schema = arrow_schema(self._schema)
-        after = partition.first - 1
-        while after < partition.last:
-            limit = min(CHUNK, partition.last - after)
-            page = [r for r in queue.history(shard=partition.shard, after=after, limit=limit) if r.n <= partition.last]
-            if not page:
-                return
-            after = page[-1].n
-            yield record_batch(page).cast(schema)
+        if partition.server is not None:
+            yield from fetched(partition.server, partition.queue_id, partition.records, schema)
+        else:
+            yield from partition.records.batches(looking(partition.path, partition.queue_id), schema)

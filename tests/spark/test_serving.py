@@ -237,13 +237,12 @@ def test_garbage_does_no_harm(q: Queue, server: BlockServer) -> None:
     host, _, port = server.address.rpartition(":")
     for garbage in (b"", b"\x16\x03\x01\x02\x00", b"\x00" * 100_000, b"POST / HTTP/1.1\r\n", b"A" * 70_000 + b"\r\n"):
         with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as connection:
-            try:
+            with suppress(OSError):  # it may hang up before everything was sent
                 connection.sendall(garbage)
                 connection.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionError):
                 while connection.recv(10_000):
                     pass
-            except OSError as e:  # it may have hung up before everything was sent
-                assert not isinstance(e, TimeoutError)
     n, ranges, data = hand_out(q)
     assert list(_fetch.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
 

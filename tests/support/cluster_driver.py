@@ -122,13 +122,18 @@ def kill_server(server: BlockServer) -> int:
 @scenario
 def without_a_server_executors_touch_the_files(world: World) -> None:
     """The guard sees a source, a table and a sink that go to the files: what passes under it does not."""
-    with world.queue() as q:
+    with world.queue(history="records") as q:
+        q.send(b"one", key="done")
+        with q.receive()[0]:
+            pass
         q.send(b"one", key="k")  # one task: each try at it starts a Python process
         options = {"path": q.path}
         sink = Ledger(world.place / "ledger")
         assert "touched the queue's files" in world.fails(lambda: world.run(world.stream(options), sink.write))
         table = world.spark.read.format("strictq").options(**options).load()
         assert "touched the queue's files" in world.fails(table.count)
+        history = world.spark.read.format("strictq").options(**options).option("state", "history").load()
+        assert "touched the queue's files" in world.fails(history.count)
         rows = _few(world).write.format("strictq").options(**options, jobId="job").mode("append")
         assert "touched the queue's files" in world.fails(rows.save)
 
@@ -160,8 +165,10 @@ def a_stream_with_tls(world: World) -> None:
 
 @scenario
 def tables(world: World) -> None:
-    with world.queue() as q:
+    with world.queue(history="bodies") as q:
         q.send_many([Message(b"%d" % n, key=f"k{n % 7}") for n in range(500)])
+        q.send_many([Message(b"%d" % n, key="done") for n in range(100)])
+        q.ack_many(q.receive(100, keys=["done"]))
         for n in range(7):
             q.reject(f"k{n}", 1, "why not")
         with strictq.spark.serve(q) as server:
@@ -169,6 +176,9 @@ def tables(world: World) -> None:
             assert sorted(int(r.body) for r in table.collect()) == list(range(7, 500))
             dead = world.spark.read.format("strictq").options(**server.options).option("state", "dead").load()
             assert {(r.key, r.seq, r.reason) for r in dead.collect()} == {(f"k{n}", 1, "why not") for n in range(7)}
+            history = world.spark.read.format("strictq").options(**server.options).option("state", "history")
+            done = history.option("messagesPerPartition", 30).load().where("key = 'done'")
+            assert sorted(int(r.body) for r in done.collect()) == list(range(100))
 
 
 def _write(world: World, server: BlockServer, job: str, rows: int = 2_000, **more: str) -> None:
