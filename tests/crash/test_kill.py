@@ -166,7 +166,7 @@ def test_a_kill_while_a_queue_is_migrated(tmp_path: Path, monkeypatch: pytest.Mo
         try:
             assert migrator.stdout is not None
             said = migrator.stdout.readline()
-            time.sleep(attempt * 0.03)  # before the step, in its transaction, in the next shard
+            time.sleep(attempt * 0.1)  # before the step, in its transaction, in the next shard
         finally:
             migrator.kill()
         out, _ = migrator.communicate()

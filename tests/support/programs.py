@@ -96,10 +96,10 @@ def migrator(path: str) -> None:
     def slow(db: apsw.Connection) -> None:
         if db.filename:
             print("in a shard", flush=True)
-            time.sleep(0.05)
+            time.sleep(0.15)
         add_column(db)
         if db.filename:
-            time.sleep(0.05)
+            time.sleep(0.15)
 
     with pytest.MonkeyPatch.context() as patch:
         become_next(patch, slow)
