@@ -194,6 +194,17 @@ def rewrite_wal(path: Path, at: int) -> None:
         os.close(fd)
 
 
+def free_bytes(path: Path | None) -> int | None:
+    """What the disk of a file has left for this user; None: nobody can say."""
+    if path is None:
+        return None
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return None
+    return disk.f_bavail * disk.f_frsize
+
+
 class Reserve:
     """A file of a fixed size that is given up when the disk is full."""
 
@@ -221,11 +232,8 @@ class Reserve:
 
     def _room(self) -> bool:
         """Has the disk room for several? With less, it would take back at once what a consumer was just given."""
-        try:
-            disk = os.statvfs(self._path.parent)
-        except OSError:
-            return False
-        return disk.f_bavail * disk.f_frsize >= RESERVE_ROOM * RESERVE_BYTES
+        free = free_bytes(self._path)
+        return free is not None and free >= RESERVE_ROOM * RESERVE_BYTES
 
     def make(self) -> bool:
         """Write it in full; False if the disk has not room for it."""

@@ -43,11 +43,14 @@ _log = logging.getLogger("strictq")
 
 T = TypeVar("T")
 Hook = Callable[[Event], None]
+Items = Sequence[send.Item]
 Brought = tuple[Shard, Tx, claim.Claimed]
 """What a claim leased, where, and in which transaction."""
 
 EAGER_SHARDS: Final = 16
 """Up to so many shards are opened with the queue, so that a damaged one and a full outbox are noticed at once."""
+ROW_BYTES: Final = 400
+"""More than a message takes on the disk besides its body, and what its page leaves empty."""
 ANOTHER_KERNEL_SECONDS: Final = 5.0
 
 
@@ -266,17 +269,17 @@ class Store:
 
     # ---- sending
 
-    def send(self, shard: Shard, items: Sequence[send.Item], checked: QueueConfig) -> list[send.Sent]:
+    def send(self, shard: Shard, items: Items, checked: QueueConfig) -> list[send.Sent]:
         """Append messages, all of one shard.
 
         Args:
             checked: the configuration that they were checked against.
         """
-        self.require_room(shard)
+        self.require_room(shard, items)
         return shard.run(send.Append(items, checked, self.depth_elsewhere(shard)))
 
-    def require_room(self, shard: Shard) -> None:
-        """Refuse to send while the reserve for acks is in use.
+    def require_room(self, shard: Shard, items: Items = ()) -> None:
+        """Refuse to send while the reserve for acks is in use, and what a checkpoint would find no room for.
 
         Raises:
             StoreFull: nothing changed.
@@ -284,6 +287,8 @@ class Store:
         shard.require()
         if self.reserve is not None and self.waker.short_of_space and not self._has_reserve():
             raise StoreFull("the disk is full, and the reserve for acks is in use", shard=shard.number)
+        if shard.cramped and not shard.has_room(sum(len(body) + ROW_BYTES for _, body, *_ in items)):
+            raise StoreFull("the disk is full", shard=shard.number)
 
     def _has_reserve(self) -> bool:
         there = self.reserve is None or self.reserve.there()

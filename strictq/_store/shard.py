@@ -28,6 +28,8 @@ WAL_PAGES: Final = 8000
 WAL_PAGES_MIN: Final = 250
 SHORT_WAL_PAGES: Final = 64
 """The same while the disk is full: what a consumer was given must last for every shard."""
+ROOM_BYTES: Final = 8 << 20
+"""What a WAL leaves of the disk, besides the room for its pages in the database."""
 WAL_GROWTH: Final = 3
 """How many times that size a WAL may reach before writers wait for its checkpoint."""
 PAGE_BYTES: Final = 4096
@@ -65,6 +67,11 @@ class Shard:
         self._host = host
         self._guard: Guard | None = None
         self._checkpoint_at = max(WAL_PAGES // len(host.catalog.topology), WAL_PAGES_MIN)
+        self._wal_max = WAL_GROWTH * self._checkpoint_at
+        """Pages; less where the disk has little room: a checkpoint may have to add all of them to the database."""
+        self._looked_at = 0
+        self.stuck = False
+        """The last checkpoint found no room on the disk."""
         self._writer = Writer(self._open, part.shard, host, grouped=grouped)
         self._reader: apsw.Connection | None = None
         self._reader_lock = threading.Lock()
@@ -191,6 +198,8 @@ class Shard:
 
     def _committed(self, _db: apsw.Connection, _name: str, pages: int) -> int:
         self.wal_pages = pages
+        if not 0 <= pages - self._looked_at < SHORT_WAL_PAGES:
+            self._look_for_room(pages)
         if self._full:
             known = self._synced
             # The salts are read only where the WAL may have begun again; if it did unseen, they do not fit, and say nothing.
@@ -200,13 +209,35 @@ class Shard:
             self._host.wal_grew(self.number)
         return apsw.SQLITE_OK
 
+    def _look_for_room(self, pages: int) -> None:
+        self._looked_at = pages
+        free = files.free_bytes(self.path)
+        if free is not None:
+            room = (free - ROOM_BYTES) // (2 * PAGE_BYTES * len(self._host.catalog.topology))
+            self._wal_max = min(max(room, SHORT_WAL_PAGES), WAL_GROWTH * self._checkpoint_at)
+
+    @property
+    def cramped(self) -> bool:
+        """The disk has little room left."""
+        return self.stuck or self._wal_max < WAL_GROWTH * self._checkpoint_at
+
+    def has_room(self, size: int) -> bool:
+        """Could what is sent now, of about so many bytes, still be brought into the database?"""
+        if self.stuck:
+            with suppress(StrictqError):
+                self.checkpoint()
+        if self.stuck:
+            return False
+        free = files.free_bytes(self.path) if size > SHORT_WAL_PAGES * PAGE_BYTES else None
+        return free is None or size <= free
+
     # ---- running
 
     def run(self, operation: Operation[T]) -> T:
         """Run an operation in a write transaction; durable on return. See Writer.run for what it raises."""
         self.require()
         result = self._writer.run(operation)
-        if self.wal_pages >= (SHORT_WAL_PAGES if self._host.short_of_space else WAL_GROWTH * self._checkpoint_at):
+        if self.wal_pages >= (SHORT_WAL_PAGES if self._host.short_of_space else self._wal_max):
             # Writers outrun the engine's thread: whoever comes now waits for a checkpoint, or the WAL would grow for ever
             # (or, on a full disk, take what room there is).
             with suppress(StrictqError):  # what was run is committed, whatever becomes of the checkpoint
@@ -330,6 +361,7 @@ class Shard:
                 if done < pages or self.wal_pages > pages:
                     pages, done = self._writer.use(self._finish_checkpoint)
                 if pages == done:
+                    self.stuck = False
                     self._mark_wal(self._checkpointer)
                 return pages, done
             except OSError as e:
@@ -340,6 +372,7 @@ class Shard:
             except apsw.Error as e:
                 if failed_sync(e):
                     self._writer.distrust()
+                self.stuck = isinstance(e, apsw.FullError)
                 raise translate(e, self.number) from e
 
     def _finish_checkpoint(self, db: apsw.Connection) -> tuple[int, int]:

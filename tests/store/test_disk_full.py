@@ -123,6 +123,25 @@ def test_consumers_drain_through_the_reserve_and_sends_resume(make: Callable[...
     assert q.check() == []
 
 
+@pytest.mark.parametrize("size", [200, 5000])
+@pytest.mark.parametrize("durability", ["process", "full"])
+def test_a_disk_that_the_queue_itself_filled_can_be_drained(make: Callable[..., Queue], durability: str, size: int) -> None:
+    """Nothing but its messages is on it: what the WAL has, a checkpoint must be able to add to the database."""
+    q = make(durability=durability)
+    sent = 0
+    with pytest.raises(StoreFull):
+        while True:
+            q.send_many([Message(b"x" * 900, key=f"k{n % 10}") for n in range(size)])
+            sent += size
+    assert sent > 5000
+    got = 0
+    while batch := q.receive(100):
+        q.ack_many(batch)
+        got += len(batch)
+    assert got == sent
+    assert q.check() == []
+
+
 def test_sends_resume_by_themselves(make: Callable[..., Queue], small: Path) -> None:
     """The engine's own thread makes the reserve again, within seconds; here it is called."""
     q = make()
