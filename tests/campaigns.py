@@ -173,7 +173,8 @@ class Progress:
     def __str__(self) -> str:
         goal = ATTACKS[self.name].goal
         rest = ", ".join(f"{n:,} {what}" for what, n in self.numbers.items() if what != goal)
-        return f"{self.count:,} {goal} ({rest}) in {self.seconds:,.0f} s, {len(self.seeds)} rounds, {len(self.broken)} broken"
+        rest = f" ({rest})" if rest else ""
+        return f"{self.count:,} {goal}{rest} in {self.seconds:,.0f} s, {len(self.seeds)} rounds, {len(self.broken)} broken"
 
     def last_line(self) -> str:
         seeds = f"seeds {min(self.seeds)} to {max(self.seeds)}" if self.seeds else "no seeds"
