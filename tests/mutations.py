@@ -273,7 +273,7 @@ MUTATIONS = [
         "handout.py",
         "    if row is None or row[0] != epoch:\n",
         "    if row is None:\n",
-        "tests/unit/test_handouts.py",
+        "tests/unit/test_handouts_holders.py",
         "tests/property/test_handouts.py",
     ),
     Mutation(
@@ -281,14 +281,14 @@ MUTATIONS = [
         "strictq/_sql/claim.sql",
         "UPDATE lease SET deadline = 0 WHERE expired = 0 AND deadline < 4611686018427387904;",
         "UPDATE lease SET deadline = 0 WHERE expired = 0;",
-        ("tests/unit/test_handouts.py", "tests/property/test_handouts.py"),
+        ("tests/unit/test_handouts_again.py", "tests/property/test_handouts.py"),
     ),
     Mutation(
         "a consumer has one holder",
         "strictq/_store/files.py",
-        'super().__init__(directory / f"{CONSUMER}{blake2b(consumer.encode(), digest_size=8).hexdigest()}", look=look)',
-        'super().__init__(directory / f"{CONSUMER}{token_hex(8)}", look=look)',
-        ("tests/unit/test_handouts.py",),
+        "super().__init__(of_consumer(directory, CONSUMER, consumer), look=look)",
+        "super().__init__(of_consumer(directory, CONSUMER, token_hex(8)), look=look)",
+        ("tests/unit/test_handouts_holders.py",),
     ),
     _store(
         "what a batch has written already",
