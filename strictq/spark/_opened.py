@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Final
 
 from .._errors import QueueNotFound
+from .._store import catalog
 from ..opening import open as open_queue
 from ..queue import Queue
 
 _MAX: Final = 8
 _opened: dict[str, tuple[tuple[int, int], Queue]] = {}
+
+
+def _id_at(path: str) -> str:
+    return catalog.read(Path(path), read_only=True).queue_id
 
 
 def looking(path: str, queue_id: str) -> Queue:
@@ -27,8 +33,9 @@ def looking(path: str, queue_id: str) -> Queue:
         ) from e
     place = (found.st_dev, found.st_ino)
     known = _opened.get(path)
-    # A queue in the place of one that was removed may have its inode, too.
-    if known is None or known[0] != place or known[1].queue_id != queue_id:
+    # A queue in the place of one that was removed may have its inode, too. But who asks for another queue than the one that is
+    # there must not close it: others are reading in it.
+    if known is None or known[0] != place or (known[1].queue_id != queue_id and _id_at(path) != known[1].queue_id):
         if known is not None:
             _opened.pop(path)[1].close()
         while len(_opened) >= _MAX:
