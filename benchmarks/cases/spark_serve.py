@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,12 +42,8 @@ def serve(bench: Bench) -> Iterator[Figure]:
 
 
 def _streams(bench: Bench, spark: SparkSession, df: DataFrame, place: Path, each: int) -> Pairs:
-    numbers = count()
-
     def once(served: bool) -> Sample:
-        # Not the same path again: the listener may still be acking the last batch of the query before.
-        queue = place / f"queue-{next(numbers)}"
-        fill(df, queue)
+        queue = fill(df, place)
         with strictq.spark.serve(queue) as server:
             options = server.options if served else {"path": str(queue)}
             reader = spark.readStream.format("strictq").options(**options).option("consumer", "benchmark")
@@ -60,8 +55,7 @@ def _streams(bench: Bench, spark: SparkSession, df: DataFrame, place: Path, each
 
 
 def _tables(bench: Bench, spark: SparkSession, df: DataFrame, place: Path, rows: int) -> Pairs:
-    queue = place / "table"
-    fill(df, queue)
+    queue = fill(df, place)
     with strictq.spark.serve(queue) as server:
         local = spark.read.format("strictq").option("path", str(queue)).load()
         served = spark.read.format("strictq").options(**server.options).load()

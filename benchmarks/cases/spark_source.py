@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import statistics
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,12 +33,12 @@ def _tables(bench: Bench, spark: SparkSession, place: Path) -> Iterator[Figure]:
     rows, keys = ROWS[bench.sizes.name], bench.sizes.keys
     df = messages(spark, rows, keys, place / "rows")
     df.write.json(str(place / "json"))
-    fill(df, place / "queue")
+    path = fill(df, place)
     tables: dict[str, DataFrame] = {
         "json": spark.read.schema(SCHEMA).json(str(place / "json")),
         "parquet": spark.read.parquet(str(place / "rows")),
     }
-    queue = spark.read.format("strictq").option("path", str(place / "queue")).load()
+    queue = spark.read.format("strictq").option("path", str(path)).load()
     goals = {"json": 1.0, "parquet": 0.5}
     for name, table in tables.items():
         pairs = interleave(bench.rounds, lambda: read(queue, rows), lambda table=table: read(table, rows))  # type: ignore[misc]
@@ -73,8 +74,7 @@ def _beside_json(bench: Bench, spark: SparkSession, place: Path, each: int, batc
     df.repartition(batches).write.json(str(files))
 
     def ours() -> Sample:
-        fill(df, place / "streamed")
-        reader = spark.readStream.format("strictq").option("path", str(place / "streamed")).option("consumer", "benchmark")
+        reader = spark.readStream.format("strictq").option("path", str(fill(df, place))).option("consumer", "benchmark")
         return trigger(reader.option("maxMessagesPerTrigger", each).load(), place / "checkpoint", each)
 
     def base() -> Sample:
@@ -95,11 +95,12 @@ def trigger(df: DataFrame, checkpoint: Path, each: int) -> Sample:
     return Sample(statistics.median(milliseconds[2:]) / 1000, each)
 
 
-def fill(df: DataFrame, path: Path) -> None:
-    """Make a queue of these rows."""
-    shutil.rmtree(path, ignore_errors=True)
+def fill(df: DataFrame, place: Path) -> Path:
+    """Make a queue of these rows. Not where another one was: the driver acks and reports when a query is over already."""
+    path = Path(tempfile.mkdtemp(prefix="filled-", dir=place)) / "queue"
     strictq.open(path, shards=SHARDS, durability="process").close()
     df.write.format("strictq").option("path", str(path)).option("jobId", "fill").mode("append").save()
+    return path
 
 
 def read(df: DataFrame, rows: int) -> Sample:

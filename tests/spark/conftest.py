@@ -1,4 +1,4 @@
-"""One Spark session for all tests of this directory; under xdist they all run in one worker."""
+"""One Spark session for all tests of this directory; under xdist, one in each worker."""
 
 from __future__ import annotations
 
@@ -15,14 +15,6 @@ from tests.support.sparks import environment, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")
