@@ -284,12 +284,20 @@ class Writer:
             raise self._undo(e) from None
         try:
             self._end(tx)
+            for call in calls:
+                call.finished = True
         except StoreError as e:
             for call in calls:
                 call.finish(error=e)
             raise
-        for call in calls:
-            call.finished = True
+        except BaseException as e:
+            # Interrupted, perhaps behind the COMMIT: only what was surely undone may be run again, by the next leader.
+            for call in calls:
+                if tx.committed:
+                    call.finished = True
+                elif not tx.undone:
+                    call.finish(error=OutcomeUnknown("the thread that committed was interrupted", shard=self._shard, cause=e))
+            raise
         return tx
 
     def _merged(self, tx: Tx, calls: list[Call]) -> list[Call]:
@@ -381,6 +389,7 @@ class Writer:
             with suppress(apsw.Error):
                 if tx.db.in_transaction:
                     tx.run("ROLLBACK")
+                    tx.undone = True
             self._note(e)
             self._drop_connection()
             if isinstance(e, apsw.FullError):

@@ -96,6 +96,7 @@ class Tx:
         "run",
         "shard",
         "totals",
+        "undone",
         "wake",
     )
 
@@ -104,6 +105,8 @@ class Tx:
     ) -> None:
         self.changes_before = changes_before
         self.committed = False
+        self.undone = False
+        """The COMMIT was not reached, and the transaction was rolled back."""
         self.dirty = False
         """Totals changed that must be kept, though no row did."""
         self.db = db

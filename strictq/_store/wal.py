@@ -78,11 +78,12 @@ class Mark:
 
 
 def salts_of(path: Path | None) -> bytes:
-    """The salts of a shard's WAL; empty where it has none, or no sound header."""
-    if path is None:
-        return b""
-    with Wal.of(path) as wal:
-        header = None if wal is None else wal.header()
+    """The salts of a shard's WAL; empty where it has none, or none that can be read."""
+    header = None
+    if path is not None:
+        # Called when a commit is done already: that there is no file left to open must not make it look as if it had failed.
+        with suppress(OSError), Wal.of(path) as wal:
+            header = None if wal is None else wal.header()
     return header.salts if header is not None and header.sound else b""
 
 

@@ -248,6 +248,48 @@ def test_followers_survive_a_leader_that_is_interrupted_in_its_own_operation(q: 
     assert traces(q) == {"t2", "t3"}
 
 
+@pytest.mark.parametrize("behind", [True, False], ids=["behind the COMMIT", "before it"])
+def test_nothing_that_a_leader_has_committed_is_run_again(q: Queue, monkeypatch: pytest.MonkeyPatch, behind: bool) -> None:
+    """The interrupt hits the leader as its COMMIT returns: it happened, and its followers must not do it once more."""
+    runs: list[str] = []
+
+    def counted(name: str) -> Callable[[Tx], str]:
+        def operation(tx: Tx) -> str:
+            runs.append(name)
+            return putting(name)(tx)
+
+        return operation
+
+    crowd = Crowd(q)
+    crowd.join(counted("t1"), counted("t2"), counted("t3"))
+    end = Writer._end
+
+    def interrupted_once(self: Writer, tx: Tx) -> None:
+        run = tx.run
+
+        def commit(sql: str, *values: Any) -> Any:
+            if len(runs) != 3 or sql != "COMMIT":
+                return run(sql, *values)
+            if behind:
+                run(sql)
+            raise Interrupted
+
+        tx.run = commit
+        end(self, tx)
+
+    monkeypatch.setattr(Writer, "_end", interrupted_once)
+    leader, *followers = crowd.go()
+    assert isinstance(leader, Interrupted)
+    if behind:
+        assert [type(f) for f in followers] == [OutcomeUnknown] * 2
+        assert sorted(runs) == ["t1", "t2", "t3"]
+    else:
+        assert followers == ["t2", "t3"]
+        assert sorted(runs) == ["t1", "t2", "t2", "t3", "t3"]
+    assert traces(q) == ({"t1", "t2", "t3"} if behind else {"t2", "t3"})
+    assert at_rest(q)
+
+
 def test_a_caller_that_failed_before_the_interrupt_gets_the_answer_of_its_second_try(q: Queue) -> None:
     """Its first failure was rolled back with everything else; the operation ran again and was committed."""
     tries: dict[str, int] = {"fickle": 0, "hit": 0}
