@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,6 +36,7 @@ WAL_GROWTH: Final = 3
 PAGE_BYTES: Final = 4096
 DRAIN_TRIES: Final = 3
 READ_CACHE_KIB: Final = 4 * 1024
+_log = logging.getLogger("strictq")
 
 
 class ShardHost(Host, Protocol):
@@ -197,7 +199,15 @@ class Shard:
         db.execute("COMMIT")
 
     def _committed(self, _db: apsw.Connection, _name: str, pages: int) -> int:
+        """SQLite's WAL hook. The commit is done: whatever goes wrong here must not look as if it were not."""
         self.wal_pages = pages
+        try:
+            self._wal_grew(pages)
+        except Exception:
+            _log.exception("shard %d: what follows a commit failed; the commit stands", self.number)
+        return apsw.SQLITE_OK
+
+    def _wal_grew(self, pages: int) -> None:
         if not 0 <= pages - self._looked_at < SHORT_WAL_PAGES:
             self._look_for_room(pages)
         if self._full:
@@ -207,7 +217,6 @@ class Shard:
             self._synced = wal.Mark(salts, pages)
         if pages >= self._checkpoint_at:
             self._host.wal_grew(self.number)
-        return apsw.SQLITE_OK
 
     def _look_for_room(self, pages: int) -> None:
         self._looked_at = pages

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Final, Protocol
 from weakref import ref
 
@@ -40,13 +42,18 @@ class Upkeep:
             self._start()
 
     def _start(self) -> None:
-        if self._thread is None and not self._stopped:
-            self._thread = threading.Thread(target=self._run, name="strictq-upkeep", daemon=True)
-            self._thread.start()
+        if self._thread is not None or self._stopped:
+            return
+        thread = threading.Thread(target=self._run, name="strictq-upkeep", daemon=True)
+        # Too many threads, or an interpreter that is shutting down: the next need tries again, and until then writers
+        # checkpoint by themselves.
+        with suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
 
     def wal_grew(self, shard: int) -> None:
         """A shard's WAL wants a checkpoint. Never blocks."""
-        if shard in self._grown:
+        if shard in self._grown and self._thread is not None:
             return
         with self._condition:
             self._grown.add(shard)
@@ -90,7 +97,7 @@ class Upkeep:
             if kept is None:
                 return
             for shard in grown:
-                self._quietly(lambda kept=kept, shard=shard: kept.checkpoint(shard))  # type: ignore[misc]
+                self._quietly(partial(kept.checkpoint, shard))
                 self._grown.discard(shard)
             if not grown:
                 self._quietly(kept.tidy)
