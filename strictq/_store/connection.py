@@ -20,6 +20,10 @@ Durability = Literal["full", "process"]
 
 BUSY_SECONDS: Final = 10.0
 """How long a call waits for a write lock before it raises StoreBusy."""
+SHORT_STEP_SECONDS: Final = 0.0002
+"""Between two looks for a lock, at first; each costs about ten microseconds of processor time."""
+SHORT_STEPS_SECONDS: Final = 0.05
+LONG_STEP_SECONDS: Final = 0.001
 CACHE_KIB: Final = 16 * 1024
 STATEMENTS_CACHED: Final = 1000
 """Executions that a prepared statement outlives without being used: apsw's cache is a ring of so many places,
@@ -124,7 +128,11 @@ def _harden(db: apsw.Connection) -> None:
 
 
 def _set_busy_handler(db: apsw.Connection) -> None:
-    """Wait for locks in short steps: SQLite's own steps grow to 100 ms, which starves a process among busy ones."""
+    """Wait for locks in short steps: SQLite's own grow to 100 ms, which starves a process among busy ones.
+
+    A busy process holds the lock nearly always, and lets go of it for some tenths of a millisecond at a time: whoever looks
+    less often is overtaken again and again (one send in a thousand by 24 transactions or more in steps of 1 ms, by 10 in these).
+    """
     started = 0.0
 
     def wait(tries: int) -> bool:
@@ -134,7 +142,7 @@ def _set_busy_handler(db: apsw.Connection) -> None:
             started = now
         elif now - started > BUSY_SECONDS:
             return False
-        time.sleep(min(0.0002 * (tries + 1), 0.001))
+        time.sleep(SHORT_STEP_SECONDS if now - started < SHORT_STEPS_SECONDS else LONG_STEP_SECONDS)
         return True
 
     db.set_busy_handler(wait)

@@ -11,9 +11,12 @@ import json
 import os
 import stat
 import threading
+from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apsw
@@ -555,6 +558,29 @@ def test_a_lock_that_is_never_had_is_a_busy_store_and_nothing_changed(disk: Open
         rival.close()
     assert q.send(b"", "k").seq == 2
     assert at_rest(q)
+
+
+def test_a_lock_is_looked_for_again_in_steps_short_enough_for_the_gaps_of_a_busy_process(
+    disk: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's own steps grow to 100 ms; a process that is never idle lets go of the lock for less than one."""
+    q = disk()
+    q.send(b"", "k")
+    steps: list[float] = []
+    watch = SimpleNamespace(monotonic=lambda: sum(steps), sleep=steps.append)
+    monkeypatch.setattr("strictq._store.connection.time", watch)
+    rival = apsw.Connection(str(shard_file(q.path)))
+    rival.execute("BEGIN IMMEDIATE")
+    try:
+        with pytest.raises(strictq.StoreBusy):
+            q.send(b"", "k")
+    finally:
+        rival.execute("ROLLBACK")
+        rival.close()
+    first = steps[: bisect(list(accumulate(steps)), 0.04)]
+    assert max(first) < 0.0003
+    assert max(steps) < 0.002
+    assert 9 < sum(steps) < 11, "as long as a call waits for a lock"
 
 
 def test_a_thread_that_holds_the_shard_is_waited_for(disk: Opener) -> None:
