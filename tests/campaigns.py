@@ -9,6 +9,8 @@ much was done so far; the last one of each attack says with which seeds. A round
 others go on, and the exit code is 1. To repeat it:
 
     python -m tests.campaigns powercut --seed 17 --rounds 1
+
+Kills and stress do not repeat themselves: --keep DIR keeps the files of a round that failed, with every worker's history.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -129,11 +132,16 @@ ATTACKS: Final = {
 }
 
 
-def one_round(name: str, seed: int) -> Numbers:
-    """A round, in a directory of its own."""
+def one_round(name: str, seed: int, keep: Path | None) -> Numbers:
+    """A round, in a directory of its own. If it fails, its files are copied to `keep`."""
     campaign.PATIENCE_SECONDS = PATIENCE_SECONDS
     with tempfile.TemporaryDirectory(prefix="strictq-campaign-") as fallback, fast_directory(Path(fallback)) as place:
-        return ATTACKS[name].run(seed, place)
+        try:
+            return ATTACKS[name].run(seed, place)
+        except Exception:
+            if keep is not None:
+                shutil.copytree(place, keep / f"{name}-{seed}", dirs_exist_ok=True)
+            raise
 
 
 @attrs.define
@@ -185,10 +193,10 @@ class Progress:
 class _Here:
     """Rounds in this process, where one at a time is wanted."""
 
-    def submit(self, run: Callable[[str, int], Numbers], name: str, seed: int) -> Future[Numbers]:
+    def submit(self, run: Callable[[str, int, Path | None], Numbers], name: str, seed: int, keep: Path | None) -> Future[Numbers]:
         done: Future[Numbers] = Future()
         try:
-            done.set_result(run(name, seed))
+            done.set_result(run(name, seed, keep))
         except Exception as e:
             done.set_exception(e)
         return done
@@ -208,7 +216,7 @@ def attack(name: str, pool: ProcessPoolExecutor | _Here, options: argparse.Names
     try:
         while True:
             while len(running) < options.jobs and wanted() and (seed := next(seeds, None)) is not None:
-                running[pool.submit(one_round, name, seed)] = seed
+                running[pool.submit(one_round, name, seed, options.keep)] = seed
             if not running:
                 break
             for done in wait(running, return_when=FIRST_COMPLETED).done:
@@ -230,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, help="stop each after so many rounds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the files of rounds that fail to this directory")
     options = parser.parse_args(arguments)
     names = options.attacks or list(ATTACKS)
     if unknown := set(names) - set(ATTACKS):

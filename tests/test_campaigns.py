@@ -54,6 +54,19 @@ def test_a_broken_round_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyP
     assert ", 4 rounds, 2 broken; seeds 1 to 4, broken: 1, 3" in out
 
 
+def test_the_files_of_a_broken_round_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def writes(seed: int, place: Path) -> Counter[str]:
+        (place / "history").write_text(f"round {seed}")
+        return _odd_ones_fail(seed, place / "..") if seed % 2 else Counter({"things": 1})
+
+    monkeypatch.setattr(campaigns, "ATTACKS", {"one": Attack(writes, "things")})
+    assert main(["one", "--rounds", "4", "--keep", str(tmp_path / "kept")]) == 1
+    assert {p.relative_to(tmp_path).as_posix(): p.read_text() for p in tmp_path.rglob("history")} == {
+        "kept/one-1/history": "round 1",
+        "kept/one-3/history": "round 3",
+    }
+
+
 def test_nothing_done_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["flips", "--minutes", "0"]) == 1
     assert "0 flips" in capsys.readouterr().out
