@@ -184,8 +184,12 @@ class Receiving(Settling):
                 late.append(lease)
             for row in held.rows:
                 out.append(Delivery(row, lease))  # noqa: PERF401 - a list for each lane would be slower
-        if late:
-            # The commit took so long that little is left of the lease: nobody has it yet, so it starts again now.
+        # Where the commit took so long that little is left of the lease: nobody has it yet, so it starts again now.
+        if late and request.ack_first:
+            # Resolved already: they are nobody else's, whoever has the lane by now.
+            with suppress(StrictqError):
+                self._renew(late, seconds)
+        elif late:
             lost = self._renew(late, seconds)
             out = [d for d in out if d.lease not in lost]
         return out
@@ -233,12 +237,14 @@ class Receiving(Settling):
         Leaving the loop gives back what was not handed out, unused. In a with block, the ack of a message also starts the
         next one of its key, so that counting attempts costs no transaction of its own.
 
-        Args: as for receive; max_messages is how many are leased ahead.
+        Args: as for receive; max_messages is how many are leased ahead. With ack_first it is one, whatever it says: what
+            is resolved could not be given back.
         """
         wanted = None if keys is None else list(keys)
+        ahead = leased_ahead(max_messages, ack_first)
         while True:
             batch = self.receive(
-                max_messages, per_key=per_key, wait=wait, lease_seconds=lease_seconds, keys=wanted, consumer=consumer,
+                ahead, per_key=per_key, wait=wait, lease_seconds=lease_seconds, keys=wanted, consumer=consumer,
                 ack_first=ack_first,
             )  # fmt: skip
             if not batch and wait is not None:
@@ -264,7 +270,7 @@ class Receiving(Settling):
             return False  # given back with an earlier one
         if lease._deadline - self._store.now() > lease._seconds // 2:
             return True
-        return lease not in self._renew([lease], lease._seconds)
+        return lease not in self._renew([lease], lease._seconds) or lease.ack_first
 
     def _release_rest(self, waiting: Iterable[Delivery]) -> None:
         first: dict[Lease, Delivery] = {}
@@ -285,6 +291,16 @@ class Receiving(Settling):
                 shard.drain(lambda tx, b=batches: engine.release_all(tx, b))  # type: ignore[misc]
         for lease, d in some:
             lease._given_back(d.seq)
+
+
+def leased_ahead(max_messages: int, ack_first: bool) -> int:
+    """How many messages `consume` leases at a time.
+
+    Raises:
+        InvalidArgument: max_messages is none of receive's.
+    """
+    validate.whole("max_messages", max_messages, 1, validate.MESSAGES_MAX)
+    return 1 if ack_first else max_messages
 
 
 _consumer: tuple[int, str] | None = None

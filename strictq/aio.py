@@ -24,7 +24,7 @@ import anyio.to_thread
 from ._config import QueueConfig
 from ._errors import LeaseLost, QueueClosed, StrictqError
 from ._keys import Key
-from ._receiving import Patience
+from ._receiving import Patience, leased_ahead
 from ._store.calls import transaction_of
 from ._store.engine import Rows
 from ._store.wake import POLL_SECONDS
@@ -376,9 +376,10 @@ class AsyncQueue:
         """See Queue.consume: `async for d in q.consume(): ...`. Close it (contextlib.aclosing) if you leave it early."""
         queue = self.sync
         wanted = None if keys is None else list(keys)
+        ahead = leased_ahead(max_messages, ack_first)
         while True:
             batch = await self.receive(
-                max_messages, per_key=per_key, wait=wait, lease_seconds=lease_seconds, keys=wanted, consumer=consumer,
+                ahead, per_key=per_key, wait=wait, lease_seconds=lease_seconds, keys=wanted, consumer=consumer,
                 ack_first=ack_first,
             )  # fmt: skip
             if not batch and wait is not None:

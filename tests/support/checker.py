@@ -462,7 +462,7 @@ class _Checker(Gatherer):
         if hold is not None and not self._released(lane, hold.start, lease.end):
             self.broken("W1", lane.key, f"token {lease.token} was given while the key was held")
         purge = max((o for o in before if o.verb == "purge" and not o.dead), key=lambda o: o.start, default=None)
-        if purge is None or any(at <= purge.end for at, _ in self.hidden):
+        if purge is None or any(at <= purge.end for at, _ in self.hidden) or self._held_unseen(lane.key, purge):
             return
         for seq in lease.handed:
             send = lane.by_seq[seq]
@@ -470,6 +470,13 @@ class _Checker(Gatherer):
                 continue
             if not any(seq in other.handed and other.start <= purge.end for other in lane.leases.values()):
                 self.broken("A1", lane.key, f"seq {seq} was purged, then delivered")
+
+    def _held_unseen(self, key: str, purge: Operation) -> bool:
+        """A receive may have leased it then, and lost it again before it returned."""
+        return any(
+            start <= purge.end and purge.start <= end and (wanted.keys is None or key in wanted.keys)
+            for start, end, wanted in self.slow
+        )
 
     # The holder's side: T2, H1, A2.
 

@@ -108,6 +108,7 @@ class Gatherer:
         self.operations: list[Operation] = []
         self.reboots: list[int] = []
         self.hidden: list[tuple[int, Wanted | None]] = []  # receives without an answer, when; None: a `more`
+        self.slow: list[tuple[int, int, Wanted]] = []  # receives that outlasted their leases: what they lost, nobody saw
         self.attempts: dict[str, list[Act]] = defaultdict(list)  # effect → its transactions
         self.sent_by: dict[str, list[Send]] = defaultdict(list)
         self.effects: dict[str, int] = {}
@@ -165,6 +166,8 @@ class Gatherer:
         if done is None or (not done.items and state_of(done.outcome) == UNKNOWN and done.outcome != "PartialFailure"):
             self.hidden.append((invoke.at, None if more else wanted))
             return
+        if not more and done.at - invoke.at >= wanted.lease:
+            self.slow.append((invoke.at, done.at, wanted))
         last: dict[str, int] = {}
         for item in done.items:
             key, seq = item.key, item.seq

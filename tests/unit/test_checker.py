@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import history
 from tests.support.checker import Policy, Violation, check
-from tests.support.history import Act, Handed, Invoke, Recorder, Return, Sent, Stored, Tx, Wanted
+from tests.support.history import Act, Handed, Invoke, Operated, Recorder, Return, Sent, Stored, Tx, Wanted
 from tests.support.history_gen import MS, RULES, WINDOW, generate
 
 POLICY = Policy(dedup_window=WINDOW)
@@ -221,3 +221,13 @@ def test_a_violation_says_what_and_where() -> None:
     script.call(0, 1, "send", Sent("k", "a"), Stored(1))
     script.call(2, 3, "send", Sent("k", "b"), Stored(1))
     assert check(script.events) == [Violation("S1", "k", "seq 1 was given to two sends")]
+
+
+@pytest.mark.parametrize(("returned", "flagged"), [(12, True), (40, False)], ids=["quick", "longer_than_its_lease"])
+def test_a_receive_that_outlasts_its_lease_may_have_held_what_a_purge_left(script: Script, returned: int, flagged: bool) -> None:
+    """It claimed the message, the purge left that to its holder, the lease ran out, another took it, and it returned nothing."""
+    script.call(4, 5, "send", Sent("p", "b"), Stored(1))
+    script.call(10, returned, "receive", Wanted(10 * MS))
+    script.call(13, 14, "purge", Operated("p"))
+    script.call(30, 31, "receive", Wanted(10 * MS), Handed("p", 1, "b", 2))
+    assert script.rules() == ({"A1"} if flagged else set())

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from strictq import Message, Queue
+from strictq._store.commit import Writer
+from strictq._store.frame import Tx
 from strictq.testing import FakeClock
 from tests.support.queues import Opener, drain, fill, labels, seqs
 
@@ -105,3 +109,22 @@ def test_purge_outlives_reopening(disk: Opener) -> None:
     q = disk()
     assert q.receive() == []
     assert q.send(b"", "k").seq == 4
+
+
+def test_what_a_receive_has_claimed_stays_though_it_comes_too_late_to_hand_it_out(
+    disk: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In flight is what is leased in the files, whatever its holder knows of it yet."""
+    q, other = disk(), disk()
+    fill(q, "k", 1)
+    end = Writer._end
+
+    def slow(self: Writer, tx: Tx) -> None:
+        end(self, tx)
+        monkeypatch.setattr(Writer, "_end", end)
+        assert other.purge("k") == 0
+        clock.advance(12.0)
+        assert labels(other.receive()) == [("k", 1)]
+
+    monkeypatch.setattr(Writer, "_end", slow)
+    assert q.receive(lease_seconds=10.0) == [], "another holder has it"

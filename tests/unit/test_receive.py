@@ -10,6 +10,8 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
+from strictq._store.commit import Writer
+from strictq._store.frame import Tx
 from strictq.testing import FakeClock
 from tests.support.queues import Opener, ack_all, drain, fill, keys_by_shard, labels, seqs
 
@@ -240,6 +242,42 @@ def test_ack_first_is_at_most_once_past_the_deadline(q: Queue, clock: FakeClock)
     q.receive(1, ack_first=True, lease_seconds=5.0)
     clock.advance(6.0)
     assert labels(q.receive()) == [("k", 2)]
+
+
+def test_ack_first_loses_nothing_to_a_slow_commit(disk: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lane was given to another consumer before the receive returned; but its messages are nobody else's."""
+    q, other = disk(), disk()
+    fill(q, "k", 3)
+    end = Writer._end
+
+    def slow(self: Writer, tx: Tx) -> None:
+        end(self, tx)
+        monkeypatch.setattr(Writer, "_end", end)
+        clock.advance(12.0)
+        assert labels(other.receive(1)) == [("k", 3)]
+
+    monkeypatch.setattr(Writer, "_end", slow)
+    ds = q.receive(2, ack_first=True, lease_seconds=10.0)
+    assert labels(ds) == [("k", 1), ("k", 2)]
+    ds[0].done()
+    with pytest.raises(strictq.LeaseLost):
+        ds[1].done()
+
+
+def test_consume_with_ack_first_loses_nothing_to_who_leaves_the_loop(q: Queue) -> None:
+    """What is leased ahead is resolved, and could not be given back: so nothing is."""
+    fill(q, "a", 3)
+    fill(q, "b", 1)
+    for d in q.consume(wait=0.0, ack_first=True):
+        with d:
+            assert (d.key, d.seq) == ("a", 1)
+        break
+    assert [m.seq for m in q.peek("a")] == [2, 3]
+    got = []
+    for d in q.consume(max_messages=2, wait=0.0, ack_first=True):
+        with d:
+            got.append((d.key, d.seq))
+    assert got == [("a", 2), ("a", 3), ("b", 1)]
 
 
 def test_done_is_for_ack_first_only(q: Queue) -> None:
