@@ -261,6 +261,7 @@ def apply_poison(tx: Tx, lane: int, key: bytes, seq: int, attempts: int, reason:
         tx.report("poison", key, seq, detail=f"held: {reason}")
         return False
     tx.run(LANES.set_hold, (POISON_HOLD, tx.now, lane))
+    unlist(tx, lane)  # a late nack: the lane of a lease that ran out is listed
     tx.report("poison", key, seq, detail=f"held: {reason}")
     return True
 

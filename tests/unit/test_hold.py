@@ -137,3 +137,30 @@ def test_redrive_into_a_held_lane_waits_with_it(q: Queue) -> None:
     assert q.receive() == []
     q.release("k")
     assert seqs(q.receive()) == [1, 2]
+
+
+def test_a_late_nack_that_holds_the_lane_takes_it_out_of_the_order(make: Opener, clock: FakeClock) -> None:
+    q = make(max_attempts=1, on_poison="hold")
+    fill(q, "k", 3)
+    one, two, _ = q.receive(lease_seconds=10.0)
+    clock.advance(20.0)
+    assert q.receive(keys=["other"]) == []  # sees the lease run out, and lists the lane again
+    two.nack(reason="broken")
+    assert q.check() == []
+    assert q.receive() == [], "a held lane is handed to nobody"
+    one.ack()
+    assert q.release("k")
+    assert seqs(q.receive()) == [2, 3]
+    assert q.check() == []
+
+
+def test_a_lane_that_a_late_nack_held_is_released_while_its_lease_is_still_there(make: Opener, clock: FakeClock) -> None:
+    q = make(max_attempts=1, on_poison="hold")
+    fill(q, "k", 3)
+    _, two, _ = q.receive(lease_seconds=10.0)
+    clock.advance(20.0)
+    assert q.receive(keys=["other"]) == []
+    two.nack(reason="broken")
+    assert q.release("k")
+    assert q.check() == []
+    assert seqs(q.receive()) == [1]
