@@ -245,11 +245,14 @@ def _nack_lane(tx: Tx, batch: Batch, delay: int | None, reason: str | None, outp
         delay = int(tx.config.retry_delay(attempts) * SECOND)
     due = tx.now + delay if delay > 0 else None
     tx.run(LANES.set_due, (due, reason, output, lane, seq))
+    aside = None
     if lanes.out_of_attempts(tx, attempts):
         lanes.apply_poison(tx, lane, batch.key, seq, attempts, reason)
-    elif due is not None and lanes.is_keyless(batch.key) and lanes.ASIDE not in batch.key:
-        lanes.place(tx, lanes.move_aside(tx, lanes.get(tx, lane), seq, due))
+    elif lanes.is_keyless(batch.key) and lanes.ASIDE not in batch.key:
+        aside = lanes.move_aside(tx, lanes.get(tx, lane), seq, due)
     shrink(tx, lease, len(rows), hi=max(seq - 1, lease.lo), at_end=True)
+    if aside is not None:
+        lanes.place(tx, aside, at_end=True)  # behind those that it held up
 
 
 def reject(tx: Tx, batch: Batch, reason: str, output: str | None = None) -> None:

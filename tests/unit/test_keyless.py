@@ -73,6 +73,27 @@ def test_nacked_message_blocks_no_other(make: Opener, clock: FakeClock, spread: 
     assert again.attempt == 2
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_nacked_again_and_again_it_blocks_no_other(make: Opener, together: bool) -> None:
+    q = make(keyless="random", keyless_lanes=1, max_attempts=None)
+    for body in (b"bad", b"2", b"3"):
+        q.send(body)
+    done = []
+    for _ in range(12):
+        for d in q.receive(10 if together else 1):
+            if d.body == b"bad":
+                d.nack()
+                break
+            done.append(d.body)
+            d.ack()
+    assert done == [b"2", b"3"]
+    assert q.check() == []
+    (d,) = q.receive()
+    assert (d.body, d.attempt) == (b"bad", 13 if together else 11)
+    d.ack()
+    assert q.stats().lanes == 1, "its lane went with it"
+
+
 @pytest.mark.parametrize("spread", SPREADS)
 def test_dedup_id_chooses_the_lane(make: Opener, spread: str) -> None:
     q = make(shards=4, keyless=spread)
