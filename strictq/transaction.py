@@ -106,7 +106,9 @@ class Transaction:
         Returns:
             What `work` returns.
         Raises:
-            InvalidArgument: the SQL is wrong, may not be run, or takes too long; the transaction is undone.
+            InvalidArgument: the SQL is wrong, may not be run, or takes too long. Let it leave the block, and nothing happened;
+                caught, that statement is undone and what ran before it stays. Where SQLite undid all of it (OR ROLLBACK, too
+                many steps), the transaction refuses everything that follows.
             LeaseLost: the delivery's lane was given back or retaken; nothing happened.
         """
         self._require()
@@ -156,6 +158,7 @@ class Transaction:
                 block.__exit__(type(e), e, e.__traceback__)
                 raise
             self._open, self._tx = block, tx
+        self._tx.require_whole()
         return self._tx
 
     def _verify(self, tx: engine.Tx) -> None:
@@ -182,6 +185,7 @@ class Transaction:
             self._statements.clear()  # else it is one transaction at the end, which may have to be repeated
 
     def _apply(self, tx: engine.Tx) -> None:
+        tx.require_whole()
         if self._open is None:
             self._verify(tx)
         self._flush(tx)

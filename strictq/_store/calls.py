@@ -23,8 +23,17 @@ def nobody() -> None:
 
 
 def whoami() -> object:
-    """Who holds a lock: the async transaction, or else the thread."""
+    """Who opens a transaction that stays open: the async transaction, or else the thread."""
     return transaction_of.get() or threading.get_ident()
+
+
+def is_mine(owner: object) -> bool:
+    """Does the caller wait for itself, if it waits for this owner of a lock?
+
+    A task that was started inside an async transaction has its name, too, also when that is over: so other calls go by their
+    thread, or two such tasks would take each other for the transaction.
+    """
+    return owner == threading.get_ident() or (owner is not None and owner is transaction_of.get())
 
 
 @runtime_checkable

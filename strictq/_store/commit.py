@@ -32,7 +32,7 @@ from .._errors import (
 )
 from .._sql import CLAIM, SHARD
 from .._types import Event
-from .calls import Call, Mergeable, Operation, nobody, whoami
+from .calls import Call, Mergeable, Operation, is_mine, nobody, whoami
 from .connection import BUSY_SECONDS, NONSENSE, Opener, leak, translate
 from .frame import Totals, Tx
 
@@ -64,6 +64,11 @@ class Host(Protocol):
 # Arguments of Lock.acquire, for `held += map(lock.acquire, …)`: done wholly inside the interpreter, so that whatever interrupts
 # the caller, `held` says whether the lock was taken. An ordinary call may be interrupted between taking it and telling.
 _WAIT: Final = (True,)
+
+_UNSURE: Final = (apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.NoMemError)
+"""After these the page cache may say what the disk does not."""
+_DISTRUST: Final = (*_UNSURE, apsw.CorruptError, apsw.NotADBError, *NONSENSE)
+"""After these nobody's work is committed: a group fails as one."""
 
 
 class Writer:
@@ -143,6 +148,7 @@ class Writer:
     def alone(self) -> Iterator[Tx]:
         """A write transaction that stays open for the block, for a program's own SQL. Never part of a group."""
         with self._locked():
+            self._owner = whoami()
             tx = self._begin()
             try:
                 yield tx
@@ -324,8 +330,8 @@ class Writer:
             call.result = call.operation(tx)
             tx.run("RELEASE operation")
         except Exception as e:
-            if not tx.db.in_transaction:
-                raise  # SQLite undid the whole transaction
+            if not tx.db.in_transaction or isinstance(e, _DISTRUST):
+                raise  # SQLite undid the whole transaction, or nothing on this connection can be trusted any more
             tx.run("ROLLBACK TO operation")
             tx.run("RELEASE operation")
             tx.totals = before
@@ -373,8 +379,7 @@ class Writer:
 
     def _write_totals(self, tx: Tx) -> None:
         """The counter row, if anything else was written."""
-        if not tx.db.in_transaction:
-            raise InvalidArgument("the program's SQL rolled the transaction back; nothing happened")
+        tx.require_whole()
         if tx.db.total_changes() == tx.changes_before and not tx.dirty:
             return
         tx.totals.last_time = max(tx.totals.last_time, tx.now)
@@ -441,7 +446,7 @@ class Writer:
         if isinstance(ours, StoreCorrupt):
             self._drop_connection()
             self._host.quarantine(self._shard, ours)
-        elif isinstance(error, apsw.IOError | apsw.CantOpenError | apsw.ReadOnlyError | apsw.NoMemError):
+        elif isinstance(error, _UNSURE):
             # After a failed read, write or sync the page cache may say what the disk does not.
             self._drop_connection()
         return ours
@@ -481,7 +486,7 @@ class Writer:
 
     def require_outside(self) -> None:
         """Refuse what can't be done while this thread is inside a transaction of the shard: it would wait for itself."""
-        if self._owner == whoami():
+        if is_mine(self._owner):
             raise InvalidArgument(
                 "this is inside a transaction on the same shard", hint="use the transaction's own methods there"
             )
@@ -491,7 +496,7 @@ class Writer:
         if not held[0]:
             self.require_outside()
             raise StoreBusy("another thread holds the shard's write lock", shard=self._shard)
-        self._owner = whoami()
+        self._owner = threading.get_ident()
         self.require()
 
     @contextmanager
@@ -513,7 +518,7 @@ class Writer:
         A transaction that this thread itself has open is undone: it can't end before this returns.
         """
         self._closed = True
-        held = self._owner != whoami() and self._lock.acquire(timeout=BUSY_SECONDS)
+        held = not is_mine(self._owner) and self._lock.acquire(timeout=BUSY_SECONDS)
         try:
             self._drop_connection()
         finally:
@@ -527,7 +532,7 @@ class Writer:
 
         A transaction that the forking thread itself has open is undone: shared by two processes it would lose commits.
         """
-        self._inside = self._owner == whoami()
+        self._inside = is_mine(self._owner)
         if not self._inside and not self._lock.acquire(timeout=BUSY_SECONDS):
             return False
         self._gate.acquire()
@@ -538,11 +543,12 @@ class Writer:
         """After a fork that `quiesce` prepared."""
         if child:
             # The threads that waited here exist in the parent only; an open block of this thread still holds its lock.
+            owner = self._owner
             self._make_locks()
             self._pid = os.getpid()
             if self._inside:
                 self._lock.acquire()
-                self._owner = whoami()
+                self._owner = owner
         else:
             self._gate.release()
             if not self._inside:

@@ -12,6 +12,7 @@ import apsw
 import attrs
 
 from .._config import QueueConfig
+from .._errors import InvalidArgument
 from .._keys import decode_key
 from .._sql import SHARD
 from .._types import Event
@@ -120,6 +121,15 @@ class Tx:
         self.events: list[Event] = []
         self.wake = False
         """Something became claimable: tell those who wait."""
+
+    def require_whole(self) -> None:
+        """Refuse to go on where SQLite undid the transaction: what comes now would be committed statement by statement.
+
+        Raises:
+            InvalidArgument: the program's SQL did that; nothing happened.
+        """
+        if not self.db.in_transaction:
+            raise InvalidArgument("the program's SQL rolled the transaction back; nothing happened")
 
     def new_id(self) -> int:
         """The next arrival number or position."""

@@ -160,7 +160,8 @@ class AppDatabase:
         """Run one or more statements on app_* tables; all rows, as tuples.
 
         Raises:
-            InvalidArgument: the SQL is wrong, may not be run, or takes too long. The transaction it is part of is undone.
+            InvalidArgument: the SQL is wrong, may not be run, or takes too long. Unless it is caught, the transaction that it is
+                part of is undone.
         """
         if not isinstance(sql, str):
             raise InvalidArgument(f"SQL must be a str, not {type(sql).__name__}")

@@ -566,6 +566,39 @@ def test_damage_quarantines_the_shard_once(q: Queue) -> None:
     assert [e.kind for e in events] == ["shard_quarantined"]
 
 
+@pytest.mark.parametrize("error", [apsw.CorruptError("malformed"), TypeError("a row that is not there")])
+def test_damage_that_one_of_a_group_meets_quarantines_the_shard(q: Queue, error: Exception) -> None:
+    events: list[strictq.Event] = []
+    q.on_event(events.append)
+    q.send(b"", "k")
+    crowd = Crowd(q)
+
+    def damaged(_tx: Tx) -> None:
+        raise error
+
+    crowd.join(damaged, lambda tx: tx.run("UPDATE counter SET sends = sends + 1"))
+    results = crowd.go()
+    assert [type(r) for r in results] == [strictq.StoreCorrupt] * 2
+    assert [e.kind for e in events] == ["shard_quarantined"]
+    with pytest.raises(strictq.StoreCorrupt):
+        q.send(b"", "k")
+
+
+def test_a_read_that_fails_for_one_of_a_group_drops_the_connection(q: Queue) -> None:
+    q.send(b"", "k")
+    before = connection_of(q)
+    crowd = Crowd(q)
+
+    def unreadable(_tx: Tx) -> None:
+        raise apsw.IOError("disk I/O error")
+
+    crowd.join(unreadable, lambda tx: tx.run("UPDATE counter SET sends = 77"))
+    results = crowd.go()
+    assert [type(r) for r in results] == [strictq.StoreError] * 2
+    assert connection_of(q) is not before
+    assert q.stats().sends == 1
+
+
 def test_an_interrupted_commit_is_not_reported_as_success(disk: Opener) -> None:
     q = disk()
     with failing(q, "COMMIT", KeyboardInterrupt(), after=True), pytest.raises(KeyboardInterrupt):

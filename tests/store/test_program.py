@@ -269,6 +269,42 @@ def test_sql_that_never_ends_is_stopped_wherever_it_runs(q: Queue, monkeypatch: 
     assert q.query("SELECT 1") == [(1,)]
 
 
+@pytest.mark.parametrize("then", ["nothing", "key_state", "read", "send", "execute"])
+def test_after_sql_undid_the_transaction_nothing_of_it_is_written(q: Queue, then: str) -> None:
+    """What the program catches must not let the rest run outside of a transaction, statement by statement."""
+    fill(q, "undone", 2)
+    (d,) = q.receive(1, keys=["undone"])
+    with q.transaction(key="k") as tx:
+        tx.execute("INSERT INTO app_t VALUES (1, 'a')")
+    before = q.stats().depth
+    with pytest.raises(InvalidArgument, match="nothing happened"), q.transaction(d) as tx:
+        with pytest.raises(InvalidArgument, match="UNIQUE"):
+            tx.run(lambda db: db.execute("INSERT OR ROLLBACK INTO app_t VALUES (1, 'b')"))
+        if then == "key_state":
+            tx.key_state = b"s"
+        elif then == "read":
+            _ = tx.key_state
+        elif then == "send":
+            tx.send(b"", "k")
+        elif then == "execute":
+            tx.execute("INSERT INTO app_t VALUES (2, 'c')")
+    assert q.stats().depth == before
+    assert q.status("undone", 1).state == "in_flight"
+    assert d.key_state is None
+    assert q.query("SELECT * FROM app_t") == [(1, "a")]
+    assert at_rest(q)
+    assert q.check() == []
+    d.ack()
+
+
+def test_a_statement_that_is_caught_leaves_the_others(q: Queue) -> None:
+    with q.transaction(key="k") as tx:
+        tx.run(lambda db: db.execute("INSERT INTO app_t VALUES (1, 'a')"))
+        with pytest.raises(InvalidArgument):
+            tx.run(lambda db: db.execute("INSERT INTO app_t VALUES (2, 'b'), (1, 'c')"))
+    assert q.query("SELECT * FROM app_t") == [(1, "a")]
+
+
 def test_the_fence_is_down_for_the_engine_and_up_for_the_next_program(q: Queue) -> None:
     with q.transaction(key="k") as tx:
         with pytest.raises(InvalidArgument):

@@ -176,3 +176,54 @@ def test_a_fork_elsewhere_does_not_break_a_close(disk) -> None:
         upkeep.resume(child=False)  # what after_fork does, in the parent too
     t.join(10)
     assert errors == []
+
+
+@pytest.mark.parametrize("durability", ["full", "process"])
+def test_tasks_that_began_inside_a_transaction_are_not_inside_it_when_it_is_over(tmp_path: Path, durability: str) -> None:
+    """They inherit its name; one of them that writes must not look to the others like the transaction that they are in."""
+
+    async def main() -> None:
+        async with strictq.open_async(tmp_path / "queue", durability=durability) as q:  # type: ignore[arg-type]
+            over = anyio.Event()
+            inside, go = threading.Event(), threading.Event()
+            writer = writer_of(q.sync)
+
+            def occupy() -> None:
+                def wait(_tx: object) -> None:
+                    inside.set()
+                    go.wait(60.0)
+
+                writer.run(wait)
+
+            async def first() -> None:
+                await over.wait()
+                await anyio.to_thread.run_sync(occupy)
+
+            async def second() -> None:
+                await over.wait()
+                await anyio.to_thread.run_sync(inside.wait, 60.0)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(q.send, b"", "k")
+                    await anyio.sleep(0.01)
+                    go.set()
+
+            async with anyio.create_task_group() as tasks:
+                async with q.transaction(key="k") as tx:
+                    tx.set_key_state(b"s")
+                    tasks.start_soon(first)
+                    tasks.start_soon(second)
+                over.set()
+            assert (await q.stats()).depth == 1
+
+    anyio.run(main)
+
+
+def test_a_task_inside_a_transaction_still_can_not_wait_for_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with strictq.open_async(tmp_path / "queue") as q:
+            with pytest.raises(strictq.InvalidArgument, match="inside a transaction"):
+                async with q.transaction(key="k") as tx:
+                    assert await tx.get_key_state() is None
+                    await q.send(b"", "k")
+
+    anyio.run(main)
