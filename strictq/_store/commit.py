@@ -106,6 +106,7 @@ class Writer:
             OutcomeUnknown: the COMMIT failed.
             Whatever the operation raises: nothing changed.
         """
+        self.require_outside()  # it would wait for itself, and everybody for the transaction that this thread has open
         if self._grouped:
             return self._run_grouped(operation)  # type: ignore[no-any-return]
         call = Call(operation)
@@ -171,7 +172,6 @@ class Writer:
         call = Call(operation)
         group = [call]
         tx: Tx | None = None
-        self.require_outside()  # the leader waits for this thread's transaction: its call could never be served
         try:
             with self._gate:
                 if self._leader() is None:

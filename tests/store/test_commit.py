@@ -439,6 +439,33 @@ def test_a_misplaced_call_does_not_hold_up_other_threads(q: Queue, monkeypatch: 
     assert other == [1]
 
 
+@pytest.mark.parametrize("durability", ["full", "process"])
+def test_a_misplaced_call_is_refused_without_waiting_for_itself(disk: Opener, durability: str) -> None:
+    """Until it gave up, nobody else could write to the shard, in any process."""
+    q = disk.open(durability=durability)
+    writer = writer_of(q)
+    waits: list[float] = []
+
+    class Lock:
+        def __init__(self, lock: Any) -> None:
+            self._lock = lock
+            self.release, self.locked = lock.release, lock.locked
+
+        def acquire(self, blocking: bool = True, timeout: float = -1.0) -> bool:
+            waits.append(timeout)
+            taken: bool = self._lock.acquire(blocking, 0.001)
+            return taken
+
+    with q.transaction(key="k") as tx:
+        assert tx.key_state is None
+        writer._lock = Lock(writer._lock)  # type: ignore[assignment]
+        for call in (lambda: q.send(b"", "k"), lambda: q.receive(), lambda: q.hold("k"), lambda: q.peek("k")):
+            with pytest.raises(strictq.InvalidArgument, match="inside a transaction"):
+                call()
+        assert waits == []
+    assert q.send(b"", "k").seq == 1
+
+
 # --- a COMMIT that fails -------------------------------------------------------------------------------------------------
 
 LOST = apsw.IOError("the disk did not answer")
