@@ -9,6 +9,8 @@ import pytest
 
 from strictq import Message, Queue
 from strictq._store import shard as shard_module
+from strictq._store import upkeep
+from tests.support.internals import PATIENCE_SECONDS
 from tests.support.queues import Opener
 
 PAGES = 20
@@ -76,3 +78,25 @@ def test_a_hook_that_fails_takes_nothing_back(disk: Opener, monkeypatch: pytest.
     monkeypatch.setattr(shard_module.Shard, "_look_for_room", broken)
     load(q, 10)
     assert q.stats().acks == 300
+
+
+def test_outboxes_have_their_turn_while_wals_grow_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "PERIOD_SECONDS", 0.01)
+    tidied = threading.Event()
+
+    class Busy:
+        """Whenever one shard's WAL is checkpointed, the other one's has grown."""
+
+        def checkpoint(self, shard: int) -> None:
+            thread.wal_grew(1 - shard)
+
+        def tidy(self) -> None:
+            tidied.set()
+
+    kept = Busy()
+    thread = upkeep.Upkeep(kept)
+    thread.wal_grew(0)
+    try:
+        assert tidied.wait(PATIENCE_SECONDS)
+    finally:
+        thread.stop()
