@@ -32,7 +32,7 @@ LAYER = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 ONLY_IN = {
     "apsw": {"_store", "opening", "bench"},  # opening: the check of the linked SQLite's version; bench: SQLite without the queue
     "rich": {"cli"},
-    "typer": {"cli"},
+    "click": {"cli"},
     "matplotlib": {"demo", "spark"},
     "pyspark": {"spark"},
     "py4j": {"spark"},
@@ -128,7 +128,7 @@ def test_dependencies_stay_in_their_place(path: Path) -> None:
 
 def test_the_command_imports_its_extra_late() -> None:
     for line, name in imports_at_the_top(PACKAGE / "cli" / "__init__.py"):
-        assert name.partition(".")[0] not in {"typer", "rich"}, f"strictq/cli/__init__.py:{line}"
+        assert name.partition(".")[0] not in {"click", "rich"}, f"strictq/cli/__init__.py:{line}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=case)

@@ -107,7 +107,7 @@ def test_wrong_values_are_value_errors_too(name: str) -> None:
 
 
 def test_import_is_light() -> None:
-    heavy = ("typer", "rich", "pyspark", "trio", "sqlite3", "pytest", "multiprocessing", "asyncio")
+    heavy = ("click", "rich", "pyspark", "trio", "sqlite3", "pytest", "multiprocessing", "asyncio")
     code = f"import strictq, sys; print(*(m for m in {heavy} if m in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == []

@@ -62,7 +62,7 @@ def opening(bench: Bench) -> Iterator[Figure]:
         durability="process",
         note=note,
     )
-    if find_spec("typer") is None:
+    if find_spec("click") is None:
         return
     command = [sys.executable, "-m", "strictq", "stats", "--json", str(path)]
     milliseconds = []

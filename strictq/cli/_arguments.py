@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Any, Final
 
-import typer
+import click
 
 import strictq
 from strictq._keys import Key, encode_key
@@ -37,14 +38,44 @@ class Durability(StrEnum):
     process = "process"
 
 
-QueuePath = Annotated[Path, typer.Argument(metavar="QUEUE", help="The queue's directory.")]
-KeyText = Annotated[str, typer.Argument(metavar="KEY", help="The key; after -- if it begins with a dash.")]
-OptionalKeyText = Annotated[str | None, typer.Argument(metavar="KEY", help="The key; after -- if it begins with a dash.")]
-KeyTypeOption = Annotated[
-    KeyType, typer.Option(help='How KEY is meant: 1, "1" and b"1" are three keys. hex and base64 are bytes, too.')
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON; docs/reference/cli.md has the fields.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no summary.")]
+class Seconds(click.FloatRange):
+    """A duration; neither "nan" nor "inf" is one."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """As click does, and what compares as nothing does is refused."""
+        seconds: float = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return seconds
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+PATH: Final = click.Path(path_type=Path)
+KEY_HELP: Final = "The key; after -- if it begins with a dash."
+
+queue_argument: Final[Decorator] = click.argument("queue", type=PATH, metavar="QUEUE", help="The queue's directory.")
+key_argument: Final[Decorator] = click.argument("key", metavar="KEY", help=KEY_HELP)
+optional_key_argument: Final[Decorator] = click.argument("key", required=False, metavar="[KEY]", help=KEY_HELP)
+key_type_option: Final[Decorator] = click.option(
+    "--key-type",
+    type=click.Choice(KeyType),
+    default=KeyType.str,
+    help='How KEY is meant: 1, "1" and b"1" are three keys. hex and base64 are bytes, too.',
+)
+
+
+def limit_option(default: int) -> Decorator:
+    """--limit of what is listed."""
+    return click.option("--limit", "-n", type=click.IntRange(1, 100_000), default=default, help="At most so many.")
+
+
+json_option: Final[Decorator] = click.option(
+    "as_json", "--json", is_flag=True, help="Print JSON; docs/reference/cli.md has the fields."
+)
+quiet_option: Final[Decorator] = click.option("--quiet", "-q", is_flag=True, help="Show no progress and no summary.")
 
 
 def key_of(text: str, kind: KeyType) -> Key:

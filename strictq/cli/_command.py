@@ -13,8 +13,7 @@ from inspect import cleandoc
 from types import FrameType, TracebackType
 from typing import IO, Any, Final, NoReturn, ParamSpec, Self
 
-import typer
-import typer.core
+import click
 
 from strictq._errors import (
     ConfigError,
@@ -57,28 +56,38 @@ class Failure(Exception):
         self.hint = hint
 
 
-def command(run: Callable[P, int]) -> Callable[P, None]:
+class Command(click.Command):
+    """A command that knows what is meant by a key such as -5."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, and with advice."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as e:
+            if not any(isinstance(p, click.Argument) and p.name == "key" for p in self.params):
+                raise
+            word = next((word for word in given if word.startswith(e.option_name)), e.option_name)
+            raise click.UsageError(
+                f"{e.format_message()} If {word} is the key, it comes after --, behind all options: "
+                f"{ctx.command_path} QUEUE -- {word}",
+                ctx,
+            ) from None
+
+
+def command(examples: str, cls: type[Command] = Command) -> Callable[[Callable[P, int]], Command]:
     """Make a command of a function that returns an exit code: nobody sees a traceback for what can be expected."""
-
-    @wraps(run)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
-        raise typer.Exit(_ending(lambda: run(*args, **kwargs)))
-
-    return wrapper
-
-
-def add(
-    app: typer.Typer,
-    name: str,
-    text: str,
-    run: Callable[..., int],
-    examples: str = "",
-    cls: type[typer.core.TyperCommand] | None = None,
-) -> None:
-    """Make a function the command `name`; `text` is its line in the list of commands."""
     # \b: the help keeps the lines as they are.
-    epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in cleandoc(examples).splitlines()) if examples else None
-    app.command(name, cls=cls, short_help=text, epilog=epilog)(command(run))
+    epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in cleandoc(examples).splitlines())
+
+    def made(run: Callable[P, int]) -> Command:
+        @wraps(run)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
+            raise click.exceptions.Exit(_ending(lambda: run(*args, **kwargs)))
+
+        return click.command(cls=cls, epilog=epilog)(wrapper)
+
+    return made
 
 
 def _ending(run: Callable[[], int]) -> int:
@@ -94,8 +103,7 @@ def _ending(run: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _silence(sys.stdout)
-        _silence(sys.stderr)
+        silence()
         return BROKEN_PIPE
     except Failure as e:
         return _complain(str(e), e.code, e.hint)
@@ -141,8 +149,13 @@ def tell(text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
 
 
+def silence() -> None:
+    """Nobody reads any more: what is still in a buffer goes nowhere, instead of failing again when the interpreter exits."""
+    _silence(sys.stdout)
+    _silence(sys.stderr)
+
+
 def _silence(stream: IO[str] | None) -> None:
-    # What is still in its buffer goes nowhere, instead of failing again when the interpreter exits.
     if stream is None:
         return
     null = os.open(os.devnull, os.O_WRONLY)

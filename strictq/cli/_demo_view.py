@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from strictq.cli._command import many, printable
-from strictq.cli._render import NARROW_COLUMNS, Terminal
+from strictq.cli._render import is_screen
+from strictq.cli._terminal import NARROW_COLUMNS, messages
 from strictq.demo import runner
 from strictq.demo.events import Source
 from strictq.demo.verify import Verdict
@@ -27,8 +29,8 @@ class View:
     """Shows how it goes on stderr: bars on a terminal, a line now and then elsewhere, there nothing if `quiet`."""
 
     def __init__(self, source: Source, setup: str, *, quiet: bool) -> None:
-        self._console = Terminal(stderr=True, highlight=False)
-        self._quiet = quiet and not self._console.is_terminal
+        self._console = messages()
+        self._quiet = quiet and not is_screen(sys.stderr)
         self._total = source.count
         self._next = time.monotonic() + PLAIN_SECONDS
         self._bars: Progress | None = None
@@ -36,7 +38,7 @@ class View:
         self.tell(setup)
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if is_screen(sys.stderr):
             elapsed = [TimeElapsedColumn()] if self._console.width >= NARROW_COLUMNS else []
             self._bars = Progress(
                 TextColumn("{task.description}"),

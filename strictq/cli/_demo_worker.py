@@ -13,7 +13,7 @@ from rich.text import Text
 
 from strictq.cli._command import OK, USAGE, WRONG, Failure, many
 from strictq.cli._demo_view import View, checked_by, counts, show_verdict, verified
-from strictq.cli._render import Terminal
+from strictq.cli._terminal import output
 from strictq.demo import plot, working
 from strictq.demo.events import Source
 from strictq.demo.runner import DemoFailed
@@ -59,7 +59,7 @@ def run(
     if as_json:
         print(json.dumps(as_values(outcome, source, kept, picture)))
     else:
-        show(Terminal(highlight=False), outcome, source, picture)
+        show(output(), outcome, source, picture)
     return OK if outcome.verdict.ok else WRONG
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from strictq.cli._lines import Lines
-from strictq.cli._render import NARROW_COLUMNS, messages
+from strictq.cli._terminal import NARROW_COLUMNS, messages
 
 Step = Callable[[Lines, int], None]
 

@@ -7,15 +7,16 @@ import platform
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import attrs
-import typer
+import click
 
 from strictq.bench.measure import Figure, Plan, measure
-from strictq.cli._arguments import Durability, Quiet
-from strictq.cli._command import OK, USAGE, Failure, Stopping, add, printable
-from strictq.cli._render import emit, listing, output, waiting
+from strictq.cli._arguments import PATH, Durability, quiet_option
+from strictq.cli._command import OK, USAGE, Failure, Stopping, command, printable
+from strictq.cli._render import listing, show, waiting
+from strictq.cli._words import emit
 
 EXAMPLES: Final = """
 strictq bench
@@ -25,23 +26,37 @@ MESSAGES: Final = {Durability.full: 20_000, Durability.process: 50_000}
 SINGLES: Final = {Durability.full: 200, Durability.process: 2_000}
 
 
-def register(app: typer.Typer, name: str, text: str) -> None:
-    """Add the command of this module."""
-    add(app, name, text, bench, EXAMPLES)
-
-
+@command(EXAMPLES)
+@click.argument(
+    "directory",
+    type=PATH,
+    default=Path(),
+    metavar="[DIR]",
+    help="On which disk: a temporary folder is made in it.",
+)
+@click.option(
+    "--durability",
+    type=click.Choice(Durability),
+    default=Durability.full,
+    help="What a send survives: full, a power cut; process, kill -9.",
+)
+@click.option("--messages", type=click.IntRange(min=1, max=10_000_000), help="Of each round. [20,000; process: 50,000]")
+@click.option("--batch", type=click.IntRange(min=1, max=100_000), default=1000, help="Messages of one call.")
+@click.option("--keys", type=click.IntRange(min=1, max=1_000_000), default=1000, help="Keys they are spread over.")
+@click.option("--body-bytes", type=click.IntRange(min=0, max=1_000_000), default=100, help="Size of each body.")
+@click.option("--rounds", type=click.IntRange(min=1, max=100), default=3, help="Rounds; the figures are their medians.")
+@quiet_option
+@click.option("as_json", "--json", is_flag=True, help="Print the result as one JSON object.")
 def bench(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="On which disk: a temporary folder is made in it.")] = Path(),
-    durability: Annotated[
-        Durability, typer.Option(help="What a send survives: full, a power cut; process, kill -9.")
-    ] = Durability.full,
-    messages: Annotated[int | None, typer.Option(min=1, max=10_000_000, help="Of each round. [20,000; process: 50,000]")] = None,
-    batch: Annotated[int, typer.Option(min=1, max=100_000, help="Messages of one call.")] = 1000,
-    keys: Annotated[int, typer.Option(min=1, max=1_000_000, help="Keys they are spread over.")] = 1000,
-    body_bytes: Annotated[int, typer.Option(min=0, max=1_000_000, help="Size of each body.")] = 100,
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds; the figures are their medians.")] = 3,
-    quiet: Quiet = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    directory: Path,
+    durability: Durability,
+    messages: int | None,
+    batch: int,
+    keys: int,
+    body_bytes: int,
+    rounds: int,
+    quiet: bool,
+    as_json: bool,
 ) -> int:
     """Measure send, receive and ack on your own disk, beside the floor: the same rows through bare SQLite.
 
@@ -72,7 +87,7 @@ def bench(
     if as_json:
         emit({**attrs.asdict(plan), **machine(directory), "figures": [attrs.asdict(f) for f in figures]})
     else:
-        show(figures, plan, directory)
+        print_figures(figures, plan, directory)
     return OK
 
 
@@ -87,12 +102,11 @@ def machine(directory: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show(figures: list[Figure], plan: Plan, directory: Path) -> None:
+def print_figures(figures: list[Figure], plan: Plan, directory: Path) -> None:
     """The result for a person."""
-    out = output()
-    out.print(
+    show(
         f"{plan.messages:,} messages of {plan.body_bytes} bytes, {plan.keys:,} keys, batches of {plan.batch:,}, "
         f"durability {plan.durability}, {plan.rounds} rounds, on {printable(directory.resolve())}"
     )
     rows = [(f.what, f"{f.strictq:,.0f}", f"{f.floor:,.0f}", f"{f.ratio:.2f}", f"{f.low:.2f} to {f.high:.2f}") for f in figures]
-    listing(out, ("", "strictq/s", "floor/s", "ratio", "of rounds"), rows, right=("strictq/s", "floor/s", "ratio"))
+    listing(("", "strictq/s", "floor/s", "ratio", "of rounds"), rows, right=("strictq/s", "floor/s", "ratio"))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import attrs
-import typer
+import click
 
 import strictq
-from strictq.cli._arguments import Json, QueuePath, Quiet, looking, operating
-from strictq.cli._command import OK, USAGE, WRONG, Failure, add, many, printable
-from strictq.cli._render import emit, key_fields, listing, output, shown_key, span, waiting
+from strictq.cli._arguments import PATH, json_option, looking, operating, queue_argument, quiet_option
+from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, printable
+from strictq.cli._render import listing, waiting
+from strictq.cli._words import emit, key_fields, shown_key, span
 
 EXAMPLES: Final = """
 strictq check orders.strictq
@@ -23,21 +24,18 @@ strictq check orders.strictq --json | jq '.problems[] | select(.fixed | not)'
 """
 
 
-def register(app: typer.Typer, name: str, text: str) -> None:
-    """Add the command of this module."""
-    add(app, name, text, check, EXAMPLES)
-
-
-def check(
-    queue: QueuePath,
-    fix: Annotated[bool, typer.Option("--fix", help="Put right what can be put right without losing anything.")] = False,
-    salvage: Annotated[
-        Path | None,
-        typer.Option("--salvage", metavar="OUT", help="Make a new queue of what can be saved; nobody may have QUEUE open."),
-    ] = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> int:
+@command(EXAMPLES)
+@queue_argument
+@click.option("--fix", is_flag=True, help="Put right what can be put right without losing anything.")
+@click.option(
+    "--salvage",
+    type=PATH,
+    metavar="OUT",
+    help="Make a new queue of what can be saved; nobody may have QUEUE open.",
+)
+@quiet_option
+@json_option
+def check(queue: Path, fix: bool, salvage: Path | None, quiet: bool, as_json: bool) -> int:
     """Read everything, and report each broken invariant: an fsck. It may run beside running programs.
 
     With --salvage the damaged files are only read, and what can be read and verified is put into a new queue.
@@ -60,7 +58,7 @@ def check(
             ("queue.db" if p.shard < 0 else f"{p.shard}", p.rule, _fate(p), printable(p.detail))
             for p in problems
         ]  # fmt: skip
-        listing(output(), ("shard", "rule", "", "detail"), rows)
+        listing(("shard", "rule", "", "detail"), rows)
         fixable = sum(p.fixable for p in wrong)
         print(
             f"{many(len(problems), 'problem')}, {len(wrong):,} not fixed" + (f", --fix would mend {fixable:,}" if fixable else "")
@@ -82,7 +80,7 @@ def _salvage(queue: Path, out: Path, quiet: bool, as_json: bool) -> int:
             print(printable(note))
         if found.lost:
             rows = [(f"{r.shard}", shown_key(r.key), f"{r.first}", "…" if r.last is None else f"{r.last}") for r in found.lost]
-            listing(output(), ("shard", "key", "may be lost: from seq", "to"), rows)
+            listing(("shard", "key", "may be lost: from seq", "to"), rows)
         if not quiet or found.lost or found.notes:
             print(f"saved {many(found.messages, 'message')} and {many(found.dead, 'dead letter')} in {printable(str(out))}")
     return WRONG if found.lost or found.notes else OK

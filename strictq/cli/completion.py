@@ -1,16 +1,18 @@
-"""`strictq completion`: typer's, as a command."""
+"""`strictq completion`: click's, as a command."""
 
 from __future__ import annotations
 
 import json
+import os
 from enum import StrEnum
-from typing import Annotated, Final
+from pathlib import Path
+from typing import Final
 
-import typer
-from typer.completion import get_completion_script, install  # type: ignore[attr-defined]
+import click
+from click.shell_completion import get_completion_class
 
-from strictq.cli import COMPLETE
-from strictq.cli._command import OK, add
+from strictq.cli import COMPLETE, app
+from strictq.cli._command import OK, command
 
 EXAMPLES: Final = """
 strictq completion bash --install
@@ -24,23 +26,18 @@ class Shell(StrEnum):
     bash = "bash"
     zsh = "zsh"
     fish = "fish"
-    powershell = "powershell"
 
 
-def register(app: typer.Typer, name: str, text: str) -> None:
-    """Add the command of this module."""
-    add(app, name, text, completion, EXAMPLES)
-
-
-def completion(
-    shell: Annotated[Shell, typer.Argument(help="Your shell.")],
-    into: Annotated[bool, typer.Option("--install", help="Write it where the shell finds it, and say where that is.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: shell, script, installed.")] = False,
-) -> int:
+@command(EXAMPLES)
+@click.argument("shell", type=click.Choice(Shell), help="Your shell.")
+@click.option("into", "--install", is_flag=True, help="Write it where the shell finds it, and say where that is.")
+@click.option("as_json", "--json", is_flag=True, help="Print one JSON object: shell, script, installed.")
+def completion(shell: Shell, into: bool, as_json: bool) -> int:
     """Print the completion script of a shell, or install it. A new shell then completes commands and options."""
-    names = {"prog_name": "strictq", "complete_var": COMPLETE, "shell": shell.value}
-    script = get_completion_script(**names)
-    path = install(**names)[1] if into else None
+    kind = get_completion_class(shell.value)
+    assert kind is not None
+    script = kind(app(), {}, "strictq", COMPLETE).source().strip()
+    path = install(shell, script) if into else None
     if as_json:
         print(json.dumps({"shell": shell.value, "script": script, "installed": None if path is None else str(path)}))
     elif path is not None:
@@ -48,3 +45,32 @@ def completion(
     else:
         print(script)
     return OK
+
+
+def install(shell: Shell, script: str) -> Path:
+    """Write a script into the home directory, and have the shell read it. Returns where it is."""
+    home = Path.home()
+    if shell is Shell.fish:
+        config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+        return _written(config / "fish" / "completions" / "strictq.fish", script)
+    if shell is Shell.zsh:
+        path = _written(home / ".zfunc" / "_strictq", script)
+        _add_lines(home / ".zshrc", ["fpath+=~/.zfunc", "autoload -Uz compinit && compinit"])
+        return path
+    path = _written(home / ".bash_completions" / "strictq.sh", script)
+    _add_lines(home / ".bashrc", [f". '{path}'"])
+    return path
+
+
+def _written(path: Path, script: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(script + "\n", encoding="utf-8")
+    return path
+
+
+def _add_lines(path: Path, lines: list[str]) -> None:
+    """Add to a shell's start-up file what is not in it yet."""
+    there = path.read_text(encoding="utf-8") if path.exists() else ""
+    if missing := [line for line in lines if line not in there.splitlines()]:
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n".join(["", *missing, ""]))

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import attrs
-import typer
+import click
 
 import strictq
 from strictq import ConfigError, QueueConfig
-from strictq.cli._arguments import Durability, Json, QueuePath, looking, operating
-from strictq.cli._command import OK, USAGE, Failure, add, explained, many, printable
-from strictq.cli._render import emit, facts, output
+from strictq.cli._arguments import Decorator, Durability, json_option, looking, operating, queue_argument
+from strictq.cli._command import OK, USAGE, Failure, command, explained, many, printable
+from strictq.cli._render import show
+from strictq.cli._words import emit
 
 EXAMPLES: Final = {
     "create": """
@@ -27,31 +28,28 @@ EXAMPLES: Final = {
         strictq config orders.strictq max_attempts=10 ttl_seconds=none
     """,
 }
-Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, as docs/reference/config.md has them.")
-]
+settings_argument: Final[Decorator] = click.argument(
+    "settings", nargs=-1, metavar="[NAME=VALUE]...", help="Settings, as docs/reference/config.md has them."
+)
 
 
-def register(app: typer.Typer, name: str, text: str) -> None:
-    """Add one of the commands of this module."""
-    runs: dict[str, Callable[..., int]] = {"create": create, "config": config}
-    add(app, name, text, runs[name], EXAMPLES[name])
-
-
-def create(
-    queue: QueuePath,
-    settings: Settings = None,
-    shards: Annotated[int, typer.Option(min=1, max=256, help="Files to spread the keys over; stays as it is.")] = 1,
-    durability: Annotated[
-        Durability, typer.Option(help="What a send survives: full, a power cut; process, kill -9.")
-    ] = Durability.full,
-    as_json: Json = False,
-) -> int:
+@command(EXAMPLES["create"])
+@queue_argument
+@settings_argument
+@click.option("--shards", type=click.IntRange(min=1, max=256), default=1, help="Files to spread the keys over; stays as it is.")
+@click.option(
+    "--durability",
+    type=click.Choice(Durability),
+    default=Durability.full,
+    help="What a send survives: full, a power cut; process, kill -9.",
+)
+@json_option
+def create(queue: Path, settings: tuple[str, ...], shards: int, durability: Durability, as_json: bool) -> int:
     """Make a queue. If one is there already with these settings, nothing happens.
 
     Exit code 0: it is there. 2: a queue with other settings is there, or something else, or it cannot be made.
     """
-    wanted = QueueConfig().evolve(**changes(settings or []))
+    wanted = QueueConfig().evolve(**changes(settings))
     with _made(queue, shards, durability, wanted) as q:
         if as_json:
             emit(as_values(q))
@@ -71,9 +69,13 @@ def _made(queue: Path, shards: int, durability: Durability, wanted: QueueConfig)
         raise Failure(text, USAGE, hint) from e
 
 
-def config(queue: QueuePath, settings: Settings = None, as_json: Json = False) -> int:
+@command(EXAMPLES["config"])
+@queue_argument
+@settings_argument
+@json_option
+def config(queue: Path, settings: tuple[str, ...], as_json: bool) -> int:
     """Show the settings of a queue, or change some: every process sees them at its next write."""
-    asked = changes(settings or [])
+    asked = changes(settings)
     with operating(queue) if asked else looking(queue) as q:
         if asked:
             q.configure(**asked)
@@ -83,7 +85,7 @@ def config(queue: QueuePath, settings: Settings = None, as_json: Json = False) -
         before = attrs.asdict(QueueConfig())
         now = attrs.asdict(q.config)
         shown = {name: text(value) + ("" if value == before[name] else "  (changed)") for name, value in now.items()}
-        output().print(facts([("queue", q.path), ("shards", f"{q.shards}"), ("durability", q.durability), *shown.items()]))
+        show([("queue", printable(q.path)), ("shards", f"{q.shards}"), ("durability", q.durability), *shown.items()])
     return OK
 
 

@@ -8,15 +8,15 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-import typer
+import click
 
 from strictq.cli import _demo_worker
-from strictq.cli._arguments import Durability
-from strictq.cli._command import OK, USAGE, WRONG, Failure, add, many
+from strictq.cli._arguments import PATH, Durability, Seconds
+from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many
 from strictq.cli._demo_view import View, as_values, show
-from strictq.cli._render import Terminal
+from strictq.cli._terminal import output
 from strictq.demo import runner, working
 from strictq.demo.events import BadInput, FileEvents, LedgerEvents, Source
 
@@ -34,61 +34,81 @@ strictq demo --input events.jsonl --key-field customer --consumers 8
 """
 
 
-def register(app: typer.Typer, name: str, text: str) -> None:
-    """Add the command of this module."""
-    add(app, name, text, demo, EXAMPLES)
-
-
+@command(EXAMPLES)
+@click.option(
+    "--input",
+    type=PATH,
+    metavar="FILE",
+    help="Events to send, JSON lines, plain or gzip. Default: made ones.",
+)
+@click.option("--key-field", metavar="FIELD", help="The field of --input that holds the key.")
+@click.option(
+    "--chain",
+    metavar="OLD,NEW",
+    help="Two fields of --input: OLD of each event is NEW of the one before it. Default: old,new if they are.",
+)
+@click.option("--queue", type=PATH, metavar="DIR", help="Make the queue here and keep it. Default: a temporary one.")
+@click.option("--consumers", type=click.IntRange(min=1, max=64), help="Consumer processes.", show_default=str(CONSUMERS))
+@click.option("--shards", type=click.IntRange(min=1, max=256), default=1, help="Shards of the queue.")
+@click.option(
+    "--durability",
+    type=click.Choice(Durability),
+    default=Durability.process,
+    help="process: all survives kill -9, as here. full: a power cut too, at the disk's speed.",
+)
+@click.option(
+    "--events",
+    type=click.IntRange(min=1),
+    help="How many events to make.",
+    show_default=f"{EVENTS:,}; with --worker {WORKER_EVENTS}",
+)
+@click.option(
+    "--keys",
+    type=click.IntRange(min=1),
+    help="How many keys they have.",
+    show_default=f"one to {EVENTS_PER_KEY} events; with --worker {WORKER_KEYS}",
+)
+@click.option("--kill/--no-kill", default=None, help="Kill a consumer with -9.", show_default="kill")
+@click.option(
+    "--worker", is_flag=True, help="Instead of the consumers: one worker, which prepares ahead. Shows how that overlaps."
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1, max=1000),
+    help="With --worker: events at once, each of another key.",
+    show_default="4",
+)
+@click.option(
+    "--fetch",
+    type=Seconds(min=0.0, max=60.0),
+    help="With --worker: what prepare takes.",
+    show_default="0.08",
+)
+@click.option(
+    "--process",
+    type=Seconds(min=0.0, max=60.0),
+    help="With --worker: what process takes.",
+    show_default="0.12",
+)
+@click.option("--plot", type=PATH, metavar="FILE", help="With --worker: draw what it did when, a .png or a .svg file.")
+@click.option("as_json", "--json", is_flag=True, help="Print the result as one JSON object.")
 def demo(
-    input: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Events to send, JSON lines, plain or gzip. Default: made ones.")
-    ] = None,
-    key_field: Annotated[str | None, typer.Option(metavar="FIELD", help="The field of --input that holds the key.")] = None,
-    chain: Annotated[
-        str | None,
-        typer.Option(
-            metavar="OLD,NEW",
-            help="Two fields of --input: OLD of each event is NEW of the one before it. Default: old,new if they are.",
-        ),
-    ] = None,
-    queue: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Make the queue here and keep it. Default: a temporary one.")
-    ] = None,
-    consumers: Annotated[int | None, typer.Option(min=1, max=64, help="Consumer processes.", show_default=str(CONSUMERS))] = None,
-    shards: Annotated[int, typer.Option(min=1, max=256, help="Shards of the queue.")] = 1,
-    durability: Annotated[
-        Durability, typer.Option(help="process: all survives kill -9, as here. full: a power cut too, at the disk's speed.")
-    ] = Durability.process,
-    events: Annotated[
-        int | None,
-        typer.Option(min=1, help="How many events to make.", show_default=f"{EVENTS:,}; with --worker {WORKER_EVENTS}"),
-    ] = None,
-    keys: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="How many keys they have.", show_default=f"one to {EVENTS_PER_KEY} events; with --worker {WORKER_KEYS}"
-        ),
-    ] = None,
-    kill: Annotated[bool | None, typer.Option("--kill/--no-kill", help="Kill a consumer with -9.", show_default="kill")] = None,
-    worker: Annotated[
-        bool,
-        typer.Option("--worker", help="Instead of the consumers: one worker, which prepares ahead. Shows how that overlaps."),
-    ] = False,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="With --worker: events at once, each of another key.", show_default="4")
-    ] = None,
-    fetch: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", min=0.0, max=60.0, help="With --worker: what prepare takes.", show_default="0.08"),
-    ] = None,
-    process: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", min=0.0, max=60.0, help="With --worker: what process takes.", show_default="0.12"),
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --worker: draw what it did when, a .png or a .svg file.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    input: Path | None,
+    key_field: str | None,
+    chain: str | None,
+    queue: Path | None,
+    consumers: int | None,
+    shards: int,
+    durability: Durability,
+    events: int | None,
+    keys: int | None,
+    kill: bool | None,
+    worker: bool,
+    concurrency: int | None,
+    fetch: float | None,
+    process: float | None,
+    plot: Path | None,
+    as_json: bool,
 ) -> int:
     """Send events through a queue, kill a consumer on the way, and verify that every key kept its order.
 
@@ -114,7 +134,6 @@ def demo(
             )  # fmt: skip
 
         return _demo_worker.run(source, options_for, _directory(queue), plot, as_json=as_json, kept=queue)
-    out = Terminal(highlight=False)
     with _directory(queue) as directory:
         options = runner.Options(
             queue=directory, consumers=consumers or CONSUMERS, shards=shards, durability=durability.value, kill=kill is not False
@@ -128,7 +147,7 @@ def demo(
     if as_json:
         print(json.dumps(as_values(outcome, source, queue)))
     else:
-        show(out, outcome, source, kill=options.kill)
+        show(output(), outcome, source, kill=options.kill)
     return OK if outcome.verdict.ok else WRONG
 
 

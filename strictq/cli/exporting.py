@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Final
 
-import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+import click
 
-from strictq.cli._arguments import Json, QueuePath, Quiet, looking, operating
-from strictq.cli._command import OK, USAGE, Failure, many
-from strictq.cli._render import Terminal, emit, messages
+from strictq.cli._arguments import PATH, Seconds, json_option, looking, operating, queue_argument, quiet_option
+from strictq.cli._command import OK, USAGE, Failure, command, many, tell
+from strictq.cli._render import is_screen
+from strictq.cli._words import emit
+
+EXAMPLES: Final = {
+    "export": "strictq history export orders.strictq orders-history --forget",
+    "plot": "strictq history plot orders-history --png pictures --window 600",
+}
 
 
-def export(
-    queue: QueuePath,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A directory for its files and nothing else; made if missing.")],
-    bodies: Annotated[bool, typer.Option("--bodies/--no-bodies", help="With the bodies, where the queue kept them.")] = True,
-    forget: Annotated[bool, typer.Option("--forget", help="Remove from the queue what is safely in a file.")] = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> int:
+@command(EXAMPLES["export"])
+@queue_argument
+@click.argument("out", type=PATH, metavar="OUT", help="A directory for its files and nothing else; made if missing.")
+@click.option("--bodies/--no-bodies", default=True, help="With the bodies, where the queue kept them.")
+@click.option("--forget", is_flag=True, help="Remove from the queue what is safely in a file.")
+@quiet_option
+@json_option
+def export(queue: Path, out: Path, bodies: bool, forget: bool, quiet: bool, as_json: bool) -> int:
     """Write the records of finished messages that OUT does not have yet to Parquet files, a file per shard and range.
 
     Run it again and it goes on where it ended, also after a crash: no record is missing, none is there twice. The queue may be
@@ -34,16 +40,11 @@ def export(
     """
     from strictq.spark import export_history
 
-    terminal = messages()
-
-    def complain(text: str) -> None:
-        terminal.print(f"strictq: {text}", soft_wrap=True)
-
     started = time.monotonic()
     with operating(queue) if forget else looking(queue) as q:
         kept = q.config.history
-        with _progress(terminal, quiet=quiet) as tell:
-            done = export_history(q, out, bodies=bodies, forget=forget, on_progress=tell)
+        with _progress(quiet=quiet) as step:
+            done = export_history(q, out, bodies=bodies, forget=forget, on_progress=step)
     seconds = time.monotonic() - started
     if as_json:
         values: dict[str, Any] = {
@@ -54,32 +55,36 @@ def export(
     elif not quiet:
         forgotten = f", {many(done.forgotten, 'record')} forgotten" if forget else ""
         made = f"{many(done.records, 'record')} in {many(len(done.files), 'new file')}"
-        terminal.print(f"{made}{forgotten}, {seconds:.1f} s", soft_wrap=True)
+        tell(f"{made}{forgotten}, {seconds:.1f} s")
     if done.missing:
         gone = many(done.missing, "record")
-        complain(f"the queue had removed {gone} before this export: export more often, or let it keep more")
+        tell(f"strictq: the queue had removed {gone} before this export: export more often, or let it keep more")
     elif kept == "off" and not done.records and not quiet:
-        complain("this queue keeps no history now: set history='records' with q.configure()")
+        tell("strictq: this queue keeps no history now: strictq config QUEUE history=records")
     return OK
 
 
 @contextmanager
-def _progress(terminal: Terminal, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    if quiet or not terminal.is_terminal:
+def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    if quiet or not is_screen(sys.stderr):
         yield None
         return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from strictq.cli._terminal import messages
+
     columns = (TextColumn("records"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=terminal, transient=True) as bar:
+    with Progress(*columns, console=messages(), transient=True) as bar:
         task = bar.add_task("records", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def plot(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory of an export.")],
-    png: Annotated[Path, typer.Option("--png", metavar="DIR", help="Where the pictures go; made if missing.")],
-    window: Annotated[float, typer.Option(metavar="SECONDS", help="Length of the windows.")] = 3600.0,
-    as_json: Json = False,
-) -> int:
+@command(EXAMPLES["plot"])
+@click.argument("out", type=PATH, metavar="OUT", help="The directory of an export.")
+@click.option("--png", type=PATH, required=True, metavar="DIR", help="Where the pictures go; made if missing.")
+@click.option("--window", type=Seconds(), default=3600.0, help="Length of the windows.")
+@json_option
+def plot(out: Path, png: Path, window: float, as_json: bool) -> int:
     """Draw what an export holds with a local Spark: ages, throughput, outcomes, and durations where a worker measured them.
 
     Needs the extras "spark" and "plot", and Java 17 or newer.

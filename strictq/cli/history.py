@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Final
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import attrs
-import typer
-import typer.core
-import typer.main
+import click
 
 import strictq
 from strictq import HistoryRecord
 from strictq._keys import Key
-from strictq.cli._arguments import Json, KeyType, KeyTypeOption, OptionalKeyText, QueuePath, key_of, looking
-from strictq.cli._command import OK, USAGE, Failure, add
-from strictq.cli._render import body_fields, emit, key_fields, listing, output, short, shown_key, span
+from strictq.cli._arguments import KeyType, json_option, key_of, key_type_option, looking, optional_key_argument, queue_argument
+from strictq.cli._command import OK, USAGE, Command, Failure, command
+from strictq.cli._render import listing, show
+from strictq.cli._words import body_fields, emit, key_fields, short, shown_key, span
 from strictq.cli.exporting import export, plot
 
 EXAMPLES: Final = """
@@ -25,40 +25,33 @@ strictq history orders.strictq --shard 0 --after 1200 --json
 strictq history export orders.strictq orders-history
 strictq history plot orders-history --png pictures
 """
-UNDER: Final[dict[str, tuple[Callable[..., int], str, str]]] = {
-    "export": (export, "Write new records to Parquet files.", "strictq history export orders.strictq orders-history --forget"),
-    "plot": (plot, "Draw what an export holds.", "strictq history plot orders-history --png pictures --window 600"),
-}
+UNDER: Final = {"export": export, "plot": plot}
 """First words that are no queue but a command of their own."""
 PAGE: Final = 1000
 
 
-def register(app: typer.Typer, name: str, text: str) -> None:
-    """Add the command of this module."""
-    add(app, name, text, history, EXAMPLES, cls=HistoryCommand)
-
-
-class HistoryCommand(typer.core.TyperCommand):
+class HistoryCommand(Command):
     """The list of records, unless the first word names one of the commands under it. A queue of that name is `./export`."""
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+    def make_context(self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any) -> Any:
+        """The context of the command that is meant."""
         if args and args[0] in UNDER:
-            run, text, examples = UNDER[args[0]]
-            alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-            add(alone, args[0], text, run, examples)
-            under = typer.main.get_command(alone)
-            return under.make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
+            return UNDER[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
 
 
+@command(EXAMPLES, HistoryCommand)
+@queue_argument
+@optional_key_argument
+@key_type_option
+@click.option("--shard", type=click.IntRange(min=0, max=255), help="Only of this shard. Default: of all, one by one.")
+@click.option(
+    "--after", type=click.IntRange(min=0), default=0, metavar="N", help="With --shard or KEY: only records with a larger n."
+)
+@click.option("--limit", "-n", type=click.IntRange(min=1), help="At most so many. [100; with --json all]")
+@json_option
 def history(
-    queue: QueuePath,
-    key: OptionalKeyText = None,
-    key_type: KeyTypeOption = KeyType.str,
-    shard: Annotated[int | None, typer.Option(min=0, max=255, help="Only of this shard. Default: of all, one by one.")] = None,
-    after: Annotated[int, typer.Option(min=0, metavar="N", help="With --shard or KEY: only records with a larger n.")] = 0,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many. [100; with --json all]")] = None,
-    as_json: Json = False,
+    queue: Path, key: str | None, key_type: KeyType, shard: int | None, after: int, limit: int | None, as_json: bool
 ) -> int:
     """How finished messages ended, in order within a shard, where the queue's setting `history` keeps records of them."""
     if after and shard is None and key is None:
@@ -82,10 +75,10 @@ def history(
         ]  # fmt: skip
         off = q.config.history == "off"
     if not rows:
-        output().print("there are no records" + (": the setting history is off" if off else ""))
+        show("there are no records" + (": the setting history is off" if off else ""))
         return OK
     names = ("shard", "n", "key", "seq", "outcome", "attempts", "ended", "took")
-    listing(output(), names, rows, right=("shard", "n", "seq", "attempts"))
+    listing(names, rows, right=("shard", "n", "seq", "attempts"))
     return OK
 
 

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import attrs
-import typer
+import click
 
 from strictq import DeadLetter, PartialFailure, PeekedMessage, StrictqError
-from strictq.cli._arguments import Json, KeyText, KeyType, KeyTypeOption, OptionalKeyText, QueuePath, key_of, looking
-from strictq.cli._command import OK, USAGE, WRONG, Failure, add, explained, many, printable, tell
-from strictq.cli._render import (
-    Fact,
-    body_fields,
-    column_value,
-    emit,
-    facts,
-    key_fields,
-    listing,
-    moment,
-    output,
-    short,
-    shown_body,
-    shown_key,
-    span,
+from strictq.cli._arguments import (
+    KeyType,
+    json_option,
+    key_argument,
+    key_of,
+    key_type_option,
+    limit_option,
+    looking,
+    optional_key_argument,
+    queue_argument,
 )
+from strictq.cli._command import OK, USAGE, WRONG, Failure, command, explained, many, printable, tell
+from strictq.cli._render import Fact, listing, show
+from strictq.cli._words import body_fields, column_value, emit, key_fields, moment, short, shown_body, shown_key, span
 
 EXAMPLES: Final = {
     "top-keys": """
@@ -53,8 +50,6 @@ EXAMPLES: Final = {
     """,
 }
 
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=100_000, help="At most so many.")]
-
 
 class Rank(StrEnum):
     """What top-keys looks at."""
@@ -63,20 +58,12 @@ class Rank(StrEnum):
     age = "age"
 
 
-def register(app: typer.Typer, name: str, text: str) -> None:
-    """Add one of the commands of this module."""
-    runs: dict[str, Callable[..., int]] = {
-        "top-keys": top_keys, "explain": explain, "peek": peek, "status": status, "dead": dead, "query": query,
-    }  # fmt: skip
-    add(app, name, text, runs[name], EXAMPLES[name])
-
-
-def top_keys(
-    queue: QueuePath,
-    by: Annotated[Rank, typer.Option(help="Most messages, or oldest message.")] = Rank.depth,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")] = 10,
-    as_json: Json = False,
-) -> int:
+@command(EXAMPLES["top-keys"])
+@queue_argument
+@click.option("--by", type=click.Choice(Rank), default=Rank.depth, help="Most messages, or oldest message.")
+@click.option("--limit", "-n", type=click.IntRange(min=1, max=10_000), default=10, help="At most so many.")
+@json_option
+def top_keys(queue: Path, by: Rank, limit: int, as_json: bool) -> int:
     """The deepest keys, or those whose oldest message is oldest. Looks at every key that has messages."""
     with looking(queue) as q:
         found = q.top_keys(limit, by=by.value)
@@ -84,16 +71,20 @@ def top_keys(
         for k in found:
             emit({**key_fields(k.key), "depth": k.depth, "oldest_age_seconds": k.oldest_age_seconds, "state": k.state})
         return OK
-    out = output()
     if not found:
-        out.print("no key has messages")
+        show("no key has messages")
         return OK
     rows = [(short(shown_key(k.key)), f"{k.depth:,}", span(k.oldest_age_seconds), k.state) for k in found]
-    listing(out, ("key", "depth", "oldest", "state"), rows, right=("depth", "oldest"))
+    listing(("key", "depth", "oldest", "state"), rows, right=("depth", "oldest"))
     return OK
 
 
-def explain(queue: QueuePath, key: KeyText, key_type: KeyTypeOption = KeyType.str, as_json: Json = False) -> int:
+@command(EXAMPLES["explain"])
+@queue_argument
+@key_argument
+@key_type_option
+@json_option
+def explain(queue: Path, key: str, key_type: KeyType, as_json: bool) -> int:
     """Why a key is, or is not, handed out now: since when, by whom, until when."""
     with looking(queue) as q:
         found = q.explain(key_of(key, key_type))
@@ -113,17 +104,17 @@ def explain(queue: QueuePath, key: KeyText, key_type: KeyTypeOption = KeyType.st
         pairs.append(("until", moment(found.until)))
     if found.token is not None:
         pairs += [("by", printable(found.by)), ("token", f"{found.token}")]
-    output().print(facts(pairs))
+    show(pairs)
     return OK
 
 
-def peek(
-    queue: QueuePath,
-    key: KeyText,
-    key_type: KeyTypeOption = KeyType.str,
-    limit: Limit = 10,
-    as_json: Json = False,
-) -> int:
+@command(EXAMPLES["peek"])
+@queue_argument
+@key_argument
+@key_type_option
+@limit_option(10)
+@json_option
+def peek(queue: Path, key: str, key_type: KeyType, limit: int, as_json: bool) -> int:
     """The first unresolved messages of a key, in order, without touching them."""
     with looking(queue) as q:
         found = q.peek(key_of(key, key_type), limit)
@@ -131,15 +122,14 @@ def peek(
         for m in found:
             emit(message_values(m))
         return OK
-    out = output()
     if not found:
-        out.print("no message is waiting")
+        show("no message is waiting")
         return OK
     rows = [
         (f"{m.seq}", m.state, f"{m.attempts}", moment(m.enqueued_at), moment(m.due_at) if m.due_at else "", shown_body(m.body))
         for m in found
     ]
-    listing(out, ("seq", "state", "attempts", "sent", "due", "body"), rows, right=("seq", "attempts"))
+    listing(("seq", "state", "attempts", "sent", "due", "body"), rows, right=("seq", "attempts"))
     return OK
 
 
@@ -149,13 +139,13 @@ def message_values(m: PeekedMessage | DeadLetter) -> dict[str, Any]:
     return {**key_fields(m.key), **values, **body_fields(m.body)}
 
 
-def status(
-    queue: QueuePath,
-    key: KeyText,
-    seq: Annotated[int, typer.Argument(min=1, help="Position in the key's sequence.")],
-    key_type: KeyTypeOption = KeyType.str,
-    as_json: Json = False,
-) -> int:
+@command(EXAMPLES["status"])
+@queue_argument
+@key_argument
+@click.argument("seq", type=click.IntRange(min=1), help="Position in the key's sequence.")
+@key_type_option
+@json_option
+def status(queue: Path, key: str, seq: int, key_type: KeyType, as_json: bool) -> int:
     """Where one message is: its state, who holds it, its last error and output.
 
     Exit code 0: it is there, or was and is resolved. 1: that seq was never issued for that key. 2: there is no such queue.
@@ -176,17 +166,17 @@ def status(
         pairs.append(("last error", printable(found.last_error)))
     if found.last_output:
         pairs.append(("last output", printable(found.last_output)))
-    output().print(facts(pairs))
+    show(pairs)
     return OK
 
 
-def dead(
-    queue: QueuePath,
-    key: OptionalKeyText = None,
-    key_type: KeyTypeOption = KeyType.str,
-    limit: Limit = 100,
-    as_json: Json = False,
-) -> int:
+@command(EXAMPLES["dead"])
+@queue_argument
+@optional_key_argument
+@key_type_option
+@limit_option(100)
+@json_option
+def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, as_json: bool) -> int:
     """Dead letters of a key, or of all: what was rejected, ran out of attempts, or expired."""
     with looking(queue) as q:
         found = q.dead_letters(None if key is None else key_of(key, key_type), limit)
@@ -195,9 +185,8 @@ def dead(
         for d in found:
             emit(message_values(d))
         return OK
-    out = output()
     if not found:
-        out.print("there are no dead letters" if key is None else "this key has no dead letters")
+        show("there are no dead letters" if key is None else "this key has no dead letters")
         return OK
     rows = [
         (
@@ -205,22 +194,20 @@ def dead(
         )
         for d in found
     ]  # fmt: skip
-    listing(out, ("key", "seq", "kind", "attempts", "died", "reason", "body"), rows, right=("seq", "attempts"))
+    listing(("key", "seq", "kind", "attempts", "died", "reason", "body"), rows, right=("seq", "attempts"))
     if key is None and total > len(found):
         tell(f"{total:,} in all; --limit shows more")
     return OK
 
 
-def query(
-    queue: QueuePath,
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="A SELECT on app_* tables.")],
-    param: Annotated[
-        list[str] | None, typer.Option("--param", "-p", metavar="VALUE", help="For each ? of the SQL; JSON, or else a text.")
-    ] = None,
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="Only in the shard of this key.")] = None,
-    key_type: KeyTypeOption = KeyType.str,
-    as_json: Json = False,
-) -> int:
+@command(EXAMPLES["query"])
+@queue_argument
+@click.argument("sql", metavar="SQL", help="A SELECT on app_* tables.")
+@click.option("--param", "-p", multiple=True, metavar="VALUE", help="For each ? of the SQL; JSON, or else a text.")
+@click.option("--key", metavar="KEY", help="Only in the shard of this key.")
+@key_type_option
+@json_option
+def query(queue: Path, sql: str, param: tuple[str, ...], key: str | None, key_type: KeyType, as_json: bool) -> int:
     """Read a program's own app_* tables. Each shard is asked by itself: sums and order over shards are yours.
 
     Exit code 0: done. 1: a shard could not be read; the rows of the others are printed. 2: the SQL cannot be used.
@@ -266,12 +253,11 @@ def _show_rows(rows: Any, *, as_json: bool) -> None:
         for row in rows:
             emit(dict(zip(names, map(column_value, row), strict=True)))
         return
-    out = output()
     if not rows:
-        out.print("no rows")
+        show("no rows")
         return
     shown = [[_cell(value) for value in row] for row in rows]
-    listing(out, names, shown, right=[n for i, n in enumerate(names) if all(type(r[i]) in (int, float) for r in rows)])
+    listing(names, shown, right=[n for i, n in enumerate(names) if all(type(r[i]) in (int, float) for r in rows)])
 
 
 def _cell(value: Any) -> str:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-import typer
+import click
 
 import strictq
 from strictq import ConsumerBusy, InvalidArgument, UnknownMessage
 from strictq._keys import Key
-from strictq.cli._arguments import Json, KeyText, KeyType, KeyTypeOption, OptionalKeyText, QueuePath, Quiet, key_of, operating
-from strictq.cli._command import OK, USAGE, WRONG, Failure, add, explained, many, printable, tell
-from strictq.cli._render import emit, key_fields, shown_key, waiting
+from strictq.cli._arguments import (
+    KeyType,
+    json_option,
+    key_argument,
+    key_of,
+    key_type_option,
+    operating,
+    optional_key_argument,
+    queue_argument,
+    quiet_option,
+)
+from strictq.cli._command import OK, USAGE, WRONG, Failure, command, explained, many, printable, tell
+from strictq.cli._render import waiting
+from strictq.cli._words import emit, key_fields, shown_key
 
 EXAMPLES: Final = {
     "redrive": """
@@ -39,22 +49,16 @@ EXAMPLES: Final = {
 }
 
 
-def register(app: typer.Typer, name: str, text: str) -> None:
-    """Add one of the commands of this module."""
-    runs: dict[str, Callable[..., int]] = {
-        "redrive": redrive, "hold": hold, "release": release, "reject": reject, "purge": purge,
-    }  # fmt: skip
-    add(app, name, text, runs[name], EXAMPLES[name])
-
-
+@command(EXAMPLES["redrive"])
+@queue_argument
+@optional_key_argument
+@key_type_option
+@click.option("--seq", type=click.IntRange(min=1), multiple=True, metavar="SEQ", help="Only these of the key; again for more.")
+@click.option("everybody", "--all", is_flag=True, help="The dead letters of all keys.")
+@quiet_option
+@json_option
 def redrive(
-    queue: QueuePath,
-    key: OptionalKeyText = None,
-    key_type: KeyTypeOption = KeyType.str,
-    seq: Annotated[list[int] | None, typer.Option(min=1, metavar="SEQ", help="Only these of the key; again for more.")] = None,
-    everybody: Annotated[bool, typer.Option("--all", help="The dead letters of all keys.")] = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    queue: Path, key: str | None, key_type: KeyType, seq: tuple[int, ...], everybody: bool, quiet: bool, as_json: bool
 ) -> int:
     """Put dead letters back in their lane at their original seq, ahead of everything later: attempts 0, no TTL.
 
@@ -68,14 +72,14 @@ def redrive(
     return _report(f"{many(count, 'dead letter')} put back", {"redriven": count, **_whose(chosen)}, quiet, as_json)
 
 
-def hold(
-    queue: QueuePath,
-    key: KeyText,
-    key_type: KeyTypeOption = KeyType.str,
-    reason: Annotated[str | None, typer.Option(help="Why; explain shows it.")] = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> int:
+@command(EXAMPLES["hold"])
+@queue_argument
+@key_argument
+@key_type_option
+@click.option("--reason", help="Why; explain shows it.")
+@quiet_option
+@json_option
+def hold(queue: Path, key: str, key_type: KeyType, reason: str | None, quiet: bool, as_json: bool) -> int:
     """Hand out nothing more of a key until it is released. A consumer that has it may finish; sends go on."""
     chosen = key_of(key, key_type)
     with operating(queue) as q:
@@ -87,15 +91,17 @@ def hold(
     return _report(text, {"held": True, **key_fields(chosen), "in_flight": found.state == "in_flight"}, quiet, as_json)
 
 
+@command(EXAMPLES["release"])
+@queue_argument
+@optional_key_argument
+@key_type_option
+@click.option("--keyless", is_flag=True, help="All keyless messages that a poison policy holds.")
+@click.option("--consumer", metavar="NAME", help="What a named consumer holds.")
+@click.option("--force", is_flag=True, help="With --consumer: although it has a holder that is alive.")
+@quiet_option
+@json_option
 def release(
-    queue: QueuePath,
-    key: OptionalKeyText = None,
-    key_type: KeyTypeOption = KeyType.str,
-    keyless: Annotated[bool, typer.Option("--keyless", help="All keyless messages that a poison policy holds.")] = False,
-    consumer: Annotated[str | None, typer.Option(metavar="NAME", help="What a named consumer holds.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="With --consumer: although it has a holder that is alive.")] = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    queue: Path, key: str | None, key_type: KeyType, keyless: bool, consumer: str | None, force: bool, quiet: bool, as_json: bool
 ) -> int:
     """End a hold; the attempts of its messages start again from 0.
 
@@ -134,15 +140,15 @@ def _release_consumer(queue: Path, name: str, *, force: bool, quiet: bool, as_js
     return _report(text, {"released": count > 0, **key_fields(None), "consumer": name, "messages": count}, quiet, as_json)
 
 
-def reject(
-    queue: QueuePath,
-    key: KeyText,
-    seqs: Annotated[list[int], typer.Argument(metavar="SEQ...", min=1, help="Positions in the key.", show_default=False)],
-    reason: Annotated[str, typer.Option(help="Why; dead shows it.", show_default=False)],
-    key_type: KeyTypeOption = KeyType.str,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> int:
+@command(EXAMPLES["reject"])
+@queue_argument
+@key_argument
+@click.argument("seqs", type=click.IntRange(min=1), nargs=-1, required=True, metavar="SEQ...", help="Positions in the key.")
+@click.option("--reason", required=True, help="Why; dead shows it.")
+@key_type_option
+@quiet_option
+@json_option
+def reject(queue: Path, key: str, seqs: tuple[int, ...], reason: str, key_type: KeyType, quiet: bool, as_json: bool) -> int:
     """Dead-letter unresolved messages: one that kills whoever processes it, say.
 
     Where a batch of a stream of Spark holds one, that batch comes again without it. What a worker has is left to it: its lease
@@ -171,16 +177,26 @@ def reject(
     return WRONG if failed else OK
 
 
+@command(EXAMPLES["purge"])
+@queue_argument
+@optional_key_argument
+@key_type_option
+@click.option("everything", "--all", is_flag=True, help="The whole queue.")
+@click.option("--dead", is_flag=True, help="The dead letters, too.")
+@click.option("--history", is_flag=True, help="The records of finished messages, too.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@quiet_option
+@json_option
 def purge(
-    queue: QueuePath,
-    key: OptionalKeyText = None,
-    key_type: KeyTypeOption = KeyType.str,
-    everything: Annotated[bool, typer.Option("--all", help="The whole queue.")] = False,
-    dead: Annotated[bool, typer.Option("--dead", help="The dead letters, too.")] = False,
-    history: Annotated[bool, typer.Option("--history", help="The records of finished messages, too.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    queue: Path,
+    key: str | None,
+    key_type: KeyType,
+    everything: bool,
+    dead: bool,
+    history: bool,
+    yes: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> int:
     """Remove what is waiting, for good. Messages in flight stay with their consumer; seqs go on.
 
@@ -207,7 +223,7 @@ def _confirm(q: strictq.Queue, *, dead: bool) -> None:
         raise Failure("this empties the whole queue: say --yes, too", USAGE)
     stats = q.stats()
     what = many(stats.depth, "message") + (f" and {many(stats.dead, 'dead letter')}" if dead else "")
-    if not typer.confirm(f"Remove {what} of {q.path}?", err=True):
+    if not click.confirm(f"Remove {what} of {q.path}?", err=True):
         raise Failure("nothing was removed")
 
 

@@ -9,16 +9,17 @@ import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
-import typer
+import click
 
 import strictq
 from strictq import Delivery, LeaseLost, PartialFailure, StrictqError
 from strictq._keys import Key
-from strictq.cli._arguments import KeyType, KeyTypeOption, QueuePath, key_of, operating
-from strictq.cli._command import OK, USAGE, WRONG, Failure, add, many, tell
-from strictq.cli._render import body_fields, key_fields
+from strictq.cli._arguments import KeyType, Seconds, key_of, key_type_option, operating, queue_argument
+from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, tell
+from strictq.cli._words import body_fields, key_fields
 
 EXAMPLES: Final = """
 strictq receive orders.strictq
@@ -34,30 +35,40 @@ LOOK_SECONDS: Final = 1.0
 """While it waits, it looks so often whether the reader of its output is still there."""
 
 
-def register(app: typer.Typer, name: str, text: str) -> None:
-    """Add the command of this module."""
-    add(app, name, text, receive, EXAMPLES)
-
-
+@command(EXAMPLES)
+@queue_argument
+@click.option("at_most", "--max", "-n", type=click.IntRange(min=1), help=f"End after so many messages. [{MAX}]")
+@click.option("--wait", type=Seconds(min=0.0), default=0.0, help="For a first message; and again for the next.")
+@click.option("--drain", is_flag=True, help="Go on until nothing is ready.")
+@click.option("--follow", "-f", is_flag=True, help="Go on for ever.")
+@click.option("--ack/--no-ack", default=True, help="Ack what was written; or give it back as it was.")
+@click.option("--nack", is_flag=True, help="Give back what was written as failed: an attempt more.")
+@click.option("--delay", type=Seconds(min=0.0), help="With --nack: until the next try.")
+@click.option("--reason", help="With --nack: why; explain shows it.")
+@click.option("--key", multiple=True, metavar="KEY", help="Only this key; again for more of them.")
+@key_type_option
+@click.option("--per-key", type=click.IntRange(min=1), help="At most so many of a key at once; 1: heads of many keys.")
+@click.option("--lease", type=Seconds(min=0.001), help="Hold the keys so long. Default: the queue's.")
+@click.option("--consumer", metavar="NAME", help="Who holds the keys, as explain shows it.")
+@click.option("--raw", is_flag=True, help="Print bodies alone, each with a newline.")
+@click.option("as_json", "--json", is_flag=True, help="One JSON object a message; so it is without --raw, too.")
 def receive(
-    queue: QueuePath,
-    at_most: Annotated[int | None, typer.Option("--max", "-n", min=1, help=f"End after so many messages. [{MAX}]")] = None,
-    wait: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="For a first message; and again for the next.")] = 0.0,
-    drain: Annotated[bool, typer.Option("--drain", help="Go on until nothing is ready.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on for ever.")] = False,
-    ack: Annotated[bool, typer.Option(help="Ack what was written; or give it back as it was.")] = True,
-    nack: Annotated[bool, typer.Option("--nack", help="Give back what was written as failed: an attempt more.")] = False,
-    delay: Annotated[float | None, typer.Option(min=0.0, metavar="SECONDS", help="With --nack: until the next try.")] = None,
-    reason: Annotated[str | None, typer.Option(help="With --nack: why; explain shows it.")] = None,
-    key: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Only this key; again for more of them.")] = None,
-    key_type: KeyTypeOption = KeyType.str,
-    per_key: Annotated[int | None, typer.Option(min=1, help="At most so many of a key at once; 1: heads of many keys.")] = None,
-    lease: Annotated[
-        float | None, typer.Option(min=0.001, metavar="SECONDS", help="Hold the keys so long. Default: the queue's.")
-    ] = None,
-    consumer: Annotated[str | None, typer.Option(metavar="NAME", help="Who holds the keys, as explain shows it.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Print bodies alone, each with a newline.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a message; so it is without --raw, too.")] = False,
+    queue: Path,
+    at_most: int | None,
+    wait: float,
+    drain: bool,
+    follow: bool,
+    ack: bool,
+    nack: bool,
+    delay: float | None,
+    reason: str | None,
+    key: tuple[str, ...],
+    key_type: KeyType,
+    per_key: int | None,
+    lease: float | None,
+    consumer: str | None,
+    raw: bool,
+    as_json: bool,
 ) -> int:
     """Print the oldest ready messages, one a line, and ack them once they are written.
 
@@ -78,7 +89,7 @@ def receive(
         raise Failure("what is given back comes again at once: --drain and --follow are for acks", USAGE)
     if drain + follow + (at_most is not None) > 1:
         raise Failure("--max, --drain, --follow: one of them", USAGE)
-    keys = None if key is None else [key_of(text, key_type) for text in key]
+    keys = [key_of(text, key_type) for text in key] or None
     out = Out(raw=raw)
     with operating(queue) as q:
         printer = Printer(q, out, settle, keys, per_key, lease, consumer)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-import typer
+import click
 
 import strictq
-from strictq.cli._arguments import Durability, Json, KeyType, QueuePath, Quiet, key_of
-from strictq.cli._command import OK, USAGE, WRONG, Failure, Stopping, add, many, tell
+from strictq.cli._arguments import PATH, Durability, KeyType, Seconds, json_option, key_of, queue_argument, quiet_option
+from strictq.cli._command import OK, USAGE, WRONG, Failure, Stopping, command, many, tell
 from strictq.cli._delivering import GaveUp, Sender
 from strictq.cli._lines import Damaged, Lines
+from strictq.cli._render import is_screen
 from strictq.cli._rows import BadLine, FieldType, Reader
+from strictq.cli._words import emit
 
 EXAMPLES: Final = """
 strictq send orders.strictq orders.jsonl --key-field customer
@@ -36,38 +38,58 @@ class OnError(StrEnum):
     skip = "skip"
 
 
-def register(app: typer.Typer, name: str, text: str) -> None:
-    """Add the command of this module."""
-    add(app, name, text, send, EXAMPLES)
-
-
+@command(EXAMPLES)
+@queue_argument
+@click.argument("file", type=PATH, required=False, metavar="[FILE]", help="Lines, plain or gzip; - or nothing: stdin.")
+@click.option("--key-field", "-k", metavar="FIELD", help="The field with the key.")
+@click.option("--key", metavar="KEY", help="One key for all lines, instead.")
+@click.option(
+    "--key-type",
+    type=click.Choice(FieldType),
+    default=FieldType.auto,
+    help="What the key becomes. auto: a string stays one, a whole number, too. bytes, hex, base64: bytes.",
+)
+@click.option("--raw", is_flag=True, help="Lines of any bytes, not of JSON.")
+@click.option(
+    "--on-error", type=click.Choice(OnError), default=OnError.stop, help="At a bad line: stop before it, or leave it out."
+)
+@click.option(
+    "--dedup-field", metavar="FIELD", help="The field with an id of the line: within dedup_window_seconds it is sent once."
+)
+@click.option("--delay", type=Seconds(min=0.0), default=0.0, help="Hand nothing out before.")
+@click.option("--ttl", type=Seconds(), help="What nobody took by then expires.")
+@click.option("--header", "-H", multiple=True, metavar="NAME=VALUE", help="A header of each.")
+@click.option(
+    "--wait",
+    type=Seconds(min=0.0),
+    default=0.0,
+    help="While the queue or its disk is full, or busy: try so long.",
+)
+@click.option("--batch", type=click.IntRange(min=1, max=100_000), default=BATCH, help="Lines of one commit, at most.")
+@click.option("--create", is_flag=True, help="Make the queue if it is not there.")
+@click.option("--shards", type=click.IntRange(min=1, max=256), help="With --create: files to spread the keys over.")
+@click.option("--durability", type=click.Choice(Durability), help="With --create: what a send survives.")
+@quiet_option
+@json_option
 def send(
-    queue: QueuePath,
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Lines, plain or gzip; - or nothing: stdin.")] = None,
-    key_field: Annotated[str | None, typer.Option("--key-field", "-k", metavar="FIELD", help="The field with the key.")] = None,
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="One key for all lines, instead.")] = None,
-    key_type: Annotated[
-        FieldType,
-        typer.Option(help="What the key becomes. auto: a string stays one, a whole number, too. bytes, hex, base64: bytes."),
-    ] = FieldType.auto,
-    raw: Annotated[bool, typer.Option("--raw", help="Lines of any bytes, not of JSON.")] = False,
-    on_error: Annotated[OnError, typer.Option(help="At a bad line: stop before it, or leave it out.")] = OnError.stop,
-    dedup_field: Annotated[
-        str | None,
-        typer.Option(metavar="FIELD", help="The field with an id of the line: within dedup_window_seconds it is sent once."),
-    ] = None,
-    delay: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Hand nothing out before.")] = 0.0,
-    ttl: Annotated[float | None, typer.Option(metavar="SECONDS", help="What nobody took by then expires.")] = None,
-    header: Annotated[list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of each.")] = None,
-    wait: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="While the queue or its disk is full, or busy: try so long.")
-    ] = 0.0,
-    batch: Annotated[int, typer.Option(min=1, max=100_000, help="Lines of one commit, at most.")] = BATCH,
-    create: Annotated[bool, typer.Option("--create", help="Make the queue if it is not there.")] = False,
-    shards: Annotated[int | None, typer.Option(min=1, max=256, help="With --create: files to spread the keys over.")] = None,
-    durability: Annotated[Durability | None, typer.Option(help="With --create: what a send survives.")] = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    queue: Path,
+    file: Path | None,
+    key_field: str | None,
+    key: str | None,
+    key_type: FieldType,
+    raw: bool,
+    on_error: OnError,
+    dedup_field: str | None,
+    delay: float,
+    ttl: float | None,
+    header: tuple[str, ...],
+    wait: float,
+    batch: int,
+    create: bool,
+    shards: int | None,
+    durability: Durability | None,
+    quiet: bool,
+    as_json: bool,
 ) -> int:
     """Send each line as a message: the line as it is, and its key from a field of it. In order.
 
@@ -83,7 +105,7 @@ def send(
     if not create and (shards is not None or durability is not None):
         raise Failure("--shards and --durability are for --create", USAGE)
     constant = None if key is None else key_of(key, KeyType.str if key_type is FieldType.auto else KeyType(key_type))
-    options = _options(delay, ttl, header or [])
+    options = _options(delay, ttl, header)
     with Stopping() as stopping, _opened(queue, create, shards, durability) as q:
         if key_field is None and constant is None and q.config.keyless == "refuse":
             raise Failure("say which key: --key-field FIELD, or --key KEY for all lines", USAGE)
@@ -110,7 +132,7 @@ def _opened(queue: Path, create: bool, shards: int | None, durability: Durabilit
     return strictq.open(queue, create=create, shards=shards, durability=None if durability is None else durability.value)
 
 
-def _options(delay: float, ttl: float | None, headers: list[str]) -> dict[str, Any]:
+def _options(delay: float, ttl: float | None, headers: Sequence[str]) -> dict[str, Any]:
     """What all messages have in common; only what was given."""
     options: dict[str, Any] = {}
     if delay:
@@ -198,8 +220,6 @@ class Run:
         seconds = time.monotonic() - self._started
         values = self.as_values(seconds)
         if as_json:
-            from strictq.cli._render import emit
-
             emit(values)
         elif not quiet:
             tell(self.summary(seconds))
@@ -247,7 +267,7 @@ def _without_rounds() -> Iterator[None]:
 
 def _progress(lines: Lines, *, quiet: bool) -> AbstractContextManager[Any]:
     """A bar on a terminal; it gives what is to be called with each step, or None."""
-    if quiet or lines.is_terminal or sys.stderr is None or not sys.stderr.isatty():
+    if quiet or lines.is_terminal or not is_screen(sys.stderr):
         return nullcontext()
     from strictq.cli._progress import bar
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import attrs
-import typer
+import click
 
 import strictq
 from strictq import ConsumerStatus, Stats
-from strictq.cli._arguments import Json, QueuePath, looking
-from strictq.cli._command import OK, USAGE, WRONG, Failure, add, many, printable
+from strictq.cli._arguments import Seconds, json_option, looking, queue_argument
+from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, printable
+from strictq.cli._render import Alarm, Block, Heading, alarming, is_screen, show
+from strictq.cli._words import emit, short, size, span
 
 EXAMPLES: Final = """
 strictq stats orders.strictq
@@ -49,19 +53,14 @@ class Look:
         return WRONG if any(s.quarantined for s in self.found.shards) else OK
 
 
-def register(app: typer.Typer, name: str, text: str) -> None:
-    """Add the command of this module."""
-    add(app, name, text, stats, EXAMPLES)
-
-
-def stats(
-    queue: QueuePath,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again, until Ctrl-C; rates as well.")] = False,
-    interval: Annotated[float | None, typer.Option(min=0.1, max=86400, metavar="SECONDS", help="Between two looks. [2]")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many looks.")] = None,
-    shards: Annotated[bool, typer.Option("--shards", help="Each shard's counts, too.")] = False,
-    as_json: Json = False,
-) -> int:
+@command(EXAMPLES)
+@queue_argument
+@click.option("--watch", "-w", is_flag=True, help="Again and again, until Ctrl-C; rates as well.")
+@click.option("--interval", type=Seconds(min=0.1, max=86400), help="Between two looks. [2]")
+@click.option("--count", type=click.IntRange(min=1), help="End after so many looks.")
+@click.option("--shards", is_flag=True, help="Each shard's counts, too.")
+@json_option
+def stats(queue: Path, watch: bool, interval: float | None, count: int | None, shards: bool, as_json: bool) -> int:
     """Count what is in a queue. It costs the same however much that is, and disturbs nobody.
 
     With --watch a terminal shows a live table; a pipe or a file gets one line a look (with --json: one object).
@@ -73,7 +72,10 @@ def stats(
     with looking(queue) as q:
         if not watch:
             look = Look.at(q)
-            _once(q, look, shards=shards, as_json=as_json)
+            if as_json:
+                emit(as_values(look))
+            else:
+                show(*blocks(q, look, shards=shards))
             return look.code
         code = OK
         looks = _looks(q, interval or 2.0, count)
@@ -96,8 +98,6 @@ def _looks(q: strictq.Queue, interval: float, count: int | None) -> Iterator[Loo
 
 
 def _json_lines(looks: Iterator[Look]) -> Iterator[Look]:
-    from strictq.cli._render import emit
-
     for look in looks:
         rates = {f"{name}_per_second": rate for name, rate in (look.rates or {}).items()}
         emit({"at": time.time(), **as_values(look), **rates})
@@ -105,20 +105,19 @@ def _json_lines(looks: Iterator[Look]) -> Iterator[Look]:
 
 
 def _watch(q: strictq.Queue, looks: Iterator[Look], *, shards: bool) -> Iterator[Look]:
-    from strictq.cli._render import output
-
-    out = output()
-    if not out.is_terminal:
+    if not is_screen(sys.stdout):
         for look in looks:
             print(line(look), flush=True)
             yield look
         return
     from rich.live import Live
 
+    from strictq.cli._terminal import group, output
+
     # The last table stays on the screen.
-    with Live(console=out, auto_refresh=False) as live:
+    with Live(console=output(), auto_refresh=False) as live:
         for look in looks:
-            live.update(table(q, look, shards=shards), refresh=True)
+            live.update(group(blocks(q, look, shards=shards)), refresh=True)
             yield look
 
 
@@ -138,24 +137,10 @@ def _rate(consumer: ConsumerStatus) -> float:
     return query.messages_per_second if query is not None and query.state == "running" else 0.0
 
 
-def _once(q: strictq.Queue, look: Look, *, shards: bool, as_json: bool) -> None:
-    from strictq.cli._render import emit, output
-
-    if as_json:
-        emit(as_values(look))
-    else:
-        output().print(table(q, look, shards=shards))
-
-
-def table(q: strictq.Queue, look: Look, *, shards: bool) -> Any:
+def blocks(q: strictq.Queue, look: Look, *, shards: bool) -> list[Block]:
     """Everything, for a person."""
-    from rich.console import Group
-    from rich.text import Text
-
-    from strictq.cli._render import alarming, facts, size, span
-
     found, rates = look.found, look.rates
-    now: list[tuple[str, str | Text]] = [(name.replace("_", " "), f"{getattr(found, name):,}") for name in STATES[:3]]
+    now = [(name.replace("_", " "), f"{getattr(found, name):,}") for name in STATES[:3]]
     now += [("held", alarming(found.held)), ("dead", alarming(found.dead)), ("keys", f"{found.lanes:,}")]
     now += [("oldest", span(found.oldest_age_seconds)), ("oldest not tried", span(found.first_attempt_age_seconds))]
     now += [("drained in", span(found.drain_seconds))]
@@ -163,24 +148,22 @@ def table(q: strictq.Queue, look: Look, *, shards: bool) -> Any:
         now.append(("outbox", f"{found.outbox:,}"))
     if rates is not None:
         now += [(f"{name} a second", f"{rate:,.1f}") for name, rate in rates.items()]
-    totals: list[tuple[str, str | Text]] = [(name, f"{getattr(found, name):,}") for name in TOTALS]
+    totals = [(name, f"{getattr(found, name):,}") for name in TOTALS]
     totals += [("empty receives", f"{found.empty_receive_ratio:.0%}")]
     totals += [("on disk", f"{size(found.disk_bytes)}, {size(found.wal_bytes)} of it WAL")]
-    head = Text(f"{printable(q.path)}: {many(q.shards, 'shard')}, durability {q.durability}", "bold", overflow="fold")
-    parts: list[Any] = [head, facts(now), Text("since it was made", "bold"), facts(totals)]
+    head = Heading(f"{printable(q.path)}: {many(q.shards, 'shard')}, durability {q.durability}")
+    parts: list[Block] = [head, now, Heading("since it was made"), totals]
     if look.consumers:
-        parts += [Text("named consumers", "bold"), facts((printable(c.name), _shown(c)) for c in look.consumers)]
+        parts += [Heading("named consumers"), [(printable(c.name), _shown(c)) for c in look.consumers]]
     if shards:
-        parts.append(Text("shards", "bold"))
-        parts += [Text(f"{s.shard}: " + " ".join(f"{n}={getattr(s, n):,}" for n in STATES)) for s in found.shards]
-    parts += [Text(f"shard {s.shard}: {printable(s.quarantined)}", "bold red") for s in found.shards if s.quarantined]
-    return Group(*parts)
+        parts.append(Heading("shards"))
+        parts += [f"{s.shard}: " + " ".join(f"{n}={getattr(s, n):,}" for n in STATES) for s in found.shards]
+    parts += [Alarm(f"shard {s.shard}: {printable(s.quarantined)}") for s in found.shards if s.quarantined]
+    return parts
 
 
 def _shown(consumer: ConsumerStatus) -> str:
     """A named consumer on a line."""
-    from strictq.cli._render import short, span
-
     text = f"lag {consumer.lag:,}, {consumer.in_flight:,} of it in flight, oldest {span(consumer.age_seconds)}; "
     query = consumer.query
     if query is None:

@@ -6,20 +6,23 @@ import json
 import logging
 import shlex
 import shutil
+import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import attrs
-import typer
+import click
 from rich.live import Live
 from rich.logging import RichHandler
 from rich.table import Table
 
 import strictq
-from strictq.cli._command import OK, USAGE, Failure, add, many
-from strictq.cli._render import Terminal
+from strictq.cli._arguments import PATH, Seconds
+from strictq.cli._command import OK, USAGE, Failure, command, many
+from strictq.cli._render import is_screen
+from strictq.cli._terminal import Terminal, messages
 from strictq.worker import Worker, WorkerStats
 from strictq.worker.command import Command, shell
 
@@ -32,28 +35,30 @@ strictq work orders.strictq --drain --concurrency 4 -- sh -c 'cat >> "orders-$ST
 """
 
 
-def register(app: typer.Typer, name: str, text: str) -> None:
-    """Add the command of this module."""
-    add(app, name, text, work, EXAMPLES)
-
-
+@command(EXAMPLES)
+@click.argument("queue", type=PATH, metavar="QUEUE", help="The queue's directory.")
+@click.argument("arguments", nargs=-1, required=True, metavar="-- COMMAND", help="The command, and its arguments, after --.")
+@click.option("--prepare", metavar="COMMAND", help="Run ahead of its turn; its stdout is the file $STRICTQ_PREPARED.")
+@click.option("--concurrency", type=click.IntRange(min=1, max=10_000), default=8, help="Messages at once, each of another key.")
+@click.option("--timeout", type=Seconds(), help="Kill a command that takes longer; retry.")
+@click.option("--drain", is_flag=True, help="End when nothing is ready any more.")
+@click.option("--grace", type=Seconds(), help="With Ctrl-C or SIGTERM: wait so long for what runs. Default: to its end.")
+@click.option("--consumer", metavar="NAME", help="Who holds the keys, as explain shows it.")
+@click.option("use_shell", "--shell", is_flag=True, help="Hand the commands to $SHELL -c.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+@click.option("as_json", "--json", is_flag=True, help="Print the totals as one JSON object at the end.")
 def work(
-    queue: Annotated[Path, typer.Argument(metavar="QUEUE", help="The queue's directory.")],
-    arguments: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The command, and its arguments, after --.")],
-    prepare: Annotated[
-        str | None, typer.Option(metavar="COMMAND", help="Run ahead of its turn; its stdout is the file $STRICTQ_PREPARED.")
-    ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Messages at once, each of another key.")] = 8,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Kill a command that takes longer; retry.")] = None,
-    drain: Annotated[bool, typer.Option("--drain", help="End when nothing is ready any more.")] = False,
-    grace: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="With Ctrl-C or SIGTERM: wait so long for what runs. Default: to its end."),
-    ] = None,
-    consumer: Annotated[str | None, typer.Option(metavar="NAME", help="Who holds the keys, as explain shows it.")] = None,
-    use_shell: Annotated[bool, typer.Option("--shell", help="Hand the commands to $SHELL -c.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the totals as one JSON object at the end.")] = False,
+    queue: Path,
+    arguments: tuple[str, ...],
+    prepare: str | None,
+    concurrency: int,
+    timeout: float | None,
+    drain: bool,
+    grace: float | None,
+    consumer: str | None,
+    use_shell: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> int:
     """Run a command for every message: in order per key, in parallel over keys, until Ctrl-C or SIGTERM.
 
@@ -64,9 +69,9 @@ def work(
     Exit code 0: stopped, or drained. 1: the queue failed. 2: wrong usage.
     """
     name = str(queue)
-    handler = Command(_command(arguments, use_shell), name)
+    handler = Command(_command(list(arguments), use_shell), name)
     ahead = None if prepare is None else Command(_command([prepare] if use_shell else _words(prepare), use_shell), name)
-    terminal = Terminal(stderr=True, highlight=False)
+    terminal = messages()
     with strictq.open(queue, create=False) as q:
         worker = Worker(
             q,
@@ -118,7 +123,7 @@ def _log_to(terminal: Terminal) -> None:
 
 
 def _view(terminal: Terminal, q: strictq.Queue, worker: Worker, *, quiet: bool) -> AbstractContextManager[Any]:
-    if quiet or not terminal.is_terminal:
+    if quiet or not is_screen(sys.stderr):
         return nullcontext()
     started = time.monotonic()
     return Live(

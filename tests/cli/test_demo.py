@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import strictq
 from strictq.cli import app

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 import strictq
 from strictq.cli import app
@@ -44,13 +44,13 @@ def strictq_command(tmp_path: Path, *args: str, timeout: float = 120) -> tuple[i
     return process.returncode, out, err
 
 
-def in_a_terminal(tmp_path: Path, *args: str, **env: str) -> tuple[int, str]:
+def in_a_terminal(tmp_path: Path, *args: str, main: str = MAIN, **env: str) -> tuple[int, str]:
     pty = pytest.importorskip("pty")
     parent, child = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, *args],
+        [sys.executable, "-c", main, *args],
         cwd=tmp_path,
-        env=environment(tmp_path, TERM="xterm-256color", **env),
+        env=environment(tmp_path, **{"TERM": "xterm-256color", **env}),
         stdin=child,
         stdout=child,
         stderr=child,
@@ -69,7 +69,7 @@ def in_a_terminal(tmp_path: Path, *args: str, **env: str) -> tuple[int, str]:
 
 def in_process(*args: object, input: bytes | str | None = None) -> Result:
     """The command in this process: quick, and monkeypatch reaches it."""
-    return CliRunner().invoke(app([str(args[0])]), [str(a) for a in args], input=input)
+    return CliRunner().invoke(app(), [str(a) for a in args], input=input)
 
 
 def json_lines(text: str) -> list[Any]:

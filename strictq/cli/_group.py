@@ -1,0 +1,84 @@
+"""What stands above the commands: `strictq` itself."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem, shell_complete
+
+from strictq.cli import COMMANDS, COMPLETE
+
+
+class Group(click.Group):
+    """Lists every command without importing one."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        """In the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
+        """Import it."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"strictq.cli.{COMMANDS[cmd_name][0]}")
+        found = getattr(module, cmd_name.replace("-", "_"))
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands, and what is an option of `strictq` itself."""
+        named = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return named + click.Command.shell_complete(self, ctx, incomplete)
+
+
+def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        from strictq import __version__
+
+        click.echo(f"strictq {__version__}")
+        ctx.exit()
+
+
+@click.group(
+    name="strictq",
+    cls=Group,
+    no_args_is_help=True,
+    epilog="Exit codes: 0 done, 1 it ran and something is wrong, 2 wrong usage or input, 130 Ctrl-C, 141 broken pipe.",
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
+@click.option("--version", is_flag=True, expose_value=False, callback=_version, is_eager=True, help="Print the version and exit.")
+def root() -> None:
+    """A durable message queue with strict order per key, in a directory."""
+
+
+def run(words: list[str]) -> Any:
+    """Run one command line. Returns the exit code.
+
+    Raises:
+        ModuleNotFoundError: a package that the command needs is not installed.
+    """
+    # Not click's main(): Ctrl-C and a broken pipe have exit codes of their own here, and say nothing.
+    if instruction := os.environ.get(COMPLETE):
+        return shell_complete(root, {}, "strictq", COMPLETE, instruction)
+    try:
+        with root.make_context("strictq", words) as ctx:
+            root.invoke(ctx)
+    except click.exceptions.Exit as e:
+        return e.exit_code
+    except BrokenPipeError:
+        from strictq.cli._command import BROKEN_PIPE, silence
+
+        silence()
+        return BROKEN_PIPE
+    except click.ClickException as e:
+        e.show()
+        return e.exit_code
+    return 0

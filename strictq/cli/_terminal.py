@@ -1,0 +1,97 @@
+"""Terminals, with rich: imported only where there is one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NoReturn
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from strictq.cli._render import Alarm, Block, Heading
+
+NARROW_COLUMNS: Final = 60
+REFRESH_PER_SECOND: Final = 4.0
+
+
+class Terminal(Console):
+    """A rich console that leaves a broken pipe to `command`, as it leaves any other error."""
+
+    def __init__(self, **options: Any) -> None:
+        if os.environ.get("NO_COLOR"):
+            # Neither colours nor anything else that rich would do for the eye, such as bold.
+            options["color_system"] = None
+        super().__init__(highlight=False, emoji=False, markup=False, **options)
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
+
+
+def output() -> Terminal:
+    """stdout for people."""
+    return Terminal()
+
+
+def messages() -> Terminal:
+    """stderr for people."""
+    return Terminal(stderr=True)
+
+
+def group(blocks: Iterable[Block]) -> Group:
+    """Blocks, one below the other."""
+    return Group(*map(_block, blocks))
+
+
+def _block(block: Block) -> RenderableType:
+    if not isinstance(block, str):
+        return _facts(block)
+    return Text(block, _style(block), overflow="fold")
+
+
+def _style(text: str) -> str:
+    return "bold red" if isinstance(text, Alarm) else "bold" if isinstance(text, Heading) else ""
+
+
+def _cell(text: str) -> Text:
+    return Text(text, _style(text))
+
+
+def _facts(pairs: Iterable[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(_cell(name), _cell(value))
+    return table
+
+
+def listing(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
+    """Rows as a table; where the terminal is too narrow for it, one below the other as names and values."""
+    out = output()
+    widths = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]
+    if sum(widths) + 2 * len(widths) > out.width:
+        for number, row in enumerate(rows):
+            if number:
+                out.print()
+            out.print(_facts((name, cell) for name, cell in zip(columns, row, strict=True) if cell))
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    out.print(table)
+
+
+def line(text: Callable[[], str]) -> Live:
+    """A line that changes, on stderr, and is gone in the end."""
+
+    def shown() -> RenderableType:
+        return Text(text(), overflow="ellipsis", no_wrap=True)
+
+    return Live(console=messages(), get_renderable=shown, refresh_per_second=REFRESH_PER_SECOND, transient=True)

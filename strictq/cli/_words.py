@@ -1,0 +1,107 @@
+"""What people and programs read, one value at a time: JSON, keys, bodies, times, sizes."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import json
+import math
+import sys
+import time
+from datetime import datetime
+from typing import Any, Final
+
+from strictq._keys import Key
+from strictq.cli._command import printable
+
+CELL_CHARS_MAX: Final = 60
+"""What a cell shows of a long text; --json has all of it."""
+
+# ---------------------------------------------------------------- JSON
+
+
+def emit(values: Any) -> None:
+    """One JSON value as a line on stdout."""
+    # Escaped where the output cannot show every character: a question mark would be another value.
+    plain = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"
+    print(json.dumps(values, ensure_ascii=plain, allow_nan=False), flush=True)
+
+
+def key_fields(key: Key | None) -> dict[str, Any]:
+    """A key in JSON: bytes as base64, and which type it is; nulls for a keyless message."""
+    if isinstance(key, bytes):
+        return {"key": base64.b64encode(key).decode(), "key_type": "bytes"}
+    return {"key": key, "key_type": None if key is None else type(key).__name__}
+
+
+def body_fields(body: bytes) -> dict[str, str]:
+    """A body in JSON: text if it is UTF-8, else base64."""
+    try:
+        return {"body": body.decode(), "body_encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {"body": base64.b64encode(body).decode(), "body_encoding": "base64"}
+
+
+def column_value(value: Any) -> Any:
+    """A value of an SQL row in JSON, which knows neither bytes nor infinity."""
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+# ---------------------------------------------------------------- words
+
+
+def shown_key(key: Key | None) -> str:
+    """A key for people: 7 is a number, "7" a text, hex:07 bytes."""
+    if key is None:
+        return "(no key)"
+    if isinstance(key, bytes):
+        return f"hex:{key.hex()}"
+    if isinstance(key, str) and (key.lstrip("-").isdigit() or key.startswith(("hex:", '"', "(")) or key != key.strip()):
+        return f'"{printable(key)}"'
+    return printable(key)
+
+
+def shown_body(body: bytes) -> str:
+    """The beginning of a body, on one line."""
+    return short(body[: 4 * CELL_CHARS_MAX].decode("utf-8", "replace"), len(body) > 4 * CELL_CHARS_MAX)
+
+
+def short(text: str | None, cut: bool = False) -> str:
+    """What fits in a cell, on one line; an empty cell for None."""
+    line = printable(" ".join((text or "").split()))
+    return f"{line[: CELL_CHARS_MAX - 1]}…" if cut or len(line) > CELL_CHARS_MAX else line
+
+
+def span(seconds: float | None) -> str:
+    """A duration: 0.3 s, 45 s, 12 min, 3.4 h, 2.1 d."""
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86400:.1f} d"
+
+
+def moment(at: float | None) -> str:
+    """A time of day, local, with how long ago or how soon it is."""
+    if at is None:
+        return "-"
+    apart = time.time() - at
+    when = f"{span(apart)} ago" if apart >= 0 else f"in {span(-apart)}"
+    return f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S} ({when})"
+
+
+def size(count: float) -> str:
+    """Bytes: 12 B, 3.4 KiB, 5.6 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
