@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -311,5 +310,7 @@ def default_consumer() -> str:
     global _consumer
     pid = os.getpid()
     if _consumer is None or _consumer[0] != pid:
+        import socket  # only who receives needs a name
+
         _consumer = (pid, f"{socket.gethostname()}:{pid}")
     return _consumer[1]

@@ -7,7 +7,8 @@ A block starts with `-- name: NAME`; comment lines below it say who runs it, wha
 from __future__ import annotations
 
 import re
-from importlib.resources import files
+from functools import cached_property
+from pathlib import Path
 from typing import Final
 
 _HEADER: Final = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
@@ -15,12 +16,16 @@ _REPEATED: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 
 
 class Block:
-    """The statements of one file, as attributes."""
+    """The statements of one file, as attributes; it is read when the first of them is needed."""
 
     def __init__(self, name: str) -> None:
-        text = files(__package__).joinpath(f"{name}.sql").read_text(encoding="utf-8")
-        parts = _HEADER.split(text)
-        self._statements = {
+        # Not importlib.resources: its import takes longer than all the files, and who opens queues has a file system.
+        self._path = Path(__file__).with_name(f"{name}.sql")
+
+    @cached_property
+    def _statements(self) -> dict[str, str]:
+        parts = _HEADER.split(self._path.read_text(encoding="utf-8"))
+        return {
             key: "\n".join(line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--"))
             for key, body in zip(parts[1::2], parts[2::2], strict=True)
         }

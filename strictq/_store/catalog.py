@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final, cast
-from uuid import uuid4
 
 import apsw
 import attrs
@@ -57,7 +57,7 @@ def even_ranges(shards: int) -> tuple[Range, ...]:
 
 def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) -> Catalog:
     """A queue that does not exist yet. Its time starts as the wall clock shows it."""
-    return Catalog(uuid4().hex, durability, config, 1, 1, clock.boot_id(), clock.wall() - clock.boot(), even_ranges(shards))
+    return Catalog(token_hex(16), durability, config, 1, 1, clock.boot_id(), clock.wall() - clock.boot(), even_ranges(shards))
 
 
 def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
@@ -100,7 +100,8 @@ def lay_out_shard(db: apsw.Connection, catalog: Catalog, part: Range, clock: Clo
         now = clock.boot() + catalog.time_offset
         db.execute(SHARD.insert_counter, (catalog.config_version, catalog.epoch, catalog.time_offset, now))
         db.executemany(SHARD.write_meta, list(_identity(catalog, part).items()))
-        db.executemany(SHARD.write_meta, [("config", catalog.config.to_json()), ("app_schema", 0), ("incarnation", uuid4().hex)])
+        named = [("config", catalog.config.to_json()), ("app_schema", 0), ("incarnation", token_hex(16))]
+        db.executemany(SHARD.write_meta, named)
         migrate.stamp(db, migrate.SHARD_ID)
 
 

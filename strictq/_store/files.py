@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -98,7 +97,14 @@ def publish(path: Path, build: Callable[[Path], None]) -> None:
             raise StoreFull("the disk is full", shard=-1, cause=e) from e
         raise InvalidArgument(f"{path} can't be created: {e.strerror or e}") from e
     finally:
-        shutil.rmtree(building, ignore_errors=True)
+        remove_tree(building)
+
+
+def remove_tree(path: Path | str) -> None:
+    """Remove a directory and what is in it, as far as that goes."""
+    import shutil  # late: it brings every compressor of the standard library, and few programs get here
+
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def make_directories(path: Path) -> None:

@@ -77,7 +77,7 @@ def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
         return _Salvage(path, working, known, clock, notes).run(out)
     finally:
         presence.leave()
-        shutil.rmtree(working, ignore_errors=True)
+        files.remove_tree(working)
 
 
 def _known(path: Path, clock: Clock, notes: list[str]) -> Catalog:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ from secrets import token_hex
 from typing import BinaryIO, Final
 
 from .._errors import StoreError, StoreFull
-from .files import sync_directory
+from .files import remove_tree, sync_directory
 
 try:
     import fcntl
@@ -140,14 +139,14 @@ class Staging:
 
     def drop_run(self, number: int, run: str) -> None:
         """Delete all files of one try."""
-        shutil.rmtree(self.place / f"{number}-{run}", ignore_errors=True)
+        remove_tree(self.place / f"{number}-{run}")
 
     def drop_up_to(self, number: int) -> None:
         """Delete all files of this batch and of earlier ones: it is whole, so nobody needs them."""
         for entry in _entries(self.place):
             found = _RUN.fullmatch(entry.name)
             if found and int(found[1]) <= number:
-                shutil.rmtree(entry.path, ignore_errors=True)
+                remove_tree(entry.path)
 
     def close(self) -> None:
         """Delete the writer's directory if there is nothing in it any more."""
@@ -183,7 +182,7 @@ def sweep(queue: Path, keep: Iterable[tuple[str, int]], *, now: float | None = N
         for run in _entries(Path(writer.path)):
             found = _RUN.fullmatch(run.name)
             if found and (writer.name, int(found[1])) not in decided and _newest(run) < oldest:
-                shutil.rmtree(run.path, ignore_errors=True)
+                remove_tree(run.path)
         with suppress(OSError):
             if os.stat(writer.path).st_mtime < oldest:
                 _remove_empty(Path(writer.path))
