@@ -8,7 +8,7 @@ from typing import Any, Final
 from .._errors import OutcomeUnknown, StrictqError
 from .events import reason_of
 from .job import Job
-from .state import State
+from .state import ENDING, State
 
 FAST_SECONDS: Final = 0.001
 """Handlers quicker than this are acked in groups; each of the others at once."""
@@ -42,6 +42,8 @@ class Handover:
 
     def prepared(self, job: Job, result: Any, error: BaseException | None, weight: int) -> None:
         """A prepare handler came back."""
+        if isinstance(error, ENDING):
+            self._state.end(error)
         now = self._clock()
         seconds = now - job._since
         with self._board.lock:
@@ -57,6 +59,8 @@ class Handover:
     def processed(self, job: Job, error: BaseException | None) -> bool:
         """A process handler came back. True: it is to be committed by itself: call `commit`."""
         board, state = self._board, self._state
+        if isinstance(error, ENDING):
+            state.end(error)
         now = self._clock()
         seconds = now - job._since
         with board.lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .._errors import StrictqError
+from .._errors import QueueClosed, StrictqError
 from .._store.wake import POLL_SECONDS
 from .buffer import Buffer, Refill
 from .events import log
@@ -28,7 +28,7 @@ class Keeper:
         crash: what ended the run, if it was an error.
     """
 
-    def __init__(self, state: State, refill: Refill, *, drain: bool) -> None:
+    def __init__(self, state: State, refill: Refill, *, drain: bool, grace_seconds: float | None = None) -> None:
         self.state = state
         self.crash: BaseException | None = None
         self._board = state.board
@@ -38,6 +38,7 @@ class Keeper:
         self._buffer = Buffer(state, self._leases, refill)
         self._settling = Settling(state)
         self._drain = drain
+        self._grace = grace_seconds
         self._stop_at: float | None = None
         self._stopping = False
         self._deadline_over = False
@@ -58,14 +59,23 @@ class Keeper:
         waker = self._queue._store.waker
         waker.listen(self.state.wake)
         try:
-            while (seconds := self._round()) is not None:
-                self._sleep(seconds)
+            try:
+                while (seconds := self._round()) is not None:
+                    self._sleep(seconds)
+            finally:
+                waker.unlisten(self.state.wake)
+                self._end()
+            if self.state.ending is not None:
+                raise self.state.ending
+        except QueueClosed:
+            self.crash = QueueClosed(
+                "the queue was closed while a worker ran on it; what the worker held comes back when its leases end",
+                hint="stop the worker, and close the queue when run() or serve() has returned",
+            )
+            raise self.crash from None
         except BaseException as e:
             self.crash = e
             raise
-        finally:
-            waker.unlisten(self.state.wake)
-            self._end()
 
     def _round(self) -> float | None:
         """Do all that is to be done now. Returns how long there will be nothing to do; None: it is over."""
@@ -74,6 +84,8 @@ class Keeper:
         if state.crashed is not None:
             state.gave_up = True
             raise state.crashed
+        if state.ending is not None and not self._stopping:
+            self.stop(None if self._grace is None else now + self._grace)
         if self._stopping:
             self._give_back()
             if board.idle or self._deadline_over:

@@ -7,7 +7,7 @@ from typing import Final
 from .._errors import LeaseLost, StoreError
 from .events import reason_of, where
 from .job import Job, Reject, Retry
-from .state import HOPELESS, State
+from .state import ENDING, HOPELESS, State
 
 LEARNED_MAX = 64
 """Durations learned from in one round."""
@@ -90,6 +90,12 @@ class Settling:
         try:
             if isinstance(error, LeaseLost) and (error.token, error.seq) == (d.token, d.seq):
                 self._state.lose(job._lane, error)
+                return
+            if isinstance(error, ENDING):
+                # It did not fail: as if it had not been started.
+                self._queue._release_rest([d])
+                self._state.drop(job._lane)
+                self._state.tell("released", job)
                 return
             if isinstance(error, Reject):
                 d.reject(error.reason, output=job._said)

@@ -19,6 +19,8 @@ from .job import Job
 AGAIN_SECONDS: Final = 0.1
 AGAIN_SECONDS_MAX: Final = 2.0
 """After a failure of the store that may pass: how long it is left alone, twice as long after each one."""
+ENDING: Final = (SystemExit, KeyboardInterrupt)
+"""A handler that raises one of these does not fail: the program is to end."""
 HOPELESS: Final = (StoreCorrupt, SchemaMismatch)
 """These do not pass: the shard is out of use until an operator has mended it. The others go on."""
 
@@ -43,6 +45,7 @@ class State:
         gave_up: some handler may be at work that nobody waits for.
         learned: there are durations that are not stored yet.
         crashed: what ended a handler's thread, though no handler raised it.
+        ending: what a handler raised to end the program.
         not_before: `clock()` before which the store is left alone, after it failed.
     """
 
@@ -69,6 +72,7 @@ class State:
         self._hook = on_event
         self._failures = 0
         self.crashed: BaseException | None = None
+        self.ending: BaseException | None = None
         self.awake = threading.Lock()
         self.awake.acquire()
 
@@ -100,6 +104,12 @@ class State:
     def crash(self, error: BaseException) -> None:
         """Something that must not fail did: end the run with it. From any thread."""
         self.crashed = error
+        self.wake()
+
+    def end(self, error: BaseException) -> None:
+        """A handler ends the program: stop, and raise this once what runs is done. From any thread."""
+        if self.ending is None:
+            self.ending = error
         self.wake()
 
     def works(self) -> None:

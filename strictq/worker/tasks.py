@@ -16,7 +16,7 @@ import anyio.to_thread
 from ..aio import _from_any_thread
 from .handover import Handover
 from .job import Job
-from .state import Executor
+from .state import ENDING, Executor
 from .threads import weigh
 
 TURN: Final = 64
@@ -130,7 +130,7 @@ async def run_prepare(handover: Handover, handler: AsyncHandler, job: Job) -> No
         result = await handler(job)
     except BaseException as e:
         if _not_the_handlers(e):
-            handover.prepared(job, None, WorkerCancelled(), 0)
+            handover.prepared(job, None, _told(e), 0)
             raise
         error = e
     handover.prepared(job, result, error, 0 if error is not None else weigh(result))
@@ -143,7 +143,7 @@ async def run_process(handover: Handover, handler: AsyncHandler, job: Job) -> No
         await handler(job)
     except BaseException as e:
         if _not_the_handlers(e):
-            handover.processed(job, WorkerCancelled())
+            handover.processed(job, _told(e))
             raise
         error = e
     if handover.processed(job, error):
@@ -152,11 +152,16 @@ async def run_process(handover: Handover, handler: AsyncHandler, job: Job) -> No
             await anyio.to_thread.run_sync(handover.commit, job)
 
 
+def _told(error: BaseException) -> BaseException:
+    """What the keeper hears of it."""
+    return error if isinstance(error, ENDING) else WorkerCancelled()
+
+
 def _not_the_handlers(error: BaseException) -> bool:
     """Is this for the task, and not the handler's own failure?
 
     A handler that awaits what somebody else cancelled is told so by the same exception that cancels a task on asyncio: but
-    then nobody cancelled the task. A handler that calls sys.exit fails like any other, as in a thread.
+    then nobody cancelled the task. Ctrl-C is the loop's to raise, at once; sys.exit waits for what runs, as in a thread.
     """
     if isinstance(error, Exception | SystemExit):
         return False

@@ -46,7 +46,7 @@ def _call(handler: Handler, job: Job) -> tuple[Any, BaseException | None]:
         if inspect.iscoroutine(result):
             result.close()
             raise TypeError("the handler returned a coroutine: define it with `async def`, so that it can be awaited")
-    except BaseException as e:  # a handler that calls sys.exit fails like any other
+    except BaseException as e:  # which of them end the program is not decided here
         return None, e
     return result, None
 

@@ -187,8 +187,10 @@ class Worker:
 
         Args:
             drain: return once nothing is ready any more.
-            grace_seconds: after a signal, wait so long for what runs; None: to its end.
+            grace_seconds: after a signal, or a handler that ends the program, wait so long for what runs; None: to its end.
         Raises:
+            SystemExit, KeyboardInterrupt: a handler raised it. The worker stopped as with `stop()`, and the handler's message was
+                given back, with no attempt charged.
             InvalidArgument: there is an event loop in this thread, or the worker ran before, or was stopped.
             StrictqError: the queue can't be used any more; what was held is given back as far as possible.
         """
@@ -201,10 +203,10 @@ class Worker:
             import anyio
 
             with self._signals(grace_seconds):
-                anyio.run(self._serve, drain)
+                anyio.run(self._serve, drain, grace_seconds)
             return
         with self._signals(grace_seconds):
-            keeper = self._begin(drain)
+            keeper = self._begin(drain, grace_seconds)
             pools = list(self._pools(keeper.state))
             keeper.state.executors += pools
             try:
@@ -221,10 +223,10 @@ class Worker:
         self._claim()
         await self._serve(drain)
 
-    async def _serve(self, drain: bool) -> None:
+    async def _serve(self, drain: bool, grace_seconds: float | None = None) -> None:
         from .serving import serve
 
-        keeper = self._begin(drain)
+        keeper = self._begin(drain, grace_seconds)
         pools = list(self._pools(keeper.state))
         await serve(keeper, Handover(keeper.state), self._process, self._prepare, self._concurrency, pools)
 
@@ -250,10 +252,10 @@ class Worker:
             self._queue._store.require_open()
             self._claimed = True
 
-    def _begin(self, drain: bool) -> Keeper:
+    def _begin(self, drain: bool, grace_seconds: float | None) -> Keeper:
         self._estimates.load(self._queue._estimates())
         state = State(self._queue, self._board, self._estimates, on_event=self._on_event)
-        self._keeper = keeper = Keeper(state, self._refill, drain=drain)
+        self._keeper = keeper = Keeper(state, self._refill, drain=drain, grace_seconds=grace_seconds)
         if self._stop is not None:  # a signal, or another thread, was quicker
             self.stop(*self._stop)
         return keeper

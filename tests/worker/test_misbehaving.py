@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from typing import Any
 
 import anyio
 import pytest
 
-from strictq import Queue, Worker
+from strictq import Queue, QueueClosed, Worker
 from strictq.worker.handover import Handover
 
 BACKENDS = ["asyncio", "trio"]
@@ -37,9 +38,7 @@ def fill(make: Any) -> Queue:
     return q
 
 
-@pytest.mark.parametrize(
-    "error", [SystemExit(3), GeneratorExit(), asyncio.CancelledError(), Unspeakable(), BaseException("base")]
-)
+@pytest.mark.parametrize("error", [GeneratorExit(), asyncio.CancelledError(), Unspeakable(), BaseException("base")])
 @pytest.mark.parametrize("stage", ["prepare", "process"])
 def test_a_plain_handler_may_raise_anything(make: Any, error: BaseException, stage: str) -> None:
     q = fill(make)
@@ -56,7 +55,7 @@ def test_a_plain_handler_may_raise_anything(make: Any, error: BaseException, sta
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("error", [SystemExit(3), Unspeakable(), BaseException("base")])
+@pytest.mark.parametrize("error", [Unspeakable(), BaseException("base")])
 @pytest.mark.parametrize("stage", ["prepare", "process"])
 def test_an_async_handler_as_well(make: Any, backend: str, error: BaseException, stage: str) -> None:
     q = fill(make)
@@ -144,6 +143,132 @@ def test_ctrl_c_in_an_async_handler_ends_serve(q: Queue, backend: str) -> None:
     assert _has(caught.value, KeyboardInterrupt)
     assert q.stats().in_flight == 0
     assert q.stats().depth == 5
+    assert [q.status(n, 1).attempts for n in range(5)] == [0] * 5
+
+
+def ends(q: Queue, worker: Worker) -> None:
+    """The message that it was raised for is as if it had never been started; so is what came behind it."""
+    assert [(m.seq, m.state, m.attempts) for m in q.peek("k")] == [(1, "ready", 0), (2, "ready", 0)]
+    assert (worker.stats().retried, q.stats().dead, q.stats().in_flight) == (0, 0, 0)
+    assert q.status("k", 1).last_error is None
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("stage", ["prepare", "process"])
+def test_a_plain_handler_that_ends_the_program_stops_the_worker(make: Any, error: BaseException, stage: str) -> None:
+    q = fill(make)
+
+    def handler(job: Any) -> None:
+        if job.body == b"bad":
+            raise error
+
+    events: list[str] = []
+    worker = Worker(
+        q,
+        handler if stage == "process" else lambda job: None,
+        handler if stage == "prepare" else None,
+        concurrency=1,
+        on_event=lambda e: events.append(e.kind),
+    )
+    with pytest.raises(type(error)) as caught:
+        worker.run()
+    assert caught.value is error
+    assert "released" in events
+    assert "retried" not in events
+    ends(q, worker)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("stage", ["prepare", "process"])
+def test_an_async_handler_that_calls_sys_exit_does_so_too(make: Any, backend: str, stage: str) -> None:
+    q = fill(make)
+
+    async def handler(job: Any) -> None:
+        if job.body == b"bad":
+            sys.exit(3)
+
+    async def nothing(job: Any) -> None:
+        pass
+
+    worker = Worker(q, handler if stage == "process" else nothing, handler if stage == "prepare" else None, concurrency=1)
+
+    async def main() -> None:
+        with anyio.fail_after(30.0):
+            await worker.serve()
+
+    with pytest.raises(SystemExit) as caught:
+        anyio.run(main, backend=backend)
+    assert caught.value.code == 3
+    ends(q, worker)
+
+
+def test_what_runs_is_finished_before_the_program_ends(q: Queue) -> None:
+    q.send(b"bad", key="k")
+    q.send(b"good", key="k")
+    q.send(b"slow", key="other")
+    slow_began, asked_to_end = threading.Event(), threading.Event()
+
+    def handler(job: Any) -> None:
+        if job.body == b"slow":
+            slow_began.set()
+            assert asked_to_end.wait(30.0)
+            job.send(b"", key="effect")
+        else:
+            assert slow_began.wait(30.0)
+            sys.exit("no more")
+
+    def on_event(event: Any) -> None:
+        if event.kind == "released":
+            asked_to_end.set()
+
+    worker = Worker(q, handler, concurrency=2, on_event=on_event)
+    with pytest.raises(SystemExit, match="no more"):
+        worker.run()
+    assert worker.stats().acked == 1
+    assert q.stats().ready == 3, "both of k, and what the slow one sent"
+    assert q.status("k", 1).attempts == 0
+
+
+def test_grace_ends_the_wait_of_a_program_that_ends(q: Queue) -> None:
+    q.send(b"bad", key="k")
+    q.send(b"hangs", key="other")
+    began, over = threading.Event(), threading.Event()
+
+    def handler(job: Any) -> None:
+        if job.body == b"hangs":
+            began.set()
+            over.wait(30.0)
+        else:
+            assert began.wait(30.0)
+            sys.exit(3)
+
+    try:
+        with pytest.raises(SystemExit):
+            Worker(q, handler, concurrency=2).run(grace_seconds=0.0)
+    finally:
+        over.set()
+    assert q.status("k", 1).attempts == 0
+    assert q.stats().in_flight == 0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_queue_that_is_closed_under_a_worker_is_one_clear_error(q: Queue, is_async: bool) -> None:
+    q.send(b"", key="k")
+    q.send(b"", key="k")
+
+    def close(job: Any) -> None:
+        q.close()
+
+    async def close_too(job: Any) -> None:
+        q.close()
+
+    worker = Worker(q, close_too if is_async else close, concurrency=1)
+    with pytest.raises(QueueClosed, match="closed while a worker ran on it") as caught:
+        worker.run()
+    assert "stop the worker" in caught.value.hint
+    assert caught.value.__suppress_context__
+    assert caught.value.__cause__ is None
 
 
 def _has(error: BaseException, kind: type[BaseException]) -> bool:

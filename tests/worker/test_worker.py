@@ -649,9 +649,9 @@ def test_a_stop_that_comes_while_it_begins_ends_it(q: Queue, monkeypatch: pytest
     worker = Worker(q, sync_handler)
     whole = worker._begin
 
-    def begin(drain: bool) -> Any:
+    def begin(*args: Any) -> Any:
         worker.stop()
-        return whole(drain)
+        return whole(*args)
 
     monkeypatch.setattr(worker, "_begin", begin)
     worker.run()
