@@ -15,29 +15,18 @@ from typing import IO, Any, Final, NoReturn, ParamSpec, Self
 
 import click
 
-from strictq._errors import (
-    ConfigError,
-    InvalidArgument,
-    MessageTooLarge,
-    QueueFull,
-    QueueNotFound,
-    StoreError,
-    StrictqError,
-)
+from strictq._errors import ConfigError, InvalidArgument, PartialFailure, QueueNotFound, StoreError, StrictqError
+from strictq.cli._advice import hint_of
 
 OK: Final = 0
 WRONG: Final = 1
 USAGE: Final = 2
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
+REASONS_MAX: Final = 3
+"""Of several that failed: as many reasons as are shown."""
 
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_HINTS: Final[dict[type[StrictqError], str]] = {
-    QueueNotFound: "check the path, or make the queue: strictq create QUEUE",
-    MessageTooLarge: "raise the limit: strictq config QUEUE max_body_bytes=BYTES; or send a reference to the data",
-    QueueFull: "wait for consumers to catch up, or raise the limit: strictq config QUEUE max_depth=MESSAGES",
-}
-"""What to do, said for somebody at a command line, where the error's own hint speaks of calls."""
 
 P = ParamSpec("P")
 
@@ -129,8 +118,10 @@ def explained(e: StrictqError, code: int = WRONG) -> tuple[str, int, str]:
     message = Exception.__str__(e)
     if isinstance(e, StoreError) and e.cause is not None and str(e.cause) not in message:
         message = f"{message}: {e.cause}"
-    hint = _HINTS.get(type(e), e.hint) if e.hint == type(e).hint else e.hint
-    return message, code, hint
+    if isinstance(e, PartialFailure):
+        reasons = dict.fromkeys(explained(r)[0] for r in e.results if isinstance(r, StrictqError))
+        message = "; ".join([message, *list(reasons)[:REASONS_MAX]])
+    return message, code, hint_of(e)
 
 
 def _complain(message: str, code: int, hint: str = "") -> int:

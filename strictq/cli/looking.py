@@ -11,6 +11,7 @@ import attrs
 import click
 
 from strictq import DeadLetter, PartialFailure, PeekedMessage, StrictqError
+from strictq.cli._advice import why
 from strictq.cli._arguments import (
     KeyType,
     json_option,
@@ -88,9 +89,7 @@ def explain(queue: Path, key: str, key_type: KeyType, as_json: bool) -> int:
     """Why a key is, or is not, handed out now: since when, by whom, until when."""
     with looking(queue) as q:
         found = q.explain(key_of(key, key_type))
-    # The sentence speaks of the library's call; here it is a command.
-    text = found.text.replace("q.release(key)", "strictq release")
-    text = text.replace(f"q.release_consumer({found.by!r})", f"strictq release --consumer {found.by}")
+    text = why(found.text, found.by)
     if as_json:
         emit({**attrs.asdict(found), "text": text, **key_fields(found.key)})
         return OK

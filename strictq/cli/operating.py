@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 import strictq
-from strictq import ConsumerBusy, InvalidArgument, UnknownMessage
+from strictq import InvalidArgument, UnknownMessage
 from strictq._keys import Key
 from strictq.cli._arguments import (
     KeyType,
@@ -128,12 +128,7 @@ def _release_consumer(queue: Path, name: str, *, force: bool, quiet: bool, as_js
         if name not in known:
             there = f"there are {', '.join(map(printable, known))}" if known else "there is none"
             raise Failure(f"there is no consumer {printable(name)}", hint=there)
-        try:
-            count = q.release_consumer(name, force=force)
-        except ConsumerBusy as e:
-            raise Failure(
-                explained(e)[0], hint="stop its query; or give --force, too: it is fenced, and fails at its next write"
-            ) from e
+        count = q.release_consumer(name, force=force)
     text = f"consumer {printable(name)}: {many(count, 'message')} given back" + (
         "; start its query with a new checkpoint" if count else ""
     )
