@@ -427,24 +427,3 @@ def test_words() -> None:
     assert moment(None) == "-"
     assert moment(time.time() - 30).endswith("(30 s ago)")
     assert "(in " in moment(time.time() + 30)
-
-
-OTHERS = [["receive", "{q}"], *([verb, "{q}", "k"] for verb in ("hold", "release", "purge", "redrive")), ["completion", "bash"]]
-OTHERS += [["reject", "{q}", "k", "1", "--reason", "no"]]
-
-
-@pytest.mark.parametrize("args", [*LOOKS, *OTHERS], ids=lambda a: a[0])
-def test_every_field_is_documented(filled: Path, args: list[str]) -> None:
-    page = REFERENCE.read_text(encoding="utf-8")
-    section = re.search(rf"^## {re.escape(args[0])}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
-    assert section
-    known = section[1]
-    if args[0] == "stats":
-        known += (REFERENCE.parent / "api.md").read_text(encoding="utf-8")
-    if args[0] == "query":
-        return  # the columns are the program's
-    fields = {
-        name for line in json_lines(in_process(*[a.replace("{q}", str(filled)) for a in args], "--json").stdout) for name in line
-    }
-    assert fields
-    assert {f for f in fields if not re.search(rf"\b{f}\b", known)} == set()

@@ -1,0 +1,409 @@
+"""What --json prints, field by field and type by type, is what docs/reference/cli.md says: no more and no less."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import strictq
+from strictq import Message, Queue, QueueConfig, _reports
+from strictq.cli import COMMANDS
+from tests.support.command import in_process, json_lines
+from tests.support.handouts import holder
+from tests.support.internals import ROOT
+
+REFERENCE = ROOT / "docs" / "reference" / "cli.md"
+TABLE = re.compile(r"^`strictq ([A-Za-z -]+) --json`[^\n]*:\n\n((?:\|.*\n)+)", re.M)
+FIELD = re.compile(r"`([^`]+)`")
+Types = dict[str, set[str]]
+
+
+# ---------------------------------------------------------------- what is documented
+
+
+def rows(table: str) -> Iterator[tuple[list[str], str]]:
+    """Fields and type of each row."""
+    for line in table.splitlines()[2:]:
+        fields, kind = (cell.strip() for cell in line.strip("|").split("|")[:2])
+        yield FIELD.findall(fields), kind
+
+
+def documented() -> dict[str, Types]:
+    """Each table: path of a field → its types. The first one, COMMAND, has those that many commands share."""
+    found: dict[str, Types] = {}
+    shared: Types = {}
+    for name, table in TABLE.findall(REFERENCE.read_text(encoding="utf-8")):
+        types: Types = {}
+        for fields, kind in rows(table):
+            for field in fields:
+                last = field.rpartition(".")[2]
+                types[field] = set(shared[last]) if kind == "as above" else set(re.split(r" or |, ", kind))
+        found[name] = types
+        if name == "COMMAND":
+            shared = types
+    return found
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def kind_of(value: Any) -> str:
+    """JSON's name of its type."""
+    if isinstance(value, bool):
+        return "boolean"
+    kinds = {str: "string", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
+    return kinds[type(value)]
+
+
+def paths(value: Any, at: str, leaves: set[str], found: Types) -> None:
+    """Every field below a value, `a.b`, and `a[].b` for those of an array's objects. What is documented as a whole is a leaf."""
+    if at:
+        found.setdefault(at, set()).add(kind_of(value))
+    if at in leaves:
+        return
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            paths(inner, f"{at}.{name}".lstrip("."), leaves, found)
+    elif isinstance(value, list):
+        for inner in value:
+            if isinstance(inner, dict):
+                for name, innermost in inner.items():
+                    paths(innermost, f"{at}[].{name}", leaves, found)
+
+
+class World:
+    """A queue and a place for files; `run` collects what is printed."""
+
+    def __init__(self, path: Path, place: Path, patch: pytest.MonkeyPatch) -> None:
+        self.path = path
+        self.place = place
+        self.patch = patch
+        self.printed: list[Any] = []
+
+    def open(self) -> Queue:
+        return strictq.open(self.path, create=False)
+
+    def run(self, *words: object, codes: tuple[int, ...] = (0,), input: str | None = None) -> None:
+        at = words.index("--") if "--" in words else len(words)
+        result = in_process(*words[:at], "--json", *words[at:], input=input)
+        assert result.exit_code in codes, (words, result.stdout, result.stderr)
+        self.printed += json_lines(result.stdout)
+
+
+KEYS: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    ("a", ("a",)),
+    (7, ("7", "--key-type", "int")),
+    (b"\xff", ("ff", "--key-type", "hex")),
+)
+"""A key of every type, and how it is given."""
+
+
+def create(w: World) -> None:
+    w.run("create", w.place / "new", "--shards", 2)
+
+
+def config(w: World) -> None:
+    w.run("config", w.path)
+
+
+def send(w: World) -> None:
+    lines = '{"k": "a"}\n{"k": 1}\n'
+    w.run("send", w.path, "--key-field", "k", input=lines)
+    w.run("send", w.path, "--key-field", "k", input=lines + "bad\n", codes=(1,))
+
+
+def receive(w: World) -> None:
+    with w.open() as q:
+        q.configure(keyless="random")
+        q.send_many([Message(b"text", key=k, headers={"h": "1"}) for k, _ in KEYS] + [Message(b"\xff")])
+    w.run("receive", w.path)
+
+
+def work(w: World) -> None:
+    with w.open() as q:
+        q.send(b"", key="a")
+    w.run("work", w.path, "--drain", "--", "true")
+    with w.open() as q:
+        q.send(b"", key="a")
+        q.send(b"", key="a")
+    w.run("work", w.path, "--drain", "--prepare", "true", "--", "true")
+
+
+def stats(w: World) -> None:
+    with w.open() as q:
+        holder(q, "idle").close()
+        w.run("stats", w.path)
+        q.send_many([Message(b"", key=n) for n in range(50)])
+        q.ack_many(q.receive(5))
+        h = holder(q, "etl")
+        h.take(0, messages_max=10)
+        w.run("stats", w.path)
+        report = strictq.QueryReport("orders", "0-1", "running", 7, 400, 0.25, 1600.0, time.time())
+        _reports.write(q.path, q.queue_id, "etl", report)
+        w.run("stats", w.path)
+        _reports.write(q.path, q.queue_id, "etl", attrs.evolve(report, name=None, state="failed", error="no disk"))
+        w.run("stats", w.path)
+        h.close()
+        holder(q, "new").close()
+        w.run("stats", w.path)
+    for file in w.path.glob("shard-0001.db*"):
+        file.unlink()
+    w.run("stats", w.path, codes=(1,))
+
+
+def stats_watch(w: World) -> None:
+    w.run("stats", w.path, "--watch", "--count", 2, "--interval", 0.1)
+    for printed in w.printed:
+        # The others are those of stats.
+        for name in set(printed) - {"at", "sends_per_second", "acks_per_second"}:
+            del printed[name]
+
+
+def top_keys(w: World) -> None:
+    with w.open() as q:
+        q.send_many([Message(b"", key=k) for k, _ in KEYS])
+    w.run("top-keys", w.path)
+
+
+def explain(w: World) -> None:
+    w.run("explain", w.path, "nobody")
+    with w.open() as q:
+        for key, _ in KEYS:
+            q.send_many([Message(b"", key=key)] * 2)
+        (held, *_) = q.receive(2, keys=["a"])
+        w.run("explain", w.path, "a")
+        held.nack(delay=60.0, reason="no paper")
+        w.run("explain", w.path, "a")
+        q.hold(7)
+    for _, given in KEYS:
+        w.run("explain", w.path, *given)
+
+
+def peek(w: World) -> None:
+    with w.open() as q:
+        for key, _ in KEYS:
+            q.send(b"text", key=key, headers={"h": "1"})
+        q.send(b"\xff", key="a", delay=60.0, ttl=90.0)
+    for _, given in KEYS:
+        w.run("peek", w.path, *given)
+
+
+def status(w: World) -> None:
+    with w.open() as q:
+        for key, _ in KEYS:
+            q.send(b"", key=key)
+        for _, given in KEYS:
+            w.run("status", w.path, given[0], 1, *given[1:])
+        (d,) = q.receive(keys=["a"])
+        d.nack(reason="no paper", output="the printer says: no paper")
+        (d,) = q.receive(keys=["a"])
+        w.run("status", w.path, "a", 1)
+
+
+def dead(w: World) -> None:
+    with w.open() as q:
+        q.configure(keyless="random")
+        q.send_many([Message(b"text", key=k) for k, _ in KEYS] + [Message(b"\xff")])
+        for d in q.receive(10):
+            d.reject("no paper")
+        q.send(b"", key="out of attempts")
+        for _ in range(2):
+            q.receive()[0].nack(delay=0.0)
+        q.send(b"", key="x", ttl=0.001)
+        time.sleep(0.01)
+        q.receive()
+    w.run("dead", w.path)
+
+
+def query(w: World) -> None:
+    with w.open() as q:
+        q.app_schema("CREATE TABLE app_t (a)")
+        with q.transaction(key="k") as tx:
+            tx.execute("INSERT INTO app_t VALUES (?)", (b"\xff",))
+    w.run("query", w.path, "SELECT a FROM app_t")
+
+
+def on_each_key(verb: str, *more: str) -> Callable[[World], None]:
+    def run(w: World) -> None:
+        with w.open() as q:
+            q.send_many([Message(b"", key=k) for k, _ in KEYS])
+        for _, given in KEYS:
+            w.run(verb, w.path, *given, *more)
+        if verb in ("redrive", "purge"):
+            w.run(verb, w.path, "--all", *(("--yes",) if verb == "purge" else ()))
+
+    return run
+
+
+def hold(w: World) -> None:
+    on_each_key("hold")(w)
+
+
+def release(w: World) -> None:
+    on_each_key("release")(w)
+    w.run("release", w.path, "--keyless")
+
+
+def release_consumer(w: World) -> None:
+    with w.open() as q:
+        q.send(b"", key="a")
+        h = holder(q, "etl")
+        h.take(0, messages_max=10)
+        h.close()
+    w.run("release", w.path, "--consumer", "etl")
+
+
+def reject(w: World) -> None:
+    with w.open() as q:
+        q.send_many([Message(b"", key=k) for k, _ in KEYS])
+    for _, given in KEYS:
+        w.run("reject", w.path, given[0], 1, "--reason", "no", *given[1:])
+
+
+def history(w: World) -> None:
+    with w.open() as q:
+        q.configure(history="bodies", keyless="random")
+        q.send_many([Message(b"text", key=k) for k, _ in KEYS] + [Message(b"\xff", size_hint=3.0)])
+        q.ack_many(q.receive(10))
+        q.send(b"", key="never tried")
+        q.reject("never tried", 1, "no")
+        q.send(b"", key="by a worker")
+        strictq.Worker(q, lambda job: None, lambda job: None).run(drain=True)
+        q.configure(history="records")
+        q.send(b"", key="a")
+        q.ack_many(q.receive())
+    w.run("history", w.path)
+
+
+def history_export(w: World) -> None:
+    pytest.importorskip("pyarrow")
+    history(w)
+    w.printed.clear()
+    w.run("history", "export", w.path, w.place / "out")
+
+
+def check(w: World) -> None:
+    w.run("check", w.path)
+    with w.open() as q:
+        q.send(b"", key="k")
+        shard = q._store.shards[next(s.shard for s in q.stats().shards if s.ready)]
+        shard.run(lambda tx: tx.db.execute("DELETE FROM ready"))
+    w.run("check", w.path, codes=(1,))
+    w.run("check", w.path, "--fix")
+
+
+def check_salvage(w: World) -> None:
+    with w.open() as q:
+        q.send_many([Message(b"", key=k) for k, _ in KEYS])
+    w.run("check", w.path, "--salvage", w.place / "whole")
+    for file in w.path.glob("shard-0001.db*"):
+        file.unlink()
+    w.run("check", w.path, "--salvage", w.place / "part", codes=(1,))
+    lost = [strictq.LostRange(0, key, 1, 2) for key, _ in KEYS]
+    w.patch.setattr(strictq, "salvage", lambda *_: strictq.Salvaged(1, 1, tuple(lost), ()))
+    w.run("check", w.path, "--salvage", w.place / "other", codes=(1,))
+
+
+def history_plot(w: World) -> None:
+    pytest.importorskip("pyspark")
+    from strictq.spark import _extra, _local, plots
+
+    w.patch.setattr(_extra, "require", lambda: None)
+    w.patch.setattr(_local, "local_session", lambda _: nullcontext())
+    w.patch.setattr(plots, "save_plots", lambda *_: [w.place / "ages.png"])
+    w.run("history", "plot", w.place, "--png", w.place / "png")
+
+
+def bench(w: World) -> None:
+    w.run("bench", w.place, "--durability", "process", "--messages", 20, "--batch", 10, "--keys", 5, "--rounds", 1)
+
+
+def demo(w: World) -> None:
+    w.run("demo", "--events", 40, "--keys", 4, "--consumers", 1, "--no-kill")
+    w.run("demo", "--events", 40, "--keys", 4, "--consumers", 1, "--no-kill", "--queue", w.place / "demo")
+
+
+def demo_worker(w: World) -> None:
+    few = ("demo", "--worker", "--events", 4, "--keys", 2, "--fetch", 0, "--process", 0)
+    w.run(*few)
+    w.run(*few, "--queue", w.place / "demo", "--plot", w.place / "demo.svg")
+
+
+def completion(w: World) -> None:
+    w.run("completion", "fish")
+    w.patch.setenv("HOME", str(w.place))
+    w.patch.delenv("XDG_CONFIG_HOME", raising=False)
+    w.run("completion", "fish", "--install")
+
+
+RUNS: dict[str, Callable[[World], None]] = {
+    "create": create, "config": config, "send": send, "receive": receive, "work": work, "stats": stats,
+    "stats --watch": stats_watch, "top-keys": top_keys, "explain": explain, "peek": peek, "status": status, "dead": dead,
+    "redrive": on_each_key("redrive"), "hold": hold, "release": release, "release --consumer": release_consumer,
+    "reject": reject, "purge": on_each_key("purge"), "history": history, "history export": history_export,
+    "history plot": history_plot,
+    "check": check, "check --salvage": check_salvage, "bench": bench, "demo": demo, "demo --worker": demo_worker,
+    "completion": completion,
+}  # fmt: skip
+
+DOCUMENTED = documented()
+NOT_ON_PURPOSE = {("demo", "consumers[].held"): "integer"}
+"""Types that no run is sure to print: a consumer is killed with messages in its hands, or without."""
+
+
+def test_every_command_has_its_table() -> None:
+    assert set(DOCUMENTED) - {"COMMAND"} == set(RUNS)
+    assert {name.split()[0] for name in RUNS} | {"query"} == set(COMMANDS), "the columns of query are the program's"
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_is_printed_is_what_is_documented(name: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = DOCUMENTED[name]
+    shared = DOCUMENTED["COMMAND"]
+    world = World(path, tmp_path, monkeypatch)
+    RUNS[name](world)
+    assert world.printed
+    leaves = {field for field in known if not any(other.startswith((f"{field}.", f"{field}[].")) for other in known)}
+    printed: Types = {}
+    for value in world.printed:
+        paths(value, "", leaves, printed)
+    assert set(printed) - set(known) == set(), "printed, but not documented"
+    assert set(known) - set(printed) == set(), "documented, but never printed"
+    for field, types in known.items():
+        if types == shared.get(field.rpartition(".")[2]):
+            assert printed[field] <= types, field
+        else:
+            assert types - printed[field] <= {NOT_ON_PURPOSE.get((name, field), "")}, f"{field}: documented, never printed"
+            assert printed[field] - types == set(), f"{field}: printed, but not documented"
+
+
+def test_keys_and_bodies_are_of_every_type_somewhere(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(path, tmp_path, monkeypatch)
+    history(world)
+    printed: Types = {}
+    for value in world.printed:
+        paths(value, "", set(), printed)
+    assert {field: printed[field] for field in DOCUMENTED["COMMAND"]} == DOCUMENTED["COMMAND"]
+
+
+def test_a_row_of_a_query_is_an_object_by_its_columns(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(path, tmp_path, monkeypatch)
+    query(world)
+    assert world.printed == [{"a": {"base64": "/w=="}}]
+
+
+def test_the_settings_are_documented() -> None:
+    page = (ROOT / "docs" / "reference" / "config.md").read_text(encoding="utf-8")
+    assert [a.name for a in attrs.fields(QueueConfig) if f"`{a.name}`" not in page] == []
+
+
+def test_every_setting_is_printed(path: Path) -> None:
+    (printed,) = json_lines(in_process("config", path, "--json").stdout)
+    assert set(printed["config"]) == {a.name for a in attrs.fields(QueueConfig)}
