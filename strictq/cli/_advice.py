@@ -68,6 +68,11 @@ def why(text: str, by: str | None) -> str:
     )
 
 
+def quarantined(text: str) -> str:
+    """Why a shard can't be read, as `q.stats` has it, hint included."""
+    return text.replace(StoreCorrupt.hint, BY_CLASS[StoreCorrupt])
+
+
 def hint_of(error: StrictqError) -> str:
     """What to do about it, in the words of the command line; "" where there is nothing to do."""
     if error.hint == type(error).hint:

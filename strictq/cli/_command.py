@@ -17,6 +17,7 @@ import click
 
 from strictq._errors import ConfigError, InvalidArgument, PartialFailure, QueueNotFound, StoreError, StrictqError
 from strictq.cli._advice import hint_of
+from strictq.cli._group import Context
 
 OK: Final = 0
 WRONG: Final = 1
@@ -47,6 +48,8 @@ class Failure(Exception):
 
 class Command(click.Command):
     """A command that knows what is meant by a key such as -5."""
+
+    context_class = Context
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does, and with advice."""

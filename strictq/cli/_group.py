@@ -4,16 +4,43 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Any
+import shutil
+from collections.abc import Iterable
+from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from strictq.cli import COMMANDS, COMPLETE
 
+NARROW_COLUMNS: Final = 52
+
+
+class Formatter(click.HelpFormatter):
+    """Leaves two thirds of the width to the texts."""
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """A list of names and texts."""
+        super().write_dl(rows, min(col_max, max(self.width // 3, 12)), col_spacing)
+
+
+class Context(click.Context):
+    """Makes the help as narrow as the terminal; click stops at 50 columns."""
+
+    formatter_class = Formatter
+
+    def make_formatter(self) -> click.HelpFormatter:
+        """For a page of the help."""
+        columns = shutil.get_terminal_size().columns
+        if columns < NARROW_COLUMNS:
+            self.terminal_width = max(columns - 2, 20)
+        return super().make_formatter()
+
 
 class Group(click.Group):
     """Lists every command without importing one."""
+
+    context_class = Context
 
     def list_commands(self, _: click.Context) -> list[str]:
         """In the order of the help."""

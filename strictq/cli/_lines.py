@@ -84,7 +84,7 @@ class Lines:
                 raise Failure(f"{self._path}: {e.strerror}", USAGE) from None
         found = os.fstat(self._descriptor)
         if stat.S_ISDIR(found.st_mode):
-            raise Failure(f"{self.name}: is a directory", USAGE)
+            raise Failure(f"{self.name} is a directory, not a file", USAGE)
         if stat.S_ISREG(found.st_mode):
             self.size = found.st_size
 

@@ -78,7 +78,7 @@ def bench(
         except OSError as e:
             raise Failure(f"{directory}: {e.strerror}", USAGE) from None
         try:
-            with stopping.at_once(), waiting("measuring:", lambda: f"round {done + 1} of {rounds}", quiet=quiet):
+            with stopping.at_once(), waiting("measuring:", lambda: f"round {min(done + 1, rounds)} of {rounds}", quiet=quiet):
                 for found in measure(place, plan):
                     figures = found
                     done += 1

@@ -82,7 +82,7 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
 @command(EXAMPLES["plot"])
 @click.argument("out", type=PATH, metavar="OUT", help="The directory of an export.")
 @click.option("--png", type=PATH, required=True, metavar="DIR", help="Where the pictures go; made if missing.")
-@click.option("--window", type=Seconds(), default=3600.0, help="Length of the windows.")
+@click.option("--window", type=Seconds(min=0.001), default=3600.0, help="Length of the windows.")
 @json_option
 def plot(out: Path, png: Path, window: float, as_json: bool) -> int:
     """Draw what an export holds with a local Spark: ages, throughput, outcomes, and durations where a worker measured them.
@@ -93,8 +93,6 @@ def plot(out: Path, png: Path, window: float, as_json: bool) -> int:
     """
     if not out.is_dir():
         raise Failure(f"there is no directory {out}", USAGE)
-    if not window > 0.0:
-        raise Failure("--window must be a number of seconds over 0", USAGE)
     if png.resolve() == out.resolve():
         raise Failure("--png must be another directory than OUT: pictures in it would stop the next export", USAGE)
     from strictq.spark import plots

@@ -57,7 +57,7 @@ class OnError(StrEnum):
     "--dedup-field", metavar="FIELD", help="The field with an id of the line: within dedup_window_seconds it is sent once."
 )
 @click.option("--delay", type=Seconds(min=0.0), default=0.0, help="Hand nothing out before.")
-@click.option("--ttl", type=Seconds(), help="What nobody took by then expires.")
+@click.option("--ttl", type=Seconds(min=0.001), help="What nobody took by then expires.")
 @click.option("--header", "-H", multiple=True, metavar="NAME=VALUE", help="A header of each.")
 @click.option(
     "--wait",

@@ -13,6 +13,7 @@ import click
 
 import strictq
 from strictq import ConsumerStatus, Stats
+from strictq.cli._advice import quarantined
 from strictq.cli._arguments import Seconds, json_option, looking, queue_argument
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, printable
 from strictq.cli._render import Alarm, Block, Heading, alarming, is_screen, show
@@ -158,7 +159,7 @@ def blocks(q: strictq.Queue, look: Look, *, shards: bool) -> list[Block]:
     if shards:
         parts.append(Heading("shards"))
         parts += [f"{s.shard}: " + " ".join(f"{n}={getattr(s, n):,}" for n in STATES) for s in found.shards]
-    parts += [Alarm(f"shard {s.shard}: {printable(s.quarantined)}") for s in found.shards if s.quarantined]
+    parts += [Alarm(printable(quarantined(s.quarantined))) for s in found.shards if s.quarantined]
     return parts
 
 
@@ -181,5 +182,7 @@ def as_values(look: Look) -> dict[str, Any]:
     found = look.found
     values = attrs.asdict(found)
     shards = [{**each, "depth": s.depth} for each, s in zip(values.pop("shards"), found.shards, strict=True)]
+    for shard in shards:
+        shard["quarantined"] = shard["quarantined"] and quarantined(shard["quarantined"])
     consumers = [attrs.asdict(c) for c in look.consumers]
     return {**values, "depth": found.depth, "shards": shards, "consumers": consumers}

@@ -177,6 +177,18 @@ def test_a_terminal_of_40_columns(filled: Path, tmp_path: Path, args: list[str])
     assert COLOUR.findall(shown) == []
 
 
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_the_help_fits_a_terminal_of_40_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    result = in_process(*filter(None, [name]), "--help")
+    assert result.exit_code == 0
+    text, _, examples = result.stdout.partition("Examples:")
+    assert bool(examples) == bool(name)
+    # The choices of an option, and a setting's name, are never broken.
+    long = [line for line in text.splitlines() if len(line) > 40 and len(line.split()) > 2]
+    assert long == []
+
+
 MOVES = re.compile(r"\x1b\[(?:\d*[AGK]|\?25[lh])")
 """Up, erase, to the start of the line, hide and show the cursor: how a bar writes over itself."""
 

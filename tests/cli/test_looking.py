@@ -349,7 +349,11 @@ def test_what_is_left_of_a_damaged_queue(damaged: Path) -> None:
     assert result.exit_code == 1
     shards = json.loads(result.stdout)["shards"]
     assert [s["quarantined"] is None for s in shards] == [True, False]
-    assert "shard 1" in in_process("stats", damaged).stdout
+    shown = in_process("stats", damaged).stdout
+    for said in (shown, shards[1]["quarantined"]):
+        assert said.count("shard 1: shard-0001.db is missing (restore the file from a backup, or save") == 1
+        assert "strictq check QUEUE --salvage OUT" in said
+        assert "strictq.salvage" not in said
     result = in_process("query", damaged, "SELECT name FROM app_t", "--json")
     assert result.exit_code == 1
     assert 0 < len(json_lines(result.stdout)) < 20

@@ -370,7 +370,7 @@ def test_settings_that_become_stricter_meanwhile(path: Path, monkeypatch: pytest
         (["{q}", "--raw", "-k", "k"], "--raw lines have no fields"),
         (["{q}", "-k", "k", "--key", "x"], "--key-field and --key: one of them"),
         (["{q}", "missing.jsonl", "-k", "k"], "missing.jsonl: No such file or directory"),
-        (["{q}", ".", "-k", "k"], ".: is a directory"),
+        (["{q}", ".", "-k", "k"], ". is a directory, not a file"),
         (["{q}", "-k", "k", "-H", "x"], "--header 'x' is not NAME=VALUE"),
         (["{q}", "--key", "x", "--key-type", "int"], "--key-type int: 'x' is not a whole number"),
         (["{q}", "-k", "k", "--shards", "2"], "are for --create"),
