@@ -87,6 +87,10 @@ def key_of(text: str, kind: KeyType) -> Key:
     """
     try:
         key = converted(text, kind)
+        if isinstance(key, str):
+            key.encode()
+    except UnicodeEncodeError:
+        raise Failure("the KEY is not UTF-8", USAGE, "--key-type bytes takes it as it is") from None
     except ValueError as e:
         raise Failure(f"--key-type {kind.value}: {e}", USAGE) from None
     encode_key(key)

@@ -22,6 +22,8 @@ CELL_CHARS_MAX: Final = 60
 
 def emit(values: Any) -> None:
     """One JSON value as a line on stdout."""
+    if sys.stdout is None:
+        return  # the caller closed it: nobody wants to know
     # Escaped where the output cannot show every character: a question mark would be another value.
     plain = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"
     print(json.dumps(values, ensure_ascii=plain, allow_nan=False), flush=True)

@@ -154,6 +154,14 @@ def test_a_key_with_a_dash_has_advice(args: list[str], word: str) -> None:
     assert "comes after --" not in in_process("stats", "q", "-5").stderr
 
 
+def test_a_key_that_is_no_text_has_advice(path: Path) -> None:
+    result = in_process("explain", path, os.fsdecode(b"\xff"))
+    assert (result.exit_code, result.stderr) == (
+        2, "strictq: the KEY is not UTF-8\n  hint: --key-type bytes takes it as it is\n",
+    )  # fmt: skip
+    assert in_process("explain", path, os.fsdecode(b"\xff"), "--key-type", "bytes").exit_code == 0
+
+
 def test_no_duration_is_not_a_number(path: Path) -> None:
     for args in (["receive", path, "--wait"], ["work", path, "--timeout"], ["stats", path, "--watch", "--interval"]):
         for value in ("nan", "inf"):
@@ -243,6 +251,17 @@ def test_an_output_that_is_gone_or_full(filled: Path, tmp_path: Path, args: list
             )  # fmt: skip
             assert (done.returncode, done.stderr) == (code, said)
     os.close(writing)
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=["", "json"])
+@pytest.mark.parametrize("args", LOOKS, ids=lambda a: a[0])
+def test_an_output_that_the_caller_closed(filled: Path, tmp_path: Path, args: list[str], more: list[str]) -> None:
+    words = [*(a.replace("{q}", str(filled)) for a in args), *more]
+    code = f"import os, sys; os.close(1); sys.stdout = None; {MAIN}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_old_terminal_that_cannot_show_a_key(filled: Path, tmp_path: Path) -> None:
