@@ -7,7 +7,6 @@ A block starts with `-- name: NAME`; comment lines below it say who runs it, wha
 from __future__ import annotations
 
 import re
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -16,16 +15,15 @@ _REPEATED: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 
 
 class Block:
-    """The statements of one file, as attributes; it is read when the first of them is needed."""
+    """The statements of one file, as attributes.
+
+    All files are read at import (2 ms): a program that runs while strictq is upgraded under it must not mix the two.
+    """
 
     def __init__(self, name: str) -> None:
         # Not importlib.resources: its import takes longer than all the files, and who opens queues has a file system.
-        self._path = Path(__file__).with_name(f"{name}.sql")
-
-    @cached_property
-    def _statements(self) -> dict[str, str]:
-        parts = _HEADER.split(self._path.read_text(encoding="utf-8"))
-        return {
+        parts = _HEADER.split(Path(__file__).with_name(f"{name}.sql").read_text(encoding="utf-8"))
+        self._statements = {
             key: "\n".join(line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--"))
             for key, body in zip(parts[1::2], parts[2::2], strict=True)
         }

@@ -473,6 +473,8 @@ class Board:
         back: list[Job] = []
         for lane in list(self.lanes.values()):
             head = lane.jobs[0]
+            if head._stage == PREPARED and head._error is not None:
+                self._begin(head)  # its prepare failed, and it is first: it has failed, now as well as in its turn
             if head._stage not in (RUNNING, SETTLING):
                 back.append(head)
                 self.drop(lane)

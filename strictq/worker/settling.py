@@ -7,7 +7,7 @@ from typing import Final
 from .._errors import LeaseLost, StoreError
 from .events import reason_of, where
 from .job import Job, Reject, Retry
-from .state import ENDING, HOPELESS, State
+from .state import HOPELESS, State
 
 LEARNED_MAX = 64
 """Durations learned from in one round."""
@@ -91,8 +91,8 @@ class Settling:
             if isinstance(error, LeaseLost) and (error.token, error.seq) == (d.token, d.seq):
                 self._state.lose(job._lane, error)
                 return
-            if isinstance(error, ENDING):
-                # It did not fail: as if it had not been started.
+            if isinstance(error, KeyboardInterrupt):
+                # The operator's doing, not the message's: as if it had not been started.
                 self._queue._release_rest([d])
                 self._state.drop(job._lane)
                 self._state.tell("released", job)

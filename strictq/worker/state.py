@@ -20,7 +20,7 @@ AGAIN_SECONDS: Final = 0.1
 AGAIN_SECONDS_MAX: Final = 2.0
 """After a failure of the store that may pass: how long it is left alone, twice as long after each one."""
 ENDING: Final = (SystemExit, KeyboardInterrupt)
-"""A handler that raises one of these does not fail: the program is to end."""
+"""A handler that raises one of these wants the program to end."""
 HOPELESS: Final = (StoreCorrupt, SchemaMismatch)
 """These do not pass: the shard is out of use until an operator has mended it. The others go on."""
 

@@ -190,7 +190,8 @@ class Worker:
             grace_seconds: after a signal, or a handler that ends the program, wait so long for what runs; None: to its end.
         Raises:
             SystemExit, KeyboardInterrupt: a handler raised it. The worker stopped as with `stop()`, and the handler's message was
-                given back, with no attempt charged.
+                given back: after SystemExit as one that failed, so that no message can end its program for ever; after
+                KeyboardInterrupt with no attempt charged.
             InvalidArgument: there is an event loop in this thread, or the worker ran before, or was stopped.
             StrictqError: the queue can't be used any more; what was held is given back as far as possible.
         """

@@ -31,8 +31,8 @@ def after(q: Queue, worker: Worker, reason: str) -> None:
     assert q.check() == []
 
 
-def fill(make: Any) -> Queue:
-    q: Queue = make(max_attempts=1)
+def fill(make: Any, max_attempts: int = 1) -> Queue:
+    q: Queue = make(max_attempts=max_attempts)
     q.send(b"bad", key="k")
     q.send(b"good", key="k")
     return q
@@ -146,18 +146,19 @@ def test_ctrl_c_in_an_async_handler_ends_serve(q: Queue, backend: str) -> None:
     assert [q.status(n, 1).attempts for n in range(5)] == [0] * 5
 
 
-def ends(q: Queue, worker: Worker) -> None:
-    """The message that it was raised for is as if it had never been started; so is what came behind it."""
-    assert [(m.seq, m.state, m.attempts) for m in q.peek("k")] == [(1, "ready", 0), (2, "ready", 0)]
-    assert (worker.stats().retried, q.stats().dead, q.stats().in_flight) == (0, 0, 0)
-    assert q.status("k", 1).last_error is None
+def ends(q: Queue, worker: Worker, error: type[BaseException]) -> None:
+    """SystemExit is charged to its message, KeyboardInterrupt to nobody; what came behind it was never started."""
+    charged = int(error is SystemExit)
+    assert [(m.seq, m.attempts) for m in q.peek("k")] == [(1, charged), (2, 0)]
+    assert (worker.stats().retried, q.stats().dead, q.stats().in_flight) == (charged, 0, 0)
+    assert q.status("k", 1).last_error == ("SystemExit: 3" if charged else None)
     assert q.check() == []
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("stage", ["prepare", "process"])
 def test_a_plain_handler_that_ends_the_program_stops_the_worker(make: Any, error: BaseException, stage: str) -> None:
-    q = fill(make)
+    q = fill(make, max_attempts=3)
 
     def handler(job: Any) -> None:
         if job.body == b"bad":
@@ -174,15 +175,14 @@ def test_a_plain_handler_that_ends_the_program_stops_the_worker(make: Any, error
     with pytest.raises(type(error)) as caught:
         worker.run()
     assert caught.value is error
-    assert "released" in events
-    assert "retried" not in events
-    ends(q, worker)
+    assert ("retried" if isinstance(error, SystemExit) else "released") in events
+    ends(q, worker, type(error))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("stage", ["prepare", "process"])
 def test_an_async_handler_that_calls_sys_exit_does_so_too(make: Any, backend: str, stage: str) -> None:
-    q = fill(make)
+    q = fill(make, max_attempts=3)
 
     async def handler(job: Any) -> None:
         if job.body == b"bad":
@@ -200,7 +200,7 @@ def test_an_async_handler_that_calls_sys_exit_does_so_too(make: Any, backend: st
     with pytest.raises(SystemExit) as caught:
         anyio.run(main, backend=backend)
     assert caught.value.code == 3
-    ends(q, worker)
+    ends(q, worker, SystemExit)
 
 
 def test_what_runs_is_finished_before_the_program_ends(q: Queue) -> None:
@@ -219,15 +219,15 @@ def test_what_runs_is_finished_before_the_program_ends(q: Queue) -> None:
             sys.exit("no more")
 
     def on_event(event: Any) -> None:
-        if event.kind == "released":
+        if event.kind == "retried":
             asked_to_end.set()
 
     worker = Worker(q, handler, concurrency=2, on_event=on_event)
     with pytest.raises(SystemExit, match="no more"):
         worker.run()
     assert worker.stats().acked == 1
-    assert q.stats().ready == 3, "both of k, and what the slow one sent"
-    assert q.status("k", 1).attempts == 0
+    assert q.stats().depth == 3, "both of k, and what the slow one sent"
+    assert q.status("k", 1).attempts == 1
 
 
 def test_grace_ends_the_wait_of_a_program_that_ends(q: Queue) -> None:
@@ -248,7 +248,7 @@ def test_grace_ends_the_wait_of_a_program_that_ends(q: Queue) -> None:
             Worker(q, handler, concurrency=2).run(grace_seconds=0.0)
     finally:
         over.set()
-    assert q.status("k", 1).attempts == 0
+    assert q.status("k", 1).attempts == 1
     assert q.stats().in_flight == 0
 
 

@@ -264,13 +264,16 @@ def test_wrong_sql_fails_the_message(make: Any, kind: Kind) -> None:
     assert "nowhere" in (dead.reason or "")
 
 
-def test_a_handler_that_ends_the_interpreter_fails_its_message(make: Any) -> None:
-    q = make(max_attempts=1)
+def test_a_message_that_always_ends_its_program_runs_out_of_attempts(make: Any) -> None:
+    q = make(max_attempts=2)
     q.send(b"", key="k")
 
     def process(job: Job) -> None:
         raise SystemExit(3)
 
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            Worker(q, process).run(drain=True)
     Worker(q, process).run(drain=True)
     assert [d.reason for d in q.dead_letters()] == ["SystemExit: 3"]
 
