@@ -176,7 +176,8 @@ class AsyncTransaction:
             with anyio.CancelScope(shield=True):
                 await self._queue._run_inside(self._inside.__exit__, kind, error, trace)
         finally:
-            transaction_of.reset(self._name)
+            with suppress(ValueError):  # it ends in another task than it began in, which does not have its name
+                transaction_of.reset(self._name)
 
     @property
     def _inside(self) -> Transaction:

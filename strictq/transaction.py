@@ -98,7 +98,8 @@ class Transaction:
         self._require()
         if not isinstance(sql, str):
             raise InvalidArgument(f"SQL must be a str, not {type(sql).__name__}")
-        self._statements.append((sql, params))
+        # It runs when the block ends: what the program does with its list meanwhile is not meant.
+        self._statements.append((sql, params.copy() if isinstance(params, list | dict) else params))
 
     def run(self, work: Callable[[engine.AppDatabase], T]) -> T:
         """Call `work(db)` inside the write transaction; `db.execute(sql, params)` reads and writes app_* tables.

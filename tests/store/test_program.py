@@ -305,6 +305,18 @@ def test_a_statement_that_is_caught_leaves_the_others(q: Queue) -> None:
     assert q.query("SELECT * FROM app_t") == [(1, "a")]
 
 
+def test_values_are_those_of_the_call(q: Queue) -> None:
+    with q.transaction(key="k") as tx:
+        row: list[object] = [1, "a"]
+        tx.execute("INSERT INTO app_t VALUES (?, ?)", row)
+        row[:] = [2, "b"]
+        tx.execute("INSERT INTO app_t VALUES (?, ?)", row)
+        named = {"x": 3, "y": "c"}
+        tx.execute("INSERT INTO app_t VALUES (:x, :y)", named)
+        named.clear()
+    assert q.query("SELECT * FROM app_t ORDER BY x") == [(1, "a"), (2, "b"), (3, "c")]
+
+
 def test_the_fence_is_down_for_the_engine_and_up_for_the_next_program(q: Queue) -> None:
     with q.transaction(key="k") as tx:
         with pytest.raises(InvalidArgument):

@@ -227,3 +227,20 @@ def test_a_task_inside_a_transaction_still_can_not_wait_for_it(tmp_path: Path) -
                     await q.send(b"", "k")
 
     anyio.run(main)
+
+
+def test_a_transaction_may_end_in_another_task_than_it_began_in(tmp_path: Path) -> None:
+    """Fixtures and dependencies that are async generators do that."""
+
+    async def main() -> None:
+        async with strictq.open_async(tmp_path / "queue") as q:
+            block = q.transaction(key="k")
+            tx = await asyncio.create_task(block.__aenter__())
+            assert await tx.get_key_state() is None
+            tx.set_key_state(b"s")
+            tx.send(b"", "k")
+            await asyncio.create_task(block.__aexit__(None, None, None))
+            (d,) = await q.receive()
+            assert await d.key_state() == b"s"
+
+    asyncio.run(main())
