@@ -125,9 +125,7 @@ MUTATIONS = [
         "        if False:",
         "tests/store/test_commit.py",
     ),
-    _store(
-        "one kernel at a time", "router.py", "if presence.alone(ANOTHER_KERNEL_SECONDS):", "if True:", "tests/store/test_time.py"
-    ),
+    _store("one kernel at a time", "router.py", "if presence.alone(BEGIN_STEP_SECONDS):", "if True:", "tests/store/test_time.py"),
     _store(
         "one caller's failure is its own",
         "commit.py",
@@ -182,8 +180,8 @@ MUTATIONS = [
     _store(
         "the boot id",
         "router.py",
-        "        if known.boot_id != boot:\n            if presence",
-        "        if False:\n            if presence",
+        "        while known.boot_id != boot:\n",
+        "        while False:\n",
         "tests/store/test_time.py",
     ),
     _store(

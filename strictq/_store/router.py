@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -52,6 +53,7 @@ EAGER_SHARDS: Final = 16
 ROW_BYTES: Final = 400
 """More than a message takes on the disk besides its body, and what its page leaves empty."""
 ANOTHER_KERNEL_SECONDS: Final = 5.0
+BEGIN_STEP_SECONDS: Final = 0.05
 
 
 class Store:
@@ -173,20 +175,22 @@ class Store:
     def _join(directory: Path, known: Catalog, presence: files.Presence, clock: Clock) -> Catalog:
         """Be one of the processes of this boot; the first of them begins a new epoch."""
         boot = clock.boot_id()
-        if known.boot_id != boot:
-            if presence.alone(ANOTHER_KERNEL_SECONDS):
+        until = time.monotonic() + ANOTHER_KERNEL_SECONDS
+        while known.boot_id != boot:
+            # In short steps: who opens at the same moment may have begun the epoch, and keeps the queue open.
+            if presence.alone(BEGIN_STEP_SECONDS):
                 known = catalog.read(directory)
                 if known.boot_id != boot:
                     catalog.raise_epoch(directory, boot, _next_offset(directory, known, clock))
                     known = catalog.read(directory)
-            else:
-                known = catalog.read(directory)
-                if known.boot_id != boot:
-                    presence.leave()
-                    raise ConfigError(
-                        "another machine, or a virtual one, has this queue open",
-                        hint="a queue belongs to one kernel at a time; close it there first",
-                    )
+                continue
+            known = catalog.read(directory)
+            if known.boot_id != boot and time.monotonic() >= until:
+                presence.leave()
+                raise ConfigError(
+                    "another machine, or a virtual one, has this queue open",
+                    hint="a queue belongs to one kernel at a time; close it there first",
+                )
         presence.join()
         return known
 

@@ -217,6 +217,31 @@ def test_another_boot_while_somebody_has_it_open_is_another_kernel(
         assert drain(q) == [("k", 1)]
 
 
+def test_who_opens_at_the_same_moment_after_a_boot_does_not_wait_for_another_kernel(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "queue")
+    strictq.open(path).close()
+    alone = files.Presence.alone
+    first: list[strictq.Queue] = []
+    waited: list[float] = []
+
+    def overtaken(self: files.Presence, seconds: float) -> bool:
+        if not first:  # the catalog was read, and now another process is faster
+            monkeypatch.setattr(files.Presence, "alone", alone)
+            first.append(strictq.open(path, clock=clock))
+            monkeypatch.setattr(files.Presence, "alone", overtaken)
+        waited.append(seconds)
+        return alone(self, min(seconds, 0.01))
+
+    monkeypatch.setattr(files.Presence, "alone", overtaken)
+    with strictq.open(path, clock=clock) as second:
+        assert second._store.epoch == first[0]._store.epoch == 2
+    first[0].close()
+    assert len(waited) == 1
+    assert waited[0] < router.ANOTHER_KERNEL_SECONDS
+
+
 def test_the_refused_opener_holds_nothing(tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "ANOTHER_KERNEL_SECONDS", 0.05)
     path = str(tmp_path / "queue")
