@@ -239,7 +239,7 @@ class Receiving(Settling):
         Args: as for receive; max_messages is how many are leased ahead. With ack_first it is one, whatever it says: what
             is resolved could not be given back.
         """
-        wanted = None if keys is None else list(keys)
+        wanted = validate.several(keys)
         ahead = leased_ahead(max_messages, ack_first)
         while True:
             batch = self.receive(

@@ -119,10 +119,16 @@ def item(message: Message, key: bytes, config: QueueConfig) -> Item:
     return (key, body, options, None)
 
 
-def keys(value: Iterable[Any] | None) -> tuple[bytes, ...] | None:
-    """A receive's keys in stored form, each once."""
+def several(value: Iterable[Any] | None) -> list[Any] | None:
+    """Keys as they were given: a list, so that a generator can be asked again."""
     if value is None:
         return None
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidArgument("keys must be a list of keys, not a single one")
-    return tuple(dict.fromkeys(encode_key(k) for k in value))
+    return list(value)
+
+
+def keys(value: Iterable[Any] | None) -> tuple[bytes, ...] | None:
+    """A receive's keys in stored form, each once."""
+    given = several(value)
+    return None if given is None else tuple(dict.fromkeys(encode_key(k) for k in given))

@@ -21,6 +21,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from . import _validate as validate
 from ._config import QueueConfig
 from ._errors import LeaseLost, QueueClosed, StrictqError
 from ._keys import Key
@@ -376,7 +377,7 @@ class AsyncQueue:
     ) -> AsyncIterator[AsyncDelivery]:
         """See Queue.consume: `async for d in q.consume(): ...`. Close it (contextlib.aclosing) if you leave it early."""
         queue = self.sync
-        wanted = None if keys is None else list(keys)
+        wanted = validate.several(keys)
         ahead = leased_ahead(max_messages, ack_first)
         while True:
             batch = await self.receive(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 import strictq
@@ -354,6 +355,25 @@ def test_reason_with_a_lone_surrogate_settles_nevertheless(q: Queue) -> None:
         raise ValueError("\udcff")
     assert q.status("k", 1).attempts == 2
     assert "bad" not in str(q.status("k", 1).last_error)
+
+
+@pytest.mark.parametrize("keys", ["order-1", b"order-1", 5, "", True], ids=short)
+def test_a_single_key_where_a_list_is_meant(q: Queue, keys: Any) -> None:
+    """A str is a list of its letters, and nobody would ever send to these."""
+    q.send(b"", "order-1")
+    calls: list[Callable[[], object]] = [lambda: q.receive(keys=keys), lambda: next(iter(q.consume(keys=keys, wait=0.0)), None)]
+    for call in calls:
+        with pytest.raises(InvalidArgument, match="a list of keys"):
+            call()
+
+    async def consume() -> None:
+        async with strictq.open_async(":memory:") as other:
+            async for _ in other.consume(keys=keys, wait=0.0):
+                pass
+
+    with pytest.raises(InvalidArgument, match="a list of keys"):
+        anyio.run(consume)
+    assert q.stats().in_flight == 0
 
 
 @pytest.mark.parametrize("consumer", ["\ud800", 5, b"x"], ids=short)
