@@ -439,8 +439,8 @@ class Store:
         if self.directory is not None:
             self.app_schema = catalog.app_schema(self.directory, 0)
         if sql not in (known for _, known in self.app_schema):
-            for shard in self.healthy()[:1]:
-                shard.try_schema(sql)  # what is wrong must not be recorded
+            for shard in self.healthy():
+                shard.try_schema(sql)  # what is wrong, or does not fit the rows of one of them, must not be recorded
         if self.directory is None:
             if sql not in self._memory_schema:
                 self._memory_schema.append(sql)

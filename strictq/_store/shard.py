@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 import apsw
 
 from .._clock import Clock
-from .._errors import SchemaMismatch, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
+from .._errors import InvalidArgument, SchemaMismatch, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
 from .._sql import SHARD
 from . import catalog, checksums, files, migrate, pages, wal
 from .calls import Operation
@@ -104,7 +104,11 @@ class Shard:
                 if self._writer.distrusted and self.path is not None and not host.read_only:
                     self._write_wal_again(db)
                 if not host.read_only:
-                    self.apply_app_schema(db)
+                    try:
+                        self.apply_app_schema(db)
+                    except InvalidArgument as e:
+                        # The rows of this shard, which was out of reach when it was recorded, do not fit. app_schema() says so.
+                        _log.error("shard %d: the program's tables are not as app_schema() wants them: %s", self.number, e)
                     if self.path is not None:
                         # A WAL that outgrew its limit is cut back to it when it starts again.
                         db.pragma("journal_size_limit", WAL_GROWTH * self._checkpoint_at * PAGE_BYTES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import strictq
 from strictq import LeaseLost, Queue, StrictqError
 from strictq._keys import Key
 from strictq.testing import FakeClock
+from tests.support.internals import tamper
 from tests.support.queues import Opener, ack_all, drain, fill, keys_by_shard, labels, seqs
 
 LEDGER = "CREATE TABLE IF NOT EXISTS app_ledger (n INTEGER PRIMARY KEY, what TEXT NOT NULL) STRICT"
@@ -501,3 +503,43 @@ def test_delivery_that_an_earlier_nack_gave_back_is_lost(q: Queue) -> None:
         tx.send(b"", "next")
     assert q.peek("next") == []
     one.ack()
+
+
+UNIQUE = "CREATE UNIQUE INDEX app_once ON app_ledger (what)"
+
+
+def twice_in_one_shard(q: Queue) -> None:
+    """Rows that an index can't have, in the last shard."""
+    last = keys_by_shard(q.shards)[q.shards - 1]
+    with q.transaction(key=last) as tx:
+        tx.execute("INSERT INTO app_ledger VALUES (1, 'same'), (2, 'same')")
+
+
+def test_app_schema_that_does_not_fit_the_rows_of_one_shard_changes_nothing(make: Opener) -> None:
+    q = make(shards=3)
+    q.app_schema(LEDGER)
+    twice_in_one_shard(q)
+    with pytest.raises(strictq.InvalidArgument, match="UNIQUE"):
+        q.app_schema(UNIQUE)
+    q.app_schema("CREATE INDEX app_once ON app_ledger (what)")  # the name was taken nowhere
+    for key in keys_by_shard(3).values():
+        assert q.send(b"", key).seq == 1
+
+
+def test_app_schema_that_a_shard_can_not_have_does_not_keep_the_queue_from_being_opened(disk: Opener) -> None:
+    """It was recorded while the shard was quarantined, say."""
+    q = disk(shards=2)
+    q.app_schema(LEDGER)
+    twice_in_one_shard(q)
+    q.close()
+    tamper(Path(disk.path) / "queue.db", f"INSERT INTO app_schema (sql) VALUES ('{UNIQUE}')")
+    q = disk()
+    assert [q.send(b"", key).seq for key in keys_by_shard(2).values()] == [1, 1]
+    assert len(drain(q)) == 2
+    with pytest.raises(strictq.InvalidArgument, match="UNIQUE"):
+        q.app_schema(UNIQUE)
+    with q.transaction(key=keys_by_shard(2)[1]) as tx:
+        tx.execute("DELETE FROM app_ledger WHERE n = 2")
+    q.app_schema(UNIQUE)
+    q.close()
+    assert disk().check() == []
