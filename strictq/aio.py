@@ -141,6 +141,16 @@ class AsyncLease:
         return self._lease.consumer
 
     @property
+    def shard(self) -> int:
+        """See Lease.shard."""
+        return self._lease.shard
+
+    @property
+    def ack_first(self) -> bool:
+        """See Lease.ack_first."""
+        return self._lease.ack_first
+
+    @property
     def expires_in(self) -> float:
         """See Lease.expires_in."""
         return self._lease.expires_in

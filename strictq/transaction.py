@@ -136,6 +136,13 @@ class Transaction:
         if error is not None:
             self._abandon(kind, error, trace)
             return
+        if self._delivery is not None:
+            try:
+                self._queue._require_unsettled(self._delivery)
+            except LeaseLost as e:
+                # Acked inside the block: taken for a transaction that is repeated, it would lose what it was to do.
+                self._abandon(type(e), e, e.__traceback__)
+                raise
         with suppress(_Replayed):
             self._commit()
         if self._delivery is not None:

@@ -543,3 +543,28 @@ def test_app_schema_that_a_shard_can_not_have_does_not_keep_the_queue_from_being
     q.app_schema(UNIQUE)
     q.close()
     assert disk().check() == []
+
+
+@pytest.mark.parametrize("way", ["ack", "nack", "reject", "another transaction", "ack, then run"])
+def test_a_delivery_that_is_settled_inside_its_transaction_takes_the_rest_along(ledger: Queue, way: str) -> None:
+    """All of it or nothing: nothing, and the caller is told."""
+    d = take(ledger)
+    with pytest.raises(LeaseLost), ledger.transaction(d) as tx:
+        tx.send(b"out", "next")
+        tx.key_state = b"s"
+        if way == "nack":
+            d.nack()
+        elif way == "reject":
+            d.reject("no")
+        elif way == "another transaction":
+            with ledger.transaction(d) as inner:
+                inner.send(b"inner", "inner")
+        else:
+            d.ack()
+        if way == "ack, then run":
+            tx.run(lambda db: db.execute("INSERT INTO app_ledger VALUES (1, 'one')"))
+    assert ledger.peek("next") == []
+    assert d.key_state is None
+    assert ledger.query("SELECT * FROM app_ledger") == []
+    assert len(ledger.peek("inner")) == (way == "another transaction")
+    assert ledger.check() == []
