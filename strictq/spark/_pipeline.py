@@ -30,8 +30,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("strictq.spark")
 
-GROW_MAX: Final = 256
-"""Messages by which a lease grows at a time, at most (Lease.more)."""
+STEP_MAX: Final = 256
+"""Messages that are taken of a lane at a time, at most: a lease grows by no more (Lease.more)."""
+STEP_MIN: Final = 2
+"""And at least: a lease of one message counts as a start of its handler."""
+LANES_EACH: Final = 4
+"""Lanes that a batch has for each handler that may run, where there are so many: then uneven ones even out."""
 BATCH_MIN: Final = 16
 LOOK_SECONDS: Final = 0.5
 """How soon a waiting pipeline notices `stop`."""
@@ -170,15 +174,11 @@ class Pipeline:
         if self._stop.is_set():
             return None
         size = max(1, min(self._size, int(self._bytes_max / self._bytes_each)))
-        deliveries = self._receive(size, wait)
-        room = size - len(deliveries)
-        for lease in in_hand.lanes if in_hand is not None else ():
-            if room <= 0:
-                break
-            with suppress(LeaseLost):  # its batch will find out
-                more = lease.more(min(room, GROW_MAX))
-                deliveries += more
-                room -= len(more)
+        # Whole lanes, as receive gives them, could be fewer than there are handlers: then some would have nothing to do.
+        spread = LANES_EACH * self._stages.lanes_at_once
+        deliveries = self._receive(size, _step(size, spread), wait)
+        held = [*(in_hand.lanes if in_hand is not None else ()), *dict.fromkeys(d.lease for d in deliveries)]
+        deliveries += self._grow(held, size - len(deliveries), spread)
         if not deliveries:
             return None
         self._bytes_each = max(1.0, sum(len(d.body) for d in deliveries) / len(deliveries))
@@ -188,12 +188,31 @@ class Pipeline:
                 self._held.setdefault(lease, lane[0])
         return batch
 
-    def _receive(self, size: int, wait: float | None) -> list[Delivery]:
+    @staticmethod
+    def _grow(held: list[Lease], room: int, spread: int) -> list[Delivery]:
+        """More of lanes that are held, in turn, until there is no room, or they have no more."""
+        found: list[Delivery] = []
+        while held and room > len(found):
+            going_on: list[Lease] = []
+            step = _step(room - len(found), min(spread, len(held)))
+            for lease in held:
+                if room == len(found):
+                    break
+                with suppress(LeaseLost):  # its batch will find out
+                    more = lease.more(min(room - len(found), step))
+                    found += more
+                    going_on += [lease] if more else []
+            held = going_on
+        return found
+
+    def _receive(self, size: int, per_key: int, wait: float | None) -> list[Delivery]:
         """receive, in steps, so that `stop` is noticed."""
         until = None if wait is None else time.monotonic() + wait
         while True:
             left = LOOK_SECONDS if until is None else min(LOOK_SECONDS, max(until - time.monotonic(), 0.0))
-            found = self._queue.receive(size, wait=left, lease_seconds=self._lease_seconds, consumer=self._consumer)
+            found = self._queue.receive(
+                size, per_key=per_key, wait=left, lease_seconds=self._lease_seconds, consumer=self._consumer
+            )
             if found or self._stop.is_set() or (until is not None and time.monotonic() >= until):
                 return found
 
@@ -249,6 +268,11 @@ class Pipeline:
         for lease in held:
             with suppress(StrictqError):  # lost, or nothing is left of it
                 lease.release()
+
+
+def _step(messages: int, lanes: int) -> int:
+    """Messages to take of each lane at a time, for so many together."""
+    return min(max(-(-messages // lanes), STEP_MIN), STEP_MAX)
 
 
 class _Aside:

@@ -50,6 +50,11 @@ class Stages:
     key_state: bool
     concurrency: int
 
+    @property
+    def lanes_at_once(self) -> int:
+        """Lanes that may be processed at a time."""
+        return self.concurrency if self.where == "driver" else int(self.spark.sparkContext.defaultParallelism)
+
     # ---- prepare
 
     def run_prepare(self, batch: Batch) -> None:

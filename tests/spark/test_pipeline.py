@@ -153,6 +153,55 @@ def test_one_key_overlaps_with_itself(spark: SparkSession, q: Queue, tmp_path: P
     assert seen == list(range(1, 61))
 
 
+def test_deep_lanes_are_processed_side_by_side(spark: SparkSession, q: Queue) -> None:
+    """A batch has messages of many lanes, though the oldest lane alone would fill it: else handlers would have nothing to do."""
+    for k in range(8):
+        q.send_many([Message(b"%d" % n, key=f"k{k}") for n in range(1, 101)])
+    together = threading.Barrier(8, timeout=60.0)
+    sizes: list[int] = []
+
+    def process(job: BatchJob) -> None:
+        if job.seq % 16 == 1 and job.seq < 96:
+            together.wait()  # for a message of each of the eight lanes; more of a lane than of another one would break it
+
+    p = strictq.spark.pipeline(
+        spark, q, prepare=double, prepared=PREPARED, process=process, concurrency=8, batch_size=64, batch_size_max=64,
+        batch_seconds=1_000.0, on_progress=lambda stats: sizes.append(stats.acked),
+    )  # fmt: skip
+    stats = p.run()
+    assert (stats.acked, stats.retried, stats.lost) == (800, 0, 0)
+    assert sizes == [64 * n for n in range(1, 13)] + [800], "every batch was full"
+
+
+@pytest.mark.parametrize(
+    ("keys", "each", "where", "lanes"),
+    [
+        (100, 10, "driver", [4] * 16),  # four lanes for each of four handlers
+        (100, 10, "executors", [8] * 8),  # and for each of two cores
+        (3, 1_000, "driver", [20, 22, 22]),  # all lanes there are
+        (1, 1_000, "driver", [64]),
+        (40, 1, "driver", [1] * 40),
+    ],
+)
+def test_what_a_batch_is_made_of(spark: SparkSession, q: Queue, keys: int, each: int, where: Any, lanes: list[int]) -> None:
+    for k in range(keys):
+        q.send_many([Message(b"%d" % n, key=f"k{k}") for n in range(1, each + 1)])
+    p = strictq.spark.pipeline(spark, q, process=print, where=where, concurrency=4, batch_size=64)
+    batch = p._take(0.0)
+    assert batch is not None
+    assert sorted(map(len, batch.lanes.values())) == lanes
+    assert all([d.seq for d in lane] == list(range(1, len(lane) + 1)) for lane in batch.lanes.values())
+    following = p._take(0.0, batch)
+    before, after = (
+        {d.lease.key: [d.seq for d in lane] for lane in b.lanes.values() for d in lane[:1]} if b is not None else {}
+        for b in (batch, following)
+    )
+    for key in before.keys() & after.keys():
+        assert after[key][0] == before[key][-1] + 1, "it goes on where the batch in hand ends"
+    p._give_back()
+    assert (q.stats().in_flight, {m.attempts for k in range(keys) for m in q.peek(f"k{k}", 1)}) == (0, {0})
+
+
 @pytest.mark.parametrize("where", ["driver", "executors"])
 def test_a_failure_is_tried_again_before_anything_later(spark: SparkSession, q: Queue, tmp_path: Path, where: Any) -> None:
     fill(q, keys=3, each=10)
