@@ -50,13 +50,16 @@ def register(spark: SparkSession) -> None:
         spark: the session whose reads and writes are to use strictq queues.
     Raises:
         MissingExtra: pyspark or pyarrow is not installed; nothing changed.
-        ConfigError: this pyspark is too old; nothing changed.
+        ConfigError: this pyspark is too old, or the interpreter of Spark's Python processes (PYSPARK_PYTHON) is not there, is of
+            another version than this program's, or lacks a package; nothing changed. Only the driver's machine is looked at.
     Source: docs/howto/spark.md
     """
     require()
+    from ._interpreter import require_interpreter
     from ._listener import listen
     from .datasource import StrictqDataSource
 
+    require_interpreter(spark)
     spark.dataSource.register(StrictqDataSource)
     listen(spark)
 

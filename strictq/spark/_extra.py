@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import Final
 
 from .._errors import ConfigError, MissingExtra
 
 EXTRA: Final = "spark"
-MODULES: Final = ("pyspark", "pyarrow")
+MODULES: Final = ("pyspark", "pyarrow", "numpy")
 OLDEST: Final = (4, 2)
 """Before it a stream source is never told how much it may read."""
 
@@ -32,11 +31,12 @@ def require() -> None:
     """Raise where strictq.spark can't work in this environment.
 
     Raises:
-        MissingExtra: pyspark or pyarrow is not installed.
+        MissingExtra: pyspark, pyarrow or numpy is not installed.
         ConfigError: pyspark is older than 4.2.
     """
     for name in MODULES:
         need(name)
-    found = version("pyspark")
+    # Not of its metadata: a downloaded Spark brings a pyspark that nobody installed.
+    found: str = import_module("pyspark").__version__
     if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
         raise ConfigError(f"pyspark {found} is too old", hint='install 4.2 or newer: pip install "strictq[spark]"')

@@ -19,7 +19,7 @@ from .. import _validate as validate
 from .._errors import InvalidArgument, LeaseLost, PartialFailure, StrictqError
 from ..delivery import Delivery, Lease
 from ..queue import Queue
-from ._extra import require
+from ._extra import need, require
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -345,7 +345,8 @@ def pipeline(
         lease_seconds, consumer: as for receive. Leases are extended while they are held.
         on_progress: called with the PipelineStats after every batch.
     Raises:
-        MissingExtra: pyspark or pyarrow is not installed.
+        MissingExtra: pyspark, or a package that it needs here, is not installed.
+        ConfigError: Spark's Python processes can't work, as `register` says it; looked at where executors are on this machine.
         InvalidArgument: an argument is out of range or does not fit another; nothing happened.
     Source: docs/howto/spark.md
     """
@@ -373,8 +374,14 @@ def pipeline(
         validate.microseconds("lease_seconds", lease_seconds, minimum=0.001)
     if consumer is not None:
         validate.name("consumer", consumer)
+    if frames == "pandas":
+        need("pandas")
     from ._batches import prepared_schema
+    from ._interpreter import require_interpreter
     from ._running import Stages
+
+    if prepare is not None or where == "executors":
+        require_interpreter(spark, local_only=True)
 
     schema = prepared_schema(prepared, prepare)
     return Pipeline(

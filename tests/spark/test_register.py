@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import strictq
 import strictq.spark
 from strictq.spark import _extra
+from tests.support.internals import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +42,7 @@ def test_importing_it_imports_neither_pyspark_nor_arrow() -> None:
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("package", ["pyspark", "pyarrow"])
+@pytest.mark.parametrize("package", ["pyspark", "pyarrow", "numpy"])
 def test_a_missing_extra_is_named(package: str) -> None:
     # None in sys.modules makes an import fail as if nothing were there.
     code = f"import sys; sys.modules[{package!r}] = None; import strictq.spark; strictq.spark.register(None)"
@@ -50,6 +52,93 @@ def test_a_missing_extra_is_named(package: str) -> None:
 
 
 def test_an_old_pyspark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_extra, "version", lambda name: "4.1.3" if name == "pyspark" else metadata.version(name))
-    with pytest.raises(strictq.ConfigError, match=r"4\.1\.3 is too old"):
+    monkeypatch.setattr("pyspark.__version__", "4.1.3")
+    with pytest.raises(strictq.ConfigError, match=r"4\.1\.3 is too old.*4\.2 or newer"):
         _extra.require()
+
+
+def test_a_pyspark_that_nobody_installed(tmp_path: Path) -> None:
+    """A downloaded Spark brings one: it can be imported, and has no metadata."""
+    import pyspark
+
+    for package in Path(pyspark.__file__).parent.parent.iterdir():
+        if package.suffix not in (".dist-info", ".pth"):
+            (tmp_path / package.name).symlink_to(package)
+    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]; from strictq.spark import _extra; _extra.require()"
+    subprocess.run([sys.executable, "-S", "-c", code], check=True, timeout=60)
+
+
+# ---- the interpreter of Spark's Python processes
+
+
+def script(path: Path, says: str) -> str:
+    """A program that takes any arguments."""
+    path.write_text(f"#!/bin/sh\n{says}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An interpreter of this version that has nothing but the standard library, and finds nothing where the program runs."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True, timeout=60)
+    return str(tmp_path / "bare" / "bin" / "python")
+
+
+def test_an_interpreter_that_lacks_packages(spark: SparkSession, bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("strictq").mkdir()  # a folder of that name, say with queues in it, is not the package
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", bare)
+    with pytest.raises(strictq.ConfigError, match=r"bare/bin/python', which does not have strictq, apsw, attrs, .*pyarrow") as e:
+        strictq.spark.register(spark)
+    assert "PYSPARK_PYTHON" in str(e.value)
+    assert 'pip install "strictq[spark]"' in str(e.value)
+
+
+def test_what_spark_gives_to_its_processes_counts(spark: SparkSession, bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", bare)
+    monkeypatch.setitem(spark.sparkContext.environment, "PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
+    strictq.spark.register(spark)
+
+
+def test_an_interpreter_of_another_version(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", script(tmp_path / "python3.2", "echo strictq 3 2"))
+    with pytest.raises(strictq.ConfigError, match=r"python3\.2', which is Python 3\.2, and this program is 3\."):
+        strictq.spark.register(spark)
+
+
+def test_an_interpreter_that_is_not_there(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/nowhere/python")
+    with pytest.raises(strictq.ConfigError, match="can't be started: '/nowhere/python': No such file"):
+        strictq.spark.register(spark)
+
+
+@pytest.mark.parametrize("says", ["echo welcome", "exit 3", "echo strictq; exit 1"])
+def test_what_can_not_be_told_is_left_to_spark(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", script(tmp_path / "wrapper", says))
+    strictq.spark.register(spark)
+
+
+def test_it_is_looked_at_once(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = f"echo >> {tmp_path / 'looks'}; echo strictq {sys.version_info[0]} {sys.version_info[1]}"
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", script(tmp_path / "counting", says))
+    for _ in range(3):
+        strictq.spark.register(spark)
+    assert (tmp_path / "looks").read_text() == "\n"
+
+
+def test_a_pipeline_looks_where_spark_works_for_it(
+    spark: SparkSession, queue_path: str, bare: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", bare)
+    with strictq.open(queue_path) as q:
+        with pytest.raises(strictq.ConfigError, match="does not have strictq"):
+            strictq.spark.pipeline(spark, q, prepare=lambda batch: batch, prepared="n bigint", process=print)
+        with pytest.raises(strictq.ConfigError, match="does not have strictq"):
+            strictq.spark.pipeline(spark, q, process=print, where="executors")
+        strictq.spark.pipeline(spark, q, process=print)  # in this program
+        monkeypatch.setattr(spark.sparkContext, "master", "spark://elsewhere:7077")
+        strictq.spark.pipeline(spark, q, process=print, where="executors")  # of other machines
