@@ -107,7 +107,8 @@ def first_attempt_ages(
 ) -> DataFrame:
     """How long messages waited for their first attempt: first_attempt_at − enqueued_at, for each window of first_attempt_at.
 
-    Whatever became of them; those that were never tried are not in it.
+    Whatever became of them; those that were never tried, rejected ones say, are not in it. A message that was put back by
+    `redrive` waits a second time: it is in it with both waits, each since it was sent.
 
     Returns:
         As `ages`.

@@ -404,6 +404,42 @@ def test_an_export_of_a_queue(spark: SparkSession, tmp_path: Path) -> None:
         assert (row.enqueued_at.timestamp(), row.first_attempt_at.timestamp()) == (r.enqueued_at, r.first_attempt_at)
 
 
+def test_rejected_messages(spark: SparkSession, tmp_path: Path) -> None:
+    """One before anybody had it, one by its handler and then put back and acked, one after a retry."""
+    with strictq.open(":memory:", config=QueueConfig(history="records")) as q:
+        q.send_many([strictq.Message(b"x", key=key) for key in ("untried", "redriven", "retried", "fine")])
+        assert q.reject("untried", 1, "not wanted")
+        q.receive(1, keys=["redriven"])[0].reject("not now")
+        assert q.redrive("redriven") == 1
+        q.receive(1, keys=["redriven"])[0].ack()
+        q.receive(1, keys=["retried"])[0].nack()
+        q.receive(1, keys=["retried"])[0].reject("never")
+        q.receive(1)[0].ack()
+        export_history(q, tmp_path / "out")
+        ends = {(r.key, r.outcome): r for r in q.history()}
+    assert [(key, r.attempts, r.first_attempt_at is None) for (key, _), r in ends.items()] == [
+        ("untried", 0, True), ("redriven", 1, False), ("redriven", 1, False), ("retried", 2, False), ("fine", 1, False),
+    ]  # fmt: skip
+    df, day = analytics.read(spark, tmp_path / "out"), 3e8
+
+    def assert_ages(rows: list[Row], values: list[float]) -> None:
+        assert [(row.messages, row.max_seconds) for row in rows] == [(len(values), pytest.approx(max(values)))]
+
+    rejected = [age(r) for (_, outcome), r in ends.items() if outcome == "rejected"]
+    assert_ages(analytics.ages(df, day).collect(), [age(r) for (_, outcome), r in ends.items() if outcome == "acked"])
+    assert_ages(analytics.ages(df, day, outcomes=["rejected"]).collect(), rejected)
+    first = {end: microseconds(r.first_attempt_at - r.enqueued_at) for end, r in ends.items() if r.first_attempt_at is not None}
+    assert len(first) == 4
+    assert_ages(analytics.first_attempt_ages(df, day).collect(), list(first.values()))
+    (row,) = analytics.outcomes(df, day).collect()
+    assert (row.messages, row.acked, row.rejected, row.retried, row.retries) == (5, 2, 3, 1, 1)
+    found = {row.key: (row.messages, row.retries) for row in analytics.hot_keys(df, by="retries").collect()}
+    assert found == {"untried": (1, 0), "redriven": (2, 0), "retried": (1, 1), "fine": (1, 0)}
+    slow = {row.key: row.messages for row in analytics.slow_keys(df, by="first_attempt_age").collect()}
+    assert slow == {"redriven": 2, "retried": 1, "fine": 1}
+    assert {row.key: row.messages for row in analytics.slow_keys(df, by="age").collect()} == {"redriven": 1, "fine": 1}
+
+
 def test_an_empty_history(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     df = analytics.read(spark, tmp_path / "out")

@@ -32,7 +32,7 @@ def generate(count: int, *, seed: int = 1, hours: float = 6.0) -> list[HistoryRe
             done += 2.5 * 3600.0
         age = r.lognormvariate(2.0, 1.5)
         outcome = r.choices(("acked", "rejected", "poison", "expired", "dropped", "purged"), (90, 2, 2, 2, 2, 2))[0]
-        tried = outcome not in ("expired", "purged") or r.random() < 0.2
+        tried = outcome not in ("rejected", "expired", "purged") or r.random() < 0.2  # an operator rejects what nobody had
         size = r.randrange(0, 2_000)
         hint = float(r.randrange(1, 500)) if r.random() < 0.3 else None
         measured = outcome == "acked" and r.random() < 0.5
