@@ -285,7 +285,7 @@ MUTATIONS = [
         "a consumer has one holder",
         "strictq/_store/files.py",
         "super().__init__(of_consumer(directory, CONSUMER, consumer), look=look)",
-        "super().__init__(of_consumer(directory, CONSUMER, token_hex(8)), look=look)",
+        "super().__init__(of_consumer(directory, CONSUMER, os.urandom(8).hex()), look=look)",
         ("tests/unit/test_handouts_holders.py",),
     ),
     _store(

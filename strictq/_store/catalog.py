@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, Final, cast
 
 import apsw
@@ -57,7 +57,9 @@ def even_ranges(shards: int) -> tuple[Range, ...]:
 
 def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) -> Catalog:
     """A queue that does not exist yet. Its time starts as the wall clock shows it."""
-    return Catalog(token_hex(16), durability, config, 1, 1, clock.boot_id(), clock.wall() - clock.boot(), even_ranges(shards))
+    return Catalog(
+        os.urandom(16).hex(), durability, config, 1, 1, clock.boot_id(), clock.wall() - clock.boot(), even_ranges(shards)
+    )
 
 
 def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
@@ -100,7 +102,7 @@ def lay_out_shard(db: apsw.Connection, catalog: Catalog, part: Range, clock: Clo
         now = clock.boot() + catalog.time_offset
         db.execute(SHARD.insert_counter, (catalog.config_version, catalog.epoch, catalog.time_offset, now))
         db.executemany(SHARD.write_meta, list(_identity(catalog, part).items()))
-        named = [("config", catalog.config.to_json()), ("app_schema", 0), ("incarnation", token_hex(16))]
+        named = [("config", catalog.config.to_json()), ("app_schema", 0), ("incarnation", os.urandom(16).hex())]
         db.executemany(SHARD.write_meta, named)
         migrate.stamp(db, migrate.SHARD_ID)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import Final
 
 import apsw
@@ -19,6 +20,7 @@ from .._errors import ConfigError, StoreCorrupt
 VFS: Final = "cksmvfs"
 RESERVED_BYTES: Final = 8
 """At the end of each page. The layer does nothing for a database with any other number."""
+USUAL_PLACE: Final = Path(apsw.__file__).with_name("sqlite_extra_binaries") / "cksumvfs.so"
 _lock = threading.Lock()
 
 
@@ -35,12 +37,20 @@ def vfs() -> str:
     return VFS
 
 
+def _extension() -> str:
+    """Where apsw has it. Its wheels keep it at one place; to import what apsw has to ask with takes longer than all the rest."""
+    if USUAL_PLACE.exists():
+        return str(USUAL_PLACE)
+    from apsw import sqlite_extra
+
+    path: str = sqlite_extra.path("cksumvfs")
+    return path
+
+
 def _load() -> None:
     default = apsw.vfs_names()[0]
     try:
-        from apsw import sqlite_extra  # late: queues in memory need none of it
-
-        extension = sqlite_extra.path("cksumvfs")
+        extension = _extension()
     except Exception as e:
         raise ConfigError(
             f"this apsw has no cksumvfs, without which damaged pages would go unnoticed: {e}",

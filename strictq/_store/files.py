@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from secrets import token_hex
 from typing import Final
 
 from .._errors import InvalidArgument, QueueNotFound, StoreBusy, StoreError, StoreFull
@@ -80,7 +79,7 @@ def publish(path: Path, build: Callable[[Path], None]) -> None:
     Whoever opens it sees all of it or nothing. If another process was faster, its queue stays and ours is dropped.
     """
     parent = path.parent
-    building = parent / f".{path.name}.{token_hex(6)}.new"
+    building = parent / f".{path.name}.{os.urandom(6).hex()}.new"
     try:
         make_directories(parent)
         building.mkdir(mode=_DIRECTORY_MODE)
@@ -243,7 +242,7 @@ class Reserve:
 
     def make(self) -> bool:
         """Write it in full; False if the disk has not room for it."""
-        part = self._path.with_name(f"{RESERVE}.{token_hex(4)}.new")
+        part = self._path.with_name(f"{RESERVE}.{os.urandom(4).hex()}.new")
         try:
             fd = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, _FILE_MODE)
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -37,10 +36,8 @@ from .catalog import Catalog
 from .connection import Durability
 from .frame import Totals, Tx
 from .shard import Shard
-from .upkeep import Upkeep
+from .upkeep import Upkeep, logger
 from .wake import Waker, waker_of
-
-_log = logging.getLogger("strictq")
 
 T = TypeVar("T")
 Hook = Callable[[Event], None]
@@ -505,7 +502,7 @@ class Store:
             try:
                 hook(event)
             except Exception:
-                _log.exception("an on_event hook failed for %s", event)
+                logger().exception("an on_event hook failed for %s", event)
 
     def quarantine(self, shard: int, error: StoreError) -> None:
         """Take a damaged shard out of service; the others go on."""

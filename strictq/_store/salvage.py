@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, Final
 
 import apsw
@@ -70,7 +69,7 @@ def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
     if not presence.alone(ALONE_SECONDS):
         presence.leave()
         raise StoreBusy("somebody has the queue open", shard=-1, hint="close it in every process, and try again")
-    working = out.with_name(f".{out.name}.{token_hex(6)}.new")
+    working = out.with_name(f".{out.name}.{os.urandom(6).hex()}.new")
     try:
         files.make_directories(out.parent)
         known = _known(path, clock, notes)

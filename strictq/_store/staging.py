@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
-from secrets import token_hex
 from typing import BinaryIO, Final
 
 from .._errors import StoreError, StoreFull
@@ -40,12 +39,12 @@ _FILE: Final = re.compile(r"\d{1,19}-[0-9a-f]{12}/[0-9a-f]{16}\.arrow")
 
 def new_run() -> str:
     """A name that no other try at a batch has."""
-    return token_hex(6)
+    return os.urandom(6).hex()
 
 
 def new_file(number: int, run: str) -> str:
     """A name that no other file of a batch has."""
-    return f"{number}-{run}/{token_hex(8)}.arrow"
+    return f"{number}-{run}/{os.urandom(8).hex()}.arrow"
 
 
 def digest(writer: str) -> str:

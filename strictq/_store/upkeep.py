@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from weakref import ref
 
 from .._errors import StrictqError
 
+if TYPE_CHECKING:
+    import logging
+
 PERIOD_SECONDS: Final = 2.0
-_log = logging.getLogger("strictq")
+
+
+def logger() -> logging.Logger:
+    """The package's. Its module is imported when there is something to say: most programs that look never log."""
+    import logging
+
+    return logging.getLogger("strictq")
 
 
 class Kept(Protocol):
@@ -113,6 +121,6 @@ class Upkeep:
         try:
             work()
         except StrictqError as e:
-            _log.debug("upkeep: %s", e)
+            logger().debug("upkeep: %s", e)
         except Exception:
-            _log.exception("upkeep failed; it goes on")
+            logger().exception("upkeep failed; it goes on")

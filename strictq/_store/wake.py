@@ -17,7 +17,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from secrets import randbits
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -50,7 +49,7 @@ class Waker:
             with suppress(OSError, ValueError):  # without it, waiters look for themselves once a second
                 self._map = _map(path, read_only)
         self._count = 0
-        self._name = randbits(32)
+        self._name = int.from_bytes(os.urandom(4), "little")
         self._listeners: set[Callable[[], None]] = set()
         self._condition = threading.Condition()
         self._waiting = 0
@@ -168,7 +167,7 @@ class Waker:
 
     def after_fork_in_child(self) -> None:
         """The threads that waited exist in the parent only; and what this side writes must be its own."""
-        self._name = randbits(32)
+        self._name = int.from_bytes(os.urandom(4), "little")
         self._condition = threading.Condition()
         self._waiting = self._idle_waiting = 0
         self._listeners.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -31,6 +30,8 @@ class Context(click.Context):
 
     def make_formatter(self) -> click.HelpFormatter:
         """For a page of the help."""
+        import shutil  # only help needs it
+
         columns = shutil.get_terminal_size().columns
         if columns < NARROW_COLUMNS:
             self.terminal_width = max(columns - 2, 20)

@@ -8,7 +8,6 @@ import json
 import math
 import sys
 import time
-from datetime import datetime
 from typing import Any, Final
 
 from strictq._keys import Key
@@ -95,6 +94,8 @@ def moment(at: float | None) -> str:
     """A time of day, local, with how long ago or how soon it is."""
     if at is None:
         return "-"
+    from datetime import datetime  # only times of day need it
+
     apart = time.time() - at
     when = f"{span(apart)} ago" if apart >= 0 else f"in {span(-apart)}"
     return f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S} ({when})"

@@ -46,6 +46,12 @@ def test_a_host_that_loaded_the_layer_itself_keeps_it_as_its_default(tmp_path: P
     assert found[2:] == ["0", "0"], "its databases have no checksums, for it did not ask for any"
 
 
+def test_a_layer_at_another_place_is_found_as_apsw_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usual = checksums._extension()
+    monkeypatch.setattr(checksums, "USUAL_PLACE", tmp_path / "nowhere")
+    assert Path(checksums._extension()).samefile(usual)
+
+
 def test_a_queue_in_memory_loads_nothing() -> None:
     script = "import apsw, strictq\nwith strictq.open(':memory:') as q:\n q.send(b'', 'k')\n print('cksmvfs' in apsw.vfs_names())"
     assert run_python(script) == "False\n"
@@ -59,6 +65,7 @@ def test_an_apsw_without_it_is_refused_with_what_to_do(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(checksums, "VFS", "not-there")
     monkeypatch.setattr(sqlite_extra, "path", missing)
+    monkeypatch.setattr(checksums, "USUAL_PLACE", tmp_path / "nowhere")
     with pytest.raises(ConfigError) as caught:
         strictq.open(tmp_path / "queue")
     assert "wheel" in caught.value.hint
