@@ -35,8 +35,9 @@ from . import catalog, claim, files, fork, outbox, send
 from .catalog import Catalog
 from .connection import Durability
 from .frame import Totals, Tx
+from .log import logger
 from .shard import Shard
-from .upkeep import Upkeep, logger
+from .upkeep import Upkeep
 from .wake import Waker, waker_of
 
 T = TypeVar("T")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from .catalog import Catalog, Range
 from .commit import Host, Writer, failed_sync
 from .connection import MEMORY, NONSENSE, Durability, check_file, connect, leak, translate
 from .frame import Tx
+from .log import logger
 from .program import AppDatabase, Guard, Rows
 
 T = TypeVar("T")
@@ -36,7 +36,6 @@ WAL_GROWTH: Final = 3
 PAGE_BYTES: Final = 4096
 DRAIN_TRIES: Final = 3
 READ_CACHE_KIB: Final = 4 * 1024
-_log = logging.getLogger("strictq")
 
 
 class ShardHost(Host, Protocol):
@@ -208,7 +207,7 @@ class Shard:
         try:
             self._wal_grew(pages)
         except Exception:
-            _log.exception("shard %d: what follows a commit failed; the commit stands", self.number)
+            logger().exception("shard %d: what follows a commit failed; the commit stands", self.number)
         return apsw.SQLITE_OK
 
     def _wal_grew(self, pages: int) -> None:

@@ -7,22 +7,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 from weakref import ref
 
 from .._errors import StrictqError
-
-if TYPE_CHECKING:
-    import logging
+from .log import logger
 
 PERIOD_SECONDS: Final = 2.0
-
-
-def logger() -> logging.Logger:
-    """The package's. Its module is imported when there is something to say: most programs that look never log."""
-    import logging
-
-    return logging.getLogger("strictq")
 
 
 class Kept(Protocol):

@@ -91,7 +91,7 @@ def test_every_command_is_documented_with_its_options(name: str) -> None:
                 assert f"`{spelled}" in section[1] or f"{spelled}`" in section[1] or f"{spelled} " in section[1], spelled
 
 
-def test_the_help_and_one_command_import_only_what_they_need(tmp_path: Path) -> None:
+def test_the_help_and_one_command_import_only_what_they_need(filled: Path, tmp_path: Path) -> None:
     watch = (
         "import sys; sys.argv[1:] = {args!r}\ntry:\n    from strictq.cli import main; main()\n"
         "finally:\n    print(*sys.modules, file=sys.stderr)"
@@ -99,7 +99,8 @@ def test_the_help_and_one_command_import_only_what_they_need(tmp_path: Path) -> 
     for args, absent in (
         (["--help"], {"rich", "orjson", "strictq.worker", "strictq.cli.send", "strictq.cli._command"}),
         (["completion", "bash"], {"rich", "orjson", "strictq.worker", "strictq.cli.send"}),
-        (["stats", "nowhere", "--json"], {"rich", "orjson", "strictq.worker", "strictq.demo", "strictq.bench", "asyncio"}),
+        (["stats", str(filled)], {"rich", "orjson", "strictq.worker", "strictq.demo", "strictq.bench", "asyncio", "zipfile"}),
+        (["stats", str(filled), "--json"], {"rich", "orjson", "strictq.worker", "strictq.cli._terminal", "asyncio", "logging"}),
     ):
         done = subprocess.run(
             [sys.executable, "-c", watch.format(args=args)], env=environment(tmp_path), capture_output=True, text=True
