@@ -15,6 +15,7 @@ from typing import Any, Final
 import click
 
 import strictq
+from strictq._config import FOREVER_SECONDS
 from strictq._keys import Key, encode_key
 from strictq.cli._command import USAGE, Failure
 
@@ -48,6 +49,8 @@ class Seconds(click.FloatRange):
         seconds: float = super().convert(value, param, ctx)
         if not math.isfinite(seconds):
             self.fail(f"{value} is not a number of seconds.", param, ctx)
+        if seconds > FOREVER_SECONDS:
+            self.fail(f"{value} seconds are more than {FOREVER_SECONDS:,.10g}.", param, ctx)
         return seconds
 
 

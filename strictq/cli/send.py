@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 
 import strictq
+from strictq import Message
 from strictq.cli._arguments import PATH, Durability, KeyType, Seconds, json_option, key_of, queue_argument, quiet_option
 from strictq.cli._command import OK, USAGE, WRONG, Failure, Stopping, command, many, tell
 from strictq.cli._delivering import GaveUp, Sender
@@ -109,6 +110,7 @@ def send(
     with Stopping() as stopping, _opened(queue, create, shards, durability) as q:
         if key_field is None and constant is None and q.config.keyless == "refuse":
             raise Failure("say which key: --key-field FIELD, or --key KEY for all lines", USAGE)
+        q._item(Message(b"", key="any", **options))  # what is wrong with the options is no line's fault
         reader = Reader(
             raw=raw, key=constant, key_field=key_field, key_type=key_type, dedup_field=dedup_field,
             longest=q.config.max_body_bytes, options=options,

@@ -372,6 +372,8 @@ def test_settings_that_become_stricter_meanwhile(path: Path, monkeypatch: pytest
         (["{q}", "missing.jsonl", "-k", "k"], "missing.jsonl: No such file or directory"),
         (["{q}", ".", "-k", "k"], ". is a directory, not a file"),
         (["{q}", "-k", "k", "-H", "x"], "--header 'x' is not NAME=VALUE"),
+        (["{q}", "-k", "k", "--ttl", "1e12"], "--ttl': 1e12 seconds are more than"),
+        (["{q}", "-k", "k", "-H", os.fsdecode(b"a=\xff")], "strictq: header"),
         (["{q}", "--key", "x", "--key-type", "int"], "--key-type int: 'x' is not a whole number"),
         (["{q}", "-k", "k", "--shards", "2"], "are for --create"),
         (["{q}", "-k", "k", "--on-error", "ask"], "--on-error"),
