@@ -107,7 +107,7 @@ class Shard:
                         self.apply_app_schema(db)
                     except InvalidArgument as e:
                         # The rows of this shard, which was out of reach when it was recorded, do not fit. app_schema() says so.
-                        _log.error("shard %d: the program's tables are not as app_schema() wants them: %s", self.number, e)
+                        logger().error("shard %d: the program's tables are not as app_schema() wants them: %s", self.number, e)
                     if self.path is not None:
                         # A WAL that outgrew its limit is cut back to it when it starts again.
                         db.pragma("journal_size_limit", WAL_GROWTH * self._checkpoint_at * PAGE_BYTES)
