@@ -216,9 +216,6 @@ def dead(w: World) -> None:
         q.send(b"", key="out of attempts")
         for _ in range(2):
             q.receive()[0].nack(delay=0.0)
-        q.send(b"", key="x", ttl=0.001)
-        time.sleep(0.01)
-        q.receive()
     w.run("dead", w.path)
 
 
