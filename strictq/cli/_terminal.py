@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, NoReturn
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -88,8 +88,9 @@ def listing(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
     out.print(table)
 
 
-def line(text: Callable[[], str]) -> Live:
+def line(text: Callable[[], str]) -> AbstractContextManager[Any]:
     """A line that changes, on stderr, and is gone in the end."""
+    from rich.live import Live
 
     def shown() -> RenderableType:
         return Text(text(), overflow="ellipsis", no_wrap=True)
