@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,13 +19,15 @@ import strictq
 import strictq.spark
 from strictq import Message, Queue, QueueConfig, Reject, Retry, StoreBusy
 from strictq.spark._outcomes import BatchJob
+from tests.support.internals import ROOT
+from tests.support.pipelines import PREPARED, chain, double, expected
 from tests.support.queues import keys_by_shard
+
+from .streams import END_SECONDS
 
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import SparkSession
-
-PREPARED = "doubled bigint"
 
 
 @pytest.fixture
@@ -39,32 +41,8 @@ def fill(q: Queue, keys: int, each: int) -> None:
     q.send_many([Message(b"%d" % n, key=f"k{k}") for n in range(1, each + 1) for k in range(keys)])
 
 
-def double(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """2n for each message."""
-    return pa.RecordBatch.from_pydict({"doubled": [2 * int(body) for body in batch.column("body").to_pylist()]})
-
-
 def double_frame(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(doubled=[2 * int(body) for body in frame["body"]])[["doubled"]]
-
-
-def chain(job: BatchJob) -> None:
-    """Links a hash of everything the key has had into its state, and sends it on; wrong order or a double breaks the chain."""
-    assert job.prepared["doubled"] == 2 * int(job.body)
-    count, digest = json.loads(job.key_state or b'[0, ""]')
-    if int(job.body) != count + 1:
-        raise AssertionError(f"{job.key}: {int(job.body)} after {count}")
-    digest = hashlib.blake2b(digest.encode() + job.body, digest_size=8).hexdigest()
-    job.key_state = json.dumps([count + 1, digest]).encode()
-    job.send(digest.encode(), key=f"out-{job.key}")
-
-
-def expected(each: int) -> list[bytes]:
-    digest, out = "", []
-    for n in range(1, each + 1):
-        digest = hashlib.blake2b(digest.encode() + b"%d" % n, digest_size=8).hexdigest()
-        out.append(digest.encode())
-    return out
 
 
 def drain(q: Queue, prefix: str) -> dict[str, list[bytes]]:
@@ -100,6 +78,37 @@ def test_it_is_processed_in_order_once(spark: SparkSession, q: Queue, where: Any
     for k in range(7):
         q.release(f"out-k{k}")
     assert drain(q, "out-") == {f"out-k{k}": expected(40) for k in range(7)}
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("when", ["process", "commit"])
+def test_the_driver_is_killed(
+    spark: SparkSession, q: Queue, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, when: str
+) -> None:
+    """With -9, in the middle of a batch, another one leased ahead: what is committed stays, and everything else comes again."""
+    home = tmp_path_factory.mktemp("s")  # a short name: Spark's sockets lie in it, and their paths have at most 107 bytes
+    fill(q, keys=7, each=20)
+    for k in range(7):
+        q.hold(f"out-k{k}")
+    log = tmp_path / "driver.log"
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "tests.support.pipeline_driver", when, q.path, str(home)]
+        driver = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        ended = driver.wait(2 * END_SECONDS)
+    assert ended == -signal.SIGKILL, log.read_text(errors="replace")[-2000:]
+    left = sum(len(q.peek(f"k{k}", 100)) for k in range(7))
+    assert 0 < left < 140, "some of it is committed"
+    acked = 0
+    until = time.monotonic() + END_SECONDS
+    while acked < left:  # as their leases end
+        assert time.monotonic() < until
+        stats = strictq.spark.pipeline(spark, q, prepare=double, prepared=PREPARED, process=chain, key_state=True).run(wait=1.0)
+        assert (stats.retried, stats.rejected, stats.lost) == (0, 0, 0)
+        acked += stats.acked
+    assert acked == left
+    for k in range(7):
+        q.release(f"out-k{k}")
+    assert drain(q, "out-") == {f"out-k{k}": expected(20) for k in range(7)}
     assert q.check() == []
 
 

@@ -73,7 +73,7 @@ def stream(spark: SparkSession, source: Path, *, files: int = 3) -> DataFrame:
 
 def assert_all_there(path: str, *, rows: int = ROWS) -> None:
     assert staged(path) == []
-    assert sorted(n for _, n in entries(path)) == list(range(rows))
+    assert_ledger(path, rows)
 
 
 # ---- tasks

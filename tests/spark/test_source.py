@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import strictq
 from strictq import Message, Queue
 from strictq.spark import _listener
 from tests.support.internals import PATIENCE_SECONDS
-from tests.support.ledgers import Ledger, send_chains
+from tests.support.ledgers import Ledger, bodies, send_chains
 
 from .streams import END_SECONDS, load, run, start
 
@@ -219,15 +218,17 @@ def test_a_query_that_runs_on(spark: SparkSession, q: Queue, ledger: Ledger, che
 def test_two_queries_with_one_name(spark: SparkSession, q: Queue, ledger: Ledger, tmp_path: Path) -> None:
     query = start(load(spark, q.path), tmp_path / "one", ledger, processingTime="10 milliseconds")
     try:
-        until(lambda: bool(q.consumers()) and q.consumers()[0].active)
+        send_chains(q, KEYS, 1)
+        until(lambda: acked(q))
         with pytest.raises(Exception, match="consumer 'etl' has a holder that is alive"):
             run(load(spark, q.path, consumerWaitSeconds=0), tmp_path / "two", ledger)
-        run(load(spark, q.path, consumer="other"), tmp_path / "three", ledger)
-        send_chains(q, KEYS, 2)
+        run(load(spark, q.path, consumer="other"), tmp_path / "three", Ledger(tmp_path / "other"))
+        send_chains(q, KEYS, 1, first=2)
         until(lambda: acked(q))
     finally:
         query.stop()
     ledger.require(dict.fromkeys(KEYS, 2))
+    assert q.check() == []
 
 
 def test_a_deleted_checkpoint_goes_on_after_the_last_ack(
@@ -241,11 +242,11 @@ def test_a_deleted_checkpoint_goes_on_after_the_last_ack(
     run(load(spark, q.path, maxMessagesPerTrigger=200), checkpoint, again)
     assert again.sizes() == [80, 40], "first what was outstanding, as it was"
     joined = ledger.chains()
-    for key, bodies in again.chains().items():
-        joined.setdefault(key, []).extend(bodies)
-    assert {len(bodies) for bodies in joined.values()} == {10}
-    for chain in joined.values():
-        assert [json.loads(body)["n"] for body in chain] == list(range(1, 11))
+    for key, chain in again.chains().items():
+        joined.setdefault(key, []).extend(chain)
+    assert joined == {key: [body.decode() for body in bodies(key, 10)] for key in KEYS}
+    until(lambda: acked(q))
+    assert q.check() == []
 
 
 def test_a_checkpoint_that_is_older_than_what_is_kept_is_refused(
@@ -262,8 +263,12 @@ def test_a_checkpoint_that_is_older_than_what_is_kept_is_refused(
                 (old / kind / name).unlink(missing_ok=True)
     with pytest.raises(Exception, match=r"not kept any more.*start with a new checkpoint"):
         run(df, old, Ledger(tmp_path / "other"))
-    run(load(spark, q.path), tmp_path / "new", Ledger(tmp_path / "other"))
+    send_chains(q, KEYS[:2], 1, first=11)
+    other = Ledger(tmp_path / "other")
+    run(load(spark, q.path), tmp_path / "new", other)
     ledger.require(dict.fromkeys(KEYS[:2], 10))
+    assert other.chains() == {key: [bodies(key, 1, first=11)[0].decode()] for key in KEYS[:2]}, "only what was not acked"
+    assert q.check() == []
 
 
 def test_the_checkpoint_of_another_queue_is_refused(
@@ -276,8 +281,12 @@ def test_the_checkpoint_of_another_queue_is_refused(
         with pytest.raises(Exception, match=r"the checkpoint is of queue .*the checkpoint that belongs to it"):
             run(load(spark, other.path), checkpoint, ledger)
         assert other.stats().in_flight == 0
+    send_chains(q, KEYS[:2], 1, first=2)
     with pytest.raises(Exception, match="the checkpoint is of consumer 'etl'"):
         run(load(spark, q.path, consumer="load"), checkpoint, ledger)
+    assert q.stats().in_flight == 0
+    run(load(spark, q.path), checkpoint, ledger)
+    ledger.require(dict.fromkeys(KEYS[:2], 2))
 
 
 @pytest.mark.parametrize(("most", "kinds"), [(80, "offsets commits"), (200, "commits")])
@@ -297,6 +306,7 @@ def test_the_newest_checkpoint_files_are_lost(
     run(df, checkpoint, ledger)
     assert ledger.sizes() == [*sizes, 20]
     ledger.require(dict.fromkeys(KEYS, 11))
+    assert q.check() == []
 
 
 def test_a_message_that_kills_every_batch_is_rejected_by_an_operator(

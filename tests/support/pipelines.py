@@ -1,0 +1,38 @@
+"""Handlers of a pipeline that prove order: every message's effect carries a hash of all that its key had before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from strictq.spark import BatchJob
+
+PREPARED = "doubled bigint"
+
+
+def double(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """2n for each message."""
+    return pa.RecordBatch.from_pydict({"doubled": [2 * int(body) for body in batch.column("body").to_pylist()]})
+
+
+def chain(job: BatchJob) -> None:
+    """Links a hash of everything the key has had into its state, and sends it on; wrong order or a double breaks the chain."""
+    assert job.prepared["doubled"] == 2 * int(job.body)
+    count, digest = json.loads(job.key_state or b'[0, ""]')
+    if int(job.body) != count + 1:
+        raise AssertionError(f"{job.key}: {int(job.body)} after {count}")
+    digest = hashlib.blake2b(digest.encode() + job.body, digest_size=8).hexdigest()
+    job.key_state = json.dumps([count + 1, digest]).encode()
+    job.send(digest.encode(), key=f"out-{job.key}")
+
+
+def expected(each: int) -> list[bytes]:
+    digest, out = "", []
+    for n in range(1, each + 1):
+        digest = hashlib.blake2b(digest.encode() + b"%d" % n, digest_size=8).hexdigest()
+        out.append(digest.encode())
+    return out
