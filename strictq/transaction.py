@@ -236,11 +236,11 @@ class Transaction:
         assert self._tx is not None
         try:
             self._apply(self._tx)
+            self._open.__exit__(None, None, None)
         except BaseException as e:
-            block = self._open
-            self._undo(block, type(e), e, e.__traceback__)
+            # Where it has ended by itself this does nothing; interrupted on its way there, it would keep the shard's lock.
+            self._undo(self._open, type(e), e, e.__traceback__)
             raise
-        self._open.__exit__(None, None, None)
 
     def _abandon(self, kind: Any, error: BaseException, trace: Any) -> None:
         if self._open is not None:

@@ -125,30 +125,29 @@ class Writer:
 
     def read(self, look: Callable[[apsw.Connection], T]) -> T:
         """Run `look` in a read transaction on the writing connection: short looks only."""
-        with self._locked():
-            db = self._connection()
+
+        def within(db: apsw.Connection) -> T:
+            db.execute("BEGIN")
             try:
-                db.execute("BEGIN")
-                try:
-                    return look(db)
-                finally:
-                    if db.in_transaction:
-                        db.execute("ROLLBACK")
-            except (apsw.Error, *NONSENSE) as e:
-                raise self._failed(e) from e
+                return look(db)
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+
+        return self._locked(within, (apsw.Error, *NONSENSE))
 
     def use(self, work: Callable[[apsw.Connection], T]) -> T:
         """Run `work` on the writing connection with its lock held; it keeps its own transactions."""
-        with self._locked():
-            try:
-                return work(self._connection())
-            except apsw.Error as e:
-                raise self._failed(e) from e
+        return self._locked(work, (apsw.Error,))
 
     @contextmanager
     def alone(self) -> Iterator[Tx]:
         """A write transaction that stays open for the block, for a program's own SQL. Never part of a group."""
-        with self._locked():
+        self.require_outside()
+        held: list[bool] = []
+        try:
+            held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS,))
+            self._taken(held)
             self._owner = whoami()
             tx = self._begin()
             try:
@@ -159,6 +158,10 @@ class Writer:
                 self._require_ours(tx)
                 raise self._undo(e) from None
             self._end(tx)
+        finally:
+            if held and held[0]:
+                self._owner = 0
+                self._lock.release()
         self._told(tx)
 
     def _require_ours(self, tx: Tx) -> None:
@@ -190,7 +193,10 @@ class Writer:
                     other.finish(error=e)
             raise
         finally:
-            self._end_lead(call, group)
+            try:
+                self._end_lead(call, group)
+            finally:
+                self._end_lead(call, group)  # the first may be interrupted before it can do anything
         self._told(tx)
         return call.outcome()
 
@@ -417,8 +423,16 @@ class Writer:
     def distrust(self) -> None:
         """A sync of the WAL failed: nothing more is written before what the WAL shows is on the disk."""
         self._note_failed_sync()
-        with self._locked():
+        self.require_outside()
+        held: list[bool] = []
+        try:
+            held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS,))
+            self._taken(held)
             self._drop_connection()
+        finally:
+            if held and held[0]:
+                self._owner = 0
+                self._lock.release()
 
     @property
     def distrusted(self) -> bool:
@@ -499,14 +513,20 @@ class Writer:
         self._owner = threading.get_ident()
         self.require()
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, work: Callable[[apsw.Connection], T], failures: tuple[type[Exception], ...]) -> T:
+        """Run `work` with the lock held; what it raises of `failures` is told as ours.
+
+        No context manager: the way out of one can be interrupted before it lets go of the lock.
+        """
         self.require_outside()
         held: list[bool] = []
         try:
             held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS,))
             self._taken(held)
-            yield
+            try:
+                return work(self._connection())
+            except failures as e:
+                raise self._failed(e) from e
         finally:
             if held and held[0]:
                 self._owner = 0

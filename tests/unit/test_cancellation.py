@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 import strictq
-from tests.support.internals import run_python, writer_of
+from tests.support.internals import at_rest, run_python, writer_of
 
 
 def test_an_interrupted_leader_never_leaves_the_shard_without_one(tmp_path) -> None:
@@ -244,3 +244,45 @@ def test_a_transaction_may_end_in_another_task_than_it_began_in(tmp_path: Path) 
             assert await d.key_state() == b"s"
 
     asyncio.run(main())
+
+
+def test_a_leader_that_is_interrupted_as_it_begins_to_hand_over_leads_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with strictq.open(tmp_path / "queue") as q:
+        writer = writer_of(q)
+        hand_over = writer._end_lead
+        interrupts = [KeyboardInterrupt()]
+
+        def interrupted(*args: object) -> None:
+            if interrupts:
+                raise interrupts.pop()
+            hand_over(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(writer, "_end_lead", interrupted)
+        with pytest.raises(KeyboardInterrupt) as kept:  # and so are the frames of the call, as in a notebook
+            q.send(b"", "k")
+        assert writer._leader() is None
+        assert kept.value is not None
+        assert q.stats().depth == 1
+
+
+def test_a_transaction_that_is_interrupted_on_its_way_out_keeps_no_lock(tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "queue") as q:
+        with pytest.raises(KeyboardInterrupt), q.transaction(key="k") as tx:
+            tx.key_state = (tx.key_state or b"") + b"s"
+            block = tx._open
+            interrupts = [KeyboardInterrupt()]
+
+            class Interrupted:
+                def __exit__(self, *args: object) -> bool | None:
+                    if interrupts:
+                        raise interrupts.pop()
+                    assert block is not None
+                    return block.__exit__(*args)  # type: ignore[arg-type]
+
+            tx._open = Interrupted()  # type: ignore[assignment]
+        assert at_rest(q)
+        q.send(b"", "k")
+        (d,) = q.receive()
+        assert d.key_state is None
