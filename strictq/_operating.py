@@ -362,6 +362,8 @@ class Operating:
             The configuration now.
         Raises:
             ConfigError: an unknown setting, or one that is out of range or contradicts another; nothing changed.
+            InvalidArgument: this is inside a transaction of the queue; nothing changed.
+            StoreError: it is stored, but a shard could not be reached: it has its copy with this object's next write there.
         """
         store = self._store
         store.require_open()

@@ -414,7 +414,14 @@ class Store:
         return True
 
     def configure(self, changes: dict[str, Any]) -> QueueConfig:
-        """Store changed settings and give every shard its copy. Concurrent changes of other settings are kept."""
+        """Store changed settings and give every shard its copy. Concurrent changes of other settings are kept.
+
+        Raises:
+            InvalidArgument: this thread is inside a transaction of the queue; nothing changed.
+            StoreError: it is stored, but a shard could not be reached: it has its copy with this process's next write there.
+        """
+        for shard in self.shards:
+            shard.require_outside()
         with self._lock:
             while True:
                 self.refresh_config()
@@ -428,8 +435,14 @@ class Store:
                 if version is not None:
                     break
             self.settings = (config, version)
+        failed: StoreError | None = None
         for shard in self.healthy():
-            shard.run(lambda _tx: None)  # begins by bringing the shard's copy up to date
+            try:
+                shard.run(lambda _tx: None)  # begins by bringing the shard's copy up to date
+            except StoreError as e:
+                failed = e
+        if failed is not None:
+            raise failed
         return config
 
     def define_app_schema(self, sql: str) -> None:

@@ -9,7 +9,8 @@ import pytest
 import strictq
 from strictq import ConfigError, QueueConfig
 from strictq.testing import FakeClock
-from tests.support.queues import Opener, fill, seqs
+from tests.support.internals import shard_of
+from tests.support.queues import Opener, fill, keys_by_shard, seqs
 
 
 def test_defaults_are_stored(make: Opener) -> None:
@@ -231,3 +232,33 @@ def test_relative_path_does_not_follow_the_working_directory(tmp_path: Path, mon
         q.send(b"", "k")
         q.receive()[0].ack()
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_configure_gives_every_shard_that_can_be_reached_its_copy(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, other = disk(shards=3), disk()
+    keys = keys_by_shard(3)
+    busy = shard_of(q, 0)
+
+    def refuse(_operation: object) -> None:
+        raise strictq.StoreBusy("somebody writes", shard=0)
+
+    with monkeypatch.context() as patch, pytest.raises(strictq.StoreBusy):
+        patch.setattr(busy, "run", refuse)
+        q.configure(max_attempts=2)
+    other.send(b"", keys[2])
+    assert other.config.max_attempts == 2
+    other.close()
+    q.send(b"", keys[0])
+    with disk() as third:
+        third.send(b"", keys[0])
+        assert third.config.max_attempts == 2
+
+
+def test_configure_inside_a_transaction_changes_nothing(disk: Opener) -> None:
+    q = disk()
+    with q.transaction(key="k") as tx:
+        assert tx.key_state is None
+        with pytest.raises(strictq.InvalidArgument, match="inside a transaction"):
+            q.configure(max_attempts=2)
+    q.close()
+    assert disk().config.max_attempts == QueueConfig().max_attempts
