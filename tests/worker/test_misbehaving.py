@@ -115,7 +115,7 @@ def test_an_async_handler_that_swallows_its_cancellation_does_no_harm(make: Any,
                 job_was.append(job.cancelled)
 
     job_was: list[bool] = []
-    worker = Worker(q, handler, concurrency=1, timeout_seconds=0.05)
+    worker = Worker(q, handler, concurrency=1, timeout_seconds=1.0)
 
     async def main() -> None:
         with anyio.fail_after(30.0):

@@ -62,7 +62,7 @@ def test_a_handler_that_kills_its_process_hurts_no_other_and_ends_as_poison(make
 
 def test_a_handler_that_hangs_is_killed(q: Queue) -> None:
     q.send(b"", key="k")
-    worker = Worker(q, handlers.hangs, executor="process", concurrency=1, timeout_seconds=0.3)
+    worker = Worker(q, handlers.hangs, executor="process", concurrency=1, timeout_seconds=1.0)
     worker.run(drain=True)
     assert worker.stats().timeouts == 1
     assert q.stats().acks == 1

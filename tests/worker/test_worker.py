@@ -21,6 +21,8 @@ from strictq import InvalidArgument, Job, Queue, QueueClosed, Reject, Retry, Wor
 
 Kind = Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
 PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 1.0
+"""Of a handler that hangs; on a busy machine one that does not takes some tenths of it."""
 
 
 def plain(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -339,9 +341,9 @@ def test_a_handler_that_hangs_is_given_up_and_nothing_of_it_happens(make: Any, k
         async def handler(job: Any) -> None:
             await anyio.to_thread.run_sync(process, job, abandon_on_cancel=True)
 
-        worker = Worker(q, handler, timeout_seconds=0.1, concurrency=1)
+        worker = Worker(q, handler, timeout_seconds=TIMEOUT_SECONDS, concurrency=1)
     else:
-        worker = Worker(q, process, timeout_seconds=0.1, concurrency=1)
+        worker = Worker(q, process, timeout_seconds=TIMEOUT_SECONDS, concurrency=1)
     thread = in_thread(worker)
     wait_for(lambda: worker.stats().acked == 2)
     release.set()
