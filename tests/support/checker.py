@@ -438,7 +438,7 @@ class _Checker(Gatherer):
         while redrives and redrives[0].end < lease.start:
             redrive = redrives.pop(0)
             for seq in lane.rejected:
-                acts = lane.resolved[seq]
+                acts = lane.settled[seq]  # an ack without an answer, of a redrive before this one, may have counted
                 wanted = redrive.seqs is None or seq in redrive.seqs
                 if wanted and all(a.verb == "reject" and a.end < redrive.start for a in acts):
                     reopened[seq] = redrive

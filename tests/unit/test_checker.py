@@ -231,3 +231,16 @@ def test_a_receive_that_outlasts_its_lease_may_have_held_what_a_purge_left(scrip
     script.call(13, 14, "purge", Operated("p"))
     script.call(30, 31, "receive", Wanted(10 * MS), Handed("p", 1, "b", 2))
     assert script.rules() == ({"A1"} if flagged else set())
+
+
+def test_a_redriven_message_whose_ack_had_no_answer_may_be_gone_at_the_next_redrive(script: Script) -> None:
+    script.call(4, 5, "send", Sent("k", "b"), Stored(2))
+    script.call(6, 7, "reject", Act("k", 1, 1))
+    script.call(8, 9, "redrive", Operated("k"))
+    script.call(10, 11, "receive", Wanted(10 * MS), Handed("k", 1, "a", 2))
+    script.call(12, None, "ack", Act("k", 1, 2))  # it may have counted
+    script.call(30, 31, "receive", Wanted(10 * MS), Handed("k", 2, "b", 3))
+    script.call(32, 33, "reject", Act("k", 2, 3))
+    script.call(34, 35, "redrive", Operated("k"))
+    script.call(36, 37, "receive", Wanted(10 * MS), Handed("k", 2, "b", 4))
+    assert script.rules() == set()
