@@ -23,6 +23,10 @@ from .shard import Shard
 
 STEP: Final = 2_000
 STEP_BYTES: Final = 16 * 1024 * 1024
+PACKED_STEP: Final = 5_000
+"""Messages of a step that SQLite packs column by column. No body of theirs lies apart: they are some megabytes at most."""
+PAUSE_MAX: Final = 32
+"""Most steps that are read as rows before columns are tried again, where they did not fit."""
 WALK_LANES: Final = 10_000
 """Up to so many lanes are counted one by one for a plan; more are taken to be equally deep."""
 
@@ -49,6 +53,27 @@ class Plan:
     newest: int
     last_lane: int
     tasks: tuple[tuple[Segment, ...], ...]
+
+
+@attrs.frozen
+class Packed:
+    """Messages column by column: without headers, never attempted, their bodies in the row.
+
+    Attributes:
+        keys: stored ones, of the lanes in the order of `lanes`.
+        lanes, seqs, ids, sent_at, sizes: a number for each message, in decimal, with commas between them.
+        bodies: one behind the other, as long as `sizes` says.
+    """
+
+    shard: int
+    count: int
+    keys: list[bytes]
+    lanes: str
+    seqs: str
+    ids: str
+    sent_at: str
+    sizes: str
+    bodies: bytes
 
 
 def plan(db: apsw.Connection, *, dead: bool, per_task: int) -> Plan:
@@ -99,6 +124,48 @@ def pending(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
     if segment.keyless:
         return _keyless(shard, plan, segment.last)
     return _walk(shard, SCAN.messages, plan, segment)
+
+
+def columns(shard: Shard, plan: Plan, segment: Segment) -> Iterator[Packed | list[Row]]:
+    """What `pending` gives, column by column where the messages allow it: that costs a third of making rows of them in Python."""
+    if segment.keyless:
+        yield from _keyless(shard, plan, segment.last)
+        return
+    lane, seq = segment.after, NEVER
+    pause, paused, whole = 1, 0, False
+    while not whole:
+        values = (lane, seq, segment.last, plan.newest)
+        found, whole = (None, False) if paused else shard.look(lambda db, v=values: _packed(db, shard.number, v))  # type: ignore[misc]
+        if found is not None:
+            pause = 1
+            if found.count:
+                yield found
+                lane, seq = _last(found.lanes), _last(found.seqs)
+            continue
+        if paused:
+            paused -= 1
+        else:
+            paused, pause = pause, min(2 * pause, PAUSE_MAX)
+        rows, whole = shard.look(lambda db, v=values: _step(db, SCAN.messages, (*v, STEP)))  # type: ignore[misc]
+        if rows:
+            yield rows
+            lane, seq = rows[-1][LANE], rows[-1][SEQ]
+
+
+def _packed(db: apsw.Connection, shard: int, values: tuple[int, ...]) -> tuple[Packed | None, bool]:
+    """A step, and whether there are no more; None: it has to be read as rows."""
+    found: Any = db.execute(SCAN.packed, (*values, PACKED_STEP)).get
+    count, unlike, lanes, seqs, ids, sent_at, sizes, bodies = found
+    if not count:
+        return Packed(shard, 0, [], "", "", "", "", "", b""), True
+    if unlike:
+        return None, False
+    rows: list[Any] = db.executemany(SCAN.key, [(int(lane),) for lane in dict.fromkeys(lanes.split(","))]).fetchall()
+    return Packed(shard, count, [key for (key,) in rows], lanes, seqs, ids, sent_at, sizes, bodies or b""), count < PACKED_STEP
+
+
+def _last(numbers: str) -> int:
+    return int(numbers[numbers.rfind(",") + 1 :])
 
 
 def dead(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
@@ -173,4 +240,4 @@ def plan_shard(shard: Shard, *, dead: bool, per_task: int) -> Plan:
     return shard.look(lambda db: plan(db, dead=dead, per_task=per_task))
 
 
-__all__ = ["Plan", "Segment", "dead", "pending", "plan_shard"]
+__all__ = ["Packed", "Plan", "Segment", "columns", "dead", "pending", "plan_shard"]

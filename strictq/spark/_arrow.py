@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from .._errors import InvalidArgument
+from .._errors import InvalidArgument, StoreCorrupt
 from .._keys import decode_key
 from .._store.handed import ATTEMPTS, BODY, HEADERS, ID, LANE, SENT_AT, SEQ
 from .._store.handing import Block, Held
+from .._store.scan import Packed
 
 ROWS: Final = 2_000
 """Messages of a batch: small enough that what is built stays in the processor's cache, which doubles the speed."""
@@ -88,6 +90,40 @@ class Builder:
                 pa.repeat(pa.scalar(shard, shards), n),
                 pa.array(list(map(_ID, rows)), arrival),
                 *_of_dead(rows, dead, skew),
+            ],
+            schema=self._schema,
+        )
+
+    def columns(self, packed: Packed, skew: int) -> pa.RecordBatch:
+        """One batch, of messages that come column by column.
+
+        Raises:
+            StoreCorrupt: the columns do not belong together.
+        """
+        n = packed.count
+        key, seq, body, headers, sent, attempt, shards, arrival = self._types
+        lanes, seqs, ids, sent_at, sizes = (
+            np.fromstring(text, np.int64, n, sep=",")
+            for text in (packed.lanes, packed.seqs, packed.ids, packed.sent_at, packed.sizes)
+        )
+        step = np.diff(lanes)
+        begins = np.concatenate(([0], np.flatnonzero(step) + 1))
+        offsets = np.zeros(n + 1, np.int32)
+        np.cumsum(sizes, out=offsets[1:])
+        ordered = bool(np.all((step > 0) | ((step == 0) & (np.diff(seqs) > 0))))
+        if not ordered or len(begins) != len(packed.keys) or offsets[-1] != len(packed.bodies):
+            raise StoreCorrupt("messages that were read column by column do not belong together", shard=packed.shard)
+        codes = np.repeat(np.arange(len(begins)), np.diff(begins, append=n))
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array(list(map(self.key, packed.keys)), key).take(pa.array(codes)),
+                pa.array(seqs, seq),
+                pa.Array.from_buffers(body, n, [None, pa.py_buffer(offsets), pa.py_buffer(packed.bodies)]),
+                pa.nulls(n, headers),
+                pa.array(sent_at + skew).view(sent),
+                pa.repeat(pa.scalar(self._started, attempt), n),
+                pa.repeat(pa.scalar(packed.shard, shards), n),
+                pa.array(ids, arrival),
             ],
             schema=self._schema,
         )

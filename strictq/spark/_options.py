@@ -17,6 +17,8 @@ from ._schema import key_type, read_schema
 
 MESSAGES: Final = 100_000
 PARTITION_MESSAGES: Final = 50_000
+TABLE_PARTITION_MESSAGES: Final = 500_000
+"""Of a task that reads a table: it keeps none of them, and starting a task takes Spark as long as many thousand messages."""
 STATES: Final = ("pending", "dead", "history")
 
 
@@ -110,7 +112,7 @@ class BatchOptions:
             path=path_of(options),
             key_type=key_type_of(options, schema),
             state=state_of(options),
-            partition_messages=number(options, "messagesPerPartition", PARTITION_MESSAGES, 1 << 40),
+            partition_messages=number(options, "messagesPerPartition", TABLE_PARTITION_MESSAGES, 1 << 40),
         )
 
 

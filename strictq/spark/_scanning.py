@@ -52,9 +52,12 @@ class Scan:
         shard = queue._store.shards[self.shard]
         skew = queue._store.time.skew()
         plan = scan.Plan(self.newest, self.last_lane, ())
-        steps = scan.dead if self.dead else scan.pending
+        steps = scan.dead if self.dead else scan.columns
         for segment in self.segments:
             for rows in steps(shard, plan, segment):
+                if isinstance(rows, scan.Packed):
+                    yield builder.columns(rows, skew)
+                    continue
                 lanes: Iterator[tuple[bytes, list[Any]]] = (
                     (group[0][KEY], group) for group in (list(found) for _, found in groupby(rows, key=_lane))
                 )

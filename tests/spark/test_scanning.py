@@ -1,0 +1,176 @@
+"""Tables, read column by column and row by row, beside what was sent and what lies in the files. No session is needed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import strictq
+from strictq import Message, Queue, QueueConfig, StoreCorrupt
+from strictq._keys import Key, encode_key
+from strictq._store import scan
+from strictq._store.scan import Packed
+from strictq.spark._arrow import Builder, arrow_schema
+from strictq.spark._scanning import Scan
+from strictq.spark._schema import key_type, read_schema
+from strictq.testing import FakeClock
+from tests.support.internals import shard_of
+
+IN_THE_FILES = """
+SELECT l.key, m.seq, ifnull(m.body, b.data), m.headers, m.sent_at, m.attempts, m.id
+FROM message m JOIN lane l ON l.id = m.lane LEFT JOIN body b ON b.id = m.id
+"""
+DEAD_IN_THE_FILES = """
+SELECT l.key, m.seq, ifnull(m.body, b.data), m.headers, m.sent_at, m.attempts, m.id, m.kind, m.reason, m.died_at
+FROM dead m JOIN lane l ON l.id = m.lane LEFT JOIN body b ON b.id = m.id
+"""
+
+KEYS: st.SearchStrategy[Key | None] = st.one_of(
+    st.none(), st.sampled_from(["a", "b", "\0", "ü", "1", b"1", b"\x00\xff", 1, -(2**63)]), st.integers(0, 40)
+)
+BODIES = st.one_of(
+    st.binary(max_size=20), st.sampled_from([b"", b"\0", b"\0" * 7, b",\n'", b"\xff\xfe", b"x" * 800, b"\0" * 801])
+)
+HEADERS = st.one_of(st.none(), st.dictionaries(st.text(max_size=3), st.text(max_size=3), min_size=1, max_size=2))
+SENT = st.tuples(KEYS, BODIES, HEADERS, st.sampled_from([0.0, 0.0, 0.0, 50.0]))
+PLAIN = st.tuples(KEYS, BODIES.filter(lambda b: len(b) <= 800), st.none(), st.just(0.0))
+
+
+def read(q: Queue, *, dead: bool = False, kind: str = "stored", per_task: int = 10) -> list[pa.RecordBatch]:
+    """A table, as the tasks of a job read it."""
+    schema = arrow_schema(read_schema(key_type(kind), dead=dead))
+    batches: list[pa.RecordBatch] = []
+    for shard in q._store.shards:
+        plan = scan.plan_shard(shard, dead=dead, per_task=per_task)
+        for segments in plan.tasks:
+            batches += Scan(shard.number, dead, kind, plan.newest, plan.last_lane, segments).batches(q, schema)
+    for batch in batches:
+        batch.validate(full=True)
+        assert batch.schema.equals(schema)
+    return batches
+
+
+def shown(batches: list[pa.RecordBatch]) -> dict[tuple[int, int], tuple[Any, ...]]:
+    """By shard and arrival: every other column, times in microseconds."""
+    found: dict[tuple[int, int], tuple[Any, ...]] = {}
+    for batch in batches:
+        columns = {n: batch.column(n).cast("int64") if n.endswith("_at") else batch.column(n) for n in batch.schema.names}
+        for row in pa.table(columns).to_pylist():
+            place = row.pop("shard"), row.pop("id")
+            assert place not in found
+            found[place] = tuple(row.values())
+    return found
+
+
+def stored(q: Queue, statement: str) -> dict[tuple[int, int], tuple[Any, ...]]:
+    """The same from the files, in SQL."""
+    found: dict[tuple[int, int], tuple[Any, ...]] = {}
+    skew = q._store.time.skew()
+    for shard in q._store.shards:
+        for key, seq, body, headers, sent_at, attempts, arrival, *died in shard.look(lambda db: db.execute(statement).fetchall()):
+            if died:
+                died[2] += skew
+            known = list(json.loads(headers).items()) if headers else None
+            column = None if key[:1] == b"n" else key
+            found[shard.number, arrival] = (column, seq, body, known, sent_at + skew, attempts, *died)
+    return found
+
+
+def small_steps(patch: pytest.MonkeyPatch, step: int) -> None:
+    patch.setattr(scan, "STEP", step)
+    patch.setattr(scan, "PACKED_STEP", step + 1)
+    patch.setattr(scan, "PAUSE_MAX", 2)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.one_of(SENT, PLAIN), max_size=40), st.lists(PLAIN, max_size=40), st.integers(1, 9), st.integers(1, 30),
+    st.lists(st.sampled_from(["ack", "nack", "reject", "hold", "leave"]), max_size=12),
+)  # fmt: skip
+def test_columns_have_what_the_files_have(first: list[Any], second: list[Any], step: int, per_task: int, ends: list[str]) -> None:
+    config = QueueConfig(keyless="round_robin", keyless_lanes=3, max_attempts=None)
+    with pytest.MonkeyPatch.context() as patch, strictq.open(":memory:", shards=2, clock=FakeClock(), config=config) as q:
+        small_steps(patch, step)
+        sent: dict[tuple[Key | None, type, int, int], tuple[bytes, Any]] = {}
+        for key, body, headers, delay in [*first, *second]:
+            receipt = q.send(body, key, headers=headers, delay=delay)
+            sent[receipt.key, type(receipt.key), receipt.seq, receipt.id] = body, headers
+        for end in ends:
+            for d in q.receive(1):
+                if end == "ack":
+                    d.ack()
+                elif end == "nack":
+                    d.nack(delay=7.0)
+                elif end == "reject":
+                    d.reject("no: \0 ü")
+                elif end == "hold" and d.key is not None:
+                    q.hold(d.key, "why")
+        pending, dead = shown(read(q, per_task=per_task)), shown(read(q, dead=True, per_task=per_task))
+        assert pending == stored(q, IN_THE_FILES)
+        assert dead == stored(q, DEAD_IN_THE_FILES)
+        told = {(None if k is None else encode_key(k), s, i): v for (k, _, s, i), v in sent.items() if k is not None}
+        for (_, arrival), (key, seq, body, headers, *_) in [*pending.items(), *dead.items()]:
+            if key is not None:
+                assert (body, dict(headers) if headers else None) == told[key, seq, arrival]
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"), [("string", ["a", "ü", "\0"]), ("binary", [b"\0", b"\xff"]), ("int", [0, -7, 2**63 - 1])]
+)
+def test_plain_messages_are_packed_by_sqlite(kind: str, keys: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    small_steps(monkeypatch, 3)
+    with strictq.open(":memory:") as q:
+        receipts = q.send_many([Message(b"\0%d" % n, key=keys[n % len(keys)]) for n in range(30)])
+        shard = shard_of(q)
+        plan = scan.plan_shard(shard, dead=False, per_task=100)
+        ((segment,),) = plan.tasks
+        steps = list(scan.columns(shard, plan, segment))
+        assert all(isinstance(s, Packed) for s in steps)
+        rows = [row for batch in read(q, kind=kind) for row in batch.to_pylist()]
+        for key in keys:
+            sent = [(r.seq, b"\0%d" % n, r.id) for n, r in enumerate(receipts) if r.key == key]
+            assert [(row["seq"], row["body"], row["id"]) for row in rows if row["key"] == key] == sent
+        assert len(rows) == len(receipts)
+
+
+def test_rows_come_where_columns_do_not_fit_and_columns_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_steps(monkeypatch, 3)
+    with strictq.open(":memory:") as q:
+        for n in range(40):
+            q.send(b"%d" % n, "k", headers={"h": "1"} if n < 5 else None)
+        q.send(b"x" * (15 << 20), "large")
+        shard = shard_of(q)
+        plan = scan.plan_shard(shard, dead=False, per_task=100)
+        ((segment,),) = plan.tasks
+        kinds = [isinstance(s, Packed) for s in scan.columns(shard, plan, segment)]
+        assert kinds[0] is False
+        assert True in kinds
+        assert kinds[-1] is False
+        assert [len(row[2]) for row in shown(read(q)).values()][-1] == 15 << 20
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lanes": "2,1,1"}, {"seqs": "2,1,1"}, {"seqs": "1,1,1"}, {"sizes": "1,1,2"}, {"bodies": b"ab"}, {"keys": [b"sa"]},
+        {"lanes": "1,2,1", "keys": [b"sa", b"sb", b"sa"], "seqs": "1,1,2"},
+    ],
+)  # fmt: skip
+def test_columns_that_do_not_belong_together_are_refused(change: dict[str, Any]) -> None:
+    given: dict[str, Any] = {
+        "shard": 3, "count": 3, "keys": [b"sa", b"sb"], "lanes": "1,1,2", "seqs": f"1,{2**62},1", "ids": f"5,{2**62 + 1},7",
+        "sent_at": "1,2,3", "sizes": "1,0,2", "bodies": b"abc",
+    }  # fmt: skip
+    builder = Builder(arrow_schema(read_schema(key_type(None))), "string", started=0)
+    good = builder.columns(Packed(**given), 10)
+    good.validate(full=True)
+    assert (good.column("key").to_pylist(), good.column("seq").to_pylist()) == (["a", "a", "b"], [1, 2**62, 1])
+    assert (good.column("body").to_pylist(), good.column("id").to_pylist()) == ([b"a", b"", b"bc"], [5, 2**62 + 1, 7])
+    assert good.column("enqueued_at").cast("int64").to_pylist() == [11, 12, 13]
+    with pytest.raises(StoreCorrupt, match="do not belong together"):
+        builder.columns(Packed(**given | change), 10)
