@@ -18,13 +18,13 @@ from .._keys import decode_key
 from .._store.handed import ATTEMPTS, BODY, HEADERS, ID, LANE, SENT_AT, SEQ
 from .._store.handing import Block, Held
 from .._store.scan import Packed
+from ._schema import KEY_TYPES, KeyType
 
 ROWS: Final = 2_000
 """Messages of a batch: small enough that what is built stays in the processor's cache, which doubles the speed."""
 BYTES: Final = 16 * 1024 * 1024
 """Bytes of bodies in a batch, unless one message has more."""
 _INT64: Final = 1 << 63
-_KINDS: Final = {"string": str, "binary": bytes, "int": int}
 
 _ATTEMPTS, _BODY, _HEADERS, _ID = itemgetter(ATTEMPTS), itemgetter(BODY), itemgetter(HEADERS), itemgetter(ID)
 _SENT_AT, _SEQ = itemgetter(SENT_AT), itemgetter(SEQ)
@@ -43,14 +43,15 @@ class Builder:
 
     Args:
         schema: of the batches.
-        key_type: of the column `key`: "string", "binary", "int", or "stored" (any key, as the queue stores it).
+        key_type: of the column `key`.
         started: what to add to the attempts that were counted: 1 where they are handed out now.
     """
 
-    def __init__(self, schema: pa.Schema, key_type: str, *, started: int = 1) -> None:
+    def __init__(self, schema: pa.Schema, key_type: KeyType, *, started: int = 1) -> None:
         self._started = started
         self._schema = schema
         self._key_type = key_type
+        self._accepts = KEY_TYPES[key_type].accepts
         self._types = schema.types
 
     def key(self, stored: bytes) -> str | bytes | int | None:
@@ -62,9 +63,9 @@ class Builder:
         key = decode_key(stored)
         if key is None:
             return None
-        if self._key_type == "stored":
+        if self._accepts is None:
             return stored
-        if type(key) is not _KINDS[self._key_type] or (type(key) is int and not -_INT64 <= key < _INT64):
+        if type(key) is not self._accepts or (type(key) is int and not -_INT64 <= key < _INT64):
             raise InvalidArgument(
                 f"the key {key!r} does not fit keyType={self._key_type}",
                 hint="choose the keyType of the queue's keys, or keyType=stored for keys of several types",

@@ -12,10 +12,10 @@ from pyspark.sql.types import StructType, _parse_datatype_string
 from .._errors import InvalidArgument
 from .._keys import decode_key
 from ..delivery import Delivery, Lease
+from ._schema import KEY_TYPES, KeyType
 from ._stages import MESSAGE, STATES
 
 RESERVED: Final = frozenset({*MESSAGE.names, "key", "kind", "reason", "delay", "state"})
-KEY_TYPES: Final = {"string": (pa.string(), str), "binary": (pa.binary(), bytes), "int": (pa.int64(), int)}
 
 Rows = list[tuple[Lease, Delivery]]
 
@@ -64,13 +64,13 @@ class Batch:
         return table
 
 
-def require_keys(table: pa.Table, key_type: str) -> None:
+def require_keys(table: pa.Table, key_type: KeyType) -> None:
     """Refuse keys that do not fit into the column that prepare sees.
 
     Raises:
         InvalidArgument: which.
     """
-    wanted = KEY_TYPES[key_type][1]
+    wanted = KEY_TYPES[key_type].accepts
     for raw in table.column("raw_key").to_pylist():
         key = decode_key(raw)
         if key is not None and type(key) is not wanted:

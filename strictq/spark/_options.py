@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from .. import _validate as validate
 from .._errors import InvalidArgument
 from .._handouts import HANDOUT_BYTES, HANDOUT_MESSAGES_MAX, KEEP, LOCK_SECONDS
-from ._schema import key_type, read_schema
+from ._schema import KeyType, key_type, read_schema
 
 MESSAGES: Final = 100_000
 PARTITION_MESSAGES: Final = 50_000
@@ -52,16 +52,15 @@ def path_of(options: Mapping[str, str]) -> str:
     return os.path.abspath(text)
 
 
-def key_type_of(options: Mapping[str, str], schema: StructType) -> str:
+def key_type_of(options: Mapping[str, str], schema: StructType) -> KeyType:
     """The option keyType, in agreement with the schema.
 
     Raises:
         InvalidArgument: it names none, or the program asked for other columns than a queue has.
     """
-    text = (options.get("keyType") or "string").lower()
     if schema != columns(options):
         raise InvalidArgument("a queue has columns of its own", hint="leave .schema(...) out, and select what you need")
-    return text
+    return key_type(options.get("keyType"))
 
 
 def state_of(options: Mapping[str, str]) -> str:
@@ -97,7 +96,7 @@ class BatchOptions:
     """What a batch reader was given."""
 
     path: str
-    key_type: str
+    key_type: KeyType
     state: str
     partition_messages: int
 
@@ -129,7 +128,7 @@ class StreamOptions:
 
     path: str
     consumer: str
-    key_type: str
+    key_type: KeyType
     messages_max: int
     bytes_max: int
     partition_messages: int

@@ -10,11 +10,13 @@ from typing import Any, Final
 import attrs
 import pyarrow as pa
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_type
 
 from ..delivery import Delivery, Lease
 from . import _outcomes, ordering
-from ._batches import KEY_TYPES, Batch, Rows, first_line, require_keys, spark_type
+from ._batches import Batch, Rows, first_line, require_keys, spark_type
 from ._outcomes import FAILED, SKIPPED, UNSET, BatchJob, Outcome, run_lane
+from ._schema import KEY_TYPES, KeyType
 from ._stages import FAULT, prepare_schema, preparing, processing
 
 SPLIT_JOBS_MAX: Final = 64
@@ -46,7 +48,7 @@ class Stages:
     schema: pa.Schema
     frames: str
     where: str
-    key_type: str
+    key_type: KeyType
     key_state: bool
     concurrency: int
 
@@ -69,7 +71,7 @@ class Stages:
         assert self.prepare is not None
         table = batch.table(rows)
         require_keys(table, self.key_type)
-        stage = preparing(self.prepare, self.frames, KEY_TYPES[self.key_type][0], self.schema)
+        stage = preparing(self.prepare, self.frames, to_arrow_type(KEY_TYPES[self.key_type].column), self.schema)
         try:
             done = self._job(PREPARE_POOL, table, stage, prepare_schema(self.schema))
         except Exception as e:

@@ -1,4 +1,4 @@
-"""Reading a part of a table: in a task, or in the block server for one. Imported late, with pyspark."""
+"""The parts of a table: planned for tasks, and read in a task, or in the block server for one. Imported late, with pyspark."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any, Final
 import attrs
 import pyarrow as pa
 
-from .._store import scan
+from .._store import looking, scan
 from .._store.handed import KEY, LANE
 from ..queue import Queue
 from . import _fetch
 from ._arrow import Builder, pack
+from ._options import BatchOptions
 from ._records import CHUNK, record_batch
+from ._schema import KeyType, key_type
 from ._served import Served
 
 _lane = itemgetter(LANE)
@@ -33,18 +35,26 @@ class Scan:
 
     shard: int
     dead: bool
-    key_type: str
+    key_type: KeyType
     newest: int
     last_lane: int
     segments: tuple[scan.Segment, ...]
 
     @classmethod
+    def planned(cls, queue: Queue, options: BatchOptions) -> Iterator[Scan]:
+        """One for each task."""
+        dead = options.state == "dead"
+        for shard in queue._store.shards:
+            plan = scan.plan_shard(shard, dead=dead, per_task=options.partition_messages)
+            for segments in plan.tasks:
+                yield cls(shard.number, dead, options.key_type, plan.newest, plan.last_lane, segments)
+
+    @classmethod
     def of(cls, told: Any) -> Scan:
         """From `attrs.asdict`, by way of JSON."""
         segments = tuple(scan.Segment(int(s["after"]), int(s["last"]), bool(s["keyless"])) for s in told["segments"])
-        return cls(
-            int(told["shard"]), bool(told["dead"]), str(told["key_type"]), int(told["newest"]), int(told["last_lane"]), segments
-        )
+        kind, newest, last_lane = key_type(told["key_type"]), int(told["newest"]), int(told["last_lane"])
+        return cls(int(told["shard"]), bool(told["dead"]), kind, newest, last_lane, segments)
 
     def batches(self, queue: Queue, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The messages that are still there."""
@@ -72,6 +82,17 @@ class Records:
     shard: int
     first: int
     last: int
+
+    @classmethod
+    def planned(cls, queue: Queue, options: BatchOptions) -> Iterator[Records]:
+        """One for each task."""
+        for shard in queue._store.shards:
+            oldest = queue.history(shard=shard.number, limit=1)
+            if not oldest:
+                continue
+            newest = shard.look(looking.newest_record)
+            for first in range(oldest[0].n, newest + 1, options.partition_messages):
+                yield cls(shard.number, first, min(first + options.partition_messages - 1, newest))
 
     @classmethod
     def of(cls, told: Any) -> Records:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from pyspark.sql.types import (
     BinaryType,
@@ -20,13 +20,26 @@ from .._errors import InvalidArgument
 
 KeyType = Literal["string", "binary", "int", "stored"]
 
-KEY_TYPES: Final[dict[str, DataType]] = {
-    "string": StringType(),
-    "binary": BinaryType(),
-    "int": LongType(),
-    "stored": BinaryType(),
+
+class KeyColumn(NamedTuple):
+    """What a key type means.
+
+    Attributes:
+        column: the type of the column `key`.
+        accepts: the type of the keys that fit; None: every key does.
+    """
+
+    column: DataType
+    accepts: type | None
+
+
+KEY_TYPES: Final[dict[KeyType, KeyColumn]] = {
+    "string": KeyColumn(StringType(), str),
+    "binary": KeyColumn(BinaryType(), bytes),
+    "int": KeyColumn(LongType(), int),
+    "stored": KeyColumn(BinaryType(), None),
 }
-"""Option `keyType` → type of the column `key`. "stored": keys of any type, in the form that docs/explanation/storage.md gives."""
+"""What keys can be read as. "stored": keys of any type, in the form that docs/explanation/storage.md gives."""
 HEADERS: Final = MapType(StringType(), StringType(), valueContainsNull=False)
 
 _DEAD: Final = (
@@ -36,23 +49,23 @@ _DEAD: Final = (
 )
 
 
-def key_type(text: str | None) -> DataType:
-    """The type of the column `key` that an option names; string where it is not given.
+def key_type(text: str | None) -> KeyType:
+    """The key type that an option names; string where it is not given.
 
     Raises:
         InvalidArgument: it names none.
     """
-    try:
-        return KEY_TYPES[(text or "string").lower()]
-    except KeyError:
-        raise InvalidArgument(f"keyType must be one of {', '.join(KEY_TYPES)}, not {text!r}") from None
+    for name in KEY_TYPES:
+        if (text or "string").lower() == name:
+            return name
+    raise InvalidArgument(f"keyType must be one of {', '.join(KEY_TYPES)}, not {text!r}")
 
 
-def read_schema(key: DataType, *, dead: bool = False) -> StructType:
+def read_schema(key: KeyType, *, dead: bool = False) -> StructType:
     """What reading a queue gives: one row a message, or one a dead letter."""
     return StructType(
         [
-            StructField("key", key, nullable=True),  # NULL: a keyless message
+            StructField("key", KEY_TYPES[key].column, nullable=True),  # NULL: a keyless message
             StructField("seq", LongType(), nullable=False),
             StructField("body", BinaryType(), nullable=False),
             StructField("headers", HEADERS, nullable=True),

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from ._options import columns, state_of
+from ._options import columns
 
 if TYPE_CHECKING:
     from .batch import BatchReader
-    from .finished import FinishedReader
     from .sink import BatchWriter, StreamWriter
     from .source import StreamReader
 
@@ -26,11 +25,7 @@ class StrictqDataSource(DataSource):
     def schema(self) -> StructType:
         return columns(self.options)
 
-    def reader(self, schema: StructType) -> BatchReader | FinishedReader:
-        if state_of(self.options) == "history":
-            from .finished import FinishedReader
-
-            return FinishedReader(self.options, schema)
+    def reader(self, schema: StructType) -> BatchReader:
         from .batch import BatchReader
 
         return BatchReader(self.options, schema)

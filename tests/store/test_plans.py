@@ -112,6 +112,11 @@ PINNED: list[tuple[Block, str, list[str]]] = [
     (APPLIED, "finish", ["SEARCH applied USING PRIMARY KEY (writer=? AND batch=?)"]),
     (APPLIED, "forget_batches", ["SEARCH applied USING PRIMARY KEY (writer=? AND batch<?)"]),
     (APPLIED, "outlived", ["SEARCH applied USING INDEX applied_until (until<?)"]),
+    (SCAN, "packed", [
+        "CO-ROUTINE (subquery-1)",
+        "SEARCH m USING PRIMARY KEY ((lane,seq)>(?,?) AND lane<?)",
+        "SCAN (subquery-1)",
+    ]),
     (APPLIED, "open_batches", ["SCAN applied USING INDEX applied_open"]),
     (OUTBOX, "waiting", ["SEARCH outbox USING PRIMARY KEY (destination=?)"]),
     (OUTBOX, "delete", ["SEARCH outbox USING PRIMARY KEY (destination=? AND id<?)"]),
