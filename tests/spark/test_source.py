@@ -143,7 +143,7 @@ def test_delays_holds_and_workers_beside_the_stream(spark: SparkSession, q: Queu
     send_chains(q, KEYS[:4], 3)
     q.hold(KEYS[0])
     q.send(b"late", KEYS[4], delay=1000.0)
-    (mine,) = q.receive(1, keys=[KEYS[1]])
+    (mine,) = q.receive(1, keys=[KEYS[1]], lease_seconds=3600.0)
     run(load(spark, q.path), checkpoint, ledger)
     ledger.require(dict.fromkeys(KEYS[2:4], 3))
     until(lambda: q.stats().in_flight == 1)
