@@ -181,7 +181,7 @@ class Store:
                 if known.boot_id != boot:
                     catalog.raise_epoch(directory, boot, _next_offset(directory, known, clock))
                     known = catalog.read(directory)
-                continue
+                break
             known = catalog.read(directory)
             if known.boot_id != boot and time.monotonic() >= until:
                 presence.leave()

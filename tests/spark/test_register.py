@@ -13,6 +13,7 @@ import pytest
 import strictq
 import strictq.spark
 from strictq.spark import _extra
+from strictq.spark._interpreter import require_interpreter
 from tests.support.internals import ROOT
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def test_a_pyspark_that_nobody_installed(tmp_path: Path) -> None:
 
 
 # ---- the interpreter of Spark's Python processes
+#
+# Nothing is registered under an interpreter that is none: the session, which other tests use, would keep it.
 
 
 def script(path: Path, says: str) -> str:
@@ -99,7 +102,7 @@ def test_an_interpreter_that_lacks_packages(spark: SparkSession, bare: str, monk
 def test_what_spark_gives_to_its_processes_counts(spark: SparkSession, bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonExec", bare)
     monkeypatch.setitem(spark.sparkContext.environment, "PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, sys.path)]))
-    strictq.spark.register(spark)
+    require_interpreter(spark)
 
 
 def test_an_interpreter_of_another_version(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,14 +122,14 @@ def test_what_can_not_be_told_is_left_to_spark(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str
 ) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonExec", script(tmp_path / "wrapper", says))
-    strictq.spark.register(spark)
+    require_interpreter(spark)
 
 
 def test_it_is_looked_at_once(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     says = f"echo >> {tmp_path / 'looks'}; echo strictq {sys.version_info[0]} {sys.version_info[1]}"
     monkeypatch.setattr(spark.sparkContext, "pythonExec", script(tmp_path / "counting", says))
     for _ in range(3):
-        strictq.spark.register(spark)
+        require_interpreter(spark)
     assert (tmp_path / "looks").read_text() == "\n"
 
 
