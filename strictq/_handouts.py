@@ -22,6 +22,7 @@ from ._errors import (
     StoreError,
     StoreFull,
 )
+from ._parallel import run_all
 from ._store import Store, handing, looking
 from ._store.shard import Shard
 from ._types import ConsumerStatus
@@ -44,16 +45,18 @@ class Handouts:
         consumer: 1 to 256 characters.
         encode: packs what was leased; runs inside the write transaction, so it must be quick. What it raises undoes the hand-out.
         keep: acked hand-outs that stay readable.
+        packed: encode takes leases whose messages come column by column, too.
     """
 
-    def __init__(self, queue: Queue, consumer: str, encode: handing.Encode, *, keep: int = KEEP) -> None:
+    def __init__(self, queue: Queue, consumer: str, encode: handing.Encode, *, keep: int = KEEP, packed: bool = False) -> None:
         self._store = queue._store
         self.name = validate.name("consumer", consumer)
-        self._encode = encode
-        self._keep = validate.whole("keep", keep, 0, 1_000_000)
+        self.encode = encode
+        self._packed = packed
+        self.keep = validate.whole("keep", keep, 0, 1_000_000)
         self._lock = self._store.consumer_lock(consumer)
         self._pid = os.getpid()
-        self._epoch = 0
+        self.epoch = 0
         self._known: dict[int, handing.Known] | None = None
         """What each shard has; None: to be read again."""
 
@@ -66,13 +69,13 @@ class Handouts:
             ConsumerBusy: another holder is alive; nothing changed.
             StoreError: a shard can't be reached.
         """
-        if self._epoch:
+        if self.epoch:
             return
         self._store.require_open()
         if not self._lock.alone(wait):
             raise ConsumerBusy(f"consumer {self.name!r} has a holder that is alive")
         try:
-            self._epoch = _begin_epoch(self._store, self.name)
+            self.epoch = _begin_epoch(self._store, self.name)
             _finish(self._store, self.name)
         except BaseException:
             self.close()
@@ -80,7 +83,7 @@ class Handouts:
 
     def close(self) -> None:
         """Let go of the consumer. Its open hand-outs stay leased for the next holder."""
-        self._epoch = 0
+        self.epoch = 0
         self._known = None
         self._lock.leave()
 
@@ -99,7 +102,7 @@ class Handouts:
     def _look(self) -> dict[int, handing.Known]:
         if self._pid != os.getpid():
             raise ForkedProcess("a named consumer can't be held across a fork")
-        if not self._epoch:
+        if not self.epoch:
             raise InvalidArgument("attach first")
         if self._known is None:
             self._known = _read(self._store, self.name)
@@ -143,40 +146,52 @@ class Handouts:
         if not 0 <= start <= last:
             raise HandoutGone(f"consumer {self.name!r} of this queue has had {last} hand-outs, and not {start}")
         if start < last:
-            self.parts(start + 1)
-            for shard in self._store.shards:
-                self._step(shard, start, None)
+            for number in {part.shard for part in self.parts(start + 1)}:
+                self._store.shards[number].sync()  # who recorded it may have died before its own
+            self._ack(start)
             return start + 1
-        left = _Room(messages_max, bytes_max)
-        failed: StoreError | None = None
         # Where something is acked, what lies behind it becomes ready with it.
         ready = [
             s for s in self._store.rotation() if arrived is not None or self._acks(s, start) or self._store.outlook(s)[0]
         ]  # fmt: skip
-        if messages_max >= 2 * len(ready) > 2:
-            # The emptiest first: what they leave of their even part goes to the others. (With less room, each has its turn.)
-            ready.sort(key=lambda s: s.glance(lambda db: handing.Totals.read(db).pending))
-        for i, shard in enumerate(ready):
-            request = left.share(len(ready) - i, self.name, None if arrived is None else arrived[shard.number])
-            try:
-                self._step(shard, start, request, left)
-            except StoreError as e:
-                failed = e
-        if left.taken:
-            return start + 1
-        if failed is not None:
+        pending = {s: s.look(lambda db: handing.pending_behind(db, self.name, start)) for s in ready}
+        left = _Room(messages_max, bytes_max)
+        failed: StoreError | None = None
+        if messages_max >= 2 * len(ready):
+            ready.sort(key=pending.__getitem__)  # with less room, each has its turn
+        while ready:
+            # Side by side. But who has less than an even part comes before, one by one: what it leaves goes to the others.
+            even = left.messages // len(ready)
+            n = len(ready) if 2 <= even <= pending[ready[0]] else 1
+            requests = {shard: self._request(shard, left.part(i, len(ready)), arrived) for i, shard in enumerate(ready[:n])}
+            failed = self._steps(start, requests, left) or failed
+            ready = ready[n:]
+        if failed is not None and not left.taken:
             raise failed
-        return start
+        return start + 1 if left.taken else start
+
+    def _request(self, shard: Shard, part: tuple[int, int] | None, arrived: Mapping[int, int] | None) -> handing.Request | None:
+        if part is None:
+            return None
+        return handing.Request(
+            part[0], None, None, self.name, charge=False, endless=True, bytes_max=part[1], packed=self._packed,
+            arrived_to=None if arrived is None else arrived[shard.number],
+        )  # fmt: skip
 
     def ack(self, upto: int) -> None:
         """Ack every hand-out up to a number; where it is done already, nothing is written.
 
         Raises:
             ConsumerLost: another holder took over; nothing changed.
+            StoreError: a shard failed; the others have acked.
         """
         self._store.require_open()
-        for shard in self._store.shards:
-            self._step(shard, min(upto, self.last), None)
+        self._ack(min(upto, self.last))
+
+    def _ack(self, upto: int) -> None:
+        failed = self._steps(upto, dict.fromkeys(self._store.shards), _Room(0, 0))
+        if failed is not None:
+            raise failed
 
     @property
     def skew(self) -> int:
@@ -186,53 +201,30 @@ class Handouts:
     def _acks(self, shard: Shard, start: int) -> bool:
         return any(n <= start for n in self._look()[shard.number].open)
 
-    def _step(self, shard: Shard, start: int, request: handing.Request | None, left: _Room | None = None) -> None:
-        """What one shard has to do: ack up to `start`, and add its part of hand-out start + 1."""
-        known = self._look()[shard.number]
-        acks = self._acks(shard, start)
-        if not acks and request is None:
-            return
-        floor = known.floor
+    def _steps(self, start: int, requests: Mapping[Shard, handing.Request | None], left: _Room) -> StoreError | None:
+        """Ack up to `start`, and add shards' parts of hand-out start + 1, side by side.
 
-        def work(tx: handing.Tx) -> tuple[int, int, bool]:
-            nonlocal floor
-            handing.require(tx, self.name, self._epoch)
-            if acks:
-                handing.ack(tx, self.name, start)
-            floor = max(floor, handing.prune(tx, self.name, start - self._keep))
-            return (0, 0, False) if request is None else handing.record(tx, self.name, start + 1, request, self._encode)
-
-        again = True
+        Returns:
+            Why a shard failed, if one did.
+        """
+        known = dict(self._look())
+        steps = [
+            _Step(self, shard, known[shard.number], start, acks, request, left)
+            for shard, request in requests.items()
+            if (acks := self._acks(shard, start)) or request is not None
+        ]
+        for step in steps:
+            step.shard.require_outside()
         try:
-            while again:
-                messages, size, again = shard.run(work)
-                if left is not None and messages:
-                    left.take(messages, size)
-            if messages:
-                # At any durability: a sink is about to see this hand-out, so a power cut must not take it.
-                shard.sync()
-        except StoreFull:
-            self._known = None
-            if acks:
-                self._ack_alone(shard, start)
-            raise
+            run_all(steps)
         except BaseException:
-            self._known = None  # it may have been committed
+            self._known = None  # they may have been committed
             raise
-        opened = frozenset({start + 1}) if messages else frozenset()
-        self._look()[shard.number] = attrs.evolve(
-            known, open=frozenset(n for n in known.open if n > start) | opened,
-            acked=max(known.acked, start) if acks else known.acked, last=start + 1 if messages else known.last, floor=floor,
-        )  # fmt: skip
-
-    def _ack_alone(self, shard: Shard, start: int) -> None:
-        """On a full disk: what was processed is acked, from the reserve, though nothing can be recorded."""
-
-        def work(tx: handing.Tx) -> None:
-            handing.require(tx, self.name, self._epoch)
-            handing.ack(tx, self.name, start)
-
-        shard.drain(work)
+        for step in steps:
+            left.take(step.messages)
+        failed = next((step.failed for step in steps if step.failed is not None), None)
+        self._known = None if failed is not None else {**known, **{step.shard.number: step.known() for step in steps}}
+        return failed
 
     # ---- what was recorded
 
@@ -246,7 +238,7 @@ class Handouts:
         if n <= max(k.floor for k in known):
             raise HandoutGone(
                 f"hand-out {n} of consumer {self.name!r} is not kept any more: the last acknowledged one is {self.acked}, "
-                f"and {self._keep} before it are kept"
+                f"and {self.keep} before it are kept"
             )
         found = [p for s in self._store.shards for p in s.look(lambda db, i=s.number: handing.parts(db, self.name, n, i))]  # type: ignore[misc]
         if not found:
@@ -256,25 +248,78 @@ class Handouts:
 
 @attrs.define
 class _Room:
-    """What a hand-out may still take."""
+    """What a hand-out may still take.
+
+    Attributes:
+        bytes: counted while it is taken, because one message may have more than all of a shard's part.
+    """
 
     messages: int
     bytes: int
     taken: int = 0
 
-    def share(self, shards: int, name: str, arrived: int | None) -> handing.Request | None:
-        """An even part of what is left, for the next of so many shards; None: there is nothing left."""
-        if self.messages <= 0 or self.bytes <= 0:
-            return None
-        return handing.Request(
-            -(-self.messages // shards), None, None, name, charge=False, endless=True, arrived_to=arrived,
-            bytes_max=-(-self.bytes // shards),
-        )  # fmt: skip
+    def part(self, i: int, of: int) -> tuple[int, int] | None:
+        """Messages and bytes of the i-th of so many even parts; None: there is nothing left."""
+        messages = (self.messages + of - 1 - i) // of
+        return None if messages <= 0 or self.bytes <= 0 else (messages, -(-self.bytes // of))
 
-    def take(self, messages: int, size: int) -> None:
+    def take(self, messages: int) -> None:
         self.messages -= messages
-        self.bytes -= size
         self.taken += messages
+
+
+@attrs.define
+class _Step:
+    """What one shard has to do for a hand-out. Runs in a thread of its own, where there are several."""
+
+    holder: Handouts
+    shard: Shard
+    before: handing.Known
+    start: int
+    acks: bool
+    request: handing.Request | None
+    left: _Room
+    messages: int = 0
+    floor: int = 0
+    failed: StoreError | None = None
+
+    def __call__(self) -> None:
+        """Raises what leaves it open whether something is recorded; that nothing is, is told in `failed`."""
+        again = True
+        try:
+            while again:
+                self.messages, size, again = self.shard.run(self._work)
+                self.left.bytes -= size
+        except StoreError as e:
+            self.failed = e
+            if isinstance(e, StoreFull) and self.acks:
+                self.shard.drain(self._ack)
+        if self.messages:
+            self.shard.sync()
+
+    def _ack(self, tx: handing.Tx) -> None:
+        """Also alone, on a full disk: what was processed is acked, from the reserve, though nothing can be recorded."""
+        handing.require(tx, self.holder.name, self.holder.epoch)
+        if self.acks:
+            handing.ack(tx, self.holder.name, self.start)
+
+    def _work(self, tx: handing.Tx) -> tuple[int, int, bool]:
+        self._ack(tx)
+        holder = self.holder
+        self.floor = max(self.floor, handing.prune(tx, holder.name, self.start - holder.keep))
+        if self.request is None or self.left.bytes <= 0:
+            return 0, 0, False
+        return handing.record(tx, holder.name, self.start + 1, self.request, holder.encode)
+
+    def known(self) -> handing.Known:
+        """What the shard has now."""
+        before, start = self.before, self.start
+        opened = frozenset({start + 1}) if self.messages else frozenset()
+        return attrs.evolve(
+            before, open=frozenset(n for n in before.open if n > start) | opened,
+            acked=max(before.acked, start) if self.acks else before.acked, last=start + 1 if self.messages else before.last,
+            floor=max(before.floor, self.floor),
+        )  # fmt: skip
 
 
 def read_block(queue: Queue, consumer: str, n: int, shard: int, part: int) -> bytes:

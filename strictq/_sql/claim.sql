@@ -8,11 +8,11 @@ SELECT EXISTS (SELECT 1 FROM ready), next_deadline, (SELECT min(due) FROM delaye
 SELECT min(at) FROM (SELECT min(deadline) AS at FROM lease WHERE expired = 0 UNION ALL SELECT min(due) FROM delayed);
 
 -- name: expired_leases
--- claim.expire_leases: a bounded step. Scans the leases, which are as many as lanes in flight, and only when one may be over.
+-- sweeps.expire_leases: a bounded step. Scans the leases, which are as many as lanes in flight, and only when one may be over.
 SELECT lane, ack_first FROM lease WHERE expired = 0 AND deadline <= ? LIMIT ?;
 
 -- name: next_deadline
--- claim.expire_leases: after a step that found them all.
+-- sweeps.expire_leases: after a step that found them all.
 SELECT min(deadline), count(*) FROM lease WHERE expired = 0;
 
 -- name: mark_expired
@@ -24,7 +24,7 @@ UPDATE lease SET expired = 1 WHERE lane = ?;
 UPDATE lease SET deadline = 0 WHERE expired = 0 AND deadline < 4611686018427387904;
 
 -- name: due_lanes
--- claim.wake_delayed: a bounded step. Index: delayed_due.
+-- sweeps.wake_delayed: a bounded step. Index: delayed_due.
 SELECT lane FROM delayed WHERE due <= ? ORDER BY due LIMIT ?;
 
 -- name: ready_messages
@@ -34,6 +34,31 @@ SELECT r.position, r.careful, l.key, m.lane, m.seq, m.due, m.expires, m.attempts
        m.id, m.sent_at, m.headers, m.size_hint, m.prepare_seconds, m.process_seconds, m.body
 FROM ready r CROSS JOIN lane l ON l.id = r.lane CROSS JOIN message m ON m.lane = r.lane
 WHERE r.position > ? AND r.position <= ? ORDER BY r.position, m.seq LIMIT ?;
+
+-- name: ready_packed
+-- packing.ready: one row a ready lane, its first messages column by column; columns as `Piece` has them. Takes the positions after which and
+-- up to which, the most messages of a lane, now. Indexes: primary keys of ready, lane and message; no sort.
+SELECT r.position, r.careful, r.lane, l.key, count(*), min(m.seq), max(m.seq), max(m.id),
+       (SELECT max(t.seq) FROM message t WHERE t.lane = r.lane),
+       max(m.headers IS NOT NULL OR m.body IS NULL OR m.attempts > 0 OR ifnull(m.due > ?4, 0) OR ifnull(m.expires <= ?4, 0)),
+       group_concat(m.seq), group_concat(m.id), group_concat(m.sent_at), group_concat(length(m.body)),
+       CAST(group_concat(m.body, '') AS BLOB)
+FROM ready r CROSS JOIN lane l ON l.id = r.lane CROSS JOIN message m ON m.lane = r.lane
+WHERE r.position > ?1 AND r.position <= ?2
+  AND m.seq < (SELECT h.seq FROM message h WHERE h.lane = r.lane ORDER BY h.seq LIMIT 1) + ?3
+GROUP BY r.position ORDER BY r.position;
+
+-- name: lane_packed
+-- packing.following: the same for one lane, behind a seq. Takes lane, seq, limit, now, position. Indexes: primary keys of lane and message.
+SELECT ?5, 0, l.id, l.key, count(*), min(page.seq), max(page.seq), max(page.id),
+       (SELECT max(t.seq) FROM message t WHERE t.lane = l.id),
+       max(page.headers IS NOT NULL OR page.body IS NULL OR page.attempts > 0 OR ifnull(page.due > ?4, 0) OR ifnull(page.expires <= ?4, 0)),
+       group_concat(page.seq), group_concat(page.id), group_concat(page.sent_at), group_concat(length(page.body)),
+       CAST(group_concat(page.body, '') AS BLOB)
+FROM lane l CROSS JOIN (
+    SELECT seq, id, sent_at, headers, attempts, due, expires, body FROM message WHERE lane = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3
+) page
+WHERE l.id = ?1;
 
 -- name: ready_lanes
 -- claim with per_key: the lanes alone. Index: ready's primary key.

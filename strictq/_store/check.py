@@ -12,8 +12,8 @@ from .._keys import decode_key, encode_key, hash_key
 from .._sql import CHECK, CLAIM, LANES, SHARD
 from .._types import Problem
 from . import lanes
-from .claim import SCAN_PAUSE
 from .frame import TOKEN_BITS, Totals, Tx
+from .sweeps import SCAN_PAUSE
 
 Fix = Callable[[Tx], None]
 Finding = tuple[str, str, Fix | None]

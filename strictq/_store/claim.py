@@ -14,14 +14,9 @@ import apsw
 import attrs
 
 from .._sql import CLAIM, LANES, repeated
-from . import history, lanes
+from . import history, lanes, packing, sweeps
 from .frame import NEVER, SECOND, Tx, insert_rows
 
-SWEEP_STEP: Final = 64
-"""Leases and delays looked at in one claim, each."""
-MANY_LEASES: Final = 5_000
-SCAN_PAUSE: Final = 20_000
-"""Microseconds by which the end of a lease may be noticed late where there are many."""
 CULL_STEP: Final = 200
 """Messages expired or out of attempts that one claim removes; the rest is left to the next one."""
 HEAD_PAGE: Final = 256
@@ -44,6 +39,7 @@ class Request:
         endless: the lease has no deadline and outlives a reboot: a hand-out's.
         arrived_to: only messages with an arrival number up to this one.
         bytes_max: stop before bodies and headers come to more, but not before the first message.
+        packed: plain messages may come column by column.
     """
 
     room: int
@@ -56,6 +52,7 @@ class Request:
     endless: bool = False
     arrived_to: int | None = None
     bytes_max: int | None = None
+    packed: bool = False
 
 
 class Held:
@@ -63,9 +60,10 @@ class Held:
 
     Attributes:
         apart: arrival ids of the bodies that lie apart.
+        pieces: its messages column by column, and then there are no rows.
     """
 
-    __slots__ = ("apart", "deadline", "key", "lane", "rows", "token")
+    __slots__ = ("apart", "deadline", "key", "lane", "pieces", "rows", "token")
 
     def __init__(self, lane: int, key: bytes, token: int, deadline: int, rows: list[Row]) -> None:
         self.lane = lane
@@ -74,6 +72,10 @@ class Held:
         self.deadline = deadline
         self.rows = rows
         self.apart: list[int] = []
+        self.pieces: list[packing.Piece] = []
+
+    def __len__(self) -> int:
+        return len(self.rows) or sum(piece.messages for piece in self.pieces)
 
 
 @attrs.define
@@ -126,27 +128,52 @@ class _Claim:
             self.bytes_left -= size
         return rows
 
+    def fits(self, piece: packing.Piece) -> bool:
+        """Whether all of a piece is within the request's bounds, and plain."""
+        newest = self.request.arrived_to
+        return (
+            not piece.unlike
+            and piece.messages <= self.room
+            and (newest is None or piece.newest <= newest)
+            and (self.bytes_left is None or len(piece.bodies) <= self.bytes_left)
+        )
+
     def take(self, rows: list[Row]) -> None:
         """Lease one lane's first messages."""
         first = rows[0]
-        lane, lo, n = first[LANE], first[SEQ], len(rows)
+        self._lease(first[POSITION], first[LANE], first[KEY], first[SEQ], rows[-1][SEQ], len(rows)).rows = rows
+
+    def take_piece(self, piece: packing.Piece) -> None:
+        """Lease one lane's first messages, and as many more of it as are like them."""
+        tx = self.tx
+        held = self._lease(piece.position, piece.lane, piece.key, piece.lo, piece.hi, piece.messages)
+        while True:
+            held.pieces.append(piece)
+            if self.bytes_left is not None:
+                self.bytes_left -= len(piece.bodies)
+            if piece.hi == piece.tail or not self.room:
+                return
+            piece = packing.following(tx, piece, min(self.room, packing.STEP))
+            if not self.fits(piece):
+                return  # the rest of this lane is for the next one who claims it
+            self.room -= piece.messages
+            lane, token, consumer, lo, _, started, pending, *rest = self.rows[-1]
+            self.rows[-1] = (lane, token, consumer, lo, piece.hi, started, pending + piece.messages, *rest)
+
+    def _lease(self, position: int, lane: int, key: bytes, lo: int, hi: int, n: int) -> Held:
         token = self.token
         if not token:
             self.token = token = self.tx.new_token()
-        # A handler of a single message counts as started now: so no transaction is needed to say so.
-        if n == 1:
-            hi = started = lo
-        else:
-            hi, started = rows[-1][SEQ], lo - 1
         request = self.request
-        if not request.charge:
-            started = lo - 1
+        # A handler of a single message counts as started now: so no transaction is needed to say so.
+        started = lo if n == 1 and request.charge else lo - 1
         pending = 0 if request.ack_first else n
-        lease = (lane, token, request.consumer, lo, hi, started, pending, self.tx.now, self.deadline, request.ack_first)
-        self.rows.append(lease)
-        self.positions.append(first[POSITION])
-        self.out.leases.append(Held(lane, first[KEY], token, self.deadline, rows))
+        self.rows.append((lane, token, request.consumer, lo, hi, started, pending, self.tx.now, self.deadline, request.ack_first))
+        self.positions.append(position)
+        held = Held(lane, key, token, self.deadline, [])
+        self.out.leases.append(held)
         self.room -= n
+        return held
 
     def finish(self) -> Claimed:
         tx = self.tx
@@ -183,12 +210,15 @@ class _Claim:
 def claim(tx: Tx, request: Request) -> Claimed:
     """Lease the oldest ready heads, whole lanes at a time (or `per_key` messages of each)."""
     work = _Claim(tx, request)
-    work.out.more = expire_leases(tx) | wake_delayed(tx)
+    work.out.more = sweeps.expire_leases(tx) | sweeps.wake_delayed(tx)
     work.last = tx.totals.last_id if request.arrived_to is None else min(request.arrived_to, tx.totals.last_id)
     if request.keys is not None:
         _claim_keys(work, request.keys)
     elif request.per_key is None:
-        _claim_whole(work)
+        if request.packed:
+            _claim_packed(work)
+        else:
+            _claim_whole(work)
         if request.arrived_to is not None:
             _claim_moved(work, request.arrived_to)
     else:
@@ -208,6 +238,32 @@ def _claim_whole(work: _Claim) -> None:
         _take_lanes(work, rows, None, cut=len(rows) == limit)
         if len(rows) < limit:
             return
+
+
+def _claim_packed(work: _Claim) -> None:
+    """The same column by column. As rows, where that does not pay, a lane is not plain, or the room ends in it: for a while."""
+    after, pause = -1, packing.PAUSE
+    while work.room > 0 and not work.stop:
+        lanes_before, room_before = len(work.rows), work.room
+        for piece in packing.ready(work.tx, after, work.last, min(work.room, packing.STEP)):
+            if piece.careful or not work.fits(piece):
+                break
+            work.take_piece(piece)
+            after = piece.position
+            if not work.room:
+                return
+            if not packing.pays(len(work.rows) - lanes_before, room_before - work.room):
+                pause = packing.PAUSE_MAX
+                break
+        else:
+            return
+        limit = min(work.room, pause)
+        pause = min(2 * pause, packing.PAUSE_MAX)
+        rows = work.tx.run(CLAIM.ready_messages, (after, work.last, limit)).fetchall()
+        if not rows:
+            return
+        after = rows[-1][POSITION]
+        _take_lanes(work, rows, None, cut=len(rows) == limit)
 
 
 def _claim_moved(work: _Claim, arrived_to: int) -> None:
@@ -395,47 +451,3 @@ def soonest(db: apsw.Connection) -> int | None:
     """When the next lease or delay is over, exactly; None: never."""
     at: int | None = db.execute(CLAIM.soonest).get
     return at
-
-
-# ---- sweeps
-
-
-def expire_leases(tx: Tx) -> bool:
-    """List the lanes of leases that ran out, at the end of the order. The lease stays until the lane is retaken.
-
-    The counter row has a time before which no lease ends, so that leases need no index of their deadlines, which every
-    receive and every ack would have to keep.
-
-    Returns: there are more than one step takes.
-    """
-    if tx.now < tx.totals.next_deadline:
-        return False
-    rows = tx.run(CLAIM.expired_leases, (tx.now, SWEEP_STEP)).fetchall()
-    for lane, ack_first in rows:
-        if ack_first:
-            lease = lanes.lease_of(tx, lane)
-            assert lease is not None
-            lanes.release_lane(tx, lease)
-            continue
-        tx.run(CLAIM.mark_expired, (lane,))
-        if lanes.get(tx, lane).hold is None:
-            lanes.list_ready(tx, lane, tx.new_id(), careful=True)
-    if len(rows) == SWEEP_STEP:
-        return True
-    soonest, live = tx.run(CLAIM.next_deadline).get
-    if soonest is None:
-        soonest = NEVER
-    elif live > MANY_LEASES:
-        soonest = max(soonest, tx.now + SCAN_PAUSE)  # so many are not looked through at every claim
-    tx.totals.next_deadline = soonest
-    tx.dirty = True
-    return False
-
-
-def wake_delayed(tx: Tx) -> bool:
-    """List the lanes whose delay is over, at the end of the order. Returns: there are more than one step takes."""
-    rows = tx.run(CLAIM.due_lanes, (tx.now, SWEEP_STEP)).fetchall()
-    for (lane,) in rows:
-        tx.run(LANES.drop_delayed, (lane,))
-        lanes.place(tx, lane, at_end=True)
-    return len(rows) == SWEEP_STEP

@@ -15,6 +15,7 @@ from .handout import (
     finish_release,
     look,
     parts,
+    pending_behind,
     prune,
     record,
     reject,
@@ -23,8 +24,9 @@ from .handout import (
     require,
     take_over,
 )
+from .packing import Piece
 
 __all__ = [
-    "Block", "Encode", "Held", "Known", "Part", "Request", "Standing", "Totals", "Tx", "ack", "block", "finish_release", "look",
-    "parts", "prune", "record", "reject", "rejected", "release", "require", "take_over",
+    "Block", "Encode", "Held", "Known", "Part", "Piece", "Request", "Standing", "Totals", "Tx", "ack", "block", "finish_release",
+    "look", "parts", "pending_behind", "prune", "record", "reject", "rejected", "release", "require", "take_over",
 ]  # fmt: skip

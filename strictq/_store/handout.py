@@ -17,7 +17,7 @@ from .._keys import decode_key
 from .._sql import HANDOUT, SETTLE
 from . import claim, lanes, settle
 from .claim import Held, Request
-from .frame import NEVER, Tx
+from .frame import NEVER, Totals, Tx
 
 PRUNE_STEP: Final = 2
 """Old hand-outs that one transaction deletes."""
@@ -80,6 +80,13 @@ def look(db: apsw.Connection, name: str) -> Known:
     return Known(epoch, last, acked, floor, frozenset(n for n, _ in unresolved), frozenset(n for n, _ in released))
 
 
+def pending_behind(db: apsw.Connection, name: str, n: int) -> int:
+    """Unresolved messages, without those that an ack of hand-outs up to n resolves."""
+    tokens: list[Any] = db.execute(HANDOUT.open_handouts, (name, n)).fetchall()
+    in_flight: list[int] = [db.execute(HANDOUT.in_flight, (token,)).get for _, token in tokens]
+    return Totals.read(db).pending - sum(in_flight)
+
+
 # ---- who holds the consumer
 
 
@@ -120,7 +127,7 @@ def record(tx: Tx, name: str, n: int, request: Request, encode: Encode) -> tuple
     except (TypeError, OverflowError) as e:
         # Left as they are, they would be taken for damage to the file.
         raise InvalidArgument(f"the messages can't be packed: {e}") from e
-    messages = sum(len(held.rows) for held in claimed.leases)
+    messages = sum(map(len, claimed.leases))
     assert sum(b.messages for b in blocks) == messages, "the encoder must pack what it was given"
     size = sum(len(b.data) for b in blocks)
     tx.run(HANDOUT.insert_handout, (name, n, claimed.leases[0].token, messages, size, tx.now))

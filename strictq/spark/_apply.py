@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
 from .._errors import ConfigError, StoreBusy, StrictqError
+from .._parallel import run_all
 from .._store import Store, applied, bulk, staging
 from .._store.applied import Size, Token
 from .._store.frame import Tx
@@ -20,9 +20,6 @@ from ._staged import Cut, Part, Staged
 
 PAUSE_SECONDS: Final = 0.003
 """Between two parts of a batch: those who wait for the write lock look for it every millisecond."""
-
-SHARDS_AT_ONCE: Final = 4
-"""More threads than that only wait for the interpreter's lock."""
 
 
 class File(NamedTuple):
@@ -110,19 +107,15 @@ def _write(store: Store, place: Staging, token: Token, files: Sequence[File]) ->
 
 
 def _put_all(store: Store, token: Token, parts: dict[int, list[Part]]) -> None:
-    """Every part into its shard: the shards side by side, because SQLite works without the interpreter's lock."""
+    """Every part into its shard, the shards side by side."""
 
     def put(number: int) -> None:
         for part, piece in enumerate(parts[number]):
             applied.put(store, store.shards[number], token, part, partial(_send, part=piece))
             time.sleep(PAUSE_SECONDS)
 
-    if len(parts) == 1:
-        put(*parts)
-        return
-    with ThreadPoolExecutor(min(len(parts), SHARDS_AT_ONCE), "strictq-sink") as pool:
-        # All are waited for, and what the first of them raises is raised: its neighbours' parts stay, and are not repeated.
-        list(pool.map(put, sorted(parts)))
+    # What the first of them raises is raised: its neighbours' parts stay, and are not repeated.
+    run_all([partial(put, number) for number in sorted(parts)])
 
 
 def _send(tx: Tx, part: Part) -> None:

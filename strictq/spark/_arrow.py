@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -16,12 +18,14 @@ from pyspark.sql.types import StructType
 from .._errors import InvalidArgument, StoreCorrupt
 from .._keys import decode_key
 from .._store.handed import ATTEMPTS, BODY, HEADERS, ID, LANE, SENT_AT, SEQ
-from .._store.handing import Block, Held
+from .._store.handing import Block, Held, Piece
 from .._store.scan import Packed
 from ._schema import KEY_TYPES, KeyType
 
 ROWS: Final = 2_000
 """Messages of a batch: small enough that what is built stays in the processor's cache, which doubles the speed."""
+PIECES_ROWS: Final = 5_000
+"""The same where columns come packed."""
 BYTES: Final = 16 * 1024 * 1024
 """Bytes of bodies in a batch, unless one message has more."""
 _INT64: Final = 1 << 63
@@ -29,6 +33,7 @@ _INT64: Final = 1 << 63
 _ATTEMPTS, _BODY, _HEADERS, _ID = itemgetter(ATTEMPTS), itemgetter(BODY), itemgetter(HEADERS), itemgetter(ID)
 _SENT_AT, _SEQ = itemgetter(SENT_AT), itemgetter(SEQ)
 
+Numbers = npt.NDArray[np.int64]
 Keyed = tuple[bytes, Sequence[Sequence[Any]]]
 """A lane: its stored key, and rows of its messages (columns as in `_store.handed`)."""
 
@@ -101,29 +106,56 @@ class Builder:
         Raises:
             StoreCorrupt: the columns do not belong together.
         """
-        n = packed.count
-        key, seq, body, headers, sent, attempt, shards, arrival = self._types
         lanes, seqs, ids, sent_at, sizes = (
-            np.fromstring(text, np.int64, n, sep=",")
+            np.fromstring(text, np.int64, packed.count, sep=",")
             for text in (packed.lanes, packed.seqs, packed.ids, packed.sent_at, packed.sizes)
         )
         step = np.diff(lanes)
         begins = np.concatenate(([0], np.flatnonzero(step) + 1))
+        if np.any(step < 0) or len(begins) != len(packed.keys):
+            raise _torn(packed.shard)
+        lengths = np.diff(begins, append=packed.count)
+        return self._assemble(packed.keys, lengths, seqs, ids, sent_at, sizes, packed.bodies, packed.shard, skew)
+
+    def pieces(self, pieces: Sequence[Piece], shard: int, skew: int) -> pa.RecordBatch:
+        """One batch, of lanes that come column by column.
+
+        Raises:
+            StoreCorrupt: the columns do not belong together.
+        """
+        lengths = np.array([p.messages for p in pieces])
+        n = int(lengths.sum())
+        seqs, ids, sent_at, sizes = (
+            np.fromstring(",".join(texts), np.int64, n, sep=",")
+            for texts in zip(*((p.seqs, p.ids, p.sent_at, p.sizes) for p in pieces), strict=True)
+        )
+        ends = np.cumsum(lengths)
+        if seqs[ends - lengths].tolist() != [p.lo for p in pieces] or seqs[ends - 1].tolist() != [p.hi for p in pieces]:
+            raise _torn(shard)
+        bodies = b"".join(p.bodies for p in pieces)
+        return self._assemble([p.key for p in pieces], lengths, seqs, ids, sent_at, sizes, bodies, shard, skew)
+
+    def _assemble(
+        self, keys: Sequence[bytes], lengths: Numbers, seqs: Numbers, ids: Numbers, sent_at: Numbers, sizes: Numbers,
+        bodies: bytes, shard: int, skew: int,
+    ) -> pa.RecordBatch:  # fmt: skip
+        """A batch of plain messages, from columns of numbers; lane by lane, as long as `lengths` says."""
+        n = len(seqs)
+        key, seq, body, headers, sent, attempt, shards, arrival = self._types
+        codes = np.repeat(np.arange(len(keys)), lengths)
         offsets = np.zeros(n + 1, np.int32)
         np.cumsum(sizes, out=offsets[1:])
-        ordered = bool(np.all((step > 0) | ((step == 0) & (np.diff(seqs) > 0))))
-        if not ordered or len(begins) != len(packed.keys) or offsets[-1] != len(packed.bodies):
-            raise StoreCorrupt("messages that were read column by column do not belong together", shard=packed.shard)
-        codes = np.repeat(np.arange(len(begins)), np.diff(begins, append=n))
+        if np.any((np.diff(seqs) <= 0) & (np.diff(codes) == 0)) or offsets[-1] != len(bodies):
+            raise _torn(shard)
         return pa.RecordBatch.from_arrays(
             [
-                pa.array(list(map(self.key, packed.keys)), key).take(pa.array(codes)),
+                pa.array(list(map(self.key, keys)), key).take(pa.array(codes)),
                 pa.array(seqs, seq),
-                pa.Array.from_buffers(body, n, [None, pa.py_buffer(offsets), pa.py_buffer(packed.bodies)]),
+                pa.Array.from_buffers(body, n, [None, pa.py_buffer(offsets), pa.py_buffer(bodies)]),
                 pa.nulls(n, headers),
                 pa.array(sent_at + skew).view(sent),
                 pa.repeat(pa.scalar(self._started, attempt), n),
-                pa.repeat(pa.scalar(packed.shard, shards), n),
+                pa.repeat(pa.scalar(shard, shards), n),
                 pa.array(ids, arrival),
             ],
             schema=self._schema,
@@ -182,14 +214,44 @@ def _headers(texts: Sequence[str | None], column: pa.DataType) -> pa.Array:
     return pa.array([None if text is None else list(json.loads(text).items()) for text in texts], column)
 
 
+def _torn(shard: int) -> StoreCorrupt:
+    return StoreCorrupt("messages that were read column by column do not belong together", shard=shard)
+
+
 def encoder(builder: Builder, skew: Callable[[], int]) -> Callable[[Sequence[Held], int], Iterator[Block]]:
     """Packs hand-outs: a block is an Arrow IPC stream with one batch."""
 
     def encode(leases: Sequence[Held], shard: int) -> Iterator[Block]:
-        for batch, fresh in builder.batches(((held.key, held.rows) for held in leases), shard, skew()):
-            yield Block(batch.num_rows, fresh, pack(batch))
+        at = skew()
+        for packed, run in groupby(leases, key=lambda held: bool(held.pieces)):
+            if packed:
+                for pieces, fresh in _in_blocks(run):
+                    yield _block(builder.pieces(pieces, shard, at), fresh)
+            else:
+                for batch, fresh in builder.batches(((held.key, held.rows) for held in run), shard, at):
+                    yield _block(batch, fresh)
 
     return encode
+
+
+def _block(batch: pa.RecordBatch, fresh: bool) -> Block:
+    return Block(batch.num_rows, fresh, pack(batch))
+
+
+def _in_blocks(leases: Iterable[Held]) -> Iterator[tuple[list[Piece], bool]]:
+    """Pieces for a block each, and whether it begins with a new lane."""
+    block: list[Piece] = []
+    count, size, fresh = 0, 0, True
+    for held in leases:
+        for n, piece in enumerate(held.pieces):
+            if block and (count + piece.messages > PIECES_ROWS or size + len(piece.bodies) > BYTES):
+                yield block, fresh
+                block, count, size, fresh = [], 0, 0, not n
+            block.append(piece)
+            count += piece.messages
+            size += len(piece.bodies)
+    if block:
+        yield block, fresh
 
 
 def pack(batch: pa.RecordBatch) -> bytes:

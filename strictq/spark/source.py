@@ -66,7 +66,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             queue = open_queue(options.path, create=False)
             try:
                 builder = Builder(arrow_schema(self._schema), options.key_type)
-                held = Handouts(queue, options.consumer, encoder(builder, queue._store.time.skew), keep=options.keep)
+                encode = encoder(builder, queue._store.time.skew)
+                held = Handouts(queue, options.consumer, encode, keep=options.keep, packed=True)
                 held.attach(options.wait_seconds)
             except BaseException:
                 queue.close()

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import strictq
-from strictq import InvalidArgument
+from strictq import InvalidArgument, Queue, StoreCorrupt
+from strictq._handouts import Handouts, read_block
 from strictq._keys import Key, encode_key
-from strictq.spark._arrow import BYTES, ROWS, Builder, arrow_schema, pack, unpack
+from strictq._store import packing
+from strictq.spark import _arrow
+from strictq.spark._arrow import BYTES, ROWS, Builder, arrow_schema, encoder, pack, unpack
 from strictq.spark._options import StreamOptions
 from strictq.spark._schema import key_type, read_schema
+from strictq.testing import FakeClock
 
 
 def builder(kind: str = "string") -> Builder:
@@ -113,3 +119,45 @@ def test_rows_of_a_claim_have_these_columns() -> None:
     assert (shown["key"], shown["seq"], shown["body"], shown["headers"], shown["attempt"], shown["id"]) == (
         "k", 1, b"body", [("a", "b")], 1, d.id,
     )  # fmt: skip
+
+
+def handed(q: Queue, *, packed: bool) -> pa.Table:
+    """What a hand-out of everything has recorded, in order."""
+    b = builder()
+    h = Handouts(q, "packed" if packed else "rows", encoder(b, q._store.time.skew), packed=packed)
+    h.attach()
+    assert h.take(0) == 1
+    blocks = [read_block(q, h.name, 1, part.shard, part.part) for part in h.parts(1)]
+    assert [unpack(block, b._schema, ()).num_rows for block in blocks] == [part.messages for part in h.parts(1)]
+    h.close()
+    q.release_consumer(h.name)
+    return pa.Table.from_batches([unpack(block, b._schema, ()) for block in blocks])
+
+
+def test_a_hand_out_is_the_same_from_columns_and_from_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_arrow, "PIECES_ROWS", 7)
+    monkeypatch.setattr(packing, "STEP", 5)
+    with strictq.open(":memory:", clock=FakeClock()) as q:
+        for n in range(60):
+            q.send(bytes([n]) * (n % 4), f"k{n % 3}" if n % 5 else f"single-{n}")
+        q.send(b"\xff\0", "with headers", headers={"h": "1"})
+        packed, rows = handed(q, packed=True), handed(q, packed=False)
+    assert packed.num_rows == 61
+    order = [("key", "ascending"), ("seq", "ascending")]
+    assert packed.sort_by(order) == rows.sort_by(order)
+    for key in ("k0", "k1", "k2"):
+        seqs = packed.filter(pc.equal(packed.column("key"), key)).column("seq").to_pylist()
+        assert seqs == sorted(seqs)
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        {"seqs": "2,1,3"}, {"seqs": "1,1,3"}, {"lo": 2}, {"hi": 4}, {"bodies": b"abcd"}, {"bodies": b"ab"},
+    ],
+)  # fmt: skip
+def test_a_piece_whose_columns_do_not_belong_together_is_damage(torn: dict[str, Any]) -> None:
+    whole = packing.Piece(1, 0, 1, encode_key("a"), 3, 1, 3, 103, 3, 0, "1,2,3", "101,102,103", "1,2,3", "1,1,1", b"abc")
+    assert builder().pieces([whole], 0, 0).column("body").to_pylist() == [b"a", b"b", b"c"]
+    with pytest.raises(StoreCorrupt, match="do not belong together"):
+        builder().pieces([whole, whole._replace(**torn)], 0, 0)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from strictq import Queue
 from strictq._handouts import Handouts, read_block, rejected
 from strictq._store.handed import BODY, ID, SEQ
-from strictq._store.handing import Block, Held
+from strictq._store.handing import Block, Held, Piece
 
 Label = tuple[str, int, str]
 """Stored key, seq, body."""
@@ -18,14 +19,26 @@ PER_BLOCK = 4
 def encode(leases: Sequence[Held], shard: int) -> Iterator[Block]:
     """Blocks of a few messages of one lane each."""
     for held in leases:
-        for at in range(0, len(held.rows), PER_BLOCK):
-            rows = [(held.key.decode(), r[SEQ], r[BODY].decode(), r[ID]) for r in held.rows[at : at + PER_BLOCK]]
+        found = [(r[SEQ], r[BODY], r[ID]) for r in held.rows]
+        for piece in held.pieces:
+            found += unpacked(piece)
+        for at in range(0, len(found), PER_BLOCK):
+            rows = [(held.key.decode(), seq, body.decode(), arrival) for seq, body, arrival in found[at : at + PER_BLOCK]]
             yield Block(len(rows), at == 0, json.dumps(rows).encode())
 
 
-def holder(q: Queue, consumer: str = "etl", **options: int) -> Handouts:
+def unpacked(piece: Piece) -> Iterator[tuple[int, bytes, int]]:
+    """seq, body, arrival number of each message of a piece."""
+    at = 0
+    for seq, arrival, size in zip(piece.seqs.split(","), piece.ids.split(","), map(int, piece.sizes.split(",")), strict=True):
+        yield int(seq), piece.bodies[at : at + size], int(arrival)
+        at += size
+    assert at == len(piece.bodies)
+
+
+def holder(q: Queue, consumer: str = "etl", *, packed: bool = True, **options: int) -> Handouts:
     """The holder of a consumer, attached."""
-    h = Handouts(q, consumer, encode, **options)
+    h = Handouts(q, consumer, encode, packed=packed, **options)
     h.attach(0.0)
     return h
 
@@ -40,7 +53,7 @@ def read(q: Queue, h: Handouts, n: int) -> list[Label]:
     return labels
 
 
-def drain(q: Queue, h: Handouts, **options: int) -> list[Label]:
+def drain(q: Queue, h: Handouts, **options: Any) -> list[Label]:
     """Take and ack until nothing is ready; what came, in order."""
     got: list[Label] = []
     n = h.last
