@@ -295,7 +295,7 @@ class Operating:
         store.shard_of(raw).run(lambda tx: admin.hold(tx, raw, why))
 
     def release(self, key: Key | None) -> bool:
-        """End a hold; its messages' attempts start again from 0.
+        """End a hold, and the retry delay of what a poison policy held; its messages' attempts start again from 0.
 
         Args:
             key: which; None: all keyless messages that a poison policy holds.

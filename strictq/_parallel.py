@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 AT_ONCE: Final = 4
@@ -15,6 +14,8 @@ def run_all(tasks: Sequence[Callable[[], None]]) -> None:
     if len(tasks) == 1:
         tasks[0]()
         return
+    from concurrent.futures import ThreadPoolExecutor  # with logging and more: who imports strictq need not wait for it
+
     with ThreadPoolExecutor(min(len(tasks), AT_ONCE) or 1, "strictq-shards") as pool:
         for ended in [pool.submit(task) for task in tasks]:
             ended.result()

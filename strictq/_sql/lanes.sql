@@ -66,6 +66,9 @@ WHERE lane = ?1 AND seq BETWEEN ?2 AND ?3;
 -- name: reset_attempts
 UPDATE message SET attempts = 0 WHERE lane = ? AND seq <= ? AND attempts > 0;
 
+-- name: end_retry_delays
+UPDATE message SET due = NULL WHERE lane = ? AND seq <= ? AND attempts > 0;
+
 -- name: clear_charges
 UPDATE lane SET charged_to = 0, solo_to = 0 WHERE id = ?;
 

@@ -28,7 +28,7 @@ def hold(tx: Tx, key: bytes, reason: str) -> None:
 
 
 def release(tx: Tx, key: bytes) -> bool:
-    """End a hold; attempts start again from 0. Returns whether the lane was held."""
+    """End a hold; attempts start again from 0, and what was held as poison is ready. Returns whether the lane was held."""
     lane = lanes.find(tx, key)
     return lane is not None and _release(tx, lane)
 
@@ -44,6 +44,8 @@ def _release(tx: Tx, lane: int) -> bool:
     if row.hold is None:
         return False
     tx.run(LANES.set_hold, (None, None, lane))
+    if row.hold == lanes.POISON_HOLD:
+        tx.run(LANES.end_retry_delays, (lane, row.charged_to))  # who looked into it wants to see it done
     tx.run(LANES.reset_attempts, (lane, row.charged_to))
     tx.run(LANES.clear_charges, (lane,))
     lease = lanes.lease_of(tx, lane)

@@ -83,6 +83,26 @@ def test_release_resets_attempts(make: Opener) -> None:
     assert q.dead_letters() == []
 
 
+def test_what_a_poison_policy_held_is_ready_when_it_is_released(make: Opener) -> None:
+    q = make(max_attempts=1, on_poison="hold")
+    fill(q, "k", 2)
+    q.receive(1)[0].nack(delay=3600.0)
+    assert q.receive() == []
+    q.release("k")
+    assert seqs(q.receive()) == [1, 2]
+
+
+def test_a_message_that_waits_goes_on_waiting_when_an_operator_ends_his_own_hold(make: Opener, clock: FakeClock) -> None:
+    q = make()
+    fill(q, "k", 2)
+    q.receive(1)[0].nack(delay=60.0)
+    q.hold("k")
+    q.release("k")
+    assert q.receive() == []
+    clock.advance(61.0)
+    assert seqs(q.receive()) == [1, 2]
+
+
 def test_release_of_a_lane_that_is_not_held_does_no_harm(q: Queue) -> None:
     fill(q, "k", 2)
     q.release("k")
