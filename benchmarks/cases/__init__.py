@@ -9,6 +9,7 @@ from benchmarks.bench import Case
 from . import (
     backlog,
     checksums,
+    command,
     concurrent,
     latency,
     life,
@@ -42,6 +43,7 @@ CASES: Final[dict[str, Case]] = {
     "worker-memory": worker.memory,
     "memory": start.memory,
     "open": start.opening,
+    "command": command.command,
     "open-memory": start.opening_in_memory,
     "import": start.importing,
 }

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import strictq
 from benchmarks.bench import Bench
-from benchmarks.measure import ROOT, Figure, run_child
+from benchmarks.measure import Figure, run_child
 
 
 def memory(bench: Bench) -> Iterator[Figure]:
@@ -59,23 +56,6 @@ def opening(bench: Bench) -> Iterator[Figure]:
         what="open it for reading and count it: stats()",
         unit="ms",
         values=[run_child("stats", path=path)["stats"] * 1000 for _ in range(bench.sizes.starts)],
-        durability="process",
-        note=note,
-    )
-    if find_spec("click") is None:
-        return
-    command = [sys.executable, "-m", "strictq", "stats", "--json", str(path)]
-    milliseconds = []
-    for _ in range(bench.sizes.starts):
-        started = time.perf_counter()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-        milliseconds.append((time.perf_counter() - started) * 1000)
-    yield Figure(
-        case="open",
-        what="the command `strictq stats`, from its start to its end",
-        unit="ms",
-        values=milliseconds,
-        goal=bench.goal("below", 100.0),
         durability="process",
         note=note,
     )
