@@ -1,17 +1,20 @@
 """The one home of SQL: named blocks in the .sql files beside this module.
 
 A block starts with `-- name: NAME`; comment lines below it say who runs it, what it returns and which index it uses.
-`{{ … }}` marks the part of a block that `repeat` writes several times, for statements over many rows.
+`{{ … }}` marks the part of a block that `repeat` writes several times, for statements over many rows. `/*?NAME*/ … /*?*/` marks
+an expression that `choose` leaves out where nobody wants it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import Final
 
 _HEADER: Final = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 _REPEATED: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+_CHOICE: Final = re.compile(r"/\*\?(\w+)\*/(.*?)/\*\?\*/", re.DOTALL)
 
 
 class Block:
@@ -47,6 +50,11 @@ def repeat(statement: str, times: int) -> str:
 def repeated(statement: str, *times: int) -> dict[int, str]:
     """The statement for several numbers of rows, largest first."""
     return {n: repeat(statement, n) for n in times}
+
+
+def choose(statement: str, wanted: Container[str]) -> str:
+    """The statement with NULL in the place of marked expressions whose names are not wanted."""
+    return _CHOICE.sub(lambda m: m[2].strip() if m[1] in wanted else "NULL", statement)
 
 
 def insert_into(table: str, columns: int) -> str:

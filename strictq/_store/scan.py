@@ -8,14 +8,14 @@ keyless lane is read together with what left it since the plan, by ranges of arr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
 import apsw
 import attrs
 
-from .._sql import CLAIM, SCAN
+from .._sql import CLAIM, SCAN, choose
 from .claim import BODY, ID, KEY, LANE, SEQ, Row
 from .frame import NEVER, Totals
 from .lanes import ASIDE
@@ -55,20 +55,27 @@ class Plan:
     tasks: tuple[tuple[Segment, ...], ...]
 
 
+Lanes = Callable[[str, int], tuple[Any, Sequence[int]]]
+"""Reads so many numbers with commas between them: in a form that is its caller's, and where they change, each new one."""
+
+
 @attrs.frozen
 class Packed:
-    """Messages column by column: without headers, never attempted, their bodies in the row.
+    """Messages column by column. Where these are wanted they have no headers, no attempts, and their bodies in the row.
+
+    What is not wanted is empty.
 
     Attributes:
         keys: stored ones, of the lanes in the order of `lanes`.
-        lanes, seqs, ids, sent_at, sizes: a number for each message, in decimal, with commas between them.
+        lanes: a number for each message, as the caller's function read them.
+        seqs, ids, sent_at, sizes: a number for each message, in decimal, with commas between them.
         bodies: one behind the other, as long as `sizes` says.
     """
 
     shard: int
     count: int
     keys: list[bytes]
-    lanes: str
+    lanes: Any
     seqs: str
     ids: str
     sent_at: str
@@ -82,10 +89,13 @@ def plan(db: apsw.Connection, *, dead: bool, per_task: int) -> Plan:
     messages = totals.dead if dead else totals.pending
     if not messages:
         return Plan(totals.last_id, totals.last_lane, ())
+    # Of one size: a last task with few messages would cost as much to start as any.
+    parts = max(1, round(messages / per_task))
+    per_task = -(-messages // parts)
     apart: list[Any] = [] if dead else db.execute(SCAN.keyless).fetchall()
     keyless = {lane for (lane,) in apart}
     if dead or totals.lanes > WALK_LANES:
-        size = max(1, totals.last_lane * per_task // messages)
+        size = -(-totals.last_lane // parts)
         cuts = [*range(size, totals.last_lane, size), totals.last_lane]
     else:
         cuts = list(_cuts(db, totals.last_lane, per_task))
@@ -126,46 +136,53 @@ def pending(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
     return _walk(shard, SCAN.messages, plan, segment)
 
 
-def columns(shard: Shard, plan: Plan, segment: Segment) -> Iterator[Packed | list[Row]]:
-    """What `pending` gives, column by column where the messages allow it: that costs a third of making rows of them in Python."""
+def columns(shard: Shard, plan: Plan, segment: Segment, wanted: Collection[str], lanes: Lanes) -> Iterator[Packed | list[Row]]:
+    """What `pending` gives, column by column where the messages allow it: that costs a third of making rows of them in Python.
+
+    Args:
+        wanted: of key, id, sent_at, attempts, headers, body. Rows have all of them.
+        lanes: there are faster ways to read many numbers than Python's, but not here.
+    """
     if segment.keyless:
         yield from _keyless(shard, plan, segment.last)
         return
+    statement = choose(SCAN.packed, wanted)
     lane, seq = segment.after, NEVER
     pause, paused, whole = 1, 0, False
+
+    def packed(db: apsw.Connection) -> tuple[Packed | None, int, bool]:
+        """A step, its last lane, and whether there are no more; None: it has to be read as rows."""
+        found: Any = db.execute(statement, (lane, seq, segment.last, plan.newest, PACKED_STEP)).get
+        headed, tried, lane_text, seqs, ids, sent_at, sizes, bodies = found
+        if lane_text is None:
+            return Packed(shard.number, 0, [], None, "", "", "", "", b""), lane, True
+        count = lane_text.count(",") + 1
+        if headed or tried or ("body" in wanted and (sizes is None or sizes.count(",") + 1 < count)):
+            return None, lane, False
+        numbers, distinct = lanes(lane_text, count)
+        keys: list[Any] = []
+        if "key" in wanted:
+            keys = [key for (key,) in db.executemany(SCAN.key, [(one,) for one in distinct])]
+        step = Packed(shard.number, count, keys, numbers, seqs, ids or "", sent_at or "", sizes or "", bodies or b"")
+        return step, distinct[-1], count < PACKED_STEP
+
     while not whole:
-        values = (lane, seq, segment.last, plan.newest)
-        found, whole = (None, False) if paused else shard.look(lambda db, v=values: _packed(db, shard.number, v))  # type: ignore[misc]
+        found, last, whole = (None, lane, False) if paused else shard.look(packed)
         if found is not None:
             pause = 1
             if found.count:
                 yield found
-                lane, seq = _last(found.lanes), _last(found.seqs)
+                lane, seq = last, int(found.seqs[found.seqs.rfind(",") + 1 :])
             continue
         if paused:
             paused -= 1
         else:
             paused, pause = pause, min(2 * pause, PAUSE_MAX)
-        rows, whole = shard.look(lambda db, v=values: _step(db, SCAN.messages, (*v, STEP)))  # type: ignore[misc]
+        values = (lane, seq, segment.last, plan.newest, STEP)
+        rows, whole = shard.look(lambda db, v=values: _step(db, SCAN.messages, v))  # type: ignore[misc]
         if rows:
             yield rows
             lane, seq = rows[-1][LANE], rows[-1][SEQ]
-
-
-def _packed(db: apsw.Connection, shard: int, values: tuple[int, ...]) -> tuple[Packed | None, bool]:
-    """A step, and whether there are no more; None: it has to be read as rows."""
-    found: Any = db.execute(SCAN.packed, (*values, PACKED_STEP)).get
-    count, unlike, lanes, seqs, ids, sent_at, sizes, bodies = found
-    if not count:
-        return Packed(shard, 0, [], "", "", "", "", "", b""), True
-    if unlike:
-        return None, False
-    rows: list[Any] = db.executemany(SCAN.key, [(int(lane),) for lane in dict.fromkeys(lanes.split(","))]).fetchall()
-    return Packed(shard, count, [key for (key,) in rows], lanes, seqs, ids, sent_at, sizes, bodies or b""), count < PACKED_STEP
-
-
-def _last(numbers: str) -> int:
-    return int(numbers[numbers.rfind(",") + 1 :])
 
 
 def dead(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:

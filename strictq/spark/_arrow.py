@@ -9,7 +9,6 @@ from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -33,7 +32,6 @@ _INT64: Final = 1 << 63
 _ATTEMPTS, _BODY, _HEADERS, _ID = itemgetter(ATTEMPTS), itemgetter(BODY), itemgetter(HEADERS), itemgetter(ID)
 _SENT_AT, _SEQ = itemgetter(SENT_AT), itemgetter(SEQ)
 
-Numbers = npt.NDArray[np.int64]
 Keyed = tuple[bytes, Sequence[Sequence[Any]]]
 """A lane: its stored key, and rows of its messages (columns as in `_store.handed`)."""
 
@@ -100,66 +98,65 @@ class Builder:
             schema=self._schema,
         )
 
-    def columns(self, packed: Packed, skew: int) -> pa.RecordBatch:
-        """One batch, of messages that come column by column.
+    def columns(self, packed: Packed, skew: int, wanted: pa.Schema) -> pa.RecordBatch:
+        """One batch, of messages that come column by column, with the columns that are wanted.
 
         Raises:
             StoreCorrupt: the columns do not belong together.
+            InvalidArgument: a key does not fit, or a body is no text and is wanted as such.
         """
-        lanes, seqs, ids, sent_at, sizes = (
-            np.fromstring(text, np.int64, packed.count, sep=",")
-            for text in (packed.lanes, packed.seqs, packed.ids, packed.sent_at, packed.sizes)
-        )
+        n, lanes, seqs = packed.count, packed.lanes, numbers(packed.seqs, packed.count)
         step = np.diff(lanes)
         begins = np.concatenate(([0], np.flatnonzero(step) + 1))
-        if np.any(step < 0) or len(begins) != len(packed.keys):
-            raise _torn(packed.shard)
-        lengths = np.diff(begins, append=packed.count)
-        return self._assemble(packed.keys, lengths, seqs, ids, sent_at, sizes, packed.bodies, packed.shard, skew)
+        ordered = bool(np.all((step > 0) | ((step == 0) & (np.diff(seqs) > 0))))
+        if not ordered:
+            raise _mixed(packed.shard)
+
+        # Not by pa.array, which imports pandas in every process of Spark's.
+        def column(field: pa.Field) -> pa.Array:
+            match field.name:
+                case "key":
+                    if len(packed.keys) != len(begins):
+                        raise _mixed(packed.shard)
+                    codes = np.repeat(np.arange(len(begins)), np.diff(begins, append=n))
+                    return _keys(list(map(self.key, packed.keys)), field.type).take(_plain(codes))
+                case "seq":
+                    return _plain(seqs)
+                case "body":
+                    return _bodies(numbers(packed.sizes, n), packed.bodies, field.type, packed.shard)
+                case "headers":
+                    return pa.nulls(n, field.type)
+                case "enqueued_at":
+                    return _plain(numbers(packed.sent_at, n) + skew).view(field.type)
+                case "attempt":
+                    return _plain(np.full(n, self._started, np.int32))
+                case "shard":
+                    return _plain(np.full(n, packed.shard, np.int32))
+                case "id":
+                    return _plain(numbers(packed.ids, n))
+                case name:
+                    raise LookupError(f"there is no column {name}")
+
+        return pa.RecordBatch.from_arrays(list(map(column, wanted)), schema=wanted)
 
     def pieces(self, pieces: Sequence[Piece], shard: int, skew: int) -> pa.RecordBatch:
-        """One batch, of lanes that come column by column.
+        """One batch, of lanes that come column by column, with all columns.
 
         Raises:
             StoreCorrupt: the columns do not belong together.
         """
         lengths = np.array([p.messages for p in pieces])
-        n = int(lengths.sum())
         seqs, ids, sent_at, sizes = (
-            np.fromstring(",".join(texts), np.int64, n, sep=",")
-            for texts in zip(*((p.seqs, p.ids, p.sent_at, p.sizes) for p in pieces), strict=True)
+            ",".join(texts) for texts in zip(*((p.seqs, p.ids, p.sent_at, p.sizes) for p in pieces), strict=True)
         )
-        ends = np.cumsum(lengths)
-        if seqs[ends - lengths].tolist() != [p.lo for p in pieces] or seqs[ends - 1].tolist() != [p.hi for p in pieces]:
-            raise _torn(shard)
+        lanes = np.repeat(np.arange(len(pieces)), lengths)
         bodies = b"".join(p.bodies for p in pieces)
-        return self._assemble([p.key for p in pieces], lengths, seqs, ids, sent_at, sizes, bodies, shard, skew)
-
-    def _assemble(
-        self, keys: Sequence[bytes], lengths: Numbers, seqs: Numbers, ids: Numbers, sent_at: Numbers, sizes: Numbers,
-        bodies: bytes, shard: int, skew: int,
-    ) -> pa.RecordBatch:  # fmt: skip
-        """A batch of plain messages, from columns of numbers; lane by lane, as long as `lengths` says."""
-        n = len(seqs)
-        key, seq, body, headers, sent, attempt, shards, arrival = self._types
-        codes = np.repeat(np.arange(len(keys)), lengths)
-        offsets = np.zeros(n + 1, np.int32)
-        np.cumsum(sizes, out=offsets[1:])
-        if np.any((np.diff(seqs) <= 0) & (np.diff(codes) == 0)) or offsets[-1] != len(bodies):
-            raise _torn(shard)
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.array(list(map(self.key, keys)), key).take(pa.array(codes)),
-                pa.array(seqs, seq),
-                pa.Array.from_buffers(body, n, [None, pa.py_buffer(offsets), pa.py_buffer(bodies)]),
-                pa.nulls(n, headers),
-                pa.array(sent_at + skew).view(sent),
-                pa.repeat(pa.scalar(self._started, attempt), n),
-                pa.repeat(pa.scalar(shard, shards), n),
-                pa.array(ids, arrival),
-            ],
-            schema=self._schema,
-        )
+        packed = Packed(shard, len(lanes), [p.key for p in pieces], lanes, seqs, ids, sent_at, sizes, bodies)
+        batch = self.columns(packed, skew, self._schema)
+        found, ends = batch.column("seq").to_numpy(), np.cumsum(lengths)
+        if found[ends - lengths].tolist() != [p.lo for p in pieces] or found[ends - 1].tolist() != [p.hi for p in pieces]:
+            raise _mixed(shard)
+        return batch
 
     def batches(self, lanes: Iterable[Keyed], shard: int, skew: int) -> Iterator[tuple[pa.RecordBatch, bool]]:
         """Batches of whole lanes where they fit, and whether a batch begins with a new lane."""
@@ -184,6 +181,85 @@ class Builder:
             end = _end(rows, at)
             yield self.batch(keys[at:end], rows[at:end], shard, skew), fresh
             at, fresh = end, end < len(rows) and rows[end][LANE] != rows[end - 1][LANE]
+
+
+def numbers(text: str, count: int) -> Any:
+    """So many numbers with commas between them."""
+    return np.fromstring(text, np.int64, count, sep=",")
+
+
+def distinct(text: str, count: int) -> tuple[Any, Sequence[int]]:
+    """The same, and where they change each new one: what `scan.columns` wants to know of lanes."""
+    found = numbers(text, count)
+    changes: list[int] = found[np.flatnonzero(np.diff(found, prepend=found[0] - 1))].tolist()
+    return found, changes
+
+
+def _mixed(shard: int) -> StoreCorrupt:
+    return StoreCorrupt("messages that were read column by column do not belong together", shard=shard)
+
+
+def _plain(values: Any) -> pa.Array:
+    """Numbers of numpy's as Arrow."""
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+
+
+def _keys(keys: Sequence[Any], column: pa.DataType) -> pa.Array:
+    """Keys of the same type, or None."""
+    known = None
+    if None in keys:
+        known = pa.py_buffer(np.packbits([key is not None for key in keys], bitorder="little"))
+    if pa.types.is_integer(column):
+        return pa.Array.from_buffers(column, len(keys), [known, pa.py_buffer(np.array([key or 0 for key in keys], np.int64))])
+    data = [key.encode() if isinstance(key, str) else key or b"" for key in keys]
+    return pa.Array.from_buffers(column, len(keys), [known, _offsets(list(map(len, data))), pa.py_buffer(b"".join(data))])
+
+
+def _offsets(sizes: Any) -> pa.Buffer:
+    offsets = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(sizes, out=offsets[1:])
+    return pa.py_buffer(offsets)
+
+
+def _bodies(sizes: Any, bodies: bytes, column: pa.DataType, shard: int) -> pa.Array:
+    if sizes.sum() != len(bodies):
+        raise _mixed(shard)
+    binary = pa.Array.from_buffers(pa.binary(), len(sizes), [None, _offsets(sizes), pa.py_buffer(bodies)])
+    return _as(binary, column)
+
+
+def project(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
+    """The columns of a batch that are wanted, as they are wanted.
+
+    Raises:
+        InvalidArgument: a body is no text, and is wanted as such.
+    """
+    if batch.schema.equals(wanted):
+        return batch
+    return pa.RecordBatch.from_arrays([_as(batch.column(field.name), field.type) for field in wanted], schema=wanted)
+
+
+def _as(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """A column as it is wanted: what may differ is a body that is read as text, and whether values of headers may be NULL."""
+    if column.type == wanted:
+        return column
+    try:
+        return column.cast(wanted)
+    except pa.ArrowInvalid as e:
+        raise InvalidArgument(
+            f"a body is not UTF-8: {_not_text(column)!r}",
+            hint="read bodies as BINARY, and make text of those that are: CAST(body AS STRING)",
+        ) from e
+
+
+def _not_text(bodies: pa.Array) -> bytes:
+    """What the first body that is no text begins with."""
+    for body in bodies.to_pylist():
+        try:
+            (body or b"").decode()
+        except UnicodeDecodeError:
+            return bytes(body[:40])
+    return b""
 
 
 def _end(rows: Sequence[Sequence[Any]], at: int) -> int:
@@ -212,10 +288,6 @@ def _headers(texts: Sequence[str | None], column: pa.DataType) -> pa.Array:
     if not any(texts):
         return pa.nulls(len(texts), column)
     return pa.array([None if text is None else list(json.loads(text).items()) for text in texts], column)
-
-
-def _torn(shard: int) -> StoreCorrupt:
-    return StoreCorrupt("messages that were read column by column do not belong together", shard=shard)
 
 
 def encoder(builder: Builder, skew: Callable[[], int]) -> Callable[[Sequence[Held], int], Iterator[Block]]:
@@ -263,19 +335,19 @@ def pack(batch: pa.RecordBatch) -> bytes:
     return packed
 
 
-def unpack(data: bytes, schema: pa.Schema, without: Sequence[int]) -> pa.RecordBatch:
-    """The batch of a block, without the messages with these arrival numbers.
+def unpack(data: bytes, wanted: pa.Schema, without: Sequence[int]) -> pa.RecordBatch:
+    """The batch of a block: the columns that are wanted, without the messages with these arrival numbers.
 
     Raises:
-        InvalidArgument: it was packed with other columns.
+        InvalidArgument: it was recorded with keys of another type, or a body is no text and is wanted as such.
     """
     batch = pa.ipc.open_stream(data).read_next_batch()
-    if not batch.schema.equals(schema):
+    if "key" in wanted.names and batch.schema.field("key").type != wanted.field("key").type:
         raise InvalidArgument(
             "this hand-out was recorded with another keyType",
             hint="start the query with the keyType it had, until that batch is done; then stop it and change it",
         )
-    return _without(batch, without) if without else batch
+    return project(_without(batch, without) if without else batch, wanted)
 
 
 def leave_out(data: bytes, without: Sequence[int]) -> bytes:

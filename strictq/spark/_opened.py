@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,21 @@ from ..queue import Queue
 
 _MAX: Final = 8
 _opened: dict[str, tuple[tuple[int, int], Queue]] = {}
+
+
+_settled = False
+
+
+def settle() -> None:
+    """Said by a task in a process of Spark's, when everything is imported that reading needs.
+
+    Spark collects the garbage of the whole process after every task. To go through what is imported takes 26 ms each time, as
+    long as to read 50,000 messages, and finds nothing: it is taken out, once.
+    """
+    global _settled
+    if not _settled:
+        gc.freeze()
+        _settled = True
 
 
 def _id_at(path: str) -> str:

@@ -8,18 +8,24 @@ from typing import Final
 
 import attrs
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructType
 
 from .. import _validate as validate
 from .._errors import InvalidArgument
 from .._handouts import HANDOUT_BYTES, HANDOUT_MESSAGES_MAX, KEEP, LOCK_SECONDS
-from ._schema import KeyType, key_type, read_schema
+from ._schema import KEY_TYPES, KeyType, key_type, read_schema
 
 MESSAGES: Final = 100_000
 PARTITION_MESSAGES: Final = 50_000
 TABLE_PARTITION_MESSAGES: Final = 500_000
 """Of a task that reads a table: it keeps none of them, and starting a task takes Spark as long as many thousand messages."""
 STATES: Final = ("pending", "dead", "history")
+
+_ALL: Final = "leave .schema(...) out for all columns, or name those that you need, with their types"
+_OTHER_TYPE: Final = (
+    "CAST it in the query; keys are STRING, BINARY or BIGINT, as the option keyType says, and bodies are BINARY, or STRING "
+    "where all of them are UTF-8"
+)
 
 
 def number(options: Mapping[str, str], name: str, default: int, maximum: int, minimum: int = 1) -> int:
@@ -53,14 +59,46 @@ def path_of(options: Mapping[str, str]) -> str:
 
 
 def key_type_of(options: Mapping[str, str], schema: StructType) -> KeyType:
-    """The option keyType, in agreement with the schema.
+    """The option keyType. Where it is not given: what the schema that the program gave calls the keys; string if it does not.
 
     Raises:
-        InvalidArgument: it names none, or the program asked for other columns than a queue has.
+        InvalidArgument: the option names none.
     """
-    if schema != columns(options):
-        raise InvalidArgument("a queue has columns of its own", hint="leave .schema(...) out, and select what you need")
-    return key_type(options.get("keyType"))
+    text = options.get("keyType")
+    if not text and "key" in schema.names:
+        for name, known in KEY_TYPES.items():
+            if known.column == schema["key"].dataType:
+                return name
+    return key_type(text)
+
+
+def require_columns(options: Mapping[str, str], schema: StructType) -> None:
+    """Refuse a schema that the program gave unless it is some columns of what is read with these options, as they are.
+
+    Bodies may be read as text.
+
+    Raises:
+        InvalidArgument: it has other columns, or none.
+    """
+    offered = columns(options, key_type_of(options, schema))
+    if not schema.names:
+        raise InvalidArgument("the schema has no columns", hint=_ALL)
+    for field in schema:
+        if field.name not in offered.names:
+            raise InvalidArgument(
+                f"a queue has columns of its own, and {field.name} is none of them: {', '.join(offered.names)}", hint=_ALL
+            )
+        if schema.names.count(field.name) > 1:
+            raise InvalidArgument(f"the schema has the column {field.name} twice")
+        ours = offered[field.name]
+        # By their names: whether values of a map may be NULL is of no account here.
+        shown, asked = ours.dataType.simpleString(), field.dataType.simpleString()
+        if shown != asked and not (field.name == "body" and field.dataType == StringType()):
+            raise InvalidArgument(
+                f"a queue has columns of its own: {field.name} is {shown.upper()}, not {asked.upper()}", hint=_OTHER_TYPE
+            )
+        if ours.nullable and not field.nullable:
+            raise InvalidArgument(f"the column {field.name} may be NULL", hint="declare it nullable, and filter what is read")
 
 
 def state_of(options: Mapping[str, str]) -> str:
@@ -77,8 +115,11 @@ def state_of(options: Mapping[str, str]) -> str:
     return text
 
 
-def columns(options: Mapping[str, str]) -> StructType:
-    """What reading with these options gives.
+def columns(options: Mapping[str, str], keys: KeyType | None = None) -> StructType:
+    """What reading with these options gives: all columns that there are.
+
+    Args:
+        keys: instead of the option keyType.
 
     Raises:
         InvalidArgument: an option names something that there is not.
@@ -88,7 +129,7 @@ def columns(options: Mapping[str, str]) -> StructType:
         from ._records import SCHEMA  # needs pyarrow
 
         return from_arrow_schema(SCHEMA)
-    return read_schema(key_type(options.get("keyType")), dead=state == "dead")
+    return read_schema(keys or key_type(options.get("keyType")), dead=state == "dead")
 
 
 @attrs.frozen
@@ -107,9 +148,13 @@ class BatchOptions:
         Raises:
             InvalidArgument: nothing changed.
         """
+        path = path_of(options)
+        require_columns(options, schema)
+        # Keys that are not wanted may be of any type.
+        anyhow = "key" not in schema.names and not options.get("keyType")
         return cls(
-            path=path_of(options),
-            key_type=key_type_of(options, schema),
+            path=path,
+            key_type="stored" if anyhow else key_type_of(options, schema),
             state=state_of(options),
             partition_messages=number(options, "messagesPerPartition", TABLE_PARTITION_MESSAGES, 1 << 40),
         )
@@ -150,8 +195,10 @@ class StreamOptions:
                 "the option consumer is missing",
                 hint="name this query, and name it the same when it is started again: it goes on where it was",
             )
+        path = path_of(options)
+        require_columns(options, schema)
         return cls(
-            path=path_of(options),
+            path=path,
             consumer=validate.name("the option consumer", consumer),
             key_type=key_type_of(options, schema),
             messages_max=number(options, "maxMessagesPerTrigger", MESSAGES, HANDOUT_MESSAGES_MAX),

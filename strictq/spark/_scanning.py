@@ -15,11 +15,14 @@ from .._store import looking, scan
 from .._store.handed import KEY, LANE
 from ..queue import Queue
 from . import _fetch
-from ._arrow import Builder, pack
+from ._arrow import Builder, arrow_schema, distinct, pack, project
 from ._options import BatchOptions
 from ._records import CHUNK, record_batch
-from ._schema import KeyType, key_type
+from ._schema import KeyType, key_type, read_schema
 from ._served import Served
+
+STORED: Final = {"enqueued_at": "sent_at", "attempt": "attempts"}
+"""What the queue calls columns that Spark sees by another name."""
 
 _lane = itemgetter(LANE)
 
@@ -57,22 +60,23 @@ class Scan:
         return cls(int(told["shard"]), bool(told["dead"]), kind, newest, last_lane, segments)
 
     def batches(self, queue: Queue, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The messages that are still there."""
-        builder = Builder(schema, self.key_type, started=0)
+        """The messages that are still there, with the columns of a schema."""
+        builder = Builder(arrow_schema(read_schema(self.key_type, dead=self.dead)), self.key_type, started=0)
         shard = queue._store.shards[self.shard]
         skew = queue._store.time.skew()
         plan = scan.Plan(self.newest, self.last_lane, ())
-        steps = scan.dead if self.dead else scan.columns
+        wanted = {STORED.get(name, name) for name in schema.names}
         for segment in self.segments:
-            for rows in steps(shard, plan, segment):
+            steps = scan.dead(shard, plan, segment) if self.dead else scan.columns(shard, plan, segment, wanted, distinct)
+            for rows in steps:
                 if isinstance(rows, scan.Packed):
-                    yield builder.columns(rows, skew)
+                    yield builder.columns(rows, skew, schema)
                     continue
                 lanes: Iterator[tuple[bytes, list[Any]]] = (
                     (group[0][KEY], group) for group in (list(found) for _, found in groupby(rows, key=_lane))
                 )
                 for batch, _ in builder.batches(lanes, shard.number, skew):
-                    yield batch
+                    yield project(batch, schema)
 
 
 @attrs.frozen
@@ -100,7 +104,7 @@ class Records:
         return cls(int(told["shard"]), int(told["first"]), int(told["last"]))
 
     def batches(self, queue: Queue, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The records that are still there."""
+        """The records that are still there, with the columns of a schema."""
         after = self.first - 1
         while after < self.last:
             limit = min(CHUNK, self.last - after)
@@ -108,7 +112,7 @@ class Records:
             if not page:
                 return
             after = page[-1].n
-            yield record_batch(page).cast(schema)
+            yield project(record_batch(page), schema)
 
 
 KINDS: Final[dict[str, type[Scan | Records]]] = {"lanes": Scan, "records": Records}

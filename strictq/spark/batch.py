@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from ..opening import open as open_queue
 from . import _served
 from ._arrow import arrow_schema
-from ._opened import looking
+from ._opened import looking, settle
 from ._options import BatchOptions
 from ._scanning import Records, Scan, fetched
 
@@ -57,3 +57,4 @@ class BatchReader(DataSourceReader):
             yield from fetched(partition.server, partition.queue_id, partition.what, schema)
         else:
             yield from partition.what.batches(looking(partition.path, partition.queue_id), schema)
+        settle()

@@ -21,8 +21,9 @@ from ..opening import open as open_queue
 from ..queue import Queue
 from . import _fetch, _served
 from ._arrow import Builder, arrow_schema, encoder, unpack
-from ._opened import looking
+from ._opened import looking, settle
 from ._options import StreamOptions
+from ._schema import read_schema
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -65,7 +66,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = self._options
             queue = open_queue(options.path, create=False)
             try:
-                builder = Builder(arrow_schema(self._schema), options.key_type)
+                # With all columns, whatever this query wants: another one may have to repeat its batches.
+                builder = Builder(arrow_schema(read_schema(options.key_type)), options.key_type)
                 encode = encoder(builder, queue._store.time.skew)
                 held = Handouts(queue, options.consumer, encode, keep=options.keep, packed=True)
                 held.attach(options.wait_seconds)
@@ -171,6 +173,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, Blocks):
             return  # an empty batch: a task without a partition
+        yield from self._read(partition)
+        settle()
+
+    def _read(self, partition: Blocks) -> Iterator[RecordBatch]:
         schema = arrow_schema(self._schema)
         consumer, n = partition.consumer, partition.n
         if partition.server is not None:

@@ -1,8 +1,9 @@
-"""Options, and messages as Arrow batches: without a session, because none is needed."""
+"""Options, and messages as Arrow batches: a session is needed for texts of schemas alone."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,9 +16,13 @@ from strictq._keys import Key, encode_key
 from strictq._store import packing
 from strictq.spark import _arrow
 from strictq.spark._arrow import BYTES, ROWS, Builder, arrow_schema, encoder, pack, unpack
-from strictq.spark._options import StreamOptions
+from strictq.spark._options import BatchOptions, StreamOptions
 from strictq.spark._schema import key_type, read_schema
 from strictq.testing import FakeClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
 
 def builder(kind: str = "string") -> Builder:
@@ -27,6 +32,15 @@ def builder(kind: str = "string") -> Builder:
 def row(seq: int, body: bytes = b"x", headers: str | None = None, attempts: int = 0, lane: int = 1) -> tuple[Any, ...]:
     """A message's row, as a claim gives it."""
     return (0, 0, b"", lane, seq, None, None, attempts, 100 + seq, 1_000_000 * seq, headers, None, None, None, body)
+
+
+@pytest.fixture(scope="module")
+def ddl(spark: SparkSession) -> Callable[[str], StructType]:
+    """A schema from its text, which Spark's own parser reads."""
+    from pyspark.sql.types import StructType
+
+    assert spark  # it has the parser
+    return StructType.fromDDL
 
 
 GIVEN = {"path": "q", "consumer": "etl"}
@@ -54,12 +68,68 @@ def test_wrong_options_are_named(options: dict[str, str], message: str) -> None:
         StreamOptions.of(GIVEN | options, read_schema(key_type("string")))
 
 
-def test_options_have_defaults_and_columns_are_fixed() -> None:
+def test_options_have_defaults() -> None:
     options = StreamOptions.of(GIVEN, read_schema(key_type("string")))
     assert (options.messages_max, options.keep, options.key_type) == (100_000, 100, "string")
     assert options.path.startswith("/")
-    with pytest.raises(InvalidArgument, match="columns of its own"):
-        StreamOptions.of(GIVEN, read_schema(key_type("int")))
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "message"),
+    [
+        ("n BIGINT", {}, "of its own, and n is none of them: key, seq, body, headers, enqueued_at, attempt, shard, id .*leave"),
+        ("KEY STRING", {}, "KEY is none of them"),
+        ("key STRING, kind STRING", {}, "kind is none of them: key"),
+        ("", {}, "the schema has no columns .*leave .schema"),
+        ("key STRING, key STRING", {}, "the column key twice"),
+        ("seq INT", {}, "seq is BIGINT, not INT .*CAST it"),
+        ("key INT", {}, "key is STRING, not INT .*STRING, BINARY or BIGINT"),
+        ("key BIGINT", {"keyType": "string"}, "key is STRING, not BIGINT"),
+        ("key STRING", {"keyType": "stored"}, "key is BINARY, not STRING"),
+        ("key STRING COLLATE UTF8_LCASE", {}, "not STRING COLLATE UTF8_LCASE"),
+        ("body STRING COLLATE UTF8_LCASE", {}, "body is BINARY, not STRING COLLATE"),
+        ("headers STRING", {}, "headers is MAP<STRING,STRING>, not STRING"),
+        ("enqueued_at TIMESTAMP_NTZ", {}, "enqueued_at is TIMESTAMP, not TIMESTAMP_NTZ"),
+        ("key STRING NOT NULL", {}, "the column key may be NULL"),
+    ],
+)  # fmt: skip
+def test_a_schema_that_is_no_choice_of_columns_is_refused(
+    schema: str, options: dict[str, str], message: str, ddl: Callable[[str], StructType]
+) -> None:
+    for of in (StreamOptions.of, BatchOptions.of):
+        with pytest.raises(InvalidArgument, match=message):
+            of(GIVEN | options, ddl(schema))
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "kind"),
+    [
+        ("body BINARY, key STRING", {}, "string"), ("key BINARY", {}, "binary"), ("key BIGINT, seq BIGINT", {}, "int"),
+        ("key BINARY", {"keyType": "stored"}, "stored"), ("key BINARY", {"keyType": "binary"}, "binary"),
+        ("seq BIGINT", {"keyType": "int"}, "int"), ("seq BIGINT NOT NULL, headers MAP<STRING,STRING>", {"keyType": "int"}, "int"),
+    ],
+)  # fmt: skip
+def test_a_schema_says_what_the_keys_are(
+    schema: str, options: dict[str, str], kind: str, ddl: Callable[[str], StructType]
+) -> None:
+    for of in (StreamOptions.of, BatchOptions.of):
+        assert of(GIVEN | options, ddl(schema)).key_type == kind
+
+
+def test_keys_that_a_table_does_not_read_may_be_any_and_a_stream_records_them(ddl: Callable[[str], StructType]) -> None:
+    assert BatchOptions.of(GIVEN, ddl("body STRING")).key_type == "stored"
+    assert StreamOptions.of(GIVEN, ddl("body STRING")).key_type == "string"
+
+
+def test_columns_of_dead_letters_and_of_the_history(ddl: Callable[[str], StructType]) -> None:
+    BatchOptions.of(GIVEN | {"state": "dead"}, ddl("kind STRING, died_at TIMESTAMP, body STRING"))
+    BatchOptions.of(GIVEN | {"state": "history"}, ddl("key STRING, key_type STRING, outcome STRING, attempts INT, body STRING"))
+    for asked, message in [
+        ("key BINARY", "key is STRING, not BINARY"),
+        ("attempt INT", "attempt is none of them: shard, n, key"),
+    ]:
+        with pytest.raises(InvalidArgument, match=message):
+            BatchOptions.of(GIVEN | {"state": "history"}, ddl(asked))
 
 
 @pytest.mark.parametrize(
@@ -108,6 +178,24 @@ def test_a_batch_comes_back_as_it_was_packed() -> None:
     }  # fmt: skip
     with pytest.raises(InvalidArgument, match="another keyType"):
         unpack(pack(batch), arrow_schema(read_schema(key_type("int"))), [])
+
+
+def test_a_query_takes_what_it_wants_of_a_block(ddl: Callable[[str], StructType]) -> None:
+    rows = [row(1, b"a", '{"h": "1"}', 2), row(2, b""), row(3, "ü".encode())]
+    ((batch, _),) = builder().batches([(b"sk", rows)], 4, 500)
+    for schema in ("body STRING, key STRING", "headers MAP<STRING, STRING>, body STRING NOT NULL", "seq BIGINT"):
+        wanted = arrow_schema(ddl(schema))
+        taken = unpack(pack(batch), wanted, [102])
+        taken.validate(full=True)
+        assert taken.schema.equals(wanted)
+        assert taken.num_rows == 2
+    assert unpack(pack(batch), arrow_schema(ddl("body STRING, seq BIGINT")), []).to_pydict() == {
+        "body": ["a", "", "ü"], "seq": [1, 2, 3],
+    }  # fmt: skip
+    ((batch, _),) = builder("int").batches([(b"i7", [row(1, b"\xff")])], 4, 500)
+    assert unpack(pack(batch), arrow_schema(ddl("seq BIGINT")), []).to_pydict() == {"seq": [1]}, "whatever the keys are"
+    with pytest.raises(InvalidArgument, match="a body is not UTF-8"):
+        unpack(pack(batch), arrow_schema(ddl("body STRING")), [])
 
 
 def test_rows_of_a_claim_have_these_columns() -> None:

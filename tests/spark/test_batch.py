@@ -14,6 +14,7 @@ from strictq.spark._records import key_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 @pytest.fixture
@@ -66,6 +67,58 @@ def test_an_empty_queue_and_wrong_options(spark: SparkSession, q: Queue) -> None
         table(spark, q, state="done").collect()
     with pytest.raises(Exception, match="there is no queue at"):
         spark.read.format("strictq").option("path", f"{q.path}/nowhere").load().collect()
+
+
+# ---- some columns
+
+
+def chosen(spark: SparkSession, q: Queue, schema: str | StructType, **options: str) -> DataFrame:
+    return spark.read.format("strictq").options(path=q.path, **options).schema(schema).load()
+
+
+def test_the_columns_that_a_schema_names(spark: SparkSession, q: Queue) -> None:
+    q.send_many([Message(b"%d" % n, key=f"k{n % 7}", headers={"n": str(n)} if n % 2 else None) for n in range(70)])
+    q.send(b"x" * 5000, "big")
+    every = table(spark, q)
+    for schema in (
+        "key STRING, body BINARY", "body STRING", "headers MAP<STRING, STRING>, seq BIGINT", "enqueued_at TIMESTAMP",
+        "id BIGINT, attempt INT, shard INT, key STRING",
+    ):  # fmt: skip
+        df = chosen(spark, q, schema)
+        rows, wanted = df.collect(), every.select(*df.columns)
+        if dict(df.dtypes).get("body") == "string":
+            wanted = wanted.selectExpr(*(f"CAST({name} AS STRING)" if name == "body" else name for name in df.columns))
+        assert sorted(map(str, rows)) == sorted(map(str, wanted.collect())), schema
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW chosen (key STRING, seq BIGINT) USING strictq OPTIONS (path '{q.path}')")
+    assert spark.sql("SELECT max(seq) AS last FROM chosen WHERE key = 'k3'").collect()[0].last == 10
+    spark.catalog.dropTempView("chosen")
+
+
+def test_the_type_of_the_column_key_says_what_keys_are(spark: SparkSession, q: Queue) -> None:
+    q.send(b"\xff", 7)
+    q.send(b"\xff", -8)
+    assert sorted(r.key for r in chosen(spark, q, "key BIGINT").collect()) == [-8, 7]
+    assert [r.body for r in chosen(spark, q, "body BINARY").collect()] == [b"\xff"] * 2, "whatever the keys are"
+    with pytest.raises(Exception, match="does not fit keyType=binary"):
+        chosen(spark, q, "key BINARY").collect()
+    assert sorted(r.key for r in chosen(spark, q, "key BINARY", keyType="stored").collect()) == [b"i-8", b"i7"]
+    with pytest.raises(Exception, match=r"a body is not UTF-8: b'\\xff'"):
+        chosen(spark, q, "body STRING").collect()
+    from pyspark.sql.types import StructType
+
+    with pytest.raises(Exception, match="the schema has no columns"):
+        chosen(spark, q, StructType([])).collect()
+
+
+def test_columns_of_dead_letters_and_of_the_history(spark: SparkSession, q: Queue) -> None:
+    q.configure(history="bodies")
+    q.send_many([Message(b"%d" % n, key=f"k{n}") for n in range(4)])
+    q.reject("k1", 1, "why not")
+    q.ack_many(q.receive(10))
+    assert [tuple(r) for r in chosen(spark, q, "reason STRING, body STRING", state="dead").collect()] == [("why not", "1")]
+    done = chosen(spark, q, "outcome STRING, body STRING, key STRING", state="history").collect()
+    assert sorted(map(tuple, done)) == [("acked", "0", "k0"), ("acked", "2", "k2"), ("acked", "3", "k3"), ("rejected", "1", "k1")]
+    assert chosen(spark, q, "key STRING").collect() == []
 
 
 def keep_records(q: Queue, count: int) -> None:

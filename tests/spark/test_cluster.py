@@ -42,8 +42,8 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize(
     "name",
     [
-        "a_stream", "a_stream_with_tls", "tables", "a_batch_write", "from_one_queue_to_another", "a_pipeline_needs_no_server",
-        "large_bodies", "a_message_that_was_rejected", "the_server_is_killed_in_every_batch",
+        "a_stream", "a_stream_of_some_columns", "a_stream_with_tls", "tables", "a_batch_write", "from_one_queue_to_another",
+        "a_pipeline_needs_no_server", "large_bodies", "a_message_that_was_rejected", "the_server_is_killed_in_every_batch",
         "the_server_is_killed_under_a_table_and_a_sink", "another_server_takes_the_place", "an_executor_is_killed",
         "a_wrong_token_and_nobody_there", "the_token_is_nowhere", "without_a_server_executors_touch_the_files",
     ],

@@ -145,11 +145,12 @@ def test_a_sink_whose_queue_has_a_newer_format(spark: SparkSession, queue_path: 
 
 
 def test_another_schema(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
-    reader = spark.readStream.format("strictq").options(path=q.path, consumer="etl").schema("key STRING, body STRING")
-    with pytest.raises(Exception, match="a queue has columns of its own"):
+    reader = spark.readStream.format("strictq").options(path=q.path, consumer="etl").schema("key STRING, n BIGINT")
+    with pytest.raises(Exception, match="a queue has columns of its own, and n is none of them"):
         run(reader.load(), tmp_path / "checkpoint", lambda df, _: df.collect())
-    with pytest.raises(Exception, match="a queue has columns of its own"):
-        spark.read.format("strictq").option("path", q.path).schema("key STRING").load().collect()
+    with pytest.raises(Exception, match="a queue has columns of its own: seq is BIGINT, not STRING"):
+        spark.read.format("strictq").option("path", q.path).schema("seq STRING").load().collect()
+    assert q.consumers() == [], "refused before anything was read"
     with pytest.raises(Exception, match="the column n is no part of a message"):
         spark.sql("SELECT 'k' AS key, 'b' AS body, 1 AS n").write.format("strictq").options(path=q.path, jobId="j").mode(
             "append"

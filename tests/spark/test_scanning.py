@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import strictq
-from strictq import Message, Queue, QueueConfig, StoreCorrupt
+from strictq import InvalidArgument, Message, Queue, QueueConfig, StoreCorrupt
 from strictq._keys import Key, encode_key
 from strictq._store import scan
 from strictq._store.scan import Packed
-from strictq.spark._arrow import Builder, arrow_schema
+from strictq.spark._arrow import Builder, arrow_schema, distinct
 from strictq.spark._scanning import Scan
 from strictq.spark._schema import key_type, read_schema
 from strictq.testing import FakeClock
@@ -30,6 +34,8 @@ SELECT l.key, m.seq, ifnull(m.body, b.data), m.headers, m.sent_at, m.attempts, m
 FROM dead m JOIN lane l ON l.id = m.lane LEFT JOIN body b ON b.id = m.id
 """
 
+EVERYTHING = {"key", "id", "sent_at", "attempts", "headers", "body"}
+
 KEYS: st.SearchStrategy[Key | None] = st.one_of(
     st.none(), st.sampled_from(["a", "b", "\0", "ü", "1", b"1", b"\x00\xff", 1, -(2**63)]), st.integers(0, 40)
 )
@@ -41,9 +47,21 @@ SENT = st.tuples(KEYS, BODIES, HEADERS, st.sampled_from([0.0, 0.0, 0.0, 50.0]))
 PLAIN = st.tuples(KEYS, BODIES.filter(lambda b: len(b) <= 800), st.none(), st.just(0.0))
 
 
-def read(q: Queue, *, dead: bool = False, kind: str = "stored", per_task: int = 10) -> list[pa.RecordBatch]:
-    """A table, as the tasks of a job read it."""
+def read(
+    q: Queue,
+    *,
+    dead: bool = False,
+    kind: str = "stored",
+    per_task: int = 10,
+    wanted: Sequence[str] | None = None,
+    text: bool = False,
+) -> list[pa.RecordBatch]:
+    """A table, as the tasks of a job read it: all columns, or those that are wanted, with bodies as text or not."""
     schema = arrow_schema(read_schema(key_type(kind), dead=dead))
+    if wanted is not None:
+        schema = pa.schema([schema.field(name) for name in wanted])
+    if text:
+        schema = schema.set(schema.get_field_index("body"), pa.field("body", pa.string()))
     batches: list[pa.RecordBatch] = []
     for shard in q._store.shards:
         plan = scan.plan_shard(shard, dead=dead, per_task=per_task)
@@ -129,7 +147,7 @@ def test_plain_messages_are_packed_by_sqlite(kind: str, keys: list[Any], monkeyp
         shard = shard_of(q)
         plan = scan.plan_shard(shard, dead=False, per_task=100)
         ((segment,),) = plan.tasks
-        steps = list(scan.columns(shard, plan, segment))
+        steps = list(scan.columns(shard, plan, segment, EVERYTHING, distinct))
         assert all(isinstance(s, Packed) for s in steps)
         rows = [row for batch in read(q, kind=kind) for row in batch.to_pylist()]
         for key in keys:
@@ -147,7 +165,7 @@ def test_rows_come_where_columns_do_not_fit_and_columns_after_them(monkeypatch: 
         shard = shard_of(q)
         plan = scan.plan_shard(shard, dead=False, per_task=100)
         ((segment,),) = plan.tasks
-        kinds = [isinstance(s, Packed) for s in scan.columns(shard, plan, segment)]
+        kinds = [isinstance(s, Packed) for s in scan.columns(shard, plan, segment, EVERYTHING, distinct)]
         assert kinds[0] is False
         assert True in kinds
         assert kinds[-1] is False
@@ -157,20 +175,115 @@ def test_rows_come_where_columns_do_not_fit_and_columns_after_them(monkeypatch: 
 @pytest.mark.parametrize(
     "change",
     [
-        {"lanes": "2,1,1"}, {"seqs": "2,1,1"}, {"seqs": "1,1,1"}, {"sizes": "1,1,2"}, {"bodies": b"ab"}, {"keys": [b"sa"]},
-        {"lanes": "1,2,1", "keys": [b"sa", b"sb", b"sa"], "seqs": "1,1,2"},
+        {"lanes": np.array([2, 1, 1])}, {"seqs": "2,1,1"}, {"seqs": "1,1,1"}, {"sizes": "1,1,2"}, {"bodies": b"ab"},
+        {"keys": [b"sa"]}, {"lanes": np.array([1, 2, 1]), "keys": [b"sa", b"sb", b"sa"], "seqs": "1,1,2"},
     ],
 )  # fmt: skip
 def test_columns_that_do_not_belong_together_are_refused(change: dict[str, Any]) -> None:
     given: dict[str, Any] = {
-        "shard": 3, "count": 3, "keys": [b"sa", b"sb"], "lanes": "1,1,2", "seqs": f"1,{2**62},1", "ids": f"5,{2**62 + 1},7",
-        "sent_at": "1,2,3", "sizes": "1,0,2", "bodies": b"abc",
+        "shard": 3, "count": 3, "keys": [b"sa", b"sb"], "lanes": np.array([1, 1, 2]), "seqs": f"1,{2**62},1",
+        "ids": f"5,{2**62 + 1},7", "sent_at": "1,2,3", "sizes": "1,0,2", "bodies": b"abc",
     }  # fmt: skip
-    builder = Builder(arrow_schema(read_schema(key_type(None))), "string", started=0)
-    good = builder.columns(Packed(**given), 10)
+    schema = arrow_schema(read_schema(key_type(None)))
+    builder = Builder(schema, "string", started=0)
+    good = builder.columns(Packed(**given), 10, schema)
     good.validate(full=True)
     assert (good.column("key").to_pylist(), good.column("seq").to_pylist()) == (["a", "a", "b"], [1, 2**62, 1])
     assert (good.column("body").to_pylist(), good.column("id").to_pylist()) == ([b"a", b"", b"bc"], [5, 2**62 + 1, 7])
     assert good.column("enqueued_at").cast("int64").to_pylist() == [11, 12, 13]
     with pytest.raises(StoreCorrupt, match="do not belong together"):
-        builder.columns(Packed(**given | change), 10)
+        builder.columns(Packed(**given | change), 10, schema)
+
+
+# ---- some columns
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.one_of(SENT, PLAIN), max_size=40), st.integers(1, 9), st.integers(1, 30),
+    st.lists(st.sampled_from(read_schema("stored").names), min_size=1, unique=True), st.booleans(),
+)  # fmt: skip
+def test_some_columns_are_those_of_all(sent: list[Any], step: int, per_task: int, wanted: list[str], dead: bool) -> None:
+    config = QueueConfig(keyless="round_robin", keyless_lanes=3, max_attempts=None)
+    with pytest.MonkeyPatch.context() as patch, strictq.open(":memory:", shards=2, clock=FakeClock(), config=config) as q:
+        small_steps(patch, step)
+        for key, body, headers, delay in sent:
+            q.send(body, key, headers=headers, delay=delay)
+        for number in range(12):
+            for d in q.receive(1):
+                if number % 2:
+                    d.nack(delay=7.0)
+                else:
+                    d.reject("no")
+        every, some = read(q, dead=dead, per_task=per_task), read(q, dead=dead, per_task=per_task, wanted=wanted)
+        assert sum(b.num_rows for b in every) == sum(b.num_rows for b in some)
+        if every:
+            assert pa.Table.from_batches(every).select(wanted).equals(pa.Table.from_batches(some))
+
+
+def test_what_is_not_wanted_is_not_read() -> None:
+    with strictq.open(":memory:") as q:
+        q.send(b"x" * 5000, "apart", headers={"a": "b"})
+        q.receive()[0].nack()
+        shard = shard_of(q)
+        plan = scan.plan_shard(shard, dead=False, per_task=100)
+        ((segment,),) = plan.tasks
+
+        def step(*wanted: str) -> Packed | list[Any]:
+            (found,) = scan.columns(shard, plan, segment, wanted, distinct)
+            return found
+
+        for name in ("body", "headers", "attempts"):
+            assert not isinstance(step(name), Packed), "it does not fit, and is wanted"
+        found = step("id", "key")
+        assert isinstance(found, Packed)
+        assert (found.count, found.keys, found.ids, found.seqs) == (1, [b"sapart"], "1", "1")
+        assert (found.sent_at, found.sizes, found.bodies) == ("", "", b"")
+        found = step("sent_at")
+        assert isinstance(found, Packed)
+        assert (found.keys, found.ids) == ([], "")
+
+
+@pytest.mark.parametrize("headers", [None, {"as": "rows"}])
+def test_bodies_as_text(headers: dict[str, str] | None) -> None:
+    with strictq.open(":memory:") as q:
+        for body in ("", "ü\0", "x" * 5000, "c"):
+            q.send(body.encode(), "k", headers=headers)
+        texts = [body for batch in read(q, wanted=["body", "headers"], text=True) for body in batch.column("body").to_pylist()]
+        assert texts == ["", "ü\0", "x" * 5000, "c"]
+        q.send(b"ok \xff", "k", headers=headers)
+        with pytest.raises(InvalidArgument, match=r"a body is not UTF-8: b'ok \\xff'.*BINARY"):
+            read(q, wanted=["body"], text=True)
+        q.reject("k", 5, "no text")
+        with pytest.raises(InvalidArgument, match="a body is not UTF-8"):
+            read(q, dead=True, wanted=["body"], text=True)
+
+
+@pytest.mark.parametrize(("kind", "keys"), [("string", ["a", "ü\0"]), ("binary", [b"\0", b"\xff"]), ("int", [0, -7, -(2**63)])])
+def test_keys_come_with_those_that_are_none(kind: str, keys: list[Any]) -> None:
+    n = len(keys) + 1
+    schema = arrow_schema(read_schema(key_type(kind))).field("key")
+    packed = Packed(
+        0, n, [*map(encode_key, keys), b"n1!2"], np.arange(n) + 1, ",".join(["1"] * n), "", "", "", b""
+    )  # fmt: skip
+    found = Builder(pa.schema([schema]), key_type(kind)).columns(packed, 0, pa.schema([schema]))
+    found.validate(full=True)
+    assert found.column("key").to_pylist() == [*keys, None]
+
+
+ALONE = """
+import sys
+import strictq
+from strictq.spark._schema import read_schema
+from strictq.spark.batch import BatchReader
+path = sys.argv[1]
+with strictq.open(path) as q:
+    q.send(b"body", "k")
+reader = BatchReader({"path": path}, read_schema("string"))
+print(sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)), "pandas" in sys.modules)
+"""
+
+
+def test_reading_columns_does_not_import_pandas(queue_path: str) -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE, queue_path], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["1", "False"], "it would take each of Spark's processes 0.2 s"

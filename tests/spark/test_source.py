@@ -95,6 +95,48 @@ def test_columns(spark: SparkSession, q: Queue, checkpoint: Path) -> None:
     assert abs(keyed.enqueued_at.timestamp() - time.time()) < 600
 
 
+def chosen(spark: SparkSession, q: Queue, schema: str, **options: str) -> DataFrame:
+    return spark.readStream.format("strictq").options(path=q.path, consumer="etl", **options).schema(schema).load()
+
+
+def test_columns_may_change_between_two_runs_of_a_query(spark: SparkSession, q: Queue, checkpoint: Path) -> None:
+    """A batch that is repeated has what is asked for now: it was recorded with everything."""
+    q.send_many([Message(b"%d" % n, key=f"k{n}", headers={"n": str(n)}) for n in range(10)])
+    found: list[tuple[int, list[str], list[Any]]] = []
+
+    def write(df: DataFrame, batch: int) -> None:
+        found.append((batch, df.columns, sorted((tuple(r) for r in df.collect()), key=str)))
+        if len(found) < 4:
+            raise RuntimeError("the sink fails")
+
+    for schema in ("key STRING", "body STRING, seq BIGINT", "headers MAP<STRING, STRING>, body BINARY", "seq BIGINT, key STRING"):
+        if len(found) < 3:
+            with pytest.raises(Exception, match="the sink fails"):
+                run(chosen(spark, q, schema), checkpoint, write)
+        else:
+            run(chosen(spark, q, schema), checkpoint, write)
+    keys = [f"k{n}" for n in range(10)]
+    assert found == [
+        (0, ["key"], [(key,) for key in keys]),
+        (0, ["body", "seq"], [(str(n), 1) for n in range(10)]),
+        (0, ["headers", "body"], [({"n": str(n)}, b"%d" % n) for n in range(10)]),
+        (0, ["seq", "key"], [(1, key) for key in keys]),
+    ]
+    q.send(b"more", "k0")
+    run(load(spark, q.path), checkpoint, write)
+    assert found[-1][2][0][:3] == ("k0", 2, b"more")
+
+
+def test_a_stream_of_bodies_that_are_no_text(spark: SparkSession, q: Queue, checkpoint: Path) -> None:
+    q.send(b"\xff", 7)
+    bodies: list[Any] = []
+    for schema, message in (("body STRING, key BIGINT", "a body is not UTF-8"), ("key STRING", "another keyType")):
+        with pytest.raises(Exception, match=message):
+            run(chosen(spark, q, schema), checkpoint, lambda df, _: bodies.extend(df.collect()))
+    run(chosen(spark, q, "body BINARY"), checkpoint, lambda df, _: bodies.extend(r.body for r in df.collect()))
+    assert bodies == [b"\xff"], "the same batch"
+
+
 def test_keys_of_several_types_are_an_error_that_says_what_to_do(
     spark: SparkSession, q: Queue, checkpoint: Path, ledger: Ledger
 ) -> None:

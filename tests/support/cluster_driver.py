@@ -147,6 +147,22 @@ def a_stream(world: World) -> None:
 
 
 @scenario
+def a_stream_of_some_columns(world: World) -> None:
+    with world.queue() as q:
+        q.send_many([Message(b"%d" % n, key=f"k{n % 7}") for n in range(100)])
+        q.send(b"\xff", "k0")
+        with strictq.spark.serve(q) as server:
+            reader = world.spark.readStream.format("strictq").options(**server.options, consumer="etl")
+            found: list[Any] = []
+            assert "a body is not UTF-8" in world.fails(
+                lambda: world.run(reader.schema("body STRING").load(), lambda df, _: found.extend(df.collect()))
+            )
+            world.run(reader.schema("seq BIGINT, body BINARY").load(), lambda df, _: found.extend(df.collect()))
+            assert len({tuple(r) for r in found}) == len(found) == 101
+        assert q.check() == []
+
+
+@scenario
 def a_stream_with_tls(world: World) -> None:
     import trustme
 
@@ -174,6 +190,8 @@ def tables(world: World) -> None:
         with strictq.spark.serve(q) as server:
             table = world.spark.read.format("strictq").options(**server.options).option("messagesPerPartition", 50).load()
             assert sorted(int(r.body) for r in table.collect()) == list(range(7, 500))
+            some = world.spark.read.format("strictq").options(**server.options).schema("body STRING, seq BIGINT").load()
+            assert sorted((int(r.body), r.seq) for r in some.collect()) == [(n, n // 7 + 1) for n in range(7, 500)]
             dead = world.spark.read.format("strictq").options(**server.options).option("state", "dead").load()
             assert {(r.key, r.seq, r.reason) for r in dead.collect()} == {(f"k{n}", 1, "why not") for n in range(7)}
             history = world.spark.read.format("strictq").options(**server.options).option("state", "history")

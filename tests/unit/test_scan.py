@@ -57,8 +57,19 @@ def test_many_lanes_are_taken_to_be_alike(q: Queue, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(scan, "WALK_LANES", 10)
     q.send_many([Message(b"%d" % n, key=f"k{n}") for n in range(50)])
     plan = scan.plan_shard(shard_of(q), dead=False, per_task=20)
-    assert len(plan.tasks) == 3
+    assert [(s.after, s.last) for (s,) in plan.tasks] == [(0, 25), (25, 50)]
     assert sorted(map(int, bodies(read(q, plan)))) == list(range(50))
+
+
+@pytest.mark.parametrize("walked", [0, 1000])
+def test_a_few_messages_more_than_a_task_has_are_no_task_of_their_own(
+    q: Queue, walked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "WALK_LANES", walked)
+    q.send_many([Message(b"%d" % n, key=f"k{n}") for n in range(21)])
+    assert [len(scan.plan_shard(shard_of(q), dead=False, per_task=n).tasks) for n in (21, 20, 15, 14, 10, 5, 1)] == [
+        1, 1, 1, 2, 2, 4, 21,
+    ]  # fmt: skip
 
 
 def test_newer_messages_are_left_out(q: Queue) -> None:
