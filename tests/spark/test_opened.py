@@ -65,3 +65,12 @@ def test_another_queue_than_was_planned_is_an_error(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "q")
     with pytest.raises(QueueNotFound, match="there is no queue at"):
         _opened.looking(str(tmp_path / "q"), "0" * 32)
+
+
+def test_a_process_takes_what_is_imported_out_of_its_garbage_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[int] = []
+    monkeypatch.setattr(_opened, "_settled", False)
+    monkeypatch.setattr(_opened.gc, "freeze", lambda: frozen.append(1))
+    for _ in range(3):
+        _opened.settle()
+    assert frozen == [1]
