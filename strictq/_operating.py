@@ -15,6 +15,7 @@ from ._durations import Model
 from ._errors import InvalidArgument, PartialFailure, StoreError
 from ._keys import Key, decode_key, encode_key
 from ._store import Store, admin, handing, looking
+from ._store.calls import bound
 from ._store.engine import Rows
 from ._store.stored import headers as stored_headers
 from ._types import (
@@ -157,7 +158,7 @@ class Operating:
         rows: list[tuple[int, tuple[Any, ...]]] = []
         for shard in store.healthy() if raw is None else [store.shard_of(raw)]:
             left = limit - len(rows)
-            found = shard.read(lambda db, n=left: admin.dead_letters(db, raw, n))  # type: ignore[misc]
+            found = shard.read(bound(admin.dead_letters, raw, left))
             rows += [(shard.number, row) for row in found]
             if len(rows) >= limit:
                 break
@@ -342,7 +343,7 @@ class Operating:
         problems = admin.check_catalog(store)
         for shard in store.shards:
             try:
-                found = shard.look(lambda db, s=shard: looking.check(db, s.number, s.range.owns, len(store.shards)))  # type: ignore[misc]
+                found = shard.look(bound(looking.check, shard.number, shard.range.owns, len(store.shards)))
             except StoreError as e:
                 problems.append(Problem(shard.number, "unreadable", str(e)))
                 continue

@@ -14,6 +14,7 @@ from ._errors import LeaseLost, PartialFailure, StoreError, StrictqError
 from ._keys import Key
 from ._settling import Settling
 from ._store import Store, engine, handed
+from ._store.calls import bound
 from ._store.router import Brought
 from ._store.shard import Shard
 from .delivery import OPEN, SETTLED, Call, Delivery, Lease
@@ -198,7 +199,7 @@ class Receiving(Settling):
         lost: set[Lease] = set()
         for lease in leases:
             batch = lease._batch([lease._lo])
-            (deadline,) = self._shard(lease).drain(lambda tx, b=batch: engine.extend(tx, [b], seconds))  # type: ignore[misc]
+            (deadline,) = self._shard(lease).drain(bound(engine.extend, [batch], seconds))
             if isinstance(deadline, LeaseLost):
                 lost.add(lease)
             else:
@@ -216,7 +217,7 @@ class Receiving(Settling):
             for held in got.leases:
                 batch = engine.Batch(held.lane, held.key, held.token, [held.rows[0][handed.SEQ]])
                 try:
-                    shard.drain(lambda tx, b=batch: engine.release(tx, b))  # type: ignore[misc]
+                    shard.drain(bound(engine.release, batch))
                 except StrictqError:
                     continue  # then the deadline ends it
 
@@ -287,7 +288,7 @@ class Receiving(Settling):
         for shard, batches in by_shard.items():
             # If it fails, they are lost already, or their deadlines will end them.
             with suppress(StrictqError):
-                shard.drain(lambda tx, b=batches: engine.release_all(tx, b))  # type: ignore[misc]
+                shard.drain(bound(engine.release_all, batches))
         for lease, d in some:
             lease._given_back(d.seq)
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from . import _validate as validate
 from ._errors import InvalidArgument, LeaseLost, PartialFailure, StoreError
 from ._store import Store, engine, handed, looking
+from ._store.calls import bound
 from ._store.frame import Totals
 from ._store.shard import Shard
 from .delivery import OPEN, SETTLED, Delivery, Lease
@@ -121,7 +122,7 @@ class Settling:
         for number, entries in by_shard.items():
             batches = [batch for _, batch in entries]
             try:
-                outcomes = self._store.shards[number].drain(lambda tx, b=batches: act(tx, b))  # type: ignore[misc]
+                outcomes = self._store.shards[number].drain(bound(act, batches))
             except StoreError as e:
                 trouble.update((lease, e) for lease, _ in entries)
                 continue
@@ -236,7 +237,7 @@ class Settling:
         for number, some in by_shard.items():
             batches = [x._batch([x._lo]) for x in some]
             try:
-                deadlines = self._store.shards[number].drain(lambda tx, b=batches: engine.extend(tx, b, length))  # type: ignore[misc]
+                deadlines = self._store.shards[number].drain(bound(engine.extend, batches, length))
             except StoreError as e:
                 outcome.update(dict.fromkeys(some, e))
                 continue

@@ -12,6 +12,7 @@ from .._errors import StrictqError
 from .._sql import CHECK, INSPECT
 from .._types import Problem
 from . import catalog, history, operate
+from .calls import bound
 from .frame import Totals
 from .operate import hold, release
 from .router import Store
@@ -48,7 +49,7 @@ def redrive_all(store: Store) -> int:
     total = 0
     for shard in store.healthy():
         after = 0
-        while found := shard.read(lambda db, a=after: operate.lanes_with_dead(db, a, _WALK_STEP)):  # type: ignore[misc]
+        while found := shard.read(bound(operate.lanes_with_dead, after, _WALK_STEP)):
             total += sum(_redrive_lane(shard, lane, None) for lane in found)
             after = found[-1]
     return total
@@ -72,7 +73,7 @@ def purge(store: Store, key: bytes | None, *, dead: bool) -> int:
     for shard in store.healthy():
         for walk in (operate.next_lane, operate.next_dedup_lane, *([operate.next_dead_lane] if dead else [])):
             after = 0
-            while (lane := shard.read(lambda db, a=after, w=walk: w(db, a))) is not None:  # type: ignore[misc]
+            while (lane := shard.read(bound(walk, after))) is not None:
                 total += _purge_lane(shard, lane, dead)
                 after = lane
     return total
@@ -83,7 +84,7 @@ def _purge_lane(shard: Shard, lane: int, dead: bool) -> int:
     for step in (operate.purge_lane, *([operate.purge_dead] if dead else [])):
         more = True
         while more:
-            n, more = shard.drain(lambda tx, s=step: s(tx, lane))  # type: ignore[misc]
+            n, more = shard.drain(bound(step, lane))
             total += n
     return total
 
@@ -100,7 +101,7 @@ def forget_history(shard: Shard, upto: int, key: bytes | None = None) -> int:
     """Remove a shard's records up to a number, in steps."""
     total = at = 0
     while at < upto:
-        gone, at = shard.drain(lambda tx, a=at: history.purge_step(tx, a, upto, key))  # type: ignore[misc]
+        gone, at = shard.drain(bound(history.purge_step, at, upto, key))
         total += gone
     return total
 

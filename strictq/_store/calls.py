@@ -5,16 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, TypeVarTuple, runtime_checkable
 
 from .frame import Tx
 
 T = TypeVar("T")
+On = TypeVar("On")
+Rest = TypeVarTuple("Rest")
 Operation = Callable[[Tx], T]
 """What runs inside a write transaction."""
 
 transaction_of: ContextVar[object | None] = ContextVar("strictq_transaction", default=None)
 """In an async transaction: names it. Its calls run in any worker thread, so the thread can't."""
+
+
+def bound(act: Callable[[On, *Rest], T], *rest: *Rest) -> Callable[[On], T]:
+    """`act` with all its arguments but the first given now. A lambda in a loop would see what the next turn makes of them."""
+    return lambda on: act(on, *rest)
 
 
 def nobody() -> None:

@@ -32,6 +32,7 @@ from .._errors import (
 from .._keys import hash_key
 from .._types import Event
 from . import catalog, claim, files, fork, outbox, send
+from .calls import bound
 from .catalog import Catalog
 from .connection import Durability
 from .frame import Totals, Tx
@@ -385,11 +386,11 @@ class Store:
 
     def _forward_to(self, origin: Shard, destination: Shard) -> None:
         number = destination.number
-        while rows := origin.read(lambda db: outbox.waiting(db, number)):
+        while rows := origin.read(bound(outbox.waiting, number)):
             origin.sync()
-            destination.drain(lambda tx, rows=rows: outbox.arrive(tx, origin.incarnation, rows))  # type: ignore[misc]
+            destination.drain(bound(outbox.arrive, origin.incarnation, rows))
             destination.sync()
-            origin.drain(lambda tx, last=rows[-1][0]: outbox.forget(tx, number, last))  # type: ignore[misc]
+            origin.drain(bound(outbox.forget, number, rows[-1][0]))
 
     # ---- named consumers
 

@@ -25,6 +25,7 @@ from .._keys import decode_key
 from .._sql import CHECK, LANES, SALVAGE, SHARD, SHARD_SCHEMA, insert_into
 from .._types import LostRange, Salvaged
 from . import catalog, check, files, lanes, salvage_handouts, staging, wal
+from .calls import bound
 from .catalog import Catalog, Range
 from .connection import MEMORY, connect
 from .frame import Totals, Tx
@@ -183,7 +184,7 @@ class _Salvage:
         hashes = {part.shard: part for part in self.known.topology}
         for shard in store.shards:
             part = hashes[shard.number]
-            for problem, fix in shard.look(lambda db, part=part: check.check(db, part.shard, part.owns, len(hashes))):  # type: ignore[misc]
+            for problem, fix in shard.look(bound(check.check, part.shard, part.owns, len(hashes))):
                 if fix is not None:
                     shard.run(fix)
                 else:
@@ -282,7 +283,7 @@ class _Source:
     def _put(self, shard: Any, statement: str, rows: Iterable[Row]) -> None:
         rows = iter(rows)
         while batch := list(islice(rows, BATCH)):
-            shard.run(lambda tx, batch=batch: self._insert(tx, statement, batch))
+            shard.run(bound(self._insert, statement, batch))
 
     def _insert(self, tx: Tx, statement: str, batch: list[Row]) -> None:
         tx.run("SAVEPOINT rows")
