@@ -110,17 +110,7 @@ class Writer:
         if self._grouped:
             return self._run_grouped(operation)  # type: ignore[no-any-return]
         call = Call(operation)
-        held: list[bool] = []
-        tx = None
-        try:
-            held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS,))
-            self._taken(held)
-            tx = self._commit([call])
-        finally:
-            if held and held[0]:
-                self._owner = 0
-                self._lock.release()
-        self._told(tx)
+        self._told(self._locked(lambda: self._commit([call])))
         return call.outcome()  # type: ignore[no-any-return]
 
     def read(self, look: Callable[[apsw.Connection], T]) -> T:
@@ -134,11 +124,11 @@ class Writer:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
 
-        return self._locked(within, (apsw.Error, *NONSENSE))
+        return self._connected(within, (apsw.Error, *NONSENSE))
 
     def use(self, work: Callable[[apsw.Connection], T]) -> T:
         """Run `work` on the writing connection with its lock held; it keeps its own transactions."""
-        return self._locked(work, (apsw.Error,))
+        return self._connected(work, (apsw.Error,))
 
     @contextmanager
     def alone(self) -> Iterator[Tx]:
@@ -202,20 +192,16 @@ class Writer:
 
     def _lead(self, group: list[Call]) -> Tx:
         """Commit for everybody who waits."""
-        held: list[bool] = []
-        try:
-            self._gather()
-            held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS,))
-            self._taken(held)
+
+        def commit() -> Tx:
             with self._gate:
                 while self._waiting and len(group) < GROUP_MAX:
                     group.append(self._waiting.popleft())
             self._group_size = len(group)
             return self._commit(group)
-        finally:
-            if held and held[0]:
-                self._owner = 0
-                self._lock.release()
+
+        self._gather()
+        return self._locked(commit)
 
     def _end_lead(self, call: Call, group: list[Call]) -> None:
         """Hand the lead on, whatever interrupts it."""
@@ -424,15 +410,7 @@ class Writer:
         """A sync of the WAL failed: nothing more is written before what the WAL shows is on the disk."""
         self._note_failed_sync()
         self.require_outside()
-        held: list[bool] = []
-        try:
-            held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS,))
-            self._taken(held)
-            self._drop_connection()
-        finally:
-            if held and held[0]:
-                self._owner = 0
-                self._lock.release()
+        self._locked(self._drop_connection)
 
     @property
     def distrusted(self) -> bool:
@@ -513,20 +491,28 @@ class Writer:
         self._owner = threading.get_ident()
         self.require()
 
-    def _locked(self, work: Callable[[apsw.Connection], T], failures: tuple[type[Exception], ...]) -> T:
-        """Run `work` with the lock held; what it raises of `failures` is told as ours.
+    def _connected(self, work: Callable[[apsw.Connection], T], failures: tuple[type[Exception], ...]) -> T:
+        """Run `work` on the connection with the lock held; what it raises of `failures` is told as ours."""
 
-        No context manager: the way out of one can be interrupted before it lets go of the lock.
-        """
-        self.require_outside()
-        held: list[bool] = []
-        try:
-            held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS,))
-            self._taken(held)
+        def within() -> T:
             try:
                 return work(self._connection())
             except failures as e:
                 raise self._failed(e) from e
+
+        self.require_outside()
+        return self._locked(within)
+
+    def _locked(self, work: Callable[[], T]) -> T:
+        """Run `work` with the lock held.
+
+        No context manager: the way out of one can be interrupted before it lets go of the lock.
+        """
+        held: list[bool] = []
+        try:
+            held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS,))
+            self._taken(held)
+            return work()
         finally:
             if held and held[0]:
                 self._owner = 0
