@@ -1,8 +1,7 @@
-"""The commit path of one shard: who may write, how callers in many threads share a commit, and what a failure means.
+"""The commit path of one shard: who may write, what runs in one transaction, and what a failure means.
 
-At durability "full" a commit costs an fsync, so callers that arrive while one is under way wait, and the first of them
-commits for all (leader and followers). A single caller neither waits nor wakes anybody. At "process" a commit is cheaper
-than waking a thread, so there a plain lock serves.
+At durability "full" callers in many threads share commits (grouping.py). At "process" a commit is cheaper than waking a thread,
+so there a plain lock serves.
 """
 
 from __future__ import annotations
@@ -10,12 +9,9 @@ from __future__ import annotations
 import copy
 import os
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, Protocol, TypeVar
-from weakref import ref
+from typing import Final, Protocol, TypeVar
 
 import apsw
 
@@ -32,16 +28,12 @@ from .._errors import (
 )
 from .._sql import CLAIM, SHARD
 from .._types import Event
-from .calls import Call, Mergeable, Operation, is_mine, nobody, whoami
+from .calls import Call, Mergeable, Operation, is_mine, whoami
 from .connection import BUSY_SECONDS, NONSENSE, Opener, leak, translate
 from .frame import Totals, Tx
+from .grouping import Grouping
 
 T = TypeVar("T")
-
-GROUP_MAX: Final = 1000
-GATHER_TURNS: Final = 32
-LEADER_SECONDS: Final = 1.0
-"""How often a follower looks whether its leader is still there."""
 
 
 class Host(Protocol):
@@ -85,16 +77,12 @@ class Writer:
         self._inside = False
         self._suspects = host.suspects
         self._sync_failed = False
+        self._grouping = Grouping(self._locked, self._commit)
         self._make_locks()
 
     def _make_locks(self) -> None:
         self._lock = threading.Lock()
         self._owner: object = 0
-        self._gate = threading.Lock()
-        # Held weakly: an interrupt may stop even the hand-over of a leader, and then it leads no more once its call is gone.
-        self._leader: Callable[[], Call | None] = nobody
-        self._group_size = 1
-        self._waiting: deque[Call] = deque()
 
     # ---- running operations
 
@@ -107,10 +95,8 @@ class Writer:
             Whatever the operation raises: nothing changed.
         """
         self.require_outside()  # it would wait for itself, and everybody for the transaction that this thread has open
-        if self._grouped:
-            return self._run_grouped(operation)  # type: ignore[no-any-return]
         call = Call(operation)
-        self._told(self._locked(lambda: self._commit([call])))
+        self._told(self._grouping.commit(call) if self._grouped else self._locked(lambda: self._commit([call])))
         return call.outcome()  # type: ignore[no-any-return]
 
     def read(self, look: Callable[[apsw.Connection], T]) -> T:
@@ -160,107 +146,6 @@ class Writer:
             raise ForkedProcess(
                 "the process forked inside an open transaction; nothing of it happened", hint="repeat it, and fork outside of it"
             )
-
-    def _run_grouped(self, operation: Operation[Any]) -> Any:
-        call = Call(operation)
-        group = [call]
-        tx: Tx | None = None
-        try:
-            with self._gate:
-                if self._leader() is None:
-                    self._leader = ref(call)
-                else:
-                    call.follow()
-                    self._waiting.append(call)
-            if self._leader() is not call:
-                self._follow(call)
-                if call.finished:
-                    return call.outcome()
-            tx = self._lead(group)
-        except StoreError as e:
-            for other in group[1:]:
-                if not other.finished:
-                    other.finish(error=e)
-            raise
-        finally:
-            try:
-                self._end_lead(call, group)
-            finally:
-                self._end_lead(call, group)  # the first may be interrupted before it can do anything
-        self._told(tx)
-        return call.outcome()
-
-    def _lead(self, group: list[Call]) -> Tx:
-        """Commit for everybody who waits."""
-
-        def commit() -> Tx:
-            with self._gate:
-                while self._waiting and len(group) < GROUP_MAX:
-                    group.append(self._waiting.popleft())
-            self._group_size = len(group)
-            return self._commit(group)
-
-        self._gather()
-        return self._locked(commit)
-
-    def _end_lead(self, call: Call, group: list[Call]) -> None:
-        """Hand the lead on, whatever interrupts it."""
-        interrupt: BaseException | None = None
-        while self._leader() is call:
-            try:
-                self._hand_over(group)
-            except BaseException as e:
-                interrupt = e
-        if interrupt is not None:
-            raise interrupt
-
-    def _gather(self) -> None:
-        """Let those who shared the last commit come back before this one starts.
-
-        They were all released by it, and the first of them leads: without this it would commit alone while the others
-        arrive, and every second commit would be a group of one.
-        """
-        arrived = 0
-        for _ in range(GATHER_TURNS):
-            if len(self._waiting) + 1 >= self._group_size:
-                return
-            time.sleep(0)  # whoever can run, runs, and comes here or blocks elsewhere
-            if len(self._waiting) == arrived:
-                return
-            arrived = len(self._waiting)
-
-    def _follow(self, call: Call) -> None:
-        """Wait until the call was answered, or leads the next group. Interrupted, it is withdrawn or its answer awaited."""
-        assert call.wake is not None
-        try:
-            while not call.wake.acquire(timeout=LEADER_SECONDS):
-                with self._gate:
-                    if self._leader() is None and call in self._waiting:
-                        self._waiting.remove(call)
-                        self._leader = ref(call)
-                        return
-        except BaseException:
-            with self._gate:
-                if call in self._waiting:
-                    self._waiting.remove(call)
-                    raise
-            # A leader has taken it, or it was made leader: the answer is near and must not be lost.
-            while not call.finished and self._leader() not in (call, None):
-                call.wake.acquire(timeout=0.1)
-            raise
-
-    def _hand_over(self, group: list[Call]) -> None:
-        """Release the followers, and make the caller that has waited longest the next leader. May run again if interrupted."""
-        with self._gate:
-            # Not finished, though their leader is done: it was interrupted before its COMMIT, so nothing of theirs happened.
-            self._waiting.extendleft(c for c in reversed(group[1:]) if not c.finished and c not in self._waiting)
-            for other in group[1:]:
-                if other.finished:
-                    other.release()
-            leader = self._waiting.popleft() if self._waiting else None
-            if leader is not None:
-                leader.release()
-            self._leader = nobody if leader is None else ref(leader)
 
     # ---- one transaction
 
@@ -541,12 +426,13 @@ class Writer:
         self._inside = is_mine(self._owner)
         if not self._inside and not self._lock.acquire(timeout=BUSY_SECONDS):
             return False
-        self._gate.acquire()
+        self._grouping.quiesce()
         self._drop_connection()
         return True
 
     def resume(self, *, child: bool) -> None:
         """After a fork that `quiesce` prepared."""
+        self._grouping.resume(child=child)
         if child:
             # The threads that waited here exist in the parent only; an open block of this thread still holds its lock.
             owner = self._owner
@@ -555,10 +441,8 @@ class Writer:
             if self._inside:
                 self._lock.acquire()
                 self._owner = owner
-        else:
-            self._gate.release()
-            if not self._inside:
-                self._lock.release()
+        elif not self._inside:
+            self._lock.release()
 
     def abandon(self) -> None:
         """In a child whose fork was not prepared: never touch, and never close, the parent's connection."""

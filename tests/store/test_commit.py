@@ -69,9 +69,9 @@ class Crowd:
     def join(self, *operations: Callable[[Tx], Any]) -> None:
         """Callers that wait, in this order."""
         for operation in operations:
-            waiting = len(self.writer._waiting)
+            waiting = len(self.writer._grouping._waiting)
             self._start(operation)
-            wait_until(lambda n=waiting: len(self.writer._waiting) > n, "a caller to queue up")  # type: ignore[misc]
+            wait_until(lambda n=waiting: len(self.writer._grouping._waiting) > n, "a caller to queue up")  # type: ignore[misc]
 
     def go(self) -> list[Any]:
         """Let them all; what each got."""
@@ -79,8 +79,8 @@ class Crowd:
         for thread in self.threads:
             thread.join(PATIENCE_SECONDS)
         assert not any(t.is_alive() for t in self.threads), "a follower was never released"
-        assert self.writer._leader() is None
-        assert not self.writer._waiting
+        assert self.writer._grouping._leader() is None
+        assert not self.writer._grouping._waiting
         assert not self.writer._lock.locked()
         return self.results[1:]
 
@@ -204,9 +204,9 @@ def test_verbs_that_fail_in_a_group_leave_the_others_alone(q: Queue) -> None:
         call("dead ack", lambda: first.ack()),
         call("full", lambda: q.send_many([strictq.Message(b"", key="b")] * 5)),
     ):
-        waiting = len(crowd.writer._waiting)
+        waiting = len(crowd.writer._grouping._waiting)
         thread.start()
-        wait_until(lambda n=waiting: len(crowd.writer._waiting) > n, "a caller to queue up")  # type: ignore[misc]
+        wait_until(lambda n=waiting: len(crowd.writer._grouping._waiting) > n, "a caller to queue up")  # type: ignore[misc]
         crowd.threads.append(thread)
     crowd.go()
     assert outcomes["send"] == 1
@@ -318,7 +318,7 @@ def test_a_caller_that_failed_before_the_interrupt_gets_the_answer_of_its_second
 def test_a_follower_that_is_interrupted_while_it_waits_takes_its_call_with_it(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     crowd = Crowd(q)
     crowd.join(putting("t1"))
-    victim = crowd.writer._waiting[0]
+    victim = crowd.writer._grouping._waiting[0]
     woken = threading.Event()
 
     class Interrupting:
@@ -356,7 +356,7 @@ def test_a_follower_that_is_interrupted_while_it_waits_takes_its_call_with_it(q:
     thread.start()
     assert woken.wait(PATIENCE_SECONDS)
     thread.join(PATIENCE_SECONDS)
-    assert list(crowd.writer._waiting) == [victim]
+    assert list(crowd.writer._grouping._waiting) == [victim]
     assert crowd.go() == ["t1", "interrupted"]
     assert traces(q) == {"t1"}
 
@@ -432,7 +432,7 @@ def test_a_misplaced_call_does_not_hold_up_other_threads(q: Queue, monkeypatch: 
     with q.transaction(key="k") as tx:
         tx.key_state = tx.key_state or b"x"
         thread.start()
-        wait_until(lambda: writer_of(q)._leader() is not None, "the other thread to wait")
+        wait_until(lambda: writer_of(q)._grouping._leader() is not None, "the other thread to wait")
         with pytest.raises(strictq.InvalidArgument):
             q.send(b"", "k")
     thread.join(PATIENCE_SECONDS)

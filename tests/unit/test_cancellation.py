@@ -16,7 +16,7 @@ from tests.support.internals import at_rest, run_python, writer_of
 
 def test_an_interrupted_leader_never_leaves_the_shard_without_one(tmp_path) -> None:
     with strictq.open(tmp_path / "queue") as q:  # durability full: callers are grouped
-        writer = writer_of(q)
+        grouping = writer_of(q)._grouping
 
         class Gate:  # Ctrl-C lands as the `with` on the gate ends
             def __init__(self, lock):
@@ -31,7 +31,7 @@ def test_an_interrupted_leader_never_leaves_the_shard_without_one(tmp_path) -> N
                     self.armed = False
                     raise KeyboardInterrupt
 
-        writer._gate = Gate(writer._gate)
+        grouping._gate = Gate(grouping._gate)
         with pytest.raises(KeyboardInterrupt):
             q.send(b"", "k")
         t = threading.Thread(target=lambda: q.send(b"", "k"), daemon=True)
@@ -250,8 +250,8 @@ def test_a_leader_that_is_interrupted_as_it_begins_to_hand_over_leads_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with strictq.open(tmp_path / "queue") as q:
-        writer = writer_of(q)
-        hand_over = writer._end_lead
+        grouping = writer_of(q)._grouping
+        hand_over = grouping._end_lead
         interrupts = [KeyboardInterrupt()]
 
         def interrupted(*args: object) -> None:
@@ -259,10 +259,10 @@ def test_a_leader_that_is_interrupted_as_it_begins_to_hand_over_leads_no_more(
                 raise interrupts.pop()
             hand_over(*args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(writer, "_end_lead", interrupted)
+        monkeypatch.setattr(grouping, "_end_lead", interrupted)
         with pytest.raises(KeyboardInterrupt) as kept:  # and so are the frames of the call, as in a notebook
             q.send(b"", "k")
-        assert writer._leader() is None
+        assert grouping._leader() is None
         assert kept.value is not None
         assert q.stats().depth == 1
 
