@@ -68,8 +68,8 @@ MUTATIONS = [
     ),
     _store("the sync of a new queue's directory", "files.py", "        sync_directory(building)\n", "", *POWER),
     _store("the sync of a new queue's name", "files.py", "        sync_directory(parent)\n", "", *POWER),
-    _store("the sync of the origin before it forwards", "router.py", "            origin.sync()\n", "", *POWER),
-    _store("the sync of the destination before the origin forgets", "router.py", "            destination.sync()\n", "", *POWER),
+    _store("the sync of the origin before it forwards", "forwarding.py", "        origin.sync()\n", "", *POWER),
+    _store("the sync of the destination before the origin forgets", "forwarding.py", "        destination.sync()\n", "", *POWER),
     _store(
         "no checkpoint on close",
         "connection.py",
@@ -125,7 +125,7 @@ MUTATIONS = [
         "        if False:",
         "tests/store/test_commit.py",
     ),
-    _store("one kernel at a time", "router.py", "if presence.alone(BEGIN_STEP_SECONDS):", "if True:", "tests/store/test_time.py"),
+    _store("one kernel at a time", "boot.py", "if presence.alone(BEGIN_STEP_SECONDS):", "if True:", "tests/store/test_time.py"),
     _store(
         "one caller's failure is its own",
         "commit.py",
@@ -172,16 +172,16 @@ MUTATIONS = [
     ),
     _store(
         "the new epoch after a boot",
-        "router.py",
-        "catalog.raise_epoch(directory, boot, _next_offset(directory, known, clock))",
+        "boot.py",
+        "catalog.raise_epoch(directory, boot, next_offset(directory, known, clock))",
         NOTHING,
         "tests/store/test_time.py",
     ),
     _store(
         "the boot id",
-        "router.py",
-        "        while known.boot_id != boot:\n",
-        "        while False:\n",
+        "boot.py",
+        "    while known.boot_id != boot:\n",
+        "    while False:\n",
         "tests/store/test_time.py",
     ),
     _store(

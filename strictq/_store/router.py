@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 from weakref import WeakSet
 
 import attrs
@@ -18,9 +17,7 @@ import attrs
 from .._clock import Clock, QueueTime, SteeredClock
 from .._config import QueueConfig
 from .._errors import (
-    ConfigError,
     ForkedProcess,
-    ForwardPending,
     QueueClosed,
     QueueNotFound,
     ReadOnlyQueue,
@@ -31,17 +28,16 @@ from .._errors import (
 )
 from .._keys import hash_key
 from .._types import Event
-from . import catalog, claim, files, fork, outbox, send
-from .calls import bound
+from . import boot, catalog, claim, files, fork, forwarding, send
 from .catalog import Catalog
 from .connection import Durability
 from .frame import Totals, Tx
 from .log import logger
+from .settings import Settings
 from .shard import Shard
 from .upkeep import Upkeep
 from .wake import Waker, waker_of
 
-T = TypeVar("T")
 Hook = Callable[[Event], None]
 Items = Sequence[send.Item]
 Brought = tuple[Shard, Tx, claim.Claimed]
@@ -51,11 +47,9 @@ EAGER_SHARDS: Final = 16
 """Up to so many shards are opened with the queue, so that a damaged one and a full outbox are noticed at once."""
 ROW_BYTES: Final = 400
 """More than a message takes on the disk besides its body, and what its page leaves empty."""
-ANOTHER_KERNEL_SECONDS: Final = 5.0
-BEGIN_STEP_SECONDS: Final = 0.05
 
 
-class Store:
+class Store(Settings):
     """All shards of one queue, in one process."""
 
     def __init__(
@@ -68,28 +62,20 @@ class Store:
         read_only: bool = False,
         hook: Hook | None = None,
     ) -> None:
-        self.directory = directory
+        super().__init__(directory, known, read_only=read_only)
         self.catalog = attrs.evolve(known, durability=durability)
         self.stored_durability = known.durability
         self.clock = clock
         self.steered = clock if isinstance(clock, SteeredClock) else None
-        self.read_only = read_only
-        self.settings = (known.config, known.config_version)
-        """The configuration and its version: one attribute, so that no thread sees the one without the other."""
         self.epoch = known.epoch
         self.time_offset = known.time_offset
         self.time = QueueTime(clock, known.time_offset)
         self.now = self.time.now
-        self.app_schema: list[tuple[int, str]] = []
         self.reserve: files.Reserve | None = None
         self.short_of_space = False
         """The reserve was given up, and is not back yet."""
         self.presence: files.Presence | None = None
         self.hooks: list[Hook] = [hook] if hook is not None else []
-        self._memory_schema: list[str] = []
-        self._memory_estimates: dict[str, str] = {}
-        self._stored_estimates: dict[str, str] = {}
-        self._estimates_at: int | None = None
         self._memory_consumers: set[str] = set()
         self._consumer_locks: WeakSet[files.ConsumerLock] = WeakSet()
         self._empties: Counter[int] = Counter()
@@ -114,7 +100,6 @@ class Store:
         if self.steered is not None:
             self.steered.listen(self.waker.notify)
         self._upkeep = Upkeep(self)
-        self._lock = threading.Lock()
         self._prepared_shards: list[Shard] | None = None
         fork.register(self)
 
@@ -146,10 +131,10 @@ class Store:
         presence = None
         if not read_only:
             presence = files.Presence(directory)
-            known = cls._join(directory, known, presence, clock)
+            known = boot.join(directory, known, presence, clock)
         elif known.boot_id != clock.boot_id():
             # Not opened for writing since this machine booted: look with the time that its next epoch will have.
-            known = attrs.evolve(known, time_offset=_next_offset(directory, known, clock))
+            known = attrs.evolve(known, time_offset=boot.next_offset(directory, known, clock))
         store = cls(directory, known, clock, durability=level, read_only=read_only, hook=hook)
         store.presence = presence
         store.app_schema = catalog.app_schema(directory, 0, read_only=read_only)
@@ -169,29 +154,6 @@ class Store:
         """A queue with nothing on disk, private to this object."""
         fresh = catalog.new(shards or 1, durability or "process", config or QueueConfig(), clock)
         return cls(None, fresh, clock, durability=durability or "process", hook=hook)
-
-    @staticmethod
-    def _join(directory: Path, known: Catalog, presence: files.Presence, clock: Clock) -> Catalog:
-        """Be one of the processes of this boot; the first of them begins a new epoch."""
-        boot = clock.boot_id()
-        until = time.monotonic() + ANOTHER_KERNEL_SECONDS
-        while known.boot_id != boot:
-            # In short steps: who opens at the same moment may have begun the epoch, and keeps the queue open.
-            if presence.alone(BEGIN_STEP_SECONDS):
-                known = catalog.read(directory)
-                if known.boot_id != boot:
-                    catalog.raise_epoch(directory, boot, _next_offset(directory, known, clock))
-                    known = catalog.read(directory)
-                break
-            known = catalog.read(directory)
-            if known.boot_id != boot and time.monotonic() >= until:
-                presence.leave()
-                raise ConfigError(
-                    "another machine, or a virtual one, has this queue open",
-                    hint="a queue belongs to one kernel at a time; close it there first",
-                )
-        presence.join()
-        return known
 
     def _look_round(self) -> None:
         if len(self.shards) <= EAGER_SHARDS:
@@ -243,11 +205,6 @@ class Store:
             raise ReadOnlyQueue("the queue was opened with read_only=True")
 
     @property
-    def config(self) -> QueueConfig:
-        """The configuration, as this process last saw it."""
-        return self.settings[0]
-
-    @property
     def closed(self) -> bool:
         return self._closed
 
@@ -266,9 +223,6 @@ class Store:
             return shards
         self._rotation = at = (self._rotation + 1) % len(shards)
         return shards[at:] + shards[:at]
-
-    def healthy(self) -> list[Shard]:
-        return [s for s in self.shards if s.failed is None]
 
     # ---- sending
 
@@ -362,35 +316,7 @@ class Store:
         Raises:
             ForwardPending: something could not be forwarded now; it will be.
         """
-        failed: StrictqError | None = None
-        for origin in origins if origins is not None else self.healthy():
-            try:
-                self._forward_from(origin)
-            except StrictqError as e:
-                failed = e
-        if failed is not None:
-            raise ForwardPending(f"some sends have yet to arrive: {failed}") from failed
-
-    def _forward_from(self, origin: Shard) -> None:
-        """What one shard has for the others; a destination that fails does not hold up the next one."""
-        failed: StrictqError | None = None
-        for number in origin.read(outbox.destinations):
-            try:
-                if not 0 <= number < len(self.shards):
-                    raise StoreCorrupt(f"its outbox names shard {number}, which does not exist", shard=origin.number)
-                self._forward_to(origin, self.shards[number])
-            except StrictqError as e:
-                failed = e
-        if failed is not None:
-            raise failed
-
-    def _forward_to(self, origin: Shard, destination: Shard) -> None:
-        number = destination.number
-        while rows := origin.read(bound(outbox.waiting, number)):
-            origin.sync()
-            destination.drain(bound(outbox.arrive, origin.incarnation, rows))
-            destination.sync()
-            origin.drain(bound(outbox.forget, number, rows[-1][0]))
+        forwarding.forward(self.shards, self.healthy() if origins is None else origins)
 
     # ---- named consumers
 
@@ -402,94 +328,7 @@ class Store:
         self._consumer_locks.add(lock)
         return lock
 
-    # ---- configuration
-
-    def refresh_config(self) -> bool:
-        """Know the newest configuration, as queue.db has it. Returns whether it is another one."""
-        if self.directory is None:
-            return False
-        known = catalog.read(self.directory, read_only=self.read_only)
-        if known.config_version == self.settings[1]:
-            return False
-        self.settings = (known.config, known.config_version)
-        return True
-
-    def configure(self, changes: dict[str, Any]) -> QueueConfig:
-        """Store changed settings and give every shard its copy. Concurrent changes of other settings are kept.
-
-        Raises:
-            InvalidArgument: this thread is inside a transaction of the queue; nothing changed.
-            StoreError: it is stored, but a shard could not be reached: it has its copy with this process's next write there.
-        """
-        for shard in self.shards:
-            shard.require_outside()
-        with self._lock:
-            while True:
-                self.refresh_config()
-                old, number = self.settings
-                config = old.evolve(**changes)
-                if config == old:
-                    return config
-                version: int | None = number + 1
-                if self.directory is not None:
-                    version = catalog.set_config(self.directory, config, number)
-                if version is not None:
-                    break
-            self.settings = (config, version)
-        failed: StoreError | None = None
-        for shard in self.healthy():
-            try:
-                shard.run(lambda _tx: None)  # begins by bringing the shard's copy up to date
-            except StoreError as e:
-                failed = e
-        if failed is not None:
-            raise failed
-        return config
-
-    def define_app_schema(self, sql: str) -> None:
-        """Create the program's own tables in every shard, future ones too."""
-        if self.directory is not None:
-            self.app_schema = catalog.app_schema(self.directory, 0)
-        if sql not in (known for _, known in self.app_schema):
-            for shard in self.healthy():
-                shard.try_schema(sql)  # what is wrong, or does not fit the rows of one of them, must not be recorded
-        if self.directory is None:
-            if sql not in self._memory_schema:
-                self._memory_schema.append(sql)
-            schema = list(enumerate(self._memory_schema, 1))
-        else:
-            catalog.add_app_schema(self.directory, sql)
-            schema = catalog.app_schema(self.directory, 0)
-        self.app_schema = schema
-        for shard in self.healthy():
-            shard.define()
-
-    # ---- what workers learned
-
-    def estimates(self) -> dict[str, str]:
-        """What workers learned of durations, by stage."""
-        if self.directory is None:
-            return dict(self._memory_estimates)
-        # Opening queue.db costs three times as much as all the rest of stats().
-        changed = files.changed_at(self.directory / files.CATALOG)
-        if changed is None or changed != self._estimates_at:
-            self._stored_estimates = catalog.estimates(self.directory, read_only=self.read_only)
-            self._estimates_at = changed
-        return dict(self._stored_estimates)
-
-    def set_estimates(self, models: dict[str, str] | None) -> None:
-        """Keep what was learned of these stages; None: forget all of it."""
-        if self.directory is not None:
-            catalog.set_estimates(self.directory, models)
-        elif models is None:
-            self._memory_estimates.clear()
-        else:
-            self._memory_estimates.update(models)
-
     # ---- what shards tell and ask (commit.Host)
-
-    def adopt_config(self, text: str, version: int) -> None:
-        self.settings = (QueueConfig.from_json(text), version)
 
     def reload_epoch(self) -> None:
         """Another process began an epoch: continue in it."""
@@ -598,12 +437,3 @@ class Store:
             self.waker.after_fork_in_child()
             for lock in list(self._consumer_locks):
                 lock.leave()  # or the consumer would stay held for as long as the child lives
-
-
-def _next_offset(directory: Path, known: Catalog, clock: Clock) -> int:
-    """Where time goes on after a boot: from the wall clock, but never back behind what any readable shard has written."""
-    newest = clock.wall()
-    for part in known.topology:
-        with suppress(StrictqError):
-            newest = max(newest, catalog.last_time(directory, part))
-    return newest - clock.boot()

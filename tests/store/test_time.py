@@ -13,7 +13,7 @@ import pytest
 
 import strictq
 from strictq import ConfigError, LeaseLost
-from strictq._store import files, router
+from strictq._store import boot, files
 from strictq.testing import FakeClock
 from tests.support.internals import ROOT, shard_of, tamper
 from tests.support.queues import Opener, drain, fill, labels
@@ -200,7 +200,7 @@ def held_elsewhere(path: str) -> Iterator[None]:
 def test_another_boot_while_somebody_has_it_open_is_another_kernel(
     tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router, "ANOTHER_KERNEL_SECONDS", 0.1)
+    monkeypatch.setattr(boot, "ANOTHER_KERNEL_SECONDS", 0.1)
     path = str(tmp_path / "queue")
     with strictq.open(path) as q:
         q.send(b"", "k")
@@ -239,11 +239,11 @@ def test_who_opens_at_the_same_moment_after_a_boot_does_not_wait_for_another_ker
         assert second._store.epoch == first[0]._store.epoch == 2
     first[0].close()
     assert len(waited) == 1
-    assert waited[0] < router.ANOTHER_KERNEL_SECONDS
+    assert waited[0] < boot.ANOTHER_KERNEL_SECONDS
 
 
 def test_the_refused_opener_holds_nothing(tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router, "ANOTHER_KERNEL_SECONDS", 0.05)
+    monkeypatch.setattr(boot, "ANOTHER_KERNEL_SECONDS", 0.05)
     path = str(tmp_path / "queue")
     q = strictq.open(path)
     with pytest.raises(ConfigError):
@@ -263,7 +263,7 @@ def test_the_same_boot_is_never_refused(disk: Opener) -> None:
 
 
 def test_presence_ends_with_its_process_even_by_kill(tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router, "ANOTHER_KERNEL_SECONDS", 20.0)
+    monkeypatch.setattr(boot, "ANOTHER_KERNEL_SECONDS", 20.0)
     path = str(tmp_path / "queue")
     strictq.open(path).close()
     process = subprocess.Popen(

@@ -1,0 +1,130 @@
+"""What all shards and processes of a queue share besides messages: its settings, the program's tables, what workers learned.
+
+queue.db has it; a queue in memory keeps it here.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from .._config import QueueConfig
+from .._errors import StoreError
+from . import catalog, files
+from .catalog import Catalog
+from .shard import Shard
+
+
+class Settings:
+    """The part of Store that keeps the settings."""
+
+    shards: list[Shard]
+
+    def __init__(self, directory: Path | None, known: Catalog, *, read_only: bool) -> None:
+        self.directory = directory
+        self.read_only = read_only
+        self.settings = (known.config, known.config_version)
+        """The configuration and its version: one attribute, so that no thread sees the one without the other."""
+        self.app_schema: list[tuple[int, str]] = []
+        self._memory_schema: list[str] = []
+        self._memory_estimates: dict[str, str] = {}
+        self._stored_estimates: dict[str, str] = {}
+        self._estimates_at: int | None = None
+        self._lock = threading.Lock()
+
+    def healthy(self) -> list[Shard]:
+        """The shards that are in service."""
+        return [s for s in self.shards if s.failed is None]
+
+    # ---- configuration
+
+    @property
+    def config(self) -> QueueConfig:
+        """The configuration, as this process last saw it."""
+        return self.settings[0]
+
+    def adopt_config(self, text: str, version: int) -> None:
+        self.settings = (QueueConfig.from_json(text), version)
+
+    def refresh_config(self) -> bool:
+        """Know the newest configuration, as queue.db has it. Returns whether it is another one."""
+        if self.directory is None:
+            return False
+        known = catalog.read(self.directory, read_only=self.read_only)
+        if known.config_version == self.settings[1]:
+            return False
+        self.settings = (known.config, known.config_version)
+        return True
+
+    def configure(self, changes: dict[str, Any]) -> QueueConfig:
+        """Store changed settings and give every shard its copy. Concurrent changes of other settings are kept.
+
+        Raises:
+            InvalidArgument: this thread is inside a transaction of the queue; nothing changed.
+            StoreError: it is stored, but a shard could not be reached: it has its copy with this process's next write there.
+        """
+        for shard in self.shards:
+            shard.require_outside()
+        with self._lock:
+            while True:
+                self.refresh_config()
+                old, number = self.settings
+                config = old.evolve(**changes)
+                if config == old:
+                    return config
+                version: int | None = number + 1
+                if self.directory is not None:
+                    version = catalog.set_config(self.directory, config, number)
+                if version is not None:
+                    break
+            self.settings = (config, version)
+        failed: StoreError | None = None
+        for shard in self.healthy():
+            try:
+                shard.run(lambda _tx: None)  # begins by bringing the shard's copy up to date
+            except StoreError as e:
+                failed = e
+        if failed is not None:
+            raise failed
+        return config
+
+    def define_app_schema(self, sql: str) -> None:
+        """Create the program's own tables in every shard, future ones too."""
+        if self.directory is not None:
+            self.app_schema = catalog.app_schema(self.directory, 0)
+        if sql not in (known for _, known in self.app_schema):
+            for shard in self.healthy():
+                shard.try_schema(sql)  # what is wrong, or does not fit the rows of one of them, must not be recorded
+        if self.directory is None:
+            if sql not in self._memory_schema:
+                self._memory_schema.append(sql)
+            schema = list(enumerate(self._memory_schema, 1))
+        else:
+            catalog.add_app_schema(self.directory, sql)
+            schema = catalog.app_schema(self.directory, 0)
+        self.app_schema = schema
+        for shard in self.healthy():
+            shard.define()
+
+    # ---- what workers learned
+
+    def estimates(self) -> dict[str, str]:
+        """What workers learned of durations, by stage."""
+        if self.directory is None:
+            return dict(self._memory_estimates)
+        # Opening queue.db costs three times as much as all the rest of stats().
+        changed = files.changed_at(self.directory / files.CATALOG)
+        if changed is None or changed != self._estimates_at:
+            self._stored_estimates = catalog.estimates(self.directory, read_only=self.read_only)
+            self._estimates_at = changed
+        return dict(self._stored_estimates)
+
+    def set_estimates(self, models: dict[str, str] | None) -> None:
+        """Keep what was learned of these stages; None: forget all of it."""
+        if self.directory is not None:
+            catalog.set_estimates(self.directory, models)
+        elif models is None:
+            self._memory_estimates.clear()
+        else:
+            self._memory_estimates.update(models)
