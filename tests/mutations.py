@@ -239,7 +239,7 @@ MUTATIONS = [
     ),
     _store(
         "a hook after the commit takes nothing back",
-        "shard.py",
+        "shard_wal.py",
         "            self._wal_grew(pages)\n        except Exception:\n",
         "            self._wal_grew(pages)\n        except ZeroDivisionError:\n",
         "tests/store/test_upkeep.py",

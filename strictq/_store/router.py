@@ -244,7 +244,7 @@ class Store(Settings):
         shard.require()
         if self.reserve is not None and self.waker.short_of_space and not self._has_reserve():
             raise StoreFull("the disk is full, and the reserve for acks is in use", shard=shard.number)
-        if shard.cramped and not shard.has_room(sum(len(body) + ROW_BYTES for _, body, *_ in items)):
+        if shard.wal.cramped and not shard.has_room(sum(len(body) + ROW_BYTES for _, body, *_ in items)):
             raise StoreFull("the disk is full", shard=shard.number)
 
     def _has_reserve(self) -> bool:
@@ -366,7 +366,7 @@ class Store(Settings):
 
     def suspect(self, shard: int) -> None:
         """A sync of this shard failed: let every process know, and whoever opens it next."""
-        self.shards[shard].mark_synced()
+        self.shards[shard].wal.mark_synced()
         self.waker.suspect(shard)
 
     def wal_grew(self, shard: int) -> None:

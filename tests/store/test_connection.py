@@ -17,7 +17,7 @@ import pytest
 
 import strictq
 from strictq import ConfigError, Message, Queue, StoreCorrupt
-from strictq._store import connection, shard
+from strictq._store import connection, shard_wal
 from strictq._store.connection import connect, connect_catalog, require_sound_sqlite
 from tests.support.campaign import wait_until
 from tests.support.internals import ROOT, connection_of, connections, run_python, shard_file, shard_of, tamper
@@ -39,7 +39,7 @@ def test_durability_is_what_sqlite_really_does(disk: Opener, durability: str, sy
         assert db.pragma("journal_mode") == "wal"
     writer = connection_of(q)
     assert writer.pragma("synchronous") == synchronous
-    checkpointer = shard_of(q)._checkpointer
+    checkpointer = shard_of(q).wal._checkpointer
     assert checkpointer is not None
     assert checkpointer.pragma("synchronous") == synchronous
 
@@ -123,7 +123,7 @@ def test_a_checkpoint_is_one_even_on_a_fresh_connection(disk: Opener) -> None:
     """On a connection that never read, SQLite checkpoints nothing and says (-1, -1)."""
     q = disk()
     q.send(b"", "k")
-    assert shard_of(q)._checkpointer is None
+    assert shard_of(q).wal._checkpointer is None
     pages, done = shard_of(q).checkpoint()
     assert pages == done > 0
 
@@ -177,8 +177,8 @@ THRESHOLD = 100
 @pytest.fixture
 def small_wal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints at 100 pages instead of 8,000, so that a short load makes many."""
-    monkeypatch.setattr(shard, "WAL_PAGES", THRESHOLD)
-    monkeypatch.setattr(shard, "WAL_PAGES_MIN", THRESHOLD)
+    monkeypatch.setattr(shard_wal, "WAL_PAGES", THRESHOLD)
+    monkeypatch.setattr(shard_wal, "WAL_PAGES_MIN", THRESHOLD)
 
 
 def _load(q: Queue, rounds: int, check: Callable[[], object] = lambda: None) -> None:
@@ -209,15 +209,15 @@ def _counting(q: Queue, commits: list[int]) -> Any:
         nonlocal last
         commits.append(pages - last if pages >= last else pages)
         last = pages
-        return shard_of(q)._committed(db, name, pages)
+        return shard_of(q).wal._committed(db, name, pages)
 
     return hook
 
 
 BESIDE = """
 import sys, strictq
-from strictq._store import shard
-shard.WAL_PAGES = shard.WAL_PAGES_MIN = int(sys.argv[2])
+from strictq._store import shard_wal
+shard_wal.WAL_PAGES = shard_wal.WAL_PAGES_MIN = int(sys.argv[2])
 with strictq.open(sys.argv[1], create=False) as q:
     print("ready", flush=True)
     rounds = 0
@@ -283,7 +283,7 @@ def test_a_long_query_delays_the_checkpoint_and_the_next_one_catches_up(disk: Op
         thread.join()
     wait_until(lambda: (lambda r: r[0] == r[1])(shard_of(q).checkpoint()), "a checkpoint of everything")
     q.send(b"", "k")
-    assert shard_of(q).wal_pages < 50, "the WAL began anew"
+    assert shard_of(q).wal.pages < 50, "the WAL began anew"
 
 
 # --- whose file it is --------------------------------------------------------------------------------------------------

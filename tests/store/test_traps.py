@@ -24,7 +24,7 @@ import pytest
 
 import strictq
 from strictq import Delivery, Message, Queue, StrictqError
-from strictq._store import shard as shard_module
+from strictq._store import shard_wal
 from strictq.testing import FakeClock
 from tests.support.internals import (
     at_rest,
@@ -613,4 +613,4 @@ def test_bodies_around_the_inline_limit_come_back_whole(disk: Opener) -> None:
 
 
 def test_thresholds_of_checkpoints_are_shared_by_the_shards() -> None:
-    assert shard_module.WAL_PAGES // 16 >= shard_module.WAL_PAGES_MIN
+    assert shard_wal.WAL_PAGES // 16 >= shard_wal.WAL_PAGES_MIN

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from strictq import Message, Queue
-from strictq._store import shard as shard_module
-from strictq._store import upkeep
+from strictq._store import shard_wal, upkeep
 from tests.support.internals import PATIENCE_SECONDS
 from tests.support.queues import Opener
 
@@ -20,8 +19,8 @@ PAGE_BYTES = 4096
 @pytest.fixture(autouse=True)
 def small_wal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints at 20 pages instead of 8,000."""
-    monkeypatch.setattr(shard_module, "WAL_PAGES", PAGES)
-    monkeypatch.setattr(shard_module, "WAL_PAGES_MIN", PAGES)
+    monkeypatch.setattr(shard_wal, "WAL_PAGES", PAGES)
+    monkeypatch.setattr(shard_wal, "WAL_PAGES_MIN", PAGES)
 
 
 def refuse(_thread: threading.Thread) -> None:
@@ -55,7 +54,7 @@ def test_writers_checkpoint_themselves_while_there_is_no_thread(disk: Opener) ->
     q = disk()
     load(q, 40)
     (wal,) = Path(str(q.path)).glob("shard-*-wal")
-    assert wal.stat().st_size < 10 * shard_module.WAL_GROWTH * PAGES * PAGE_BYTES
+    assert wal.stat().st_size < 10 * shard_wal.WAL_GROWTH * PAGES * PAGE_BYTES
 
 
 def test_the_thread_starts_once_it_can_be_had(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,10 +71,10 @@ def test_a_hook_that_fails_takes_nothing_back(disk: Opener, monkeypatch: pytest.
     """SQLite calls it when the commit is done: what goes wrong in it is not the caller's."""
     q = disk()
 
-    def broken(self: shard_module.Shard, pages: int) -> None:
+    def broken(self: shard_wal.ShardWal, pages: int) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(shard_module.Shard, "_look_for_room", broken)
+    monkeypatch.setattr(shard_wal.ShardWal, "_look_for_room", broken)
     load(q, 10)
     assert q.stats().acks == 300
 

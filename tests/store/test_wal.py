@@ -260,10 +260,10 @@ def test_what_was_synced_is_not_written_again(tmp_path: Path) -> None:
         assert shard.path is not None
         for n in range(3):
             q.send(b"%d" % n, "k")
-            assert wal.end_of(shard.path, shard._synced, None) == wal.HEADER_BYTES + commits_of(tmp_path / "live")[-1] * FRAME
+            assert wal.end_of(shard.path, shard.wal._synced, None) == wal.HEADER_BYTES + commits_of(tmp_path / "live")[-1] * FRAME
         shard.checkpoint()
         q.send(b"", "k")  # the WAL begins again, under other salts
-        synced = shard._synced
+        synced = shard.wal._synced
         assert synced is not None
         assert wal.end_of(shard.path, synced, None) == wal.HEADER_BYTES + synced.frames * FRAME
         assert synced.frames < 10
@@ -276,4 +276,4 @@ def test_what_was_synced_is_not_written_again(tmp_path: Path) -> None:
 def test_at_process_only_the_mark_counts(tmp_path: Path) -> None:
     with quiet(FakeClock()), strictq.open(tmp_path / "live", durability="process") as q:
         q.send(b"", "k")
-        assert shard_of(q)._synced is None
+        assert shard_of(q).wal._synced is None

@@ -43,7 +43,7 @@ def connection_of(q: Queue, number: int = 0) -> apsw.Connection:
 def connections(q: Queue) -> Iterator[apsw.Connection]:
     """Every connection that the queue has open now."""
     for shard in q._store.shards:
-        for db in (shard._writer._db, shard._reader, shard._checkpointer):
+        for db in (shard._writer._db, shard._reader, shard.wal._checkpointer):
             if db is not None:
                 yield db
 

@@ -11,7 +11,7 @@ from typing import Final
 import apsw
 import attrs
 
-from strictq._store import files, shard
+from strictq._store import files, shard_wal
 from tests.support.powercut import digest, opened, require_whole
 from tests.support.powercut_disk import NONSENSE_SHARE, SHM_BYTES, Disk
 
@@ -85,7 +85,7 @@ class Reader:
                 require_whole(db)
                 found = self._pages[pages] = digest(db)
             number = int(name.removeprefix("shard-").removesuffix(".db"))
-            return found, shard.damage_of_wal(self.place / name, db, number, every_commit_synced=self.synced)
+            return found, shard_wal.damage_of_wal(self.place / name, db, number, every_commit_synced=self.synced)
 
     def _lay(self, disk: Disk, directory: int, name: str, names: Sequence[str], chance: random.Random) -> None:
         """Make the database real, and what belongs to it. What lay there before is gone."""
