@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import pytest
 
 from strictq import Queue
 from strictq._store import checksums
 from strictq._store.commit import Writer
+from strictq._store.frame import Tx
 from strictq._store.shard import Shard
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,6 +163,18 @@ def failing(q: Queue, statement: str, error: BaseException, *, after: bool = Fal
     finally:
         if isinstance(writer._db, Faulty):
             writer._db = real
+
+
+def behind_next_commit(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """The next commit is slow: this happens when it is done, and before its caller is told."""
+    end = Writer._end
+
+    def slow(self: Writer, tx: Tx) -> None:
+        end(self, tx)
+        monkeypatch.setattr(Writer, "_end", end)
+        happens()
+
+    monkeypatch.setattr(Writer, "_end", slow)
 
 
 def mounted(*command: str) -> bool:

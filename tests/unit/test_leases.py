@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 import strictq
 from strictq import LeaseLost, Queue
-from strictq._store.commit import Writer
 from strictq.delivery import OPEN
 from strictq.testing import FakeClock
-from tests.support.internals import connection_of
+from tests.support.internals import behind_next_commit, connection_of
 from tests.support.queues import Opener, ack_all, fill, labels, seqs
 
 
@@ -491,14 +488,7 @@ def test_a_commit_that_took_most_of_the_lease_is_made_up_for(
 ) -> None:
     q = disk()
     fill(q, "k", 1)
-    end = Writer._end
-
-    def slow(self: Writer, tx: Any) -> None:
-        end(self, tx)
-        clock.advance(8.0)
-        monkeypatch.setattr(Writer, "_end", end)
-
-    monkeypatch.setattr(Writer, "_end", slow)
+    behind_next_commit(monkeypatch, lambda: clock.advance(8.0))
     (d,) = q.receive(1, lease_seconds=10.0)
     assert d.lease.expires_in > 9.0
     d.ack()

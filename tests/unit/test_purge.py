@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from strictq import Message, Queue
-from strictq._store.commit import Writer
-from strictq._store.frame import Tx
 from strictq.testing import FakeClock
+from tests.support.internals import behind_next_commit
 from tests.support.queues import Opener, drain, fill, labels, seqs
 
 
@@ -117,14 +116,11 @@ def test_what_a_receive_has_claimed_stays_though_it_comes_too_late_to_hand_it_ou
     """In flight is what is leased in the files, whatever its holder knows of it yet."""
     q, other = disk(), disk()
     fill(q, "k", 1)
-    end = Writer._end
 
-    def slow(self: Writer, tx: Tx) -> None:
-        end(self, tx)
-        monkeypatch.setattr(Writer, "_end", end)
+    def late() -> None:
         assert other.purge("k") == 0
         clock.advance(12.0)
         assert labels(other.receive()) == [("k", 1)]
 
-    monkeypatch.setattr(Writer, "_end", slow)
+    behind_next_commit(monkeypatch, late)
     assert q.receive(lease_seconds=10.0) == [], "another holder has it"

@@ -10,9 +10,8 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
-from strictq._store.commit import Writer
-from strictq._store.frame import Tx
 from strictq.testing import FakeClock
+from tests.support.internals import behind_next_commit
 from tests.support.queues import Opener, ack_all, drain, fill, keys_by_shard, labels, seqs
 
 
@@ -248,15 +247,12 @@ def test_ack_first_loses_nothing_to_a_slow_commit(disk: Opener, clock: FakeClock
     """The lane was given to another consumer before the receive returned; but its messages are nobody else's."""
     q, other = disk(), disk()
     fill(q, "k", 3)
-    end = Writer._end
 
-    def slow(self: Writer, tx: Tx) -> None:
-        end(self, tx)
-        monkeypatch.setattr(Writer, "_end", end)
+    def late() -> None:
         clock.advance(12.0)
         assert labels(other.receive(1)) == [("k", 3)]
 
-    monkeypatch.setattr(Writer, "_end", slow)
+    behind_next_commit(monkeypatch, late)
     ds = q.receive(2, ack_first=True, lease_seconds=10.0)
     assert labels(ds) == [("k", 1), ("k", 2)]
     ds[0].done()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -203,26 +204,36 @@ def test_an_async_handler_that_calls_sys_exit_does_so_too(make: Any, backend: st
     ends(q, worker, SystemExit)
 
 
+def ending_beside(work: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A handler that ends the program as soon as a message of the key "other" is at work."""
+    began = threading.Event()
+
+    def handler(job: Any) -> None:
+        if job.key == "other":
+            began.set()
+            work(job)
+        else:
+            assert began.wait(30.0)
+            sys.exit("no more")
+
+    return handler
+
+
 def test_what_runs_is_finished_before_the_program_ends(q: Queue) -> None:
     q.send(b"bad", key="k")
     q.send(b"good", key="k")
     q.send(b"slow", key="other")
-    slow_began, asked_to_end = threading.Event(), threading.Event()
+    asked_to_end = threading.Event()
 
-    def handler(job: Any) -> None:
-        if job.body == b"slow":
-            slow_began.set()
-            assert asked_to_end.wait(30.0)
-            job.send(b"", key="effect")
-        else:
-            assert slow_began.wait(30.0)
-            sys.exit("no more")
+    def slow(job: Any) -> None:
+        assert asked_to_end.wait(30.0)
+        job.send(b"", key="effect")
 
     def on_event(event: Any) -> None:
         if event.kind == "retried":
             asked_to_end.set()
 
-    worker = Worker(q, handler, concurrency=2, on_event=on_event)
+    worker = Worker(q, ending_beside(slow), concurrency=2, on_event=on_event)
     with pytest.raises(SystemExit, match="no more"):
         worker.run()
     assert worker.stats().acked == 1
@@ -233,19 +244,10 @@ def test_what_runs_is_finished_before_the_program_ends(q: Queue) -> None:
 def test_grace_ends_the_wait_of_a_program_that_ends(q: Queue) -> None:
     q.send(b"bad", key="k")
     q.send(b"hangs", key="other")
-    began, over = threading.Event(), threading.Event()
-
-    def handler(job: Any) -> None:
-        if job.body == b"hangs":
-            began.set()
-            over.wait(30.0)
-        else:
-            assert began.wait(30.0)
-            sys.exit(3)
-
+    over = threading.Event()
     try:
         with pytest.raises(SystemExit):
-            Worker(q, handler, concurrency=2).run(grace_seconds=0.0)
+            Worker(q, ending_beside(lambda _job: over.wait(30.0)), concurrency=2).run(grace_seconds=0.0)
     finally:
         over.set()
     assert q.status("k", 1).attempts == 1
