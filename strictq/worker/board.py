@@ -8,56 +8,23 @@ argument: seconds on any clock that runs on.
 
 from __future__ import annotations
 
-import heapq
 import threading
 from collections import deque
 from collections.abc import Iterable
-from itertools import islice
 from typing import Any, Final
-
-import attrs
 
 from .._errors import LeaseLost
 from ..delivery import Delivery, Lease
 from .estimates import Estimates
+from .forecast import Forecast
 from .job import BUFFERED, OVER, PREPARED, PREPARING, READY, RUNNING, SETTLING, STARTING, Job
+from .lanes import Lane, Limits
 
 AHEAD_SECONDS: Final = 0.01
 """Handlers are started (durably) so far ahead of a free slot, where they take much less than that each."""
-DEPTH_MAX: Final = 8
-"""Messages of one lane that are looked at for being prepared."""
 ON_TIME_SECONDS: Final = 0.005
 WAITS_KEPT: Final = 1000
 USUAL_WEIGHT: Final = 0.1
-
-
-class Lane:
-    """A lease and its jobs that are not over."""
-
-    __slots__ = ("alive", "free_at", "grown", "jobs", "lease", "length", "selected", "until")
-
-    def __init__(self, lease: Lease, until: float, length: float) -> None:
-        self.lease = lease
-        self.jobs: deque[Job] = deque()
-        self.until = until
-        self.length = length
-        self.alive = True
-        self.selected = False
-        self.free_at = 0.0
-        self.grown: Any = None
-
-
-@attrs.frozen
-class Limits:
-    """What the scheduler keeps to. See Worker."""
-
-    concurrency: int = 8
-    prepares: bool = False
-    prepared_max: int = 16
-    prepared_bytes_max: int = 64 * 1024 * 1024
-    batch: int = 1000
-    process_timeout: float | None = None
-    prepare_timeout: float | None = None
 
 
 class Board:
@@ -89,6 +56,7 @@ class Board:
         self._waiting: deque[Lane] = deque()
         self._prepared_heads: deque[Lane] = deque()
         self._job = job
+        self._forecast = Forecast(limits, estimates, self.preparing)
 
     # ---- coming in
 
@@ -308,7 +276,10 @@ class Board:
         """Let those prepare whose time has come. Returns when the next one's comes, if any."""
         if not self.limits.prepares or self.stopping:
             return None
-        urgent, later = self._candidates(now)
+        waiting = self._waiting
+        while waiting and (not waiting[0].alive or waiting[0].selected):
+            waiting.popleft()
+        urgent, later = self._forecast.candidates(self.selected, waiting, now)
         for job in urgent:
             self._start_prepare(job, now, 0.0)
         soonest = None
@@ -331,52 +302,6 @@ class Board:
         job._due = due if 0.0 <= now - due <= ON_TIME_SECONDS else 0.0
         job._margin = self.estimates.margin.seconds
         self.to_prepare.append(job)
-
-    def _candidates(self, now: float) -> tuple[list[Job], list[tuple[float, int, Job]]]:
-        """Those that are waited for, and the others with the time at which their prepare is due."""
-        urgent: list[Job] = []
-        later: list[tuple[float, int, Job]] = []
-        ends: list[float] = []
-        for lane in self.selected:
-            head = lane.jobs[0]
-            if head._stage >= STARTING:
-                begun = head._since if head._stage in (RUNNING, SETTLING) else now
-                seconds = self._process_seconds(head)
-                at = now if seconds is None else max(now, begun + seconds)
-                first = 1
-            else:
-                if head._stage == BUFFERED:
-                    urgent.append(head)
-                at, first = self._prepared_at(head, now) + (self._process_seconds(head) or 0.0), 1
-            ends.append(self._consider(islice(lane.jobs, first, first + DEPTH_MAX), at, now, later))
-        waiting = self._waiting
-        while waiting and (not waiting[0].alive or waiting[0].selected):
-            waiting.popleft()
-        ends += [now] * (self.limits.concurrency - len(ends))
-        heapq.heapify(ends)
-        for lane in islice(waiting, self.limits.prepared_max + self.limits.concurrency):
-            if lane.alive and not lane.selected and lane.jobs and ends:
-                heapq.heapreplace(ends, self._consider(islice(lane.jobs, DEPTH_MAX), ends[0], now, later))
-        return urgent, later
-
-    def _consider(self, jobs: Iterable[Job], at: float, now: float, later: list[tuple[float, int, Job]]) -> float:
-        """The jobs of a lane that process one after the other from `at` on. Returns when the last one ends."""
-        margin = self.estimates.margin.seconds
-        for depth, job in enumerate(jobs):
-            at = max(at, self._prepared_at(job, now))
-            if job._stage == BUFFERED:
-                seconds = self._prepare_seconds(job)
-                # Where nothing is known: the next one of each lane, before the one after it of any.
-                later.append((0.0 if seconds is None else at - seconds - margin, depth, job))
-            at += self._process_seconds(job) or 0.0
-        return at
-
-    def _prepared_at(self, job: Job, now: float) -> float:
-        """When its prepare can be done."""
-        if job._stage > PREPARING:
-            return now
-        begun = job._since if job in self.preparing else now
-        return max(now, begun + (self._prepare_seconds(job) or 0.0))
 
     def take_prepare(self, now: float) -> Job | None:
         """The next job for a free prepare handler."""
@@ -424,21 +349,6 @@ class Board:
         """How much earlier its prepare should have begun (negative: later) for its result to be just in time."""
         if job._due and job._stage in (PREPARED, STARTING) and free_at:
             self.estimates.margin.learn(job._margin + job._since - free_at)
-
-    # ---- estimates
-
-    def size_of(self, job: Job) -> float:
-        """What the duration of its work depends on."""
-        if job._size is None:
-            hint = job._delivery.size_hint
-            job._size = float(len(job._delivery.body)) if hint is None else hint
-        return job._size
-
-    def _process_seconds(self, job: Job) -> float | None:
-        return self.estimates.of_process(job._delivery.process_seconds, self.size_of(job))
-
-    def _prepare_seconds(self, job: Job) -> float | None:
-        return self.estimates.of_prepare(job._delivery.prepare_seconds, self.size_of(job))
 
     # ---- deadlines
 

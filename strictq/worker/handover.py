@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from .._errors import OutcomeUnknown, StrictqError
 from .events import reason_of
+from .forecast import size_of
 from .job import Job
 from .state import ENDING, State
 
@@ -51,7 +52,7 @@ class Handover:
             if known and error is None:
                 job._prepared_in = seconds
                 if self._state.estimates.learning:
-                    self._state.estimates.prepare.learn(self._board.size_of(job), seconds)
+                    self._state.estimates.prepare.learn(size_of(job), seconds)
         if known and self._state.loud:
             self._state.tell("prepared", job, seconds=seconds, detail="" if error is None else reason_of(error))
         self._state.wake()

@@ -13,7 +13,7 @@ from ..delivery import Delivery, MessageView
 from ..transaction import Transaction
 
 if TYPE_CHECKING:
-    from .board import Lane
+    from .lanes import Lane
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from .._errors import LeaseLost
-from .board import Lane
+from .lanes import Lane
 from .state import AGAIN_SECONDS, HOPELESS, State
 
 LOOK_SECONDS_MAX: Final = 5.0

@@ -11,10 +11,12 @@ from typing import Final
 
 from .._errors import SchemaMismatch, StoreCorrupt
 from ..queue import Queue
-from .board import Board, Lane
+from .board import Board
 from .estimates import Estimates
 from .events import PROBLEMS, WorkerEvent, log
+from .forecast import size_of
 from .job import Job
+from .lanes import Lane
 
 AGAIN_SECONDS: Final = 0.1
 AGAIN_SECONDS_MAX: Final = 2.0
@@ -119,7 +121,7 @@ class State:
     def learn(self, job: Job) -> None:
         """Take in how long a handler took. Wants the board's lock held."""
         if self.estimates.learning:
-            self.estimates.process.learn(self.board.size_of(job), job._since)
+            self.estimates.process.learn(size_of(job), job._since)
             self.learned = True
 
     def lose(self, lane: Lane, error: Exception) -> None:

@@ -21,13 +21,14 @@ from .._keys import Key
 from .._types import DurationEstimate
 from ..queue import Queue
 from . import threads
-from .board import Board, Limits
+from .board import Board
 from .buffer import Refill
 from .estimates import Estimates
 from .events import WorkerEvent
 from .handover import Handover
 from .job import AsyncJob, Job
 from .keeper import Keeper
+from .lanes import Limits
 from .state import State
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
-from strictq.worker.board import Board, Limits
+from strictq.worker.board import Board
 from strictq.worker.estimates import Estimates
 from strictq.worker.job import PREPARED, READY, Job
+from strictq.worker.lanes import Limits
 
 
 class Stage:

@@ -16,9 +16,10 @@ import pytest
 import strictq
 from strictq import Message, Queue, Worker
 from strictq._store.wake import Waker
-from strictq.worker.board import Board, Limits
+from strictq.worker.board import Board
 from strictq.worker.buffer import Buffer, Refill
 from strictq.worker.estimates import Estimates
+from strictq.worker.lanes import Limits
 from strictq.worker.leases import Leases
 from strictq.worker.state import State
 from tests.support.campaign import ROOT, wait_until

@@ -1,0 +1,91 @@
+"""The forecast: when each lane's work is over, and so when the prepare of what is behind it is due. It only looks."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Container, Iterable
+from itertools import islice
+from typing import Final
+
+from .estimates import Estimates
+from .job import BUFFERED, PREPARING, RUNNING, SETTLING, STARTING, Job
+from .lanes import Lane, Limits
+
+DEPTH_MAX: Final = 8
+"""Messages of one lane that are looked at for being prepared."""
+
+
+class Forecast:
+    """What estimates say of the lanes that a worker holds.
+
+    Args:
+        preparing: jobs whose prepare handlers are at work, at any time.
+    """
+
+    def __init__(self, limits: Limits, estimates: Estimates, preparing: Container[Job]) -> None:
+        self._limits = limits
+        self._estimates = estimates
+        self._preparing = preparing
+
+    def candidates(
+        self, selected: Iterable[Lane], waiting: Iterable[Lane], now: float
+    ) -> tuple[list[Job], list[tuple[float, int, Job]]]:
+        """Those whose prepare is waited for, and the others with the time at which theirs is due.
+
+        Args:
+            waiting: lanes without a slot, in the order in which they will have one.
+        """
+        urgent: list[Job] = []
+        later: list[tuple[float, int, Job]] = []
+        ends: list[float] = []
+        for lane in selected:
+            head = lane.jobs[0]
+            if head._stage >= STARTING:
+                begun = head._since if head._stage in (RUNNING, SETTLING) else now
+                seconds = self._process_seconds(head)
+                at = now if seconds is None else max(now, begun + seconds)
+                first = 1
+            else:
+                if head._stage == BUFFERED:
+                    urgent.append(head)
+                at, first = self._prepared_at(head, now) + (self._process_seconds(head) or 0.0), 1
+            ends.append(self._consider(islice(lane.jobs, first, first + DEPTH_MAX), at, now, later))
+        ends += [now] * (self._limits.concurrency - len(ends))
+        heapq.heapify(ends)
+        for lane in islice(waiting, self._limits.prepared_max + self._limits.concurrency):
+            if lane.alive and not lane.selected and lane.jobs and ends:
+                heapq.heapreplace(ends, self._consider(islice(lane.jobs, DEPTH_MAX), ends[0], now, later))
+        return urgent, later
+
+    def _consider(self, jobs: Iterable[Job], at: float, now: float, later: list[tuple[float, int, Job]]) -> float:
+        """The jobs of a lane that process one after the other from `at` on. Returns when the last one ends."""
+        margin = self._estimates.margin.seconds
+        for depth, job in enumerate(jobs):
+            at = max(at, self._prepared_at(job, now))
+            if job._stage == BUFFERED:
+                seconds = self._prepare_seconds(job)
+                # Where nothing is known: the next one of each lane, before the one after it of any.
+                later.append((0.0 if seconds is None else at - seconds - margin, depth, job))
+            at += self._process_seconds(job) or 0.0
+        return at
+
+    def _prepared_at(self, job: Job, now: float) -> float:
+        """When its prepare can be done."""
+        if job._stage > PREPARING:
+            return now
+        begun = job._since if job in self._preparing else now
+        return max(now, begun + (self._prepare_seconds(job) or 0.0))
+
+    def _process_seconds(self, job: Job) -> float | None:
+        return self._estimates.of_process(job._delivery.process_seconds, size_of(job))
+
+    def _prepare_seconds(self, job: Job) -> float | None:
+        return self._estimates.of_prepare(job._delivery.prepare_seconds, size_of(job))
+
+
+def size_of(job: Job) -> float:
+    """What the duration of its work depends on."""
+    if job._size is None:
+        hint = job._delivery.size_hint
+        job._size = float(len(job._delivery.body)) if hint is None else hint
+    return job._size
