@@ -1,4 +1,4 @@
-"""The queue, sync; aio.py awaits the same verbs. Each role has a module of its own."""
+"""The queue, sync; aio/ awaits the same verbs. Each role has a module of its own."""
 
 from __future__ import annotations
 

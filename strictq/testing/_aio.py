@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import anyio
-
-from ..aio import THREADS_MAX, AsyncQueue
+from ..aio import AsyncQueue
 from ..queue import Queue
 
 T = TypeVar("T")
@@ -27,8 +24,7 @@ class ReadyAsyncQueue(AsyncQueue):
     def _in_a_loop(self) -> None:
         # Limiters belong to the event loop, and there was none when this was made.
         if self._limiter is None:
-            self._limiter = anyio.CapacityLimiter(THREADS_MAX)
-            self._unlimited = anyio.CapacityLimiter(math.inf)
+            self._begin()
 
     async def _run(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
         self._in_a_loop()

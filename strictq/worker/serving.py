@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from ..aio import _from_any_thread
+from ..aio.threads import from_any_thread
 from . import tasks
 from .handover import Handover
 from .keeper import Keeper
@@ -37,7 +37,7 @@ async def serve(
         crews.append(tasks.Tasks(slots, handover.take_prepare, board.to_prepare.__len__, work))
     state.executors += [*pools, *crews]
     over = anyio.Event()
-    tell = _from_any_thread(over.set)
+    tell = from_any_thread(over.set)
 
     def keep() -> None:
         try:

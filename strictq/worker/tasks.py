@@ -13,7 +13,7 @@ import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
 
-from ..aio import _from_any_thread
+from ..aio.threads import from_any_thread
 from .handover import Handover
 from .job import Job
 from .state import ENDING, Executor
@@ -59,7 +59,7 @@ class Tasks(Executor):
         self._over = False
         self._called = False
         self._event = anyio.Event()
-        self._schedule = _from_any_thread(self._set)
+        self._schedule = from_any_thread(self._set)
 
     def start(self, group: anyio.abc.TaskGroup) -> None:
         """Begin to take jobs."""

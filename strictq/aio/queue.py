@@ -1,35 +1,26 @@
-"""The queue, awaited: asyncio and trio through anyio.
-
-There is one core, the sync Queue; here its verbs run in worker threads. Only waiting is different: a waiting receive holds
-no thread. Cancelling a call that is at work waits for it to finish; a cancelled receive gives back what it leased.
-"""
+"""The awaited Queue: its verbs, and waiting without a thread."""
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import math
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Literal
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from . import _validate as validate
-from ._config import QueueConfig
-from ._errors import LeaseLost, QueueClosed, StrictqError
-from ._keys import Key
-from ._receiving import Patience, leased_ahead
-from ._store.calls import transaction_of
-from ._store.engine import Rows
-from ._store.wake import POLL_SECONDS
-from ._types import (
+from .. import _validate as validate
+from .._config import QueueConfig
+from .._errors import QueueClosed, StrictqError
+from .._keys import Key
+from .._receiving import Patience, leased_ahead
+from .._store.engine import Rows
+from .._store.wake import POLL_SECONDS
+from .._types import (
     ConsumerStatus,
     DeadLetter,
     Event,
@@ -43,207 +34,31 @@ from ._types import (
     Receipt,
     Stats,
 )
-from .delivery import OPEN, SETTLED, Delivery, Lease, MessageView, describe
-from .queue import Queue
-from .transaction import Transaction
-
-T = TypeVar("T")
-THREADS_MAX: Final = 40
-"""Calls of one queue object that are at work at once; more wait."""
+from ..delivery import OPEN, Delivery
+from ..queue import Queue
+from .delivery import AsyncDelivery
+from .threads import Calls, from_any_thread
+from .transaction import AsyncTransaction
 
 
-class AsyncDelivery(MessageView):
-    """A message in the hands of a consumer: a Delivery whose verbs are awaited. `async with d:` acks or nacks it."""
-
-    __slots__ = ("_queue",)
-
-    def __init__(self, queue: AsyncQueue, delivery: Delivery) -> None:
-        super().__init__(delivery)
-        self._queue = queue
-
-    @property
-    def lease(self) -> AsyncLease:
-        """The hold on its lane."""
-        return AsyncLease(self._queue, self._delivery.lease)
-
-    async def key_state(self) -> bytes | None:
-        """The durable state of its key, read now."""
-        return await self._queue._run(lambda: self._delivery.key_state)
-
-    async def start(self) -> None:
-        """See Delivery.start."""
-        await self._queue._run(self._delivery.start)
-
-    async def ack(self) -> None:
-        """See Delivery.ack."""
-        await self._queue._run(self._delivery.ack)
-
-    async def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
-        """See Delivery.nack."""
-        await self._queue._run(self._delivery.nack, delay, reason, output=output)
-
-    async def reject(self, reason: str, *, output: str | None = None) -> None:
-        """See Delivery.reject."""
-        await self._queue._run(self._delivery.reject, reason, output=output)
-
-    async def extend(self, seconds: float) -> None:
-        """See Delivery.extend."""
-        await self._queue._run(self._delivery.extend, seconds)
-
-    async def done(self) -> None:
-        """See Delivery.done."""
-        await self._queue._run(self._delivery.done)
-
-    async def __aenter__(self) -> AsyncDelivery:
-        if not self._delivery.lease.ack_first:
-            await self.start()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._delivery._state == SETTLED:
-            return
-        # Also when the block was cancelled: giving the message back must not be.
-        with anyio.CancelScope(shield=True):
-            if self._delivery.lease.ack_first:
-                await self.done()
-            elif error is None:
-                await self.ack()
-            else:
-                with suppress(LeaseLost):
-                    await self.nack(reason=describe(error))
-
-    def __repr__(self) -> str:
-        return f"Async{self._delivery!r}"
-
-
-class AsyncLease:
-    """A Lease whose verbs are awaited."""
-
-    __slots__ = ("_lease", "_queue")
-
-    def __init__(self, queue: AsyncQueue, lease: Lease) -> None:
-        self._queue = queue
-        self._lease = lease
-
-    @property
-    def key(self) -> Key | None:
-        """See Lease.key."""
-        return self._lease.key
-
-    @property
-    def token(self) -> int:
-        """See Lease.token."""
-        return self._lease.token
-
-    @property
-    def consumer(self) -> str:
-        """See Lease.consumer."""
-        return self._lease.consumer
-
-    @property
-    def shard(self) -> int:
-        """See Lease.shard."""
-        return self._lease.shard
-
-    @property
-    def ack_first(self) -> bool:
-        """See Lease.ack_first."""
-        return self._lease.ack_first
-
-    @property
-    def expires_in(self) -> float:
-        """See Lease.expires_in."""
-        return self._lease.expires_in
-
-    async def extend(self, seconds: float) -> None:
-        """See Lease.extend."""
-        await self._queue._run(self._lease.extend, seconds)
-
-    async def more(self, n: int = 10) -> list[AsyncDelivery]:
-        """See Lease.more."""
-        return self._queue._wrap(await self._queue._run(self._lease.more, n))
-
-    async def release(self) -> None:
-        """See Lease.release."""
-        await self._queue._run(self._lease.release)
-
-
-class AsyncTransaction:
-    """A Transaction whose block is `async with`, and whose reads are awaited."""
-
-    def __init__(self, queue: AsyncQueue, make: Callable[[], Transaction]) -> None:
-        self._queue = queue
-        self._make = make
-        self._tx: Transaction | None = None
-
-    async def __aenter__(self) -> AsyncTransaction:
-        self._tx = self._make().__enter__()
-        # Whatever thread its calls run in, it is this transaction that holds the shard.
-        self._name = transaction_of.set(object())
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            with anyio.CancelScope(shield=True):
-                await self._queue._run_inside(self._inside.__exit__, kind, error, trace)
-        finally:
-            with suppress(ValueError):  # it ends in another task than it began in, which does not have its name
-                transaction_of.reset(self._name)
-
-    @property
-    def _inside(self) -> Transaction:
-        assert self._tx is not None, "a transaction works inside its async with block only"
-        return self._tx
-
-    def send(self, body: bytes, key: Key | None = None, **options: Any) -> None:
-        """See Transaction.send. Kept until the block ends, so there is nothing to await."""
-        self._inside.send(body, key, **options)
-
-    def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> None:
-        """See Transaction.execute. Kept until the block ends, so there is nothing to await."""
-        self._inside.execute(sql, params)
-
-    async def run(self, work: Callable[[Any], T]) -> T:
-        """See Transaction.run; `work` is a plain function, and runs in a worker thread."""
-        return await self._queue._run_inside(self._inside.run, work)
-
-    async def get_key_state(self) -> bytes | None:
-        """The durable state of the key."""
-        return await self._queue._run_inside(lambda: self._inside.key_state)
-
-    def set_key_state(self, value: bytes | None) -> None:
-        """Set the durable state of the key when the block ends."""
-        self._inside.key_state = value
-
-
-class AsyncQueue:
+class AsyncQueue(Calls):
     """A Queue whose verbs are awaited. Get one from `strictq.open_async`, in an `async with` block."""
 
     def __init__(self, opener: Callable[[], Queue]) -> None:
+        super().__init__()
         self._opener = opener
         self._queue: Queue | None = None
-        self._limiter: anyio.CapacityLimiter | None = None
-        self._unlimited: anyio.CapacityLimiter | None = None
 
     async def __aenter__(self) -> AsyncQueue:
         if self._queue is not None:
             raise QueueClosed("an async queue can be entered once")
-        self._limiter = anyio.CapacityLimiter(THREADS_MAX)
-        self._unlimited = anyio.CapacityLimiter(math.inf)
+        self._begin()
         self._queue = await anyio.to_thread.run_sync(self._opener, limiter=self._limiter)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with anyio.CancelScope(shield=True):
             await self.close()
-
-    async def _run(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
-        """A call of the sync queue in a worker thread. Cancellation waits for it: what it did is never in doubt."""
-        return await _finish(functools.partial(call, *args, **options), self._limiter)
-
-    async def _run_inside(self, call: Callable[..., T], *args: Any) -> T:
-        """The same for an open transaction: it never waits for a thread, or those who wait for it could hold them all."""
-        return await _finish(functools.partial(call, *args), self._unlimited)
 
     def _wrap(self, deliveries: list[Delivery]) -> list[AsyncDelivery]:
         return [AsyncDelivery(self, d) for d in deliveries]
@@ -362,7 +177,7 @@ class AsyncQueue:
     async def _wait(self, seen: tuple[int, int], seconds: float, *, idle: bool) -> None:
         waker = self.sync._store.waker
         woken = anyio.Event()
-        wake = _from_any_thread(woken.set)
+        wake = from_any_thread(woken.set)
         until = time.monotonic() + seconds
         waker.listen(wake)
         try:
@@ -507,53 +322,3 @@ class AsyncQueue:
     async def check(self, fix: bool = False) -> list[Problem]:
         """See Queue.check."""
         return await self._run(self.sync.check, fix)
-
-
-async def _finish(call: Callable[[], T], limiter: anyio.CapacityLimiter | None) -> T:
-    """Run `call` in a worker thread; cancelled, wait for its end if it has begun, and see that it never begins if not.
-
-    A shield is not enough: asyncio's own cancellation (task.cancel, wait_for, timeout) goes through it.
-    """
-    ended = anyio.Event()
-    tell = _from_any_thread(ended.set)
-    gate = threading.Lock()
-    state: list[str] = []
-
-    def work() -> T:
-        with gate:
-            if state:
-                raise QueueClosed("the call was cancelled before it began")
-            state.append("running")
-        try:
-            return call()
-        finally:
-            tell()
-
-    try:
-        return await anyio.to_thread.run_sync(work, limiter=limiter)
-    except BaseException:
-        with gate:
-            if not state:
-                state.append("abandoned")
-        if state[0] == "running":
-            with anyio.CancelScope(shield=True):
-                while not ended.is_set():
-                    with suppress(asyncio.CancelledError):
-                        await ended.wait()
-        raise
-
-
-def _from_any_thread(call: Callable[[], Any]) -> Callable[[], None]:
-    """`call`, to be run soon in this event loop, from whatever thread, without waiting for it."""
-    try:
-        schedule: Callable[..., Any] = asyncio.get_running_loop().call_soon_threadsafe
-    except RuntimeError:
-        from trio.lowlevel import current_trio_token
-
-        schedule = current_trio_token().run_sync_soon
-    return lambda: _unless_over(schedule, call)
-
-
-def _unless_over(schedule: Callable[..., Any], call: Callable[[], Any]) -> None:
-    with suppress(RuntimeError):  # the loop has ended: nobody waits there any more
-        schedule(call)

@@ -1,0 +1,11 @@
+"""The queue, awaited: asyncio and trio through anyio.
+
+There is one core, the sync Queue; here its verbs run in worker threads. Only waiting is different: a waiting receive holds
+no thread. Cancelling a call that is at work waits for it to finish; a cancelled receive gives back what it leased.
+"""
+
+from .delivery import AsyncDelivery, AsyncLease
+from .queue import AsyncQueue
+from .transaction import AsyncTransaction
+
+__all__ = ["AsyncDelivery", "AsyncLease", "AsyncQueue", "AsyncTransaction"]

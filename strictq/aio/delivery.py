@@ -1,0 +1,129 @@
+"""The awaited Delivery and Lease."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from types import TracebackType
+
+import anyio
+
+from .._errors import LeaseLost
+from .._keys import Key
+from ..delivery import SETTLED, Delivery, Lease, MessageView, describe
+from .threads import Calls
+
+
+class AsyncDelivery(MessageView):
+    """A message in the hands of a consumer: a Delivery whose verbs are awaited. `async with d:` acks or nacks it."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: Calls, delivery: Delivery) -> None:
+        super().__init__(delivery)
+        self._queue = queue
+
+    @property
+    def lease(self) -> AsyncLease:
+        """The hold on its lane."""
+        return AsyncLease(self._queue, self._delivery.lease)
+
+    async def key_state(self) -> bytes | None:
+        """The durable state of its key, read now."""
+        return await self._queue._run(lambda: self._delivery.key_state)
+
+    async def start(self) -> None:
+        """See Delivery.start."""
+        await self._queue._run(self._delivery.start)
+
+    async def ack(self) -> None:
+        """See Delivery.ack."""
+        await self._queue._run(self._delivery.ack)
+
+    async def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
+        """See Delivery.nack."""
+        await self._queue._run(self._delivery.nack, delay, reason, output=output)
+
+    async def reject(self, reason: str, *, output: str | None = None) -> None:
+        """See Delivery.reject."""
+        await self._queue._run(self._delivery.reject, reason, output=output)
+
+    async def extend(self, seconds: float) -> None:
+        """See Delivery.extend."""
+        await self._queue._run(self._delivery.extend, seconds)
+
+    async def done(self) -> None:
+        """See Delivery.done."""
+        await self._queue._run(self._delivery.done)
+
+    async def __aenter__(self) -> AsyncDelivery:
+        if not self._delivery.lease.ack_first:
+            await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._delivery._state == SETTLED:
+            return
+        # Also when the block was cancelled: giving the message back must not be.
+        with anyio.CancelScope(shield=True):
+            if self._delivery.lease.ack_first:
+                await self.done()
+            elif error is None:
+                await self.ack()
+            else:
+                with suppress(LeaseLost):
+                    await self.nack(reason=describe(error))
+
+    def __repr__(self) -> str:
+        return f"Async{self._delivery!r}"
+
+
+class AsyncLease:
+    """A Lease whose verbs are awaited."""
+
+    __slots__ = ("_lease", "_queue")
+
+    def __init__(self, queue: Calls, lease: Lease) -> None:
+        self._queue = queue
+        self._lease = lease
+
+    @property
+    def key(self) -> Key | None:
+        """See Lease.key."""
+        return self._lease.key
+
+    @property
+    def token(self) -> int:
+        """See Lease.token."""
+        return self._lease.token
+
+    @property
+    def consumer(self) -> str:
+        """See Lease.consumer."""
+        return self._lease.consumer
+
+    @property
+    def shard(self) -> int:
+        """See Lease.shard."""
+        return self._lease.shard
+
+    @property
+    def ack_first(self) -> bool:
+        """See Lease.ack_first."""
+        return self._lease.ack_first
+
+    @property
+    def expires_in(self) -> float:
+        """See Lease.expires_in."""
+        return self._lease.expires_in
+
+    async def extend(self, seconds: float) -> None:
+        """See Lease.extend."""
+        await self._queue._run(self._lease.extend, seconds)
+
+    async def more(self, n: int = 10) -> list[AsyncDelivery]:
+        """See Lease.more."""
+        return [AsyncDelivery(self._queue, d) for d in await self._queue._run(self._lease.more, n)]
+
+    async def release(self) -> None:
+        """See Lease.release."""
+        await self._queue._run(self._lease.release)

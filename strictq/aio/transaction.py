@@ -1,0 +1,65 @@
+"""The awaited Transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, TypeVar
+
+import anyio
+
+from .._keys import Key
+from .._store.calls import transaction_of
+from ..transaction import Transaction
+from .threads import Calls
+
+T = TypeVar("T")
+
+
+class AsyncTransaction:
+    """A Transaction whose block is `async with`, and whose reads are awaited."""
+
+    def __init__(self, queue: Calls, make: Callable[[], Transaction]) -> None:
+        self._queue = queue
+        self._make = make
+        self._tx: Transaction | None = None
+
+    async def __aenter__(self) -> AsyncTransaction:
+        self._tx = self._make().__enter__()
+        # Whatever thread its calls run in, it is this transaction that holds the shard.
+        self._name = transaction_of.set(object())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._queue._run_inside(self._inside.__exit__, kind, error, trace)
+        finally:
+            with suppress(ValueError):  # it ends in another task than it began in, which does not have its name
+                transaction_of.reset(self._name)
+
+    @property
+    def _inside(self) -> Transaction:
+        assert self._tx is not None, "a transaction works inside its async with block only"
+        return self._tx
+
+    def send(self, body: bytes, key: Key | None = None, **options: Any) -> None:
+        """See Transaction.send. Kept until the block ends, so there is nothing to await."""
+        self._inside.send(body, key, **options)
+
+    def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> None:
+        """See Transaction.execute. Kept until the block ends, so there is nothing to await."""
+        self._inside.execute(sql, params)
+
+    async def run(self, work: Callable[[Any], T]) -> T:
+        """See Transaction.run; `work` is a plain function, and runs in a worker thread."""
+        return await self._queue._run_inside(self._inside.run, work)
+
+    async def get_key_state(self) -> bytes | None:
+        """The durable state of the key."""
+        return await self._queue._run_inside(lambda: self._inside.key_state)
+
+    def set_key_state(self, value: bytes | None) -> None:
+        """Set the durable state of the key when the block ends."""
+        self._inside.key_state = value
