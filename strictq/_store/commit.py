@@ -29,7 +29,7 @@ from .._errors import (
 from .._sql import CLAIM, SHARD
 from .._types import Event
 from .calls import Call, Mergeable, Operation, is_mine, whoami
-from .connection import BUSY_SECONDS, NONSENSE, Opener, leak, translate
+from .connection import BUSY_SECONDS, NONSENSE, Opener, failed_sync, leak, translate
 from .frame import Totals, Tx
 from .grouping import Grouping
 
@@ -448,8 +448,3 @@ class Writer:
         """In a child whose fork was not prepared: never touch, and never close, the parent's connection."""
         if self._db is not None:
             leak(self._db)
-
-
-def failed_sync(error: BaseException) -> bool:
-    """Is this SQLite's word that an fsync failed?"""
-    return getattr(error, "extendedresult", 0) in (apsw.SQLITE_IOERR_FSYNC, apsw.SQLITE_IOERR_DIR_FSYNC)

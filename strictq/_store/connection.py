@@ -196,6 +196,11 @@ _CLASSES: Final[tuple[tuple[type[apsw.Error], type[StoreError]], ...]] = (
 )
 
 
+def failed_sync(error: BaseException) -> bool:
+    """Is this SQLite's word that an fsync failed?"""
+    return getattr(error, "extendedresult", 0) in (apsw.SQLITE_IOERR_FSYNC, apsw.SQLITE_IOERR_DIR_FSYNC)
+
+
 def leak(db: apsw.Connection) -> None:
     """Keep a connection that came through a fork from ever being closed: closing it would touch shared memory of the parent."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))

@@ -13,8 +13,8 @@ from .._errors import StoreBusy, StoreCorrupt, StoreError
 from .._sql import SHARD
 from . import checksums, files, pages, wal
 from .catalog import Catalog
-from .commit import Writer, failed_sync
-from .connection import Durability, leak, translate
+from .commit import Writer
+from .connection import Durability, failed_sync, leak, translate
 from .log import logger
 
 WAL_PAGES: Final = 8000
