@@ -38,7 +38,7 @@ NO_COMMAND = {
 
 def hints() -> Iterator[str]:
     """Every hint that the library's modules give to an error of their own."""
-    for path in [*PACKAGE.glob("*.py"), *(PACKAGE / "_store").glob("*.py"), *(PACKAGE / "worker").glob("*.py")]:
+    for path in (path for part in ("", "_store", "aio", "worker") for path in (PACKAGE / part).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             for keyword in node.keywords if isinstance(node, ast.Call) else ():
                 if keyword.arg == "hint" and isinstance(keyword.value, ast.Constant | ast.JoinedStr):
