@@ -24,6 +24,7 @@ from ._errors import (
 )
 from ._parallel import run_all
 from ._store import Store, handing, looking
+from ._store.calls import bound
 from ._store.shard import Shard
 from ._types import ConsumerStatus
 
@@ -240,7 +241,7 @@ class Handouts:
                 f"hand-out {n} of consumer {self.name!r} is not kept any more: the last acknowledged one is {self.acked}, "
                 f"and {self.keep} before it are kept"
             )
-        found = [p for s in self._store.shards for p in s.look(lambda db, i=s.number: handing.parts(db, self.name, n, i))]  # type: ignore[misc]
+        found = [p for s in self._store.shards for p in s.look(bound(handing.parts, self.name, n, s.number))]
         if not found:
             raise HandoutGone(f"consumer {self.name!r} of this queue has had no hand-out {n}")
         return found
@@ -419,7 +420,7 @@ def _begin_epoch(store: Store, name: str) -> int:
     """An epoch that is newer than any, in every shard."""
     while True:
         epoch = max(k.epoch for k in _read(store, name).values()) + 1
-        if all(shard.run(lambda tx, e=epoch: handing.take_over(tx, name, e)) for shard in store.shards):  # type: ignore[misc]
+        if all(shard.run(bound(handing.take_over, name, epoch)) for shard in store.shards):
             return epoch
 
 

@@ -16,6 +16,7 @@ import apsw
 import attrs
 
 from .._sql import CLAIM, SCAN, choose
+from .calls import bound
 from .claim import BODY, ID, KEY, LANE, SEQ, Row
 from .frame import NEVER, Totals
 from .lanes import ASIDE
@@ -179,7 +180,7 @@ def columns(shard: Shard, plan: Plan, segment: Segment, wanted: Collection[str],
         else:
             paused, pause = pause, min(2 * pause, PAUSE_MAX)
         values = (lane, seq, segment.last, plan.newest, STEP)
-        rows, whole = shard.look(lambda db, v=values: _step(db, SCAN.messages, v))  # type: ignore[misc]
+        rows, whole = shard.look(bound(_step, SCAN.messages, values))
         if rows:
             yield rows
             lane, seq = rows[-1][LANE], rows[-1][SEQ]
@@ -193,9 +194,7 @@ def dead(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
 def _walk(shard: Shard, statement: str, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
     lane, seq = segment.after, NEVER
     while True:
-        rows, whole = shard.look(
-            lambda db, at=(lane, seq): _step(db, statement, (*at, segment.last, plan.newest, STEP))  # type: ignore[misc]
-        )
+        rows, whole = shard.look(bound(_step, statement, (lane, seq, segment.last, plan.newest, STEP)))
         if rows:
             yield rows
             lane, seq = rows[-1][LANE], rows[-1][SEQ]
