@@ -247,10 +247,17 @@ MUTATIONS = [
     _store(
         "the attempt before the handler, alone",
         "claim.py",
-        "            hi = started = lo\n",
-        "            hi, started = lo, lo - 1\n",
+        "        started = lo if n == 1 and request.charge else lo - 1\n",
+        "        started = lo - 1\n",
         "tests/unit/test_retries.py",
         "tests/unit/test_leases.py",
+    ),
+    _store(
+        "whether a packed lane is plain",
+        "claim.py",
+        "            not piece.unlike\n            and piece.messages <= self.room\n",
+        "            piece.messages <= self.room\n",
+        "tests/store/test_packing.py",
     ),
     _store(
         "the attempt before the handler, of several",
