@@ -36,10 +36,10 @@ FROM ready r CROSS JOIN lane l ON l.id = r.lane CROSS JOIN message m ON m.lane =
 WHERE r.position > ? AND r.position <= ? ORDER BY r.position, m.seq LIMIT ?;
 
 -- name: ready_packed
--- packing.ready: one row a ready lane, its first messages column by column; columns as `Piece` has them. Takes the positions after which and
--- up to which, the most messages of a lane, now. Indexes: primary keys of ready, lane and message; no sort.
-SELECT r.position, r.careful, r.lane, l.key, count(*), min(m.seq), max(m.seq), max(m.id),
-       (SELECT max(t.seq) FROM message t WHERE t.lane = r.lane),
+-- packing.ready: one row a ready lane, its first messages column by column; columns as packing makes a `Piece` of them. The values of a column
+-- are in the order of seqs, which SQLite does not promise: see scan.packed. Takes the positions after which and up to which, the most
+-- messages of a lane, now. Indexes: primary keys of ready, lane and message; no sort.
+SELECT r.position, r.careful, r.lane, l.key, (SELECT max(t.seq) FROM message t WHERE t.lane = r.lane),
        max(m.headers IS NOT NULL OR m.body IS NULL OR m.attempts > 0 OR ifnull(m.due > ?4, 0) OR ifnull(m.expires <= ?4, 0)),
        group_concat(m.seq), group_concat(m.id), group_concat(m.sent_at), group_concat(length(m.body)),
        CAST(group_concat(m.body, '') AS BLOB)
@@ -50,8 +50,7 @@ GROUP BY r.position ORDER BY r.position;
 
 -- name: lane_packed
 -- packing.following: the same for one lane, behind a seq. Takes lane, seq, limit, now, position. Indexes: primary keys of lane and message.
-SELECT ?5, 0, l.id, l.key, count(*), min(page.seq), max(page.seq), max(page.id),
-       (SELECT max(t.seq) FROM message t WHERE t.lane = l.id),
+SELECT ?5, 0, l.id, l.key, (SELECT max(t.seq) FROM message t WHERE t.lane = l.id),
        max(page.headers IS NOT NULL OR page.body IS NULL OR page.attempts > 0 OR ifnull(page.due > ?4, 0) OR ifnull(page.expires <= ?4, 0)),
        group_concat(page.seq), group_concat(page.id), group_concat(page.sent_at), group_concat(length(page.body)),
        CAST(group_concat(page.body, '') AS BLOB)

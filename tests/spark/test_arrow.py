@@ -245,7 +245,7 @@ def test_a_hand_out_is_the_same_from_columns_and_from_rows(monkeypatch: pytest.M
     ],
 )  # fmt: skip
 def test_a_piece_whose_columns_do_not_belong_together_is_damage(torn: dict[str, Any]) -> None:
-    whole = packing.Piece(1, 0, 1, encode_key("a"), 3, 1, 3, 103, 3, 0, "1,2,3", "101,102,103", "1,2,3", "1,1,1", b"abc")
+    whole = packing.Piece(1, 0, 1, encode_key("a"), 3, 0, "1,2,3", "101,102,103", "1,2,3", "1,1,1", b"abc", 3, 1, 3, 103)
     assert builder().pieces([whole], 0, 0).column("body").to_pylist() == [b"a", b"b", b"c"]
     with pytest.raises(StoreCorrupt, match="do not belong together"):
         builder().pieces([whole, whole._replace(**torn)], 0, 0)
