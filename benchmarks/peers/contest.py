@@ -61,7 +61,7 @@ class Entrant:
 
     def another(self) -> Peer:
         """A second connection to the same queue."""
-        return type(self.peer)(self.directory, self.durability)
+        return type(self.peer)(Opening(self.directory, self.durability))
 
     def sample(self, number: int, action: Callable[[], object]) -> Sample:
         return sample(number, action, self.host.written)

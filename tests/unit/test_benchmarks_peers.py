@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.measure import Durability
 from benchmarks.peers import ALL, PEERS
+from benchmarks.peers.contest import OURS, Entrant
 from benchmarks.peers.peer import FEATURES, Host, NotOffered, Opening, Peer
 from benchmarks.peers.plots import draw
 from benchmarks.peers.table import JSON, PAGE, matrix, page
@@ -205,3 +206,17 @@ def test_plots(tmp_path: Path) -> None:
     text = file.read_text(encoding="utf-8")
     assert "huey" in text
     assert "messages waiting" in text
+
+
+def test_threads_that_can_share_nothing_get_connections_of_their_own(
+    kind: type[Peer], host: Host, durability: Durability, tmp_path: Path
+) -> None:
+    if kind.about.shared and kind.about.name != OURS:
+        pytest.skip("its threads share one object")
+    peer = kind(Opening(tmp_path, durability))
+    entrant = Entrant(kind.about.name, tmp_path, durability, host, peer)
+    other = entrant.another()
+    other.send(entrant.todo(3, 1))
+    assert drain(peer, 3) == 3
+    other.close()
+    peer.close()
