@@ -11,11 +11,12 @@ AT_ONCE: Final = 4
 
 def run_all(tasks: Sequence[Callable[[], None]]) -> None:
     """Run tasks side by side. All are waited for, also if one fails; then what the first of them raised is raised."""
-    if len(tasks) == 1:
-        tasks[0]()
+    if len(tasks) < 2:
+        for task in tasks:
+            task()
         return
     from concurrent.futures import ThreadPoolExecutor  # with logging and more: who imports strictq need not wait for it
 
-    with ThreadPoolExecutor(min(len(tasks), AT_ONCE) or 1, "strictq-shards") as pool:
+    with ThreadPoolExecutor(min(len(tasks), AT_ONCE), "strictq-shards") as pool:
         for ended in [pool.submit(task) for task in tasks]:
             ended.result()
