@@ -315,7 +315,7 @@ def _take_lanes(work: _Claim, rows: list[Row], per_key: int | None, *, cut: bool
     now = work.tx.now
     bounded = work.request.arrived_to is not None or work.bytes_left is not None
     at, end = 0, len(rows)
-    while at < end and work.room > 0:
+    while at < end and work.room > 0 and not work.stop:
         first = rows[at]
         position = first[POSITION]
         plain = not first[CAREFUL]

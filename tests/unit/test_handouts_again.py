@@ -190,3 +190,16 @@ def test_what_the_encoder_raises_undoes_the_hand_out(q: Queue) -> None:
     h.close()
     assert labels(q.receive()) == [("a", 1)]
     assert q.check() == []
+
+
+def test_a_lane_that_is_too_large_for_what_is_left_stays_listed(q: Queue, clock: FakeClock) -> None:
+    """Also one that is looked at message by message, with a smaller one behind it."""
+    for key, body in (("a", b""), ("b", b"22"), ("c", b"")):
+        q.send(body, key)
+    assert len(q.receive()) == 3
+    clock.advance(1_000.0)  # all three leases are over
+    h = holder(q)
+    got = [label for n in (0, 1) for label in read(q, h, h.take(n, bytes_max=1))]
+    assert sorted(got) == [("sa", 1, ""), ("sb", 1, "22")]
+    assert read(q, h, h.take(2)) == [("sc", 1, "")]
+    assert q.check() == []
