@@ -19,6 +19,7 @@ from ._errors import (
     ForkedProcess,
     HandoutGone,
     InvalidArgument,
+    OutcomeUnknown,
     StoreError,
     StoreFull,
 )
@@ -139,6 +140,7 @@ class Handouts:
             HandoutGone: start is not of this queue, or hand-out start + 1 is not kept any more; nothing changed.
             ConsumerLost: another holder took over; nothing changed.
             StoreError: a shard failed, and nothing was handed out.
+            OutcomeUnknown, or StoreError by a sync: a part may be recorded; the next call gives it, synced.
         """
         validate.whole("messages_max", messages_max, 1, HANDOUT_MESSAGES_MAX)
         validate.whole("bytes_max", bytes_max, 1, 2**62)
@@ -291,6 +293,8 @@ class _Step:
             while again:
                 self.messages, size, again = self.shard.run(self._work)
                 self.left.bytes -= size
+        except OutcomeUnknown:
+            raise  # it may be recorded, and then it is to be synced: by the next call
         except StoreError as e:
             self.failed = e
             if isinstance(e, StoreFull) and self.acks:

@@ -193,7 +193,7 @@ class _Claim:
 
     def _unlist(self) -> None:
         if self.request.keys is None and self.request.arrived_to is None:
-            # Every lane in between was claimed too, or has moved to the end of the order.
+            # Every lane in between was claimed too, or has moved to the end of the order: who passes one over must stop there.
             self.tx.run(CLAIM.drop_positions, (self.positions[0], self.positions[-1]))
         else:
             self.tx.many(CLAIM.drop_position, [(p,) for p in self.positions])

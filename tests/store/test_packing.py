@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import strictq
-from strictq import Queue, QueueConfig, StoreError
+from strictq import OutcomeUnknown, Queue, QueueConfig, StoreError
 from strictq._handouts import Handouts
 from strictq._store import packing
 from strictq._store.handing import Block, Held
@@ -178,6 +178,30 @@ def test_a_shard_that_fails_does_not_keep_the_others_from_giving(tmp_path: Path,
         assert {part.shard for part in h.parts(2)} == {1}
         assert h.take(2) == 2
         assert q.stats().depth == 0
+        h.close()
+
+
+def test_a_part_that_may_be_recorded_is_not_given_with_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not synced: a sink must not see what a power cut could take back."""
+    with strictq.open(tmp_path / "queue", shards=2, clock=FakeClock(), durability="process") as q:
+        for key in range(20):
+            fill(q, key, 2)
+        h = holder(q)
+        run = Shard.run
+
+        def unsure(shard: Shard, *args: Any, **options: Any) -> Any:
+            done = run(shard, *args, **options)
+            if shard.number == 1:
+                raise OutcomeUnknown("COMMIT failed", shard=1)
+            return done
+
+        monkeypatch.setattr(Shard, "run", unsure)
+        with pytest.raises(OutcomeUnknown):
+            h.take(0)
+        monkeypatch.setattr(Shard, "run", run)
+        assert h.take(0) == 1
+        assert {part.shard for part in h.parts(1)} == {0, 1}
+        assert q.check() == []
         h.close()
 
 
