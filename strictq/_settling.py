@@ -202,7 +202,7 @@ class Settling:
                 failed |= dict.fromkeys([*(d for d, _ in pairs), *fresh], e)
                 continue
             for d, after in pairs:
-                lost = refused.get(d.lease._held.lane) if refused else None
+                lost = refused.get((d.lease._held.lane, d.token)) if refused else None
                 if lost is not None:
                     failed[d] = lost
                     continue
@@ -211,7 +211,7 @@ class Settling:
                 if after is not None:
                     d.lease._started = max(d.lease._started, after.seq)
             for d in fresh:
-                lost = refused.get(d.lease._held.lane) if refused else None
+                lost = refused.get((d.lease._held.lane, d.token)) if refused else None
                 if lost is not None:
                     failed[d] = lost
                 else:

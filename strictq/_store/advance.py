@@ -18,7 +18,8 @@ _LANE = attrgetter("lane")
 
 @attrs.define
 class Advance:
-    """An operation on one shard. No lane occurs in it twice.
+    """An operation on one shard. No lease occurs in it twice; a lane may: a worker that took a lane back may not yet know
+    that it had lost it.
 
     Attributes:
         last: acks of the last message of a lease, as far as its holder knows, with the lease's range.
@@ -30,18 +31,18 @@ class Advance:
     heads: list[Batch] = attrs.Factory(list)
     starting: list[Batch] = attrs.Factory(list)
 
-    def __call__(self, tx: Tx) -> dict[int, LeaseLost]:
-        """What was refused, by lane: it changed nothing. The rest took effect."""
+    def __call__(self, tx: Tx) -> dict[tuple[int, int], LeaseLost]:
+        """What was refused, by lane and token: it changed nothing. The rest took effect."""
         singly: list[Batch] = []
         if self.heads and not _ack_heads(tx, self.heads):
             singly += self.heads
         if self.last and not _ack_last(tx, self.last):
             singly += [batch for batch, _, _ in self.last]
-        refused: dict[int, LeaseLost] = {}
+        refused: dict[tuple[int, int], LeaseLost] = {}
         if singly:
             for batch, lost in zip(singly, settle.ack(tx, singly), strict=True):
                 if lost:
-                    refused[batch.lane] = next(iter(lost.values()))
+                    refused[batch.lane, batch.token] = next(iter(lost.values()))
         if self.starting:
             refused |= _start_all(tx, self.starting)
         return refused
@@ -104,14 +105,14 @@ def _record(tx: Tx, batches: Sequence[Batch]) -> None:
         history.keep(tx, [(b.lane, b.seqs[0], b.seqs[0], b.end) for b in batches])
 
 
-def _start_all(tx: Tx, batches: Sequence[Batch]) -> dict[int, LeaseLost]:
+def _start_all(tx: Tx, batches: Sequence[Batch]) -> dict[tuple[int, int], LeaseLost]:
     before = tx.db.total_changes()
     tx.many(SETTLE.start_many, [(b.seqs[0], b.lane, b.token, b.seqs[0], b.seqs[0]) for b in sorted(batches, key=_LANE)])
-    refused: dict[int, LeaseLost] = {}
+    refused: dict[tuple[int, int], LeaseLost] = {}
     if tx.db.total_changes() - before != len(batches):
         for batch in batches:
             try:
                 settle.start(tx, batch)
             except LeaseLost as e:
-                refused[batch.lane] = e
+                refused[batch.lane, batch.token] = e
     return refused
