@@ -47,41 +47,44 @@ def main(arguments: Sequence[str]) -> int:
     try:
         versions = {**report.versions(directory), "Python's sqlite3": sqlite3.sqlite_version}
         contest = Contest(peer_sizes, Bench(bench_sizes, options.rounds or peer_sizes.rounds, directory), names)
-        figures, failures = _run(contest, options.only or list(PATTERNS))
+        figures: list[Figure] = []
+        failures: dict[str, str] = {}
+
+        def found() -> dict[str, Any]:
+            return {
+                "form": form,
+                "rounds": contest.bench.rounds,
+                "versions": versions,
+                "peers": {name: _about(name, contest) for name in (OURS, *names)},
+                "missing": missing,
+                "left_out": contest.left_out,
+                "figures": [f.as_json() for f in figures],
+                "failures": failures,
+            }
+
+        for name in options.only or PATTERNS:
+            _run(contest, name, figures, failures)
+            if options.json is not None:  # after each: a run of an hour that is cut off keeps what it has
+                options.json.write_text(json.dumps(found(), indent=2) + "\n", encoding="utf-8")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    result = {
-        "form": form,
-        "rounds": contest.bench.rounds,
-        "versions": versions,
-        "peers": {name: _about(name, contest) for name in (OURS, *names)},
-        "missing": missing,
-        "left_out": contest.left_out,
-        "figures": [f.as_json() for f in figures],
-        "failures": failures,
-    }
+    result = found()
     _print(result, figures)
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     _publish(result, options)
     return 1 if failures else 0
 
 
-def _run(contest: Contest, names: Sequence[str]) -> tuple[list[Figure], dict[str, str]]:
-    """Run the patterns. One that fails costs its own figures, not those of a long run."""
-    figures: list[Figure] = []
-    failures: dict[str, str] = {}
-    for name in names:
-        started = time.perf_counter()
-        print(f"{name} ...", end="", file=sys.stderr, flush=True)
-        try:
-            figures.extend(PATTERNS[name](contest))
-        except Exception as error:
-            failures[name] = f"{type(error).__name__}: {error}"
-            print(file=sys.stderr)
-            traceback.print_exc()
-        print(f" {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
-    return figures, failures
+def _run(contest: Contest, name: str, figures: list[Figure], failures: dict[str, str]) -> None:
+    """Run a pattern. One that fails costs its own figures, not those of a long run."""
+    started = time.perf_counter()
+    print(f"{name} ...", end="", file=sys.stderr, flush=True)
+    try:
+        figures.extend(PATTERNS[name](contest))
+    except Exception as error:
+        failures[name] = f"{type(error).__name__}: {error}"
+        print(file=sys.stderr)
+        traceback.print_exc()
+    print(f" {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
 
 
 def _about(name: str, contest: Contest) -> dict[str, Any]:
@@ -140,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog='Packages: pip install "strictq[peers]"; Redis needs a redis-server, too.',
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--short", action="store_true", help="smaller sizes, minutes; default: the long form, hours")
+    form.add_argument("--short", action="store_true", help="smaller sizes, minutes; default: the long form, an hour or two")
     form.add_argument("--tiny", action="store_true", help="some seconds; shows that everything runs, measures nothing")
     form.add_argument(
         "--from", dest="figures", type=Path, metavar="FILE", help="measure nothing; use the figures of an earlier --json"

@@ -43,10 +43,10 @@ class PeerSizes:
 
 LONG: Final = PeerSizes(
     name="long",
-    rounds=5,
-    seconds=3.0,
-    batch_seconds_max=60.0,
-    fill_seconds=600.0,
+    rounds=3,
+    seconds=2.0,
+    batch_seconds_max=30.0,
+    fill_seconds=240.0,
     messages=500_000,
     full_batches=(1, 10, 100, 1000, 10_000),
     keys=((1, 1), (1000, 1000), (100_000, 100_000), (1_000_000, 1_000_000)),

@@ -41,7 +41,8 @@ SELECT lane FROM message WHERE lane > ? ORDER BY lane LIMIT 1;
 SELECT seq, id, body IS NULL FROM message WHERE lane = ?1 AND seq NOT BETWEEN ?2 AND ?3 ORDER BY seq LIMIT ?4;
 
 -- name: delete_dedup_of
-DELETE FROM dedup WHERE lane = ?;
+-- purge: a bounded step. Index: primary key.
+DELETE FROM dedup WHERE lane = ?1 AND dedup_id IN (SELECT dedup_id FROM dedup WHERE lane = ?1 LIMIT ?2);
 
 -- name: next_dedup_lane
 SELECT lane FROM dedup WHERE lane > ? ORDER BY lane LIMIT 1;

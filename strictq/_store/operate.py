@@ -88,7 +88,11 @@ def lanes_with_dead(db: apsw.Connection, after: int, limit: int) -> list[int]:
 
 
 def purge_lane(tx: Tx, lane: int) -> tuple[int, bool]:
-    """One bounded step: remove messages that nobody holds, and the lane's dedup ids. Returns how many, and if more are left."""
+    """One bounded step: remove messages that nobody holds, and dedup ids of the lane.
+
+    Returns:
+        How many messages, and whether anything may be left.
+    """
     lease = lanes.lease_of(tx, lane)
     if lease is not None and not lease.ack_first and (lease.expired or lease.deadline <= tx.now):
         # Its time is over and nobody took the lane: it ends here, and its messages are purged with the others.
@@ -100,11 +104,13 @@ def purge_lane(tx: Tx, lane: int) -> tuple[int, bool]:
     if rows:
         lanes.remove(tx, lane, rows, history.PURGED)
         tx.totals.purged += len(rows)
-    tx.run(OPERATE.delete_dedup_of, (lane,))
+    before = tx.db.total_changes()
+    tx.run(OPERATE.delete_dedup_of, (lane, PURGE_STEP))
+    forgotten = tx.db.total_changes() - before
     if lease is None:
         lanes.unlist(tx, lane)
         lanes.place(tx, lane)
-    return len(rows), len(rows) == PURGE_STEP
+    return len(rows), PURGE_STEP in (len(rows), forgotten)
 
 
 def purge_dead(tx: Tx, lane: int) -> tuple[int, bool]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import apsw
 import pytest
 
 from strictq import Message, Queue
+from strictq._store import operate
 from strictq.testing import FakeClock
-from tests.support.internals import behind_next_commit
+from tests.support.internals import behind_next_commit, connection_of
 from tests.support.queues import Opener, drain, fill, labels, seqs
 
 
@@ -124,3 +126,23 @@ def test_what_a_receive_has_claimed_stays_though_it_comes_too_late_to_hand_it_ou
 
     behind_next_commit(monkeypatch, late)
     assert q.receive(lease_seconds=10.0) == [], "another holder has it"
+
+
+def test_dedup_ids_go_in_bounded_steps(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane may have very many, and nobody can write while one step deletes."""
+    monkeypatch.setattr(operate, "PURGE_STEP", 3)
+    for n in range(7):
+        q.send(b"", "k", dedup_id=str(n))
+    q.ack_many(q.receive(7))
+    left = []
+
+    def count(db: apsw.Connection) -> None:
+        left.append(db.execute("SELECT count(*) FROM dedup").get)
+
+    db = connection_of(q)
+    step = operate.purge_lane
+    monkeypatch.setattr(operate, "purge_lane", lambda tx, lane: (step(tx, lane), count(tx.db))[0])
+    assert q.purge("k") == 0
+    assert left == [4, 1, 0]
+    assert db.execute("SELECT count(*) FROM dedup").get == 0
+    assert not q.send(b"", "k", dedup_id="3").duplicate
