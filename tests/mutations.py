@@ -288,8 +288,8 @@ MUTATIONS = [
     _store(
         "the ack of a whole lease resolves all of it",
         "settle.py",
-        "        if db.total_changes() - before == len(leases) + n:",
-        "        if True:",
+        "    if db.total_changes() - before != len(leases) + n:",
+        "    if False:",
         "tests/unit/test_leases.py",
         "tests/unit/test_odd_orders.py",
     ),

@@ -120,6 +120,10 @@ SELECT e.lane, l.key, e.lo, e.hi, e.pending, e.redrive
 FROM lease e INDEXED BY lease_handout CROSS JOIN lane l ON l.id = e.lane
 WHERE e.token = ? AND e.deadline = 4611686018427387904;
 
+-- name: any_apart
+-- handout.ack: does any body lie apart? By primary key.
+SELECT EXISTS (SELECT 1 FROM body WHERE id > 0);
+
 -- name: apart
 -- handout.ack: its bodies that lie apart. Indexes: lease_handout, primary key of message.
 SELECT e.lane, m.id FROM lease e INDEXED BY lease_handout CROSS JOIN message m ON m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi

@@ -63,8 +63,14 @@ Lost = dict[int, LeaseLost]
 
 def ack(tx: Tx, batches: Sequence[Batch]) -> list[Lost]:
     """Resolve messages for good. The valid ones take effect, the others come back."""
-    if all(b.whole for b in batches) and _ack_whole(tx, batches):
-        return [{}] * len(batches)
+    if all(b.whole for b in batches):
+        tx.run("SAVEPOINT whole")
+        done = ack_whole(tx, batches)
+        if not done:
+            tx.run("ROLLBACK TO whole")
+        tx.run("RELEASE whole")
+        if done:
+            return [{}] * len(batches)
     return [_each(ack_lane, tx, b) for b in batches]
 
 
@@ -82,8 +88,10 @@ def _each(act: Callable[..., object], tx: Tx, batch: Batch, *args: object) -> Lo
     return {}
 
 
-def _ack_whole(tx: Tx, batches: Sequence[Batch]) -> bool:
-    """All of these leases, each acked whole, in one go. False: one of them is not as it was handed out; nothing changed."""
+def ack_whole(tx: Tx, batches: Sequence[Batch]) -> bool:
+    """All of these leases, each acked whole, in one go. False: one of them is not as it was handed out, and what was done is
+    to be undone.
+    """
     leases = []
     ranges = []
     lane_rows = []
@@ -98,24 +106,21 @@ def _ack_whole(tx: Tx, batches: Sequence[Batch]) -> bool:
         ranges.append((lane, lo, hi))
         lane_rows.append((hi, k, now, b.token, lo, hi, lane))
     db = tx.db
-    tx.run("SAVEPOINT whole")
     history.keep(tx, [(b.lane, b.seqs[0], b.seqs[-1], b.end) for b in batches] if tx.config.history != "off" else ())
     before = db.total_changes()
     tx.many(SETTLE.end_whole_lease, leases)
-    if db.total_changes() - before == len(leases):
-        tx.many(SETTLE.delete_range, ranges)
-        if db.total_changes() - before == len(leases) + n:
-            tx.many(SETTLE.finish_lane, lane_rows)
-            tx.run("RELEASE whole")
-            if apart := [(i,) for b in batches for i in b.apart]:
-                tx.many(LANES.delete_body, apart)
-            tx.totals.pending -= n
-            tx.count_acks(n)
-            list_rest(tx, lane_rows, batches)
-            return True
-    tx.run("ROLLBACK TO whole")
-    tx.run("RELEASE whole")
-    return False
+    if db.total_changes() - before != len(leases):
+        return False
+    tx.many(SETTLE.delete_range, ranges)
+    if db.total_changes() - before != len(leases) + n:
+        return False
+    tx.many(SETTLE.finish_lane, lane_rows)
+    if apart := [(i,) for b in batches for i in b.apart]:
+        tx.many(LANES.delete_body, apart)
+    tx.totals.pending -= n
+    tx.count_acks(n)
+    list_rest(tx, lane_rows, batches)
+    return True
 
 
 def list_rest(tx: Tx, lane_rows: list[tuple[Any, ...]], batches: Sequence[Batch]) -> None:

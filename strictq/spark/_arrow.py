@@ -27,6 +27,11 @@ PIECES_ROWS: Final = 5_000
 """The same where columns come packed."""
 BYTES: Final = 16 * 1024 * 1024
 """Bytes of bodies in a batch, unless one message has more."""
+COMPRESSED: Final = pa.ipc.IpcWriteOptions(
+    compression="lz4" if pa.Codec.is_available("lz4") else None,
+    use_threads=False,  # the shards have a thread each
+)
+"""Of blocks: a page that need not be written, synced and checkpointed costs more than it takes to pack it."""
 _INT64: Final = 1 << 63
 
 _ATTEMPTS, _BODY, _HEADERS, _ID = itemgetter(ATTEMPTS), itemgetter(BODY), itemgetter(HEADERS), itemgetter(ID)
@@ -329,7 +334,7 @@ def _in_blocks(leases: Iterable[Held]) -> Iterator[tuple[list[Piece], bool]]:
 def pack(batch: pa.RecordBatch) -> bytes:
     """A batch with its schema."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
+    with pa.ipc.new_stream(sink, batch.schema, options=COMPRESSED) as writer:
         writer.write_batch(batch)
     packed: bytes = sink.getvalue().to_pybytes()
     return packed

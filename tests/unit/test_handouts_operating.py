@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import strictq
-from strictq import ConsumerBusy, ConsumerLost, HandoutGone, InvalidArgument, Message, Queue, UnknownMessage
+from strictq import ConsumerBusy, ConsumerLost, HandoutGone, InvalidArgument, Message, Queue, StoreCorrupt, UnknownMessage
 from strictq._handouts import Handouts, read_block
 from strictq._store import handing
 from strictq.testing import FakeClock
@@ -88,6 +88,40 @@ def test_rejecting_a_message_takes_it_out_of_its_hand_out(q: Queue) -> None:
     assert q.redrive() == 2
     assert by_key(read(q, h, h.take(1))) == {"sa": [2], "sb": [1]}
     assert q.check() == []
+
+
+@pytest.mark.parametrize("out", [{1}, {2}, {3}, {1, 3}, {1, 2, 3}])
+def test_what_is_left_of_a_hand_out_is_acked(q: Queue, out: set[int]) -> None:
+    for key in ("a", "b", "c"):
+        fill(q, key, 3)
+    h = holder(q)
+    h.take(0)
+    for seq in out:
+        q.reject("b", seq, "it kills the job")
+    h.ack(1)
+    assert (q.stats().acks, q.stats().depth, q.stats().dead) == (9 - len(out), 0, len(out))
+    assert {q.status("b", seq).state for seq in out} == {"dead"}
+    assert q.check() == []
+
+
+def test_an_ack_of_a_damaged_hand_out_changes_nothing(disk: Opener) -> None:
+    q = disk()
+    fill(q, "a", 3)
+    fill(q, "b", 1)
+    h = holder(q)
+    h.take(0)
+    h.close()
+    disk.close()
+    tamper(shard_file(q.path), "DELETE FROM message WHERE seq = 2")
+    q = disk()
+    h = holder(q)
+    with pytest.raises(StoreCorrupt, match="count other messages than there are"):
+        h.ack(1)
+    assert (q.stats().acks, q.stats().depth) == (0, 4)
+    q.check(fix=True)
+    q.send(b"", "b")
+    assert by_key(read(q, h, h.take(1))) == {"sb": [2]}
+    assert {p.rule for p in q.check()} == {"lane_counts"}, "what was lost stays lost"
 
 
 def test_rejecting_what_nobody_or_a_consumer_holds(q: Queue, clock: FakeClock) -> None:
