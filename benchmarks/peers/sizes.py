@@ -44,16 +44,16 @@ class PeerSizes:
 LONG: Final = PeerSizes(
     name="long",
     rounds=3,
-    seconds=2.0,
-    batch_seconds_max=30.0,
-    fill_seconds=240.0,
+    seconds=1.5,
+    batch_seconds_max=20.0,
+    fill_seconds=180.0,
     messages=500_000,
     full_batches=(1, 10, 100, 1000, 10_000),
     keys=((1, 1), (1000, 1000), (100_000, 100_000), (1_000_000, 1_000_000)),
     backlogs=((10_000, 10_000), (100_000, 100_000), (1_000_000, 1_000_000), (10_000_000, 10_000_000)),
     blocked=(1_000_000, 1_000_000),
     held=(1_000_000, 1_000_000),
-    latencies=20_000,
+    latencies=10_000,
 )
 
 SHORT: Final = PeerSizes(

@@ -28,6 +28,21 @@ FROM (
     FROM message m WHERE (m.lane, m.seq) > (?1, ?2) AND m.lane <= ?3 AND m.id <= ?4 ORDER BY m.lane, m.seq LIMIT ?5
 );
 
+-- name: deep
+-- scan.columns: the same where lanes are deep, one row a lane: at most so many of its seqs from where the step begins. Nothing has to say
+-- which lane a message has, and SQLite need not copy what it packs. The values of a column are in the order of seqs: `message` has its
+-- primary key, and nothing else to be read by. Takes lane, seq, last lane, newest arrival, how many seqs. Indexes: primary keys; no sort.
+SELECT l.id, /*?key*/ l.key /*?*/, count(*), min(m.seq), (SELECT max(t.seq) FROM message t WHERE t.lane = l.id),
+       /*?headers*/ count(m.headers) /*?*/, /*?attempts*/ max(m.attempts) /*?*/,
+       /*?seq*/ group_concat(m.seq) /*?*/, /*?id*/ group_concat(m.id) /*?*/, /*?sent_at*/ group_concat(m.sent_at) /*?*/,
+       /*?body*/ group_concat(length(m.body)) /*?*/, /*?body*/ CAST(group_concat(m.body, '') AS BLOB) /*?*/
+FROM lane l CROSS JOIN message m ON m.lane = l.id
+WHERE l.id >= ?1 AND l.id <= ?3 AND m.id <= ?4 AND m.seq > CASE l.id WHEN ?1 THEN ?2 ELSE 0 END
+  AND m.seq < ?5 + (
+    SELECT h.seq FROM message h WHERE h.lane = l.id AND h.seq > CASE l.id WHEN ?1 THEN ?2 ELSE 0 END ORDER BY h.seq LIMIT 1
+  )
+GROUP BY l.id ORDER BY l.id;
+
 -- name: set_aside
 -- scan.keyless: messages that left a lane for one of their own since the plan. Takes the first key, the first key behind,
 -- the newest lane of the plan, and between which arrivals. Indexes: the UNIQUE one on key, primary key of message.

@@ -9,13 +9,16 @@ keyless lane is read together with what left it since the plan, by ranges of arr
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Final
 
 import apsw
 import attrs
 
+from .._errors import StoreCorrupt
 from .._sql import CLAIM, SCAN, choose
+from . import packing
 from .calls import bound
 from .claim import BODY, ID, KEY, LANE, SEQ, Row
 from .frame import NEVER, Totals
@@ -24,8 +27,9 @@ from .shard import Shard
 
 STEP: Final = 2_000
 STEP_BYTES: Final = 16 * 1024 * 1024
-PACKED_STEP: Final = 5_000
-"""Messages of a step that SQLite packs column by column. No body of theirs lies apart: they are some megabytes at most."""
+PACKED_STEP: Final = 10_000
+"""Messages of a step that SQLite packs column by column, or fewer than twice as many. No body of theirs lies apart: they are some
+megabytes at most."""
 PAUSE_MAX: Final = 32
 """Most steps that are read as rows before columns are tried again, where they did not fit."""
 WALK_LANES: Final = 10_000
@@ -56,8 +60,8 @@ class Plan:
     tasks: tuple[tuple[Segment, ...], ...]
 
 
-Lanes = Callable[[str, int], tuple[Any, Sequence[int]]]
-"""Reads so many numbers with commas between them: in a form that is its caller's, and where they change, each new one."""
+Runs = Callable[[str, int], tuple[Sequence[int], Sequence[int]]]
+"""Reads so many numbers with commas between them: where they change, each new one, and how often it comes."""
 
 
 @attrs.frozen
@@ -67,8 +71,8 @@ class Packed:
     What is not wanted is empty.
 
     Attributes:
-        keys: stored ones, of the lanes in the order of `lanes`.
-        lanes: a number for each message, as the caller's function read them.
+        keys: stored ones, of the lanes in their order.
+        depths: how many messages of each lane there are, lane by lane.
         seqs, ids, sent_at, sizes: a number for each message, in decimal, with commas between them.
         bodies: one behind the other, as long as `sizes` says.
     """
@@ -76,7 +80,7 @@ class Packed:
     shard: int
     count: int
     keys: list[bytes]
-    lanes: Any
+    depths: Sequence[int]
     seqs: str
     ids: str
     sent_at: str
@@ -137,53 +141,114 @@ def pending(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
     return _walk(shard, SCAN.messages, plan, segment)
 
 
-def columns(shard: Shard, plan: Plan, segment: Segment, wanted: Collection[str], lanes: Lanes) -> Iterator[Packed | list[Row]]:
+def columns(shard: Shard, plan: Plan, segment: Segment, wanted: Collection[str], runs: Runs) -> Iterator[Packed | list[Row]]:
     """What `pending` gives, column by column where the messages allow it: that costs a third of making rows of them in Python.
 
     Args:
-        wanted: of key, id, sent_at, attempts, headers, body. Rows have all of them.
-        lanes: there are faster ways to read many numbers than Python's, but not here.
+        wanted: of key, seq, id, sent_at, attempts, headers, body. Rows have all of them.
+        runs: there are faster ways to read many numbers than Python's, but not here.
     """
     if segment.keyless:
         yield from _keyless(shard, plan, segment.last)
         return
-    statement = choose(SCAN.packed, wanted)
-    lane, seq = segment.after, NEVER
-    pause, paused, whole = 1, 0, False
-
-    def packed(db: apsw.Connection) -> tuple[Packed | None, int, bool]:
-        """A step, its last lane, and whether there are no more; None: it has to be read as rows."""
-        found: Any = db.execute(statement, (lane, seq, segment.last, plan.newest, PACKED_STEP)).get
-        headed, tried, lane_text, seqs, ids, sent_at, sizes, bodies = found
-        if lane_text is None:
-            return Packed(shard.number, 0, [], None, "", "", "", "", b""), lane, True
-        count = lane_text.count(",") + 1
-        if headed or tried or ("body" in wanted and (sizes is None or sizes.count(",") + 1 < count)):
-            return None, lane, False
-        numbers, distinct = lanes(lane_text, count)
-        keys: list[Any] = []
-        if "key" in wanted:
-            keys = [key for (key,) in db.executemany(SCAN.key, [(one,) for one in distinct])]
-        step = Packed(shard.number, count, keys, numbers, seqs, ids or "", sent_at or "", sizes or "", bodies or b"")
-        return step, distinct[-1], count < PACKED_STEP
-
-    while not whole:
-        found, last, whole = (None, lane, False) if paused else shard.look(packed)
+    columns = _Columns(shard.number, plan, segment, wanted, runs)
+    pause, paused = 1, 0
+    while not columns.whole:
+        found = None if paused else shard.look(columns.step)
         if found is not None:
             pause = 1
             if found.count:
                 yield found
-                lane, seq = last, int(found.seqs[found.seqs.rfind(",") + 1 :])
             continue
         if paused:
             paused -= 1
         else:
             paused, pause = pause, min(2 * pause, PAUSE_MAX)
-        values = (lane, seq, segment.last, plan.newest, STEP)
-        rows, whole = shard.look(bound(_step, SCAN.messages, values))
+        rows, columns.whole = shard.look(bound(_step, SCAN.messages, (*columns.at, segment.last, plan.newest, STEP)))
         if rows:
             yield rows
-            lane, seq = rows[-1][LANE], rows[-1][SEQ]
+            columns.at = rows[-1][LANE], rows[-1][SEQ]
+
+
+class _Columns:
+    """Where a reading of columns is, and its next step: lane by lane where lanes are deep, else whatever lanes come.
+
+    Attributes:
+        at: the lane and seq behind which the next step begins.
+        whole: there is nothing more.
+    """
+
+    def __init__(self, shard: int, plan: Plan, segment: Segment, wanted: Collection[str], runs: Runs) -> None:
+        self.at = segment.after, NEVER
+        self.whole = False
+        self._deep = True
+        self._shard = shard
+        self._bounds = segment.last, plan.newest, PACKED_STEP
+        self._wanted = wanted
+        self._runs = runs
+        self._by_lane = choose(SCAN.deep, wanted)
+        self._packed = choose(SCAN.packed, wanted)
+
+    def step(self, db: apsw.Connection) -> Packed | None:
+        """None: what comes has to be read as rows."""
+        found = self._lanes(db) if self._deep else self._messages(db)
+        if found is not None:
+            self._deep = packing.pays(len(found.depths), found.count)
+        return found
+
+    def _lanes(self, db: apsw.Connection) -> Packed | None:
+        keys: list[bytes] = []
+        depths: list[int] = []
+        columns: list[list[Any]] = []
+        count, plain = 0, True
+        rows = db.execute(self._by_lane, (*self.at, *self._bounds))
+        try:
+            for lane, key, depth, first, tail, headed, tried, *values in rows:
+                plain = self._is_plain(depth, headed, tried, values[3])
+                if not plain:
+                    break
+                if key is not None:
+                    keys.append(key)
+                depths.append(depth)
+                columns.append(values)
+                count += depth
+                more = tail >= first + PACKED_STEP
+                self.at = lane, first + PACKED_STEP - 1 if more else NEVER
+                if more or count >= PACKED_STEP or not packing.pays(len(depths), count):
+                    break
+            else:
+                self.whole = True
+        finally:
+            rows.close(True)
+        if not plain and not depths:
+            return None
+        *texts, bodies = zip(*columns, strict=True) if columns else ((),) * 5
+        seqs, ids, sent_at, sizes = (",".join(text) if None not in text else "" for text in texts)
+        return Packed(self._shard, count, keys, depths, seqs, ids, sent_at, sizes, b"".join(filter(None, bodies)))
+
+    def _messages(self, db: apsw.Connection) -> Packed | None:
+        found: Any = db.execute(self._packed, (*self.at, *self._bounds)).get
+        headed, tried, lane_text, seqs, ids, sent_at, sizes, bodies = found
+        if lane_text is None:
+            self.whole = True
+            return Packed(self._shard, 0, [], [], "", "", "", "", b"")
+        count = lane_text.count(",") + 1
+        if not self._is_plain(count, headed, tried, sizes):
+            return None
+        lanes, depths = self._runs(lane_text, count)
+        if any(lane >= following for lane, following in pairwise(lanes)):
+            raise StoreCorrupt("messages that were read column by column are out of order", shard=self._shard)
+        keys: list[Any] = []
+        if "key" in self._wanted:
+            keys = [key for (key,) in db.executemany(SCAN.key, [(lane,) for lane in lanes])]
+        self.at, self.whole = (lanes[-1], int(seqs[seqs.rfind(",") + 1 :])), count < PACKED_STEP
+        return Packed(self._shard, count, keys, depths, seqs, ids or "", sent_at or "", sizes or "", bodies or b"")
+
+    def _is_plain(self, count: int, headed: int | None, tried: int | None, sizes: str | None) -> bool:
+        """Can so many messages be told by columns alone? Where a body lies apart, there are fewer sizes."""
+        if headed or tried:
+            return False
+        return "body" not in self._wanted or (sizes is not None and sizes.count(",") + 1 == count)
 
 
 def dead(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:

@@ -110,20 +110,24 @@ class Builder:
             StoreCorrupt: the columns do not belong together.
             InvalidArgument: a key does not fit, or a body is no text and is wanted as such.
         """
-        n, lanes, seqs = packed.count, packed.lanes, numbers(packed.seqs, packed.count)
-        step = np.diff(lanes)
-        begins = np.concatenate(([0], np.flatnonzero(step) + 1))
-        ordered = bool(np.all((step > 0) | ((step == 0) & (np.diff(seqs) > 0))))
-        if not ordered:
+        n, depths = packed.count, np.array(packed.depths)
+        if depths.sum() != n:
             raise _mixed(packed.shard)
+        seqs = None
+        if packed.seqs:
+            seqs = numbers(packed.seqs, n)
+            rises = np.diff(seqs) > 0
+            rises[np.cumsum(depths)[:-1] - 1] = True  # from one lane to the next it need not
+            if not rises.all():
+                raise _mixed(packed.shard)
 
         # Not by pa.array, which imports pandas in every process of Spark's.
         def column(field: pa.Field) -> pa.Array:
             match field.name:
                 case "key":
-                    if len(packed.keys) != len(begins):
+                    if len(packed.keys) != len(depths):
                         raise _mixed(packed.shard)
-                    codes = np.repeat(np.arange(len(begins)), np.diff(begins, append=n))
+                    codes = np.repeat(np.arange(len(depths)), depths)
                     return _keys(list(map(self.key, packed.keys)), field.type).take(_plain(codes))
                 case "seq":
                     return _plain(seqs)
@@ -150,13 +154,12 @@ class Builder:
         Raises:
             StoreCorrupt: the columns do not belong together.
         """
-        lengths = np.array([p.messages for p in pieces])
+        lengths = [p.messages for p in pieces]
         seqs, ids, sent_at, sizes = (
             ",".join(texts) for texts in zip(*((p.seqs, p.ids, p.sent_at, p.sizes) for p in pieces), strict=True)
         )
-        lanes = np.repeat(np.arange(len(pieces)), lengths)
         bodies = b"".join(p.bodies for p in pieces)
-        packed = Packed(shard, len(lanes), [p.key for p in pieces], lanes, seqs, ids, sent_at, sizes, bodies)
+        packed = Packed(shard, sum(lengths), [p.key for p in pieces], lengths, seqs, ids, sent_at, sizes, bodies)
         batch = self.columns(packed, skew, self._schema)
         found, ends = batch.column("seq").to_numpy(), np.cumsum(lengths)
         if found[ends - lengths].tolist() != [p.lo for p in pieces] or found[ends - 1].tolist() != [p.hi for p in pieces]:
@@ -193,11 +196,11 @@ def numbers(text: str, count: int) -> Any:
     return np.fromstring(text, np.int64, count, sep=",")
 
 
-def distinct(text: str, count: int) -> tuple[Any, Sequence[int]]:
-    """The same, and where they change each new one: what `scan.columns` wants to know of lanes."""
+def runs(text: str, count: int) -> tuple[Sequence[int], Sequence[int]]:
+    """The same: where they change each new one, and how often it comes. What `scan.columns` wants to know of lanes."""
     found = numbers(text, count)
-    changes: list[int] = found[np.flatnonzero(np.diff(found, prepend=found[0] - 1))].tolist()
-    return found, changes
+    begins = np.flatnonzero(np.diff(found, prepend=found[0] - 1))
+    return found[begins].tolist(), np.diff(begins, append=count).tolist()
 
 
 def _mixed(shard: int) -> StoreCorrupt:

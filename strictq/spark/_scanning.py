@@ -15,7 +15,7 @@ from .._store import looking, scan
 from .._store.handed import KEY, LANE
 from ..queue import Queue
 from . import _fetch
-from ._arrow import Builder, arrow_schema, distinct, pack, project
+from ._arrow import Builder, arrow_schema, pack, project, runs
 from ._options import BatchOptions
 from ._records import CHUNK, record_batch
 from ._schema import KeyType, key_type, read_schema
@@ -67,7 +67,7 @@ class Scan:
         plan = scan.Plan(self.newest, self.last_lane, ())
         wanted = {STORED.get(name, name) for name in schema.names}
         for segment in self.segments:
-            steps = scan.dead(shard, plan, segment) if self.dead else scan.columns(shard, plan, segment, wanted, distinct)
+            steps = scan.dead(shard, plan, segment) if self.dead else scan.columns(shard, plan, segment, wanted, runs)
             for rows in steps:
                 if isinstance(rows, scan.Packed):
                     yield builder.columns(rows, skew, schema)

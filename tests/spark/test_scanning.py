@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,9 +16,9 @@ from hypothesis import strategies as st
 import strictq
 from strictq import InvalidArgument, Message, Queue, QueueConfig, StoreCorrupt
 from strictq._keys import Key, encode_key
-from strictq._store import scan
+from strictq._store import packing, scan
 from strictq._store.scan import Packed
-from strictq.spark._arrow import Builder, arrow_schema, distinct
+from strictq.spark._arrow import Builder, arrow_schema, runs
 from strictq.spark._scanning import Scan
 from strictq.spark._schema import key_type, read_schema
 from strictq.testing import FakeClock
@@ -99,7 +98,13 @@ def stored(q: Queue, statement: str) -> dict[tuple[int, int], tuple[Any, ...]]:
     return found
 
 
-def small_steps(patch: pytest.MonkeyPatch, step: int) -> None:
+ALWAYS, AT_TWO, NEVER_AGAIN = 0, 2, 1000
+"""Messages of a lane from which on lanes are read by themselves; the first step always does."""
+
+
+def small_steps(patch: pytest.MonkeyPatch, step: int, by_lane: int) -> None:
+    patch.setattr(packing, "SAMPLE", 1)
+    patch.setattr(packing, "PAYS", by_lane)
     patch.setattr(scan, "STEP", step)
     patch.setattr(scan, "PACKED_STEP", step + 1)
     patch.setattr(scan, "PAUSE_MAX", 2)
@@ -109,11 +114,14 @@ def small_steps(patch: pytest.MonkeyPatch, step: int) -> None:
 @given(
     st.lists(st.one_of(SENT, PLAIN), max_size=40), st.lists(PLAIN, max_size=40), st.integers(1, 9), st.integers(1, 30),
     st.lists(st.sampled_from(["ack", "nack", "reject", "hold", "leave"]), max_size=12),
+    st.sampled_from([ALWAYS, AT_TWO, NEVER_AGAIN]),
 )  # fmt: skip
-def test_columns_have_what_the_files_have(first: list[Any], second: list[Any], step: int, per_task: int, ends: list[str]) -> None:
+def test_columns_have_what_the_files_have(
+    first: list[Any], second: list[Any], step: int, per_task: int, ends: list[str], by_lane: int
+) -> None:
     config = QueueConfig(keyless="round_robin", keyless_lanes=3, max_attempts=None)
     with pytest.MonkeyPatch.context() as patch, strictq.open(":memory:", shards=2, clock=FakeClock(), config=config) as q:
-        small_steps(patch, step)
+        small_steps(patch, step, by_lane)
         sent: dict[tuple[Key | None, type, int, int], tuple[bytes, Any]] = {}
         for key, body, headers, delay in [*first, *second]:
             receipt = q.send(body, key, headers=headers, delay=delay)
@@ -140,14 +148,15 @@ def test_columns_have_what_the_files_have(first: list[Any], second: list[Any], s
 @pytest.mark.parametrize(
     ("kind", "keys"), [("string", ["a", "ü", "\0"]), ("binary", [b"\0", b"\xff"]), ("int", [0, -7, 2**63 - 1])]
 )
-def test_plain_messages_are_packed_by_sqlite(kind: str, keys: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    small_steps(monkeypatch, 3)
+@pytest.mark.parametrize("by_lane", [ALWAYS, AT_TWO, NEVER_AGAIN])
+def test_plain_messages_are_packed_by_sqlite(kind: str, keys: list[Any], by_lane: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_steps(monkeypatch, 3, by_lane)
     with strictq.open(":memory:") as q:
         receipts = q.send_many([Message(b"\0%d" % n, key=keys[n % len(keys)]) for n in range(30)])
         shard = shard_of(q)
         plan = scan.plan_shard(shard, dead=False, per_task=100)
         ((segment,),) = plan.tasks
-        steps = list(scan.columns(shard, plan, segment, EVERYTHING, distinct))
+        steps = list(scan.columns(shard, plan, segment, EVERYTHING, runs))
         assert all(isinstance(s, Packed) for s in steps)
         rows = [row for batch in read(q, kind=kind) for row in batch.to_pylist()]
         for key in keys:
@@ -156,8 +165,9 @@ def test_plain_messages_are_packed_by_sqlite(kind: str, keys: list[Any], monkeyp
         assert len(rows) == len(receipts)
 
 
-def test_rows_come_where_columns_do_not_fit_and_columns_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    small_steps(monkeypatch, 3)
+@pytest.mark.parametrize("by_lane", [ALWAYS, NEVER_AGAIN])
+def test_rows_come_where_columns_do_not_fit_and_columns_after_them(by_lane: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_steps(monkeypatch, 3, by_lane)
     with strictq.open(":memory:") as q:
         for n in range(40):
             q.send(b"%d" % n, "k", headers={"h": "1"} if n < 5 else None)
@@ -165,23 +175,55 @@ def test_rows_come_where_columns_do_not_fit_and_columns_after_them(monkeypatch: 
         shard = shard_of(q)
         plan = scan.plan_shard(shard, dead=False, per_task=100)
         ((segment,),) = plan.tasks
-        kinds = [isinstance(s, Packed) for s in scan.columns(shard, plan, segment, EVERYTHING, distinct)]
+        kinds = [isinstance(s, Packed) for s in scan.columns(shard, plan, segment, EVERYTHING, runs)]
         assert kinds[0] is False
         assert True in kinds
         assert kinds[-1] is False
         assert [len(row[2]) for row in shown(read(q)).values()][-1] == 15 << 20
 
 
+def test_lanes_are_read_by_themselves_where_they_are_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of SQLite's for each lane, or one for all that come: whichever is less work."""
+    monkeypatch.setattr(scan, "PACKED_STEP", 100)
+    told: list[str] = []
+
+    def told_runs(text: str, count: int) -> Any:
+        told.append(text)
+        return runs(text, count)
+
+    with strictq.open(":memory:") as q:
+        q.send_many([Message(b"", key=n) for n in range(200)])
+        q.send_many([Message(b"", key=n) for n in range(200, 210) for _ in range(50)])
+        shard = shard_of(q)
+        plan = scan.plan_shard(shard, dead=False, per_task=1000)
+        ((segment,),) = plan.tasks
+        depths = [s.depths for s in scan.columns(shard, plan, segment, EVERYTHING, told_runs) if isinstance(s, Packed)]
+    assert sum(map(sum, depths)) == 200 + 500
+    assert len(depths[0]) == packing.SAMPLE, "then it was seen that they are not deep"
+    assert len(told) == 3, "steps over lanes of one message, and into those that are deep"
+    assert depths[-1][-1] == 50
+
+
+def test_lanes_out_of_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_steps(monkeypatch, 3, NEVER_AGAIN)
+    with strictq.open(":memory:") as q:
+        q.send_many([Message(b"", key=n) for n in range(4)])
+        shard = shard_of(q)
+        plan = scan.plan_shard(shard, dead=False, per_task=100)
+        ((segment,),) = plan.tasks
+        with pytest.raises(StoreCorrupt, match="out of order"):
+            list(scan.columns(shard, plan, segment, EVERYTHING, lambda _text, _count: ([3, 2], [1, 1])))
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"lanes": np.array([2, 1, 1])}, {"seqs": "2,1,1"}, {"seqs": "1,1,1"}, {"sizes": "1,1,2"}, {"bodies": b"ab"},
-        {"keys": [b"sa"]}, {"lanes": np.array([1, 2, 1]), "keys": [b"sa", b"sb", b"sa"], "seqs": "1,1,2"},
+        {"depths": [2, 2]}, {"seqs": "2,1,1"}, {"seqs": "1,1,1"}, {"sizes": "1,1,2"}, {"bodies": b"ab"}, {"keys": [b"sa"]},
     ],
 )  # fmt: skip
 def test_columns_that_do_not_belong_together_are_refused(change: dict[str, Any]) -> None:
     given: dict[str, Any] = {
-        "shard": 3, "count": 3, "keys": [b"sa", b"sb"], "lanes": np.array([1, 1, 2]), "seqs": f"1,{2**62},1",
+        "shard": 3, "count": 3, "keys": [b"sa", b"sb"], "depths": [2, 1], "seqs": f"1,{2**62},1",
         "ids": f"5,{2**62 + 1},7", "sent_at": "1,2,3", "sizes": "1,0,2", "bodies": b"abc",
     }  # fmt: skip
     schema = arrow_schema(read_schema(key_type(None)))
@@ -202,11 +244,14 @@ def test_columns_that_do_not_belong_together_are_refused(change: dict[str, Any])
 @given(
     st.lists(st.one_of(SENT, PLAIN), max_size=40), st.integers(1, 9), st.integers(1, 30),
     st.lists(st.sampled_from(read_schema("stored").names), min_size=1, unique=True), st.booleans(),
+    st.sampled_from([ALWAYS, AT_TWO, NEVER_AGAIN]),
 )  # fmt: skip
-def test_some_columns_are_those_of_all(sent: list[Any], step: int, per_task: int, wanted: list[str], dead: bool) -> None:
+def test_some_columns_are_those_of_all(
+    sent: list[Any], step: int, per_task: int, wanted: list[str], dead: bool, by_lane: int
+) -> None:
     config = QueueConfig(keyless="round_robin", keyless_lanes=3, max_attempts=None)
     with pytest.MonkeyPatch.context() as patch, strictq.open(":memory:", shards=2, clock=FakeClock(), config=config) as q:
-        small_steps(patch, step)
+        small_steps(patch, step, by_lane)
         for key, body, headers, delay in sent:
             q.send(body, key, headers=headers, delay=delay)
         for number in range(12):
@@ -230,14 +275,14 @@ def test_what_is_not_wanted_is_not_read() -> None:
         ((segment,),) = plan.tasks
 
         def step(*wanted: str) -> Packed | list[Any]:
-            (found,) = scan.columns(shard, plan, segment, wanted, distinct)
+            (found,) = scan.columns(shard, plan, segment, wanted, runs)
             return found
 
         for name in ("body", "headers", "attempts"):
             assert not isinstance(step(name), Packed), "it does not fit, and is wanted"
         found = step("id", "key")
         assert isinstance(found, Packed)
-        assert (found.count, found.keys, found.ids, found.seqs) == (1, [b"sapart"], "1", "1")
+        assert (found.count, found.keys, found.ids, found.seqs) == (1, [b"sapart"], "1", "")
         assert (found.sent_at, found.sizes, found.bodies) == ("", "", b"")
         found = step("sent_at")
         assert isinstance(found, Packed)
@@ -264,7 +309,7 @@ def test_keys_come_with_those_that_are_none(kind: str, keys: list[Any]) -> None:
     n = len(keys) + 1
     schema = arrow_schema(read_schema(key_type(kind))).field("key")
     packed = Packed(
-        0, n, [*map(encode_key, keys), b"n1!2"], np.arange(n) + 1, ",".join(["1"] * n), "", "", "", b""
+        0, n, [*map(encode_key, keys), b"n1!2"], [1] * n, ",".join(["1"] * n), "", "", "", b""
     )  # fmt: skip
     found = Builder(pa.schema([schema]), key_type(kind)).columns(packed, 0, pa.schema([schema]))
     found.validate(full=True)
