@@ -68,9 +68,13 @@ def ready(tx: Tx, after: int, last: int, step: int) -> Iterator[Piece]:
         found.close(True)
 
 
-def pays(lanes: int, messages: int) -> bool:
-    """Whether to go on, after so many: a lane that has one message costs more than its row does."""
-    return lanes < SAMPLE or messages >= PAYS * lanes
+def pays(lanes: int, messages: int, each: int | None = None) -> bool:
+    """Whether to go on, after so many: a lane that has one message costs more than its row does.
+
+    Args:
+        each: messages of a lane from which on it pays; None: PAYS.
+    """
+    return lanes < SAMPLE or messages >= (PAYS if each is None else each) * lanes
 
 
 def following(tx: Tx, piece: Piece, step: int) -> Piece:

@@ -30,6 +30,8 @@ STEP_BYTES: Final = 16 * 1024 * 1024
 PACKED_STEP: Final = 10_000
 """Messages of a step that SQLite packs column by column, or fewer than twice as many. No body of theirs lies apart: they are some
 megabytes at most."""
+DEEP: Final = 30
+"""Messages of a lane, on an average, from which on it pays to pack each lane by itself (measured)."""
 PAUSE_MAX: Final = 32
 """Most steps that are read as rows before columns are tried again, where they did not fit."""
 WALK_LANES: Final = 10_000
@@ -193,7 +195,7 @@ class _Columns:
         """None: what comes has to be read as rows."""
         found = self._lanes(db) if self._deep else self._messages(db)
         if found is not None:
-            self._deep = packing.pays(len(found.depths), found.count)
+            self._deep = packing.pays(len(found.depths), found.count, DEEP)
         return found
 
     def _lanes(self, db: apsw.Connection) -> Packed | None:
@@ -214,7 +216,7 @@ class _Columns:
                 count += depth
                 more = tail >= first + PACKED_STEP
                 self.at = lane, first + PACKED_STEP - 1 if more else NEVER
-                if more or count >= PACKED_STEP or not packing.pays(len(depths), count):
+                if more or count >= PACKED_STEP or not packing.pays(len(depths), count, DEEP):
                     break
             else:
                 self.whole = True

@@ -99,12 +99,12 @@ def stored(q: Queue, statement: str) -> dict[tuple[int, int], tuple[Any, ...]]:
 
 
 ALWAYS, AT_TWO, NEVER_AGAIN = 0, 2, 1000
-"""Messages of a lane from which on lanes are read by themselves; the first step always does."""
+"""Messages of a lane from which on lanes are read by themselves; in its first step a reading does it anyway."""
 
 
 def small_steps(patch: pytest.MonkeyPatch, step: int, by_lane: int) -> None:
     patch.setattr(packing, "SAMPLE", 1)
-    patch.setattr(packing, "PAYS", by_lane)
+    patch.setattr(scan, "DEEP", by_lane)
     patch.setattr(scan, "STEP", step)
     patch.setattr(scan, "PACKED_STEP", step + 1)
     patch.setattr(scan, "PAUSE_MAX", 2)
