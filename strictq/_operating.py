@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import attrs
 
-from . import _handouts as handouts
+from . import _consumers as consumers
 from . import _validate as validate
 from ._config import QueueConfig
 from ._durations import Model
@@ -223,7 +223,7 @@ class Operating:
         Source: docs/explanation/spark.md
         """
         self._store.require_open(writing=False)
-        return handouts.consumers(self._store)
+        return consumers.statuses(self._store)
 
     # ---- operating
 
@@ -260,7 +260,7 @@ class Operating:
             ConsumerBusy: it has such a holder; nothing changed.
         """
         self._store.require_open()
-        return handouts.release_consumer(self._store, validate.name("consumer", name), force=bool(force))
+        return consumers.release_consumer(self._store, validate.name("consumer", name), force=bool(force))
 
     def redrive(self, key: Key | None = None, seqs: Iterable[int] | None = None) -> int:
         """Put dead letters back in their lane at their original seq, ahead of everything later: attempts 0, no TTL.

@@ -19,7 +19,7 @@ LAYERS = [
     {"_config", "_sql", "_durations"},
     {"_store"},
     {"_validate", "delivery", "transaction", "_sending", "_receiving", "_settling", "_operating", "queue"}
-    | {"_handouts", "_reports"},
+    | {"_consumers", "_handouts", "_reports"},
     {"aio"},
     {"opening"},
     {"testing", "worker", "replication", "spark"},

@@ -13,8 +13,8 @@ from weakref import WeakSet
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from .._consumers import acknowledge
 from .._errors import StrictqError
-from .._handouts import acknowledge
 from ..opening import open as open_queue
 from ._monitor import Monitor, Read
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import strictq
 from strictq import Delivery, HandoutGone, Message, Queue, QueueConfig
-from strictq._handouts import acknowledge
+from strictq._consumers import acknowledge
 from strictq.testing import FakeClock
 from tests.support.handouts import Label, holder, read
 

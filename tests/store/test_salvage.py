@@ -17,7 +17,7 @@ import pytest
 
 import strictq
 from strictq import HandoutGone, InvalidArgument, Message, QueueConfig, QueueNotFound, Salvaged, StoreBusy, StoreCorrupt
-from strictq._handouts import _read
+from strictq._consumers import read as read_consumer
 from strictq._keys import encode_key
 from strictq._sql import SALVAGE
 from strictq._store import files
@@ -199,7 +199,8 @@ def test_a_named_consumer_goes_on_where_it_was(place: Path) -> None:
         assert q.check() == []
     with quiet(clock), strictq.open(place / "queue", clock=clock) as old, strictq.open(place / "out", clock=clock) as new:
         assert new.check() == []
-        assert max(k.epoch for k in _read(new._store, "etl").values()) > max(k.epoch for k in _read(old._store, "etl").values())
+        before, after = (max(k.epoch for k in read_consumer(q._store, "etl").values()) for q in (old, new))
+        assert after > before
 
 
 @pytest.mark.parametrize("table", ["handout_block", "lease", "handout", "consumer", "message"])

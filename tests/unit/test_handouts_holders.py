@@ -12,7 +12,8 @@ import pytest
 
 import strictq
 from strictq import ConsumerBusy, ConsumerLost, HandoutGone, InvalidArgument, Queue
-from strictq._handouts import Handouts, acknowledge
+from strictq._consumers import acknowledge
+from strictq._handouts import Handouts
 from tests.support.handouts import by_key, encode, holder, read
 from tests.support.internals import PATIENCE_SECONDS, ROOT, in_threads
 from tests.support.queues import Opener, fill, keys_by_shard
