@@ -184,6 +184,7 @@ class _Columns:
         self.at = segment.after, NEVER
         self.whole = False
         self._deep = True
+        self._many_lanes: bool | None = None
         self._shard = shard
         self._bounds = segment.last, plan.newest, PACKED_STEP
         self._wanted = wanted
@@ -193,7 +194,11 @@ class _Columns:
 
     def step(self, db: apsw.Connection) -> Packed | None:
         """None: what comes has to be read as rows."""
-        found = self._lanes(db) if self._deep else self._messages(db)
+        if self._many_lanes is None:
+            totals = Totals.read(db)
+            # Lanes that have nothing are walked over, too: they must be few beside the messages.
+            self._many_lanes = totals.pending < DEEP * totals.lanes
+        found = self._lanes(db) if self._deep and not self._many_lanes else self._messages(db)
         if found is not None:
             self._deep = packing.pays(len(found.depths), found.count, DEEP)
         return found

@@ -99,7 +99,7 @@ def stored(q: Queue, statement: str) -> dict[tuple[int, int], tuple[Any, ...]]:
 
 
 ALWAYS, AT_TWO, NEVER_AGAIN = 0, 2, 1000
-"""Messages of a lane from which on lanes are read by themselves; in its first step a reading does it anyway."""
+"""Messages of a lane from which on lanes are read by themselves."""
 
 
 def small_steps(patch: pytest.MonkeyPatch, step: int, by_lane: int) -> None:
@@ -185,6 +185,7 @@ def test_rows_come_where_columns_do_not_fit_and_columns_after_them(by_lane: int,
 def test_lanes_are_read_by_themselves_where_they_are_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row of SQLite's for each lane, or one for all that come: whichever is less work."""
     monkeypatch.setattr(scan, "PACKED_STEP", 100)
+    monkeypatch.setattr(scan, "DEEP", 2)
     told: list[str] = []
 
     def told_runs(text: str, count: int) -> Any:
@@ -202,6 +203,26 @@ def test_lanes_are_read_by_themselves_where_they_are_deep(monkeypatch: pytest.Mo
     assert len(depths[0]) == packing.SAMPLE, "then it was seen that they are not deep"
     assert len(told) == 3, "steps over lanes of one message, and into those that are deep"
     assert depths[-1][-1] == 50
+
+
+def test_idle_lanes_are_not_walked_over() -> None:
+    """They may be millions, and a step is to be a short read transaction."""
+    told: list[str] = []
+
+    def told_runs(text: str, count: int) -> Any:
+        told.append(text)
+        return runs(text, count)
+
+    with strictq.open(":memory:") as q:
+        q.send_many([Message(b"", key=n) for n in range(100)])
+        q.ack_many(q.receive(100))
+        q.send_many([Message(b"", key="busy")] * 50)
+        shard = shard_of(q)
+        plan = scan.plan_shard(shard, dead=False, per_task=1000)
+        ((segment,),) = plan.tasks
+        steps = list(scan.columns(shard, plan, segment, EVERYTHING, told_runs))
+        assert [s.depths for s in steps if isinstance(s, Packed)] == [[50]]
+        assert len(told) == 1, "read by messages, though this lane is deep"
 
 
 def test_lanes_out_of_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +303,7 @@ def test_what_is_not_wanted_is_not_read() -> None:
             assert not isinstance(step(name), Packed), "it does not fit, and is wanted"
         found = step("id", "key")
         assert isinstance(found, Packed)
-        assert (found.count, found.keys, found.ids, found.seqs) == (1, [b"sapart"], "1", "")
+        assert (found.count, found.keys, found.ids, found.seqs) == (1, [b"sapart"], "1", "1")
         assert (found.sent_at, found.sizes, found.bodies) == ("", "", b"")
         found = step("sent_at")
         assert isinstance(found, Packed)
