@@ -260,7 +260,8 @@ class Settling:
         if rows:
             lease._hi = rows[-1][handed.SEQ]
             lease._open += len(rows)
-            lease._held.apart += [r[handed.ID] for r in rows if len(r[handed.BODY]) > engine.INLINE_BYTES_MAX]
+            apart = [r[handed.ID] for r in rows if len(r[handed.BODY]) > engine.INLINE_BYTES_MAX]
+            lease._held.apart = [*lease._held.apart, *apart]
         return [Delivery(row, lease) for row in rows]
 
     def _release(self, lease: Lease, seq: int) -> None:

@@ -8,7 +8,7 @@ SELECT id, key, last_seq, resolved, solo_to, charged_to, hold, held_at, active_a
 FROM lane WHERE id = ?;
 
 -- name: insert
-INSERT INTO lane (id, key, last_seq, resolved, active_at) VALUES (?, ?, ?, ?, ?);
+INSERT INTO lane (id, key, last_seq, resolved, active_at) VALUES {{ (?, ?, ?, ?, ?) }};
 
 -- name: delete
 DELETE FROM lane WHERE id = ?;

@@ -71,8 +71,8 @@ class Held:
         self.token = token
         self.deadline = deadline
         self.rows = rows
-        self.apart: list[int] = []
-        self.pieces: list[packing.Piece] = []
+        self.apart: Sequence[int] = ()
+        self.pieces: Sequence[packing.Piece] = ()
 
     def __len__(self) -> int:
         return len(self.rows) or sum(piece.messages for piece in self.pieces)
@@ -141,14 +141,15 @@ class _Claim:
     def take(self, rows: list[Row]) -> None:
         """Lease one lane's first messages."""
         first = rows[0]
-        self._lease(first[POSITION], first[LANE], first[KEY], first[SEQ], rows[-1][SEQ], len(rows)).rows = rows
+        self._lease(first[POSITION], first[LANE], first[KEY], first[SEQ], rows[-1][SEQ], len(rows), rows)
 
     def take_piece(self, piece: packing.Piece) -> None:
         """Lease one lane's first messages, and as many more of it as are like them."""
         tx = self.tx
-        held = self._lease(piece.position, piece.lane, piece.key, piece.lo, piece.hi, piece.messages)
+        held = self._lease(piece.position, piece.lane, piece.key, piece.lo, piece.hi, piece.messages, [])
+        held.pieces = pieces = []
         while True:
-            held.pieces.append(piece)
+            pieces.append(piece)
             if self.bytes_left is not None:
                 self.bytes_left -= len(piece.bodies)
             if piece.hi == piece.tail or not self.room:
@@ -160,7 +161,7 @@ class _Claim:
             lane, token, consumer, lo, _, started, pending, *rest = self.rows[-1]
             self.rows[-1] = (lane, token, consumer, lo, piece.hi, started, pending + piece.messages, *rest)
 
-    def _lease(self, position: int, lane: int, key: bytes, lo: int, hi: int, n: int) -> Held:
+    def _lease(self, position: int, lane: int, key: bytes, lo: int, hi: int, n: int, rows: list[Row]) -> Held:
         token = self.token
         if not token:
             self.token = token = self.tx.new_token()
@@ -170,7 +171,7 @@ class _Claim:
         pending = 0 if request.ack_first else n
         self.rows.append((lane, token, request.consumer, lo, hi, started, pending, self.tx.now, self.deadline, request.ack_first))
         self.positions.append(position)
-        held = Held(lane, key, token, self.deadline, [])
+        held = Held(lane, key, token, self.deadline, rows)
         self.out.leases.append(held)
         self.room -= n
         return held
@@ -430,10 +431,9 @@ def _cull(tx: Tx, lane: lanes.Lane, message: Row) -> bool:
 def with_bodies(tx: Tx, claimed: Claimed) -> Claimed:
     """Fetch the bodies that lie apart."""
     for held in claimed.leases:
-        for i, row in enumerate(held.rows):
-            if row[BODY] is None:
-                held.apart.append(row[ID])
-                held.rows[i] = with_body(tx, row)
+        if apart := [row[ID] for row in held.rows if row[BODY] is None]:
+            held.apart = apart
+            held.rows = [with_body(tx, row) for row in held.rows]
     return claimed
 
 

@@ -15,12 +15,13 @@ from typing import Any, Final, NamedTuple
 from .._keys import KEYLESS
 from .._sql import CLAIM, LANES, SEND, repeated
 from . import history
-from .frame import SECOND, Tx
+from .frame import SECOND, Tx, insert_rows
 
 REVIVE_STEP: Final = 500
 """Waiting redrives that one transaction puts back."""
 POISON_HOLD: Final = "poison"
 READY: Final = repeated(LANES.add_ready, 64, 16, 4, 1)
+NEW: Final = repeated(LANES.insert, 64, 16, 4, 1)
 ASIDE: Final = b"!"
 """In the key of a lane that holds one keyless message, moved out of its neighbours' way."""
 
@@ -74,11 +75,17 @@ def get(tx: Tx, lane: int) -> Lane:
 
 def create(tx: Tx, key: bytes) -> int:
     """A new lane. It starts above the floor, so that a lane that was forgotten never issues a seq twice."""
+    return create_many(tx, [key])
+
+
+def create_many(tx: Tx, keys: Sequence[bytes]) -> int:
+    """A new lane for each key, their numbers ascending from the one returned."""
     totals = tx.totals
-    totals.last_lane += 1
-    totals.lanes += 1
-    tx.run(LANES.insert, (totals.last_lane, key, totals.seq_floor, totals.seq_floor, tx.now))
-    return totals.last_lane
+    first, floor = totals.last_lane + 1, totals.seq_floor
+    insert_rows(tx, NEW, [(first + n, key, floor, floor, tx.now) for n, key in enumerate(keys)])
+    totals.last_lane += len(keys)
+    totals.lanes += len(keys)
+    return first
 
 
 def lease_of(tx: Tx, lane: int) -> LeaseRow | None:
@@ -215,7 +222,7 @@ def create_aside(tx: Tx, key: bytes, arrival: int) -> int:
     totals = tx.totals
     totals.last_lane += 1
     totals.lanes += 1
-    tx.run(LANES.insert, (totals.last_lane, key.split(ASIDE)[0] + ASIDE + b"%d" % arrival, 0, 0, tx.now))
+    tx.run(NEW[1], (totals.last_lane, key.split(ASIDE)[0] + ASIDE + b"%d" % arrival, 0, 0, tx.now))
     return totals.last_lane
 
 

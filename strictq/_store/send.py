@@ -162,9 +162,9 @@ def tails(tx: Tx, keys: Sequence[bytes]) -> dict[bytes, Tail]:
             at += n
             left -= n
     if (known := len(found)) != len(keys):
-        for key in keys:
-            if key not in found:
-                found[key] = Tail(lanes.create(tx, key), tx.totals.seq_floor, True)
+        new = [key for key in keys if key not in found]
+        for lane, key in enumerate(new, lanes.create_many(tx, new)):
+            found[key] = Tail(lane, tx.totals.seq_floor, True)
         if tx.config.idle_lane_seconds is not None:
             # New lanes pay for forgetting idle ones; never one that is being written to.
             keep = {tail.lane for tail in found.values()}
