@@ -6,6 +6,7 @@ output went away · 128 + n ended by signal n.
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -57,6 +58,7 @@ def app() -> click.Group:
 
 def main() -> None:
     """Entry point of the `strictq` command."""
+    gc.disable()  # until all modules of a command are there (_group.py): none of what they bring is garbage
     try:
         from strictq.cli._group import run
 
