@@ -319,8 +319,8 @@ class _Step:
         """What the shard has now."""
         before, start = self.before, self.start
         opened = frozenset({start + 1}) if self.messages else frozenset()
-        return attrs.evolve(
-            before, open=frozenset(n for n in before.open if n > start) | opened,
+        return before._replace(
+            open=frozenset(n for n in before.open if n > start) | opened,
             acked=max(before.acked, start) if self.acks else before.acked, last=start + 1 if self.messages else before.last,
             floor=max(before.floor, self.floor),
         )  # fmt: skip

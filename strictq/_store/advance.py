@@ -16,7 +16,7 @@ from .settle import Batch
 _LANE = attrgetter("lane")
 
 
-@attrs.define
+@attrs.define(eq=False, repr=False)
 class Advance:
     """An operation on one shard. No lease occurs in it twice; a lane may: a worker that took a lane back may not yet know
     that it had lost it.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import apsw
 import attrs
@@ -23,8 +23,7 @@ SHARDS_MAX: Final = 256
 HASHES: Final = 1 << 64
 
 
-@attrs.frozen
-class Range:
+class Range(NamedTuple):
     """The hashes of one shard, both ends included, and the file it lies in."""
 
     shard: int
@@ -36,8 +35,7 @@ class Range:
         return self.lo <= hashed <= self.hi
 
 
-@attrs.frozen
-class Catalog:
+class Catalog(NamedTuple):
     """What queue.db says."""
 
     queue_id: str

@@ -8,7 +8,7 @@ of attempts) is done in bounded steps, so that no run of them holds the lock for
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import apsw
 import attrs
@@ -29,8 +29,7 @@ Row = tuple[Any, ...]
 _LEASES: Final = repeated(CLAIM.insert_lease, 64, 16, 4, 1)
 
 
-@attrs.frozen
-class Request:
+class Request(NamedTuple):
     """What a claim may take.
 
     Attributes:
@@ -78,7 +77,7 @@ class Held:
         return len(self.rows) or sum(piece.messages for piece in self.pieces)
 
 
-@attrs.define
+@attrs.define(eq=False, repr=False)
 class Claimed:
     """What a claim brought.
 

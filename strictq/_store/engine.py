@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import attrs
-
 from .._keys import KEYLESS, hash_key
 from .advance import Advance
 from .claim import Claimed, Held, Request
@@ -37,7 +35,7 @@ DEDUP_LANES: Final = 64
 
 def smaller(request: Request, room: int) -> Request:
     """The same request for fewer messages."""
-    return attrs.evolve(request, room=room)
+    return request._replace(room=room)
 
 
 def head_of(batch: Batch) -> Batch:

@@ -27,7 +27,7 @@ EPOCHS: Final = 1 << (62 - TOKEN_BITS)
 """As many as a token can tell apart."""
 
 
-@attrs.define
+@attrs.define(eq=False, repr=False)
 class Totals:
     """The counter row. Field order is the order of the columns."""
 

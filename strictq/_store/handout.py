@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import apsw
-import attrs
 
 from .._errors import ConsumerLost, HandoutGone, InvalidArgument, StoreCorrupt, UnknownMessage
 from .._keys import decode_key
@@ -53,8 +52,7 @@ Encode = Callable[[Sequence[Held], int], Iterable[Block]]
 """Packs what was leased from a shard (its number), lane by lane and in order. Runs inside the write transaction."""
 
 
-@attrs.frozen
-class Known:
+class Known(NamedTuple):
     """What a shard knows of a consumer.
 
     Attributes:

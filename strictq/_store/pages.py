@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import attrs
 
@@ -37,8 +37,7 @@ def sound(page: bytes) -> bool:
     return len(page) == PAGE_BYTES and struct.pack("<II", *running(page[:USABLE], (0, 0), "<")) == page[USABLE:]
 
 
-@attrs.frozen
-class Cell:
+class Cell(NamedTuple):
     """Of a page of a tree.
 
     Attributes:

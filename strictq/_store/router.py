@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakSet
 
-import attrs
-
 from .._clock import Clock, QueueTime, SteeredClock
 from .._config import QueueConfig
 from .._errors import (
@@ -63,7 +61,7 @@ class Store(Settings):
         hook: Hook | None = None,
     ) -> None:
         super().__init__(directory, known, read_only=read_only)
-        self.catalog = attrs.evolve(known, durability=durability)
+        self.catalog = known._replace(durability=durability)
         self.stored_durability = known.durability
         self.clock = clock
         self.steered = clock if isinstance(clock, SteeredClock) else None
@@ -134,7 +132,7 @@ class Store(Settings):
             known = boot.join(directory, known, presence, clock)
         elif known.boot_id != clock.boot_id():
             # Not opened for writing since this machine booted: look with the time that its next epoch will have.
-            known = attrs.evolve(known, time_offset=boot.next_offset(directory, known, clock))
+            known = known._replace(time_offset=boot.next_offset(directory, known, clock))
         store = cls(directory, known, clock, durability=level, read_only=read_only, hook=hook)
         store.presence = presence
         store.app_schema = catalog.app_schema(directory, 0, read_only=read_only)

@@ -131,7 +131,7 @@ class _Salvage:
             if self.known.boot_id == self.clock.boot_id():
                 offset = max(self.known.time_offset, newest - self.clock.boot())
             fresh = catalog.new(len(shards), self.known.durability, self.known.config, self.clock)
-            fresh = attrs.evolve(fresh, time_offset=offset, topology=self.known.topology)
+            fresh = fresh._replace(time_offset=offset, topology=self.known.topology)
             self.working.mkdir(mode=0o700)
             catalog.build(self.working, fresh, self.clock)
             catalog.begin_at_epoch(self.working, epoch)

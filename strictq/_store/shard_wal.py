@@ -11,7 +11,7 @@ import apsw
 
 from .._errors import StoreBusy, StoreCorrupt, StoreError
 from .._sql import SHARD
-from . import checksums, files, pages, wal
+from . import checksums, files, wal
 from .catalog import Catalog
 from .commit import Writer
 from .connection import Durability, failed_sync, leak, translate
@@ -245,6 +245,8 @@ def damage_of_wal(path: Path, db: apsw.Connection, shard: int, *, every_commit_s
 
     def in_database(image: Callable[[int], bytes | None]) -> bool:
         """Does the WAL's counter row, which every transaction writes, say what the database says?"""
+        from . import pages  # only where frames are damaged
+
         page = image(db.execute(SHARD.counter_page).get)
         return page is None or pages.first_row(page)[1:] == db.execute(SHARD.read_counter).get
 

@@ -24,11 +24,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 import apsw
-import attrs
 
 HEADER_BYTES: Final = 32
 FRAME_HEADER_BYTES: Final = 24
@@ -43,8 +42,7 @@ _MARK: Final = struct.Struct(">I8sII12x")
 Sums = tuple[int, int]
 
 
-@attrs.frozen
-class Header:
+class Header(NamedTuple):
     """Of a WAL.
 
     Attributes:
@@ -60,8 +58,7 @@ class Header:
     sound: bool
 
 
-@attrs.frozen
-class Frame:
+class Frame(NamedTuple):
     """Of a WAL: whose page it has, the size of the database if it commits (else 0), and whether it is what was written."""
 
     page: int
@@ -69,8 +66,7 @@ class Frame:
     good: bool
 
 
-@attrs.frozen
-class Mark:
+class Mark(NamedTuple):
     """So many frames of the WAL with these salts were on the disk."""
 
     salts: bytes

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import attrs
 import click
@@ -29,8 +29,7 @@ TOTALS: Final = ("sends", "receives", "acks", "retries", "redeliveries", "expire
 RATES: Final = ("sends", "acks")
 
 
-@attrs.frozen
-class Look:
+class Look(NamedTuple):
     """What is in a queue, who streams it, and what each second brought since the look before."""
 
     found: Stats
@@ -46,7 +45,7 @@ class Look:
     def since(self, before: Look, seconds: float) -> Look:
         """The same, with rates."""
         rates = {name: (getattr(self.found, name) - getattr(before.found, name)) / seconds for name in RATES}
-        return attrs.evolve(self, rates=rates)
+        return self._replace(rates=rates)
 
     @property
     def code(self) -> int:
@@ -88,7 +87,7 @@ def stats(queue: Path, watch: bool, interval: float | None, count: int | None, s
 def _looks(q: strictq.Queue, interval: float, count: int | None) -> Iterator[Look]:
     """One look after the other; the first one knows no rates."""
     before, then = Look.at(q), time.monotonic()
-    yield attrs.evolve(before, rates=dict.fromkeys(RATES, 0.0))
+    yield before._replace(rates=dict.fromkeys(RATES, 0.0))
     looks = 1
     while count is None or looks < count:
         time.sleep(max(0.0, then + interval - time.monotonic()))

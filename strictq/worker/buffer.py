@@ -51,7 +51,7 @@ class Buffer:
         self._refill = refill
         self._waker = state.queue._store.waker
         request = state.queue._request(1, None, refill.lease_seconds, refill.keys, refill.consumer, False)
-        self._request = attrs.evolve(request, charge=False)
+        self._request = request._replace(charge=False)
         self._per_key = PER_KEY_MIN
         self._name = randbits(NAME_BITS)
         self._shared_until = 0.0
@@ -99,7 +99,7 @@ class Buffer:
             return False
         lanes_short = board.limits.concurrency - len(board.lanes)
         room = max(1, self._target() - board.buffered, lanes_short * self._per_key)
-        request = attrs.evolve(self._request, room=room, per_key=self._per_key)
+        request = self._request._replace(room=room, per_key=self._per_key)
         try:
             deliveries, soonest = state.queue._receive_once(request)
         except (StoreError, PartialFailure) as e:
