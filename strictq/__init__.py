@@ -43,31 +43,26 @@ from ._errors import (
     StrictqError,
     UnknownMessage,
 )
-from ._types import (
-    ConsumerStatus,
-    DeadLetter,
-    DurationEstimate,
-    Event,
-    Explanation,
-    HistoryRecord,
-    KeyDepth,
-    LostRange,
-    Message,
-    MessageStatus,
-    PeekedMessage,
-    Problem,
-    QueryReport,
-    Receipt,
-    Salvaged,
-    ShardStats,
-    Stats,
-)
+from ._types import DurationEstimate, Event, Message, Receipt, ShardStats, Stats
 from .delivery import Delivery, Lease
 from .opening import open, open_async, salvage
 from .queue import Queue
 from .transaction import Transaction
 
 if TYPE_CHECKING:
+    from ._findings import (
+        ConsumerStatus,
+        DeadLetter,
+        Explanation,
+        HistoryRecord,
+        KeyDepth,
+        LostRange,
+        MessageStatus,
+        PeekedMessage,
+        Problem,
+        QueryReport,
+        Salvaged,
+    )
     from .aio import AsyncDelivery, AsyncLease, AsyncQueue, AsyncTransaction
     from .worker import Job, Reject, Retry, Worker, WorkerEvent, WorkerStats
 
@@ -139,22 +134,29 @@ __all__ = [
 ]
 
 
-_ASYNC = ("AsyncDelivery", "AsyncLease", "AsyncQueue", "AsyncTransaction")
-_WORKER = ("Job", "Reject", "Retry", "Worker", "WorkerEvent", "WorkerStats")
+# Where it is → what most programs do not need, and what would cost more than the rest of the import together.
+_LATE = {
+    "_findings": (
+        "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "LostRange", "MessageStatus", "PeekedMessage",
+        "Problem", "QueryReport", "Salvaged",
+    ),
+    "aio": ("AsyncDelivery", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
+    "worker": ("Job", "Reject", "Retry", "Worker", "WorkerEvent", "WorkerStats"),
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
-    # What most programs do not need, and what would cost more than the rest of the import together.
     if name == "__version__":
         from importlib.metadata import version
 
         return version("strictq")
-    if name in _ASYNC:
-        from . import aio
+    for module, names in _LATE.items():
+        if name in names:
+            from importlib import import_module
 
-        return getattr(aio, name)
-    if name in _WORKER:
-        from . import worker
-
-        return getattr(worker, name)
+            return getattr(import_module(f".{module}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,9 +12,9 @@ from . import _reports as reports
 from ._errors import ConsumerBusy, HandoutGone, StoreError
 from ._store import Store, handing, looking
 from ._store.calls import bound
-from ._types import ConsumerStatus
 
 if TYPE_CHECKING:
+    from ._findings import ConsumerStatus
     from .queue import Queue
 
 
@@ -32,6 +32,8 @@ def statuses(store: Store) -> list[ConsumerStatus]:
 
 
 def _status(store: Store, name: str, of: list[handing.Standing], ready: int, oldest: list[int | None]) -> ConsumerStatus:
+    from ._findings import ConsumerStatus
+
     since = [s.since for s in of if s.since is not None]
     sent = [at for at in (*oldest, *(s.oldest for s in of)) if at is not None]
     in_flight = sum(s.in_flight for s in of)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -18,18 +18,19 @@ from ._store import Store, admin, handing, looking
 from ._store.calls import bound
 from ._store.engine import Rows
 from ._store.stored import headers as stored_headers
-from ._types import (
-    ConsumerStatus,
-    DeadLetter,
-    Explanation,
-    HistoryRecord,
-    KeyDepth,
-    MessageStatus,
-    PeekedMessage,
-    Problem,
-    ShardStats,
-    Stats,
-)
+from ._types import ShardStats, Stats
+
+if TYPE_CHECKING:
+    from ._findings import (
+        ConsumerStatus,
+        DeadLetter,
+        Explanation,
+        HistoryRecord,
+        KeyDepth,
+        MessageStatus,
+        PeekedMessage,
+        Problem,
+    )
 
 _COUNTS = (
     "ready", "in_flight", "delayed", "held", "dead", "lanes", "sends", "receives", "claims", "empty_receives", "acks", "retries",
@@ -151,6 +152,8 @@ class Operating:
         Raises:
             InvalidArgument: limit is not 1..100,000.
         """
+        from ._findings import DeadLetter
+
         store = self._store
         store.require_open(writing=False)
         validate.whole("limit", limit, 1, validate.MESSAGES_MAX)
@@ -187,6 +190,8 @@ class Operating:
             InvalidArgument: no such shard, or limit is not 1..100,000.
         Source: docs/howto/history.md
         """
+        from ._findings import HistoryRecord
+
         store = self._store
         store.require_open(writing=False)
         validate.whole("limit", limit, 1, validate.MESSAGES_MAX)
@@ -338,12 +343,15 @@ class Operating:
         Returns:
             What was found; docs/explanation/storage.md says what each rule means.
         """
+        from ._findings import Problem
+        from ._store.check import check
+
         store = self._store
         store.require_open(writing=fix)
         problems = admin.check_catalog(store)
         for shard in store.shards:
             try:
-                found = shard.look(bound(looking.check, shard.number, shard.range.owns, len(store.shards)))
+                found = shard.look(bound(check, shard.number, shard.range.owns, len(store.shards)))
             except StoreError as e:
                 problems.append(Problem(shard.number, "unreadable", str(e)))
                 continue

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from ._store import Store, files
-from ._types import QueryReport
+
+if TYPE_CHECKING:
+    from ._findings import QueryReport
 
 BYTES_MAX: Final = 16_384
 TEXT_MAX: Final = 2_000
@@ -39,6 +41,8 @@ def read(store: Store, consumer: str, *, active: bool) -> QueryReport | None:
     """
     if store.directory is None:
         return None
+    from ._findings import QueryReport
+
     data = files.content(files.of_consumer(store.directory, files.QUERY, consumer), BYTES_MAX)
     try:
         told: dict[str, Any] = json.loads(data or b"null")

@@ -16,10 +16,11 @@ from ._errors import ConfigError, InvalidArgument, QueueNotFound
 from ._store import Store
 from ._store.catalog import SHARDS_MAX
 from ._store.connection import MEMORY, require_sound_sqlite
-from ._types import Event, Salvaged
+from ._types import Event
 from .queue import Queue
 
 if TYPE_CHECKING:
+    from ._findings import Salvaged
     from .aio import AsyncQueue
 
 require_sound_sqlite(apsw.sqlite_lib_version())

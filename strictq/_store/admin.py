@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import apsw
 
 from .._errors import StrictqError
 from .._sql import CHECK, INSPECT
-from .._types import Problem
 from . import catalog, history, operate
 from .calls import bound
 from .frame import Totals
 from .operate import hold, release
 from .router import Store
 from .shard import Shard
+
+if TYPE_CHECKING:
+    from .._findings import Problem
 
 _WALK_STEP = 200
 
@@ -108,6 +110,8 @@ def forget_history(shard: Shard, upto: int, key: bytes | None = None) -> int:
 
 def check_catalog(store: Store) -> list[Problem]:
     """What is wrong with queue.db."""
+    from .._findings import Problem
+
     if store.directory is None:
         return []
     try:
@@ -123,6 +127,8 @@ def check_catalog(store: Store) -> list[Problem]:
 
 def check_inlets(store: Store) -> list[Problem]:
     """Does a shard believe to have had more from another one than that ever sent? Then it would swallow what comes."""
+    from .._findings import Problem
+
     sent: dict[str, int] = {}
     had: list[tuple[int, str, int]] = []
     for shard in store.healthy():

@@ -8,9 +8,9 @@ from typing import Any, Final
 import apsw
 
 from .._errors import StrictqError
+from .._findings import Problem
 from .._keys import decode_key, encode_key, hash_key
 from .._sql import CHECK, CLAIM, LANES, SHARD
-from .._types import Problem
 from . import lanes
 from .frame import TOKEN_BITS, Totals, Tx
 from .sweeps import SCAN_PAUSE

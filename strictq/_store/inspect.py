@@ -6,7 +6,7 @@ import heapq
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import apsw
 
@@ -14,10 +14,13 @@ from .._clock import QueueTime
 from .._errors import UnknownMessage
 from .._keys import decode_key
 from .._sql import HANDOUT, INSPECT
-from .._types import Explanation, KeyDepth, MessageStatus, PeekedMessage, ShardStats, State
+from .._types import ShardStats, State
 from .frame import NEVER, SECOND, Totals, decayed_rate
 from .lanes import Lane, LeaseRow
 from .stored import headers as stored_headers
+
+if TYPE_CHECKING:
+    from .._findings import Explanation, KeyDepth, MessageStatus, PeekedMessage
 
 AGES_OVER: Final = 10_000
 """Lanes in one state whose heads are looked at for ages."""
@@ -63,6 +66,8 @@ def _view(db: apsw.Connection, key: bytes, now: int) -> _View | None:
 
 
 def peek(db: apsw.Connection, key: bytes, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
+    from .._findings import PeekedMessage
+
     view = _view(db, key, time.now())
     if view is None:
         return []
@@ -77,6 +82,8 @@ def peek(db: apsw.Connection, key: bytes, limit: int, time: QueueTime, shard: in
 
 
 def status(db: apsw.Connection, key: bytes, seq: int, time: QueueTime) -> MessageStatus:
+    from .._findings import MessageStatus
+
     shown: Any = decode_key(key)
     view = _view(db, key, time.now())
     if view is None or not 1 <= seq <= view.tail:
@@ -99,6 +106,8 @@ def status(db: apsw.Connection, key: bytes, seq: int, time: QueueTime) -> Messag
 
 
 def explain(db: apsw.Connection, key: bytes, time: QueueTime) -> Explanation:
+    from .._findings import Explanation
+
     shown: Any = decode_key(key)
     view = _view(db, key, time.now())
     if view is None:
@@ -202,6 +211,8 @@ def _sizes(path: Path | None) -> tuple[int, int]:
 
 def top_keys(db: apsw.Connection, n: int, by: str, time: QueueTime) -> list[KeyDepth]:
     """The n deepest lanes, or those with the oldest heads: three seeks for each lane that has messages."""
+    from .._findings import KeyDepth
+
     now = time.now()
     best: list[tuple[float, int, int, int]] = []
     lane = 0

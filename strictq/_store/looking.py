@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import apsw
 
-from .check import check
 from .handout import Standing, standings
 from .history import issued as records_issued
 from .history import newest as newest_record
@@ -19,7 +18,6 @@ def consumers(db: apsw.Connection, now: int) -> tuple[list[Standing], int, int |
 
 
 __all__ = [
-    "check",
     "consumers",
     "explain",
     "history_page",

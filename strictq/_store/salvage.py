@@ -21,9 +21,9 @@ import attrs
 from .._clock import Clock
 from .._config import QueueConfig
 from .._errors import InvalidArgument, QueueNotFound, StoreBusy, StrictqError
+from .._findings import LostRange, Salvaged
 from .._keys import decode_key
 from .._sql import CHECK, LANES, SALVAGE, SHARD, SHARD_SCHEMA, insert_into
-from .._types import LostRange, Salvaged
 from . import catalog, check, files, lanes, salvage_handouts, staging, wal
 from .calls import bound
 from .catalog import Catalog, Range

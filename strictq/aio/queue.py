@@ -16,24 +16,21 @@ import anyio.to_thread
 from .. import _validate as validate
 from .._config import QueueConfig
 from .._errors import QueueClosed, StrictqError
+from .._findings import (
+    ConsumerStatus,
+    DeadLetter,
+    Explanation,
+    HistoryRecord,
+    KeyDepth,
+    MessageStatus,
+    PeekedMessage,
+    Problem,
+)
 from .._keys import Key
 from .._receiving import Patience, leased_ahead
 from .._store.engine import Rows
 from .._store.wake import POLL_SECONDS
-from .._types import (
-    ConsumerStatus,
-    DeadLetter,
-    Event,
-    Explanation,
-    HistoryRecord,
-    KeyDepth,
-    Message,
-    MessageStatus,
-    PeekedMessage,
-    Problem,
-    Receipt,
-    Stats,
-)
+from .._types import Event, Message, Receipt, Stats
 from ..delivery import OPEN, Delivery
 from ..queue import Queue
 from .delivery import AsyncDelivery

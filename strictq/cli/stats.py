@@ -6,18 +6,20 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import attrs
 import click
 
 import strictq
-from strictq import ConsumerStatus, Stats
 from strictq.cli._advice import quarantined
 from strictq.cli._arguments import Seconds, json_option, looking, queue_argument
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, printable
 from strictq.cli._render import Alarm, Block, Heading, alarming, is_screen, show
 from strictq.cli._words import emit, short, size, span
+
+if TYPE_CHECKING:
+    from strictq import ConsumerStatus, Stats
 
 EXAMPLES: Final = """
 strictq stats orders.strictq

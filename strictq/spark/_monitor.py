@@ -13,8 +13,8 @@ from typing import Final, Literal
 
 import attrs
 
+from .._findings import QueryReport
 from .._reports import write
-from .._types import QueryReport
 
 WINDOW_SECONDS: Final = 60.0
 QUERIES_MAX: Final = 1_000

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from .._findings import HistoryRecord
 from .._keys import Key
-from .._types import HistoryRecord
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 

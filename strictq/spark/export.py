@@ -11,7 +11,7 @@ import attrs
 
 from .. import _validate as validate
 from .._errors import ExportError, InvalidArgument
-from .._types import HistoryRecord
+from .._findings import HistoryRecord
 from ..queue import Queue
 from ._parts import Part, Unfinished, locked, parts
 from ._records import CHUNK, record_batch

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from .._errors import InvalidArgument
+from .._findings import DeadLetter, PeekedMessage
 from .._keys import Key
-from .._types import DeadLetter, PeekedMessage
 from ..queue import Queue
 from .machine import plain
 

@@ -292,7 +292,7 @@ def test_mending_beside_a_running_queue_does_no_harm(
             act(other, _keys(0))
         return found
 
-    monkeypatch.setattr("strictq._operating.looking.check", look)
+    monkeypatch.setattr("strictq._store.check.check", look)
     q.check(fix=True)
     assert looked
     monkeypatch.undo()

@@ -1,0 +1,267 @@
+"""What looking for single things in a queue brings: plain, frozen, without behaviour of their own.
+
+Each of these classes takes a third of a millisecond to make, and most programs need none of them: this module is imported where
+one is made.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import attrs
+
+from ._keys import Key
+from ._types import State
+
+
+@attrs.frozen
+class DeadLetter:
+    """A message that left its lane without an ack, kept for an operator.
+
+    Attributes:
+        kind: "rejected" (by a consumer), "poison" (out of attempts) or "expired".
+        reason: the last error or the reason given.
+        died_at: seconds since 1970.
+    """
+
+    key: Key | None
+    seq: int
+    id: int
+    body: bytes
+    headers: dict[str, str]
+    kind: Literal["rejected", "poison", "expired"]
+    reason: str | None
+    attempts: int
+    enqueued_at: float
+    died_at: float
+
+    def json(self) -> Any:
+        """The body, decoded as JSON."""
+        return json.loads(self.body)
+
+
+@attrs.frozen
+class PeekedMessage:
+    """A message as it lies in its lane; looking at it changes nothing.
+
+    Attributes:
+        state: "ready", "in_flight", "delayed" or "held".
+        due_at: seconds since 1970 before which it is not handed out, or None.
+        expires_at: seconds since 1970 at which it expires, or None.
+    """
+
+    key: Key | None
+    seq: int
+    id: int
+    body: bytes
+    headers: dict[str, str]
+    state: State
+    attempts: int
+    enqueued_at: float
+    due_at: float | None
+    expires_at: float | None
+
+    def json(self) -> Any:
+        """The body, decoded as JSON."""
+        return json.loads(self.body)
+
+
+@attrs.frozen
+class HistoryRecord:
+    """How one message ended, kept where the queue's `history` setting asks for it.
+
+    A message that died and was put back has a record of each of its ends.
+
+    Attributes:
+        shard, n: where the record lies; n ascends in the order of the ends within the shard, and is never reused.
+        id: the message's arrival number.
+        enqueued_at, first_attempt_at, done_at: seconds since 1970; first_attempt_at is None if no handler ever had it.
+        attempts: starts of a handler, the last one included.
+        prepare_seconds, process_seconds: what a worker measured for the last attempt, or None.
+        size: of the body, bytes.
+        size_hint: as sent.
+        outcome: how it ended.
+        body: where `history="bodies"` kept it, else None.
+    """
+
+    shard: int
+    n: int
+    key: Key | None
+    seq: int
+    id: int
+    enqueued_at: float
+    first_attempt_at: float | None
+    done_at: float
+    attempts: int
+    prepare_seconds: float | None
+    process_seconds: float | None
+    size: int
+    size_hint: float | None
+    outcome: Literal["acked", "rejected", "poison", "expired", "dropped", "purged"]
+    body: bytes | None
+
+
+@attrs.frozen
+class MessageStatus:
+    """Where one message is.
+
+    Attributes:
+        state: "ready", "in_flight", "delayed", "held" or "dead"; "resolved" for what is gone (acked, dropped, expired, purged).
+        attempts: starts of a handler so far.
+        consumer: who holds it, if it is in flight.
+        until: seconds since 1970 at which that lease, or the delay, ends.
+        last_error, last_output: what the last nack, reject or handler left.
+    """
+
+    key: Key
+    seq: int
+    state: State
+    attempts: int = 0
+    consumer: str | None = None
+    until: float | None = None
+    last_error: str | None = None
+    last_output: str | None = None
+
+
+@attrs.frozen
+class Explanation:
+    """Why a key is, or is not, handed out now.
+
+    Attributes:
+        state: "ready", "in_flight", "delayed", "held" or "empty".
+        text: one sentence for a person.
+        head_seq: the next message to be resolved, or None.
+        depth: unresolved messages of the key; dead: its dead letters.
+        attempts: of the head.
+        since, until: seconds since 1970, or None.
+        by: the consumer that holds the lane, or the reason it was held for.
+        solo: after a crash, handed out one message at a time until this range is resolved.
+    """
+
+    key: Key
+    state: Literal["ready", "in_flight", "delayed", "held", "empty"]
+    text: str
+    head_seq: int | None
+    depth: int
+    dead: int
+    attempts: int
+    since: float | None
+    until: float | None
+    by: str | None
+    token: int | None
+    last_error: str | None
+    solo: bool
+
+
+@attrs.frozen
+class QueryReport:
+    """What the driver of a query last told of it: after every batch, about every ten seconds without one, and at its end.
+
+    Attributes:
+        name: as the program named the query; None: it did not.
+        id: of the query, as in its checkpoint.
+        state: "running"; "ended"; "failed" (see error); "gone": nobody told its end, and no process of it is left.
+        batch: number of its newest batch; messages: in that; batch_seconds: what it took, from its trigger to its commit.
+        messages_per_second: of the minute before `at`, or since the first batch of this run, if that is later.
+        at: seconds since 1970 at which the driver told this.
+    """
+
+    name: str | None
+    id: str
+    state: Literal["running", "ended", "failed", "gone"]
+    batch: int
+    messages: int
+    batch_seconds: float
+    messages_per_second: float
+    at: float
+    error: str | None = None
+
+
+@attrs.frozen
+class ConsumerStatus:
+    """A named consumer, whose hand-outs are recorded and stay leased until they are acked.
+
+    Attributes:
+        last: number of the newest hand-out; acked: up to here they are acked or released.
+        open: hand-outs that are not; in_flight: their unresolved messages.
+        since: seconds since 1970 at which the oldest open one was made, or None.
+        kept: hand-outs that can be read, the open ones included; kept_bytes: of what they keep.
+        active: a holder has the consumer now.
+        lag: messages that it has yet to process, now: its own in flight, and all that are ready, for which others may compete.
+        age_seconds: of the oldest of these; None: there are none.
+        query: the last report of the query that it is, or was; None: there was none.
+    """
+
+    name: str
+    last: int
+    acked: int
+    open: int
+    in_flight: int
+    since: float | None
+    kept: int
+    kept_bytes: int
+    active: bool
+    lag: int = 0
+    age_seconds: float | None = None
+    query: QueryReport | None = None
+
+
+@attrs.frozen
+class KeyDepth:
+    """One of the deepest, or oldest, keys."""
+
+    key: Key | None
+    depth: int
+    oldest_age_seconds: float
+    state: State
+
+
+@attrs.frozen
+class Problem:
+    """One broken invariant that `check()` found.
+
+    Attributes:
+        shard: the shard's number; -1 for queue.db.
+        rule: the invariant's short name; docs/explanation/storage.md lists them.
+        detail: what was found.
+        fixable: `check(fix=True)` can put it right without losing anything.
+        fixed: it did.
+    """
+
+    shard: int
+    rule: str
+    detail: str
+    fixable: bool = False
+    fixed: bool = False
+
+
+@attrs.frozen
+class LostRange:
+    """Seqs of a key that could not be read. Those among them that were not resolved are lost.
+
+    Attributes:
+        key: None: of a keyless message, or of a key that could not be read.
+        first, last: both included; last is None where nobody knows how far it went.
+    """
+
+    shard: int
+    key: Key | None
+    first: int
+    last: int | None
+
+
+@attrs.frozen
+class Salvaged:
+    """What `salvage` saved of a damaged queue, and what it could not.
+
+    Attributes:
+        messages, dead: unresolved messages and dead letters in the new queue.
+        lost: where messages or dead letters may be missing; empty: none are.
+        notes: what else was damaged, or is doubtful; for a person.
+    """
+
+    messages: int
+    dead: int
+    lost: tuple[LostRange, ...]
+    notes: tuple[str, ...]
