@@ -10,7 +10,6 @@ A key is stored as one type byte and its content, so that 1, "1" and b"1" are th
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import Final
 
 from ._errors import InvalidArgument, StoreCorrupt
@@ -74,8 +73,3 @@ def decode_key(raw: bytes) -> Key | None:
     except ValueError as e:
         raise StoreCorrupt(f"a stored key can't be read: {raw!r}", shard=-1, cause=e) from e
     return None
-
-
-def hash_key(raw: bytes) -> int:
-    """64 bits of BLAKE2b over the stored form, big-endian. The same on every platform, for ever."""
-    return int.from_bytes(blake2b(raw, digest_size=8).digest(), "big")

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "strictq"
 
 # A module may import its own layer and those below. A module that is not here has no place yet: give it one.
 LAYERS = [
-    {"_errors", "_types", "_clock", "_keys", "_parallel"},
+    {"_errors", "_types", "_clock", "_keys", "_hashing", "_parallel"},
     {"_findings", "_config", "_sql", "_durations"},
     {"_store"},
     {"_validate", "delivery", "transaction", "_sending", "_receiving", "_settling", "_operating", "queue"}

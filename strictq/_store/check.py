@@ -9,7 +9,8 @@ import apsw
 
 from .._errors import StrictqError
 from .._findings import Problem
-from .._keys import decode_key, encode_key, hash_key
+from .._hashing import hash_key
+from .._keys import decode_key, encode_key
 from .._sql import CHECK, CLAIM, LANES, SHARD
 from . import lanes
 from .frame import TOKEN_BITS, Totals, Tx

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .._keys import KEYLESS, hash_key
+from .._keys import KEYLESS
 from .advance import Advance
 from .claim import Claimed, Held, Request
 from .frame import Tx
@@ -55,6 +55,8 @@ def keyless_lane(lane: int) -> bytes:
 
 def keyless_by_hash(dedup_id: str) -> bytes:
     """The lane that a dedup id chooses: the same one whatever `keyless_lanes` is, so that a repeated send is recognised."""
+    from .._hashing import hash_key
+
     return keyless_lane(hash_key(dedup_id.encode()) % DEDUP_LANES)
 
 

@@ -7,7 +7,6 @@ import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -345,6 +344,8 @@ class ConsumerLock(Lock):
 
 def of_consumer(directory: Path, kind: str, consumer: str) -> Path:
     """A file of a named consumer's."""
+    from hashlib import blake2b
+
     return directory / f"{kind}{blake2b(consumer.encode(), digest_size=8).hexdigest()}"
 
 

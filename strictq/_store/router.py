@@ -24,7 +24,6 @@ from .._errors import (
     StoreFull,
     StrictqError,
 )
-from .._keys import hash_key
 from .._types import Event
 from . import boot, catalog, claim, files, fork, forwarding, send
 from .catalog import Catalog
@@ -81,6 +80,10 @@ class Store(Settings):
         self._pid = os.getpid()
         self._closed = False
         self._starts = [r.lo for r in known.topology]
+        if len(known.topology) > 1:
+            from .._hashing import hash_key
+
+            self._hash_key = hash_key
         if directory is None:
             self.waker = Waker()
         else:
@@ -212,7 +215,7 @@ class Store(Settings):
         """The shard of a stored key."""
         if len(self.shards) == 1:
             return self.shards[0]
-        return self.shards[bisect_right(self._starts, hash_key(key)) - 1]
+        return self.shards[bisect_right(self._starts, self._hash_key(key)) - 1]
 
     def rotation(self) -> list[Shard]:
         """Every shard, starting with another one each time."""

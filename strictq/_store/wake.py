@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
@@ -138,6 +137,8 @@ class Waker:
 
     def begin_boot(self, boot: str) -> None:
         """Forget what failed before the machine booted: what is in the files now is what is on the disk."""
+        from hashlib import blake2b  # only those who write need it
+
         tag = int.from_bytes(blake2b(boot.encode(), digest_size=_SLOT.size).digest(), "big")
         if self._map is not None and not self._read_only and _SLOT.unpack_from(self._map, _BOOT)[0] != tag:
             self._map[_SUSPECTS:_BYTES] = bytes(SUSPECTS_MAX)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import strictq
 from strictq import Message, StoreCorrupt, StrictqError
-from strictq._keys import encode_key, hash_key
+from strictq._hashing import hash_key
+from strictq._keys import encode_key
 from strictq._store import catalog
 from strictq._store.catalog import HASHES, SHARDS_MAX, even_ranges
 from strictq._store.engine import keyless_by_hash, keyless_lane
