@@ -6,12 +6,14 @@ import gc
 import importlib
 import os
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from click.shell_completion import CompletionItem, shell_complete
 
 from strictq.cli import COMMANDS, COMPLETE
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 NARROW_COLUMNS: Final = 52
 
@@ -64,6 +66,8 @@ class Group(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The commands, and what is an option of `strictq` itself."""
+        from click.shell_completion import CompletionItem
+
         named = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
         return named + click.Command.shell_complete(self, ctx, incomplete)
 
@@ -101,6 +105,8 @@ def run(words: list[str]) -> Any:
     """
     # Not click's main(): Ctrl-C and a broken pipe have exit codes of their own here, and say nothing.
     if instruction := os.environ.get(COMPLETE):
+        from click.shell_completion import shell_complete  # a shell asks for it, and seldom
+
         return shell_complete(root, {}, "strictq", COMPLETE, instruction)
     try:
         with root.make_context("strictq", words) as ctx:
