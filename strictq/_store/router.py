@@ -138,7 +138,8 @@ class Store(Settings):
             known = known._replace(time_offset=boot.next_offset(directory, known, clock))
         store = cls(directory, known, clock, durability=level, read_only=read_only, hook=hook)
         store.presence = presence
-        store.app_schema = catalog.app_schema(directory, 0, read_only=read_only)
+        if not read_only:
+            store.app_schema = catalog.app_schema(directory, 0)
         store._look_round()
         return store
 
