@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import stat
@@ -90,6 +89,8 @@ def _set_up_file(db: apsw.Connection, durability: Durability, cache_kib: int, *,
     db.pragma("checkpoint_fullfsync", True)
     db.pragma("cache_size", -cache_kib)
     if not read_only:
+        import ctypes  # only those who write need it
+
         # A WAL that has its full size makes a durable commit twice as fast as one that grows, so it is kept.
         keep = ctypes.c_int(1)
         db.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(keep))
@@ -203,6 +204,8 @@ def failed_sync(error: BaseException) -> bool:
 
 def leak(db: apsw.Connection) -> None:
     """Keep a connection that came through a fork from ever being closed: closing it would touch shared memory of the parent."""
+    import ctypes  # fork.py has seen to it that it is there
+
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
 
 

@@ -30,6 +30,9 @@ def register(store: Forkable) -> None:
 
 
 def _before() -> None:
+    # For connection.leak. In the child, an import that another thread was at would never end.
+    import ctypes  # noqa: F401
+
     _lock.acquire()
     for store in list(_stores):
         store.before_fork()
