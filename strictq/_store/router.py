@@ -171,7 +171,7 @@ class Store(Settings):
             self._upkeep.start()
 
     def close(self) -> None:
-        """Close every connection. Leases stay; closing twice does nothing.
+        """Close every connection, and leave no long WAL. Leases stay; closing twice does nothing.
 
         Raises:
             InvalidArgument: this thread is inside a transaction of the queue; nothing was closed.
@@ -179,7 +179,12 @@ class Store(Settings):
         if self._pid == os.getpid():
             for shard in self.shards:
                 shard.require_outside()
-        self.die()
+        try:
+            if self._pid == os.getpid() and not self._closed:
+                for shard in self.shards:
+                    shard.leave_short_wal()
+        finally:
+            self.die()
 
     def die(self) -> None:
         """Close every connection as the end of the process would: a transaction of this thread that is open is undone."""

@@ -26,6 +26,8 @@ ROOM_BYTES: Final = 8 << 20
 """What a WAL leaves of the disk, besides the room for its pages in the database."""
 WAL_GROWTH: Final = 3
 """How many times that size a WAL may reach before writers wait for its checkpoint."""
+LONG_PAGES: Final = 1000
+"""Pages of a WAL from which on it is not left to whoever opens the shard next, who would read all of it: 4 MiB."""
 PAGE_BYTES: Final = 4096
 
 
@@ -161,6 +163,11 @@ class ShardWal:
     def overgrown(self) -> bool:
         """Is it time that writers wait for a checkpoint?"""
         return self.pages >= (SHORT_WAL_PAGES if self._host.short_of_space else self._most)
+
+    @property
+    def long(self) -> bool:
+        """Would who opens the shard next have much of it to read?"""
+        return self.pages >= LONG_PAGES
 
     @property
     def cramped(self) -> bool:
