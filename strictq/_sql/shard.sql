@@ -199,6 +199,10 @@ UPDATE counter SET config_version = ?, epoch = ?, time_offset = ?, last_time = ?
     last_outbox = ?, seq_floor = ?, next_deadline = ?, lanes = ?, pending = ?, dead = ?, sends = ?, receives = ?, claims = ?, empty_receives = ?, acks = ?,
     retries = ?, redeliveries = ?, expired = ?, dropped = ?, purged = ?, ack_rate = ?, ack_rate_at = ?;
 
+-- name: skip_id
+-- shard_wal: something to write, when a WAL is to begin again. A number that is never given is nothing that anybody misses.
+UPDATE counter SET last_id = last_id + 1;
+
 -- name: objects
 -- migrate: everything that the file's schema has.
 SELECT type, name, tbl_name, rootpage, sql FROM sqlite_schema;

@@ -6,7 +6,8 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
@@ -147,6 +148,16 @@ def _set_busy_handler(db: apsw.Connection) -> None:
         return True
 
     db.set_busy_handler(wait)
+
+
+@contextmanager
+def at_once(db: apsw.Connection) -> Iterator[None]:
+    """Do not wait for locks: who meets one gets a BusyError."""
+    db.set_busy_timeout(0)
+    try:
+        yield
+    finally:
+        _set_busy_handler(db)
 
 
 def check_file(path: Path, shard: int) -> None:

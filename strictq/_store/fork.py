@@ -30,8 +30,12 @@ def register(store: Forkable) -> None:
 
 
 def _before() -> None:
-    # For connection.leak. In the child, an import that another thread was at would never end.
+    # What is imported late, all of it: in the child, an import that another thread was at would never end.
     import ctypes  # noqa: F401
+    import hashlib  # noqa: F401
+
+    from .. import _findings, _hashing  # noqa: F401
+    from . import check, pages  # noqa: F401
 
     _lock.acquire()
     for store in list(_stores):

@@ -78,7 +78,7 @@ class Store(Settings):
         self._empties: Counter[int] = Counter()
         self._rotation = 0
         self._pid = os.getpid()
-        self._closed = False
+        self._closed = self._closing = False
         self._starts = [r.lo for r in known.topology]
         if len(known.topology) > 1:
             from .._hashing import hash_key
@@ -179,10 +179,13 @@ class Store(Settings):
         if self._pid == os.getpid():
             for shard in self.shards:
                 shard.require_outside()
+        if self._closing:
+            return  # by another thread, or by this one, which a signal interrupted
+        self._closing = True
         try:
-            if self._pid == os.getpid() and not self._closed:
+            if self._pid == os.getpid():
                 for shard in self.shards:
-                    shard.leave_short_wal()
+                    shard.shorten_wal()
         finally:
             self.die()
 

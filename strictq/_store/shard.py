@@ -239,19 +239,15 @@ class Shard:
         with self.checkpoint_lock:
             return (0, 0) if self.failed is not None else self.wal.checkpoint()
 
-    def leave_short_wal(self) -> None:
-        """Before the shard is closed: a long WAL is checkpointed, and begun again by a write of its own.
-
-        SQLite reads a WAL to its end when nobody has the file open: after a checkpoint, too, as long as nothing was written. The
-        file keeps its size. What fails here changes nothing: the commits are in the WAL. Nor does it wait for others who write:
-        while they are there nobody has to read it.
-        """
-        if self.wal.long and self._writer.opened and self.failed is None:
-            with suppress(StrictqError, OSError):
-                self._writer.use(lambda db: db.set_busy_timeout(0))
-                pages, done = self.checkpoint()
-                if 0 < pages == done:
-                    self._writer.run(_touch)
+    def shorten_wal(self) -> None:
+        """See ShardWal.shorten. What fails here changes nothing: the commits are in the WAL."""
+        # Somebody who is at it leaves little to do; and it may be this thread, interrupted by a signal whose handler closes.
+        if self.failed is None and self._writer.opened and self.checkpoint_lock.acquire(blocking=False):
+            try:
+                with suppress(StrictqError, OSError):
+                    self.wal.shorten()
+            finally:
+                self.checkpoint_lock.release()
 
     def cut_wal(self) -> None:
         """Checkpoint, and give the WAL's space back to the file system."""
@@ -324,12 +320,6 @@ class Shard:
         if self._reader is not None:
             leak(self._reader)
         self.wal.abandon()
-
-
-def _touch(tx: Tx) -> None:
-    """Write the counter row, with something new in it: what is there already SQLite does not write."""
-    tx.new_id()
-    tx.dirty = True
 
 
 def _again(error: StoreError) -> StoreError:

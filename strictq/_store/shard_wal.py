@@ -14,7 +14,7 @@ from .._sql import SHARD
 from . import checksums, files, wal
 from .catalog import Catalog
 from .commit import Writer
-from .connection import Durability, failed_sync, leak, translate
+from .connection import Durability, at_once, failed_sync, leak, translate
 from .log import logger
 
 WAL_PAGES: Final = 8000
@@ -165,11 +165,6 @@ class ShardWal:
         return self.pages >= (SHORT_WAL_PAGES if self._host.short_of_space else self._most)
 
     @property
-    def long(self) -> bool:
-        """Would who opens the shard next have much of it to read?"""
-        return self.pages >= LONG_PAGES
-
-    @property
     def cramped(self) -> bool:
         """The disk has little room left."""
         return self.stuck or self._most < WAL_GROWTH * self._checkpoint_at
@@ -183,11 +178,11 @@ class ShardWal:
 
     # ---- checkpoints
 
-    def checkpoint(self) -> tuple[int, int]:
+    def checkpoint(self, *, wait: bool = True) -> tuple[int, int]:
         """Bring the WAL's pages into the database, so that the next write starts the WAL again.
 
-        PASSIVE, in two passes: the bulk while writers go on, and what they added meanwhile while none may write.
-        Returns the pages in the WAL, and those of them that are checkpointed.
+        PASSIVE, in two passes: the bulk while writers go on, and what they added meanwhile while none may write; without `wait`
+        only if no other process writes now. Returns the pages in the WAL, and those of them that are checkpointed.
         """
         if self._path is None:
             return 0, 0
@@ -201,7 +196,7 @@ class ShardWal:
                 self._checkpointer.execute(SHARD.has_meta).fetchall()
             pages, done = self._checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             if done < pages or self.pages > pages:
-                pages, done = self._writer.use(self._finish_checkpoint)
+                pages, done = self._writer.use(self._finish_checkpoint if wait else self._finish_at_once)
             if pages == done:
                 self.stuck = False
                 self.mark(self._checkpointer)
@@ -224,6 +219,26 @@ class ShardWal:
             return self._checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         finally:
             db.execute("ROLLBACK")
+
+    def _finish_at_once(self, db: apsw.Connection) -> tuple[int, int]:
+        with at_once(db):
+            return self._finish_checkpoint(db)
+
+    def shorten(self) -> None:
+        """Before the shard is closed: if the WAL is long, checkpoint it, and write something, so that it begins again.
+
+        SQLite reads a WAL to its end when nobody has the file open: after a checkpoint, too, as long as nothing was written. The
+        file keeps its size. This does not wait for others who write: while they are there nobody has to read it.
+        """
+
+        def write(db: apsw.Connection) -> None:
+            with at_once(db):
+                db.execute(SHARD.skip_id)
+
+        if self.pages >= LONG_PAGES:
+            pages, done = self.checkpoint(wait=False)
+            if 0 < pages == done:
+                self._writer.use(write)
 
     def cut(self) -> None:
         """Give its space back to the file system, after a checkpoint."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from strictq import Message, Queue, StoreFull
+from strictq import Message, Queue, StoreBusy, StoreFull
 from strictq._store import connection, shard_wal, upkeep
 from tests.support.internals import PATIENCE_SECONDS
 from tests.support.queues import Opener
@@ -106,7 +106,7 @@ def test_a_queue_closes_though_its_wal_can_not_be_shortened(disk: Opener, monkey
     load(q, 10)
     receipt = q.send(b"", "k")
 
-    def full(self: shard_wal.ShardWal) -> tuple[int, int]:
+    def full(self: shard_wal.ShardWal, *, wait: bool) -> tuple[int, int]:
         raise StoreFull("the disk is full", shard=0)
 
     with monkeypatch.context() as patch:
@@ -114,6 +114,44 @@ def test_a_queue_closes_though_its_wal_can_not_be_shortened(disk: Opener, monkey
         q.close()
     (d,) = disk().receive()
     assert (d.key, d.seq) == (receipt.key, receipt.seq)
+
+
+def test_a_signal_whose_handler_closes_may_come_while_the_queue_is_closed(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_wal, "WAL_PAGES_MIN", 1000)
+    monkeypatch.setattr(shard_wal, "LONG_PAGES", PAGES)
+    q = disk()
+    load(q, 10)
+    real = shard_wal.ShardWal.checkpoint
+    interrupted = []
+
+    def checkpoint(self: shard_wal.ShardWal, *, wait: bool) -> tuple[int, int]:
+        done = real(self, wait=wait)
+        interrupted.append(q.close())  # as a handler would, in this thread
+        return done
+
+    monkeypatch.setattr(shard_wal.ShardWal, "checkpoint", checkpoint)
+    q.close()
+    assert interrupted == [None]
+    monkeypatch.undo()
+    assert disk().check() == []
+
+
+def test_a_neighbour_in_another_thread_waits_for_locks_while_the_queue_is_closed(
+    disk: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_wal, "WAL_PAGES_MIN", 1000)
+    monkeypatch.setattr(shard_wal, "LONG_PAGES", PAGES)
+    q, other = disk(), disk()
+    load(q, 10)
+    with pytest.raises(StoreBusy), other.transaction(key="k") as tx:
+        tx.run(lambda db: None)
+        q._store.shards[0].shorten_wal()
+        monkeypatch.setattr(connection, "BUSY_SECONDS", 0.3)
+        started = time.monotonic()
+        try:
+            q.send(b"", "k")
+        finally:
+            assert time.monotonic() - started >= 0.3
 
 
 def test_closing_does_not_wait_for_those_who_write(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
