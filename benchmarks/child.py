@@ -74,7 +74,7 @@ def everything(path: str, number: int, keys: int, batch: int, seed: int) -> None
     """Send, receive and ack at a signal, beside other processes that do the same, until the queue is empty."""
     import strictq
 
-    from .measure import prebuilt, written_bytes
+    from .measure import grown, prebuilt, written_bytes
     from .workload import messages
 
     with strictq.open(path, create=False) as q, prebuilt():
@@ -93,13 +93,8 @@ def everything(path: str, number: int, keys: int, batch: int, seed: int) -> None
             q.ack_many(ds)
             acked += len(ds)
             ended = time.perf_counter()
-        after = written_bytes()
-    _report(
-        acked=acked,
-        started=started,
-        ended=ended,
-        written=None if before is None or after is None else after - before,
-    )
+        written = grown(before, written_bytes())
+    _report(acked=acked, started=started, ended=ended, written=written)
 
 
 def load(path: str, durability: str, keys: int, batch: int) -> None:

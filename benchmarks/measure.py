@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeVar
 
 import attrs
 
@@ -20,16 +20,23 @@ ROOT = Path(__file__).resolve().parent.parent
 """Where children run, so that they find this package whether or not strictq is installed."""
 
 Durability = Literal["full", "process"]
+T = TypeVar("T", int, float)
 Unit = Literal["of the floor", "times", "ms", "MiB", "per second"]
 
 
 @attrs.frozen
 class Sample:
-    """One timed run: how long, how many messages, and how many bytes the process passed to write() meanwhile."""
+    """One timed run.
+
+    Attributes:
+        written: bytes that the process passed to write() meanwhile.
+        processor: seconds of processor time that everything took that worked for it.
+    """
 
     seconds: float
     messages: int
     written: int | None = None
+    processor: float | None = None
 
     @property
     def rate(self) -> float:
@@ -57,6 +64,7 @@ class Figure:
         ours, base: messages per second of strictq and of what it is compared with, medians.
         against: what `base` is; empty where the figure is no ratio.
         ours_bytes, base_bytes: bytes written per message, checkpoints included, mean over the rounds.
+        ours_processor, base_processor: microseconds of processor time per message, mean over the rounds.
         size: what a case varies, for a plot over it: messages that wait, or keys, or a batch.
     """
 
@@ -70,6 +78,8 @@ class Figure:
     against: str = ""
     ours_bytes: float | None = None
     base_bytes: float | None = None
+    ours_processor: float | None = None
+    base_processor: float | None = None
     durability: Durability | Literal["-"] = "-"
     batch: int | None = None
     keys: int | None = None
@@ -110,6 +120,8 @@ class Pairs:
             base=statistics.median(s.rate for s in self.base),
             ours_bytes=bytes_per_message(self.ours),
             base_bytes=bytes_per_message(self.base),
+            ours_processor=processor_per_message(self.ours),
+            base_processor=processor_per_message(self.base),
             **rest,
         )
 
@@ -121,6 +133,24 @@ def bytes_per_message(samples: Sequence[Sample]) -> float | None:
     return sum(s.written or 0 for s in samples) / sum(s.messages for s in samples)
 
 
+def processor_per_message(samples: Sequence[Sample]) -> float | None:
+    """Microseconds, mean over all samples."""
+    if any(s.processor is None for s in samples):
+        return None
+    return 1e6 * sum(s.processor or 0.0 for s in samples) / sum(s.messages for s in samples)
+
+
+def processor_seconds(process: int) -> float | None:
+    """Processor time of another process so far, all its threads together (Linux only)."""
+    try:
+        times = [path.read_text(encoding="ascii") for path in Path(f"/proc/{process}/task").glob("*/schedstat")]
+    except OSError:
+        return None
+    # Nanoseconds: what /proc/PID/stat says has steps of 10 ms, which is a whole round here.
+    taken = sum(int(text.split()[0]) for text in times)
+    return taken / 1e9 if taken else None  # a kernel that does not keep it says 0
+
+
 def written_bytes(process: int | str = "self") -> int | None:
     """Bytes a process has passed to write() so far, whatever the kernel did with them; None where nobody counts."""
     try:
@@ -130,14 +160,23 @@ def written_bytes(process: int | str = "self") -> int | None:
     return next((int(line[7:]) for line in text.splitlines() if line.startswith("wchar: ")), None)
 
 
-def sample(messages: int, action: Callable[[], object], counter: Callable[[], int | None] = written_bytes) -> Sample:
-    """Run it once, timed; `counter` says how many bytes were written so far."""
-    before = counter()
+def sample(
+    messages: int,
+    action: Callable[[], object],
+    counter: Callable[[], int | None] = written_bytes,
+    processor: Callable[[], float | None] = time.process_time,
+) -> Sample:
+    """Run it once, timed; `counter` says how many bytes were written so far, `processor` how much processor time was taken."""
+    before, taken_before = counter(), processor()
     started = time.perf_counter()
     action()
     seconds = time.perf_counter() - started
-    after = counter()
-    return Sample(seconds, messages, None if before is None or after is None else after - before)
+    return Sample(seconds, messages, grown(before, counter()), grown(taken_before, processor()))
+
+
+def grown(before: T | None, after: T | None) -> T | None:
+    """What a counter counted in between; None where nobody counts."""
+    return None if before is None or after is None else after - before
 
 
 def interleave(rounds: int, ours: Callable[[], Sample], base: Callable[[], Sample]) -> Pairs:

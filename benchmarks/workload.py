@@ -27,10 +27,12 @@ def messages(number: int, keys: int, seed: int = 1) -> list[strictq.Message]:
     return [strictq.Message(BODY, key=key_name(pick(keys))) for _ in range(number)]
 
 
-def open_queue(path: Path | str, durability: Durability, *, lease_seconds: float = 3600.0) -> strictq.Queue:
+def open_queue(
+    path: Path | str, durability: Durability, *, lease_seconds: float = 3600.0, shards: int | None = None
+) -> strictq.Queue:
     """A queue with leases long enough that none ends during a measurement."""
     config = strictq.QueueConfig(lease_seconds=lease_seconds)
-    return strictq.open(path, durability=durability, config=config)
+    return strictq.open(path, durability=durability, config=config, shards=shards)
 
 
 def warm(q: strictq.Queue, keys: int) -> None:

@@ -13,6 +13,7 @@ from benchmarks.workload import drain, messages, open_queue, send_one_by_one, wa
 from strictq import Message, Queue
 
 THREADS = 8
+SHARDS = 4
 
 
 def threads(bench: Bench) -> Iterator[Figure]:
@@ -68,19 +69,25 @@ def _sample_threads(q: Queue, todo: list[Message], count: int) -> Sample:
 
 
 def processes(bench: Bench) -> Iterator[Figure]:
+    """Two processes beside one, over one shard, where they take turns, and over several."""
+    for shards in (1, SHARDS):
+        yield _processes(bench, shards)
+
+
+def _processes(bench: Bench, shards: int) -> Figure:
     number, keys, batch = bench.sizes.batches, bench.sizes.keys, 1000
     with bench.place("processes") as place:
         path = place / "queue"
-        with open_queue(path, "process") as q:
+        with open_queue(path, "process", shards=shards) as q:
             warm(q, keys)
         pairs = interleave(
             bench.rounds,
             lambda: _sample_processes(path, number, keys, batch, 2),
             lambda: _sample_processes(path, number, keys, batch, 1),
         )
-    yield pairs.figure(
+    return pairs.figure(
         "processes",
-        "2 processes, each sends, receives and acks",
+        f"2 processes, each sends, receives and acks, {shards} shard{'s' if shards > 1 else ''}",
         "1 process",
         unit="times",
         durability="process",

@@ -19,6 +19,7 @@ from benchmarks.bench import Bench
 from benchmarks.measure import Figure
 
 from . import ALL, PEERS
+from .bare import BARE, Bare
 from .contest import OURS, Contest
 from .patterns import PATTERNS
 from .plots import draw
@@ -55,7 +56,9 @@ def main(arguments: Sequence[str]) -> int:
                 "form": form,
                 "rounds": contest.bench.rounds,
                 "versions": versions,
-                "peers": {name: _about(name, contest) for name in (OURS, *names)},
+                "peers": {
+                    name: _about(name, contest) for name in (OURS, *names, BARE) if name != BARE or name in contest.settings
+                },
                 "missing": missing,
                 "left_out": contest.left_out,
                 "figures": [f.as_json() for f in figures],
@@ -88,7 +91,7 @@ def _run(contest: Contest, name: str, figures: list[Figure], failures: dict[str,
 
 
 def _about(name: str, contest: Contest) -> dict[str, Any]:
-    about = ALL[name].about
+    about = ALL.get(name, Bare).about
     return {
         "versions": about.versions(),
         "settings": contest.settings.get(name, {}),

@@ -17,6 +17,7 @@ from benchmarks.measure import Durability, Figure, Pairs, Sample, prebuilt, samp
 from benchmarks.workload import warm
 
 from . import ALL
+from .bare import BARE, Bare
 from .peer import Host, Opening, Peer
 from .sizes import PeerSizes
 from .strict import Strictq
@@ -25,7 +26,9 @@ from .work import BODY, life, pairs
 PILOTS: Final = (20, 200)
 """Messages of the runs that show how many a peer manages; the second only where the first was quick. They warm it up, too."""
 GOALS: Final = {"SQLite": 5.0, "server": 1.0}
-"""How many times as fast as a peer strictq is meant to be."""
+"""How many times as fast as a peer strictq is meant to be. It is not meant to be faster than the bare database."""
+BARE_CASES: Final = ("batch", "keys", "backlog")
+"""Where the bare database takes part: one consumer, who takes the oldest."""
 
 OURS: Final = "strictq"
 
@@ -40,6 +43,7 @@ class Point:
     batch: int
     keys: int
     size: int | None = None
+    writers: int = 1
     note: str = ""
 
 
@@ -64,7 +68,7 @@ class Entrant:
         return type(self.peer)(Opening(self.directory, self.durability))
 
     def sample(self, number: int, action: Callable[[], object]) -> Sample:
-        return sample(number, action, self.host.written)
+        return sample(number, action, self.host.written, self.host.processor)
 
 
 @attrs.define
@@ -88,11 +92,12 @@ class Contest:
         """Every queue that takes part, opened in a directory of its own, its durability read back."""
         with self.bench.place(point.case) as place, ExitStack() as stack:
             opened: list[Entrant] = []
-            for name in (OURS, *self.names):
-                kind, directory = ALL[name], place / name
+            bare = {BARE: Bare} if point.case in BARE_CASES else {}
+            for name, kind in {OURS: ALL[OURS], **{name: ALL[name] for name in self.names}, **bare}.items():
+                directory = place / name
                 directory.mkdir()
                 host = stack.enter_context(kind.hosted(directory, point.durability))
-                peer = kind(Opening(directory, point.durability))
+                peer = kind(Opening(directory, point.durability, writers=point.writers))
                 stack.callback(peer.close)
                 settings = peer.settings()
                 if peer.durable_at(settings) != point.durability:
@@ -141,7 +146,15 @@ class Contest:
 
     def _life_of(self, running: Sequence[Entrant], point: Point) -> Callable[[Entrant, int], Sample]:
         todos = {e.name: e.todo(e.number, point.keys) for e in running}
-        return lambda e, number: e.sample(number, lambda: life(e.peer, todos[e.name], point.batch))
+
+        def action(e: Entrant, number: int) -> Sample:
+            def whole() -> None:
+                life(e.peer, todos[e.name], point.batch)
+                e.peer.rest()
+
+            return e.sample(number, whole)
+
+        return action
 
     def _choose_number(self, e: Entrant, point: Point) -> bool:
         """How many messages it gets a round: whole batches for about the time of a round, and at least one."""
@@ -183,7 +196,7 @@ class Contest:
                 point.what,
                 e.name,
                 unit="times",
-                goal=self.bench.goal("at least", GOALS[about.kind]),
+                goal=self.bench.goal("at least", GOALS[about.kind]) if about.kind in GOALS else None,
                 durability=point.durability,
                 batch=point.batch,
                 keys=point.keys,

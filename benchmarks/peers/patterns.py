@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Final
 
-from benchmarks.measure import Durability, Figure, Sample, child, percentile, report_of, run_child, signal_to
+from benchmarks.measure import Durability, Figure, Sample, child, grown, percentile, report_of, run_child, signal_to
 
 from . import ALL
 from .contest import OURS, Contest, Entrant, Point, fill
+from .strict import Strictq
 from .work import in_threads, life_beside_others, look
 
 BATCH: Final = 1000
@@ -131,6 +132,7 @@ def processes(contest: Contest) -> Iterator[Figure]:
             batch=batch,
             keys=usual,
             size=count,
+            writers=count,
         )
 
         def action(e: Entrant, number: int, count: int = count) -> Sample:
@@ -138,7 +140,11 @@ def processes(contest: Contest) -> Iterator[Figure]:
             e.number = part * count
             return _counted(e, e.number, lambda: _run_processes(e, part, usual, batch, count))
 
-        yield from contest.compare(point, None, action, rounds=1 if contest.sizes.name != "long" else contest.bench.rounds)
+        def prepare(e: Entrant) -> None:
+            if isinstance(e.peer, Strictq) and e.peer.q.shards > 1:
+                e.note = f"strictq has {e.peer.q.shards} shards"
+
+        yield from contest.compare(point, prepare, action, rounds=1 if contest.sizes.name != "long" else contest.bench.rounds)
 
 
 def _run_processes(e: Entrant, part: int, usual: int, batch: int, count: int) -> tuple[float, int, int | None]:
@@ -164,14 +170,16 @@ def _run_processes(e: Entrant, part: int, usual: int, batch: int, count: int) ->
 
 
 def _counted(e: Entrant, number: int, run: Callable[[], tuple[float, int] | tuple[float, int, int | None]]) -> Sample:
-    """A run that times itself. Where more or less was acked than sent, that is said beside the figure."""
+    """A run that times itself. Where more or less was acked than sent, that is said beside the figure.
+
+    Without processor time: at the end, each consumer looks in vain again and again until it believes that nothing is left.
+    """
     before = e.host.written()
-    seconds, acked, *others = run()
-    after = e.host.written()
-    written = None if before is None or after is None else after - before
+    seconds, acked, *children = run()
+    written = grown(before, e.host.written())
     # Where children write the files themselves, they have counted it.
-    if others and e.peer.about.kind != "server":
-        (written,) = others
+    if children and e.peer.about.kind != "server":
+        (written,) = children
     if acked != number:
         wrong = f"{e.name}: {number:,} sent and {acked:,} acked"
         if e.name == OURS:

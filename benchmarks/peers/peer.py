@@ -7,6 +7,7 @@ back from the connection it uses, because defaults differ.
 from __future__ import annotations
 
 import importlib.metadata
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ class About:
 
     name: str
     distributions: tuple[str, ...]
-    kind: Literal["strictq", "SQLite", "server"]
+    kind: Literal["strictq", "SQLite", "server", "floor"]
     sends: str
     receives: str
     acks: str
@@ -107,6 +108,15 @@ class Host:
         """Bytes that were passed to write() for files so far, by the process that writes them."""
         return written_bytes()
 
+    def processor(self) -> float | None:
+        """Seconds of processor time so far, of the client and of what it needs beside it."""
+        beside = self.beside()
+        return None if beside is None else time.process_time() + beside
+
+    def beside(self) -> float | None:
+        """Seconds of processor time so far of everything beside the client; None: nobody counts it."""
+        return 0.0
+
     def resident(self) -> tuple[float, float] | None:
         """Resident memory now and at its peak, MiB, of everything beside the client; None: there is nothing beside it."""
         return None
@@ -124,6 +134,7 @@ class Opening:
         lease_seconds: how long a message may be held, where that can be said.
         recover: this is a restart after a crash: what was in hand then may be taken up.
         clock: what strictq goes by instead of the machine's; others know no such thing.
+        writers: processes that are going to write in batches at once: strictq's files are as many as it says one should have.
     """
 
     directory: Path
@@ -131,6 +142,7 @@ class Opening:
     lease_seconds: float = attrs.field(default=3600.0, kw_only=True)
     recover: bool = attrs.field(default=False, kw_only=True)
     clock: Clock | None = attrs.field(default=None, kw_only=True)
+    writers: int = attrs.field(default=1, kw_only=True)
 
 
 class Peer(ABC):
@@ -187,6 +199,9 @@ class Peer(ABC):
     @abstractmethod
     def ack(self, handed: Sequence[Any]) -> None:
         """Done with these. Nothing where the receive removed them."""
+
+    def rest(self) -> None:  # noqa: B027 - most have nothing to wait for
+        """Wait for what it still does in the background. It is part of what its messages took, and must not slow others down."""
 
     @abstractmethod
     def close(self) -> None:

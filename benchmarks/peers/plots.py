@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from .bare import BARE
 from .table import points
 
 PLOTS: Final = {"batch": "messages in a batch", "keys": "keys", "backlog": "messages waiting"}
@@ -16,6 +17,7 @@ COLOURS: Final = {
     "huey": "#9467bd",
     "diskcache": "#8c564b",
     "redis": "#7f7f7f",
+    BARE: "#bdbdbd",
 }
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.measure import Durability, resident_mib, written_bytes
+from benchmarks.measure import Durability, processor_seconds, resident_mib, written_bytes
 
 from .peer import About, Host, Opening, Peer
 
@@ -80,6 +80,9 @@ class Server(Host):
             sent = int(client.info("stats")["total_net_output_bytes"])
         all_of_it = written_bytes(self._process.pid)
         return None if all_of_it is None else all_of_it - sent
+
+    def beside(self) -> float | None:
+        return processor_seconds(self._process.pid)
 
     def resident(self) -> tuple[float, float] | None:
         return resident_mib(self._process.pid)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import Durability, disk_bytes, prebuilt, resident_mib, written_bytes
+from benchmarks.measure import Durability, disk_bytes, grown, prebuilt, resident_mib, written_bytes
 
 from . import ALL
 from .contest import Entrant, fill
@@ -30,9 +30,9 @@ def everything(
         sys.stdin.readline()
         before, started = written_bytes(), time.perf_counter()
         acked, ended = life_beside_others(client, todo, batch)
-        after = written_bytes()
+        written = grown(before, written_bytes())
     client.close()
-    report(acked=acked, started=started, ended=ended, written=None if before is None or after is None else after - before)
+    report(acked=acked, started=started, ended=ended, written=written)
 
 
 def backlog(report: Report, peer: str, path: str, number: int, keys: int, seconds: float) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import strictq
 
 from .peer import FEATURES, About, Opening, SqlitePeer, pragmas
+
+
+def shards_for(writers: int) -> int:
+    """How many shards a queue is made with that so many processes write batches to at once: docs/howto/web-workers.md."""
+    return 1 if writers == 1 else 2 * min(writers, os.cpu_count() or 1)
 
 
 class Strictq(SqlitePeer):
@@ -22,11 +29,11 @@ class Strictq(SqlitePeer):
     )
 
     def __init__(self, opening: Opening) -> None:
+        path = opening.directory / "queue.strictq"
         # No delay between attempts: the scenarios look at the next hand-out.
         config = strictq.QueueConfig(lease_seconds=opening.lease_seconds)
-        self.q = strictq.open(
-            opening.directory / "queue.strictq", durability=opening.durability, config=config, clock=opening.clock
-        )
+        shards = None if path.exists() else shards_for(opening.writers)
+        self.q = strictq.open(path, shards=shards, durability=opening.durability, config=config, clock=opening.clock)
 
     def settings(self) -> dict[str, str]:
         return self.q._store.shards[0]._writer.use(lambda db: pragmas(db.execute))
@@ -53,6 +60,11 @@ class Strictq(SqlitePeer):
             handed[0].ack()
         else:
             self.q.ack_many(handed)
+
+    def rest(self) -> None:
+        store = self.q._store
+        while store._upkeep._grown:  # a checkpoint that its thread has begun, or is about to
+            time.sleep(0.0005)
 
     def close(self) -> None:
         self.q.close()

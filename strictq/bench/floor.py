@@ -7,9 +7,10 @@ this machine, this disk and this version of SQLite divided out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import apsw
 
@@ -50,21 +51,22 @@ class Floor:
         self._db.execute(_SQL.checkpoint).fetchall()
         return last
 
-    def append(self, part: list[Row]) -> None:
-        """One transaction."""
+    def append(self, part: Sequence[Row]) -> None:
+        """One transaction; of a single row, an autocommit."""
+        if len(part) == 1:
+            self._db.execute(_SQL.insert, part[0])
+            return
         self._db.execute(_SQL.begin)
         self._db.executemany(_SQL.insert, part)
         self._db.execute(_SQL.commit)
 
-    def read(self, number: int) -> int:
-        """The oldest ones, by their ids; how many there were."""
-        return len(self._db.execute(_SQL.read, (self._last, self._last + number)).fetchall())
+    def read(self, number: int) -> list[Any]:
+        """The oldest ones, by their ids: rows of id, lane, seq, sent_at, body."""
+        return self._db.execute(_SQL.read, (self._last, self._last + number)).fetchall()
 
     def delete(self, number: int) -> None:
-        """The oldest ones, in one transaction."""
-        self._db.execute(_SQL.begin)
+        """The oldest ones: one statement, and so one transaction."""
         self._db.execute(_SQL.delete, (self._last, self._last + number))
-        self._db.execute(_SQL.commit)
         self._last += number
 
     def life(self, rows: list[Row], batch: int) -> None:
@@ -75,7 +77,7 @@ class Floor:
         for start in range(0, len(rows), batch):
             part = rows[start : start + batch]
             self.append(part)
-            self.delete(self.read(len(part)))
+            self.delete(len(self.read(len(part))))
 
     def _life_one_by_one(self, rows: list[Row]) -> None:
         # Autocommit: three statements a message is the least that can be done, so the harder floor.
@@ -98,6 +100,11 @@ class Floor:
         """Delete everything, not measured."""
         self._last = self._db.last_insert_rowid()
         self._db.execute(_SQL.empty)
+
+    @property
+    def connection(self) -> apsw.Connection:
+        """To be asked for its settings."""
+        return self._db
 
     def close(self) -> None:
         self._db.close()

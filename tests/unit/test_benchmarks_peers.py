@@ -6,18 +6,22 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.measure import Durability
+from benchmarks.measure import Durability, processor_seconds
 from benchmarks.peers import ALL, PEERS
+from benchmarks.peers.bare import BARE, Bare
 from benchmarks.peers.contest import OURS, Entrant
 from benchmarks.peers.peer import FEATURES, Host, NotOffered, Opening, Peer
 from benchmarks.peers.plots import draw
-from benchmarks.peers.table import JSON, PAGE, matrix, page
+from benchmarks.peers.strict import Strictq
+from benchmarks.peers.table import JSON, PAGE, goals, matrix, page, processor
 from benchmarks.peers.work import drain, in_threads, life, life_beside_others, pairs
+from tests.support.internals import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 DURABILITIES: tuple[Durability, ...] = ("full", "process")
@@ -188,6 +192,77 @@ def test_table() -> None:
     assert len(lines) == 4
     assert lines[2].endswith("| 50,000 | 5,000 (10×) | 40,000 (1.25×) |")
     assert lines[3].endswith("| 40,000 | 400 (100×) | – |")
+
+
+def judged(against: str, ours: float, base: float, goal: float | None) -> dict[str, object]:
+    return {
+        **figure("batch", 10, against, ours, base), "ours_processor": 1e6 / ours, "base_processor": 2e6 / base,
+        "goal": None if goal is None else {"value": goal}, "met": None if goal is None else ours / base >= goal,
+    }  # fmt: skip
+
+
+def test_goals_that_sqlite_itself_does_not_reach_are_told_apart() -> None:
+    figures = [
+        judged("huey", 4000.0, 10_000.0, 5.0),
+        judged("diskcache", 4000.0, 1000.0, 5.0),
+        judged("litequeue", 4000.0, 500.0, 5.0),
+        judged(BARE, 4000.0, 20_000.0, None),
+    ]
+    told = goals({**RESULT, "figures": figures})
+    assert told.startswith("1 of 3 comparisons reach their goal. Bare inserts,")
+    assert "at 1 of the others." in told
+    assert "huey (goal 5×): batch 10 in batches of 1,000 at process 0.40× (the bare database: 2.0×)" in told
+    assert "diskcache (goal 5×): batch 10 in batches of 1,000 at process 4.00×\n" in told + "\n"
+    assert "litequeue" not in told
+
+
+def test_processor_time_is_of_everything_that_works_for_a_message() -> None:
+    figures = [judged("redis", 50_000.0, 25_000.0, 1.0)]
+    *_, line = processor({**RESULT, "figures": figures}).splitlines()
+    assert line.endswith("| 20.0 | – | 80.0 |")
+
+
+def test_the_time_of_another_process_is_counted() -> None:
+    busy = "import sys\nwhile True:\n    pass"
+    process = subprocess.Popen([sys.executable, "-c", busy])
+    try:
+        before = processor_seconds(process.pid)
+        if before is None:
+            pytest.skip("this system does not count it")
+        until = time.monotonic() + PATIENCE_SECONDS
+        while (after := processor_seconds(process.pid)) == before:
+            assert time.monotonic() < until
+        assert after is not None
+        assert 0 < after - before < PATIENCE_SECONDS
+    finally:
+        process.kill()
+        process.wait()
+    assert processor_seconds(process.pid) is None, "it is gone"
+
+
+def test_the_bare_database_appends_reads_and_deletes(durability: Durability, tmp_path: Path) -> None:
+    bare = Bare(Opening(tmp_path, durability))
+    assert bare.durable_at(bare.settings()) == durability
+    life(bare, bare.native(pairs(3, 2)), 1)
+    bare.send(bare.native([("a", b"1"), ("b", b"2"), ("a", b"3")]))
+    first = bare.receive(2)
+    assert [bare.content(row)[1] for row in first] == [b"1", b"2"]
+    bare.ack(first)
+    assert [bare.content(row)[1] for row in bare.receive(10)] == [b"3"]
+    bare.close()
+
+
+def test_processes_that_write_at_once_have_shards_of_their_own(tmp_path: Path) -> None:
+    alone, many = tmp_path / "alone", tmp_path / "many"
+    alone.mkdir()
+    many.mkdir()
+    first = Strictq(Opening(alone, "process"))
+    assert first.q.shards == 1
+    first.close()
+    for _ in range(2):  # who opens it again takes it as it is
+        q = Strictq(Opening(many, "process", writers=2))
+        assert q.q.shards > 1
+        q.close()
 
 
 def test_the_documentation_is_of_the_record() -> None:
