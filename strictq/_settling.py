@@ -10,12 +10,13 @@ from typing import Any, Final
 from . import _validate as validate
 from ._errors import InvalidArgument, LeaseLost, PartialFailure, StoreError
 from ._store import Store, engine, handed, looking
-from ._store.calls import bound
+from ._store.calls import Operation, bound
 from ._store.frame import Totals
 from ._store.shard import Shard
 from .delivery import OPEN, SETTLED, Delivery, Lease
 
-_Act = Callable[[engine.Tx, Sequence[engine.Batch]], list[dict[int, LeaseLost]]]
+_Act = Callable[[Sequence[engine.Batch]], Operation[list[engine.Lost]]]
+"""What is to be done with the batches of a shard, as an operation on it."""
 _STATE: Final = attrgetter("_state")
 _LEASE: Final = attrgetter("lease")
 
@@ -32,7 +33,7 @@ class Settling:
             LeaseLost: of a single delivery.
             PartialFailure: some were lost, or shards failed: results has None or an exception for each delivery.
         """
-        self._settle(_listed(deliveries), lambda tx, batches: engine.ack(tx, batches))
+        self._settle(_listed(deliveries), engine.Ack)
 
     def nack_many(self, deliveries: Iterable[Delivery], delay: float | None = None, reason: str | None = None) -> None:
         """Give many back; of each key the first one given, and everything later that its lease holds.
@@ -53,7 +54,7 @@ class Settling:
 
     def _ack_one(self, d: Delivery) -> None:
         start = d._next
-        self._settle([d], lambda tx, batches: engine.ack(tx, batches), start=None if start is None else start.seq)
+        self._settle([d], engine.Ack, start=None if start is None else start.seq)
         if start is not None and start.seq > d.lease._started:
             d.lease._started = start.seq
 
@@ -122,7 +123,7 @@ class Settling:
         for number, entries in by_shard.items():
             batches = [batch for _, batch in entries]
             try:
-                outcomes = self._store.shards[number].drain(bound(act, batches))
+                outcomes = self._store.shards[number].drain(act(batches))
             except StoreError as e:
                 trouble.update((lease, e) for lease, _ in entries)
                 continue
@@ -141,13 +142,13 @@ class Settling:
             if d._state == OPEN:
                 first[lease] = min(first.get(lease, d.seq), d.seq)
 
-        def act(tx: engine.Tx, batches: Sequence[engine.Batch]) -> list[dict[int, LeaseLost]]:
+        def act(tx: engine.Tx, batches: Sequence[engine.Batch]) -> list[engine.Lost]:
             heads = [engine.head_of(b) for b in batches]
             lost = engine.nack(tx, heads, wait, why, said)
             return [dict.fromkeys(b.seqs, next(iter(bad.values()))) if bad else {} for b, bad in zip(batches, lost, strict=True)]
 
         try:
-            self._settle(given, act)
+            self._settle(given, lambda batches: bound(act, batches))
         finally:
             # Also where some of them failed: those that are settled took what lies behind them along.
             for d in given:
@@ -160,12 +161,12 @@ class Settling:
             raise InvalidArgument("reject needs a reason")
         said = validate.text("output", output)
 
-        def act(tx: engine.Tx, batches: Sequence[engine.Batch]) -> list[dict[int, LeaseLost]]:
+        def act(tx: engine.Tx, batches: Sequence[engine.Batch]) -> list[engine.Lost]:
             engine.reject(tx, batches[0], why, said)
             return [{}]
 
         self._require_unsettled(d)
-        self._settle([d], act)
+        self._settle([d], lambda batches: bound(act, batches))
 
     def _start(self, d: Delivery) -> None:
         lease = self._own(d)

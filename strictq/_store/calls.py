@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar, TypeVarTuple, runtime_checkable
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from .frame import Tx
 
@@ -43,7 +43,6 @@ def is_mine(owner: object) -> bool:
     return owner == threading.get_ident() or (owner is not None and owner is transaction_of.get())
 
 
-@runtime_checkable
 class Mergeable(Protocol):
     """An operation that can be run together with others of its kind, cheaper than each by itself."""
 

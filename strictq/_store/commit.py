@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 import apsw
 
@@ -28,10 +28,13 @@ from .._errors import (
 )
 from .._sql import CLAIM, SHARD
 from .._types import Event
-from .calls import Call, Mergeable, Operation, is_mine, whoami
+from .calls import Call, Operation, is_mine, whoami
 from .connection import BUSY_SECONDS, NONSENSE, Opener, failed_sync, leak, translate
 from .frame import Totals, Tx
 from .grouping import Grouping
+
+if TYPE_CHECKING:
+    from .calls import Mergeable
 
 T = TypeVar("T")
 
@@ -184,19 +187,27 @@ class Writer:
         return tx
 
     def _merged(self, tx: Tx, calls: list[Call]) -> list[Call]:
-        """Run together what can be. Returns the calls that are to be run each by itself."""
-        head = next((c.operation for c in calls if isinstance(c.operation, Mergeable)), None)
-        alike = [c for c in calls if type(c.operation) is type(head)]
-        if head is None or len(alike) < 2:
-            return calls
-        others = [c for c in calls if type(c.operation) is not type(head)]
-        whole = Call(lambda tx: head.together(tx, [c.operation for c in alike]))
+        """Run together what can be, kind by kind. Returns the calls that are to be run each by itself."""
+        kinds: dict[type, list[Call]] = {}
+        for call in calls:
+            kinds.setdefault(type(call.operation), []).append(call)
+        done: set[Call] = set()
+        for kind, alike in kinds.items():
+            if len(alike) > 1 and hasattr(kind, "together") and self._together(tx, alike):
+                done.update(alike)
+        return [call for call in calls if call not in done]
+
+    def _together(self, tx: Tx, alike: list[Call]) -> bool:
+        """Calls of one kind, as one operation. False: one of them can't be done, so none is; by itself, only that one fails."""
+        operations = [call.operation for call in alike]
+        head = cast("Mergeable", operations[0])
+        whole = Call(lambda tx: head.together(tx, operations))
         self._guarded(tx, whole)
         if whole.error is not None:
-            return calls  # one of them can't be done; by itself, only that one fails
+            return False
         for call, result in zip(alike, whole.result, strict=True):
             call.result = result
-        return others
+        return True
 
     def _guarded(self, tx: Tx, call: Call) -> None:
         """One operation of a group: if it fails, only it is undone."""

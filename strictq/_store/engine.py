@@ -14,8 +14,9 @@ from .outbox import put as put_in_outbox
 from .program import AppDatabase, Rows
 from .send import INLINE_BYTES_MAX, Item, Sent, send
 from .settle import (
+    Ack,
     Batch,
-    ack,
+    Lost,
     ack_lane,
     done_before,
     extend,
@@ -61,8 +62,8 @@ def keyless_by_hash(dedup_id: str) -> bytes:
 
 
 __all__ = [
-    "ACKED", "INLINE_BYTES_MAX", "Advance", "AppDatabase", "Batch", "Claimed", "End", "Held", "Item", "Request", "Rows",
-    "Sent", "Tx", "ack", "ack_lane", "done_before",
+    "ACKED", "INLINE_BYTES_MAX", "Ack", "Advance", "AppDatabase", "Batch", "Claimed", "End", "Held", "Item", "Lost", "Request",
+    "Rows", "Sent", "Tx", "ack_lane", "done_before",
     "extend", "head_of", "key_state", "keyless_by_hash", "keyless_lane", "lowest_unresolved", "more", "nack", "put_in_outbox",
     "reject", "release", "release_all", "send", "set_key_state", "shared_key", "smaller", "start",
 ]  # fmt: skip

@@ -61,17 +61,33 @@ Lost = dict[int, LeaseLost]
 """The seqs of a batch that were refused, and why; empty: all of it took effect."""
 
 
+class Ack:
+    """The acks of one call, as an operation that merges with those of other threads."""
+
+    __slots__ = ("_batches",)
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self._batches = batches
+
+    def __call__(self, tx: Tx) -> list[Lost]:
+        return ack(tx, self._batches)
+
+    def together(self, tx: Tx, others: list[Ack]) -> list[list[Lost]]:
+        """One pass over the leases of all of them."""
+        lost = iter(ack(tx, [batch for each in others for batch in each._batches]))
+        return [[next(lost) for _ in each._batches] for each in others]
+
+
 def ack(tx: Tx, batches: Sequence[Batch]) -> list[Lost]:
     """Resolve messages for good. The valid ones take effect, the others come back."""
-    if all(b.whole for b in batches):
+    done = False
+    if whole := [b for b in batches if b.whole]:
         tx.run("SAVEPOINT whole")
-        done = ack_whole(tx, batches)
+        done = ack_whole(tx, whole)
         if not done:
             tx.run("ROLLBACK TO whole")
         tx.run("RELEASE whole")
-        if done:
-            return [{}] * len(batches)
-    return [_each(ack_lane, tx, b) for b in batches]
+    return [{} if done and b.whole else _each(ack_lane, tx, b) for b in batches]
 
 
 def _each(act: Callable[..., object], tx: Tx, batch: Batch, *args: object) -> Lost:

@@ -15,6 +15,8 @@ import strictq
 from strictq import Delivery, LeaseLost, OutcomeUnknown, Queue, StoreFull
 from strictq._store.commit import Writer
 from strictq._store.frame import Tx
+from strictq._store.send import Append
+from strictq._store.settle import Ack, Batch
 from tests.support.campaign import wait_until
 from tests.support.internals import PATIENCE_SECONDS, at_rest, connection_of, failing, shard_of, writer_of
 from tests.support.queues import Opener, drain, fill, seqs
@@ -34,7 +36,7 @@ class Crowd:
 
     def __init__(self, q: Queue) -> None:
         self.writer: Writer = writer_of(q)
-        self.commits: list[str] = []
+        self.statements: list[str] = []
         connection_of(q).trace_v2(apsw.SQLITE_TRACE_STMT, self._note)
         self._go = threading.Event()
         self._inside = threading.Event()
@@ -44,8 +46,12 @@ class Crowd:
         assert self._inside.wait(PATIENCE_SECONDS)
 
     def _note(self, event: dict[str, Any]) -> None:
-        if event["sql"] == "COMMIT":
-            self.commits.append(event["sql"])
+        self.statements.append(event["sql"])
+
+    @property
+    def commits(self) -> list[str]:
+        """The COMMITs so far."""
+        return [sql for sql in self.statements if sql == "COMMIT"]
 
     def _occupy(self, tx: Tx) -> str:
         self._inside.set()
@@ -148,6 +154,58 @@ def test_sends_from_many_threads_share_commits_and_keep_their_order(q: Queue) ->
     assert sorted(s for mine in got.values() for s in mine) == list(range(1, 201))
     assert len(commits) < 200
     assert seqs(q.receive(200)) == list(range(1, 201))
+
+
+def whole_lease(d: Delivery) -> Batch:
+    """A lease of one message, as its ack gives it to the store."""
+    held = d.lease._held
+    return Batch(held.lane, held.key, held.token, [d.seq], True)
+
+
+def test_acks_from_many_threads_are_one_pass(q: Queue) -> None:
+    for n in range(8):
+        q.send(b"", f"k{n}")
+    given = q.receive(8)
+    crowd = Crowd(q)
+    crowd.join(*[Ack([whole_lease(d)]) for d in given])
+    assert crowd.go() == [[{}]] * 8
+    assert crowd.statements.count("SAVEPOINT operation") == crowd.statements.count("SAVEPOINT whole") == 1
+    assert q.stats().acks == 8
+    assert q.stats().depth == 0
+    assert q.check() == []
+
+
+def test_acks_sends_and_others_that_wait_together_each_take_effect(q: Queue) -> None:
+    """And one that lost its lease is told so, alone."""
+    for n in range(6):
+        q.send(b"%d" % n, f"k{n}")
+    first, second, lost, partly = q.receive(4)
+    fill(q, partly.key, 2)
+    (more,) = partly.lease.more(1)
+    lost.lease.release()
+    crowd = Crowd(q)
+    crowd.join(
+        Ack([whole_lease(first)]), putting("t1"), Ack([whole_lease(lost)]), Append([(b"sk9", b"", None, None)], q.config, 0),
+        Ack([whole_lease(second)]), Append([(b"sk9", b"", None, None)], q.config, 0), Ack([partly.lease._batch([partly.seq])]),
+    )  # fmt: skip
+    one, trace, gone, sent, two, also_sent, part = crowd.go()
+    assert one == two == part == [{}]
+    assert trace == "t1"
+    assert [type(why) for why in gone[0].values()] == [LeaseLost]
+    assert [seq for ((seq, _, _),) in (sent, also_sent)] == [1, 2]
+    more.ack()
+    assert q.check() == []
+    assert sorted(drain(q)) == [("k2", 1), ("k3", 3), ("k4", 1), ("k5", 1), ("k9", 1), ("k9", 2)]
+
+
+def test_two_acks_of_one_lease_that_wait_together_are_one(q: Queue) -> None:
+    q.send(b"", "k")
+    (d,) = q.receive()
+    crowd = Crowd(q)
+    crowd.join(Ack([whole_lease(d)]), Ack([whole_lease(d)]))
+    assert crowd.go() == [[{}], [{}]]
+    assert q.stats().acks == 1
+    assert q.check() == []
 
 
 def test_one_callers_failure_undoes_only_its_own_work(q: Queue) -> None:
