@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,17 +102,28 @@ def written(result: dict[str, Any]) -> str:
 
 def processor(result: dict[str, Any]) -> str:
     """Processor time a message at each point where it was counted."""
+
+    def cells(by_peer: dict[str, dict[str, Any]], names: list[str]) -> list[str] | None:
+        ours = next(iter(by_peer.values())).get("ours_processor")
+        if ours is None:
+            return None
+        return [_micros(ours), *(_micros(by_peer[n]["base_processor"]) if n in by_peer else "–" for n in names)]
+
+    return _by_point(result, "strictq", cells)
+
+
+def _by_point(
+    result: dict[str, Any], ours: str, cells: Callable[[dict[str, dict[str, Any]], list[str]], list[str] | None]
+) -> str:
+    """A line for each point that has cells: strictq's, headed `ours`, and one for each of the others."""
     names = _others(result)
     lines = [
-        f"| pattern | durability | batch | keys | strictq | {' | '.join(names)} |",
+        f"| pattern | durability | batch | keys | {ours} | {' | '.join(names)} |",
         f"|---|---|---|---|---|{'---|' * len(names)}",
     ]
     for (_, what, durability, batch, keys, _), by_peer in points(result).items():
-        ours = next(iter(by_peer.values())).get("ours_processor")
-        if ours is None:
-            continue
-        cells = [_micros(ours), *(_micros(by_peer[n]["base_processor"]) if n in by_peer else "–" for n in names)]
-        lines.append(f"| {what} | {durability} | {batch:,} | {keys:,} | {' | '.join(cells)} |")
+        if found := cells(by_peer, names):
+            lines.append(f"| {what} | {durability} | {batch:,} | {keys:,} | {' | '.join(found)} |")
     return "\n".join(lines)
 
 
@@ -140,16 +152,11 @@ def alone(result: dict[str, Any]) -> str:
 
 def matrix(result: dict[str, Any]) -> str:
     """Messages a second of everybody and, in brackets, how many times as fast strictq was in the median of the rounds."""
-    names = _others(result)
-    lines = [
-        f"| pattern | durability | batch | keys | strictq/s | {' | '.join(names)} |",
-        f"|---|---|---|---|---|{'---|' * len(names)}",
-    ]
-    for (_, what, durability, batch, keys, _), by_peer in points(result).items():
-        rate = next(iter(by_peer.values()))["ours"]
-        cells = [_cell(by_peer.get(name)) for name in names]
-        lines.append(f"| {what} | {durability} | {batch:,} | {keys:,} | {rate:,.0f} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+
+    def cells(by_peer: dict[str, dict[str, Any]], names: list[str]) -> list[str]:
+        return [f"{next(iter(by_peer.values()))['ours']:,.0f}", *(_cell(by_peer.get(name)) for name in names)]
+
+    return _by_point(result, "strictq/s", cells) + "\n"
 
 
 def _cell(figure: dict[str, Any] | None) -> str:

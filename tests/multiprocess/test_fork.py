@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,3 +65,23 @@ def _account_for_transactions(queue: strictq.Queue) -> None:
         assert m.seq not in effects
     while got := queue.receive(100, keys=["main", "handed-on"]):
         queue.ack_many(got)
+
+
+LATE = ("ctypes", "hashlib", "strictq._findings", "strictq._hashing", "strictq._store.check", "strictq._store.pages")
+PROGRAM = f"""
+import os, sys
+import strictq
+
+late = {LATE!r}
+assert "strictq._findings" not in sys.modules, "it is imported when it is needed"
+if (child := os.fork()) == 0:
+    os._exit(sum(name not in sys.modules for name in late))
+_, status = os.waitpid(child, 0)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_no_import_begins_in_a_child() -> None:
+    """One that another thread of the parent was at would never end there."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stderr

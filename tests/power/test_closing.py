@@ -1,0 +1,76 @@
+"""The power goes while a queue with a long WAL is closed: its checkpoint, and the write that begins the WAL again."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import strictq
+from strictq._store import shard_wal
+from strictq.testing import FakeClock
+from tests.support.powercut import Journal, quiet, recording
+from tests.support.powercut_campaign import fast_directory
+from tests.support.powercut_disk import MODES, Disk, Platter, put_out
+from tests.support.powercut_run import PLACE, Level
+from tests.support.queues import seqs
+
+SENT, ACKED = 12, 4
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    with fast_directory(tmp_path) as directory:
+        yield directory
+
+
+def record(place: Path, clock: FakeClock, level: Level) -> Journal:
+    """Some messages sent and acked, each in a commit of its own, and then the end."""
+    (place / "recorded").mkdir()
+    with recording(place / "recorded", clock) as journal:
+        q = strictq.open(journal.root / PLACE, durability=level, clock=clock)
+        for n in range(SENT):
+            q.send(b"%d" % n, "k")
+        for _ in range(ACKED):
+            q.receive(1)[0].ack()
+        journal.note("closing")
+        q.close()
+        journal.note("closed")
+    return journal
+
+
+def images(journal: Journal) -> Iterator[tuple[bool, Disk]]:
+    """Whatever is on the disk at any moment from the beginning of the close on; and was it over?"""
+    platter = Platter(journal.start)
+    begun = done = False
+    for n, op in enumerate(journal.ops):
+        platter.follow(op)
+        begun, done = begun or op.kind == "closing", done or op.kind == "closed"
+        if begun and op.kind not in ("begin", "end"):
+            for mode in MODES:
+                yield done, copy.deepcopy(platter).cut(mode, random.Random(n))
+
+
+@pytest.mark.parametrize("level", ["full", "process"])
+def test_nothing_is_lost_whenever_the_power_goes(level: Level, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_wal, "LONG_PAGES", 1)
+    clock = FakeClock()
+    journal = record(place, clock, level)
+    clock.reboot()
+    judged: set[int] = set()
+    for done, disk in images(journal):
+        if (key := hash((done, disk.fingerprint()))) in judged:
+            continue
+        judged.add(key)
+        put_out(disk, place / "image", random.Random(0))
+        with quiet(clock), strictq.open(place / "image" / PLACE, clock=clock, create=False) as q:
+            assert q.check() == []
+            left = seqs(q.receive(100))
+            assert left == list(range(left[0], left[-1] + 1)) if left else True, "in order, without a hole"
+            if level == "full" or done:
+                assert left == list(range(ACKED + 1, SENT + 1))
+            assert q.send(b"", "k").seq == (left[-1] if left else 0) + 1, "no seq is issued twice"
+    assert len(judged) > 10
