@@ -237,8 +237,8 @@ class Receiving(Settling):
         Leaving the loop gives back what was not handed out, unused. In a with block, the ack of a message also starts the
         next one of its key, so that counting attempts costs no transaction of its own.
 
-        Args: as for receive; max_messages is how many are leased ahead. With ack_first it is one, whatever it says: what
-            is resolved could not be given back.
+        The arguments are those of receive; max_messages is how many are leased ahead. With ack_first it is one, whatever it
+        says: what is resolved could not be given back.
         """
         wanted = validate.several(keys)
         ahead = leased_ahead(max_messages, ack_first)

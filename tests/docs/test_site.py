@@ -47,7 +47,7 @@ def refuse(*_):
 
 socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
 from mkdocs.__main__ import cli
-sys.argv = ["mkdocs", "build", "--strict", "--quiet", "--site-dir", sys.argv[1]]
+sys.argv = ["mkdocs", "build", "--strict", "--site-dir", sys.argv[1]]  # --quiet would silence --strict, too
 cli()
 """
 
@@ -73,7 +73,19 @@ class Page(HTMLParser):
                 self.links.append(value)
 
 
-def build(place: Path) -> Path:
+def build(place: Path) -> subprocess.CompletedProcess[str]:
+    """Build the site of what lies in `place`, into its folder `site`."""
+    return subprocess.run(
+        [sys.executable, "-c", BUILD, str(place / "site")],
+        cwd=place,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def whole_site(place: Path) -> Path:
     shutil.copytree(ROOT / "docs", place / "docs")
     shutil.copy(ROOT / "mkdocs.yml", place)
     (place / "strictq").symlink_to(ROOT / "strictq")
@@ -82,14 +94,7 @@ def build(place: Path) -> Path:
     text = queue.read_text(encoding="utf-8")
     assert "::: strictq.Lease\n" in text
     queue.write_text(text.replace("::: strictq.Lease\n", ""), encoding="utf-8")  # as a name that nobody has put on a page
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(place / "site")],
-        cwd=place,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = build(place)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout + done.stderr, done.stdout + done.stderr
     return place / "site"
@@ -152,7 +157,7 @@ def examples_and_diagrams_are_there(site: Path, pages: dict[str, str]) -> None:
 
 def test_the_site(tmp_path: Path) -> None:
     """One test, because building it takes most of the time, and tests that share something built are spread over processes."""
-    site = build(tmp_path)
+    site = whole_site(tmp_path)
     pages = {str(p.relative_to(site)): p.read_text(encoding="utf-8") for p in site.rglob("*.html")}
     every_page_is_there_and_in_the_navigation(pages)
     links_out_of_the_documentation_are_text(pages)
@@ -161,3 +166,36 @@ def test_the_site(tmp_path: Path) -> None:
     docstrings_are_shown_in_their_sections(pages)
     pages_load_nothing_from_elsewhere(pages)
     examples_and_diagrams_are_there(site, pages)
+
+
+DOCSTRING = '''
+def act(x: int) -> None:
+    """Act.
+
+    Args: whatever it says; and
+        a line that griffe cannot take for an argument
+    """
+'''
+
+
+@pytest.mark.parametrize(
+    ("page", "told"),
+    [
+        ("[there is no such page](nowhere.md)\n", "nowhere.md"),
+        ("::: broken.act\n", "Failed to get 'name: description' pair"),
+    ],
+    ids=["a dead link", "a docstring that is misread"],
+)
+def test_a_warning_stops_the_build(tmp_path: Path, page: str, told: str) -> None:
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    (tmp_path / "mkdocs.yml").write_text(settings, encoding="utf-8")
+    (tmp_path / "docs").mkdir()
+    for hook in (ROOT / "docs").glob("site_*.py"):
+        shutil.copy(hook, tmp_path / "docs")
+    (tmp_path / "strictq").symlink_to(ROOT / "strictq")
+    (tmp_path / "broken.py").write_text(DOCSTRING, encoding="utf-8")
+    (tmp_path / "docs" / "index.md").write_text(f"# Page\n\n{page}", encoding="utf-8")
+    done = build(tmp_path)
+    assert done.returncode != 0
+    assert told in done.stdout + done.stderr
+    assert "Aborted with 1 warnings in strict mode" in done.stdout + done.stderr
