@@ -323,7 +323,7 @@ class Operating:
 
         Args:
             dead: the dead letters, too.
-            history: the records of finished messages, too; of what is purged now as well.
+            history: the records of finished messages, too; of what is purged now as well. Alone: `purge_history`.
         Returns:
             How many messages and dead letters were removed.
         """
@@ -334,6 +334,19 @@ class Operating:
         if history:
             admin.purge_history(store, raw)
         return gone
+
+    def purge_history(self, key: Key | None = None) -> int:
+        """Remove the records of a key's finished messages, or of the whole queue's, and nothing else. In steps.
+
+        Those that are there when a shard's turn comes: what ends meanwhile is kept. Numbers of records go on.
+
+        Returns:
+            How many records were removed.
+        Source: docs/howto/history.md
+        """
+        store = self._store
+        store.require_open()
+        return admin.purge_history(store, None if key is None else encode_key(key))
 
     def check(self, fix: bool = False) -> list[Problem]:
         """Read everything and report each broken invariant; an empty list if all is well.

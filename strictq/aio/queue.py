@@ -316,6 +316,10 @@ class AsyncQueue(Calls):
         """See Queue.purge."""
         return await self._run(self.sync.purge, key, dead=dead, history=history)
 
+    async def purge_history(self, key: Key | None = None) -> int:
+        """See Queue.purge_history."""
+        return await self._run(self.sync.purge_history, key)
+
     async def check(self, fix: bool = False) -> list[Problem]:
         """See Queue.check."""
         return await self._run(self.sync.check, fix)

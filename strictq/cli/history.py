@@ -1,4 +1,4 @@
-"""`strictq history`, and the commands under it: `strictq history export` and `strictq history plot`."""
+"""`strictq history`, and the commands under it: `strictq history export`, `plot` and `purge`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from strictq.cli._command import OK, USAGE, Command, Failure, command
 from strictq.cli._render import listing, show
 from strictq.cli._words import body_fields, emit, key_fields, short, shown_key, span
 from strictq.cli.exporting import export, plot
+from strictq.cli.operating import purge_history
 
 EXAMPLES: Final = """
 strictq history orders.strictq order-7
 strictq history orders.strictq --shard 0 --after 1200 --json
 strictq history export orders.strictq orders-history
 strictq history plot orders-history --png pictures
+strictq history purge orders.strictq --all --yes
 """
-UNDER: Final = {"export": export, "plot": plot}
+UNDER: Final = {"export": export, "plot": plot, "purge": purge_history}
 """First words that are no queue but a command of their own."""
 PAGE: Final = 1000
 

@@ -1,4 +1,4 @@
-"""Commands that operate a queue beside running programs: redrive, hold, release, reject, purge."""
+"""Commands that operate a queue beside running programs: redrive, hold, release, reject, purge, history purge."""
 
 from __future__ import annotations
 
@@ -45,6 +45,10 @@ EXAMPLES: Final = {
     "purge": """
         strictq purge orders.strictq order-7
         strictq purge orders.strictq --all --dead --yes
+    """,
+    "history purge": """
+        strictq history purge orders.strictq order-7
+        strictq history purge orders.strictq --all --yes
     """,
 }
 
@@ -178,7 +182,7 @@ def reject(queue: Path, key: str, seqs: tuple[int, ...], reason: str, key_type: 
 @key_type_option
 @click.option("everything", "--all", is_flag=True, help="The whole queue.")
 @click.option("--dead", is_flag=True, help="The dead letters, too.")
-@click.option("--history", is_flag=True, help="The records of finished messages, too.")
+@click.option("--history", is_flag=True, help="The records of finished messages, too. These alone: strictq history purge.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @quiet_option
 @json_option
@@ -200,10 +204,33 @@ def purge(
     chosen = _one_or_all(key, key_type, everything)
     with operating(queue) as q:
         if everything and not yes:
-            _confirm(q, dead=dead)
+            stats = q.stats()
+            dead_letters = f" and {many(stats.dead, 'dead letter')}" if dead else ""
+            records = ", and all records of finished messages," if history else ""
+            _confirm(f"Remove {many(stats.depth, 'message')}{dead_letters}{records} of {q.path}?", "this empties the whole queue")
         with waiting("purging:", lambda: _left(q, dead=dead), quiet=quiet):
             count = q.purge(chosen, dead=dead, history=history)
     return _report(f"{many(count, 'message')} removed", {"purged": count, **_whose(chosen)}, quiet, as_json)
+
+
+@command(EXAMPLES["history purge"])
+@queue_argument
+@optional_key_argument
+@key_type_option
+@click.option("everything", "--all", is_flag=True, help="The whole queue's records.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@quiet_option
+@json_option
+def purge_history(
+    queue: Path, key: str | None, key_type: KeyType, everything: bool, yes: bool, quiet: bool, as_json: bool
+) -> int:
+    """Remove records of finished messages, for good. Nothing that waits is touched."""
+    chosen = _one_or_all(key, key_type, everything)
+    with operating(queue) as q:
+        if everything and not yes:
+            _confirm(f"Remove all records of finished messages of {q.path}?", "this removes the whole queue's records")
+        count = q.purge_history(chosen)
+    return _report(f"{many(count, 'record')} removed", {"purged": count, **_whose(chosen)}, quiet, as_json)
 
 
 def _one_or_all(key: str | None, kind: KeyType, everything: bool) -> Key | None:
@@ -212,13 +239,11 @@ def _one_or_all(key: str | None, kind: KeyType, everything: bool) -> Key | None:
     return None if key is None else key_of(key, kind)
 
 
-def _confirm(q: strictq.Queue, *, dead: bool) -> None:
-    """Ask before the whole queue is emptied; where nobody can be asked, refuse."""
+def _confirm(question: str, consequence: str) -> None:
+    """Ask before something is removed of the whole queue; where nobody can be asked, refuse."""
     if not (sys.stdin is not None and sys.stdin.isatty()):
-        raise Failure("this empties the whole queue: say --yes, too", USAGE)
-    stats = q.stats()
-    what = many(stats.depth, "message") + (f" and {many(stats.dead, 'dead letter')}" if dead else "")
-    if not click.confirm(f"Remove {what} of {q.path}?", err=True):
+        raise Failure(f"{consequence}: say --yes, too", USAGE)
+    if not click.confirm(question, err=True):
         raise Failure("nothing was removed")
 
 

@@ -286,6 +286,14 @@ def history_export(w: World) -> None:
     w.run("history", "export", w.path, w.place / "out")
 
 
+def history_purge(w: World) -> None:
+    history(w)
+    w.printed.clear()
+    for _, given in KEYS:
+        w.run("history", "purge", w.path, *given)
+    w.run("history", "purge", w.path, "--all", "--yes")
+
+
 def check(w: World) -> None:
     w.run("check", w.path)
     with w.open() as q:
@@ -345,7 +353,7 @@ RUNS: dict[str, Callable[[World], None]] = {
     "stats --watch": stats_watch, "top-keys": top_keys, "explain": explain, "peek": peek, "status": status, "dead": dead,
     "redrive": on_each_key("redrive"), "hold": hold, "release": release, "release --consumer": release_consumer,
     "reject": reject, "purge": on_each_key("purge"), "history": history, "history export": history_export,
-    "history plot": history_plot,
+    "history plot": history_plot, "history purge": history_purge,
     "check": check, "check --salvage": check_salvage, "bench": bench, "demo": demo, "demo --worker": demo_worker,
     "completion": completion,
 }  # fmt: skip

@@ -243,6 +243,21 @@ def test_purge(q: strictq.Queue, path: Path) -> None:
     assert in_process("purge", path, "--all", "--yes", "--quiet").stdout == ""
 
 
+def test_purging_the_records_alone(q: strictq.Queue, path: Path) -> None:
+    q.configure(history="records")
+    fill(q, "a", 3)
+    fill(q, "b", 2)
+    q.ack_many([d for d in q.receive() if d.seq < 2 or d.key == "a"])
+    assert values("history", "purge", path, "a") == {"purged": 3, "all": False, "key": "a", "key_type": "str"}
+    assert [r["key"] for r in lines("history", path)] == ["b"]
+    result = in_process("history", "purge", path, "--all")
+    assert (result.exit_code, "say --yes" in result.stderr, len(lines("history", path))) == (2, True, 1)
+    assert text("history", "purge", path, "--all", "--yes") == "1 record removed"
+    assert (q.stats().depth, lines("history", path)) == (1, [])
+    for args in ([], ["a", "--all", "--yes"]):
+        assert in_process("history", "purge", path, *args).exit_code == 2
+
+
 @pytest.mark.parametrize(
     "args",
     [

@@ -221,6 +221,22 @@ def test_of_one_key_and_purging_it(make: Opener) -> None:
     assert len(q.history(key="b")) == 3
 
 
+def test_purging_the_records_alone(make: Opener) -> None:
+    q = make(history="records", shards=2)
+    for key in ("a", "b", "c"):
+        fill(q, key, 3)
+    q.ack_many([d for d in q.receive(100) if d.seq < 3])
+    before = q.stats().depth
+    assert q.purge_history("a") == 2
+    assert [(r.key, r.seq) for s in range(q.shards) for r in q.history(shard=s) if r.key == "a"] == []
+    assert q.purge_history("a") == q.purge_history("nobody's") == 0
+    assert q.purge_history() == 4
+    assert [r for s in range(q.shards) for r in q.history(shard=s)] == []
+    assert q.stats().depth == before == 3
+    assert q.stats().purged == 0
+    assert q.check() == []
+
+
 def test_it_outlives_reopening_and_what_is_forgotten(disk: Opener, clock: FakeClock) -> None:
     q = disk(history="records", idle_lane_seconds=1.0)
     q.send(b"", "gone")
@@ -261,8 +277,9 @@ def test_async(tmp_path: object, clock: FakeClock) -> None:
             (d,) = await q.receive()
             await d.ack()
             assert [r.seq for r in await q.history()] == [1]
-            assert await q.purge(history=True) == 0
+            assert await q.purge_history() == 1
             assert await q.history() == []
+            assert await q.purge(history=True) == 0
 
     anyio.run(main)
 
