@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Container, Iterable
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Final
 
 from .estimates import Estimates
@@ -54,7 +54,9 @@ class Forecast:
         heapq.heapify(ends)
         for lane in islice(waiting, self._limits.prepared_max + self._limits.concurrency):
             if lane.alive and not lane.selected and lane.jobs and ends:
-                heapq.heapreplace(ends, self._consider(islice(lane.jobs, DEPTH_MAX), ends[0], now, later))
+                ahead: list[tuple[float, int, Job]] = []
+                heapq.heapreplace(ends, self._consider(islice(lane.jobs, DEPTH_MAX), ends[0], now, ahead))
+                later += _in_order(ahead)
         return urgent, later
 
     def _consider(self, jobs: Iterable[Job], at: float, now: float, later: list[tuple[float, int, Job]]) -> float:
@@ -81,6 +83,16 @@ class Forecast:
 
     def _prepare_seconds(self, job: Job) -> float | None:
         return self._estimates.of_prepare(job._delivery.prepare_seconds, size_of(job))
+
+
+def _in_order(ahead: list[tuple[float, int, Job]]) -> list[tuple[float, int, Job]]:
+    """None of a lane is due after one behind it.
+
+    What comes first in a lane without a slot is not urgent. Were what is behind it begun before it, for taking long, that could
+    take all places: then nothing that could run would ever be prepared.
+    """
+    dues = list(accumulate((due for due, _, _ in reversed(ahead)), min))
+    return [(due, depth, job) for due, (_, depth, job) in zip(reversed(dues), ahead, strict=True)]
 
 
 def size_of(job: Job) -> float:

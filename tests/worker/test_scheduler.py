@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import strictq
 from strictq import Message, Queue
@@ -352,3 +354,62 @@ def test_what_was_given_back_at_the_stop_is_not_prepared_any_more(q: Queue) -> N
     assert stage.preparing() == []
     stage.processed("k", 1)
     assert stage.board.idle
+
+
+def test_what_comes_later_in_a_lane_never_takes_the_place_of_what_comes_first(q: Queue) -> None:
+    send(q, 1, "busy", process_seconds=1.0, prepare_seconds=0.0)
+    send(q, 1, "k", process_seconds=0.01, prepare_seconds=0.01)
+    send(q, 3, "k", process_seconds=0.01, prepare_seconds=0.8)  # due long before the first one is
+    stage = Stage(q, concurrency=1, prepared_max=2)
+    stage.lease()
+    stage.start_first("busy")
+    assert stage.due == pytest.approx(101.0 + 0.01 - 0.8)  # so that the second one is ready when its turn comes
+    stage.to(100.9)
+    assert stage.preparing() == [("k", 1), ("k", 2)]
+    stage.to(101.0)
+    stage.processed("busy", 1)
+    stage.prepared("k", 1)
+    assert stage.processing() == [("k", 1)]
+
+
+SECONDS = st.sampled_from([0.0, 0.01, 0.1, 0.8, 3.0])
+
+
+@given(
+    st.lists(st.lists(st.tuples(SECONDS, SECONDS, SECONDS, SECONDS), min_size=1, max_size=10), min_size=1, max_size=6),
+    st.integers(1, 3),
+    st.integers(1, 4),
+)
+def test_a_worker_never_stands_still(
+    lanes: list[list[tuple[float, float, float, float]]], concurrency: int, prepared_max: int
+) -> None:
+    """Whatever is estimated, and however long it really takes."""
+    with strictq.open(":memory:") as q:
+        real: dict[tuple[object, int], tuple[float, float]] = {}
+        for key, messages in enumerate(lanes):
+            for seq, (prepare, process, really_prepare, really_process) in enumerate(messages, 1):
+                q.send(b"x", key, prepare_seconds=prepare, process_seconds=process)
+                real[key, seq] = really_prepare, really_process
+        stage = Stage(q, concurrency=concurrency, prepared_max=prepared_max)
+        stage.lease()
+        ends: list[tuple[float, str, object, int]] = []
+        done: list[tuple[object, int]] = []
+        while True:
+            begun = stage.preparing()
+            ends += [(stage.now + real[job][0], "prepare", *job) for job in begun]
+            ends += [(stage.now + real[job][1], "process", *job) for job in stage.processing()]
+            times = [end for end, *_ in ends]
+            if stage.due is not None:
+                times.append(max(stage.now, stage.due))
+            if not times:
+                break
+            stage.to(min(times) + 1e-6)
+            for end in sorted(e for e in ends if e[0] <= stage.now):
+                ends.remove(end)
+                _, what, key, seq = end
+                if what == "prepare":
+                    stage.prepared(key, seq)
+                else:
+                    stage.processed(key, seq)
+                    done.append((key, seq))
+        assert sorted(done) == sorted(real)
