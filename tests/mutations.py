@@ -81,8 +81,8 @@ MUTATIONS = [
     _store(
         "distrust after a failed sync",
         "commit.py",
-        "            self._note(e)\n            self._drop_connection()\n            if isinstance(e, apsw.FullError)",
-        "            self._drop_connection()\n            if isinstance(e, apsw.FullError)",
+        "            self._note(e)\n            self._distrust_connection()\n            if isinstance(e, apsw.FullError)",
+        "            self._distrust_connection()\n            if isinstance(e, apsw.FullError)",
         "tests/faults/test_faults.py::test_what_is_acknowledged_after_a_failed_sync_survives_a_power_cut",
     ),
     _store(

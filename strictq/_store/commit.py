@@ -69,8 +69,9 @@ _DISTRUST: Final = (*_UNSURE, apsw.CorruptError, apsw.NotADBError, *NONSENSE)
 class Writer:
     """Runs operations on one shard's file, each in a write transaction, alone or in a group."""
 
-    def __init__(self, opener: Opener, shard: int, host: Host, *, grouped: bool) -> None:
+    def __init__(self, opener: Opener, shard: int, host: Host, *, grouped: bool, in_memory: bool = False) -> None:
         self._opener = opener
+        self._in_memory = in_memory
         self._shard = shard
         self._host = host
         self._grouped = grouped
@@ -278,19 +279,26 @@ class Writer:
         try:
             tx.run("COMMIT")
             tx.committed = True
-        except BaseException as e:
-            with suppress(apsw.Error):
-                if tx.db.in_transaction:
-                    tx.run("ROLLBACK")
-                    tx.undone = True
+        except apsw.Error as e:
+            self._roll_back(tx)
             self._note(e)
-            self._drop_connection()
+            self._distrust_connection()
             if isinstance(e, apsw.FullError):
                 # ENOSPC comes from writing the frames, before the one that commits them is whole.
                 raise StoreFull("the disk is full", shard=self._shard, cause=e) from e
-            if isinstance(e, apsw.Error):
-                raise OutcomeUnknown(f"COMMIT failed: {e}", shard=self._shard, cause=e) from e
+            raise OutcomeUnknown(f"COMMIT failed: {e}", shard=self._shard, cause=e) from e
+        except BaseException:
+            # Interrupted in front of the COMMIT, or behind it: else only an error of SQLite's own ends the transaction.
+            tx.committed = not tx.db.in_transaction
+            self._roll_back(tx)
             raise
+
+    def _roll_back(self, tx: Tx) -> None:
+        """What the COMMIT did not end."""
+        with suppress(apsw.Error):
+            if tx.db.in_transaction:
+                tx.run("ROLLBACK")
+                tx.undone = True
 
     def _undo(self, error: BaseException) -> BaseException:
         """Roll back and say what is to be raised. The connection is dropped where it can't be trusted any more."""
@@ -299,7 +307,7 @@ class Writer:
             if db is not None and db.in_transaction:
                 db.execute("ROLLBACK")
         except apsw.Error:
-            self._drop_connection()
+            self._distrust_connection()
         return self._failed(error) if isinstance(error, apsw.Error) else error
 
     def distrust(self) -> None:
@@ -332,11 +340,10 @@ class Writer:
         self._note(error)
         ours = translate(error, self._shard)
         if isinstance(ours, StoreCorrupt):
-            self._drop_connection()
+            self._distrust_connection()
             self._host.quarantine(self._shard, ours)
         elif isinstance(error, _UNSURE):
-            # After a failed read, write or sync the page cache may say what the disk does not.
-            self._drop_connection()
+            self._distrust_connection()
         return ours
 
     def _told(self, tx: Tx | None) -> None:
@@ -359,6 +366,14 @@ class Writer:
         if db is not None:
             with suppress(apsw.Error):
                 db.close()
+
+    def _distrust_connection(self) -> None:
+        """After a failed read, write or sync the page cache may say what the disk does not: the next caller opens the file again.
+
+        In memory there is no disk, and the connection is all there is.
+        """
+        if not self._in_memory:
+            self._drop_connection()
 
     @property
     def opened(self) -> bool:

@@ -50,7 +50,7 @@ class Shard:
         self.incarnation = ""
         self._host = host
         self._guard: Guard | None = None
-        self._writer = Writer(self._open, part.shard, host, grouped=grouped)
+        self._writer = Writer(self._open, part.shard, host, grouped=grouped, in_memory=self.path is None)
         self.wal = ShardWal(host, self.number, self.path, self._writer, self._connect)
         self._reader: apsw.Connection | None = None
         self._reader_lock = threading.Lock()
