@@ -215,6 +215,8 @@ class Shard:
                 if self._reader is None:
                     self._reader = self._connect("process", cache_kib=READ_CACHE_KIB)
                     checksums.require(self._reader, self.number)
+                elif self._reader.in_transaction:
+                    self._reader.execute("ROLLBACK")  # whoever looked before was interrupted on its way
                 self._reader.execute("BEGIN")
                 try:
                     return look(self._reader)

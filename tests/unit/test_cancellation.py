@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 import strictq
-from tests.support.internals import at_rest, run_python, writer_of
+from tests.support.internals import Faulty, at_rest, run_python, shard_of, writer_of
 
 
 def test_an_interrupted_leader_never_leaves_the_shard_without_one(tmp_path) -> None:
@@ -286,3 +286,24 @@ def test_a_transaction_that_is_interrupted_on_its_way_out_keeps_no_lock(tmp_path
         q.send(b"", "k")
         (d,) = q.receive()
         assert d.key_state is None
+
+
+@pytest.mark.parametrize("behind", [True, False], ids=["behind it", "in front of it"])
+@pytest.mark.parametrize("statement", ["BEGIN", "SELECT", "ROLLBACK"])
+def test_a_look_that_is_interrupted_costs_later_looks_nothing(tmp_path: Path, statement: str, behind: bool) -> None:
+    with strictq.open(tmp_path / "queue") as q:
+        q.send(b"", "k")
+        q.stats()
+        shard = shard_of(q)
+        real, interrupts = shard._reader, [KeyboardInterrupt()]
+        assert real is not None
+        shard._reader = Faulty(  # type: ignore[assignment]
+            real, lambda sql: interrupts.pop() if interrupts and sql.startswith(statement) else None, after=behind
+        )
+        with pytest.raises(KeyboardInterrupt):
+            q.stats()
+        assert not interrupts
+        shard._reader = real
+        assert q.stats().depth == 1
+        assert q.check() == []
+        assert [k.key for k in q.top_keys()] == ["k"]
