@@ -269,7 +269,7 @@ MUTATIONS = [
     ),
     _store(
         "one at a time after a lease ran out",
-        "claim.py",
+        "lanes.py",
         "    tx.run(LANES.set_solo, (lease.hi, lease.hi, lease.lane))\n",
         "",
         "tests/unit/test_leases.py",

@@ -20,6 +20,11 @@ SELECT redrive FROM dead WHERE lane = ? AND seq = ?;
 -- redrive, purge: a walk over lanes in bounded steps. Index: primary key of dead.
 SELECT DISTINCT lane FROM dead WHERE lane > ? ORDER BY lane LIMIT ?;
 
+-- name: forget_redrives
+-- purge: a lease for whose end no dead letter waits any more. Index: dead_waiting.
+UPDATE lease SET redrive = 0
+WHERE lane = ?1 AND redrive = 1 AND NOT EXISTS (SELECT 1 FROM dead INDEXED BY dead_waiting WHERE lane = ?1 AND redrive = 1);
+
 -- name: wait_redrive
 UPDATE dead SET redrive = 1 WHERE lane = ? AND seq = ?;
 

@@ -362,10 +362,10 @@ def _take_carefully(work: _Claim, first: Row, limit: int) -> None:
     lane = first[LANE]
     lease = lanes.lease_of(tx, lane)
     if lease is not None:
-        retake(tx, lease)
+        lanes.retake(tx, lease)
     if lanes.revive_some(tx, lane):
         work.out.more, work.cull = True, 0
-        return _end_careful(work, lane, [])
+        return _end_careful(work, first, [])
     row = lanes.get(tx, lane)
     found: list[Row] = []
     start = 0
@@ -375,42 +375,38 @@ def _take_carefully(work: _Claim, first: Row, limit: int) -> None:
         for message in rows:
             start = message[SEQ] + 1
             if message[DUE] is not None and message[DUE] > tx.now:
-                return _end_careful(work, lane, found)
+                return _end_careful(work, first, found)
             if not is_plain(message, tx.now, tx):
                 if work.cull <= 0:
                     work.out.more = True
-                    return _end_careful(work, lane, found)
+                    return _end_careful(work, first, found)
                 work.cull -= 1
                 if _cull(tx, row, message):
-                    return _end_careful(work, lane, found)
+                    return _end_careful(work, first, found)
                 continue
             found.append(message)
             if found[0][SEQ] <= row.solo_to:
-                return _end_careful(work, lane, found)
+                return _end_careful(work, first, found)
         if len(rows) < page:
             break
-    return _end_careful(work, lane, found)
+    return _end_careful(work, first, found)
 
 
-def _end_careful(work: _Claim, lane: int, found: list[Row]) -> None:
+def _end_careful(work: _Claim, first: Row, found: list[Row]) -> None:
+    tx, lane = work.tx, first[LANE]
     if found:
         fitting = work.fit(found)
         if fitting:
             work.take(fitting)
+        elif work.stop and found[0][ID] != first[ID] == first[POSITION]:
+            # It keeps its turn. Where its head arrived is another lane's place now, if the head was put aside.
+            lanes.unlist(tx, lane)
+            lanes.list_ready(tx, lane, found[0][ID], careful=True)
         if fitting or work.stop:
             return
     # Nothing to hand out: delayed, held, emptied, or cut short, and then at the end of the order.
-    lanes.unlist(work.tx, lane)
-    lanes.place(work.tx, lane, at_end=True)
-
-
-def retake(tx: Tx, lease: lanes.LeaseRow) -> None:
-    """End a lease that ran out: its token dies here. Who was started is charged; then one message at a time."""
-    lanes.charge_started(tx, lease)
-    tx.run(LANES.set_solo, (lease.hi, lease.hi, lease.lane))
-    tx.run(LANES.delete_lease, (lease.lane,))
-    tx.totals.redeliveries += lease.pending
-    tx.report("lease_lost", lanes.get(tx, lease.lane).key, lease.lo, lease.token, f"the lease of {lease.consumer} ran out")
+    lanes.unlist(tx, lane)
+    lanes.place(tx, lane, at_end=True)
 
 
 def _cull(tx: Tx, lane: lanes.Lane, message: Row) -> bool:

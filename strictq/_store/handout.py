@@ -227,8 +227,8 @@ def reject(tx: Tx, key: bytes, seq: int, reason: str) -> bool:
         return False
     lease = lanes.lease_of(tx, lane)
     if lease is not None and (lease.expired or lease.deadline <= tx.now):
-        lanes.charge_started(tx, lease)
-        lanes.release_lane(tx, lease)  # its time is over, and nobody took the lane
+        # Its time is over, and nobody took the lane. What was resolved on receive was in nobody's hands to fail.
+        (lanes.release_lane if lease.ack_first else lanes.retake)(tx, lease)
         lease = None
     holder = lease if lease is not None and lease.lo <= seq <= lease.hi and not lease.ack_first else None
     if holder is not None and holder.deadline != NEVER:

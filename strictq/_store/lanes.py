@@ -284,6 +284,17 @@ def charge_started(tx: Tx, lease: LeaseRow) -> None:
         tx.run(LANES.charge, (lease.lane, lease.lo, lease.started))
 
 
+def retake(tx: Tx, lease: LeaseRow) -> None:
+    """End a lease that ran out: its token dies here. Who was started is charged; then one message at a time. The caller places
+    the lane.
+    """
+    charge_started(tx, lease)
+    tx.run(LANES.set_solo, (lease.hi, lease.hi, lease.lane))
+    tx.run(LANES.delete_lease, (lease.lane,))
+    tx.totals.redeliveries += lease.pending
+    tx.report("lease_lost", get(tx, lease.lane).key, lease.lo, lease.token, f"the lease of {lease.consumer} ran out")
+
+
 # ---- the last resolution of a lane, for retried calls
 
 

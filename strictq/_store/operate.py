@@ -96,8 +96,7 @@ def purge_lane(tx: Tx, lane: int) -> tuple[int, bool]:
     lease = lanes.lease_of(tx, lane)
     if lease is not None and not lease.ack_first and (lease.expired or lease.deadline <= tx.now):
         # Its time is over and nobody took the lane: it ends here, and its messages are purged with the others.
-        lanes.charge_started(tx, lease)
-        lanes.release_lane(tx, lease)
+        lanes.retake(tx, lease)
         lease = None
     lo, hi = (0, -1) if lease is None else (lease.lo, lease.hi)
     rows = [(seq, i, bool(apart)) for seq, i, apart in tx.run(OPERATE.messages_outside, (lane, lo, hi, PURGE_STEP))]
@@ -121,6 +120,7 @@ def purge_dead(tx: Tx, lane: int) -> tuple[int, bool]:
         tx.many(LANES.delete_body, [(i,) for _, i, apart in rows if apart])
         tx.totals.dead -= len(rows)
         tx.totals.purged += len(rows)
+        tx.run(OPERATE.forget_redrives, (lane,))
         lanes.end_aside(tx, lane)
     return len(rows), len(rows) == PURGE_STEP
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import strictq
 from strictq import Message, Queue
 from strictq.testing import FakeClock
 from tests.support.queues import Opener, drain, fill, labels, seqs
@@ -160,3 +161,20 @@ def test_large_dead_letter_keeps_its_body(q: Queue) -> None:
     assert q.dead_letters()[0].body == body
     q.redrive()
     assert q.receive()[0].body == body
+
+
+def test_an_operators_reject_ends_a_lease_that_ran_out_as_a_receive_would(make: Opener, clock: FakeClock) -> None:
+    events: list[strictq.Event] = []
+    q = make.open(on_event=events.append)
+    fill(q, "k", 4)
+    q.receive(10, lease_seconds=10.0)[0].start()
+    clock.advance(11.0)  # its process died in the first one
+    assert q.reject("k", 3, "bad")
+    assert [e.kind for e in events] == ["lease_lost", "dead_letter"]
+    assert q.stats().redeliveries == 4
+    (alone,) = q.receive(10)
+    assert (alone.seq, alone.attempt) == (1, 2)
+    alone.lease.release()
+    q.hold("k")
+    q.release("k")  # attempts start again
+    assert [(d.seq, d.attempt) for d in q.receive(10)] == [(1, 1), (2, 1), (4, 1)]

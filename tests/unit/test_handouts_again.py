@@ -203,3 +203,25 @@ def test_a_lane_that_is_too_large_for_what_is_left_stays_listed(q: Queue, clock:
     assert sorted(got) == [("sa", 1, ""), ("sb", 1, "22")]
     assert read(q, h, h.take(2)) == [("sc", 1, "")]
     assert q.check() == []
+
+
+def test_a_lane_whose_head_was_put_aside_leaves_its_place_to_it(make: Opener, clock: FakeClock) -> None:
+    """It did not fit, so it keeps its turn; but not the number where the message arrived that has a lane of its own now."""
+    q = make(keyless="round_robin", keyless_lanes=1, on_poison="hold")
+    q.send(b"first", "k")
+    q.hold("k")
+    q.send(b"m1")
+    q.send(b"m2" * 50)
+    q.receive(1, lease_seconds=10.0)
+    clock.advance(11.0)  # an attempt, by expiry
+    (d,) = q.receive(1)
+    d.lease.release()  # its lane is listed where m1 arrived
+    q.configure(max_attempts=1)
+    q.release("k")
+    h = holder(q)
+    n = h.take(0, bytes_max=6)
+    assert [body for *_, body in read(q, h, n)] == ["first"]
+    assert q.release(None)
+    assert q.check() == []
+    n = h.take(n)
+    assert sorted(body for *_, body in read(q, h, n)) == ["m1", "m2" * 50]

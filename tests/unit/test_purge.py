@@ -146,3 +146,38 @@ def test_dedup_ids_go_in_bounded_steps(q: Queue, monkeypatch: pytest.MonkeyPatch
     assert left == [4, 1, 0]
     assert db.execute("SELECT count(*) FROM dedup").get == 0
     assert not q.send(b"", "k", dedup_id="3").duplicate
+
+
+def test_a_purge_between_two_steps_of_which_another_receives_still_finds_who_kills(
+    make: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The purge ends a lease that ran out: what its holder had is one message at a time from then on, as for anybody."""
+    monkeypatch.setattr(operate, "PURGE_STEP", 1)
+    q = make()
+    fill(q, "k", 4)
+    q.receive(10, lease_seconds=10.0)[0].start()
+    clock.advance(11.0)
+    step = operate.purge_lane
+    got: list[object] = []
+
+    def and_then(tx: object, lane: int) -> object:
+        if got:
+            return 0, False
+        result = step(tx, lane)  # type: ignore[arg-type]
+        got.append(None)
+        return result
+
+    monkeypatch.setattr(operate, "purge_lane", and_then)
+    assert q.purge("k") == 1
+    assert labels(q.receive(10)) == [("k", 2)]
+
+
+def test_a_lease_waits_for_no_redrive_that_was_purged(q: Queue) -> None:
+    fill(q, "k", 2)
+    first, second = q.receive()
+    first.reject("bad")
+    assert q.redrive("k") == 1
+    q.purge("k", dead=True)
+    q.send(b"later", "k")
+    assert labels(second.lease.more(5)) == [("k", 3)]
+    assert q.check() == []
