@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from types import TracebackType
 
-import anyio
-
 from .._errors import LeaseLost
 from .._keys import Key
 from ..delivery import SETTLED, Delivery, Lease, MessageView, describe
@@ -64,14 +62,14 @@ class AsyncDelivery(MessageView):
         if self._delivery._state == SETTLED:
             return
         # Also when the block was cancelled: giving the message back must not be.
-        with anyio.CancelScope(shield=True):
-            if self._delivery.lease.ack_first:
-                await self.done()
-            elif error is None:
-                await self.ack()
-            else:
-                with suppress(LeaseLost):
-                    await self.nack(reason=describe(error))
+        surely = self._queue._run_surely
+        if self._delivery.lease.ack_first:
+            await surely(self._delivery.done)
+        elif error is None:
+            await surely(self._delivery.ack)
+        else:
+            with suppress(LeaseLost):
+                await surely(self._delivery.nack, reason=describe(error))
 
     def __repr__(self) -> str:
         return f"Async{self._delivery!r}"

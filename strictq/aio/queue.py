@@ -54,8 +54,8 @@ class AsyncQueue(Calls):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with anyio.CancelScope(shield=True):
-            await self.close()
+        if self._queue is not None:
+            await self._run_inside_surely(self._queue.close)
 
     def _wrap(self, deliveries: list[Delivery]) -> list[AsyncDelivery]:
         return [AsyncDelivery(self, d) for d in deliveries]
@@ -165,9 +165,8 @@ class AsyncQueue(Calls):
             await anyio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
             # Cancelled while the thread was at work: nothing it leased may stay leased.
-            with anyio.CancelScope(shield=True):
-                for deliveries, _ in found:
-                    await self._run(queue._release_rest, deliveries)
+            for deliveries, _ in found:
+                await self._run_surely(queue._release_rest, deliveries)
             raise
         return found[0]
 
@@ -222,8 +221,8 @@ class AsyncQueue(Calls):
             finally:
                 rest = [d for d in waiting if d._state == OPEN]
                 if rest:
-                    with anyio.CancelScope(shield=True), suppress(StrictqError):
-                        await self._run(queue._release_rest, rest)
+                    with suppress(StrictqError):
+                        await self._run_surely(queue._release_rest, rest)
 
     async def ack_many(self, deliveries: Iterable[AsyncDelivery]) -> None:
         """See Queue.ack_many."""

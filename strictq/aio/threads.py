@@ -40,6 +40,38 @@ class Calls:
         """The same for an open transaction: it never waits for a thread, or those who wait for it could hold them all."""
         return await _finish(functools.partial(call, *args), self._unlimited)
 
+    async def _run_surely(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
+        """A call that ends something: it is made, however often the task is cancelled; that is raised when the call has ended."""
+        return await _surely(functools.partial(call, *args, **options), self._limiter)
+
+    async def _run_inside_surely(self, call: Callable[..., T], *args: Any) -> T:
+        """The same without waiting for a thread."""
+        return await _surely(functools.partial(call, *args), self._unlimited)
+
+
+async def _surely(call: Callable[[], T], limiter: anyio.CapacityLimiter | None) -> T:
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+    cancelled: BaseException | None = None
+
+    def once() -> None:
+        try:
+            outcome.append(call())
+        except BaseException as e:
+            failure.append(e)
+
+    with anyio.CancelScope(shield=True):
+        while not outcome and not failure:
+            try:
+                await _finish(once, limiter)
+            except asyncio.CancelledError as e:  # a shield does not keep it off; if it came before the call began, once more
+                cancelled = e
+    if cancelled is not None:
+        raise cancelled
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
 
 async def _finish(call: Callable[[], T], limiter: anyio.CapacityLimiter | None) -> T:
     """Run `call` in a worker thread; cancelled, wait for its end if it has begun, and see that it never begins if not.

@@ -7,8 +7,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
-import anyio
-
 from .._keys import Key
 from .._store.calls import transaction_of
 from ..transaction import Transaction
@@ -33,8 +31,7 @@ class AsyncTransaction:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            with anyio.CancelScope(shield=True):
-                await self._queue._run_inside(self._inside.__exit__, kind, error, trace)
+            await self._queue._run_inside_surely(self._inside.__exit__, kind, error, trace)
         finally:
             with suppress(ValueError):  # it ends in another task than it began in, which does not have its name
                 transaction_of.reset(self._name)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -142,8 +145,6 @@ def test_an_open_async_transaction_does_not_refuse_other_tasks(backend) -> None:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_cancelled_async_consume_gives_everything_back(backend) -> None:
-    from contextlib import aclosing
-
     async def main() -> list[str]:
         async with strictq.open_async(":memory:") as q:
             for n in range(3):
@@ -307,3 +308,101 @@ def test_a_look_that_is_interrupted_costs_later_looks_nothing(tmp_path: Path, st
         assert q.stats().depth == 1
         assert q.check() == []
         assert [k.key for k in q.top_keys()] == ["k"]
+
+
+class Cancelling:
+    """Stands before anyio's way into a thread, and cancels the task there: before the call begins, or while it is at work."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.before = self.within = 0
+        self._real = anyio.to_thread.run_sync
+        monkeypatch.setattr(anyio.to_thread, "run_sync", self)
+
+    async def __call__(self, call: Callable[[], object], **options: Any) -> object:
+        task, loop, cancelled = asyncio.current_task(), asyncio.get_running_loop(), threading.Event()
+        assert task is not None
+
+        def work() -> object:
+            loop.call_soon_threadsafe(task.cancel)
+            loop.call_soon_threadsafe(cancelled.set)
+            assert cancelled.wait(60.0)
+            return call()
+
+        if self.within:
+            self.within -= 1
+            self.before = 2  # and again, when what was leased is to be given back
+            return await self._real(work, **options)
+        if self.before:
+            self.before -= 1
+            task.cancel()
+        return await self._real(call, **options)
+
+
+def cancelled(main: Callable[[], Any]) -> None:
+    """Run a task that cancels itself."""
+
+    async def run() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(main())
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("consuming", [False, True], ids=["receive", "consume"])
+def test_a_receive_that_asyncio_cancels_again_gives_back_what_it_leased(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, consuming: bool
+) -> None:
+    async def main() -> None:
+        async with strictq.open_async(tmp_path / "queue") as q:
+            await q.send_many([strictq.Message(b"", key=n) for n in range(3)])
+            cancelling = Cancelling(monkeypatch)
+            if not consuming:
+                cancelling.within = 1
+                await q.receive()
+            async with aclosing(q.consume()) as deliveries:
+                async for _ in deliveries:
+                    cancelling.before = 3
+                    await q.stats()
+
+    cancelled(main)
+    monkeypatch.undo()
+    with strictq.open(tmp_path / "queue") as q:
+        in_flight = [n for n in range(3) if q.explain(n).state == "in_flight"]
+        assert in_flight == ([0] if consuming else []), "what a consumer was given is its own"
+
+
+@pytest.mark.parametrize("how", ["ack", "nack", "done", "transaction"])
+def test_the_end_of_a_block_that_asyncio_cancels_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    async def main() -> None:
+        async with strictq.open_async(tmp_path / "queue") as q:
+            await q.send(b"", "k")
+            (d,) = await q.receive(ack_first=how == "done")
+            cancelling = Cancelling(monkeypatch)
+            if how == "transaction":
+                async with q.transaction(d) as tx:
+                    tx.send(b"", "next")
+                    cancelling.before = 2
+            async with d:
+                cancelling.before = 2
+                if how == "nack":
+                    raise LookupError
+
+    cancelled(main)
+    monkeypatch.undo()
+    with strictq.open(tmp_path / "queue") as q:
+        assert q.stats().in_flight == 0
+        assert q.explain("k").state == ("ready" if how == "nack" else "empty")
+        assert q.stats().depth == (1 if how in ("nack", "transaction") else 0)
+
+
+def test_a_queue_whose_closing_asyncio_cancels_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queues = []
+
+    async def main() -> None:
+        async with strictq.open_async(tmp_path / "queue") as q:
+            queues.append(q.sync)
+            Cancelling(monkeypatch).before = 2
+
+    cancelled(main)
+    with pytest.raises(strictq.QueueClosed):
+        queues[0].stats()
