@@ -40,6 +40,8 @@ class Board:
         self.jobs = 0
         self.running: set[Job] = set()
         self.preparing: set[Job] = set()
+        self.leaving: set[Job] = set()
+        """Given back at the stop, while their prepare handlers are at work: no more than their ends are waited for."""
         # For the handlers.
         self.ready: deque[Job] = deque()
         self.to_prepare: deque[Job] = deque()
@@ -85,7 +87,7 @@ class Board:
     @property
     def idle(self) -> bool:
         """Nothing is held, and nothing is to be done."""
-        return not (self.jobs or self.running or self.done or self.again or self.failed or self.starting)
+        return not (self.jobs or self.running or self.leaving or self.done or self.again or self.failed or self.starting)
 
     def unstarted(self) -> list[Lane]:
         """Lanes that could as well be somebody else's: no slot, and no handler at work. Those to part with first come first."""
@@ -317,6 +319,7 @@ class Board:
 
     def prepared(self, job: Job, result: Any, error: BaseException | None, weight: int, now: float) -> bool:
         """Its prepare came back. False: too late, it was given up."""
+        self.leaving.discard(job)
         if job not in self.preparing:
             return False
         self.preparing.discard(job)
@@ -355,11 +358,12 @@ class Board:
     def overdue(self, now: float) -> list[Job]:
         """Jobs whose handlers have had their time."""
         late = [j for j in self.running if j.deadline is not None and j.deadline <= now]
-        return late + [j for j in self.preparing if j.deadline is not None and j.deadline <= now]
+        return late + [j for s in (self.preparing, self.leaving) for j in s if j.deadline is not None and j.deadline <= now]
 
     def next_deadline(self) -> float | None:
         """When the next handler has had its time."""
-        return min((j.deadline for s in (self.running, self.preparing) for j in s if j.deadline is not None), default=None)
+        at_work = (self.running, self.preparing, self.leaving)
+        return min((j.deadline for s in at_work for j in s if j.deadline is not None), default=None)
 
     def give_up(self, job: Job, error: BaseException) -> None:
         """Wait no longer for its handler."""
@@ -370,6 +374,7 @@ class Board:
             self.failed.append((job, error))
         elif job in self.preparing:
             self.prepared(job, None, error, 0, job._since)
+        self.leaving.discard(job)
 
     def worn(self, now: float) -> list[Lane]:
         """Lanes with half of their lease behind them."""
@@ -387,7 +392,7 @@ class Board:
                 self._begin(head)  # its prepare failed, and it is first: it has failed, now as well as in its turn
             if head._stage not in (RUNNING, SETTLING):
                 back.append(head)
-                self.drop(lane)
+                self.leaving.update(self.drop(lane))
             elif len(lane.jobs) > 1:
                 back.append(lane.jobs[1])
                 self._cut(lane)
@@ -400,7 +405,9 @@ class Board:
             job = lane.jobs.pop()
             self.jobs -= 1
             self._let_go(job)
-            self.preparing.discard(job)
+            if job in self.preparing:
+                self.preparing.discard(job)
+                self.leaving.add(job)
             job._cancelled = True
             job._stage = OVER  # it may still stand among those to be prepared
 

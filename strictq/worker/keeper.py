@@ -184,7 +184,7 @@ class Keeper:
         self._deadline_over = self.state.gave_up = True
         error = TimeoutError("the worker stopped before the handler was done")
         with self._board.lock:
-            running = [*self._board.running, *self._board.preparing]
+            running = [*self._board.running, *self._board.preparing, *self._board.leaving]
             for job in running:
                 self._board.give_up(job, error)
         for job in running:
@@ -200,6 +200,9 @@ class Keeper:
             self._save()
         for lane in list(self._board.lanes.values()):
             self.state.drop(lane)
+        for job in self._board.leaving:  # where an error ended it: they are waited for otherwise
+            self.state.gave_up = True
+            self.state.cancel(job)
 
     def _save(self) -> None:
         """Store what was learned. Not being able to costs nothing but learning it again."""

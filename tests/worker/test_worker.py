@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -463,6 +464,74 @@ def test_stop_with_a_deadline_waits_no_longer(q: Queue, kind: Kind) -> None:
     go.set()
     assert q.stats().in_flight == 0
     assert "stopped" in (q.explain("k").last_error or "")
+
+
+@pytest.mark.parametrize("ends", ["deadline", "timeout", "crash"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["first", "behind one that runs"])
+def test_a_prepare_that_hangs_keeps_nobody_from_stopping(make: Any, kind: Kind, ends: str, ahead: bool) -> None:
+    q = make()
+    q.send_many([strictq.Message(b"", key="k")] * 2)
+    hangs, go = threading.Event(), threading.Event()
+
+    def hang(job: Job) -> None:
+        if job.seq == 1 + ahead:
+            hangs.set()
+            go.wait(PATIENCE_SECONDS)
+
+    async def hang_async(job: Any) -> None:
+        if job.seq == 1 + ahead:
+            hangs.set()
+            await anyio.sleep(PATIENCE_SECONDS)
+
+    def process(job: Job) -> None:
+        assert hangs.wait(PATIENCE_SECONDS)
+        if ends != "deadline":  # else it is waited for no longer, either
+            wait_for(lambda: worker._stop is not None or q._store.closed)
+
+    async def process_async(job: Any) -> None:
+        await anyio.to_thread.run_sync(process, job)
+
+    handlers = (process_async, hang_async) if kind is awaited else (process, hang)
+    worker = Worker(q, *handlers, prepare_timeout_seconds=0.05 if ends == "timeout" else None)
+
+    def run() -> None:
+        with suppress(QueueClosed):
+            worker.run()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert hangs.wait(PATIENCE_SECONDS)
+    if ends == "crash":
+        q.close()
+    else:
+        worker.stop(0.05 if ends == "deadline" else None)
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive()
+    go.set()
+
+
+def test_a_prepare_at_work_is_waited_for_at_the_stop(q: Queue, kind: Kind) -> None:
+    q.send_many([strictq.Message(b"", key="k")] * 2)
+    began, go, over = threading.Event(), threading.Event(), threading.Event()
+
+    def prepare(job: Job) -> None:
+        began.set()
+        go.wait(PATIENCE_SECONDS)
+        over.set()
+
+    async def prepare_async(job: Any) -> None:
+        await anyio.to_thread.run_sync(prepare, job)
+
+    worker = Worker(q, lambda job: None, prepare_async if kind is awaited else prepare)
+    thread = in_thread(worker)
+    assert began.wait(PATIENCE_SECONDS)
+    worker.stop()
+    wait_for(lambda: q.stats().in_flight == 0)  # its message is given back at once
+    assert thread.is_alive()
+    go.set()
+    thread.join(PATIENCE_SECONDS)
+    assert over.is_set()
+    assert not thread.is_alive()
 
 
 def test_workers_share_a_queue_under_one_name(q: Queue) -> None:
