@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -96,18 +96,28 @@ class Receiving(Settling):
             StoreError, PartialFailure: nothing was leased, because shards failed.
         Source: docs/explanation/leases.md
         """
+        request = self._request(max_messages, per_key, lease_seconds, keys, consumer, ack_first)
+        deliveries: list[Delivery] = []
+        try:
+            self._receive_into(deliveries, request, wait)
+        except BaseException:
+            self._release_rest(deliveries)
+            raise
+        return deliveries
+
+    def _receive_into(self, out: MutableSequence[Delivery], request: engine.Request, wait: float | None) -> None:
+        """Receive into what the caller has in hand already: an interrupt on the way back loses nothing that it can't release."""
         store = self._store
         store.require_open()
-        request = self._request(max_messages, per_key, lease_seconds, keys, consumer, ack_first)
         patience = Patience(store, wait)
         while True:
             seen = store.waker.seen()
-            deliveries, soonest = self._receive_once(request)
-            if deliveries:
-                return deliveries
+            soonest = self._claim_into(out, request)
+            if out:
+                return
             left = patience.left(soonest)
             if left <= 0:
-                return []
+                return
             store.waker.wait(seen, left, idle=request.keys is None)
             store.require_open()
 
@@ -129,8 +139,13 @@ class Receiving(Settling):
 
     def _receive_once(self, request: engine.Request) -> tuple[list[Delivery], int | None]:
         """Claim what is ready now. Also when, at the latest, that may change without anybody writing (queue time)."""
-        store = self._store
         deliveries: list[Delivery] = []
+        soonest = self._claim_into(deliveries, request)
+        return deliveries, soonest
+
+    def _claim_into(self, out: MutableSequence[Delivery], request: engine.Request) -> int | None:
+        """Claim what is ready now, into `out`, which is empty. Returns when, at the latest, that may change by itself."""
+        store = self._store
         failures: list[StrictqError] = []
         soonest: int | None = None
         brought: list[Brought] = []
@@ -152,16 +167,17 @@ class Receiving(Settling):
                     failures.append(e)
                     continue
                 fresh = self._deliveries(shard, got, request)
-                deliveries += fresh
+                out.extend(fresh)
                 room -= len(fresh)
         except BaseException:
+            out.clear()
             self._give_back(brought)
             raise
-        if not deliveries and failures:
+        if not out and failures:
             if len(failures) == 1:
                 raise failures[0]
             raise PartialFailure("shards failed, and nothing was ready in the others", failures) from failures[0]
-        return deliveries, soonest
+        return soonest
 
     def _claimable(self, request: engine.Request) -> Sequence[Shard]:
         """The shards to ask, in rotation. Quarantined ones are passed over, unless there are no others."""
@@ -243,18 +259,17 @@ class Receiving(Settling):
         wanted = validate.several(keys)
         ahead = leased_ahead(max_messages, ack_first)
         while True:
-            batch = self.receive(
-                ahead, per_key=per_key, wait=wait, lease_seconds=lease_seconds, keys=wanted, consumer=consumer,
-                ack_first=ack_first,
-            )  # fmt: skip
-            if not batch and wait is not None:
-                return
-            waiting = deque(batch)
+            waiting: deque[Delivery] = deque()
             try:
+                request = self._request(ahead, per_key, lease_seconds, wanted, consumer, ack_first)
+                self._receive_into(waiting, request, wait)
+                if not waiting and wait is not None:
+                    return
                 while waiting:
                     d = waiting[0]
                     fresh = self._still_fresh(d)
-                    waiting.popleft()  # not before: an interrupt on the way must find it among the rest
+                    # Not before: an interrupt on the way must find it among the rest. And no call, behind which one could come.
+                    del waiting[0]
                     if not fresh:
                         continue
                     if waiting and waiting[0].lease is d.lease:

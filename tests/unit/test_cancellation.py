@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -406,3 +409,45 @@ def test_a_queue_whose_closing_asyncio_cancels_is_closed(tmp_path: Path, monkeyp
     cancelled(main)
     with pytest.raises(strictq.QueueClosed):
         queues[0].stats()
+
+
+class InterruptBehindCalls:
+    """Raises where Ctrl-C is heard: behind the n-th call that the code of a file makes."""
+
+    def __init__(self, file: str, n: int) -> None:
+        self.file = file
+        self.left = n
+
+    def __enter__(self) -> InterruptBehindCalls:
+        sys.setprofile(self._event)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _event(self, frame: FrameType, event: str, _: object) -> None:
+        caller = frame if event == "c_return" else frame.f_back if event == "return" else None
+        if caller is not None and caller.f_code.co_filename == self.file:
+            self.left -= 1
+            if not self.left:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("verb", ["receive", "consume"])
+def test_an_interrupt_behind_any_call_of_a_receive_leaves_nothing_leased(verb: str) -> None:
+    interrupted = 0
+    for n in itertools.count(1):
+        with strictq.open(":memory:") as q:
+            q.send_many([strictq.Message(b"", key=k) for k in "abb"])
+            consuming = q.consume()
+            try:
+                with InterruptBehindCalls(strictq._receiving.__file__, n):
+                    handed = q.receive() if verb == "receive" else [next(consuming)]
+            except KeyboardInterrupt:
+                interrupted += 1
+                assert q.stats().in_flight == 0, f"behind call {n}"
+            else:
+                assert handed[0].key == "a"
+                break
+    assert interrupted > 30
