@@ -58,8 +58,8 @@ class Operating:
     def stats(self) -> Stats:
         """Counts of the queue and of each shard: a frozen snapshot, one consistent read a shard.
 
-        The cost does not grow with the backlog. A quarantined shard counts nothing and says why. `prepare` and `process` are
-        what workers learned of durations.
+        The cost does not grow with the backlog, but with how many keys are delayed or held. A quarantined shard counts nothing
+        and says why. `prepare` and `process` are what workers learned of durations.
 
         Source: docs/explanation/lifecycle.md
         """

@@ -63,7 +63,7 @@ class Look(NamedTuple):
 @click.option("--shards", is_flag=True, help="Each shard's counts, too.")
 @json_option
 def stats(queue: Path, watch: bool, interval: float | None, count: int | None, shards: bool, as_json: bool) -> int:
-    """Count what is in a queue. It costs the same however much that is, and disturbs nobody.
+    """Count what is in a queue. It disturbs nobody, and costs the same however deep that is; more with many delayed or held keys.
 
     With --watch a terminal shows a live table; a pipe or a file gets one line a look (with --json: one object).
 
