@@ -9,17 +9,12 @@ from typing import Final
 
 from benchmarks.measure import Durability, Figure, Sample, child, grown, percentile, report_of, run_child, signal_to
 
-from . import ALL
+from . import ALL, notes
 from .contest import OURS, Contest, Entrant, Point, fill
 from .strict import Strictq
 from .work import in_threads, life_beside_others, look
 
 BATCH: Final = 1000
-
-
-def scaled(size: int, meant: int) -> str:
-    """A note that a size is less than in the long form; empty if it isn't."""
-    return "" if size == meant else f"{size:,} here, {meant:,} in the long form"
 
 
 def batches(contest: Contest) -> Iterator[Figure]:
@@ -45,7 +40,7 @@ def keys(contest: Contest) -> Iterator[Figure]:
             batch=BATCH,
             keys=size,
             size=size,
-            note=scaled(size, meant),
+            note=notes.scaled(size, meant),
         )
         yield from contest.compare(point)
 
@@ -61,7 +56,7 @@ def backlogs(contest: Contest) -> Iterator[Figure]:
             batch=BATCH,
             keys=sizes.usual_keys,
             size=size,
-            note=scaled(size, meant),
+            note=notes.scaled(size, meant),
         )
 
         def prepare(e: Entrant, size: int = size) -> None:
@@ -80,7 +75,7 @@ def blocked(contest: Contest) -> Iterator[Figure]:
         batch=BATCH,
         keys=sizes.usual_keys,
         size=size,
-        note=scaled(size, meant),
+        note=notes.scaled(size, meant),
     )
 
     def prepare(e: Entrant) -> None:
@@ -88,7 +83,7 @@ def blocked(contest: Contest) -> Iterator[Figure]:
         if not e.peer.receive(1):
             raise RuntimeError("nothing was received")
         if "order per key" not in e.peer.about.offers:
-            e.note += f"{'; ' if e.note else ''}{e.name} hands out the blocked key's messages"
+            e.say(f"{e.name} hands out the blocked key's messages")
 
     yield from contest.compare(point, prepare)
 
@@ -142,7 +137,7 @@ def processes(contest: Contest) -> Iterator[Figure]:
 
         def prepare(e: Entrant) -> None:
             if isinstance(e.peer, Strictq) and e.peer.q.shards > 1:
-                e.note = f"strictq has {e.peer.q.shards} shards"
+                e.say(f"strictq has {e.peer.q.shards} shards")
 
         yield from contest.compare(point, prepare, action, rounds=1 if contest.sizes.name != "long" else contest.bench.rounds)
 
@@ -181,10 +176,10 @@ def _counted(e: Entrant, number: int, run: Callable[[], tuple[float, int] | tupl
     if children and e.peer.about.kind != "server":
         (written,) = children
     if acked != number:
-        wrong = f"{e.name}: {number:,} sent and {acked:,} acked"
+        wrong = notes.counted(e.name, number, acked)
         if e.name == OURS:
             raise RuntimeError(wrong)
-        e.note = wrong
+        e.say(wrong)
     return Sample(seconds, acked, written)
 
 
@@ -210,7 +205,6 @@ def latencies(contest: Contest) -> Iterator[Figure]:
         for what, index in (("one send", 0), ("one receive and its ack", 1)):
             for name, both in took.items():
                 ordered = sorted(both[index])
-                lacks = ALL[name].about.lacks
                 rest = " ".join(f"p{p:g} {percentile(ordered, p):.3f}" for p in (50, 99, 99.9))
                 yield Figure(
                     case="latency",
@@ -220,8 +214,9 @@ def latencies(contest: Contest) -> Iterator[Figure]:
                     durability=point.durability,
                     batch=1,
                     keys=sizes.usual_keys,
-                    note=f"{rest} max {ordered[-1]:.2f} ms, {len(ordered):,} calls"
-                    + (f"; lacks {', '.join(lacks)}" if lacks else ""),
+                    note=notes.joined(
+                        f"{rest} max {ordered[-1]:.2f} ms, {len(ordered):,} calls", notes.lacks(ALL[name].about.lacks)
+                    ),
                 )
 
 
@@ -259,16 +254,12 @@ def memory(contest: Contest) -> Iterator[Figure]:
                 contest.leave_out(point, name, f"failed: {error}")
                 continue
             beside = host.resident()
-        held, lacks = report["held"], ALL[name].about.lacks
-        note = "; ".join(
-            part
-            for part in (
-                scaled(size, meant) if held == size else f"{held:,} were sent in {sizes.fill_seconds:.0f} s",
-                f"{report['full'] / max(held, 1):.0f} bytes a message on disk before",
-                f"{report['left']:,} were still there after {sizes.fill_seconds:.0f} s" if report["left"] else "",
-                f"lacks {', '.join(lacks)}" if lacks else "",
-            )
-            if part
+        held = report["held"]
+        note = notes.joined(
+            notes.scaled(size, meant) if held == size else f"{held:,} were sent in {sizes.fill_seconds:.0f} s",
+            f"{report['full'] / max(held, 1):.0f} bytes a message on disk before",
+            f"{report['left']:,} were still there after {sizes.fill_seconds:.0f} s" if report["left"] else "",
+            notes.lacks(ALL[name].about.lacks),
         )
         if report["peak"] is not None:
             yield Figure(

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from . import notes
 from .bare import BARE
-from .table import points
+from .contest import OURS
+from .table import fullest, points
 
 PLOTS: Final = {"batch": "messages in a batch", "keys": "keys", "backlog": "messages waiting"}
 COLOURS: Final = {
@@ -25,21 +27,22 @@ def draw(result: dict[str, Any], directory: Path) -> Iterator[Path]:
     """One picture for each pattern that varies a size; the files that were written."""
     for case, label in PLOTS.items():
         for durability in ("process", "full"):
-            lines = _lines(result, case, durability)
+            lines = rates(result, case, durability)
             if any(len(line) > 1 for line in lines.values()):
                 file = directory / f"peers-{case}{'' if durability == 'process' else '-full'}.svg"
                 _plot(result, lines, label, durability, file)
                 yield file
 
 
-def _lines(result: dict[str, Any], case: str, durability: str) -> dict[str, dict[int, float]]:
-    """Rates by size, for each queue."""
+def rates(result: dict[str, Any], case: str, durability: str) -> dict[str, dict[int, float]]:
+    """Rates by size, for each queue. A backlog that could not be filled in time counts as large as it was."""
     lines: dict[str, dict[int, float]] = {}
     for point, by_peer in points(result).items():
         if (point[0], point[2]) == (case, durability):
+            ours = fullest(by_peer)
+            lines.setdefault(OURS, {})[notes.waited(ours, OURS)] = ours["ours"]
             for name, figure in by_peer.items():
-                lines.setdefault("strictq", {})[figure["size"]] = figure["ours"]
-                lines.setdefault(name, {})[figure["size"]] = figure["base"]
+                lines.setdefault(name, {})[notes.waited(figure, name)] = figure["base"]
     return lines
 
 
@@ -53,7 +56,7 @@ def _plot(result: dict[str, Any], lines: dict[str, dict[int, float]], label: str
         axes = figure.add_subplot()
         for name, line in lines.items():
             sizes = sorted(line)
-            width = 2.2 if name == "strictq" else 1.2
+            width = 2.2 if name == OURS else 1.2
             axes.plot(sizes, [line[s] for s in sizes], marker="o", markersize=3, linewidth=width, label=name, color=COLOURS[name])
         axes.set(xscale="log", yscale="log", xlabel=label, ylabel="messages a second, whole life")
         versions = result["versions"]

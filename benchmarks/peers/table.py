@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.measure import ROOT
 from benchmarks.report import put
 
+from . import notes
 from .bare import BARE
+from .contest import OURS
 
 JSON: Final = ROOT / "docs" / "pictures" / "peers.json"
 QUIET_LOAD: Final = 1.0
@@ -26,25 +28,32 @@ def points(result: dict[str, Any]) -> dict[tuple[Any, ...], dict[str, dict[str, 
     return found
 
 
+def fullest(by_peer: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The figure that says most of strictq: beside a peer whose rounds took too long, only those that both ran are counted."""
+    return max(by_peer.values(), key=lambda f: len(f["values"]))
+
+
 def page(result: dict[str, Any], path: Path = PAGE) -> str:
     """The page of the documentation with its tables put in anew."""
     versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
     parts = [
         f"{result['form'].capitalize()} form, {result['rounds']} rounds: {versions}.",
         *_busy(result["versions"]["load"]),
-        "Messages a second; in brackets, how many times as fast strictq was in the median of the rounds.",
+        "Messages a second; in brackets, how many times as fast strictq was: in the median of the rounds, and from its worst to "
+        "its best. The small numbers are those of the notes below the table.",
         matrix(result),
         goals(result),
-        "Microseconds of processor time a message: of the program and, for Redis, of its server on the other core.",
+        "Microseconds of processor time a message: of the program and, for Redis, of its server on the other core. "
+        "The notes on the first table hold here, too.",
         processor(result),
         "Bytes written a message, in the mean of all rounds.",
         written(result),
         "One queue each.",
         alone(result),
-        "Versions, settings as they were read back, how a batch is done, and what is not offered.",
+        "Versions, settings as they were read back, and how a batch is done.",
         "\n".join(
             f"- {name}: {', '.join(f'{d} {v}' for d, v in about['versions'].items())}; {_settings(about)}; "
-            f"batches: {about['batches']}; not offered: {', '.join(about['lacks']) or 'nothing of these'}"
+            f"batches: {about['batches']}"
             for name, about in result["peers"].items()
         ),
     ]
@@ -66,26 +75,50 @@ def _settings(about: dict[str, Any]) -> str:
 
 
 def goals(result: dict[str, Any]) -> str:
-    """What reaches its goal, and what does not."""
-    judged = [f for f in result["figures"] if f["goal"] is not None]
-    if not judged:
+    """What reaches its goal, what does not, and what can't be judged."""
+    compared = [f for f in result["figures"] if f["unit"] == "times"]
+    doubtful = [f for f in compared if notes.miscounts(f["note"])]
+    judged = [f for f in compared if f["goal"] is not None and f not in doubtful]
+    parts = []
+    if judged:
+        parts += _reached(result, judged)
+    elif not doubtful:
         return "Sizes this small are not judged."
+    if doubtful:
+        parts += [
+            "Neither reached nor missed, because not as many were acked as were sent: messages were handed out twice, or not "
+            "at all, so the rates are not those of the same work.",
+            "\n".join(f"- {f['against']}: {_said(f)} ({_miscounted(f)})" for f in doubtful),
+        ]
+    return "\n\n".join(parts)
+
+
+def _reached(result: dict[str, Any], judged: list[dict[str, Any]]) -> list[str]:
     below: dict[str, list[str]] = {}
     beyond = 0
     for by_peer in points(result).values():
         for f in by_peer.values():
-            if f["goal"] is None or f["met"]:
+            if f not in judged or f["met"]:
                 continue
-            said = f"{f['what']} in batches of {f['batch']:,} at {f['durability']} {f['median']:.2f}×"
+            said = _said(f)
             if BARE in by_peer and (of_bare := by_peer[BARE]["base"] / f["base"]) < f["goal"]["value"]:
                 beyond += 1
                 said += f" (the bare database: {of_bare:.1f}×)"
             below.setdefault(f"{f['against']} (goal {f['goal']['value']:g}×)", []).append(said)
-    met = sum(f["met"] for f in judged)
-    said = f"{met} of {len(judged)} comparisons reach their goal."
+    said = f"{sum(f['met'] for f in judged)} of {len(judged)} comparisons reach their goal in the median of their rounds."
     if beyond:
         said += f" Bare inserts, reads and deletes of rows do not reach them, either, at {beyond} of the others."
-    return "\n".join([f"{said} Those that do not:", "", *(f"- {a}: {'; '.join(b)}" for a, b in below.items())])
+    if not below:
+        return [said]
+    return [f"{said} Those that do not:", "\n".join(f"- {a}: {'; '.join(b)}" for a, b in below.items())]
+
+
+def _said(figure: dict[str, Any]) -> str:
+    return f"{figure['what']} in batches of {figure['batch']:,} at {figure['durability']} {figure['median']:.2f}×"
+
+
+def _miscounted(figure: dict[str, Any]) -> str:
+    return ", ".join(f"{sent:,} sent, {acked:,} acked" for sent, acked in notes.miscounts(figure["note"]))
 
 
 def written(result: dict[str, Any]) -> str:
@@ -94,7 +127,7 @@ def written(result: dict[str, Any]) -> str:
     lines = [f"| durability | batch | strictq | {' | '.join(names)} |", f"|---|---|---|{'---|' * len(names)}"]
     for (case, _, durability, batch, _, _), by_peer in points(result).items():
         if case == "batch":
-            ours = next(iter(by_peer.values()))["ours_bytes"]
+            ours = fullest(by_peer)["ours_bytes"]
             cells = [_whole(ours), *(_whole(by_peer[n]["base_bytes"]) if n in by_peer else "–" for n in names)]
             lines.append(f"| {durability} | {batch:,} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -104,7 +137,7 @@ def processor(result: dict[str, Any]) -> str:
     """Processor time a message at each point where it was counted."""
 
     def cells(by_peer: dict[str, dict[str, Any]], names: list[str]) -> list[str] | None:
-        ours = next(iter(by_peer.values())).get("ours_processor")
+        ours = fullest(by_peer).get("ours_processor")
         if ours is None:
             return None
         return [_micros(ours), *(_micros(by_peer[n]["base_processor"]) if n in by_peer else "–" for n in names)]
@@ -113,17 +146,25 @@ def processor(result: dict[str, Any]) -> str:
 
 
 def _by_point(
-    result: dict[str, Any], ours: str, cells: Callable[[dict[str, dict[str, Any]], list[str]], list[str] | None]
+    result: dict[str, Any],
+    ours: str,
+    cells: Callable[[dict[str, dict[str, Any]], list[str]], list[str] | None],
+    mark: Callable[[dict[str, dict[str, Any]]], str] = lambda _: "",
 ) -> str:
-    """A line for each point that has cells: strictq's, headed `ours`, and one for each of the others."""
+    """A line for each point that has cells: strictq's, headed `ours`, and one for each of the others.
+
+    Args:
+        mark: what is put behind the pattern's name.
+    """
     names = _others(result)
     lines = [
         f"| pattern | durability | batch | keys | {ours} | {' | '.join(names)} |",
         f"|---|---|---|---|---|{'---|' * len(names)}",
     ]
     for (_, what, durability, batch, keys, _), by_peer in points(result).items():
+        marked = what + mark(by_peer)
         if found := cells(by_peer, names):
-            lines.append(f"| {what} | {durability} | {batch:,} | {keys:,} | {' | '.join(found)} |")
+            lines.append(f"| {marked} | {durability} | {batch:,} | {keys:,} | {' | '.join(found)} |")
     return "\n".join(lines)
 
 
@@ -144,23 +185,60 @@ def alone(result: dict[str, Any]) -> str:
     lines = ["| figure | durability | | note |", "|---|---|---|---|"]
     for f in result["figures"]:
         if f["unit"] != "times":
-            # What a queue does not offer is said once, below.
+            # What a queue does not offer is said once, below the first table.
             value = f"{f['median']:.3g}" if f["median"] < 100 else f"{f['median']:,.0f}"
             lines.append(f"| {f['what']} | {f['durability']} | {value} {f['unit']} | {f['note'].partition('; lacks')[0]} |")
     return "\n".join(lines)
 
 
 def matrix(result: dict[str, Any]) -> str:
-    """Messages a second of everybody and, in brackets, how many times as fast strictq was in the median of the rounds."""
+    """Messages a second of everybody, how many times as fast strictq was, and below it what one has to know to read that."""
+    footnotes = Footnotes()
+
+    def mark(by_peer: dict[str, dict[str, Any]]) -> str:
+        return footnotes.mark(n for f in by_peer.values() for n in notes.shown(f["note"]) if notes.of_the_point(n))
 
     def cells(by_peer: dict[str, dict[str, Any]], names: list[str]) -> list[str]:
-        return [f"{next(iter(by_peer.values()))['ours']:,.0f}", *(_cell(by_peer.get(name)) for name in names)]
+        ours = [n for f in by_peer.values() for n in notes.shown(f["note"]) if notes.of_queue(n, OURS)]
+        rate = f"{fullest(by_peer)['ours']:,.0f}{footnotes.mark(ours)}"
+        return [rate, *(_cell(by_peer[name], footnotes) if name in by_peer else "–" for name in names)]
 
-    return _by_point(result, "strictq/s", cells) + "\n"
+    parts = [_by_point(result, "strictq/s", cells, mark), footnotes.listed(), lacking(result)]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _cell(figure: dict[str, Any] | None) -> str:
-    if figure is None:
-        return "–"
-    median = figure["median"]
-    return f"{figure['base']:,.0f} ({median:.{0 if median >= 10 else 1 if median >= 2 else 2}f}×)"
+def lacking(result: dict[str, Any]) -> str:
+    """What each queue leaves to the program: a rate is worth no more than what is done for it."""
+    said = [
+        f"- {name}: {', '.join(about['lacks']) or 'nothing of these'}" for name, about in result["peers"].items() if name != BARE
+    ]
+    if BARE in result["peers"]:
+        said.append(f"- {BARE}: all of these; it is no queue")
+    return "\n".join(["What each does not offer, and so does not pay for in these figures:", "", *said])
+
+
+class Footnotes:
+    """Notes by number, in the order in which they first come. Each text has one number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def mark(self, texts: Iterable[str]) -> str:
+        """The numbers of these texts, to be put behind a figure; empty if there are none."""
+        numbers = sorted({self._numbers.setdefault(text, len(self._numbers) + 1) for text in texts})
+        return f"<sup>{', '.join(map(str, numbers))}</sup>" if numbers else ""
+
+    def listed(self) -> str:
+        """All of them, as a list in Markdown."""
+        return "\n".join(f"{number}. {text}" for text, number in self._numbers.items())
+
+
+def _cell(figure: dict[str, Any], footnotes: Footnotes) -> str:
+    low, high = min(figure["values"]), max(figure["values"])
+    spread = f"; {_times(low)}–{_times(high)}" if len(figure["values"]) > 1 else ""
+    own = (n for n in notes.shown(figure["note"]) if not notes.of_the_point(n) and not notes.of_queue(n, OURS))
+    return f"{figure['base']:,.0f} ({_times(figure['median'])}×{spread}){footnotes.mark(own)}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.{0 if ratio >= 10 else 1 if ratio >= 2 else 2}f}"

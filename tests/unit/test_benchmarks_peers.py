@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.measure import Durability, processor_seconds
-from benchmarks.peers import ALL, PEERS
+from benchmarks.peers import ALL, PEERS, notes
 from benchmarks.peers.bare import BARE, Bare
 from benchmarks.peers.contest import OURS, Entrant
 from benchmarks.peers.peer import FEATURES, Host, NotOffered, Opening, Peer
-from benchmarks.peers.plots import draw
+from benchmarks.peers.plots import draw, rates
 from benchmarks.peers.strict import Strictq
-from benchmarks.peers.table import JSON, PAGE, goals, matrix, page, processor
+from benchmarks.peers.table import JSON, PAGE, goals, matrix, page, points, processor
 from benchmarks.peers.work import drain, in_threads, life, life_beside_others, pairs
 from tests.support.internals import PATIENCE_SECONDS
 
@@ -168,17 +170,20 @@ def test_an_unknown_peer_is_refused() -> None:
     assert "litequeue" in done.stderr
 
 
-def figure(case: str, size: int, against: str, ours: float, base: float) -> dict[str, object]:
+def figure(case: str, size: int, against: str, ours: float, base: float, *said: str, rounds: int = 3) -> dict[str, Any]:
+    ratio = ours / base
     return {
         "case": case, "what": f"{case} {size}", "unit": "times", "durability": "process", "batch": 1000, "keys": 1000,
-        "size": size, "against": against, "ours": ours, "base": base, "median": ours / base,
+        "size": size, "against": against, "ours": ours, "base": base, "median": ratio, "goal": None, "met": None,
+        "values": [ratio, 0.9 * ratio, 1.3 * ratio][:rounds],
+        "note": notes.joined("9,000 and 1,000 messages a round", *said, "lacks order per key, nack"),
     }  # fmt: skip
 
 
-RESULT = {
+RESULT: dict[str, Any] = {
     "form": "short",
     "versions": {"cores": 2, "load": "0.1 before the run"},
-    "peers": {"strictq": {}, "huey": {}, "redis": {}},
+    "peers": {"strictq": {"lacks": []}, "huey": {"lacks": ["ack", "nack"]}, "redis": {"lacks": ["nack"]}},
     "figures": [
         figure("backlog", 1000, "huey", 50_000.0, 5000.0),
         figure("backlog", 1000, "redis", 50_000.0, 40_000.0),
@@ -188,15 +193,47 @@ RESULT = {
 
 
 def test_table() -> None:
-    lines = matrix(RESULT).splitlines()
+    table, lacking = matrix(RESULT).split("\n\n", 1)
+    lines = table.splitlines()
     assert len(lines) == 4
-    assert lines[2].endswith("| 50,000 | 5,000 (10×) | 40,000 (1.25×) |")
-    assert lines[3].endswith("| 40,000 | 400 (100×) | – |")
+    assert lines[2].endswith("| 50,000 | 5,000 (10×; 9.0–13) | 40,000 (1.25×; 1.12–1.62) |")
+    assert lines[3].endswith("| 40,000 | 400 (100×; 90–130) | – |")
+    assert "- huey: ack, nack\n- redis: nack\n" in lacking
 
 
-def judged(against: str, ours: float, base: float, goal: float | None) -> dict[str, object]:
+def test_what_must_be_known_of_a_figure_stands_beside_it() -> None:
+    shards, small = "strictq has 4 shards", notes.scaled(100, 200)
+    doubled, waited = notes.counted("huey", 10, 12), notes.waiting("huey", 70, 4)
+    figures = [
+        figure("processes", 2, "huey", 50.0, 5.0, small, shards, waited, doubled),
+        figure("processes", 2, "redis", 50.0, 10.0, small, shards),
+        figure("processes", 4, "huey", 40.0, 10.0, shards, rounds=1),
+        figure("processes", 4, "redis", 60.0, 10.0, shards, notes.waiting("redis", 70, 4)),
+    ]
+    table, listed, _ = matrix({**RESULT, "figures": figures}).split("\n\n", 2)
+    assert listed.splitlines() == [
+        f"1. {small}", f"2. {shards}", f"3. {waited}", f"4. {doubled}", "5. redis had 70 waiting after 4 s"
+    ]  # fmt: skip
+    *_, first, second = table.splitlines()
+    assert first.startswith("| processes 2<sup>1</sup> | ")
+    assert first.endswith(" | 50<sup>2</sup> | 5 (10×; 9.0–13)<sup>3, 4</sup> | 10 (5.0×; 4.5–6.5) |")
+    assert second.startswith("| processes 4 | ")
+    assert second.endswith(" | 60<sup>2</sup> | 10 (4.0×) | 10 (6.0×; 5.4–7.8)<sup>5</sup> |"), (
+        "of strictq's rates the one of most rounds"
+    )
+
+
+def test_a_note_is_said_once_however_many_rounds_say_it(tmp_path: Path) -> None:
+    entrant = Entrant("huey", tmp_path, "process", None, None)  # type: ignore[arg-type]
+    for sent, acked in ((10, 12), (10, 9), (10, 12)):
+        entrant.say(notes.counted("huey", sent, acked))
+    assert notes.miscounts(entrant.note) == [(10, 12), (10, 9)]
+    assert notes.shown(entrant.note) == ["huey: 10 sent and 12 acked", "huey: 10 sent and 9 acked"]
+
+
+def judged(against: str, ours: float, base: float, goal: float | None, *said: str) -> dict[str, Any]:
     return {
-        **figure("batch", 10, against, ours, base), "ours_processor": 1e6 / ours, "base_processor": 2e6 / base,
+        **figure("batch", 10, against, ours, base, *said), "ours_processor": 1e6 / ours, "base_processor": 2e6 / base,
         "goal": None if goal is None else {"value": goal}, "met": None if goal is None else ours / base >= goal,
     }  # fmt: skip
 
@@ -209,11 +246,23 @@ def test_goals_that_sqlite_itself_does_not_reach_are_told_apart() -> None:
         judged(BARE, 4000.0, 20_000.0, None),
     ]
     told = goals({**RESULT, "figures": figures})
-    assert told.startswith("1 of 3 comparisons reach their goal. Bare inserts,")
+    assert told.startswith("1 of 3 comparisons reach their goal in the median of their rounds. Bare inserts,")
     assert "at 1 of the others." in told
     assert "huey (goal 5×): batch 10 in batches of 1,000 at process 0.40× (the bare database: 2.0×)" in told
     assert "diskcache (goal 5×): batch 10 in batches of 1,000 at process 4.00×\n" in told + "\n"
     assert "litequeue" not in told
+
+
+@pytest.mark.parametrize("goal", [5.0, None], ids=["of an earlier run", "of one that does not judge it"])
+def test_who_did_other_work_neither_reaches_its_goal_nor_misses_it(goal: float | None) -> None:
+    odd = judged("huey", 4000.0, 500.0, goal, notes.counted("huey", 1000, 1020))
+    told = goals({**RESULT, "figures": [odd, judged("redis", 4000.0, 1000.0, 1.0)]})
+    reached, why, listed = told.split("\n\n")
+    assert reached.startswith("1 of 1 comparisons reach their goal")
+    assert why.startswith("Neither reached nor missed, because")
+    assert listed == "- huey: batch 10 in batches of 1,000 at process 8.00× (1,000 sent, 1,020 acked)"
+    assert goals({**RESULT, "figures": [odd]}) == f"{why}\n\n{listed}"
+    assert goals(RESULT) == "Sizes this small are not judged."
 
 
 def test_processor_time_is_of_everything_that_works_for_a_message() -> None:
@@ -274,6 +323,51 @@ def test_the_documentation_is_of_the_record() -> None:
         assert figure["what"] in page(result)
 
 
+# Without these a figure is not true.
+KINDS = {
+    "less waited": re.compile(r"[\w -]+ had [\d,]+ waiting after \d+ s"),
+    "not what was sent": re.compile(r"[\w -]+: [\d,]+ sent and [\d,]+ acked"),
+    "more shards": re.compile(r"strictq has \d+ shards"),
+    "no order": re.compile(r"[\w -]+ hands out the blocked key's messages"),
+    "fewer rounds": re.compile(r"\d+ rounds? of it: it took \d+ s"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_notes_of_the_record_are_on_the_page(kind: str) -> None:
+    result = json.loads(JSON.read_text(encoding="utf-8"))
+    text = PAGE.read_text(encoding="utf-8")
+    table, _, rest = matrix(result).partition("\n\n")
+    numbers = {said: number for number, said in re.findall(r"^(\d+)\. (.+)$", rest, re.MULTILINE)}
+    assert table in text
+    found = [
+        (f, note)
+        for f in result["figures"]
+        if f["unit"] == "times"
+        for note in re.split("; |a round, ", f["note"])
+        if KINDS[kind].fullmatch(note)
+    ]
+    if not found:
+        pytest.skip("there was no such figure in the run that was kept")
+    for f, note in found:
+        assert f"\n{numbers[note]}. {note}\n" in text
+        (line,) = (row for row in table.splitlines() if row.startswith(f"| {f['what']} | {f['durability']} | {f['batch']:,} | "))
+        heads = [head.strip() for head in table.splitlines()[0].split("|")]
+        cell = line.split("|")[heads.index("strictq/s" if note.startswith("strictq ") else f["against"])]
+        (marks,) = re.findall(r"<sup>([\d, ]+)</sup>", cell)
+        assert numbers[note] in marks.split(", ")
+
+
+def test_what_a_peer_lacks_and_how_rounds_differed_is_on_the_page() -> None:
+    result = json.loads(JSON.read_text(encoding="utf-8"))
+    text = PAGE.read_text(encoding="utf-8")
+    for name in PEERS:
+        assert f"\n- {name}: {', '.join(result['peers'][name]['lacks'])}\n" in text
+    table = matrix(result).partition("\n\n")[0]
+    several = [f for by_peer in points(result).values() for f in by_peer.values() if len(f["values"]) > 1]
+    assert len(re.findall(r"×; [\d.]+–[\d.]+\)", table)) == len(several)
+
+
 def test_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (file,) = draw(RESULT, tmp_path)
@@ -281,6 +375,19 @@ def test_plots(tmp_path: Path) -> None:
     text = file.read_text(encoding="utf-8")
     assert "huey" in text
     assert "messages waiting" in text
+
+
+def test_a_backlog_that_could_not_be_filled_is_drawn_as_large_as_it_was() -> None:
+    figures = [
+        figure("backlog", 1000, "huey", 50_000.0, 5000.0),
+        figure("backlog", 100_000, "huey", 40_000.0, 400.0, notes.waiting("huey", 70_500, 4.0), rounds=1),
+        figure("backlog", 100_000, "redis", 30_000.0, 4000.0),
+    ]
+    assert rates({**RESULT, "figures": figures}, "backlog", "process") == {
+        "strictq": {1000: 50_000.0, 100_000: 30_000.0},
+        "huey": {1000: 5000.0, 70_500: 400.0},
+        "redis": {100_000: 4000.0},
+    }
 
 
 def test_threads_that_can_share_nothing_get_connections_of_their_own(
