@@ -14,7 +14,7 @@ from benchmarks.peers import ALL
 from benchmarks.peers.peer import NotOffered, Opening
 from benchmarks.peers.strict import Strictq
 
-from .scenarios import SCENARIOS, Scenario
+from .scenarios import SCENARIOS, Harm, Scenario
 from .stage import staged
 
 Outcome = Literal["passes", "fails", "not offered"]
@@ -26,10 +26,12 @@ class Judgement:
 
     Attributes:
         seen: what happened; empty where there is no call for it.
+        harm: what became of a message by that, if it is that bad; also where nothing better is claimed.
     """
 
     outcome: Outcome
     seen: str
+    harm: Harm = ""
 
 
 def judge(scenario: Scenario, name: str, directory: Path) -> Judgement:
@@ -52,8 +54,8 @@ def judge(scenario: Scenario, name: str, directory: Path) -> Judgement:
             raise
         return Judgement("not offered" if lacks else "fails", f"{type(error).__name__}: {error}")
     if lacks:
-        return Judgement("not offered", seen.text)
-    return Judgement("passes" if seen.good else "fails", seen.text)
+        return Judgement("not offered", seen.text, seen.harm)
+    return Judgement("passes" if seen.good else "fails", seen.text, seen.harm)
 
 
 def judge_all(names: Sequence[str], place: Path | None) -> Iterator[tuple[str, str, Judgement]]:

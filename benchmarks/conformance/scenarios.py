@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Final
+from typing import Final, Literal
 
 import attrs
 
@@ -20,12 +20,21 @@ TAKEN: Final = 400
 SENT: Final = 20
 
 
+Harm = Literal["", "lost", "reordered", "doubled"]
+
+
 @attrs.frozen
 class Seen:
-    """What happened, and whether it is what was asked for."""
+    """What happened, and whether it is what was asked for.
+
+    Attributes:
+        harm: what became of a message, where it is not: it never came again; or was handed out before an earlier one of its key
+            was done; or again though it was done or in other hands. Empty for all else, such as a message that merely waits.
+    """
 
     good: bool
     text: str
+    harm: Harm = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -45,11 +54,28 @@ class Scenario:
     racy: bool = False
 
 
+def harm(asked: list[str], taken: list[str]) -> Harm:
+    """What is wrong with what was handed out, where everything was to be handed out, in this order; the worst of it."""
+    if Counter(asked) - Counter(taken):
+        return "lost"
+    if Counter(taken) - Counter(asked):
+        return "doubled"
+    return "" if asked == taken else "reordered"
+
+
+def harm_beside(held: str, others: list[str]) -> Harm:
+    """What is wrong with what another consumer was given beside the one that holds this one."""
+    if held in others:
+        return "doubled"
+    return "reordered" if any(body[0] == held[0] for body in others) else ""
+
+
 def order(stage: Stage) -> Seen:
     peer = stage.open()
     send(peer, "a1", "b1", "a2", "b2", "a3")
     taken = one_by_one(peer)
-    return Seen(taken_in_order(taken) == ["a1", "a2", "a3", "b1", "b2"], f"handed out {' '.join(taken)}")
+    wrong = harm(["a1", "a2", "a3", "b1", "b2"], taken_in_order(taken))
+    return Seen(not wrong, f"handed out {' '.join(taken)}", wrong)
 
 
 def taken_in_order(taken: list[str]) -> list[str]:
@@ -63,8 +89,8 @@ def restart(stage: Stage) -> Seen:
     taken = one_by_one(peer, most=3)
     peer.close()
     taken += one_by_one(stage.open(recover=True))
-    good = taken_in_order(taken) == [f"{key}{n}" for key in "ab" for n in range(1, 6)]
-    return Seen(good, f"handed out {' '.join(taken)}")
+    wrong = harm([f"{key}{n}" for key in "ab" for n in range(1, 6)], taken_in_order(taken))
+    return Seen(not wrong, f"handed out {' '.join(taken)}", wrong)
 
 
 def one_holder(stage: Stage) -> Seen:
@@ -73,7 +99,8 @@ def one_holder(stage: Stage) -> Seen:
     held = texts(first, first.receive(1))
     others = texts(second, second.receive(5))
     good = held == ["a1"] and others == ["b1"]
-    return Seen(good, f"while one held {' '.join(held)}, the other was given {' '.join(others) or 'nothing'}")
+    text = f"while one held {' '.join(held)}, the other was given {' '.join(others) or 'nothing'}"
+    return Seen(good, text, harm_beside("a1", others))
 
 
 def other_keys(stage: Stage) -> Seen:
@@ -81,7 +108,8 @@ def other_keys(stage: Stage) -> Seen:
     send(first, "a1", "b1", "c1")
     first.receive(1)
     others = texts(second, second.receive(5))
-    return Seen(others == ["b1", "c1"], f"the other consumer was given {' '.join(others) or 'nothing'}")
+    text = f"the other consumer was given {' '.join(others) or 'nothing'}"
+    return Seen(others == ["b1", "c1"], text, harm_beside("a1", others))
 
 
 def deep_backlog(stage: Stage) -> Seen:
@@ -90,7 +118,9 @@ def deep_backlog(stage: Stage) -> Seen:
     send(first, "b1")
     first.receive(1)
     others = texts(second, second.receive(10))
-    return Seen("b1" in others, f"the other consumer was given {', '.join(others[:3])}{' …' if len(others) > 3 else ''}")
+    good = "b1" in others
+    text = f"the other consumer was given {', '.join(others[:3])}{' …' if len(others) > 3 else ''}"
+    return Seen(good, text, "" if good else harm_beside("a1", others))
 
 
 def nack_keeps_order(stage: Stage) -> Seen:
@@ -99,7 +129,8 @@ def nack_keeps_order(stage: Stage) -> Seen:
     (held,) = first.receive(1)
     first.nack(held)
     taken = one_by_one(second)
-    return Seen(taken_in_order(taken) == ["a1", "a2", "b1"], f"after a nack of a1: {' '.join(taken)}")
+    wrong = harm(["a1", "a2", "b1"], taken_in_order(taken))
+    return Seen(not wrong, f"after a nack of a1: {' '.join(taken)}", wrong)
 
 
 def redrive_keeps_order(stage: Stage) -> Seen:
@@ -109,7 +140,8 @@ def redrive_keeps_order(stage: Stage) -> Seen:
     peer.reject(held)
     peer.redrive()
     taken = one_by_one(peer)
-    return Seen(taken == ["a1", "a2", "a3"], f"after a redrive of a1: {' '.join(taken)}")
+    wrong = harm(["a1", "a2", "a3"], taken)
+    return Seen(not wrong, f"after a redrive of a1: {' '.join(taken)}", wrong)
 
 
 def lease_ends(stage: Stage) -> Seen:
@@ -137,7 +169,8 @@ def late_ack_refused(stage: Stage) -> Seen:
     third = stage.open()
     left = texts(third, third.receive_again(1))
     good = left == ["a1"] and told != "was not told"
-    return Seen(good, f"the late consumer {told}; the message {'was kept' if left else 'was lost'} when the one that had it died")
+    text = f"the late consumer {told}; the message {'was kept' if left else 'was lost'} when the one that had it died"
+    return Seen(good, text, "" if left else "lost")
 
 
 def late_effects(stage: Stage) -> Seen:
@@ -167,7 +200,7 @@ def late_ack_honoured(stage: Stage) -> Seen:
     first.ack(held)
     second = stage.open()
     left = texts(second, second.receive_again(1))
-    return Seen(not left, "done" if not left else "handed out again after its ack")
+    return Seen(not left, "done" if not left else "handed out again after its ack", "doubled" if left else "")
 
 
 def killed_worker(stage: Stage) -> Seen:
@@ -177,7 +210,7 @@ def killed_worker(stage: Stage) -> Seen:
     received = stage.killed_while_holding(1)
     stage.pass_a_lease()
     left = texts(peer := stage.open(recover=True), receive_again(peer, 1))
-    return Seen(received == 1 and left == ["a1"], f"the message {'came again' if left else 'was lost'}")
+    return Seen(received == 1 and left == ["a1"], f"the message {'came again' if left else 'was lost'}", "" if left else "lost")
 
 
 def killed_sender(stage: Stage) -> Seen:
@@ -188,7 +221,8 @@ def killed_sender(stage: Stage) -> Seen:
         process.wait()
     stage.host.kill()
     taken = one_by_one(stage.open())
-    return Seen(taken == [str(n) for n in range(SENT)], f"{len(taken)} of {SENT} were there")
+    wrong = harm([str(n) for n in range(SENT)], taken)
+    return Seen(not wrong, f"{len(taken)} of {SENT} were there", wrong)
 
 
 def several_processes(stage: Stage) -> Seen:
@@ -205,7 +239,8 @@ def several_processes(stage: Stage) -> Seen:
             taken.update(report_of(p)["taken"])
     twice = sum(1 for count in taken.values() if count > 1)
     missing = TAKEN - len(taken)
-    return Seen(not twice and not missing, f"of {TAKEN}, {twice} were handed out twice and {missing} to nobody")
+    text = f"of {TAKEN}, {twice} were handed out twice and {missing} to nobody"
+    return Seen(not twice and not missing, text, "lost" if missing else "doubled" if twice else "")
 
 
 def acked_stays_acked(stage: Stage) -> Seen:
@@ -216,7 +251,9 @@ def acked_stays_acked(stage: Stage) -> Seen:
     first.close()
     stage.pass_a_lease()
     taken = texts(peer := stage.open(recover=True), receive_again(peer, 10))
-    return Seen(taken == ["a2"], f"after a restart: {' '.join(taken) or 'nothing'}")
+    # Where a1 came, a2 may still wait behind it.
+    wrong: Harm = "doubled" if "a1" in taken else harm(["a2"], taken)
+    return Seen(not wrong, f"after a restart: {' '.join(taken) or 'nothing, not even what was in hand'}", wrong)
 
 
 def batch_mates(stage: Stage) -> Seen:
@@ -236,7 +273,8 @@ def dedup(stage: Stage) -> Seen:
     for message in peer.native([("a", b"a1")] * 2):
         peer.send_once(message, "id-1")
     taken = one_by_one(peer)
-    return Seen(taken == ["a1"], f"sent twice under one id: handed out {len(taken)} time{'' if len(taken) == 1 else 's'}")
+    wrong = harm(["a1"], taken)
+    return Seen(not wrong, f"sent twice under one id: handed out {len(taken)} time{'' if len(taken) == 1 else 's'}", wrong)
 
 
 def purge_forgets_ids(stage: Stage) -> Seen:
@@ -246,7 +284,8 @@ def purge_forgets_ids(stage: Stage) -> Seen:
     peer.purge()
     peer.send_once(message, "id-1")
     taken = one_by_one(peer)
-    return Seen(taken == ["a1"], f"sent again after a purge: handed out {len(taken)} time{'' if len(taken) == 1 else 's'}")
+    wrong = harm(["a1"], taken)
+    return Seen(not wrong, f"sent again after a purge: handed out {len(taken)} time{'' if len(taken) == 1 else 's'}", wrong)
 
 
 def hand_on(stage: Stage) -> Seen:
@@ -261,8 +300,9 @@ def hand_on(stage: Stage) -> Seen:
     send(peer, "a2")
     peer.hand_on(two, fail=False)
     whole = one_by_one(peer)
-    good = (broken, whole) == (["a1"], ["b2"])
-    return Seen(good, f"broken off: {' '.join(broken) or 'nothing'} left; completed: {' '.join(whole) or 'nothing'} left")
+    wrong = harm(["a1"], broken) or harm(["b2"], whole)
+    text = f"broken off: {' '.join(broken) or 'nothing'} left; completed: {' '.join(whole) or 'nothing'} left"
+    return Seen(not wrong, text, wrong)
 
 
 SCENARIOS: Final[dict[str, Scenario]] = {

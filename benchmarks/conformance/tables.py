@@ -13,6 +13,11 @@ JSON: Final = ROOT / "docs" / "reference" / "conformance.json"
 PAGE: Final = ROOT / "docs" / "reference" / "conformance.md"
 README: Final = ROOT / "README.md"
 MARKS: Final = {"passes": "yes", "fails": "**no**", "not offered": "–"}
+KEY: Final = (
+    "yes: passes · **no**: fails · –: not offered, its documentation makes no such claim · "
+    "– lost, – reordered, – doubled: not offered either, and seen here was a message that was lost, that was handed out "
+    "before an earlier one of its key was done, or that was handed out twice"
+)
 
 
 def table(record: dict[str, Any]) -> str:
@@ -21,8 +26,14 @@ def table(record: dict[str, Any]) -> str:
     lines = [f"| | {' | '.join(_heading(name, record) for name in names)} |", f"|---|{'---|' * len(names)}"]
     for scenario, about in record["scenarios"].items():
         results = record["results"][scenario]
-        lines.append(f"| {about['title']} | {' | '.join(MARKS[results[name]['outcome']] for name in names)} |")
+        lines.append(f"| {about['title']} | {' | '.join(_mark(results[name]) for name in names)} |")
     return "\n".join(lines)
+
+
+def _mark(result: dict[str, Any]) -> str:
+    """What is not claimed can't fail; that a message came to harm is said all the same."""
+    mark = MARKS[result["outcome"]]
+    return f"{mark} {result['harm']}" if result["outcome"] == "not offered" and result["harm"] else mark
 
 
 def _heading(name: str, record: dict[str, Any]) -> str:
@@ -52,7 +63,6 @@ def versions(record: dict[str, Any]) -> str:
 
 def pages(record: dict[str, Any]) -> dict[Path, str]:
     """The pages with their tables put in anew."""
-    key = "yes: passes · **no**: fails · –: not offered, its documentation makes no such claim"
-    short = f"{table(record)}\n\n{key}."
+    short = f"{table(record)}\n\n{KEY}."
     long = f"{short}\n\nVersions: {versions(record)}\n\nWhat was seen where the answer is not yes:\n\n{details(record)}"
     return {README: put(README, "conformance", short), PAGE: put(PAGE, "conformance", long)}

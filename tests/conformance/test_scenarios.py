@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.conformance import judge as judging
 from benchmarks.conformance.judge import Judgement, judge
-from benchmarks.conformance.scenarios import SCENARIOS, Scenario, Seen
+from benchmarks.conformance.scenarios import SCENARIOS, Scenario, Seen, harm, harm_beside
 from benchmarks.conformance.stage import Stage, send, staged
 from benchmarks.conformance.tables import JSON
 from benchmarks.peers import ALL, PEERS
@@ -44,7 +44,7 @@ def test_peers(scenario: Scenario, name: str, tmp_path: Path, installed: dict[st
     found, recorded = judge(scenario, name, tmp_path), RECORD["results"][scenario.name][name]
     assert found.outcome == recorded["outcome"]
     if not scenario.racy:
-        assert found.seen == recorded["seen"]
+        assert (found.seen, found.harm) == (recorded["seen"], recorded["harm"])
 
 
 def test_the_record_is_complete() -> None:
@@ -55,6 +55,7 @@ def test_the_record_is_complete() -> None:
         for queue, result in RECORD["results"][name].items():
             lacks = [f for f in scenario.needs if f not in ALL[queue].about.offers]
             assert (result["outcome"] == "not offered") == bool(lacks), f"{name}, {queue}"
+            assert not (result["harm"] and result["outcome"] == "passes"), f"{name}, {queue}"
 
 
 def scenario(run: Any, *needs: Any) -> Scenario:
@@ -85,12 +86,16 @@ def huey() -> None:
         (scenario(lambda stage: Seen(True, "well")), Judgement("passes", "well")),
         (scenario(lambda stage: Seen(False, "badly")), Judgement("fails", "badly")),
         (scenario(lambda stage: Seen(False, "badly"), "ack"), Judgement("not offered", "badly")),
+        (scenario(lambda stage: Seen(False, "badly", "lost"), "ack"), Judgement("not offered", "badly", "lost")),
         (scenario(lambda stage: Seen(True, "well"), "ack"), Judgement("not offered", "well")),
         (scenario(refuse("ack"), "ack"), Judgement("not offered", "")),
         (scenario(explode), Judgement("fails", "ValueError: boom")),
         (scenario(explode, "lease"), Judgement("not offered", "ValueError: boom")),
     ],
-    ids=["passes", "fails", "makes no claim", "passes without a claim", "has no call", "raises", "raises without a claim"],
+    ids=[
+        "passes", "fails", "makes no claim", "makes no claim and loses", "passes without a claim", "has no call", "raises",
+        "raises without a claim",
+    ],
 )  # fmt: skip
 def test_judging(made_up: Scenario, judgement: Judgement, tmp_path: Path) -> None:
     assert judge(made_up, "huey", tmp_path) == judgement
@@ -239,33 +244,60 @@ class CountsHandOuts(Strictq):
         return int(handed.attempt) + 1
 
 
-BROKEN: dict[str, type[Strictq]] = {
-    "order": ReordersOnReceive,
-    "restart": ForgetsToSend,
-    "one-holder": AnyoneTakesAnything,
-    "other-keys": ForgetsToSend,
-    "deep-backlog": AnyoneTakesAnything,
-    "nack": ReordersOnNack,
-    "redrive": RedrivesToTheEnd,
-    "lease-end": ForgetsOnReceive,
-    "late-ack": BelievesLateAcks,
-    "late-effects": SendsBeforeItAcks,
-    "late-ack-alone": IgnoresLateAcks,
-    "killed-worker": LosesWhatIsTakenOver,
-    "killed-sender": LosesWhatIsTakenOver,
-    "processes": SendsTwice,
-    "acked": IgnoresLateAcks,
-    "batch-mates": CountsHandOuts,
-    "dedup": StoresTwice,
-    "purge": KeepsIds,
-    "hand-on": ActsInTwoSteps,
+BROKEN: dict[str, tuple[type[Strictq], str]] = {
+    "order": (ReordersOnReceive, "lost"),
+    "restart": (ForgetsToSend, "lost"),
+    "one-holder": (AnyoneTakesAnything, "doubled"),
+    "other-keys": (ForgetsToSend, ""),
+    "deep-backlog": (AnyoneTakesAnything, "doubled"),
+    "nack": (ReordersOnNack, "reordered"),
+    "redrive": (RedrivesToTheEnd, "reordered"),
+    "lease-end": (ForgetsOnReceive, ""),
+    "late-ack": (BelievesLateAcks, ""),
+    "late-effects": (SendsBeforeItAcks, ""),
+    "late-ack-alone": (IgnoresLateAcks, "doubled"),
+    "killed-worker": (LosesWhatIsTakenOver, "lost"),
+    "killed-sender": (LosesWhatIsTakenOver, "lost"),
+    "processes": (SendsTwice, "doubled"),
+    "acked": (IgnoresLateAcks, "doubled"),
+    "batch-mates": (CountsHandOuts, ""),
+    "dedup": (StoresTwice, "doubled"),
+    "purge": (KeepsIds, "lost"),
+    "hand-on": (ActsInTwoSteps, "lost"),
 }
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_broken_queue_is_noticed(name: str, tmp_path: Path) -> None:
-    with staged("strictq", BROKEN[name], tmp_path) as stage:
-        assert not SCENARIOS[name].run(stage).good
+    kind, wrong = BROKEN[name]
+    with staged("strictq", kind, tmp_path) as stage:
+        seen = SCENARIOS[name].run(stage)
+    assert not seen.good
+    assert seen.harm == wrong
+
+
+@pytest.mark.parametrize(
+    ("taken", "wrong"),
+    [
+        (["a1", "a2"], ""),
+        (["a2", "a1"], "reordered"),
+        (["a1"], "lost"),
+        (["a1", "a1"], "lost"),
+        (["a1", "a2", "a1"], "doubled"),
+        (["a1", "a2", "a3"], "doubled"),
+        ([], "lost"),
+    ],
+)
+def test_what_became_of_messages(taken: list[str], wrong: str) -> None:
+    assert harm(["a1", "a2"], taken) == wrong
+
+
+@pytest.mark.parametrize(
+    ("others", "wrong"),
+    [([], ""), (["b1"], ""), (["b1", "a2"], "reordered"), (["a2", "a1"], "doubled")],
+)
+def test_what_another_consumer_is_given_meanwhile(others: list[str], wrong: str) -> None:
+    assert harm_beside("a1", others) == wrong
 
 
 def test_a_kill_is_one(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import ast
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from benchmarks.conformance import tables
-from benchmarks.conformance.scenarios import SCENARIOS
+from benchmarks.conformance.command import main
+from benchmarks.conformance.scenarios import SCENARIOS, Harm
 from benchmarks.report import put
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,6 +98,50 @@ def test_the_tables_are_those_of_the_record() -> None:
     record = json.loads(tables.JSON.read_text(encoding="utf-8"))
     for page, text in tables.pages(record).items():
         assert page.read_text(encoding="utf-8") == text, f"{page.name}: run `python -m benchmarks conformance --write`"
+
+
+def test_what_became_of_messages_is_said_of_those_that_claim_nothing_better() -> None:
+    def result(outcome: str, seen: str = "", harm: str = "") -> dict[str, str]:
+        return {"outcome": outcome, "seen": seen, "harm": harm}
+
+    results = {
+        "strictq": result("passes", "well"),
+        "litequeue": result("fails", "badly", "lost"),
+        "persist-queue": result("not offered", "badly", "doubled"),
+        "huey": result("not offered", "badly"),
+        "redis": result("not offered"),
+    }
+    record = {
+        "versions": {name: {name: "1"} for name in results},
+        "scenarios": {"made-up": {"title": "made up", "needs": []}},
+        "results": {"made-up": results},
+    }
+    assert tables.table(record).splitlines()[-1] == "| made up | yes | **no** | – doubled | – | – |"
+    assert tables.details(record) == "- **made up.** litequeue (fails): badly; persist-queue, huey (not offered): badly."
+
+
+def test_every_harm_of_the_record_is_in_both_tables_and_in_their_key() -> None:
+    record = json.loads(tables.JSON.read_text(encoding="utf-8"))
+    names = list(record["versions"])
+    marks = {m for scenario in record["results"].values() for r in scenario.values() if (m := r["harm"])}
+    assert marks <= set(get_args(Harm))
+    for page in (tables.README, tables.PAGE):
+        text = page.read_text(encoding="utf-8")
+        assert f"\n{tables.KEY}.\n" in text
+        for scenario, about in record["scenarios"].items():
+            (line,) = re.findall(rf"^\| {re.escape(about['title'])} \| (.+) \|$", text, re.MULTILINE)
+            for name, mark in zip(names, line.split(" | "), strict=True):
+                result = record["results"][scenario][name]
+                assert (mark == f"– {result['harm']}") == (result["outcome"] == "not offered" and bool(result["harm"]))
+    for harm in filter(None, get_args(Harm)):
+        assert f"– {harm}" in tables.KEY
+
+
+def test_the_tables_are_written_of_a_record_without_playing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "record.json"
+    assert main(["--from", str(tables.JSON), "--json", str(copy)]) == 0
+    assert copy.read_bytes() == tables.JSON.read_bytes()
+    assert tables.table(json.loads(copy.read_text(encoding="utf-8"))) in capsys.readouterr().out
 
 
 def test_a_page_without_its_place_is_an_error(tmp_path: Path) -> None:
