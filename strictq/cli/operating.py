@@ -243,7 +243,15 @@ def _confirm(question: str, consequence: str) -> None:
     """Ask before something is removed of the whole queue; where nobody can be asked, refuse."""
     if not (sys.stdin is not None and sys.stdin.isatty()):
         raise Failure(f"{consequence}: say --yes, too", USAGE)
-    if not click.confirm(question, err=True):
+    try:
+        sure = click.confirm(question, err=True)
+    except click.Abort as e:
+        tell("")  # what comes next, the shell's prompt or ours, does not stand behind the question
+        # click makes one exception of Ctrl-C and Ctrl-D, and keeps which one it was as the context alone.
+        if isinstance(e.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        sure = False
+    if not sure:
         raise Failure("nothing was removed")
 
 

@@ -19,7 +19,17 @@ import strictq
 from strictq import Message, _reports
 from strictq.cli import COMMANDS, app
 from strictq.cli._words import moment, shown_key, size, span
-from tests.support.command import COLOUR, MAIN, environment, in_a_terminal, in_process, json_lines, start, strictq_command
+from tests.support.command import (
+    COLOUR,
+    MAIN,
+    environment,
+    in_a_terminal,
+    in_process,
+    json_lines,
+    start,
+    strictq_command,
+    wait_until_asleep,
+)
 from tests.support.handouts import holder
 
 PATIENCE_SECONDS = 60.0
@@ -279,20 +289,52 @@ def test_an_old_terminal_that_cannot_show_a_key(filled: Path, tmp_path: Path) ->
     assert "顧客番号四十二" * 3 in {k["key"] for k in json_lines(out)}
 
 
-def test_purge_asks_on_a_terminal(filled: Path, tmp_path: Path) -> None:
+ITS_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+"""The first thing a process of a new session does, so that Ctrl-C comes from its stdin."""
+
+
+@pytest.mark.parametrize(
+    ("words", "question"),
+    [
+        ("purge", r"Remove \d+ messages of .*"),
+        ("history purge", "Remove all records of finished messages of .*"),
+    ],
+    ids=["purge", "history purge"],
+)
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        (b"n\n", 1, "strictq: nothing was removed\n"),
+        (b"y\n", 0, ""),
+        (b"\x03", 130, "\n"),
+        (b"\x04", 1, "\nstrictq: nothing was removed\n"),
+    ],
+    ids=["no", "yes", "Ctrl-C", "Ctrl-D"],
+)
+def test_purge_asks_on_a_terminal(
+    filled: Path, tmp_path: Path, words: str, question: str, answer: bytes, code: int, said: str
+) -> None:
     pty = pytest.importorskip("pty")
-    for answer, code in ((b"n\n", 1), (b"y\n", 0)):
-        parent, child = pty.openpty()
-        process = subprocess.Popen(
-            [sys.executable, "-c", MAIN, "purge", str(filled), "--all"],
-            env=environment(tmp_path), stdin=child, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        os.close(child)
-        os.write(parent, answer)
-        _, err = process.communicate(timeout=PATIENCE_SECONDS)
-        os.close(parent)
-        assert process.returncode == code, err
-        assert re.search(r"Remove \d+ messages of", err)
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{ITS_TERMINAL}; {MAIN}", *words.split(), str(filled), "--all"], start_new_session=True,
+        env=environment(tmp_path), stdin=child, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    os.close(child)
+    assert process.stderr is not None
+    asked = ""
+    while not asked.endswith("[y/N]: ") and (character := process.stderr.read(1)):
+        asked += character
+    assert re.fullmatch(question + re.escape(" [y/N]: "), asked)
+    wait_until_asleep(process)
+    os.write(parent, answer)
+    err = process.stderr.read()
+    process.communicate(timeout=PATIENCE_SECONDS)
+    os.close(parent)
+    assert (process.returncode, err) == (code, said)
+    if words == "purge":
+        with strictq.open(filled, read_only=True) as q:
+            assert (q.stats().depth > 0) == bool(code)
 
 
 # ---------------------------------------------------------------- stats

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import strictq
 from strictq.cli import app
 
 MAIN = "from strictq.cli import main; main()"
+PATIENCE_SECONDS = 60.0
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*[349]\d(?:;\d+)*m")
 
 
@@ -65,6 +67,14 @@ def in_a_terminal(tmp_path: Path, *args: str, main: str = MAIN, **env: str) -> t
     finally:
         os.close(parent)
     return process.wait(60), shown.decode()
+
+
+def wait_until_asleep(process: subprocess.Popen[str]) -> None:
+    """Until it waits in the kernel. A signal that comes just before it does so is handled only after the wait."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def in_process(*args: object, input: bytes | str | None = None) -> Result:
