@@ -35,7 +35,8 @@ class Sender:
     Attributes:
         sent: lines that are in the queue because of this run; duplicates: lines that were there already.
         unknown: lines of which nobody can say.
-        stuck_at: the line that it waits with, while the queue is full.
+        stuck_at: the line that it waits with, while the queue is full, or the first one of which nobody can say.
+        doubt: what to tell of those of which nobody can say, if the run was interrupted.
     """
 
     def __init__(self, q: Queue, wait: float, stopping: Stopping, *, repeatable: bool) -> None:
@@ -50,6 +51,7 @@ class Sender:
         self._stopping = stopping
         self.sent = self.duplicates = self.unknown = 0
         self.stuck_at: int | None = None
+        self.doubt = ""
 
     def send(self, batch: list[Numbered]) -> Iterator[BadLine]:
         """Send a batch. Gives the lines that the queue refused for what they are; what is before each of them is sent.
@@ -61,7 +63,15 @@ class Sender:
         deadline: float | None = None
         while pieces:
             piece = pieces.pop()
-            left = self._once([message for _, message in piece])
+            counted = self.sent, self.duplicates
+            try:
+                left = self._once([message for _, message in piece])
+            except BaseException:
+                # A second Ctrl-C, say: it may have come before the commit or after it, and even between two of the counts.
+                self.sent, self.duplicates = counted
+                self.stuck_at = piece[0][0]
+                self.doubt = self._in_doubt(piece)
+                raise
             if left is None:
                 deadline = None
                 continue
@@ -111,11 +121,17 @@ class Sender:
         text, _, hint = explained(error)
         after = sum(number > first for number, _ in batch) - sum(map(len, unsent)) + 1
         if unknown:
-            self.unknown += len(unsent[0])
-            last = unsent[0][-1][0]
-            hint = f"lines {first:,} to {last:,} may be in the queue or not; with --dedup-field they could simply be sent again"
+            hint = self._in_doubt(unsent[0])
         elif after:
             hint = f"{hint}; after it, {after:,} lines of other shards were sent: only --dedup-field makes it safe to repeat them"
         else:
             hint = f"{hint}; nothing from line {first:,} on was sent"
         raise GaveUp(f"line {first:,}: {text}", first, hint.removeprefix("; "))
+
+    def _in_doubt(self, piece: list[Numbered]) -> str:
+        """Count lines of which nobody can say. Returns what to tell of them."""
+        self.unknown += len(piece)
+        text = f"lines {piece[0][0]:,} to {piece[-1][0]:,} may be in the queue or not"
+        if self._repeatable:
+            return f"{text}; within dedup_window_seconds they can simply be sent again"
+        return f"{text}; with --dedup-field they could simply be sent again"

@@ -189,6 +189,8 @@ class Run:
                 return WRONG
             except BaseException:
                 self.stopped_at = self._sender.stuck_at or self.lines + 1
+                if self._sender.doubt:
+                    self._tell(self._sender.doubt)
                 raise
         return WRONG if self.bad else OK
 

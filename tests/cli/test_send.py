@@ -19,6 +19,7 @@ import pytest
 
 import strictq
 from strictq import Message, OutcomeUnknown, PartialFailure, Receipt, StoreBusy
+from strictq.cli._delivering import Sender
 from tests.support.command import COLOUR, MAIN, environment, in_a_terminal, in_process, json_lines, start, strictq_command
 
 PATIENCE_SECONDS = 60.0
@@ -452,9 +453,39 @@ def test_a_second_signal_does_not_wait(path: Path, monkeypatch: pytest.MonkeyPat
         time.sleep(PATIENCE_SECONDS)
 
     Refusing(monkeypatch, lambda _: None, interrupt_twice)
-    result = in_process("send", path, "-k", "k", "--batch", 10, input=numbered(100))
+    result = in_process("send", path, "-k", "k", "--batch", 10, "--json", input=numbered(100))
     assert result.exit_code == 130
+    assert (summary(result)["sent"], summary(result)["unknown"], summary(result)["stopped_at"]) == (10, 10, 11)
     assert contents(path) == {"k": bodies(10)}
+
+
+@pytest.mark.parametrize("repeatable", [False, True], ids=["", "dedup"])
+@pytest.mark.parametrize("where", ["sent", "counted"])
+def test_a_second_signal_after_the_commit_leaves_a_doubt(
+    path: Path, monkeypatch: pytest.MonkeyPatch, where: str, repeatable: bool
+) -> None:
+    """It comes when the batch is in the queue, and the command does not know it yet, or not all of it."""
+    holder, name = (strictq.Queue, "send_many") if where == "sent" else (Sender, "_count")
+    genuine = getattr(holder, name)
+    calls: list[object] = []
+
+    def interrupted(*args: Any) -> Any:
+        result = genuine(*args)
+        calls.append(None)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(holder, name, interrupted)
+    more = ["--dedup-field", "n"] if repeatable else []
+    result = in_process("send", path, "-k", "k", "--batch", 10, "--json", *more, input=numbered(100))
+    assert result.exit_code == 130
+    found = summary(result)
+    assert (found["sent"], found["unknown"], found["stopped_at"]) == (10, 10, 11)
+    then = "within dedup_window_seconds they can" if repeatable else "with --dedup-field they could"
+    assert result.stderr == f"strictq: stdin: lines 11 to 20 may be in the queue or not; {then} simply be sent again\n"
+    assert contents(path) == {"k": bodies(20)}
 
 
 def test_a_killed_run_has_sent_what_a_repeated_one_need_not(path: Path, tmp_path: Path) -> None:
