@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,6 +125,18 @@ def test_dependencies_stay_in_their_place(path: Path) -> None:
         assert top not in NEVER, f"{path}:{line} imports {top}"
         if top in ONLY_IN:
             assert part(path) in ONLY_IN[top], f"{path}:{line}: {top} may be imported only in {ONLY_IN[top]}"
+
+
+def test_what_lies_beside_the_package_is_shipped_and_checked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    targets = project["tool"]["hatch"]["build"]["targets"]
+    beside = {path.name for path in ROOT.glob("_strictq_*.py")}
+    assert beside
+    assert beside < set(targets["wheel"]["packages"])
+    assert beside < set(targets["sdist"]["include"])
+    assert {f"{name}.py" for name in project["tool"]["mypy"]["modules"]} == beside
+    entries = [*project["project"]["scripts"].values(), *project["project"]["entry-points"]["pytest11"].values()]
+    assert {f"{entry.partition(':')[0]}.py" for entry in entries} == beside
 
 
 def test_the_command_imports_its_extra_late() -> None:

@@ -156,6 +156,33 @@ def test_without_rich_a_terminal_gets_the_same_line(filled: Path, tmp_path: Path
         assert q.stats().dead == 3, "nothing was done"
 
 
+INTERRUPTED_AT = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+"""
+
+
+@pytest.mark.parametrize("name", ["strictq", "apsw", "strictq.cli", "click", "strictq.cli.stats"])
+def test_ctrl_c_while_it_starts_says_nothing(filled: Path, tmp_path: Path, name: str) -> None:
+    code = INTERRUPTED_AT.format(name=name) + MAIN
+    done = subprocess.run(
+        [sys.executable, "-c", code, "stats", str(filled)], env=environment(tmp_path), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_entry_point_imports_nothing_before_it_can_be_interrupted(tmp_path: Path) -> None:
+    code = "import sys, __future__; before = set(sys.modules); import _strictq_command; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("_strictq_command\n", "")
+
+
 @pytest.mark.parametrize(
     ("args", "word"),
     [(["explain", "q", "-5"], "-5"), (["status", "q", "-x7", "3"], "-x7"), (["dead", "q", "--customer"], "--customer")],

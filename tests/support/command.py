@@ -17,7 +17,8 @@ from click.testing import CliRunner, Result
 import strictq
 from strictq.cli import app
 
-MAIN = "from strictq.cli import main; main()"
+MAIN = "from _strictq_command import main; main()"
+"""What the script of an installed strictq does."""
 PATIENCE_SECONDS = 60.0
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*[349]\d(?:;\d+)*m")
 
