@@ -48,7 +48,7 @@ class Lines:
         Args:
             path: a file; None: stdin.
             longest: bytes; a longer line is not kept in memory.
-            waiting: entered for each read.
+            waiting: entered for the opening and for each read.
         """
         self._path = path
         self._longest = longest
@@ -79,7 +79,8 @@ class Lines:
                 return
         else:
             try:
-                self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                with self._waiting():  # a FIFO's writer may be long in coming
+                    self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as e:
                 raise Failure(f"{self._path}: {e.strerror}", USAGE) from None
         found = os.fstat(self._descriptor)

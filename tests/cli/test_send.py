@@ -20,7 +20,17 @@ import pytest
 import strictq
 from strictq import Message, OutcomeUnknown, PartialFailure, Receipt, StoreBusy
 from strictq.cli._delivering import Sender
-from tests.support.command import COLOUR, MAIN, environment, in_a_terminal, in_process, json_lines, start, strictq_command
+from tests.support.command import (
+    COLOUR,
+    MAIN,
+    environment,
+    in_a_terminal,
+    in_process,
+    json_lines,
+    start,
+    strictq_command,
+    wait_until_asleep,
+)
 
 PATIENCE_SECONDS = 60.0
 
@@ -433,6 +443,27 @@ def test_a_signal_while_it_waits_for_lines(path: Path, tmp_path: Path, number: s
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, err) == (code, "")
     assert (json.loads(out)["sent"], json.loads(out)["stopped_at"]) == (5, 6)
+
+
+TELLS_OF_THE_FIFO = """
+import os, sys
+sys.addaudithook(lambda event, args: event == "open" and str(args[0]) == "fifo" and os.write(2, b"it is opened\\n"))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_while_a_fifo_has_no_writer(path: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    process = start(tmp_path, "send", str(path), "fifo", "-k", "k", "--json", main=TELLS_OF_THE_FIFO + MAIN)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "it is opened\n"
+    wait_until_asleep(process)
+    process.send_signal(number)
+    try:
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (code, "", "")
 
 
 def test_a_signal_on_the_way_lets_the_batch_finish(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

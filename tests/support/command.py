@@ -29,9 +29,9 @@ def environment(tmp_path: Path, **more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": path, "TMPDIR": str(tmp_path), **more}
 
 
-def start(tmp_path: Path, *args: str, **options: Any) -> subprocess.Popen[str]:
+def start(tmp_path: Path, *args: str, main: str = MAIN, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", MAIN, *args],
+        [sys.executable, "-c", main, *args],
         cwd=tmp_path,
         env=options.pop("env", None) or environment(tmp_path),
         stdout=subprocess.PIPE,
@@ -71,7 +71,10 @@ def in_a_terminal(tmp_path: Path, *args: str, main: str = MAIN, **env: str) -> t
 
 
 def wait_until_asleep(process: subprocess.Popen[str]) -> None:
-    """Until it waits in the kernel. A signal that comes just before it does so is handled only after the wait."""
+    """Until it waits in the kernel.
+
+    A signal that comes just before it does so is handled only after the wait. Whoever calls this knows what it does next.
+    """
     end = time.monotonic() + PATIENCE_SECONDS
     while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
         assert time.monotonic() < end
