@@ -103,9 +103,16 @@ def _text(path: str | os.PathLike[str]) -> str:
     if not text or "\0" in text:
         raise InvalidArgument("path must not be empty or contain NUL characters")
     try:
-        os.fsencode(text)
+        resolved = text if text == MEMORY else os.path.realpath(text)
     except UnicodeEncodeError:
         raise InvalidArgument("path must be encodable for the file system: it has a lone surrogate") from None
+    try:
+        resolved.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(
+            f"path must be UTF-8, as every name that SQLite opens, and {resolved!r} is not",
+            hint="choose another directory, or give those in it names in UTF-8",
+        ) from None
     return text
 
 

@@ -202,6 +202,27 @@ def test_a_key_that_is_no_text_has_advice(path: Path) -> None:
     assert in_process("explain", path, os.fsdecode(b"\xff"), "--key-type", "bytes").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["create", "{odd}"],
+        ["send", "{odd}", "-k", "k", "--create"],
+        ["demo", "--queue", "{odd}"],
+        ["check", "{q}", "--salvage", "{odd}"],
+    ],
+    ids=lambda args: args[0],
+)
+def test_a_path_that_is_not_utf8_is_refused(path: Path, tmp_path: Path, args: list[str]) -> None:
+    odd = tmp_path / os.fsdecode(b"odd\xff")
+    before = sorted(tmp_path.iterdir())
+    code, out, err = strictq_command(tmp_path, *[a.replace("{q}", str(path)).replace("{odd}", str(odd)) for a in args])
+    assert (code, out) == (2, "")
+    why, hint = err.splitlines()[-2:]
+    assert why.startswith("strictq: path must be UTF-8, as every name that SQLite opens")
+    assert hint == "  hint: choose another directory, or give those in it names in UTF-8"
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_no_duration_is_not_a_number(path: Path) -> None:
     for args in (["receive", path, "--wait"], ["work", path, "--timeout"], ["send", path, "--ttl"]):
         for value, why in (("nan", "is not"), ("inf", "is not"), ("1e12", "1e12 seconds are more than 315,360,000.")):

@@ -511,6 +511,30 @@ def test_path_that_cannot_be(path: Any, tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == []
 
 
+def test_path_that_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite takes names in UTF-8 alone; what a path leads to counts, not how it is spelled."""
+    odd = tmp_path / os.fsdecode(b"d\xff")
+    odd.mkdir()
+    (tmp_path / "link").symlink_to(odd)
+    strictq.open(tmp_path / "good").close()
+    monkeypatch.chdir(odd)
+    for path in (odd, odd / "q", "q", tmp_path / "link" / "q"):
+        with pytest.raises(InvalidArgument, match=r"path must be UTF-8, .* and '.*d\\udcff.*' is not") as caught:
+            strictq.open(path)
+        assert "choose another directory" in caught.value.hint
+        with pytest.raises(InvalidArgument, match="must be UTF-8"):
+            strictq.open(path, read_only=True)
+        with pytest.raises(InvalidArgument, match="must be UTF-8"):
+            strictq.salvage(tmp_path / "good", path)
+        with pytest.raises(InvalidArgument, match="must be UTF-8"):
+            strictq.salvage(path, tmp_path / "saved")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([odd.name, "good", "link"])
+    assert list(odd.iterdir()) == []
+    (odd / "back").symlink_to(tmp_path / "good")
+    strictq.open(odd / "back", create=False).close()
+    strictq.open(":memory:").close()
+
+
 def test_parent_that_is_missing(tmp_path: Path) -> None:
     try:
         strictq.open(tmp_path / "a" / "b").close()
