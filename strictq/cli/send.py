@@ -55,7 +55,10 @@ class OnError(StrEnum):
     "--on-error", type=click.Choice(OnError), default=OnError.stop, help="At a bad line: stop before it, or leave it out."
 )
 @click.option(
-    "--dedup-field", metavar="FIELD", help="The field with an id of the line: within dedup_window_seconds it is sent once."
+    "--dedup-field",
+    metavar="FIELD",
+    help="The field with an id of the line. A repeated run sends no id of a key twice, but only within the queue's "
+    "dedup_window_seconds: 300, or as strictq config sets it.",
 )
 @click.option("--delay", type=Seconds(min=0.0), default=0.0, help="Hand nothing out before.")
 @click.option("--ttl", type=Seconds(min=0.001), help="What nobody took by then expires.")
@@ -121,7 +124,8 @@ def send(
             tell("reading lines from the terminal; Ctrl-D ends them")
         raw_would_do = not raw and key_field is None and dedup_field is None
         sender = Sender(q, wait, stopping, repeatable=dedup_field is not None)
-        run = Run(lines, reader, sender, stopping, skip=on_error is OnError.skip, raw_would_do=raw_would_do)
+        window = None if dedup_field is None else q.config.dedup_window_seconds
+        run = Run(lines, reader, sender, stopping, skip=on_error is OnError.skip, raw_would_do=raw_would_do, window=window)
         try:
             code = run.all(batch, quiet=quiet)
         finally:
@@ -153,9 +157,11 @@ class Run:
     """One run of the command, and what came of it."""
 
     def __init__(
-        self, lines: Lines, reader: Reader, sender: Sender, stopping: Stopping, *, skip: bool, raw_would_do: bool
-    ) -> None:
+        self, lines: Lines, reader: Reader, sender: Sender, stopping: Stopping, *, skip: bool, raw_would_do: bool,
+        window: float | None,
+    ) -> None:  # fmt: skip
         self._lines = lines
+        self._window = window
         self._raw_would_do = raw_would_do
         self._reader = reader
         self._sender = sender
@@ -231,6 +237,13 @@ class Run:
                 tell("  hint: lines need not be JSON with --raw")
             if len(self._reader.kinds) > 1:
                 tell('  hint: the keys are strings and numbers; 7 and "7" are two keys, --key-type str makes them one')
+        # Whoever repeats the run has to know, and --quiet and --json are for runs that are repeated.
+        if self._window is not None and seconds > self._window and (self._sender.sent or self._sender.unknown):
+            self._tell(
+                f"the run took {seconds:,.0f} s, and dedup_window_seconds is {self._window:,.10g}: "
+                "sent again now, its first lines would be in the queue twice",
+                "before a run as long: strictq config QUEUE dedup_window_seconds=SECONDS, with the break until it is repeated",
+            )
 
     def as_values(self, seconds: float) -> dict[str, Any]:
         """Everything, for programs."""

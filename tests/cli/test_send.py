@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -536,6 +538,40 @@ def test_a_killed_run_has_sent_what_a_repeated_one_need_not(path: Path, tmp_path
     assert {k: [json.loads(b)["id"] for b in v] for k, v in found.items()} == {
         f"k{k}": list(range(k, 20_000, 7)) for k in range(7)
     }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "window", "more", "warned"),
+    [
+        (301.0, None, ["--dedup-field", "n"], True),
+        (299.0, None, ["--dedup-field", "n"], False),
+        (301.0, None, ["--dedup-field", "n", "--quiet"], True),
+        (301.0, None, ["--dedup-field", "n", "--json"], True),
+        (301.0, 86400.0, ["--dedup-field", "n"], False),
+        (301.0, None, [], False),
+        (301.0, None, ["--dedup-field", "missing"], False),  # nothing was sent
+    ],
+)
+def test_a_run_that_outlasts_the_dedup_window_says_so(
+    path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, window: float | None, more: list[str], warned: bool
+) -> None:
+    if window is not None:
+        with strictq.open(path) as q:
+            q.configure(dedup_window_seconds=window)
+    at = iter((1000.0, 1000.0 + seconds))
+    monkeypatch.setattr(importlib.import_module("strictq.cli.send"), "time", SimpleNamespace(monotonic=lambda: next(at)))
+    result = in_process("send", path, "-k", "k", *more, input=numbered(3))
+    text = (
+        "strictq: stdin: the run took 301 s, and dedup_window_seconds is 300: sent again now, its first lines would be in the "
+        "queue twice\n  hint: before a run as long: strictq config QUEUE dedup_window_seconds=SECONDS"
+    )
+    assert (text in result.stderr) == warned, result.stderr
+    assert ("dedup_window" in result.stderr) == warned
+
+
+def test_the_help_tells_of_the_dedup_window() -> None:
+    assert "dedup_window_seconds: 300" in " ".join(in_process("send", "--help").stdout.split())
+    assert strictq.QueueConfig().dedup_window_seconds == 300
 
 
 def test_a_progress_bar_on_a_terminal_only(path: Path, tmp_path: Path) -> None:
