@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -247,7 +248,7 @@ def _show_rows(rows: Any, *, as_json: bool) -> None:
     names = list(getattr(rows, "columns", ()))
     if any(len(row) != len(names) for row in rows):
         raise Failure("its statements give different columns: ask one SELECT at a time", USAGE)
-    names = [name if name not in names[:i] else f"{name}_{i + 1}" for i, name in enumerate(names)]
+    names = _told_apart(names)
     if as_json:
         for row in rows:
             emit(dict(zip(names, map(column_value, row), strict=True)))
@@ -257,6 +258,16 @@ def _show_rows(rows: Any, *, as_json: bool) -> None:
         return
     shown = [[_cell(value) for value in row] for row in rows]
     listing(names, shown, right=[n for i, n in enumerate(names) if all(type(r[i]) in (int, float) for r in rows)])
+
+
+def _told_apart(columns: list[str]) -> list[str]:
+    """Names of which each is there once: one that comes again gets its column's number, or the next one that makes it new."""
+    names: list[str] = []
+    for i, name in enumerate(columns):
+        if name in columns[:i]:
+            name = next(new for n in count(i + 1) if (new := f"{name}_{n}") not in columns and new not in names)
+        names.append(name)
+    return names
 
 
 def _cell(value: Any) -> str:

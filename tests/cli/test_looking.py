@@ -303,6 +303,9 @@ def test_query(q: strictq.Queue, path: Path) -> None:
     found = sorted(lines("query", path, "SELECT * FROM app_t"), key=lambda row: row["name"])
     assert found == [{"name": key, "cents": 5, "share": "inf", "blob": {"base64": "AP8="}} for key in ("a", "b", "c")]
     assert lines("query", path, "SELECT cents, cents FROM app_t WHERE name = ?", "--param", "a") == [{"cents": 5, "cents_2": 5}]
+    assert lines("query", path, "SELECT 1 a, 2 a, 3 a_2, 4 a, 5 a_3, 6 a_2", "--key", "a") == [
+        {"a": 1, "a_4": 2, "a_2": 3, "a_5": 4, "a_3": 5, "a_2_6": 6}
+    ]
     assert lines("query", path, "SELECT ? AS x, ? AS y, ? AS z", "-p", "1", "-p", "null", "-p", "one", "--key", "a") == [
         {"x": 1, "y": None, "z": "one"}
     ]
