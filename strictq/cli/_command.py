@@ -104,11 +104,16 @@ def _ending(run: Callable[[], int]) -> int:
     except StrictqError as e:
         return _complain(*explained(e, WRONG))
     except OSError as e:
-        _silence(sys.stdout)
-        return _complain(f"{e.filename or 'the output'}: {e.strerror or e}", WRONG)
+        return failed(e)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def failed(e: OSError) -> int:
+    """What the operating system refused: a full disk under the output, say. Returns the exit code."""
+    _silence(sys.stdout)
+    return _complain(f"{e.filename or 'the output'}: {e.strerror or e}", WRONG)
 
 
 def _terminate(number: int, _: FrameType | None) -> NoReturn:

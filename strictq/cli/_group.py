@@ -118,6 +118,10 @@ def run(words: list[str]) -> Any:
 
         silence()
         return BROKEN_PIPE
+    except OSError as e:
+        from strictq.cli._command import failed
+
+        return failed(e)
     except click.ClickException as e:
         e.show()
         return e.exit_code

@@ -299,7 +299,11 @@ def test_a_pipe_gets_whole_lines_and_no_escapes(filled: Path, tmp_path: Path, ar
     assert "\x1b" not in out
 
 
-@pytest.mark.parametrize("args", [*LOOKS, ["receive", "{q}"]], ids=lambda a: a[0])
+@pytest.mark.parametrize(
+    "args",
+    [*LOOKS, ["receive", "{q}"], ["--help"], ["--version"], ["send", "--help"], ["completion", "bash"]],
+    ids=lambda a: " ".join(a[:2]),
+)
 def test_an_output_that_is_gone_or_full(filled: Path, tmp_path: Path, args: list[str]) -> None:
     words = [a.replace("{q}", str(filled)) for a in args]
     reading, writing = os.pipe()
