@@ -54,6 +54,19 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+class Kept(click.types.StringParamType):
+    """A text that is kept: the library puts a question mark where a text is not UTF-8, and here somebody can be told."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """As click does, and what is not UTF-8 is refused."""
+        text: str = super().convert(value, param, ctx)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail("the text is not UTF-8.", param, ctx)
+        return text
+
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 PATH: Final = click.Path(path_type=Path)

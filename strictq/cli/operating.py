@@ -12,6 +12,7 @@ import strictq
 from strictq import InvalidArgument, UnknownMessage
 from strictq._keys import Key
 from strictq.cli._arguments import (
+    Kept,
     KeyType,
     json_option,
     key_argument,
@@ -80,7 +81,7 @@ def redrive(
 @queue_argument
 @key_argument
 @key_type_option
-@click.option("--reason", help="Why; explain shows it.")
+@click.option("--reason", type=Kept(), help="Why; explain shows it.")
 @quiet_option
 @json_option
 def hold(queue: Path, key: str, key_type: KeyType, reason: str | None, quiet: bool, as_json: bool) -> int:
@@ -143,7 +144,7 @@ def _release_consumer(queue: Path, name: str, *, force: bool, quiet: bool, as_js
 @queue_argument
 @key_argument
 @click.argument("seqs", type=click.IntRange(min=1), nargs=-1, required=True, metavar="SEQ...", help="Positions in the key.")
-@click.option("--reason", required=True, help="Why; dead shows it.")
+@click.option("--reason", type=Kept(), required=True, help="Why; dead shows it.")
 @key_type_option
 @quiet_option
 @json_option

@@ -17,7 +17,7 @@ import click
 import strictq
 from strictq import Delivery, LeaseLost, PartialFailure, StrictqError
 from strictq._keys import Key
-from strictq.cli._arguments import KeyType, Seconds, key_of, key_type_option, operating, queue_argument
+from strictq.cli._arguments import Kept, KeyType, Seconds, key_of, key_type_option, operating, queue_argument
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, tell
 from strictq.cli._words import body_fields, key_fields
 
@@ -44,7 +44,7 @@ LOOK_SECONDS: Final = 1.0
 @click.option("--ack/--no-ack", default=True, help="Ack what was written; or give it back as it was.")
 @click.option("--nack", is_flag=True, help="Give back what was written as failed: an attempt more.")
 @click.option("--delay", type=Seconds(min=0.0), help="With --nack: until the next try.")
-@click.option("--reason", help="With --nack: why; explain shows it.")
+@click.option("--reason", type=Kept(), help="With --nack: why; explain shows it.")
 @click.option("--key", multiple=True, metavar="KEY", help="Only this key; again for more of them.")
 @key_type_option
 @click.option("--per-key", type=click.IntRange(min=1), help="At most so many of a key at once; 1: heads of many keys.")

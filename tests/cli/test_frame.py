@@ -223,6 +223,18 @@ def test_a_path_that_is_not_utf8_is_refused(path: Path, tmp_path: Path, args: li
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_reason_that_is_not_utf8_is_refused(filled: Path) -> None:
+    odd = os.fsdecode(b"\xff")
+    key = "customer-with-a-long-name-2"
+    for args in (["hold", filled, key], ["reject", filled, key, 1], ["receive", filled, "--nack"]):
+        result = in_process(*args, "--reason", odd)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "Invalid value for '--reason': the text is not UTF-8." in result.stderr
+    with strictq.open(filled, read_only=True) as q:
+        assert q.status(key, 1).state == "ready"
+        assert (q.stats().held, q.stats().dead) == (3, 3)
+
+
 def test_no_duration_is_not_a_number(path: Path) -> None:
     for args in (["receive", path, "--wait"], ["work", path, "--timeout"], ["send", path, "--ttl"]):
         for value, why in (("nan", "is not"), ("inf", "is not"), ("1e12", "1e12 seconds are more than 315,360,000.")):
