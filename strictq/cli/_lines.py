@@ -39,6 +39,7 @@ class Lines:
 
     Attributes:
         size: bytes of the source, if that is known; position: how far it was read.
+        is_packed: stdin gives gzip data, which is unpacked of a file alone.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Lines:
         self._file: io.BufferedIOBase | None = None
         self._unpacked_bytes = 0
         self.position = 0
+        self.is_packed = False
         self.size: int | None = None
         self._open()
 
@@ -148,6 +150,7 @@ class Lines:
     def _unpacked(self) -> Iterator[bytes]:
         chunks = self._chunks()
         first = next(chunks, b"")
+        self.is_packed = self._path is None and first.startswith(GZIP_MAGIC)
         if self._path is None or not first.startswith(GZIP_MAGIC):
             yield first
             yield from chunks

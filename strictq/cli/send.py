@@ -215,7 +215,10 @@ class Run:
     def _bad(self, line: BadLine) -> bool:
         """Tell of a bad line. False: it ends here."""
         self.bad += 1
-        self._tell(f"line {line.number}: {line.why}")
+        packed = line.number == 1 and self._lines.is_packed
+        self._tell(
+            f"line {line.number}: {line.why}", "this is gzip data: strictq send QUEUE FILE.gz unpacks it" if packed else ""
+        )
         if not self._skip:
             self.stopped_at = line.number
         return self._skip
@@ -233,7 +236,7 @@ class Run:
             emit(values)
         elif not quiet:
             tell(self.summary(seconds))
-            if self.bad and self._raw_would_do:
+            if self.bad and self._raw_would_do and not self._lines.is_packed:
                 tell("  hint: lines need not be JSON with --raw")
             if len(self._reader.kinds) > 1:
                 tell('  hint: the keys are strings and numbers; 7 and "7" are two keys, --key-type str makes them one')

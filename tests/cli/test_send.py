@@ -85,6 +85,17 @@ def test_a_file_plain_or_gzip(path: Path, tmp_path: Path, packed: bool) -> None:
     assert {k: len(v) for k, v in contents(path).items()} == dict.fromkeys(range(5), 6000)
 
 
+@pytest.mark.parametrize("key", ["--key-field", "--key"])
+def test_gzip_through_a_pipe_has_advice(path: Path, key: str) -> None:
+    packed = gzip.compress(numbered(1000).encode())
+    result = in_process("send", path, key, "k", input=packed)
+    assert result.exit_code == 1
+    told = "strictq: stdin: line 1: not UTF-8 at byte 2\n  hint: this is gzip data: strictq send QUEUE FILE.gz unpacks it\n"
+    assert result.stderr.startswith(told)
+    assert result.stderr.count("hint") == 1
+    assert in_process("send", path, "--raw", "--key", "k", input=packed).exit_code == 0, "any bytes are lines"
+
+
 def test_damaged_gzip_loses_nothing_before_the_damage(path: Path, tmp_path: Path) -> None:
     packed = gzip.compress(b"".join(b'{"k": "a", "n": %d}\n' % n for n in range(100_000)))
     (tmp_path / "in").write_bytes(packed[: len(packed) // 2])
