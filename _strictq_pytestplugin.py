@@ -7,6 +7,7 @@ a fixture: whoever does not use the fixtures pays nothing, and whoever measures 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +21,8 @@ MARKER = (
     "strictq(disk=..., shards=..., durability=..., **settings): how the fixture strict_queue is opened; "
     "settings are those of strictq.QueueConfig"
 )
+TOLD = pytest.StashKey[set[str]]()
+"""What the terminal is told of fixtures that another plugin has, too."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,33 +42,65 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
 
 
-def _is_fixture(value: object) -> bool:
-    return type(value).__name__ == "FixtureFunctionDefinition" or hasattr(value, "_pytestfixturefunction")
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Warn of fixtures that another plugin has, too."""
-    if hasattr(session.config, "workerinput"):
-        return  # under xdist, the main process says it
-    for name, other in _clashes(session.config.pluginmanager):
-        session.config.issue_config_time_warning(
-            pytest.PytestConfigWarning(
-                f"the fixture {name!r} is defined by two plugins, strictq and {other}, and a test gets the one that was loaded "
-                f"last. Switch one of them off: -p no:strictq (then make a fixture of your own from strictq.testing.open, under "
-                f"another name), or -p no:{other}"
-            ),
-            stacklevel=2,
-        )
-
-
-def _clashes(manager: pytest.PytestPluginManager) -> Iterator[tuple[str, str]]:
+def _clashes(manager: pytest.PytestPluginManager) -> Iterator[str]:
+    """What is said of each fixture of this plugin that another one has as well."""
+    ours = globals()
     for other, plugin in manager.list_name_plugin():
-        file = str(getattr(plugin, "__file__", "") or "")
-        if plugin is None or file == __file__ or not file or file.endswith("conftest.py"):
+        if plugin is None or getattr(plugin, "__dict__", None) is ours or other.endswith("conftest.py"):
             continue  # a conftest.py overrides a fixture on purpose
-        for name in FIXTURES:
-            if _is_fixture(vars(plugin).get(name)):
-                yield name, other
+        for name, value in _fixtures(plugin):
+            if name in FIXTURES and value is not ours[name]:
+                yield _told(name, other, plugin)
+
+
+def _fixtures(plugin: object) -> Iterator[tuple[str, object]]:
+    """Those that pytest finds in a plugin, which is a module, a class or any object, by the names that tests use."""
+    spaces = (plugin,) if isinstance(plugin, ModuleType) else (plugin if isinstance(plugin, type) else type(plugin)).__mro__
+    for space in spaces:
+        for attribute, value in list(vars(space).items()):  # and not by getattr, which runs properties
+            if type(value).__name__ == "FixtureFunctionDefinition":
+                marker = getattr(value, "_fixture_function_marker", None)
+            elif isinstance(value, FunctionType):  # pytest before 8.4
+                marker = vars(value).get("_pytestfixturefunction")
+            else:
+                continue
+            if marker is not None:
+                yield marker.name or attribute, value
+
+
+def _told(name: str, other: str, plugin: object) -> str:
+    off = "-p no:strictq (then make a fixture of your own from strictq.testing.open, under another name)"
+    if other == str(id(plugin)):  # pytest's name for an object that was registered without one: no option can tell it
+        other = f"an object of {type(plugin).__module__}.{type(plugin).__qualname__}"
+        switch = f"Switch strictq's off: {off}"
+    else:
+        switch = f"Switch one of them off: {off}, or -p no:{other}"
+    return (
+        f"the fixture {name!r} is defined by two plugins, strictq and {other}, and a test gets the one that was loaded last. "
+        f"{switch}"
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Under xdist: a test module's pytest_plugins are loaded in the workers alone, so each worker tells the main process."""
+    node.config.stash.setdefault(TOLD, set()).update(getattr(node, "workeroutput", {}).get("strictq", ()))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """See which fixtures another plugin has, too: now that test modules have loaded theirs."""
+    found = set(_clashes(session.config.pluginmanager))
+    session.config.stash.setdefault(TOLD, set()).update(found)
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["strictq"] = sorted(found)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Tell of such fixtures. Not as a warning: where warnings are errors, it would end the run before the first test."""
+    if told := config.stash.get(TOLD, set()):
+        terminalreporter.section("strictq", yellow=True)
+        for text in sorted(told):
+            terminalreporter.write_line(text, yellow=True)
 
 
 @pytest.fixture

@@ -302,16 +302,106 @@ def test_a_conftest_may_override_it_and_build_on_it(pytester: pytest.Pytester) -
     passed(pytester.runpytest(), 1)
 
 
-def test_two_plugins_with_the_same_fixture_are_told_of(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(other_plugin=OTHER)
-    pytester.makeini("[pytest]\naddopts = -p no:randomly\n")
+FORMS = {
+    "a function": OTHER,
+    "a name": OTHER.replace("fixture\ndef strict_queue", 'fixture(name="strict_queue")\ndef _q'),
+    "a name of ours": OTHER.replace("fixture\ndef strict_queue", 'fixture(name="strict_queue")\ndef strict_clock'),
+    "an object": """
+import pytest
+
+class Plugin:
+    __slots__ = ()
+
+    @pytest.fixture
+    def strict_queue(self): return 1
+
+def pytest_configure(config):
+    config.pluginmanager.register(Plugin(), "other_plugin_object")
+""",
+    "an object without a name": """
+import pytest
+
+class Base:
+    @property
+    def broken(self): raise ValueError
+
+    @pytest.fixture(name="strict_queue")
+    def _q(self): return 1
+
+class Plugin(Base): pass
+
+def pytest_configure(config):
+    config.pluginmanager.register(Plugin())
+""",
+    "a class": """
+import pytest
+
+class Plugin:
+    @pytest.fixture
+    def strict_queue(): return 1  # as a static method
+
+def pytest_configure(config):
+    config.pluginmanager.register(Plugin, "other_plugin_class")
+""",
+}
+IS_CALLED = {
+    "an object": "other_plugin_object",
+    "an object without a name": "an object of other_plugin.Plugin",
+    "a class": "other_plugin_class",
+}
+"""The plugin of each form, where it is not other_plugin."""
+
+
+@pytest.mark.parametrize("options", [["-p", "no:xdist"], ["-n", "2"]], ids=["in one process", "under xdist"])
+@pytest.mark.parametrize("form", FORMS)
+def test_two_plugins_with_the_same_fixture_are_told_of(pytester: pytest.Pytester, form: str, options: list[str]) -> None:
+    """And the tests go on, though warnings are errors here."""
+    pytester.makepyfile(other_plugin=FORMS[form])
     pytester.syspathinsert()
     pytester.makepyfile("def test_it(strict_queue): pass\n")
-    result = pytester.runpytest("-p", "other_plugin")
-    result.assert_outcomes(passed=1, warnings=1)
+    result = pytester.runpytest_subprocess("-p", "other_plugin", "-q", *options)
+    passed(result, 1)
+    other = IS_CALLED.get(form, "other_plugin")
     result.stdout.fnmatch_lines(
-        ["*PytestConfigWarning: the fixture 'strict_queue' is defined by two plugins, strictq and other_plugin*-p no:strictq*"]
+        [
+            "=* strictq =*",
+            f"the fixture 'strict_queue' is defined by two plugins, strictq and {other}, and *: -p no:strictq (*",
+        ]
     )
+    assert result.stdout.str().count("is defined by two plugins") == 1
+    assert ("-p no:other_plugin" in result.stdout.str()) is ("without a name" not in form)
+
+
+@pytest.mark.parametrize("options", [["-p", "no:xdist"], ["-n", "2"]], ids=["in one process", "under xdist"])
+def test_a_plugin_that_a_test_module_loads_is_told_of(pytester: pytest.Pytester, options: list[str]) -> None:
+    pytester.makepyfile(other_plugin=OTHER)
+    pytester.syspathinsert()
+    pytester.makepyfile("pytest_plugins = ['other_plugin']\n\ndef test_it(strict_queue): pass\n")
+    result = pytester.runpytest_subprocess(*options)
+    passed(result, 1)
+    assert result.stdout.str().count("is defined by two plugins, strictq and other_plugin,") == 1
+
+
+NO_CLASH = {
+    "a conftest's": ("conftest", OTHER),
+    "a conftest's, by name": ("conftest", FORMS["a name"]),
+    "a conftest's, from elsewhere": ("conftest", "from shared import strict_queue\n"),
+    "a test module's": ("test_it", OTHER + "\ndef test_it(strict_queue): pass\n"),
+    "another name": ("other_plugin", OTHER.replace("fixture\ndef", 'fixture(name="queue")\ndef')),
+    "no fixture": ("other_plugin", "def strict_queue(): pass\n\nstrict_clock = None\n"),
+    "this plugin's": ("other_plugin", "from _strictq_pytestplugin import strict_queue\n"),
+}
+
+
+@pytest.mark.parametrize("case", NO_CLASH)
+def test_what_is_no_clash_is_not_told_of(pytester: pytest.Pytester, case: str) -> None:
+    files = {"test_it": "def test_it(strict_queue): pass\n", "other_plugin": "", "shared": OTHER}
+    name, text = NO_CLASH[case]
+    pytester.makepyfile(**files | {name: text})
+    pytester.syspathinsert()
+    result = pytester.runpytest_subprocess("-p", "other_plugin", "test_it.py")
+    passed(result, 1)
+    assert "two plugins" not in result.stdout.str()
 
 
 @pytest.mark.parametrize(
