@@ -1,4 +1,5 @@
-"""What README and docs show works: their Python runs, their shell parses, their links lead somewhere.
+"""What README and docs show works: their Python runs, their shell parses, the commands of strictq in it take the words that
+they are given, links lead somewhere.
 
 A Python block that cannot run here carries `<!-- no-run: why -->` on the line before it. The other blocks of a file run
 one after the other as one program, in an empty directory. A comment behind a `print` is what it prints: `...` stands for
@@ -16,9 +17,11 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import click
 import pytest
 
 import strictq
@@ -50,6 +53,8 @@ with open(report, "w", encoding="utf-8") as file:
     json.dump(printed, file)
 """
 """Runs a page's program, and notes what each of its lines prints."""
+INLINE = re.compile(r"`(strictq [a-z][^`]*)`")
+BEFORE_A_COMMAND = re.compile(r"\w+=.*|do|then|else|if|while|time|!|\{")
 BUILTINS = {".", "source", "cd", "export", "set", "echo", "exit"}
 
 
@@ -86,21 +91,44 @@ def case(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def commands(block: Block) -> list[list[str]]:
-    """The words of each simple command; enough for what a README shows."""
+def commands(text: str) -> list[list[str]]:
+    """The words of each simple command; enough for what a README shows. What is quoted is one word, whatever it is."""
     found = []
-    for line in block.text.replace("\\\n", " ").splitlines():
+    for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         words: list[str] = []
+        target = False
         for word in [*lexer, ";"]:
-            if set(word) <= set(";|&"):
+            if word and set(word) <= set(";|&()"):
                 if words:
                     found.append(words)
-                words = []
+                words, target = [], False
+            elif word and set(word) <= set("<>&"):
+                if words and words[-1].isdigit():
+                    words.pop()  # of 2>
+                target = True
+            elif target or (not words and BEFORE_A_COMMAND.fullmatch(word)):
+                target = False
             else:
                 words.append(word)
     return found
+
+
+def parse(words: list[str]) -> None:
+    """Read a command line as the command does, and do nothing.
+
+    Raises:
+        click.UsageError: there is no such command, or it does not take these words.
+    """
+    from strictq.cli import app
+
+    root = app()
+    with suppress(click.exceptions.Exit):  # of --help and --version
+        context = root.make_context("strictq", words[1:])
+        name, command, rest = root.resolve_command(context, [*context._protected_args, *context.args])
+        assert command is not None
+        command.make_context(name, rest, context)
 
 
 def promised(program: list[str]) -> Iterator[tuple[int, str]]:
@@ -161,24 +189,87 @@ def test_bash_blocks_parse(page: Path) -> None:
             assert done.returncode == 0, f"{case(page)}:{block.line}: {done.stderr}"
 
 
-def test_readme_uses_only_commands_that_exist() -> None:
-    from strictq.cli import COMMANDS as known
+@pytest.mark.parametrize("page", PAGES, ids=case)
+def test_commands_of_strictq_take_what_they_are_given(page: Path) -> None:
+    for block in blocks(page):
+        for words in commands(block.text) if block.language in ("bash", "console") else ():
+            if words[0] == "strictq":
+                try:
+                    parse(words)
+                except click.UsageError as e:
+                    pytest.fail(f"{case(page)}:{block.line}: {shlex.join(words)}: {e.format_message()}")
 
+
+@pytest.mark.parametrize("page", PAGES, ids=case)
+def test_commands_in_the_text_have_the_options_that_they_are_shown_with(page: Path) -> None:
+    """There a queue may be left out, and KEY stands for one: only what can't be read at all is wrong."""
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        for words in (words for shown in INLINE.findall(line) for words in commands(shown) if words[0] == "strictq"):
+            try:
+                parse(words)
+            except click.BadParameter:
+                continue
+            except click.UsageError as e:
+                pytest.fail(f"{case(page)}:{number}: {shlex.join(words)}: {e.format_message()}")
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("strictq stats q --wach", "--wach"),
+        ("strictq stat q", "stat"),
+        ("strictq top-keys q --by size", "size"),
+        ("strictq peek q", "KEY"),
+        ("strictq stats q more", "more"),
+        ("strictq hold q k --reason", "--reason"),
+        ("strictq history export q out --forgot", "--forgot"),
+        ("cat x | strictq send q --keyfield a", "--keyfield"),
+        ("n=$(strictq stats q --jsn | wc -l)", "--jsn"),
+        ("A=1 strictq stats q --jsn > out 2>&1", "--jsn"),
+        ("true && strictq stats q --jsn # --json", "--jsn"),
+        ("strictq \\\n  stats q \\\n  --jsn", "--jsn"),
+    ],
+)
+def test_a_command_line_that_is_wrong_is_noticed(line: str, wrong: str) -> None:
+    (words,) = [words for words in commands(line) if words[0] == "strictq"]
+    with pytest.raises(click.UsageError) as caught:
+        parse(words)
+    assert wrong in caught.value.format_message()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "strictq stats q --json | jq .oldest_age_seconds",
+        "strictq stats q --json > stats.json 2> errors &",
+        "strictq hold q k --reason 'a > b; c | d'  # why",
+        "if strictq check q; then echo well; fi",
+        "for k in a b; do strictq explain q $k; done",
+        "strictq work q -- ./handle --wach",
+        "strictq history purge q --all --yes",
+        "strictq hold q k --reason ''",
+        "strictq stats --help",
+        "strictq --version",
+    ],
+)
+def test_a_command_line_that_is_right_is_not_flagged(line: str) -> None:
+    (words,) = [words for words in commands(line) if words[0] == "strictq"]
+    parse(words)
+
+
+def test_readme_uses_only_commands_that_exist() -> None:
     # What the first block installs is next to the interpreter.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     for block in blocks(README):
-        for words in commands(block) if block.language == "bash" else ():
-            if words[0] == "strictq":
-                assert words[1] in known, f"README.md:{block.line}: strictq {words[1]}"
-            else:
-                there = words[0] in BUILTINS or shutil.which(words[0], path=path)
-                assert there, f"README.md:{block.line}: {words[0]}"
+        for words in commands(block.text) if block.language == "bash" else ():
+            there = words[0] in {"strictq", *BUILTINS} or shutil.which(words[0], path=path)
+            assert there, f"README.md:{block.line}: {words[0]}"
 
 
 def test_readme_begins_with_its_set_up() -> None:
     first, second = [b for b in blocks(README) if b.language == "bash"][:2]
-    assert ["strictq", "demo"] in commands(first)
-    assert any(words[0] == "pytest" for words in commands(second))
+    assert ["strictq", "demo"] in commands(first.text)
+    assert any(words[0] == "pytest" for words in commands(second.text))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=case)
