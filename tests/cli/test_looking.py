@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import pytest
 
 import strictq
 from strictq import Message
-from tests.support.command import in_process, json_lines
+from tests.support.campaign import wait_until
+from tests.support.command import in_process, json_lines, strictq_command
 from tests.support.handouts import holder, read
 
 
@@ -290,6 +293,91 @@ def test_wrong_usage(q: strictq.Queue, path: Path, args: list[str]) -> None:
     assert result.stderr
     assert "Traceback" not in result.stderr
     assert q.stats().ready == 1
+
+
+# ---------------------------------------------------------------- as processes of their own
+
+
+@pytest.fixture
+def busy(q: strictq.Queue) -> Iterator[Callable[[], int]]:
+    """The program uses its queue all the time; says how many messages of its own it has done."""
+    stopping, seen = threading.Event(), [0]
+
+    def work() -> None:
+        while not stopping.is_set():
+            q.send(b"traffic", key="busy")
+            for d in q.receive(keys=["busy"]):
+                d.ack()
+                seen[0] += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        yield lambda: seen[0]
+        stopping.set()
+        working.result()
+
+
+def taken(q: strictq.Queue) -> list[int]:
+    """What the program gets of k, in order."""
+    return [d.seq for d in q.receive(keys=["k"])]
+
+
+def dead(q: strictq.Queue) -> list[tuple[int, str, str]]:
+    return [(d.seq, d.kind, d.reason) for d in q.dead_letters("k")]
+
+
+def reject_all(q: strictq.Queue) -> None:
+    for d in q.receive(keys=["k"]):
+        d.reject("bad")
+
+
+def lose_the_place(q: strictq.Queue) -> None:
+    """Nobody would be handed k any more."""
+    for shard in q._store.shards:
+        shard.run(lambda tx: tx.db.execute("DELETE FROM ready WHERE lane = (SELECT id FROM lane WHERE key = ?)", (b"sk",)))
+    assert taken(q) == []
+
+
+def fail_once(q: strictq.Queue) -> list[tuple[int, str, str]]:
+    (d,) = q.receive(1, keys=["k"])
+    d.nack(reason="no paper")
+    return dead(q)
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "before", "effect", "expected"),
+    [
+        ("hold", ["k", "--reason", "called"], None, lambda q: (q.explain("k").by, taken(q)), ("called", [])),
+        ("release", ["k"], lambda q: q.hold("k", "called"), taken, [1, 2, 3]),
+        ("redrive", ["k"], reject_all, lambda q: (dead(q), taken(q)), ([], [1, 2, 3])),
+        ("reject", ["k", "2", "--reason", "bad"], None, lambda q: (dead(q), taken(q)), ([(2, "rejected", "bad")], [1, 3])),
+        ("purge", ["k"], None, lambda q: (taken(q), q.explain("k").depth), ([], 0)),
+        ("config", ["max_attempts=1"], None, fail_once, [(1, "poison", "no paper")]),
+        ("check", ["--fix"], lose_the_place, taken, [1, 2, 3]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_operating_from_another_process(
+    q: strictq.Queue,
+    path: Path,
+    tmp_path: Path,
+    busy: Callable[[], int],
+    command: str,
+    words: list[str],
+    before: Callable[[strictq.Queue], object] | None,
+    effect: Callable[[strictq.Queue], object],
+    expected: object,
+) -> None:
+    """Beside the program, which is this process: it goes on, and meets what the command did."""
+    fill(q, "k", 3)
+    if before is not None:
+        before(q)
+    status, _, err = strictq_command(tmp_path, command, str(path), *words)
+    assert (status, err) == (0, "")
+    was = busy()
+    wait_until(lambda: busy() > was, "the program's own messages")
+    assert effect(q) == expected
+    assert q.check() == []
 
 
 # ---------------------------------------------------------------- query
