@@ -22,6 +22,10 @@ REVIVE_STEP: Final = 500
 POISON_HOLD: Final = "poison"
 READY: Final = repeated(LANES.add_ready, 64, 16, 4, 1)
 NEW: Final = repeated(LANES.insert, 64, 16, 4, 1)
+REPEATED_WITHIN: Final = 60 * SECOND
+"""For so long the end of an aside is remembered: see `remember`."""
+ENDED: Final = ""
+"""The dedup id that keeps the lane of an aside that ended. No message is sent to such a lane, so no other id is there."""
 ASIDE: Final = b"!"
 """In the key of a lane that holds one keyless message, moved out of its neighbours' way."""
 
@@ -143,15 +147,18 @@ def list_first(tx: Tx, lane: int, arrival: int, due: int | None) -> None:
         list_ready(tx, lane, arrival, careful=False)
 
 
-def end_aside(tx: Tx, lane: int) -> None:
-    """A lane of one keyless message ends with it."""
-    row = tx.run(LANES.get, (lane,)).get
-    if row is None:
+def end_aside(tx: Tx, lane: int, *, forget: bool = False) -> None:
+    """A lane of one keyless message ends with it. Where it remembers how, a little later (`forget`): the call may be repeated."""
+    found = tx.run(LANES.get, (lane,)).get
+    if found is None:
         return
-    key = row[1]
-    if is_keyless(key) and ASIDE in key and not tx.run(LANES.lane_has_rows, (lane,)).get:
-        tx.run(LANES.delete, (lane,))
-        tx.totals.lanes -= 1
+    row = Lane._make(found)
+    if is_keyless(row.key) and ASIDE in row.key and not tx.run(LANES.lane_has_rows, (lane,)).get:
+        if row.done_token is not None and not forget:
+            tx.run(SEND.remember_dedup, (lane, ENDED, row.last_seq, 0, tx.now + REPEATED_WITHIN))
+        else:
+            tx.run(LANES.delete, (lane,))
+            tx.totals.lanes -= 1
 
 
 def release_lane(tx: Tx, lease: LeaseRow, *, at_end: bool = False) -> None:
@@ -219,6 +226,7 @@ def revive_some(tx: Tx, lane: int) -> bool:
 
 def create_aside(tx: Tx, key: bytes, arrival: int) -> int:
     """A lane for one keyless message. It starts at 1 whatever the floor: its key is never used again."""
+    forget_dedups(tx)  # new ones pay for the end of old ones
     totals = tx.totals
     totals.last_lane += 1
     totals.lanes += 1
@@ -316,10 +324,13 @@ def remembers(lane: Lane, token: int, kind: str, seqs: Iterable[int]) -> bool:
 
 
 def forget_dedups(tx: Tx) -> None:
-    """A bounded step: a few dedup ids whose window is over."""
+    """A bounded step: a few dedup ids whose window is over, and the asides that ended so long ago."""
     old: list[Any] = tx.run(SEND.old_dedups, (tx.now,)).fetchall()
     if old:
         tx.many(SEND.delete_dedup, old)
+        for lane, dedup_id in old:
+            if dedup_id == ENDED:
+                end_aside(tx, lane, forget=True)
 
 
 def forget_idle(tx: Tx, *, keep: set[int]) -> None:

@@ -121,7 +121,7 @@ def purge_dead(tx: Tx, lane: int) -> tuple[int, bool]:
         tx.totals.dead -= len(rows)
         tx.totals.purged += len(rows)
         tx.run(OPERATE.forget_redrives, (lane,))
-        lanes.end_aside(tx, lane)
+        lanes.end_aside(tx, lane, forget=True)
     return len(rows), len(rows) == PURGE_STEP
 
 

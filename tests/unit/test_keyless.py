@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import apsw
 import pytest
 
 import strictq
 from strictq import Message, Queue
 from strictq.testing import FakeClock
+from tests.support.internals import failing
 from tests.support.queues import Opener, ack_all
 
 SPREADS = ["random", "round_robin"]
@@ -74,7 +78,7 @@ def test_nacked_message_blocks_no_other(make: Opener, clock: FakeClock, spread: 
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_nacked_again_and_again_it_blocks_no_other(make: Opener, together: bool) -> None:
+def test_nacked_again_and_again_it_blocks_no_other(make: Opener, clock: FakeClock, together: bool) -> None:
     q = make(keyless="random", keyless_lanes=1, max_attempts=None)
     for body in (b"bad", b"2", b"3"):
         q.send(body)
@@ -91,7 +95,56 @@ def test_nacked_again_and_again_it_blocks_no_other(make: Opener, together: bool)
     (d,) = q.receive()
     assert (d.body, d.attempt) == (b"bad", 13 if together else 11)
     d.ack()
-    assert q.stats().lanes == 1, "its lane went with it"
+    assert q.stats().lanes == 2, "its lane stays for a while, for the sake of an ack that is repeated"
+    clock.advance(61.0)
+    q.send(b"", delay=1.0)
+    assert q.stats().lanes == 2, "it went when the next one came"
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("end", ["ack", "transaction", "ack_many"])
+@pytest.mark.parametrize("aside", ["delayed", "nacked"])
+def test_its_end_may_be_repeated_too(make: Opener, clock: FakeClock, aside: str, end: str) -> None:
+    """As with any other message: where nobody knows whether the first call happened, the second succeeds, and does nothing."""
+    q = make(keyless="random", keyless_lanes=1)
+    q.send(b"", delay=1.0 if aside == "delayed" else 0.0)
+    clock.advance(2.0)
+    (d,) = q.receive()
+    if aside == "nacked":
+        d.nack()
+        (d,) = q.receive()
+
+    def once() -> None:
+        if end == "ack":
+            d.ack()
+        elif end == "ack_many":
+            q.ack_many([d])
+        else:
+            with q.transaction(d) as tx:
+                tx.send(b"", "next")
+
+    with failing(q, "COMMIT", apsw.IOError("the answer was lost"), after=True), suppress(strictq.StrictqError):
+        once()
+    once()
+    assert len(q.peek("next")) == (end == "transaction")
+    assert q.stats().acks == 1
+    assert q.check() == []
+
+
+def test_lanes_that_ended_long_ago_do_not_pile_up(make: Opener, clock: FakeClock) -> None:
+    q = make(keyless="random", keyless_lanes=1)
+    for _ in range(50):
+        for _ in range(4):
+            q.send(b"", delay=1.0)
+        clock.advance(2.0)
+        q.ack_many(q.receive())
+    assert q.stats().lanes <= 1 + 4 * (60 // 2 + 2)
+    assert q.stats().lanes > 100
+    clock.advance(61.0)
+    for n in range(20):
+        q.send(b"", "k", dedup_id=str(n))
+    assert q.stats().lanes == 2
+    assert q.check() == []
 
 
 @pytest.mark.parametrize("spread", SPREADS)
