@@ -102,6 +102,7 @@ def test_orders_through_the_server_and_two_workers(place: Path, start: Start) ->
     for path, body, name, answer in promised:
         assert ask(url + path, body, **{"Idempotency-Key": name}) == (200, answer)
     assert ask(f"{url}/orders/ann")[0] == ask(f"{url}/orders/ann", "no name")[0] == 400
+    assert ask(url, "for nobody", **{"Idempotency-Key": "r"})[0] == 400
     assert ask(f"{url}/orders/%ff", "no UTF-8", **{"Idempotency-Key": "r"})[0] == 400
     workers = [worker(start), worker(start)]
     for n in range(1, ORDERS + 1):
