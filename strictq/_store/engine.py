@@ -12,7 +12,7 @@ from .history import ACKED, End
 from .lanes import ASIDE, is_keyless
 from .outbox import put as put_in_outbox
 from .program import AppDatabase, Rows
-from .send import INLINE_BYTES_MAX, Item, Sent, send
+from .send import INLINE_BYTES_MAX, Item, Sent, require_valid, send
 from .settle import (
     Ack,
     Batch,
@@ -65,5 +65,5 @@ __all__ = [
     "ACKED", "INLINE_BYTES_MAX", "Ack", "Advance", "AppDatabase", "Batch", "Claimed", "End", "Held", "Item", "Lost", "Request",
     "Rows", "Sent", "Tx", "ack_lane", "done_before",
     "extend", "head_of", "key_state", "keyless_by_hash", "keyless_lane", "lowest_unresolved", "more", "nack", "put_in_outbox",
-    "reject", "release", "release_all", "send", "set_key_state", "shared_key", "smaller", "start",
+    "reject", "release", "release_all", "require_valid", "send", "set_key_state", "shared_key", "smaller", "start",
 ]  # fmt: skip

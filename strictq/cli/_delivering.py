@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from strictq import InvalidArgument, Message, OutcomeUnknown, PartialFailure, Queue, QueueFull, StrictqError
 from strictq.cli._command import Stopping, explained
-from strictq.cli._rows import BadLine
+from strictq.cli._rows import BadLine, Numbered
 
 AGAIN_SECONDS: Final = 0.1
-
-Numbered = tuple[int, Message]
 
 
 class GaveUp(Exception):
@@ -87,10 +85,11 @@ class Sender:
                 self._patience(error, deadline, batch, [rest, *pieces])
                 pieces.append(rest)
 
-    def _once(self, messages: list[Message]) -> tuple[list[int], StrictqError] | None:
+    def _once(self, messages: list[Any]) -> tuple[list[int], StrictqError] | None:
         """One try: None, or which were not sent, and why."""
+        send: Callable[[list[Any]], list[Any]] = self._q.send_many if type(messages[0]) is Message else self._q._send_plain
         try:
-            receipts = self._q.send_many(messages)
+            receipts = send(messages)
         except PartialFailure as e:
             failed = [i for i, r in enumerate(e.results) if isinstance(r, StrictqError)]
             self._count([r for r in e.results if not isinstance(r, StrictqError)])

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import strictq
-from strictq import Message, OutcomeUnknown, PartialFailure, Receipt, StoreBusy
+from strictq import Message, OutcomeUnknown, PartialFailure, StoreBusy
 from strictq.cli._delivering import Sender
 from tests.support.command import (
     COLOUR,
@@ -270,15 +270,17 @@ class Refusing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *failures: Callable[[list[Message]], BaseException | None]) -> None:
         self.failures = list(failures)
-        genuine = strictq.Queue.send_many
+        for name in ("send_many", "_send_plain"):
+            monkeypatch.setattr(strictq.Queue, name, self._refusing(getattr(strictq.Queue, name)))
 
-        def send_many(q: strictq.Queue, messages: list[Message]) -> list[Receipt]:
+    def _refusing(self, genuine: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def send(q: strictq.Queue, messages: list[Any]) -> list[Any]:
             error = self.failures.pop(0)(messages) if self.failures else None
             if error is not None:
                 raise error
             return genuine(q, messages)
 
-        monkeypatch.setattr(strictq.Queue, "send_many", send_many)
+        return send
 
 
 def numbered(count: int) -> str:
@@ -340,9 +342,11 @@ def test_a_busy_queue_without_patience(path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_one_shard_refused_is_sent_again_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     genuine = strictq.Queue.send_many
 
-    def partly(messages: list[Message]) -> BaseException:
+    def partly(messages: list[tuple[str, bytes]]) -> BaseException:
         with strictq.open(path) as q:
-            results: list[Any] = [StoreBusy("busy", shard=1) if m.key == "b" else genuine(q, [m])[0] for m in messages]
+            results: list[Any] = [
+                StoreBusy("busy", shard=1) if key == "b" else genuine(q, [Message(body, key=key)])[0] for key, body in messages
+            ]
         return PartialFailure("some shards did not take their messages", results)
 
     Refusing(monkeypatch, partly)
@@ -509,7 +513,7 @@ def test_a_second_signal_after_the_commit_leaves_a_doubt(
     path: Path, monkeypatch: pytest.MonkeyPatch, where: str, repeatable: bool
 ) -> None:
     """It comes when the batch is in the queue, and the command does not know it yet, or not all of it."""
-    holder, name = (strictq.Queue, "send_many") if where == "sent" else (Sender, "_count")
+    holder, name = (strictq.Queue, "send_many" if repeatable else "_send_plain") if where == "sent" else (Sender, "_count")
     genuine = getattr(holder, name)
     calls: list[object] = []
 
