@@ -5,12 +5,13 @@ power goes, at any write to the disk. Then the device boots with what was on the
 compare what the sensor was told is stored with what is left of it.
 
 The power cut is played on a recorded disk: SQLite writes through a layer that notes what it wrote, and what of that it has
-synced. What was synced is on the disk after the cut; of everything else, nothing, all, or some sectors. Such a disk tells
-the truth: real ones may not. (A kill -9 can't show this: it leaves all that was given to the operating system.)
+synced. What was synced is on the disk after the cut; of everything else, nothing, all, or what was written up to some sector.
+Such a disk tells the truth: real ones may not. (A kill -9 can't show this: it leaves all that was given to the operating system.)
 """
 
 import random
 import tempfile
+import threading
 from pathlib import Path
 
 import apsw  # SQLite for Python; it comes with strictq
@@ -35,13 +36,13 @@ class Disk(apsw.VFS):
 
     def __init__(self):
         super().__init__("recorded-disk", "unix")
-        self.left = {}  # it records from a boot to the cut
+        self.lock, self.left = threading.Lock(), {}  # it records from a boot to the cut
         apsw.set_default_vfs("recorded-disk")
 
     def boot(self, directory, writes):
         """What is there now is on the disk. After so many writes the power goes; 0: never."""
-        self.synced = {str(file): file.read_bytes() for file in directory.iterdir()}
-        self.written = {path: bytearray(data) for path, data in self.synced.items()}
+        self.synced = {str(file): bytearray(file.read_bytes()) for file in directory.iterdir()}
+        self.unsynced = []  # (path, offset, data): writes, and with None for the data, truncations
         self.writes, self.left = writes, None
 
     def require_power(self):
@@ -49,17 +50,14 @@ class Disk(apsw.VFS):
             raise PowerCut
 
     def cut(self):
-        """Decide what is on the disk: for each sector that was written and not synced, whether it had arrived."""
-        share = random.choice((0.0, 0.5, 1.0))
-        self.left = {}  # from now on no thread's write counts
-        self.left |= {path: bytearray(data) for path, data in dict(self.synced).items()}
-        for path, data in dict(self.written).items():
-            left = self.left.setdefault(path, bytearray())
-            for at in range(0, len(data), SECTOR):
-                new = data[at : at + SECTOR]
-                if new != left[at : at + SECTOR] and random.random() < share:
-                    left.extend(bytes(max(0, at - len(left))))
-                    left[at : at + SECTOR] = new
+        """Decide what is on the disk: how many of the writes that were not synced had arrived, and how much of the one behind."""
+        self.left, unsynced = self.synced, self.unsynced  # from now on no thread's write counts
+        arrived = random.choice((0, random.randint(0, len(unsynced)), len(unsynced)))
+        for write in unsynced[:arrived]:
+            apply(self.left, *write)
+        for path, offset, data in unsynced[arrived : arrived + 1]:
+            if data is not None:
+                apply(self.left, path, offset, data[: SECTOR * random.randint(0, len(data) // SECTOR)])
 
     def restore(self, directory):
         """Make the files what they are after the cut."""
@@ -76,10 +74,27 @@ class Disk(apsw.VFS):
 
     def xDelete(self, path, sync_directory):
         super().xDelete(path, sync_directory)
-        if self.left is None:
-            self.written.pop(path, None)
-            if sync_directory:
-                self.synced.pop(path, None)
+        with self.lock:
+            if self.left is None:
+                self.forget(path)
+                if sync_directory:
+                    self.synced.pop(path, None)
+
+    def forget(self, path):
+        """Of a file that is synced or deleted: its writes that were not synced before."""
+        mine = [write for write in self.unsynced if write[0] == path]
+        self.unsynced = [write for write in self.unsynced if write[0] != path]
+        return mine
+
+
+def apply(files, path, offset, data):
+    """Do to these files what was done to the disk."""
+    file = files.setdefault(path, bytearray())
+    if data is None:
+        del file[offset:]
+        return
+    file.extend(bytes(max(0, offset - len(file))))
+    file[offset : offset + len(data)] = data
 
 
 class File(apsw.VFSFile):
@@ -89,30 +104,27 @@ class File(apsw.VFSFile):
         self.disk, self.path = disk, name.filename() if isinstance(name, apsw.URIFilename) else str(name)
         super().__init__("unix", name, flags)
 
-    def recorded(self):
-        return None if self.disk.left is not None else self.disk.written.setdefault(self.path, bytearray())
-
     def xWrite(self, data, offset):
         super().xWrite(data, offset)
-        file = self.recorded()
-        if file is not None:
-            file.extend(bytes(max(0, offset - len(file))))
-            file[offset : offset + len(data)] = data
-            self.disk.writes -= 1
-            if self.disk.writes == 0:
-                self.disk.cut()
+        with self.disk.lock:  # strictq has a thread of its own for checkpoints
+            if self.disk.left is None:
+                self.disk.unsynced.append((self.path, offset, bytes(data)))
+                self.disk.writes -= 1
+                if self.disk.writes == 0:
+                    self.disk.cut()
 
     def xTruncate(self, size):
         super().xTruncate(size)
-        file = self.recorded()
-        if file is not None:
-            del file[size:]
+        with self.disk.lock:
+            if self.disk.left is None:
+                self.disk.unsynced.append((self.path, size, None))
 
     def xSync(self, flags):
         super().xSync(flags)
-        file = self.recorded()
-        if file is not None:
-            self.disk.synced[self.path] = bytes(file)
+        with self.disk.lock:
+            if self.disk.left is None:
+                for write in self.disk.forget(self.path):
+                    apply(self.disk.synced, *write)
 
 
 class Device:
