@@ -398,8 +398,9 @@ def _end_careful(work: _Claim, first: Row, found: list[Row]) -> None:
         fitting = work.fit(found)
         if fitting:
             work.take(fitting)
-        elif work.stop and found[0][ID] != first[ID] == first[POSITION]:
-            # It keeps its turn. Where its head arrived is another lane's place now, if the head was put aside.
+        elif work.stop and found[0][ID] > first[ID] == first[POSITION]:
+            # It keeps its turn. Where its head arrived is another lane's place now, if the head was put aside. Never at an
+            # earlier place: those up to the last lane that was claimed are dropped.
             lanes.unlist(tx, lane)
             lanes.list_ready(tx, lane, found[0][ID], careful=True)
         if fitting or work.stop:

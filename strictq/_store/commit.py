@@ -289,7 +289,8 @@ class Writer:
             raise OutcomeUnknown(f"COMMIT failed: {e}", shard=self._shard, cause=e) from e
         except BaseException:
             # Interrupted in front of the COMMIT, or behind it: else only an error of SQLite's own ends the transaction.
-            tx.committed = not tx.db.in_transaction
+            with suppress(apsw.Error):  # closed, by a fork in a signal's handler: then nobody knows
+                tx.committed = not tx.db.in_transaction
             self._roll_back(tx)
             raise
 

@@ -67,7 +67,7 @@ async def _surely(call: Callable[[], T], limiter: anyio.CapacityLimiter | None) 
             except asyncio.CancelledError as e:  # a shield does not keep it off; if it came before the call began, once more
                 cancelled = e
     if cancelled is not None:
-        raise cancelled
+        raise cancelled from (failure[0] if failure else None)
     if failure:
         raise failure[0]
     return outcome[0]

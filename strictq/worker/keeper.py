@@ -200,7 +200,9 @@ class Keeper:
             self._save()
         for lane in list(self._board.lanes.values()):
             self.state.drop(lane)
-        for job in self._board.leaving:  # where an error ended it: they are waited for otherwise
+        with self._board.lock:
+            leaving = list(self._board.leaving)  # where an error ended it: they are waited for otherwise
+        for job in leaving:
             self.state.gave_up = True
             self.state.cancel(job)
 

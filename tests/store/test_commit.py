@@ -708,6 +708,33 @@ def test_an_interrupt_at_a_commit_costs_nothing(disk: Opener, memory: bool, behi
     assert q.check() == []
 
 
+def test_an_interrupt_behind_the_commit_of_a_connection_that_is_gone_is_told_as_it_is(disk: Opener) -> None:
+    """As a fork leaves it, in the handler of a signal."""
+    q = disk()
+    q.send(b"", "k")
+    writer = writer_of(q)
+    real = writer._db
+    assert real is not None
+
+    class Gone:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def execute(self, sql: str, *args: Any) -> Any:
+            cursor = real.execute(sql, *args)
+            if sql == "COMMIT":
+                writer._drop_connection()
+                raise KeyboardInterrupt
+            return cursor
+
+    writer._db = Gone()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        q.send(b"", "k")
+    assert at_rest(q)
+    assert q.stats().depth == 2
+    assert q.check() == []
+
+
 @pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "SELECT"])
 @pytest.mark.parametrize("error", [apsw.NoMemError("out of memory"), apsw.IOError("disk I/O error")], ids=["memory", "io"])
 def test_an_error_of_sqlite_empties_no_queue_in_memory(statement: str, error: apsw.Error) -> None:
