@@ -20,7 +20,7 @@ from .cases import SUITES
 from .measure import Figure
 from .sizes import FULL, SHORT, TINY
 
-COMMANDS: Final = {"peers": "peers.command", "conformance": "conformance.command"}
+COMMANDS: Final = {"peers": "peers.command", "conformance": "conformance.command", "outage": "outage"}
 """What else there is besides the cases: `python -m benchmarks peers`."""
 
 

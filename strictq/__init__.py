@@ -4,9 +4,10 @@ import strictq
 
 with strictq.open("orders.strictq") as q:
     q.send(b"paid", key="order-17")
-    for d in q.receive():
-        with d:
-            print(d.key, d.seq, d.body)
+    with q.receive() as batch:
+        for d in batch:
+            with d:
+                print(d.key, d.seq, d.body)
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ._clock import Clock, SystemClock
 from ._config import QueueConfig
+from ._effects import PendingReceipt
 from ._errors import (
     ConfigError,
     ConsumerBusy,
@@ -43,8 +45,11 @@ from ._errors import (
     StrictqError,
     UnknownMessage,
 )
-from ._types import DurationEstimate, Event, Message, Receipt, ShardStats, Stats
+from ._observe import Observation, Observer
+from ._types import DurationEstimate, Event, Message, OpenBreaker, Receipt, ShardStats, Stats
+from .batch import Batch
 from .delivery import Delivery, Lease
+from .handle import DeliveryRef
 from .opening import open, open_async, salvage
 from .queue import Queue
 from .transaction import Transaction
@@ -62,22 +67,29 @@ if TYPE_CHECKING:
         Problem,
         QueryReport,
         Salvaged,
+        WorkerEvent,
     )
-    from .aio import AsyncDelivery, AsyncLease, AsyncQueue, AsyncTransaction
-    from .worker import Job, Reject, Retry, Worker, WorkerEvent, WorkerStats
+    from .aio import AsyncBatch, AsyncDelivery, AsyncDeliveryRef, AsyncLease, AsyncQueue, AsyncTransaction
+    from .worker import Breaker, Defer, Job, Reject, Retry, Worker, WorkerStats
 
 __all__ = [
+    "AsyncBatch",
     "AsyncDelivery",
+    "AsyncDeliveryRef",
     "AsyncLease",
     "AsyncQueue",
     "AsyncTransaction",
+    "Batch",
+    "Breaker",
     "Clock",
     "ConfigError",
     "ConsumerBusy",
     "ConsumerLost",
     "ConsumerStatus",
     "DeadLetter",
+    "Defer",
     "Delivery",
+    "DeliveryRef",
     "DurationEstimate",
     "Event",
     "Explanation",
@@ -96,9 +108,13 @@ __all__ = [
     "MessageStatus",
     "MessageTooLarge",
     "MissingExtra",
+    "Observation",
+    "Observer",
+    "OpenBreaker",
     "OutcomeUnknown",
     "PartialFailure",
     "PeekedMessage",
+    "PendingReceipt",
     "Problem",
     "QueryReport",
     "Queue",
@@ -138,10 +154,10 @@ __all__ = [
 _LATE = {
     "_findings": (
         "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "LostRange", "MessageStatus", "PeekedMessage",
-        "Problem", "QueryReport", "Salvaged",
+        "Problem", "QueryReport", "Salvaged", "WorkerEvent",
     ),
-    "aio": ("AsyncDelivery", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
-    "worker": ("Job", "Reject", "Retry", "Worker", "WorkerEvent", "WorkerStats"),
+    "aio": ("AsyncBatch", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
+    "worker": ("Breaker", "Defer", "Job", "Reject", "Retry", "Worker", "WorkerStats"),
 }  # fmt: skip
 
 

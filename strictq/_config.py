@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from typing import Any, Literal
+from collections.abc import Mapping, Set
+from typing import Any, Final, Literal
 
 import attrs
 
@@ -12,6 +14,12 @@ from ._errors import ConfigError
 
 FOREVER_SECONDS = 10 * 365 * 86400.0
 """The longest delay, TTL, lease or window: ten years, far inside what a 64-bit microsecond clock can add."""
+
+BODY_BYTES_MAX: Final = 500_000_000
+"""The largest max_body_bytes: SQLite takes no value over 1e9 bytes."""
+
+BEFORE: Final = {"retry_delay_seconds": 0.0, "retry_for_seconds": 0.0}
+"""What a stored configuration without these fields means: the behaviour of the version that stored it."""
 
 
 def _seconds(minimum: float, *, optional: bool = False) -> Any:
@@ -36,6 +44,19 @@ def _whole(minimum: int, maximum: int, *, optional: bool = False) -> Any:
     return check
 
 
+def _remembers_given(cls: type[QueueConfig]) -> type[QueueConfig]:
+    """Let the constructor note which settings it was given: attrs fills in the defaults before anything else can see them."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def __init__(self: QueueConfig, **given: Any) -> None:
+        init(self, **given)
+        self._remember(given.keys(), {})
+
+    cls.__init__ = __init__  # type: ignore[method-assign]
+    return cls
+
+
 def _one_of(*choices: str) -> Any:
     def check(_: QueueConfig, attribute: attrs.Attribute[Any], value: object) -> None:
         if value not in choices:
@@ -44,9 +65,20 @@ def _one_of(*choices: str) -> Any:
     return check
 
 
-@attrs.frozen(kw_only=True)
-class QueueConfig:
+class _Remembered:
+    """What a QueueConfig keeps that is no setting of this version, and takes no part in comparisons."""
+
+    _given: frozenset[str]
+    _unknown: Mapping[str, Any]
+    """Settings of a newer version, as stored."""
+
+
+@_remembers_given
+@attrs.frozen(kw_only=True, slots=False)
+class QueueConfig(_Remembered):
     """Settings of a queue, stored in it. Change them with `q.configure(...)`; every process sees them at its next write.
+
+    It remembers which settings were given, and which are defaults: `strictq.open` compares a stored queue with those given only.
 
     Raises:
         ConfigError: a value is out of range, or two values contradict each other.
@@ -55,17 +87,30 @@ class QueueConfig:
     lease_seconds: float = attrs.field(default=30.0, validator=_seconds(0.001))
     """How long a receive holds a lane unless it says otherwise, seconds."""
     max_attempts: int | None = attrs.field(default=5, validator=_whole(1, 1_000_000, optional=True))
-    """Starts of a handler after which a message is poison; None: no limit."""
+    """Starts of a handler after which a message may be given up, see `retry_for_seconds`; None: never."""
     on_poison: Literal["dead_letter", "hold", "drop"] = attrs.field(
         default="dead_letter", validator=_one_of("dead_letter", "hold", "drop")
     )
     """What happens to a message that is out of attempts: dead-letter it and go on, hold its lane, or drop it."""
-    retry_delay_seconds: float = attrs.field(default=0.0, validator=_seconds(0.0))
-    """Wait before the second attempt after a nack without a delay of its own, seconds; 0: at once."""
+    retry_delay_seconds: float = attrs.field(default=1.0, validator=_seconds(0.0))
+    """Wait before the second attempt after a nack without a delay of its own, seconds; 0: at once.
+
+    A wait differs by up to a quarter from lane to lane, so that lanes that failed together do not come back together.
+    """
     retry_backoff: float = attrs.field(default=2.0)
     """Factor by which that wait grows with each further attempt, 1.0 to 100.0."""
     retry_delay_max_seconds: float = attrs.field(default=900.0, validator=_seconds(0.0))
     """Upper bound of that wait, seconds."""
+    retry_for_seconds: float = attrs.field(
+        default=attrs.Factory(lambda self: 0.0 if self.retry_delay_seconds == 0 else 6 * 3600.0, takes_self=True),
+        validator=_seconds(0.0),
+    )
+    """Time since its first failure before which a message that fails is not given up, seconds; 0: `max_attempts` alone decides.
+
+    The default is six hours, and 0 where `retry_delay_seconds` is 0: retries at once for hours would be a busy loop.
+
+    A start that ended without an outcome, because the lease ran out, counts against `max_attempts` alone.
+    """
     dedup_window_seconds: float = attrs.field(default=300.0, validator=_seconds(0.001))
     """How long a dedup_id is remembered after its send, seconds."""
     ttl_seconds: float | None = attrs.field(default=None, validator=_seconds(0.001, optional=True))
@@ -80,7 +125,7 @@ class QueueConfig:
     """How many lanes keyless messages are spread over."""
     max_depth: int | None = attrs.field(default=None, validator=_whole(1, 2**53, optional=True))
     """Unresolved messages at which sends are refused with QueueFull; None: no limit."""
-    max_body_bytes: int = attrs.field(default=16 * 1024 * 1024, validator=_whole(1, 500_000_000))
+    max_body_bytes: int = attrs.field(default=16 * 1024 * 1024, validator=_whole(1, BODY_BYTES_MAX))
     """Largest body, bytes."""
     idle_lane_seconds: float | None = attrs.field(default=None, validator=_seconds(0.001, optional=True))
     """Forget a lane that has been empty so long, seconds; None: never. It restarts at a higher seq."""
@@ -110,22 +155,36 @@ class QueueConfig:
         known = {a.name for a in attrs.fields(QueueConfig)}
         if unknown := sorted(set(changes) - known):
             raise ConfigError(f"unknown setting {unknown[0]!r}; the settings are {', '.join(sorted(known))}")
-        return attrs.evolve(self, **changes)
+        return attrs.evolve(self, **changes)._remember(self.given | changes.keys(), self._unknown)
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The names of the settings that were given, by the constructor, by `evolve`, or as stored; the others are defaults."""
+        return self._given
+
+    def _remember(self, given: Set[str], unknown: Mapping[str, Any]) -> QueueConfig:
+        vars(self).update(_given=frozenset(given), _unknown=dict(unknown))
+        return self
 
     def to_json(self) -> str:
-        """The stored form: a JSON object with every field."""
-        return json.dumps(attrs.asdict(self), sort_keys=True)
+        """The stored form: a JSON object with every field, and what `from_json` did not know."""
+        return json.dumps({**self._unknown, **attrs.asdict(self)}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> QueueConfig:
-        """Read the stored form; fields this version does not know are an error, missing ones take their default."""
+        """Read the stored form. A missing field takes the value that it had in effect when this was stored.
+
+        Fields that this version does not know, which a newer one wrote, have no effect; `to_json` writes them back unchanged.
+        """
         values = json.loads(text)
         if not isinstance(values, dict):
             raise ConfigError("the stored configuration is not a JSON object")
-        return cls().evolve(**values)
+        known = {a.name for a in attrs.fields(cls)} & values.keys()
+        unknown = {name: value for name, value in values.items() if name not in known}
+        return cls(**(BEFORE | {name: values[name] for name in known}))._remember(known, unknown)
 
     def retry_delay(self, attempts: int) -> float:
-        """Seconds to wait after attempt number `attempts` (1 for the first) failed."""
+        """Seconds to wait after attempt number `attempts` (1 for the first) failed, before they differ by lane."""
         if self.retry_delay_seconds <= 0.0:
             return 0.0
         # The exponent is capped: 100.0 ** 1_000_000 overflows a float.

@@ -35,6 +35,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from . import _hints as hints
+
 
 class StrictqError(Exception):
     """Root of every error that strictq raises.
@@ -42,6 +44,7 @@ class StrictqError(Exception):
     Attributes:
         transient: the same call may succeed later without anybody changing anything.
         hint: what to do about it, one sentence.
+        hint_code: names the hint, whatever its words are; "" of a hint that is not strictq's own.
     """
 
     transient: bool = False
@@ -58,6 +61,16 @@ class StrictqError(Exception):
         text = super().__str__()
         return f"{text} ({self.hint})" if self.hint else text
 
+    @property
+    def hint_code(self) -> str:
+        return getattr(self.hint, "code", "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as values that JSON can hold: type, message, hint, code (of the hint), transient, and fields of its own."""
+        from ._views import error_dict
+
+        return error_dict(self)
+
 
 class InvalidArgument(StrictqError, ValueError):
     """An argument that can never work. Nothing changed."""
@@ -66,7 +79,7 @@ class InvalidArgument(StrictqError, ValueError):
 class MessageTooLarge(InvalidArgument):
     """The body is larger than `QueueConfig.max_body_bytes`. Nothing changed."""
 
-    hint = "raise max_body_bytes with q.configure(), or send a reference to the data"
+    hint = hints.MESSAGE_TOO_LARGE
 
 
 class ConfigError(StrictqError, ValueError):
@@ -76,19 +89,19 @@ class ConfigError(StrictqError, ValueError):
 class QueueNotFound(StrictqError):
     """There is no queue at that path, and this call may not create one."""
 
-    hint = "check the path, or open it without create=False and read_only=True"
+    hint = hints.QUEUE_NOT_FOUND
 
 
 class QueueClosed(StrictqError):
     """The queue object was closed. Nothing changed."""
 
-    hint = "open it again with strictq.open()"
+    hint = hints.QUEUE_CLOSED
 
 
 class ReadOnlyQueue(StrictqError):
     """The queue was opened with read_only=True. Nothing changed."""
 
-    hint = "open it without read_only=True"
+    hint = hints.READ_ONLY_QUEUE
 
 
 class LeaseLost(StrictqError):
@@ -100,7 +113,7 @@ class LeaseLost(StrictqError):
         token: the fencing token that was refused.
     """
 
-    hint = "drop the work on this message: whoever holds the key now will do it"
+    hint = hints.LEASE_LOST
 
     def __init__(
         self, key: str | bytes | int | None, seq: int, token: int, why: str = "the lease was lost", *, hint: str | None = None
@@ -115,7 +128,7 @@ class QueueFull(StrictqError):
     """`QueueConfig.max_depth` is reached. Nothing changed."""
 
     transient = True
-    hint = "wait for consumers to catch up, or raise max_depth with q.configure()"
+    hint = hints.QUEUE_FULL
 
 
 class UnknownMessage(StrictqError):
@@ -126,19 +139,19 @@ class ConsumerBusy(StrictqError):
     """A named consumer has one holder at a time, and another one has it now. Nothing changed."""
 
     transient = True
-    hint = "stop the other holder (a query, say), or use another consumer name"
+    hint = hints.CONSUMER_BUSY
 
 
 class ConsumerLost(StrictqError):
     """The named consumer was taken over by another holder, or released by an operator. Nothing changed."""
 
-    hint = "start again, if the other holder is not meant to go on"
+    hint = hints.CONSUMER_LOST
 
 
 class HandoutGone(StrictqError):
     """A hand-out can't be served: it is older than what is kept, was released, or is not of this queue. Nothing changed."""
 
-    hint = "start with a new checkpoint: it begins after the last acknowledged hand-out"
+    hint = hints.HANDOUT_GONE
 
 
 class ServerUnreachable(StrictqError):
@@ -149,9 +162,7 @@ class ServerUnreachable(StrictqError):
     """
 
     transient = True
-    hint = (
-        "the program that called strictq.spark.serve must still be running, and its address must be one that executors can reach"
-    )
+    hint = hints.SERVER_UNREACHABLE
 
     def __init__(self, message: str, address: str, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -165,7 +176,7 @@ class ServerRefused(StrictqError):
         address: host and port.
     """
 
-    hint = "if the server was started again, start the query again, too; or give strictq.spark.serve the token that it had"
+    hint = hints.SERVER_REFUSED
 
     def __init__(self, message: str, address: str, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -180,7 +191,7 @@ class PartialFailure(StrictqError):
             or the exception that it met.
     """
 
-    hint = "look at .results: retry the items whose entry is a transient error"
+    hint = hints.PARTIAL_FAILURE
 
     def __init__(self, message: str, results: Sequence[Any]) -> None:
         super().__init__(message)
@@ -195,7 +206,7 @@ class ForwardPending(StrictqError):
     They are forwarded by the next call that can, in this process or another, or at the next open.
     """
 
-    hint = "do not repeat the transaction: it happened"
+    hint = hints.FORWARD_PENDING
 
 
 class ForkedProcess(StrictqError):
@@ -204,7 +215,7 @@ class ForkedProcess(StrictqError):
     Raised for in-memory queues in a child, and where a fork bypassed `os.register_at_fork`.
     """
 
-    hint = "open the queue again in the child process"
+    hint = hints.FORKED_PROCESS
 
 
 class MissingExtra(StrictqError, ImportError):
@@ -216,7 +227,7 @@ class MissingExtra(StrictqError, ImportError):
     """
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"this needs {package}", hint=f'pip install "strictq[{extra}]"')
+        super().__init__(f"this needs {package}", hint=hints.INSTALL_EXTRA.of(extra=extra))
         self.package = package
         self.extra = extra
 
@@ -248,9 +259,10 @@ class StoreError(StrictqError):
         shard: int,
         cause: BaseException | None = None,
         hint: str | None = None,
+        transient: bool | None = None,
     ) -> None:
         where = "queue.db" if shard < 0 else f"shard {shard}"
-        super().__init__(f"{where}: {message}", hint=hint)
+        super().__init__(f"{where}: {message}", hint=hint, transient=transient)
         self.shard = shard
         self.cause = cause
 
@@ -259,26 +271,26 @@ class StoreBusy(StoreError):
     """The shard's write lock was not had in time. Nothing changed."""
 
     transient = True
-    hint = "try again: another process holds the shard's write lock"
+    hint = hints.STORE_BUSY
 
 
 class StoreFull(StoreError):
     """The disk is full. Nothing changed; acks still work for a while from a reserve kept for them."""
 
     transient = True
-    hint = "free disk space or let consumers drain the queue; sends resume by themselves"
+    hint = hints.STORE_FULL
 
 
 class StoreCorrupt(StoreError):
     """The file is missing, damaged, or not this queue's. The shard is quarantined; the others go on."""
 
-    hint = "restore the file from a backup, or save what can be saved of the queue with strictq.salvage(path, out)"
+    hint = hints.STORE_CORRUPT
 
 
 class SchemaMismatch(StoreError):
     """The file was written by a newer strictq. Nothing changed."""
 
-    hint = "upgrade strictq in this environment"
+    hint = hints.SCHEMA_MISMATCH
 
 
 class OutcomeUnknown(StoreError):
@@ -289,4 +301,4 @@ class OutcomeUnknown(StoreError):
     """
 
     transient = True
-    hint = "repeat the call: acks are idempotent under their token, sends under a dedup_id"
+    hint = hints.OUTCOME_UNKNOWN

@@ -1,4 +1,4 @@
-"""What looking for single things in a queue brings: plain, frozen, without behaviour of their own.
+"""What looking for single things in a queue brings, and what a worker reports: plain, frozen, without behaviour of their own.
 
 Each of these classes takes a third of a millisecond to make, and most programs need none of them: this module is imported where
 one is made.
@@ -13,10 +13,11 @@ import attrs
 
 from ._keys import Key
 from ._types import State
+from ._views import Report
 
 
 @attrs.frozen
-class DeadLetter:
+class DeadLetter(Report):
     """A message that left its lane without an ack, kept for an operator.
 
     Attributes:
@@ -42,7 +43,7 @@ class DeadLetter:
 
 
 @attrs.frozen
-class PeekedMessage:
+class PeekedMessage(Report):
     """A message as it lies in its lane; looking at it changes nothing.
 
     Attributes:
@@ -68,7 +69,7 @@ class PeekedMessage:
 
 
 @attrs.frozen
-class HistoryRecord:
+class HistoryRecord(Report):
     """How one message ended, kept where the queue's `history` setting asks for it.
 
     A message that died and was put back has a record of each of its ends.
@@ -76,7 +77,8 @@ class HistoryRecord:
     Attributes:
         shard, n: where the record lies; n ascends in the order of the ends within the shard, and is never reused.
         id: the message's arrival number.
-        enqueued_at, first_attempt_at, done_at: seconds since 1970; first_attempt_at is None if no handler ever had it.
+        enqueued_at, first_attempt_at, done_at: seconds since 1970. first_attempt_at is when the first attempt that failed began,
+            or the only attempt; None if no handler ever had it.
         attempts: starts of a handler, the last one included.
         prepare_seconds, process_seconds: what a worker measured for the last attempt, or None.
         size: of the body, bytes.
@@ -103,7 +105,7 @@ class HistoryRecord:
 
 
 @attrs.frozen
-class MessageStatus:
+class MessageStatus(Report):
     """Where one message is.
 
     Attributes:
@@ -125,7 +127,7 @@ class MessageStatus:
 
 
 @attrs.frozen
-class Explanation:
+class Explanation(Report):
     """Why a key is, or is not, handed out now.
 
     Attributes:
@@ -137,6 +139,7 @@ class Explanation:
         since, until: seconds since 1970, or None.
         by: the consumer that holds the lane, or the reason it was held for.
         solo: after a crash, handed out one message at a time until this range is resolved.
+        shard: number of the shard that holds the key.
     """
 
     key: Key
@@ -152,10 +155,11 @@ class Explanation:
     token: int | None
     last_error: str | None
     solo: bool
+    shard: int
 
 
 @attrs.frozen
-class QueryReport:
+class QueryReport(Report):
     """What the driver of a query last told of it: after every batch, about every ten seconds without one, and at its end.
 
     Attributes:
@@ -179,7 +183,7 @@ class QueryReport:
 
 
 @attrs.frozen
-class ConsumerStatus:
+class ConsumerStatus(Report):
     """A named consumer, whose hand-outs are recorded and stay leased until they are acked.
 
     Attributes:
@@ -208,7 +212,7 @@ class ConsumerStatus:
 
 
 @attrs.frozen
-class KeyDepth:
+class KeyDepth(Report):
     """One of the deepest, or oldest, keys."""
 
     key: Key | None
@@ -218,7 +222,7 @@ class KeyDepth:
 
 
 @attrs.frozen
-class Problem:
+class Problem(Report):
     """One broken invariant that `check()` found.
 
     Attributes:
@@ -237,8 +241,35 @@ class Problem:
 
 
 @attrs.frozen
-class LostRange:
-    """Seqs of a key that could not be read. Those among them that were not resolved are lost.
+class WorkerEvent(Report):
+    """A change of a job's state, or of a breaker's, for `Worker(on_event=...)` and `Observer.worker_event`.
+
+    They are called in the worker's threads, after the change.
+
+    Attributes:
+        kind: "leased", "preparing", "prepared", "processing", "acked", "retried", "deferred", "poison", "rejected", "lost",
+            "timeout", "released". "poison" instead of "retried" where the message is out of attempts.
+            "breaker_opened" and "breaker_closed" concern no message: key is None, and seq, token and attempt are 0.
+        at: `time.monotonic()`.
+        seconds: how long the handler took, where one came back.
+        detail: error or reason, for a person.
+        where: the line of the handler's code that raised the error, or "".
+    """
+
+    kind: str
+    key: Any
+    seq: int
+    token: int
+    attempt: int
+    at: float
+    seconds: float | None = None
+    detail: str = ""
+    where: str = ""
+
+
+@attrs.frozen
+class LostRange(Report):
+    """Seqs of a key that could not be read, or not be verified. Of the first, those that were not resolved are lost.
 
     Attributes:
         key: None: of a keyless message, or of a key that could not be read.
@@ -252,12 +283,14 @@ class LostRange:
 
 
 @attrs.frozen
-class Salvaged:
+class Salvaged(Report):
     """What `salvage` saved of a damaged queue, and what it could not.
 
     Attributes:
         messages, dead: unresolved messages and dead letters in the new queue.
         lost: where messages or dead letters may be missing; empty: none are.
+        unverified: messages and dead letters that were saved from pages whose checksum is wrong, because SQLite reads the whole
+            shard without complaint. What they say may have changed.
         notes: what else was damaged, or is doubtful; for a person.
     """
 
@@ -265,3 +298,4 @@ class Salvaged:
     dead: int
     lost: tuple[LostRange, ...]
     notes: tuple[str, ...]
+    unverified: tuple[LostRange, ...] = ()

@@ -21,6 +21,9 @@ KEY_BYTES_MAX: Final = 1024
 """Longest key, in stored bytes without the type byte."""
 
 KEYLESS: Final = b"n"
+ASIDE: Final = b"!"
+"""In the key of a lane that holds one keyless message, moved out of its neighbours' way."""
+DEDUP_LANES: Final = 64
 
 
 def encode_key(key: object) -> bytes:
@@ -73,3 +76,25 @@ def decode_key(raw: bytes) -> Key | None:
     except ValueError as e:
         raise StoreCorrupt(f"a stored key can't be read: {raw!r}", shard=-1, cause=e) from e
     return None
+
+
+def is_keyless(raw: bytes) -> bool:
+    """Is this the key of a lane for keyless messages?"""
+    return raw.startswith(KEYLESS)
+
+
+def keyless_lane(lane: int) -> bytes:
+    """The stored key of one of the lanes for keyless messages."""
+    return KEYLESS + b"%d" % lane
+
+
+def keyless_by_hash(dedup_id: str) -> bytes:
+    """The lane that a dedup id chooses: the same one whatever `keyless_lanes` is, so that a repeated send is recognised."""
+    from ._hashing import hash_key
+
+    return keyless_lane(hash_key(dedup_id.encode()) % DEDUP_LANES)
+
+
+def shared_key(raw: bytes) -> bytes:
+    """The key that state is kept under: a keyless message in a lane of its own shares that of the lane it came from."""
+    return raw.split(ASIDE)[0] if is_keyless(raw) else raw

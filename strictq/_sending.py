@@ -1,121 +1,102 @@
-"""Sending: the part of Queue that producers use."""
+"""Sending: messages are checked, and appended shard by shard."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import count
-from typing import Any, Final
+from typing import Any
 
+from . import _hints as hints
 from . import _validate as validate
 from ._config import QueueConfig
 from ._errors import InvalidArgument, PartialFailure, StrictqError
-from ._keys import Key, encode_key
-from ._store import Store, engine
+from ._keys import Key, encode_key, keyless_by_hash, keyless_lane
+from ._store.api import Item, Sent, Storage, require_valid
 from ._types import Message, Receipt
 
 # Past the constructor's argument handling, which costs as much as all else that is done here for a message.
 _receipt = tuple.__new__
-_NO_DELAY: Final = Message(b"").delay
-"""The default itself: a zero that was given is looked at more closely."""
 
 
 class Sending:
-    """send and send_many."""
+    """What queues, transactions and the command call to send."""
 
-    _store: Store
-    _turn: count[int]
+    __slots__ = ("_storage", "_turn")
 
-    def send(
-        self,
-        body: bytes,
-        key: Key | None = None,
-        *,
-        dedup_id: str | None = None,
-        delay: float = 0.0,
-        ttl: float | None = None,
-        headers: Mapping[str, str] | None = None,
-        size_hint: float | None = None,
-        prepare_seconds: float | None = None,
-        process_seconds: float | None = None,
-    ) -> Receipt:
-        """Append a message to its key's sequence. Durable on return.
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._turn = count(random.randrange(1 << 16))
 
-        Args:
-            body: the content; may be empty.
-            key: str, bytes or int. None only where the queue's `keyless` allows it.
-            dedup_id: within the dedup window, a second send with this key and id stores nothing.
-            delay: seconds before it may be handed out; later messages of its key wait for it.
-            ttl: seconds after which it expires if nobody holds it; None: the queue's ttl_seconds.
-            headers: str → str.
-            size_hint, prepare_seconds, process_seconds: estimates for a worker.
-        Returns:
-            Its position. `duplicate` is set where the dedup_id was known; then it is the first one's.
-        Raises:
-            InvalidArgument, MessageTooLarge, QueueFull, StoreBusy, StoreFull: nothing changed.
-            OutcomeUnknown: it may have happened; safe to repeat with a dedup_id.
-        Source: docs/explanation/guarantees.md
-        """
-        store = self._store
-        store.require_open()
-        item, config = self._item(
-            Message(
-                body, key=key, dedup_id=dedup_id, delay=delay, ttl=ttl, headers=headers, size_hint=size_hint,
-                prepare_seconds=prepare_seconds, process_seconds=process_seconds,
-            )
-        )  # fmt: skip
-        ((seq, arrival, duplicate),) = store.send(store.shard_of(item[0]), [item], config)
-        return Receipt(key, seq, arrival, duplicate)
+    @property
+    def config(self) -> QueueConfig:
+        """The settings that messages are checked against."""
+        return self._storage.config
+
+    def send(self, message: Message) -> Receipt:
+        """Append a message. See Queue.send."""
+        storage = self._storage
+        storage.require_open()
+        item, config = self._checked(message)
+        shard = storage.shard_of(item[0])
+        ((seq, arrival, duplicate),) = storage.send(shard, [item], config)
+        return _receipt(Receipt, (message.key, seq, arrival, duplicate, shard))
 
     def send_many(self, messages: Iterable[Message]) -> list[Receipt]:
-        """Append many messages, in order. Atomic per shard: one transaction for each shard that is touched.
-
-        Returns:
-            A receipt for each, in the order given.
-        Raises:
-            InvalidArgument, MessageTooLarge: one of them can't be sent; nothing changed.
-            QueueFull, StoreError: nothing changed (where one shard is concerned).
-            PartialFailure: some shards failed; results has a Receipt or an exception for each message.
-        """
-        self._store.require_open()
+        """Append many messages, in order. See Queue.send_many."""
+        self._storage.require_open()
         given, items, config = self._items(messages)
+        owners = self._owners(items)
         try:
-            sent = self._append(items, config)
+            sent = self._append(items, owners, config)
         except PartialFailure as e:
-            results = [r if isinstance(r, StrictqError) else Receipt(key, *r) for key, r in zip(given, e.results, strict=True)]
+            results = [
+                r if isinstance(r, StrictqError) else _receipt(Receipt, (key, *r, owners[item[0]]))
+                for key, item, r in zip(given, items, e.results, strict=True)
+            ]
             raise PartialFailure(str(e), results) from e.__cause__
-        return [_receipt(Receipt, (key, seq, i, same)) for key, (seq, i, same) in zip(given, sent, strict=True)]
+        if not owners:
+            return [_receipt(Receipt, (key, seq, i, same, 0)) for key, (seq, i, same) in zip(given, sent, strict=True)]
+        return [
+            _receipt(Receipt, (key, seq, i, same, owners[item[0]]))
+            for key, item, (seq, i, same) in zip(given, items, sent, strict=True)
+        ]
 
-    def _send_plain(self, messages: list[tuple[Key, bytes]]) -> list[engine.Sent]:
+    def send_plain(self, messages: list[tuple[Key, bytes]]) -> list[Sent]:
         """For the command: send_many of messages that are a checked key and a body each, at two thirds of its cost.
 
         Raises:
             As send_many; the results of PartialFailure are (seq, id, duplicate) or exceptions.
         """
-        self._store.require_open()
-        config = self._store.config
+        self._storage.require_open()
+        config = self._storage.config
         raws = {key: encode_key(key) for key in {key for key, _ in messages}}
-        items: list[engine.Item] = [(raws[key], body, None, None) for key, body in messages]
-        engine.require_valid(items, config)
-        return self._append(items, config)
+        items: list[Item] = [(raws[key], body, None, None) for key, body in messages]
+        require_valid(items, config)
+        return self._append(items, self._owners(items), config)
 
-    def _append(self, items: list[engine.Item], config: QueueConfig) -> list[engine.Sent]:
+    def _owners(self, items: list[Item]) -> dict[bytes, int]:
+        """Return the shard of each key, hashed once a key; nothing where the queue has only shard 0."""
+        storage = self._storage
+        return {} if storage.shards == 1 else {raw: storage.shard_of(raw) for raw in {item[0] for item in items}}
+
+    def _append(self, items: list[Item], owners: dict[bytes, int], config: QueueConfig) -> list[Sent]:
         """Append to the shards concerned, one after the other.
 
         Raises:
             PartialFailure: some failed; results has what came of each message, or an exception.
         """
-        store = self._store
-        if len(store.shards) == 1:
-            return store.send(store.shards[0], items, config) if items else []
+        storage = self._storage
+        if not owners:
+            return storage.send(0, items, config) if items else []
         groups: dict[int, list[int]] = {}
         for i, item in enumerate(items):
-            groups.setdefault(store.shard_of(item[0]).number, []).append(i)
+            groups.setdefault(owners[item[0]], []).append(i)
         results: list[Any] = [None] * len(items)
         failed: StrictqError | None = None
-        for number, places in groups.items():
+        for shard, places in groups.items():
             try:
-                sent = store.send(store.shards[number], [items[i] for i in places], config)
+                sent = storage.send(shard, [items[i] for i in places], config)
             except StrictqError as e:
                 failed = e
                 for i in places:
@@ -129,28 +110,38 @@ class Sending:
             raise PartialFailure("some shards did not take their messages", results) from failed
         return results
 
-    def _items(self, messages: Iterable[Message]) -> tuple[list[Key | None], list[engine.Item], QueueConfig]:
+    def _items(self, messages: Iterable[Message]) -> tuple[list[Key | None], list[Item], QueueConfig]:
         """Messages as the store takes them, their keys as given, and the settings they were checked against."""
         if not isinstance(messages, Iterable):
             found = "a single one" if isinstance(messages, Message) else type(messages).__name__
             raise InvalidArgument(f"send_many takes a list of Message objects, not {found}")
-        messages = list(messages)
-        config = self._store.config
+        return self._items_of(list(messages))
+
+    def _items_of(self, messages: list[Message]) -> tuple[list[Key | None], list[Item], QueueConfig]:
+        config = self._storage.config
         try:
             return (*self._check(messages, config), config)
         except InvalidArgument:
             # Another process may have loosened the settings since this one last wrote.
-            if not self._store.refresh_config():
+            if not self._storage.refresh_config():
                 raise
-            config = self._store.config
+            config = self._storage.config
             return (*self._check(messages, config), config)
 
-    def _item(self, message: Message) -> tuple[engine.Item, QueueConfig]:
-        _, (item,), config = self._items([message])
+    def item(self, message: Message) -> Item:
+        """A message as the storage takes it.
+
+        Raises:
+            InvalidArgument, MessageTooLarge: it can't be sent.
+        """
+        return self._checked(message)[0]
+
+    def _checked(self, message: Message) -> tuple[Item, QueueConfig]:
+        _, (item,), config = self._items_of([message])
         return item, config
 
-    def _check(self, messages: list[Message], config: QueueConfig) -> tuple[list[Key | None], list[engine.Item]]:
-        items: list[engine.Item] = []
+    def _check(self, messages: list[Message], config: QueueConfig) -> tuple[list[Key | None], list[Item]]:
+        items: list[Item] = []
         try:
             return self._check_into(items, messages, config), items
         except InvalidArgument as e:
@@ -158,7 +149,7 @@ class Sending:
                 e.args = (f"message {len(items) + 1:,} of {len(messages):,}: {e.args[0]}",)
             raise
 
-    def _check_into(self, items: list[engine.Item], messages: list[Message], config: QueueConfig) -> list[Key | None]:
+    def _check_into(self, items: list[Item], messages: list[Message], config: QueueConfig) -> list[Key | None]:
         known: dict[str, bytes] = {}
         given: list[Key | None] = []
         longest = config.max_body_bytes
@@ -178,7 +169,8 @@ class Sending:
             # Written out, because it runs for every message: no option is set, so there is nothing more to check.
             if (
                 m.dedup_id is None
-                and m.delay is _NO_DELAY
+                and type(m.delay) is float
+                and not m.delay
                 and m.ttl is None
                 and m.headers is None
                 and m.size_hint is None
@@ -194,8 +186,8 @@ class Sending:
 
     def _keyless(self, message: Message, config: QueueConfig) -> bytes:
         if config.keyless == "refuse":
-            raise InvalidArgument("a message needs a key", hint="or let it have none: q.configure(keyless='random')")
+            raise InvalidArgument("a message needs a key", hint=hints.LET_KEYLESS)
         if message.dedup_id is not None:
-            return engine.keyless_by_hash(validate.name("dedup_id", message.dedup_id))
+            return keyless_by_hash(validate.name("dedup_id", message.dedup_id))
         lane = next(self._turn) if config.keyless == "round_robin" else random.randrange(config.keyless_lanes)
-        return engine.keyless_lane(lane % config.keyless_lanes)
+        return keyless_lane(lane % config.keyless_lanes)

@@ -1,129 +1,215 @@
-"""Settling: the part of Queue that takes back what was handed out."""
+"""Settling: what becomes of messages that were received. One transaction for each shard that is touched.
+
+What it is given are the states of messages and leases, whoever made them: a receive, or a handle that came from elsewhere.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from . import _hints as hints
 from . import _validate as validate
-from ._errors import InvalidArgument, LeaseLost, PartialFailure, StoreError
-from ._store import Store, engine, handed, looking
-from ._store.calls import Operation, bound
-from ._store.frame import Totals
-from ._store.shard import Shard
-from .delivery import OPEN, SETTLED, Delivery, Lease
+from ._errors import InvalidArgument, LeaseLost, PartialFailure, StoreError, StrictqError
+from ._keys import shared_key
+from ._leased import OPEN, SETTLED, LeaseState, MessageState, NamedLease, NamedMessage, Origin
+from ._store.api import Failure, Fields, Held, Row, Settlement, Storage
 
-_Act = Callable[[Sequence[engine.Batch]], Operation[list[engine.Lost]]]
-"""What is to be done with the batches of a shard, as an operation on it."""
+RELEASES_TOGETHER: Final = 100
 _STATE: Final = attrgetter("_state")
 _LEASE: Final = attrgetter("lease")
+M = TypeVar("M", bound=MessageState)
+
+_Work = list[tuple[LeaseState, Settlement]]
+_Act = Callable[[int, Sequence[Settlement]], Sequence[object]]
+"""What is to be done with settlements of a shard: see Storage. The outcome of each."""
 
 
 class Settling:
-    """ack_many, nack_many, extend_many, and what deliveries and leases call."""
+    """What deliveries, leases, handles, queues and workers call to settle, start, extend and release."""
 
-    _store: Store
+    __slots__ = ("_storage",)
 
-    def ack_many(self, deliveries: Iterable[Delivery]) -> None:
-        """Resolve many, in any order. The valid ones take effect; one transaction per shard.
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
 
-        Raises:
-            LeaseLost: of a single delivery.
-            PartialFailure: some were lost, or shards failed: results has None or an exception for each delivery.
-        """
-        self._settle(_listed(deliveries), engine.Ack)
+    @property
+    def queue_id(self) -> str:
+        """Of the queue that this settles messages of."""
+        return self._storage.queue_id
 
-    def nack_many(self, deliveries: Iterable[Delivery], delay: float | None = None, reason: str | None = None) -> None:
-        """Give many back; of each key the first one given, and everything later that its lease holds.
+    # ---- done
 
-        Raises:
-            LeaseLost, PartialFailure: as for ack_many.
-        """
-        self._nack(_listed(deliveries), delay, reason)
-
-    def extend_many(self, deliveries: Iterable[Delivery], seconds: float) -> None:
-        """Move the deadlines of their lanes' leases to `seconds` from now.
+    def ack(self, given: list[M]) -> None:
+        """Resolve messages, in any order. The valid ones take effect.
 
         Raises:
-            LeaseLost, PartialFailure: as for ack_many.
+            LeaseLost: of a single one; nothing changed.
+            PartialFailure: some were lost, or shards failed: results has None or an exception for each.
         """
-        results = self._extended([self._own(d) for d in _listed(deliveries)], seconds)
-        self._raise_lost("some leases were lost", results)
+        self._ack(given, None)
 
-    def _ack_one(self, d: Delivery) -> None:
-        start = d._next
-        self._settle([d], engine.Ack, start=None if start is None else start.seq)
-        if start is not None and start.seq > d.lease._started:
-            d.lease._started = start.seq
+    def ack_and_start_next(self, d: MessageState) -> None:
+        """Ack a message, and start the one that `consume` hands out next, where it is of the same lease."""
+        following = d._next
+        if following is None:
+            self._ack([d], None)
+            return
+        self._ack([d], following.seq)
+        lease = d.lease
+        lease._started = max(lease._started, following.seq)
 
-    def _settle(
-        self,
-        given: list[Delivery],
-        act: _Act,
-        *,
-        start: int | None = None,
-    ) -> None:
-        self._store.require_open()
+    def _ack(self, given: Sequence[MessageState], start: int | None) -> None:
+        self._storage.require_open()
         work = self._whole_leases(given)
         results: list[Any] = [None] * len(given)
         if work is None:
-            work = self._leases_of(given, results, start)
-        trouble = self._settle_all(work, act)
+            work = [(lease, lease._held.some(seqs, start=start)) for lease, seqs in self._by_lease(given, results)]
+        trouble = self._act_on_all(work, self._storage.ack)
         if not trouble and not any(results):
             for d in given:
                 d._state = SETTLED
             for lease, batch in work:
                 lease._open -= len(batch.seqs)
             return
-        for i, d in enumerate(given):
-            if results[i] is None:
-                lost = trouble.get(d.lease, {})
-                results[i] = lost if isinstance(lost, StoreError) else lost.get(d.seq)
-            if results[i] is None:
-                d._state = SETTLED
-                d.lease._open -= 1
-        self._raise_lost("some deliveries were lost", results)
+        self._settled(given, results, trouble)
 
-    def _whole_leases(self, given: list[Delivery]) -> list[tuple[Lease, engine.Batch]] | None:
+    def _whole_leases(self, given: Sequence[MessageState]) -> _Work | None:
         """The common case, fast: every lease that occurs is given with all its messages. None: it is not so."""
         try:
             if len(set(given)) != len(given) or any(map(_STATE, given)):
                 return None
-            counts = Counter(map(_LEASE, given))
+            counts: Counter[LeaseState] = Counter(map(_LEASE, given))
         except (AttributeError, TypeError):
             return None  # something else among them
         work = []
         for lease, n in counts.items():
             lo, hi = lease._lo, lease._hi
-            if n != lease._open or hi - lo + 1 != n or self._foreign(lease):
+            if n != lease._open or hi - lo + 1 != n or self._is_foreign(lease):
                 return None
-            held = lease._held
-            work.append((lease, engine.Batch(held.lane, held.key, held.token, range(lo, hi + 1), True, held.apart)))
+            work.append((lease, lease._held.whole(range(lo, hi + 1))))
         return work
 
-    def _leases_of(self, given: list[Delivery], results: list[Any], start: int | None) -> list[tuple[Lease, engine.Batch]]:
-        """Any mixture of deliveries, grouped by lease; what is settled already goes to the results at once."""
-        groups: dict[Lease, set[int]] = {}
+    def _by_lease(self, given: Sequence[MessageState], results: list[Any]) -> list[tuple[LeaseState, list[int]]]:
+        """Any mixture of messages: each lease with the seqs. What is settled already goes to the results at once."""
+        groups: dict[LeaseState, set[int]] = {}
         for i, d in enumerate(given):
-            seqs = groups.setdefault(self._own(d), set())
+            seqs = groups.setdefault(self.own(d), set())
             if d._state == SETTLED or d.seq in seqs:
                 results[i] = _settled_before(d)
             else:
                 seqs.add(d.seq)
-        return [(lease, lease._batch(sorted(seqs), start)) for lease, seqs in groups.items() if seqs]
+        return [(lease, sorted(seqs)) for lease, seqs in groups.items() if seqs]
 
-    def _settle_all(self, work: list[tuple[Lease, engine.Batch]], act: _Act) -> dict[Lease, dict[int, LeaseLost] | StoreError]:
-        """One transaction per shard. What was refused of each lease; leases without trouble are left out."""
-        by_shard: dict[int, list[tuple[Lease, engine.Batch]]] = {}
+    # ---- given back
+
+    def nack(self, given: Sequence[MessageState], delay: float | None, reason: str | None, output: str | None = None) -> bool:
+        """Give messages back; of each lease the first one given, and everything later that it holds.
+
+        Args:
+            delay: seconds the lanes wait; None: the queue's retry delay and backoff.
+        Returns:
+            Whether one was out of attempts, so that `on_poison` took effect.
+        Raises:
+            LeaseLost, PartialFailure: as for ack.
+        """
+        wait = None if delay is None else validate.microseconds("delay", delay)
+        why = validate.text("reason", reason)
+        said = validate.text("output", output)
+        given_up: list[object] = []
+
+        def act(shard: int, heads: Sequence[Settlement]) -> Sequence[object]:
+            outcomes = self._storage.nack(shard, heads, wait, why, said)
+            given_up.extend(outcomes)
+            return outcomes
+
+        self._postpone(given, act)
+        return True in given_up
+
+    def defer(self, given: Sequence[MessageState], delay_seconds: float) -> None:
+        """Postpone messages; of each lease the first one given, and everything later that it holds. No attempt is charged.
+
+        Raises:
+            LeaseLost, PartialFailure: as for ack.
+        """
+        wait = validate.microseconds("delay_seconds", delay_seconds)
+        self._postpone(given, lambda shard, heads: self._storage.defer(shard, heads, wait))
+
+    def defer_failed(
+        self, given: Sequence[MessageState], delay_seconds: float, failures: Sequence[Failure]
+    ) -> list[StrictqError | None]:
+        """For a worker: postpone messages of different leases that failed, uncharged. One transaction a shard.
+
+        Args:
+            failures: the error of each, and what its handler had to say.
+        Returns:
+            For each: None, or why it was not postponed.
+        """
+        wait = validate.microseconds("delay_seconds", delay_seconds)
+        said = {
+            (self.own(d)._held.key, d.token): (validate.text("error", error), validate.text("output", output))
+            for d, (error, output) in zip(given, failures, strict=True)
+        }
+
+        def act(shard: int, heads: Sequence[Settlement]) -> Sequence[object]:
+            return self._storage.defer(shard, heads, wait, [said[head.key, head.token] for head in heads])
+
+        try:
+            self._postpone(given, act)
+        except PartialFailure as e:
+            return list(e.results)
+        except (LeaseLost, StoreError) as e:
+            return [e] * len(given)
+        return [None] * len(given)
+
+    def reject(self, d: MessageState, reason: str, output: str | None) -> None:
+        """Dead-letter a message now.
+
+        Raises:
+            LeaseLost: nothing changed.
+        """
+        why = validate.reason(reason)
+        said = validate.text("output", output)
+        self.require_unsettled(d)
+        self._settle([d], lambda shard, batches: self._storage.reject(shard, batches, why, said))
+
+    def _postpone(self, given: Sequence[MessageState], act: _Act) -> None:
+        # Of each lease, the first one given stands for all: it gives back everything later.
+        first: dict[LeaseState, int] = {}
+        for d in given:
+            lease = self.own(d)
+            if d._state == OPEN:
+                first[lease] = min(first.get(lease, d.seq), d.seq)
+        try:
+            self._settle(given, act)
+        finally:
+            # Also where some of them failed: those that are settled took what lies behind them along.
+            for d in given:
+                if d._state == SETTLED and first.get(d.lease) == d.seq:
+                    d.lease._given_back(d.seq)
+
+    def _settle(self, given: Sequence[MessageState], act: _Act) -> None:
+        """Do it for the first message given of each lease. What becomes of it becomes of the others."""
+        self._storage.require_open()
+        results: list[Any] = [None] * len(given)
+        work = [(lease, lease._held.some(seqs[:1])) for lease, seqs in self._by_lease(given, results)]
+        trouble = self._act_on_all(work, act)
+        self._settled(given, results, trouble)
+
+    # ---- how a call ends
+
+    def _act_on_all(self, work: _Work, act: _Act) -> dict[LeaseState, Any]:
+        """Do it, shard by shard. What was refused of each lease, or why its shard failed; leases without trouble are left out."""
+        by_shard: dict[int, _Work] = {}
         for entry in work:
             by_shard.setdefault(entry[0].shard, []).append(entry)
-        trouble: dict[Lease, dict[int, LeaseLost] | StoreError] = {}
-        for number, entries in by_shard.items():
-            batches = [batch for _, batch in entries]
+        trouble: dict[LeaseState, Any] = {}
+        for shard, entries in by_shard.items():
             try:
-                outcomes = self._store.shards[number].drain(act(batches))
+                outcomes = act(shard, [batch for _, batch in entries])
             except StoreError as e:
                 trouble.update((lease, e) for lease, _ in entries)
                 continue
@@ -131,114 +217,113 @@ class Settling:
                 trouble.update((lease, lost) for (lease, _), lost in zip(entries, outcomes, strict=True) if lost)
         return trouble
 
-    def _nack(self, given: list[Delivery], delay: float | None, reason: str | None, output: str | None = None) -> None:
-        wait = None if delay is None else validate.microseconds("delay", delay)
-        why = validate.text("reason", reason)
-        said = validate.text("output", output)
-        # Of each lease, the first one given stands for all: it gives back everything later.
-        first: dict[Lease, int] = {}
-        for d in given:
-            lease = self._own(d)
-            if d._state == OPEN:
-                first[lease] = min(first.get(lease, d.seq), d.seq)
+    def _settled(self, given: Sequence[MessageState], results: list[Any], trouble: dict[LeaseState, Any]) -> None:
+        for i, d in enumerate(given):
+            if results[i] is None:
+                lost = trouble.get(d.lease)
+                results[i] = lost.get(d.seq) if isinstance(lost, dict) else lost if isinstance(lost, StrictqError) else None
+            if results[i] is None:
+                d._state = SETTLED
+                d.lease._open -= 1
+        _raise_lost("some deliveries were lost", results)
 
-        def act(tx: engine.Tx, batches: Sequence[engine.Batch]) -> list[engine.Lost]:
-            heads = [engine.head_of(b) for b in batches]
-            lost = engine.nack(tx, heads, wait, why, said)
-            return [dict.fromkeys(b.seqs, next(iter(bad.values()))) if bad else {} for b, bad in zip(batches, lost, strict=True)]
+    # ---- attempts
 
-        try:
-            self._settle(given, lambda batches: bound(act, batches))
-        finally:
-            # Also where some of them failed: those that are settled took what lies behind them along.
-            for d in given:
-                if d._state == SETTLED and first.get(d.lease) == d.seq:
-                    d.lease._given_back(d.seq)
+    def start(self, d: MessageState) -> None:
+        """Charge an attempt of a message, durably, unless that is done.
 
-    def _reject(self, d: Delivery, reason: str, output: str | None) -> None:
-        why = validate.text("reason", reason)
-        if not why:
-            raise InvalidArgument("reject needs a reason")
-        said = validate.text("output", output)
+        Raises:
+            LeaseLost: nothing changed.
+        """
+        lease = self.own(d)
+        self.require_unsettled(d)
+        self._storage.require_open()
+        # Where it is charged already, and no other consumer can have the lane, there is nothing to write.
+        if d.seq > lease._started or lease._deadline <= self._storage.now():
+            _raise_first(self._storage.start(lease.shard, [self.settlement(d)]))
+            lease._started = max(lease._started, d.seq)
+        d._begun = True
 
-        def act(tx: engine.Tx, batches: Sequence[engine.Batch]) -> list[engine.Lost]:
-            engine.reject(tx, batches[0], why, said)
-            return [{}]
-
-        self._require_unsettled(d)
-        self._settle([d], lambda batches: bound(act, batches))
-
-    def _start(self, d: Delivery) -> None:
-        lease = self._own(d)
-        self._require_unsettled(d)
-        if d.seq <= lease._started and lease._deadline > self._now():
-            return  # charged already, and the lane can't be anybody else's
-        self._store.require_open()
-        batch = self._batch(d)
-        self._shard(lease).drain(lambda tx: engine.start(tx, batch))
-        lease._started = max(lease._started, d.seq)
-
-    def _advance(
-        self, done: Sequence[tuple[Delivery, Delivery | None]], starting: Sequence[Delivery]
-    ) -> dict[Delivery, Exception]:
-        """For a worker: ack one delivery of each lease and start the one behind it; start others. One transaction a shard.
+    def advance(self, done: Sequence[tuple[M, M | None]], starting: Sequence[M]) -> dict[M, Exception]:
+        """For a worker: ack one message of each lease and start the one behind it; start others. One transaction a shard.
 
         Returns: those that failed. What failed changed nothing, unless it is OutcomeUnknown.
         """
-        self._store.require_open()
-        by_shard: dict[int, tuple[list[tuple[Delivery, Delivery | None]], list[Delivery]]] = {}
+        self._storage.require_open()
+        by_shard: dict[int, tuple[list[tuple[M, M | None]], list[M]]] = {}
         for pair in done:
             by_shard.setdefault(pair[0].lease.shard, ([], []))[0].append(pair)
         for d in starting:
             by_shard.setdefault(d.lease.shard, ([], []))[1].append(d)
-        failed: dict[Delivery, Exception] = {}
-        for number, (pairs, fresh) in by_shard.items():
-            work = engine.Advance()
-            for d, after in pairs:
-                _add_ack(work, d, after)
-            work.starting = [self._batch(d) for d in fresh]
-            try:
-                refused = self._store.shards[number].drain(work)
-            except StoreError as e:
-                failed |= dict.fromkeys([*(d for d, _ in pairs), *fresh], e)
-                continue
-            for d, after in pairs:
-                lost = refused.get((d.lease._held.lane, d.token)) if refused else None
-                if lost is not None:
-                    failed[d] = lost
-                    continue
-                d._state = SETTLED
-                d.lease._open -= 1
-                if after is not None:
-                    d.lease._started = max(d.lease._started, after.seq)
-            for d in fresh:
-                lost = refused.get((d.lease._held.lane, d.token)) if refused else None
-                if lost is not None:
-                    failed[d] = lost
-                else:
-                    d.lease._started = max(d.lease._started, d.seq)
+        failed: dict[M, Exception] = {}
+        for shard, (pairs, fresh) in by_shard.items():
+            self._advance_shard(shard, pairs, fresh, failed)
         return failed
 
-    def _arrivals(self, shard: int) -> int:
-        """For a worker: another number whenever something arrived in the shard. Costs no lock."""
-        return self._store.shards[shard].glance(lambda db: Totals.read(db).last_id)
+    def _advance_shard(self, shard: int, pairs: list[tuple[M, M | None]], fresh: list[M], failed: dict[M, Exception]) -> None:
+        last: list[tuple[Settlement, int, int]] = []
+        heads: list[Settlement] = []
+        acks: list[Settlement] = []
+        for d, after in pairs:
+            lease = d.lease
+            batch = lease._held.some([d.seq], start=None if after is None else after.seq, took=getattr(d, "_took", None))
+            acks.append(batch)
+            if lease._open == 1:
+                last.append((batch, lease._lo, lease._hi))
+            else:
+                heads.append(batch)
+        starts = [self.settlement(d) for d in fresh]
+        try:
+            refused = self._storage.advance(shard, last, heads, starts)
+        except StoreError as e:
+            failed |= dict.fromkeys([*(d for d, _ in pairs), *fresh], e)
+            return
+        for (d, after), batch in zip(pairs, acks, strict=True):
+            if refused and batch in refused:
+                failed[d] = refused[batch]
+                continue
+            d._state = SETTLED
+            d.lease._open -= 1
+            if after is not None:
+                d.lease._started = max(d.lease._started, after.seq)
+        for d, batch in zip(fresh, starts, strict=True):
+            if refused and batch in refused:
+                failed[d] = refused[batch]
+            else:
+                d.lease._started = max(d.lease._started, d.seq)
 
-    def _extend(self, leases: list[Lease], seconds: float) -> None:
-        self._raise_lost("some leases were lost", self._extended(leases, seconds))
+    # ---- leases
 
-    def _extended(self, leases: list[Lease], seconds: float) -> list[Any]:
-        self._store.require_open()
+    def extend(self, leases: Sequence[LeaseState], seconds: float) -> None:
+        """Move the deadlines of leases to `seconds` from now.
+
+        Raises:
+            LeaseLost, PartialFailure: as for ack.
+        """
+        _raise_lost("some leases were lost", self.extended(leases, seconds))
+
+    def extended(self, leases: Sequence[LeaseState], seconds: float) -> list[StrictqError | None]:
+        """The same. Returns for each: None, or why it was not extended."""
+        self._storage.require_open(inside=True)  # a transaction that takes long needs its lease, and may be undone all the same
         length = validate.microseconds("seconds", seconds, minimum=0.001)
-        outcome: dict[Lease, Any] = {}
-        by_shard: dict[int, list[Lease]] = {}
-        for lease in dict.fromkeys(leases):
-            if self._foreign(lease):
+        for lease in leases:
+            if self._is_foreign(lease):
                 raise _not_ours()
+        outcome = self.renew(leases, length)
+        for lease in outcome:
+            if outcome[lease] is None:
+                lease._seconds = length
+        return [outcome[lease] for lease in leases]
+
+    def renew(self, leases: Iterable[LeaseState], length: int) -> dict[LeaseState, StrictqError | None]:
+        """Move deadlines to `length` microseconds from now."""
+        outcome: dict[LeaseState, StrictqError | None] = {}
+        by_shard: dict[int, list[LeaseState]] = {}
+        for lease in dict.fromkeys(leases):
             by_shard.setdefault(lease.shard, []).append(lease)
-        for number, some in by_shard.items():
-            batches = [x._batch([x._lo]) for x in some]
+        for shard, some in by_shard.items():
             try:
-                deadlines = self._store.shards[number].drain(bound(engine.extend, batches, length))
+                deadlines = self._storage.extend(shard, [lease._held.some([lease._lo]) for lease in some], length)
             except StoreError as e:
                 outcome.update(dict.fromkeys(some, e))
                 continue
@@ -247,118 +332,165 @@ class Settling:
                     outcome[lease] = deadline
                 else:
                     lease._deadline = deadline
-                    lease._seconds = length
                     outcome[lease] = None
-        return [outcome[lease] for lease in leases]
+        return outcome
 
-    def _more(self, lease: Lease, n: int) -> list[Delivery]:
-        self._store.require_open()
+    def more(self, lease: LeaseState, n: int) -> list[Row]:
+        """Grow a lease over up to `n` later messages of its lane.
+
+        Raises:
+            LeaseLost: nothing changed.
+        """
+        self._storage.require_open()
         validate.whole("n", n, 1, validate.MESSAGES_MAX)
         if lease.ack_first:
             raise InvalidArgument("a lease of ack_first does not grow")
-        batch = lease._batch([lease._lo])
-        rows = self._shard(lease).drain(lambda tx: engine.more(tx, batch, n))
+        rows = self._storage.more(lease.shard, lease._held, lease._lo, n)
         if rows:
-            lease._hi = rows[-1][handed.SEQ]
+            lease._hi = Fields.seq(rows[-1])
             lease._open += len(rows)
-            apart = [r[handed.ID] for r in rows if len(r[handed.BODY]) > engine.INLINE_BYTES_MAX]
-            lease._held.apart = [*lease._held.apart, *apart]
-        return [Delivery(row, lease) for row in rows]
+        return rows
 
-    def _release(self, lease: Lease, seq: int) -> None:
-        self._store.require_open()
-        batch = lease._batch([seq])
-        self._shard(lease).drain(lambda tx: engine.release(tx, batch))
+    def release(self, lease: LeaseState, seq: int) -> None:
+        """Give back, unused, a message of a lease and everything later that it holds.
+
+        Raises:
+            LeaseLost: nothing changed.
+        """
+        self._storage.require_open()
+        _raise_first(self._storage.release(lease.shard, [lease._held.some([seq])]))
         lease._given_back(seq)
 
-    def _done(self, d: Delivery) -> None:
-        lease = self._own(d)
-        self._require_unsettled(d)
+    def done(self, d: MessageState) -> None:
+        """For ack_first: the handler of this message is through; after the last one of the lease, the lane is free."""
+        lease = self.own(d)
+        self.require_unsettled(d)
         if lease._open == 1:
-            self._release(lease, lease._lo)
+            self.release(lease, lease._lo)
         lease._open -= 1
         d._state = SETTLED
 
-    @staticmethod
-    def _raise_lost(text: str, results: list[Any]) -> None:
-        bad = [r for r in results if r is not None]
-        if not bad:
-            return
-        if len(results) == 1 or (len(bad) == len(results) and all(r is bad[0] for r in bad)):
-            raise bad[0]
-        raise PartialFailure(text, results) from bad[0]
+    # ---- the rest
 
-    # ---- what deliveries, leases and transactions ask
+    def give_back_rest(self, received: Iterable[MessageState], reason: str) -> None:
+        """Nack what the program started and release the rest. What is settled or lost is left alone."""
+        waiting = [d for d in received if d._state == OPEN and d.seq <= d.lease._hi]
+        begun = [d for d in waiting if getattr(d, "_begun", False) and not d.lease.ack_first]
+        if begun:
+            with suppress(StrictqError):
+                self.nack(begun, None, reason)
+        self.release_rest(waiting)
 
-    def _shard(self, lease: Lease) -> Shard:
-        return self._store.shards[lease.shard]
+    def release_rest(self, waiting: Iterable[MessageState]) -> None:
+        """Give back what is neither settled nor given back, unused. What is lost is left alone."""
+        first: dict[LeaseState, int] = {}
+        for d in waiting:
+            if d._state == OPEN and d.seq <= d.lease._hi:
+                first[d.lease] = min(first.get(d.lease, d.seq), d.seq)
+        leases = list(first.items())
+        for start in range(0, len(leases), RELEASES_TOGETHER):
+            some = leases[start : start + RELEASES_TOGETHER]
+            by_shard: dict[int, list[Settlement]] = {}
+            for lease, seq in some:
+                by_shard.setdefault(lease.shard, []).append(lease._held.some([seq]))
+            for shard, batches in by_shard.items():
+                with suppress(StrictqError):  # then they are lost already, or their deadlines will end them
+                    self._storage.release(shard, batches)
+            for lease, seq in some:
+                lease._given_back(seq)
 
-    def _own(self, d: Delivery) -> Lease:
-        """The lease of a delivery of this queue object."""
-        if type(d) is not Delivery:
+    # ---- whose it is
+
+    def named(self, key: bytes, token: int, seq: int) -> MessageState:
+        """A message that is held, as its handle names it: another process may have received it.
+
+        Args:
+            key: as it is stored, of its lane.
+        """
+        origin = Origin(self._storage, self._storage.shard_of(shared_key(key)), "")
+        return NamedMessage(NamedLease(origin, Held.of_handle(key, token), seq), seq)
+
+    def own(self, d: MessageState) -> LeaseState:
+        """The lease of a message.
+
+        Raises:
+            InvalidArgument: it is not a delivery, or another queue object's.
+        """
+        if not isinstance(d, MessageState):
             raise InvalidArgument(f"expected a Delivery, not {type(d).__name__}")
-        if self._foreign(d.lease):
+        if self._is_foreign(d.lease):
             raise _not_ours()
         return d.lease
 
-    def _foreign(self, lease: Lease) -> bool:
-        return lease._call.queue._store is not self._store
+    def _is_foreign(self, lease: LeaseState) -> bool:
+        return lease._origin.storage is not self._storage
 
     @staticmethod
-    def _require_unsettled(d: Delivery) -> None:
+    def require_unsettled(d: MessageState) -> None:
+        """
+        Raises:
+            LeaseLost: it is settled already.
+        """
         if d._state == SETTLED:
             raise _settled_before(d)
 
     @staticmethod
-    def _settled(d: Delivery) -> None:
+    def settled(d: MessageState) -> None:
+        """It was resolved, with other effects, in a transaction."""
         d._state = SETTLED
+        d.lease._open -= 1
 
     @staticmethod
-    def _batch(d: Delivery) -> engine.Batch:
-        batch = d.lease._batch([d.seq])
-        batch.end = _end_of(d)
-        return batch
+    def settlement(d: MessageState, *others: MessageState) -> Settlement:
+        """Messages of one lease, seqs ascending, as the storage takes them."""
+        return d.lease._held.some([d.seq, *(other.seq for other in others)], took=getattr(d, "_took", None))
 
-    def _now(self) -> int:
-        return self._store.now()
+    # ---- what deliveries read
 
-    def _to_wall(self, at: int) -> float:
-        return self._store.time.to_wall(at)
+    def now(self) -> int:
+        """Queue time, microseconds."""
+        return self._storage.now()
 
-    def _key_state(self, key: bytes) -> bytes | None:
-        store = self._store
-        store.require_open(writing=False)
-        shared = engine.shared_key(key)
-        return store.shard_of(shared).read(lambda db: looking.key_state(db, shared))
+    def to_wall(self, at: int) -> float:
+        """A queue time as seconds since 1970."""
+        return self._storage.to_wall(at)
 
-
-def _add_ack(work: engine.Advance, d: Delivery, after: Delivery | None) -> None:
-    lease, seq = d.lease, d.seq
-    held = lease._held
-    apart = [d.id] if len(d.body) > engine.INLINE_BYTES_MAX else []
-    batch = engine.Batch(held.lane, held.key, held.token, [seq], False, apart, None if after is None else after.seq, _end_of(d))
-    if lease._open == 1:
-        work.last.append((batch, lease._lo, lease._hi))
-    else:
-        work.heads.append(batch)
+    def key_state(self, key: bytes) -> bytes | None:
+        """The durable state of a stored key; of a keyless message, that of the lane it was sent to."""
+        self._storage.require_open(writing=False)
+        return self._storage.key_state(shared_key(key))
 
 
-def _end_of(d: Delivery) -> engine.End:
-    """What a record of its ack says."""
-    took = getattr(d, "_took", None)
-    return engine.ACKED if took is None else engine.End("acked", 1, *took)
+def _raise_lost(text: str, results: Sequence[Any]) -> None:
+    bad = [r for r in results if r is not None]
+    if not bad:
+        return
+    if len(results) == 1 or (len(bad) == len(results) and all(r is bad[0] for r in bad)):
+        raise bad[0]
+    raise PartialFailure(text, list(results)) from bad[0]
 
 
-def _settled_before(d: Delivery) -> LeaseLost:
-    hint = "nothing is left to do for it: ack, nack or reject a delivery once"
+def _raise_first(results: Sequence[LeaseLost | None]) -> None:
+    for error in results:
+        if error is not None:
+            raise error
+
+
+def _settled_before(d: MessageState) -> LeaseLost:
+    hint = hints.SETTLED_ALREADY
     return LeaseLost(d.key, d.seq, d.token, "this delivery is settled already", hint=hint)
 
 
 def _not_ours() -> InvalidArgument:
-    return InvalidArgument("this delivery belongs to another queue object", hint="settle it through the one that received it")
+    return InvalidArgument("this delivery belongs to another queue object", hint=hints.OTHER_QUEUE_OBJECT)
 
 
-def _listed(deliveries: Iterable[Delivery]) -> list[Delivery]:
+def listed(deliveries: Iterable[M]) -> list[M]:
+    """Deliveries as a list.
+
+    Raises:
+        InvalidArgument: it is no collection.
+    """
     try:
         return list(deliveries)
     except TypeError:

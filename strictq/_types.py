@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from enum import Enum
+from typing import Any, Final, Literal, NamedTuple
 
 import attrs
 
 from ._errors import InvalidArgument
 from ._keys import Key
+from ._views import Report, as_dict
 
 State = Literal["ready", "in_flight", "delayed", "held", "dead", "resolved"]
+
+
+class Unset(Enum):
+    """The type of UNSET. An enum, so that it is the same object in another process."""
+
+    UNSET = "unset"
+
+
+UNSET: Final = Unset.UNSET
+"""A state of a key that was not given: None would delete it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -61,26 +73,37 @@ class Receipt(NamedTuple):
         seq: position in its key's sequence, 1, 2, 3 …
         id: arrival number within its shard; unique together with the shard.
         duplicate: nothing was stored, because the same dedup_id was sent before; key, seq and id are the first one's.
+        shard: number of the shard that holds the key.
     """
 
     key: Key | None
     seq: int
     id: int
     duplicate: bool = False
+    shard: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as values that JSON can hold. The key is key and key_type."""
+        return as_dict(self)
 
 
 @attrs.frozen
-class ShardStats:
+class ShardStats(Report):
     """Counts of one shard, from one consistent read.
 
     Messages are counted in exactly one of ready, in_flight, delayed and held; those behind the head of a lane that is in
     flight count as ready, those behind a delayed or held head as delayed or held. Totals (`sends` …) count since the
     queue was created; `claims` and `empty_receives` count looks of receives at this shard that found something, or nothing;
     `redeliveries` messages whose lease ran out; `handout_bytes` is what hand-outs to named consumers keep (within disk_bytes).
-    Ages are exact up to 10,000 lanes in a state, and a lower bound beyond.
+    `oldest_age_seconds` is the age of the oldest head of a lane, `first_attempt_age_seconds` that of the oldest message
+    without an attempt, wherever in its lane. Ages are exact up to 10,000 lanes in a state, and a lower bound beyond.
+
+    `hash_lo` and `hash_hi` are the first and the last hash of the keys that the shard holds, 16 hex digits each.
     """
 
     shard: int
+    hash_lo: str
+    hash_hi: str
     ready: int
     in_flight: int
     delayed: int
@@ -113,7 +136,7 @@ class ShardStats:
 
 
 @attrs.frozen
-class DurationEstimate:
+class DurationEstimate(Report):
     """What workers learned of how long one stage takes: an exponentially weighted regression of seconds on size.
 
     A message of some size is expected to take mean_seconds + slope * (size - mean_size), never less than 0.
@@ -133,11 +156,31 @@ class DurationEstimate:
 
 
 @attrs.frozen
-class Stats:
+class OpenBreaker(Report):
+    """A worker's circuit breaker that is open: the worker starts no handlers, because most of them failed. See Breaker.
+
+    Attributes:
+        consumer: the worker's, as `explain` shows it.
+        since: when it opened, seconds since 1970.
+        failures, ends: of so many handlers that ended in its window then, so many failed.
+        error: the newest failure.
+        probes: tries that failed since.
+    """
+
+    consumer: str
+    since: float
+    failures: int
+    ends: int
+    error: str
+    probes: int = 0
+
+
+@attrs.frozen
+class Stats(Report):
     """Counts of a queue: the sum over its shards, and each shard's own. See ShardStats for what each one means.
 
     `prepare` and `process` are what workers learned of durations, as it is stored with the queue: by a worker at work once a
-    minute, and when it ends.
+    minute, and when it ends. `breakers` are the open circuit breakers of workers in all processes, the oldest first.
     """
 
     ready: int
@@ -167,6 +210,7 @@ class Stats:
     shards: tuple[ShardStats, ...]
     prepare: DurationEstimate = DurationEstimate()
     process: DurationEstimate = DurationEstimate()
+    breakers: tuple[OpenBreaker, ...] = ()
 
     @property
     def depth(self) -> int:
@@ -175,15 +219,18 @@ class Stats:
 
 
 @attrs.frozen
-class Event:
+class Event(Report):
     """Something an operator wants to know, given to the `on_event` hooks after it was committed.
 
     Attributes:
-        kind: "dead_letter", "poison", "lease_lost" or "shard_quarantined".
+        kind: "dead_letter", "poison", "lease_lost", "shard_quarantined", "shard_repaired", "breaker_opened" or "breaker_closed".
+            The last two are a worker's in this process, and concern no shard (-1).
         detail: reason or error, for a person.
     """
 
-    kind: Literal["dead_letter", "poison", "lease_lost", "shard_quarantined"]
+    kind: Literal[
+        "dead_letter", "poison", "lease_lost", "shard_quarantined", "shard_repaired", "breaker_opened", "breaker_closed"
+    ]
     shard: int
     key: Key | None = None
     seq: int | None = None

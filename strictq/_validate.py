@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
+from . import _hints as hints
 from ._config import FOREVER_SECONDS, QueueConfig
 from ._errors import InvalidArgument, MessageTooLarge
 from ._keys import encode_key
-from ._store.send import Item, Options
+from ._store.api import Item, Options
 from ._types import Message
 
 MESSAGES_MAX: Final = 100_000
@@ -21,6 +22,16 @@ TEXT_CHARS_MAX: Final = 10_000
 """Longest reason or output kept; more is cut."""
 NUMBER_MAX: Final = 1e300
 _MICROSECONDS: Final = 1_000_000
+_SHOWN_BITS: Final = 256
+_SHOWN_CHARS: Final = 200
+
+
+def shown(value: object) -> str:
+    """A refused value, for an error: cut to a line. (Python does not convert very large integers to text at all.)"""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
+        return f"an integer of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
 def microseconds(name: str, value: object, *, minimum: float = 0.0) -> int:
@@ -33,13 +44,13 @@ def microseconds(name: str, value: object, *, minimum: float = 0.0) -> int:
         raise InvalidArgument(f"{name} must be a number of seconds, not {type(value).__name__}")
     # Compared before converted: an int may be too large for a float.
     if not minimum <= value <= FOREVER_SECONDS:
-        raise InvalidArgument(f"{name} must be {minimum:g} to {FOREVER_SECONDS:,.10g} seconds, not {value!r}")
+        raise InvalidArgument(f"{name} must be {minimum:g} to {FOREVER_SECONDS:,.10g} seconds, not {shown(value)}")
     return round(value * _MICROSECONDS)
 
 
 def whole(name: str, value: object, minimum: int, maximum: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-        raise InvalidArgument(f"{name} must be a whole number from {minimum:,} to {maximum:,}, not {value!r}")
+        raise InvalidArgument(f"{name} must be a whole number from {minimum:,} to {maximum:,}, not {shown(value)}")
     return value
 
 
@@ -48,7 +59,7 @@ def number(name: str, value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= NUMBER_MAX:
-        raise InvalidArgument(f"{name} must be a number, 0 to {NUMBER_MAX:g}, not {value!r}")
+        raise InvalidArgument(f"{name} must be a number, 0 to {NUMBER_MAX:g}, not {shown(value)}")
     return float(value)
 
 
@@ -59,6 +70,14 @@ def text(name: str, value: object, maximum: int = TEXT_CHARS_MAX) -> str | None:
     if not isinstance(value, str):
         raise InvalidArgument(f"{name} must be a str, not {type(value).__name__}")
     return value[:maximum].encode("utf-8", "replace").decode()
+
+
+def reason(value: object) -> str:
+    """Why a message is rejected: text as above, and some."""
+    found = text("reason", value)
+    if not found:
+        raise InvalidArgument("reject needs a reason", hint=hints.GIVE_REASON)
+    return found
 
 
 def name(what: str, value: object) -> str:
@@ -97,11 +116,19 @@ _PLAIN: Final = (None, 0.0, None, None, None, None, None)
 
 
 def item(message: Message, key: bytes, config: QueueConfig) -> Item:
-    """One message as the store takes it. (Runs for every message: plain ones are told by one comparison.)"""
+    """Check a message, and return it as the store takes it: the only way from the one form to the other.
+
+    Runs for every message: plain ones are recognised by one comparison.
+
+    Args:
+        key: in stored form.
+    Raises:
+        InvalidArgument, MessageTooLarge: it can't be sent to a queue of these settings.
+    """
     parts = _PARTS(message)
     body = parts[0]
     if type(body) is not bytes:
-        raise InvalidArgument(f"a body must be bytes, not {type(body).__name__}", hint="encode it, or use Message.json()")
+        raise InvalidArgument(f"a body must be bytes, not {type(body).__name__}", hint=hints.ENCODE_BODY)
     if len(body) > config.max_body_bytes:
         raise MessageTooLarge(f"a body may have {config.max_body_bytes:,} bytes, this one has {len(body):,}")
     if parts[1:] == _PLAIN and parts[2] is not False:

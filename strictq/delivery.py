@@ -5,93 +5,38 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from . import _hints as hints
+from ._client import Client
 from ._errors import InvalidArgument, LeaseLost
-from ._keys import Key, decode_key
-from ._store import handed
-from ._store.stored import headers as stored_headers
-
-if TYPE_CHECKING:
-    from ._settling import Settling
-
-# States of a delivery, as far as this process knows.
-OPEN, SETTLED = 0, 1
+from ._keys import Key
+from ._leased import OPEN, SETTLED, LeaseState, MessageState, Origin
+from ._store.api import Fields, Held, Row, decode_headers
+from .handle import Handle
 
 
-class Call:
-    """The receive that a lease came from: what all its leases share."""
-
-    __slots__ = ("ack_first", "charge", "consumer", "queue", "shard")
-
-    def __init__(self, queue: Settling, shard: int, consumer: str, ack_first: bool, charge: bool = True) -> None:
-        self.queue = queue
-        self.shard = shard
-        self.consumer = consumer
-        self.ack_first = ack_first
-        self.charge = charge
-
-
-class Lease:
+class Lease(LeaseState):
     """Exclusive, timed hold of one lane by one consumer. All deliveries of the lane from one receive share it."""
 
-    __slots__ = ("_call", "_deadline", "_held", "_hi", "_lo", "_open", "_seconds", "_started")
+    __slots__ = ("_client",)
 
-    def __init__(self, call: Call, held: handed.Held, seconds: int) -> None:
+    def __init__(self, client: Client, origin: Origin, held: Held, seconds: int) -> None:
         rows = held.rows
-        self._call = call
+        self._client = client
+        self._origin = origin
         self._held = held
         self._deadline = held.deadline
         self._seconds = seconds
-        self._lo: int = rows[0][handed.SEQ]
-        self._hi: int = rows[-1][handed.SEQ]
-        self._open = len(rows)  # deliveries that are not settled, as far as this process knows
-        self._started = self._hi if self._open == 1 and call.charge else self._lo - 1
-
-    @property
-    def key(self) -> Key | None:
-        """The lane's key; None for keyless messages."""
-        return decode_key(self._held.key)
-
-    @property
-    def token(self) -> int:
-        """The fencing token, strictly increasing per key for ever."""
-        return self._held.token
-
-    @property
-    def consumer(self) -> str:
-        """Who holds it."""
-        return self._call.consumer
-
-    @property
-    def shard(self) -> int:
-        """The shard the lane lies in."""
-        return self._call.shard
-
-    @property
-    def ack_first(self) -> bool:
-        """Its messages were resolved on receive; only the lane is held."""
-        return self._call.ack_first
-
-    @property
-    def _queue(self) -> Settling:
-        return self._call.queue
-
-    def _given_back(self, seq: int) -> None:
-        """This message and those behind it are nobody's now."""
-        self._hi = min(self._hi, seq - 1)
-        self._started = min(self._started, seq - 1)
-        self._open = -1  # what is left is not all that was handed out
-
-    def _batch(self, seqs: list[int], start: int | None = None) -> handed.Batch:
-        """Some of its messages, as the store takes them."""
-        held = self._held
-        return handed.Batch(held.lane, held.key, held.token, seqs, start=start)
+        self._lo = Fields.seq(rows[0])
+        self._hi = Fields.seq(rows[-1])
+        self._open = len(rows)
+        self._started = self._hi if self._open == 1 and origin.charge else self._lo - 1
 
     @property
     def expires_in(self) -> float:
         """Seconds until the deadline, as far as this process knows; negative when it is over."""
-        return (self._deadline - self._queue._now()) / 1_000_000
+        return (self._deadline - self._client.settling.now()) / 1_000_000
 
     def extend(self, seconds: float) -> None:
         """Move the deadline to `seconds` from now, for everything the lease holds.
@@ -100,7 +45,7 @@ class Lease:
             LeaseLost: the lane was given back or retaken; nothing changed.
         Source: docs/explanation/leases.md
         """
-        self._queue._extend([self], seconds)
+        self._client.settling.extend([self], seconds)
 
     def more(self, n: int = 10) -> list[Delivery]:
         """Grow the lease over up to `n` later messages of the lane that arrived meanwhile, under the same token.
@@ -111,7 +56,7 @@ class Lease:
             LeaseLost: the lane was given back or retaken; nothing changed.
         Source: docs/explanation/leases.md
         """
-        return self._queue._more(self, n)
+        return [Delivery(row, self) for row in self._client.settling.more(self, n)]
 
     def release(self) -> None:
         """Give everything back that is not resolved, unused: nobody is charged an attempt.
@@ -119,13 +64,13 @@ class Lease:
         Raises:
             LeaseLost: the lane was given back or retaken; nothing changed.
         """
-        self._queue._release(self, self._lo)
+        self._client.settling.release(self, self._lo)
 
     def __repr__(self) -> str:
         return f"Lease(key={self.key!r}, token={self.token}, expires_in={self.expires_in:.1f})"
 
 
-class Delivery:
+class Delivery(MessageState):
     """A message in the hands of a consumer, valid while its lease is.
 
     As a context manager it is started on entry, acked on success and nacked on an exception, which goes on:
@@ -137,79 +82,61 @@ class Delivery:
         lease: the hold on its lane, shared with the other deliveries of the lane.
     """
 
-    __slots__ = ("_next", "_row", "_state", "_took", "lease")
+    __slots__ = ("_row",)
 
-    _took: tuple[float | None, float]
-    """Seconds that prepare (None: there was none) and process took, where a worker measured them; else not set."""
+    lease: Lease
 
-    def __init__(self, row: handed.Row, lease: Lease) -> None:
+    def __init__(self, row: Row, lease: Lease) -> None:
         self._row = row
         self.lease = lease
         self._state = OPEN
-        self._next: Delivery | None = None
-
-    @property
-    def key(self) -> Key | None:
-        """As sent; None for a keyless message."""
-        return decode_key(self.lease._held.key)
+        self._next = None
 
     @property
     def seq(self) -> int:
         """Position in its key's sequence."""
-        seq: int = self._row[handed.SEQ]
-        return seq
+        return Fields.seq(self._row)
 
     @property
     def id(self) -> int:
         """Arrival number within its shard."""
-        arrival: int = self._row[handed.ID]
-        return arrival
+        return Fields.id(self._row)
 
     @property
     def body(self) -> bytes:
         """The content."""
-        body: bytes = self._row[handed.BODY]
-        return body
+        return Fields.body(self._row)
 
     @property
     def headers(self) -> dict[str, str]:
         """As sent."""
-        text = self._row[handed.HEADERS]
-        return stored_headers(text, self.lease._call.shard) if text else {}
+        text = Fields.headers(self._row)
+        return decode_headers(text, self.lease.shard) if text else {}
 
     @property
     def attempt(self) -> int:
         """Which start of a handler this is, or would be: 1 for the first."""
-        attempts: int = self._row[handed.ATTEMPTS]
-        return attempts + 1
+        return Fields.starts(self._row) + 1
 
     @property
     def enqueued_at(self) -> float:
         """When it was sent, seconds since 1970."""
-        return self.lease._queue._to_wall(self._row[handed.SENT_AT])
+        return self.lease._client.settling.to_wall(Fields.sent_at(self._row))
 
     @property
     def size_hint(self) -> float | None:
         """As sent."""
-        hint: float | None = self._row[handed.SIZE_HINT]
-        return hint
+        return Fields.size_hint(self._row)
 
     @property
     def prepare_seconds(self) -> float | None:
         """As sent."""
-        seconds: float | None = self._row[handed.PREPARE]
-        return seconds
+        return Fields.prepare_seconds(self._row)
 
     @property
     def process_seconds(self) -> float | None:
         """As sent."""
-        seconds: float | None = self._row[handed.PROCESS]
-        return seconds
-
-    @property
-    def token(self) -> int:
-        """The fencing token to give to systems outside, so that they can refuse a late holder."""
-        return self.lease.token
+        return Fields.process_seconds(self._row)
 
     @property
     def shard(self) -> int:
@@ -217,9 +144,15 @@ class Delivery:
         return self.lease.shard
 
     @property
+    def handle(self) -> str:
+        """A str that names this delivery: `q.delivery(handle)` settles it from any process, after a restart, too."""
+        held = self.lease._held
+        return str(Handle(self.lease._client.storage.queue_id, held.token, self.seq, held.key))
+
+    @property
     def key_state(self) -> bytes | None:
         """The durable state of its key, read now. Exact only inside a transaction: there use tx.key_state."""
-        return self.lease._queue._key_state(self.lease._held.key)
+        return self.lease._client.settling.key_state(self.lease._held.key)
 
     def json(self) -> Any:
         """The body, decoded as JSON."""
@@ -233,7 +166,7 @@ class Delivery:
         Raises:
             LeaseLost: the lane was given back or retaken; nothing changed.
         """
-        self.lease._queue._start(self)
+        self.lease._client.settling.start(self)
 
     def ack(self) -> None:
         """Done: it is never handed out again.
@@ -242,7 +175,7 @@ class Delivery:
             LeaseLost: the lane was given back or retaken, or this delivery is settled; nothing changed.
             OutcomeUnknown: it may have happened; ack again.
         """
-        self.lease._queue._ack_one(self)
+        self.lease._client.settling.ack_and_start_next(self)
 
     def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
         """Give it back, and everything later that the lease holds; it is tried again before anything later.
@@ -254,7 +187,21 @@ class Delivery:
         Raises:
             LeaseLost: the lane was given back or retaken, or this delivery is settled; nothing changed.
         """
-        self.lease._queue._nack([self], delay, reason, output)
+        self.lease._client.settling.nack([self], delay, reason, output)
+
+    def defer(self, delay_seconds: float) -> None:
+        """Postpone it, and everything later that the lease holds, without charging an attempt.
+
+        For a rate limit, an outage, or work that is not due yet. Its lane waits; no later message of its key goes first. A
+        start that was charged is taken back, so the next delivery has the same `attempt`; the last error stays.
+
+        Args:
+            delay_seconds: 0.0 or more seconds that the lane waits.
+        Raises:
+            LeaseLost: the lane was given back or retaken, or this delivery is settled; nothing changed.
+            OutcomeUnknown: it may have happened; defer again.
+        """
+        self.lease._client.settling.defer([self], delay_seconds)
 
     def reject(self, reason: str, *, output: str | None = None) -> None:
         """Dead-letter it now; the lane goes on with the next message.
@@ -265,7 +212,7 @@ class Delivery:
         Raises:
             LeaseLost: the lane was given back or retaken, or this delivery is settled; nothing changed.
         """
-        self.lease._queue._reject(self, reason, output)
+        self.lease._client.settling.reject(self, reason, output)
 
     def extend(self, seconds: float) -> None:
         """Move the deadline of its lane's whole lease to `seconds` from now.
@@ -273,7 +220,7 @@ class Delivery:
         Raises:
             LeaseLost: the lane was given back or retaken; nothing changed.
         """
-        self.lease._queue._extend([self.lease], seconds)
+        self.lease._client.settling.extend([self.lease], seconds)
 
     def done(self) -> None:
         """For ack_first: this message's handler is through; after the last one of the lease, the lane is free.
@@ -283,8 +230,8 @@ class Delivery:
             LeaseLost: the lane was retaken; nothing changed.
         """
         if not self.lease.ack_first:
-            raise InvalidArgument("done() is for receive(ack_first=True)", hint="use ack()")
-        self.lease._queue._done(self)
+            raise InvalidArgument("done() is for receive(ack_first=True)", hint=hints.USE_ACK)
+        self.lease._client.settling.done(self)
 
     def __enter__(self) -> Delivery:
         if not self.lease.ack_first:
@@ -373,6 +320,11 @@ class MessageView:
     def shard(self) -> int:
         """The shard it lies in."""
         return self._delivery.shard
+
+    @property
+    def handle(self) -> str:
+        """A str that names this delivery: `q.delivery(handle)` settles it from any process, after a restart, too."""
+        return self._delivery.handle
 
     def json(self) -> Any:
         """The body, decoded as JSON."""

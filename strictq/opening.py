@@ -7,23 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import apsw
-
+from . import _files as files
+from . import _hints as hints
 from . import _validate as validate
 from ._clock import Clock, SystemClock
 from ._config import QueueConfig
 from ._errors import ConfigError, InvalidArgument, QueueNotFound
-from ._store import Store
-from ._store.catalog import SHARDS_MAX
-from ._store.connection import MEMORY, require_sound_sqlite
+from ._store import api
+from ._store.api import MEMORY, SHARDS_MAX, Storage
 from ._types import Event
 from .queue import Queue
 
 if TYPE_CHECKING:
     from ._findings import Salvaged
     from .aio import AsyncQueue
-
-require_sound_sqlite(apsw.sqlite_lib_version())
 
 
 def open(
@@ -32,6 +29,7 @@ def open(
     shards: int | None = None,
     durability: Literal["full", "process"] | None = None,
     config: QueueConfig | None = None,
+    on_config_mismatch: Literal["warn", "error", "update"] = "warn",
     create: bool = True,
     read_only: bool = False,
     clock: Clock | None = None,
@@ -44,15 +42,21 @@ def open(
         shards: 1..256 files to spread the keys over; default 1. Given again at reopen it must agree.
         durability: "full" (default: a send that returned survives a power cut) or "process" (it survives kill -9; a power
             cut may take the newest commits). Stored; a queue stored as "process" may be opened at "full", never the reverse.
-        config: settings to create it with. Given again at reopen they must agree; change them with `configure`.
+        config: settings to create it with. Of a queue that exists, only the settings given here are compared with the stored
+            ones: QueueConfig(max_attempts=3) says nothing of the others.
+        on_config_mismatch: what happens where they differ. "warn": the stored ones apply, and the log "strictq" gets a warning
+            that names both. "error": ConfigError. "update": those given are stored, as by `configure`.
         create: False: QueueNotFound if it is missing.
         read_only: only look; QueueNotFound if it is missing.
         clock: time for tests; default the machine's.
-        on_event: called for dead letters, poison, lost leases and quarantined shards.
+        on_event: called for dead letters, poison, lost leases, shards that were quarantined or repaired, and workers'
+            breakers; see Event.
     Raises:
         QueueNotFound, ConfigError, InvalidArgument, StoreCorrupt, SchemaMismatch: nothing changed.
+        StoreFull: the disk has no room for a new queue; nothing was left of it.
+        StoreError: a file is not a regular one or has hard links; or no file descriptor was left, which is transient.
     """
-    return Queue(_store(path, shards, durability, config, create, read_only, clock, on_event))
+    return Queue(_storage(path, shards, durability, config, on_config_mismatch, create, read_only, clock, on_event))
 
 
 def open_async(
@@ -61,6 +65,7 @@ def open_async(
     shards: int | None = None,
     durability: Literal["full", "process"] | None = None,
     config: QueueConfig | None = None,
+    on_config_mismatch: Literal["warn", "error", "update"] = "warn",
     create: bool = True,
     read_only: bool = False,
     clock: Clock | None = None,
@@ -73,16 +78,16 @@ def open_async(
     from .aio import AsyncQueue  # asyncio and anyio cost as much to import as all of strictq
 
     return AsyncQueue(lambda: open(
-        path, shards=shards, durability=durability, config=config, create=create, read_only=read_only, clock=clock,
-        on_event=on_event,
+        path, shards=shards, durability=durability, config=config, on_config_mismatch=on_config_mismatch, create=create,
+        read_only=read_only, clock=clock, on_event=on_event,
     ))  # fmt: skip
 
 
 def salvage(path: str | os.PathLike[str], out: str | os.PathLike[str], *, clock: Clock | None = None) -> Salvaged:
     """Make a new queue of what can be saved of a damaged one, whose files are read and never written to.
 
-    Every message that can be read and verified is there, with its key, seq, attempts and headers; what could not be read is
-    told. Leases are over, and tokens go on above those of the damaged queue.
+    Every message that can be read and verified is there, with its key, seq, attempts and headers; what could not be read, or
+    not be verified, is reported. Leases are over, and tokens go on above those of the damaged queue.
 
     Args:
         path: the damaged queue; nobody may have it open.
@@ -91,9 +96,7 @@ def salvage(path: str | os.PathLike[str], out: str | os.PathLike[str], *, clock:
         QueueNotFound, InvalidArgument, StoreBusy, StoreFull: nothing was made.
     Source: docs/howto/damage.md
     """
-    from ._store.salvage import salvage
-
-    return salvage(Path(_text(path)), Path(_text(out)), clock or SystemClock())
+    return api.salvage(Path(_text(path)), Path(_text(out)), clock or SystemClock())
 
 
 def _text(path: str | os.PathLike[str]) -> str:
@@ -111,21 +114,22 @@ def _text(path: str | os.PathLike[str]) -> str:
     except UnicodeEncodeError:
         raise InvalidArgument(
             f"path must be UTF-8, as every name that SQLite opens, and {resolved!r} is not",
-            hint="choose another directory, or give those in it names in UTF-8",
+            hint=hints.NAMES_IN_UTF8,
         ) from None
     return text
 
 
-def _store(
+def _storage(
     path: str | os.PathLike[str],
     shards: int | None,
     durability: Any,
     config: QueueConfig | None,
+    on_mismatch: Any,
     create: bool,
     read_only: bool,
     clock: Clock | None,
     on_event: Callable[[Event], None] | None,
-) -> Store:
+) -> Storage:
     text = _text(path)
     if shards is not None:
         validate.whole("shards", shards, 1, SHARDS_MAX)
@@ -133,6 +137,10 @@ def _store(
         raise InvalidArgument(f"durability must be 'full' or 'process', not {durability!r}")
     if config is not None and not isinstance(config, QueueConfig):
         raise InvalidArgument(f"config must be a QueueConfig, not {type(config).__name__}")
+    if on_mismatch not in ("warn", "error", "update"):
+        raise InvalidArgument(f"on_config_mismatch must be 'warn', 'error' or 'update', not {on_mismatch!r}")
+    if on_mismatch == "update" and read_only:
+        raise InvalidArgument("on_config_mismatch='update' can't change a queue that is opened with read_only=True")
     if on_event is not None and not callable(on_event):
         raise InvalidArgument("on_event must be callable")
     if clock is not None and not isinstance(clock, Clock):
@@ -143,14 +151,16 @@ def _store(
             raise ConfigError("a queue in memory can't be read-only: nobody could have filled it")
         if not create:
             raise QueueNotFound("a queue in memory is always new")
-        return Store.in_memory(shards=shards, durability=durability, config=config, clock=clock, hook=on_event)
-    return Store.open(
-        text,
-        shards=shards,
-        durability=durability,
-        config=config,
-        create=create,
-        read_only=read_only,
-        clock=clock,
-        hook=on_event,
-    )
+        return Storage.in_memory(shards=shards, durability=durability, config=config, clock=clock, hook=on_event)
+    with files.typed(f"{text} can't be opened"):
+        return Storage.open(
+            text,
+            shards=shards,
+            durability=durability,
+            config=config,
+            create=create,
+            read_only=read_only,
+            clock=clock,
+            hook=on_event,
+            on_mismatch=on_mismatch,
+        )

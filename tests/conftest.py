@@ -1,10 +1,62 @@
-"""What every test stands on."""
+"""What every test stands on, and what tests/spark and tests/history share: one Spark session, the place of a queue."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # Started in the background by a shell, a process ignores SIGINT, and so does every process that it starts: the tests that
 # interrupt programs would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session, with strictq registered: two cores, two tries at a task, two shuffle partitions, the fast settings.
+
+    Under xdist, one in each worker.
+    """
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("Spark needs Java 17 or newer, and there is no java on this machine")
+    from pyspark.sql import SparkSession
+
+    import strictq.spark
+    from tests.support.sparks import environment, settings
+
+    place = tmp_path_factory.mktemp("spark")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(place).items():
+            patch.setenv(name, value)
+        session = SparkSession.builder.appName("strictq tests").master("local[2,2]").config(map=settings(place)).getOrCreate()
+        session.sparkContext.setLogLevel("OFF")
+        strictq.spark.register(session)
+        yield session
+        session.stop()
+
+
+@pytest.fixture(scope="module")
+def interpreted(spark: SparkSession) -> Iterator[None]:
+    """Without compiling a class for each of so many small queries, which takes longer than running them."""
+    names = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    before = {name: spark.conf.get(name) for name in names}
+    for name, value in names.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value or "")
+
+
+@pytest.fixture
+def queue_path(tmp_path: Path) -> str:
+    """Where the queue of this test is, or will be."""
+    return str(tmp_path / "test.strictq")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,14 +18,30 @@ PACKAGE = ROOT / "strictq"
 
 # A module may import its own layer and those below. A module that is not here has no place yet: give it one.
 LAYERS = [
-    {"_errors", "_types", "_clock", "_keys", "_hashing", "_parallel"},
-    {"_findings", "_config", "_sql", "_durations"},
+    {"_hints", "_views", "_errors", "_types", "_clock", "_keys", "_hashing", "_parallel", "_extras", "_files"},
+    {"_findings", "_config", "_sql", "_durations", "_observe"},
     {"_store"},
-    {"_validate", "delivery", "transaction", "_sending", "_receiving", "_settling", "_operating", "queue"}
-    | {"_consumers", "_handouts", "_reports"},
+    {
+        "_handlers",
+        "_effects",
+        "_validate",
+        "batch",
+        "delivery",
+        "handle",
+        "transaction",
+        "_client",
+        "_leased",
+        "_sending",
+        "_receiving",
+        "_settling",
+        "_operating",
+        "queue",
+    }
+    | {"_consumers", "_handouts", "_query_reports"},
     {"aio"},
     {"opening"},
-    {"testing", "worker", "replication", "spark"},
+    {"testing", "worker", "replication", "history"},
+    {"spark"},
     {"demo", "bench"},
     {"cli"},
 ]
@@ -31,13 +49,13 @@ LAYER = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 
 # import → the parts of the package that may have it
 ONLY_IN = {
-    "apsw": {"_store", "opening", "bench"},  # opening: the check of the linked SQLite's version; bench: SQLite without the queue
+    "apsw": {"_store", "bench"},  # bench: SQLite without the queue
     "rich": {"cli"},
     "click": {"cli"},
-    "matplotlib": {"demo", "spark"},
-    "pyspark": {"spark"},
+    "matplotlib": {"demo", "history"},
+    "pyspark": {"history", "spark"},
     "py4j": {"spark"},
-    "pyarrow": {"spark"},
+    "pyarrow": {"history", "spark"},
     "pandas": {"spark"},
     "pytest": set(),  # the plugin lies beside the package: what pytest loads everywhere must not import it
     "numpy": {"spark"},
@@ -110,6 +128,55 @@ def test_imports_point_down(path: Path) -> None:
             assert LAYER[here] >= LAYER["testing"], f"{path}:{line} imports the package's __init__ from below it"
 
 
+@pytest.mark.parametrize("path", [path for path in FILES if part(path) != "_store"], ids=case)
+def test_the_store_has_one_door(path: Path) -> None:
+    for line, name in imports(path):
+        if name.startswith("strictq._store"):
+            assert re.match(r"strictq\._store\.api(\.|$)", name), f"{path}:{line}: {name} is not of the store's api"
+    for node in ast.walk(tree(path)):
+        assert not (isinstance(node, ast.Attribute) and node.attr == "_store"), f"{path}:{node.lineno} reaches behind the api"
+
+
+def module_graph() -> dict[str, set[str]]:
+    """Each module above the store, with those that its imports at module level name: also those for type checkers only."""
+    above = [path for path in FILES if part(path) != "_store"]
+    names = {path: ".".join(("strictq", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in above}
+    known = {path: name.removesuffix(".__init__") for path, name in names.items()}
+    graph: dict[str, set[str]] = {}
+    for path, name in known.items():
+        late = {
+            line
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+        graph[name] = set()
+        for line, target in imports(path):
+            if target.startswith("strictq._store."):
+                continue
+            while target and target not in known.values():
+                target = target.rpartition(".")[0]  # what is imported may be a name in a module
+            if target and target != name and line not in late:
+                graph[name].add(target)
+    return graph
+
+
+def test_no_module_above_the_store_imports_itself_over_others() -> None:
+    graph = module_graph()
+    assert "strictq.delivery" in graph["strictq.queue"]
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as e:
+        pytest.fail(" imports ".join(reversed(e.args[1])))
+
+
+def test_a_circle_of_imports_is_found() -> None:
+    graph = module_graph()
+    graph["strictq.delivery"].add("strictq.queue")
+    with pytest.raises(CycleError):
+        TopologicalSorter(graph).prepare()
+
+
 @pytest.mark.parametrize("path", FILES, ids=case)
 def test_the_package_itself_is_imported_only_from_above(path: Path) -> None:
     if LAYER.get(part(path), len(LAYERS)) >= LAYER["testing"]:
@@ -161,6 +228,26 @@ def _put_together(sql: ast.expr) -> bool:
     return isinstance(sql, ast.Call) and isinstance(sql.func, ast.Attribute) and sql.func.attr in {"format", "join"}
 
 
+def statements() -> Iterator[tuple[str, list[str], str]]:
+    """(file:name, comment lines, the statement on one line) of every named block."""
+    for path in sorted((PACKAGE / "_sql").glob("*.sql")):
+        parts = re.split(r"^-- name: (\w+)\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for name, body in zip(parts[1::2], parts[2::2], strict=True):
+            lines = body.strip().splitlines()
+            sql = " ".join(line.partition("--")[0].strip() for line in lines if not line.startswith("--"))
+            yield f"{path.stem}.{name}", [line for line in lines if line.startswith("--")], sql
+
+
+def test_every_statement_says_what_it_is_for_and_stands_once() -> None:
+    known: dict[str, str] = {}
+    found = list(statements())
+    assert len(found) > 200
+    for name, comment, sql in found:
+        assert comment, f"{name} has no comment: who runs it, what it takes and returns, which index it uses"
+        assert sql not in known, f"{name} is {known[sql]} once more"
+        known[sql] = name
+
+
 @pytest.mark.parametrize("path", FILES, ids=case)
 def test_nothing_runs_text_as_code(path: Path) -> None:
     for node in ast.walk(tree(path)):
@@ -169,6 +256,22 @@ def test_nothing_runs_text_as_code(path: Path) -> None:
             for keyword in node.keywords:
                 shell = keyword.arg == "shell" and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False)
                 assert not shell, f"{path}:{node.lineno}: a shell"
+
+
+def test_a_class_name_means_one_class() -> None:
+    known: dict[str, str] = {}
+    for path in FILES:
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef):
+                assert node.name not in known, f"{case(path)}: {node.name} is a class of {known[node.name]}, too"
+                known[node.name] = case(path)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.name not in {"__init__.py", "__main__.py"}], ids=case)
+def test_a_module_does_more_than_export_again(path: Path) -> None:
+    exports = (ast.Import, ast.ImportFrom, ast.Expr)  # and the docstring
+    rest = [node for node in tree(path).body if not isinstance(node, exports) and "__all__" not in ast.unparse(node)]
+    assert rest, f"{case(path)} only re-exports"
 
 
 @pytest.mark.parametrize("path", FILES, ids=case)

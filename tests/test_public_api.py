@@ -18,16 +18,28 @@ PUBLIC = sorted(strictq.__all__)
 # The names that design and documentation promise.
 PROMISED = [
     *("open", "open_async", "Queue", "AsyncQueue", "QueueConfig", "Message", "Receipt", "Lease", "Transaction"),
-    *("Delivery", "AsyncDelivery", "DeadLetter", "PeekedMessage", "MessageStatus", "Explanation", "HistoryRecord", "KeyDepth"),
+    "PendingReceipt",
+    *(
+        "Delivery",
+        "AsyncDelivery",
+        "Batch",
+        "AsyncBatch",
+        "DeadLetter",
+        "PeekedMessage",
+        "MessageStatus",
+        "Explanation",
+        "HistoryRecord",
+        "KeyDepth",
+    ),
     *("ShardStats", "Stats", "DurationEstimate", "Problem", "Event"),
-    *("Worker", "WorkerStats", "WorkerEvent", "Job", "Retry", "Reject"),
+    *("Worker", "WorkerStats", "WorkerEvent", "Job", "Retry", "Defer", "Reject"),
     *("StrictqError", "InvalidArgument", "MessageTooLarge", "ConfigError", "QueueNotFound", "QueueClosed"),
     *("ReadOnlyQueue", "LeaseLost", "QueueFull", "UnknownMessage", "PartialFailure", "ForwardPending", "ForkedProcess"),
     *("ExportError", "ServerRefused", "ServerUnreachable"),
     *("StoreError", "StoreBusy", "StoreFull", "StoreCorrupt", "SchemaMismatch", "OutcomeUnknown"),
 ]
 # A handler raises these to tell its worker what to do; nobody catches them.
-SIGNALS = {"Retry", "Reject"}
+SIGNALS = {"Retry", "Defer", "Reject"}
 
 
 def test_all_is_what_there_is() -> None:
@@ -117,7 +129,7 @@ def test_import_is_light() -> None:
 def test_import_leaves_alone_what_few_programs_need() -> None:
     """Each of them takes longer to import than what it would be imported for."""
     late = {"ctypes", "hashlib", "importlib.resources", "logging", "secrets", "shutil", "socket", "tempfile", "uuid", "zipfile"}
-    late |= {"strictq._findings", "strictq._store.check", "strictq._store.pages"}
+    late |= {"strictq._findings", "strictq._store.lanes.check", "strictq._store.disk.pages"}
     code = "import sys, attrs, apsw; before = set(sys.modules); import strictq; print(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert late & set(done.stdout.split()) == set()

@@ -16,7 +16,10 @@ def open_it() -> None:
         assert_type(q.shards, int)
         assert_type(q.config, strictq.QueueConfig)
         assert_type(q.configure(lease_seconds=9.0), strictq.QueueConfig)
+        assert_type(q.config.given, frozenset[str])
     strictq.open(":memory:", read_only=False, create=True).close()
+    strictq.open("a", config=config.evolve(max_attempts=3), on_config_mismatch="update").close()
+    strictq.open_async("a", config=config, on_config_mismatch="error")
 
 
 def send(q: strictq.Queue) -> None:
@@ -34,7 +37,11 @@ def send(q: strictq.Queue) -> None:
 
 def receive(q: strictq.Queue) -> None:
     batch = q.receive(100, per_key=1, wait=None, lease_seconds=2.0, keys=["a", 1, b"c"], consumer="me", ack_first=False)
-    assert_type(batch, list[strictq.Delivery])
+    assert_type(batch, strictq.Batch)
+    assert_type(batch[0], strictq.Delivery)
+    assert_type(batch[1:], list[strictq.Delivery])
+    with q.receive() as rest:
+        assert_type(rest, strictq.Batch)
     for d in q.consume(wait=0.0):
         assert_type(d, strictq.Delivery)
         with d:
@@ -46,11 +53,15 @@ def receive(q: strictq.Queue) -> None:
         d.start()
         d.ack()
         d.nack(delay=1.0, reason="again")
+        d.defer(1.5)
         d.reject("never")
         d.extend(5.0)
         assert_type(d.lease.more(3), list[strictq.Delivery])
         assert_type(d.lease.expires_in, float)
         d.lease.release()
+        assert_type(d.handle, str)
+        assert_type(q.delivery(d.handle), strictq.DeliveryRef)
+        q.delivery(d.handle).ack()
     q.ack_many(batch)
     q.nack_many(batch, delay=1.0, reason="later")
     q.extend_many(batch, 10.0)
@@ -62,10 +73,13 @@ def transact(q: strictq.Queue, d: strictq.Delivery) -> None:
         assert_type(tx, strictq.Transaction)
         tx.key_state = (tx.key_state or b"") + b"x"
         tx.key_state = None
-        tx.send(b"next", key="other", delay=2.0)
+        pending = tx.send(b"next", key="other", delay=2.0)
+        assert_type(pending, strictq.PendingReceipt)
         tx.execute("INSERT INTO app_t VALUES (?)", (1,))
         count: int = tx.run(lambda db: db.execute("SELECT count(*) FROM app_t").get)
         print(count)
+    assert_type(pending.receipt, strictq.Receipt | None)
+    assert_type(pending.id, int | None)
     with q.transaction(key="k") as tx:
         tx.key_state = b"set"
     for row in q.query("SELECT a FROM app_t WHERE a > ?", (3,), key="k"):
@@ -99,6 +113,17 @@ def watch(q: strictq.Queue) -> None:
 
     q.on_event(hook)
     strictq.open("b", on_event=hook).close()
+    assert_type(q.stats().to_dict(), dict[str, Any])
+    assert_type(q.explain("k").to_dict(), dict[str, Any])
+    assert_type(q.send(b"", "k").to_dict(), dict[str, Any])
+
+    class Metrics(strictq.Observer):
+        def count(self, name: str, n: int, shard: int) -> None:
+            print(name, n, shard)
+
+    with q.observe(Metrics()) as observation:
+        assert_type(observation, strictq.Observation)
+    assert_type(q.observe(Metrics()), strictq.Observation)
 
 
 def fail(q: strictq.Queue, d: strictq.Delivery) -> None:
@@ -120,6 +145,8 @@ async def asynchronously() -> None:
     async with strictq.open_async("c", shards=2) as q:
         assert_type(q, strictq.AsyncQueue)
         assert_type(await q.send(b"x", key="k"), strictq.Receipt)
+        async with await q.receive(5, wait=1.0) as batch:
+            assert_type(batch, strictq.AsyncBatch)
         for d in await q.receive(5, wait=1.0):
             assert_type(d, strictq.AsyncDelivery)
             async with d:
@@ -128,7 +155,7 @@ async def asynchronously() -> None:
             async with q.transaction(d) as tx:
                 assert_type(await tx.get_key_state(), bytes | None)
                 tx.set_key_state(b"x")
-                tx.send(b"next", key=3)
+                assert_type(tx.send(b"next", key=3), strictq.PendingReceipt)
                 tx.execute("INSERT INTO app_t VALUES (?)", (1,))
                 total: int = await tx.run(lambda db: db.execute("SELECT count(*) FROM app_t").get)
                 print(total)

@@ -11,7 +11,7 @@ from benchmarks.bench import Bench
 from benchmarks.measure import Figure, Sample, interleave, prebuilt, sample
 from benchmarks.workload import life, messages, open_queue, warm
 from strictq import Queue
-from strictq._store import checksums as engine
+from strictq._store.disk import checksums as engine
 
 BATCH = 1000
 

@@ -31,12 +31,12 @@ class Strictq(SqlitePeer):
     def __init__(self, opening: Opening) -> None:
         path = opening.directory / "queue.strictq"
         # No delay between attempts: the scenarios look at the next hand-out.
-        config = strictq.QueueConfig(lease_seconds=opening.lease_seconds)
+        config = strictq.QueueConfig(lease_seconds=opening.lease_seconds, retry_delay_seconds=0.0)
         shards = None if path.exists() else shards_for(opening.writers)
         self.q = strictq.open(path, shards=shards, durability=opening.durability, config=config, clock=opening.clock)
 
     def settings(self) -> dict[str, str]:
-        return self.q._store.shards[0]._writer.use(lambda db: pragmas(db.execute))
+        return self.q._storage._store.shards[0]._writer.use(lambda db: pragmas(db.execute))
 
     @staticmethod
     def native(pairs: Sequence[tuple[str, bytes]]) -> list[strictq.Message]:
@@ -62,7 +62,7 @@ class Strictq(SqlitePeer):
             self.q.ack_many(handed)
 
     def rest(self) -> None:
-        store = self.q._store
+        store = self.q._storage._store
         while store._upkeep._grown:  # a checkpoint that its thread has begun, or is about to
             time.sleep(0.0005)
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 _HEADER: Final = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
 _REPEATED: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _CHOICE: Final = re.compile(r"/\*\?(\w+)\*/(.*?)/\*\?\*/", re.DOTALL)
 
 
-class Block:
+class Statements:
     """The statements of one file, as attributes.
 
     All files are read at import (2 ms): a program that runs while strictq is upgraded under it must not mix the two.
@@ -26,20 +26,20 @@ class Block:
     def __init__(self, name: str) -> None:
         # Not importlib.resources: its import takes longer than all the files, and who opens queues has a file system.
         parts = _HEADER.split(Path(__file__).with_name(f"{name}.sql").read_text(encoding="utf-8"))
-        self._statements = {
+        statements = {
             key: "\n".join(line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--"))
             for key, body in zip(parts[1::2], parts[2::2], strict=True)
         }
+        self._names = list(statements)
+        self.__dict__.update(statements)  # as attributes: looking one up, as is done a dozen times a message, calls nothing
 
-    def __getattr__(self, name: str) -> str:
-        try:
-            return self._statements[name]
-        except KeyError:
-            raise AttributeError(name) from None
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> str: ...
 
     def names(self) -> list[str]:
         """Every statement's name, in the order of the file."""
-        return list(self._statements)
+        return self._names
 
 
 def repeat(statement: str, times: int) -> str:
@@ -63,21 +63,21 @@ def insert_into(table: str, columns: int) -> str:
     return f'INSERT INTO "{quoted}" VALUES ({", ".join("?" * columns)})'  # noqa: S608 - quoted
 
 
-CATALOG: Final = Block("catalog")
-SHARD: Final = Block("shard")
-SEND: Final = Block("send")
-CLAIM: Final = Block("claim")
-SETTLE: Final = Block("settle")
-LANES: Final = Block("lanes")
-OUTBOX: Final = Block("outbox")
-HANDOUT: Final = Block("handout")
-SCAN: Final = Block("scan")
-OPERATE: Final = Block("operate")
-INSPECT: Final = Block("inspect")
-CHECK: Final = Block("check")
-SALVAGE: Final = Block("salvage")
-HISTORY: Final = Block("history")
-APPLIED: Final = Block("applied")
+CATALOG: Final = Statements("catalog")
+SHARD: Final = Statements("shard")
+SEND: Final = Statements("send")
+CLAIM: Final = Statements("claim")
+SETTLE: Final = Statements("settle")
+LANES: Final = Statements("lanes")
+OUTBOX: Final = Statements("outbox")
+HANDOUT: Final = Statements("handout")
+SCAN: Final = Statements("scan")
+OPERATE: Final = Statements("operate")
+INSPECT: Final = Statements("inspect")
+CHECK: Final = Statements("check")
+SALVAGE: Final = Statements("salvage")
+HISTORY: Final = Statements("history")
+APPLIED: Final = Statements("applied")
 
 SHARD_SCHEMA: Final = "\n".join((SHARD.schema, APPLIED.schema, HANDOUT.schema))
 """All tables of a shard. Those of features that stand on their own are in those features' files."""

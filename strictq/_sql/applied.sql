@@ -22,6 +22,7 @@ SELECT parts, rows, files FROM applied WHERE writer = ? AND batch = ?;
 SELECT max(batch) FROM applied WHERE writer = ?;
 
 -- name: decide
+-- applied.operation: record a batch as decided, before its first part. Takes writer, batch, rows, files, until.
 INSERT INTO applied (writer, batch, parts, rows, files, until) VALUES (?, ?, 0, ?, ?, ?);
 
 -- name: advance
@@ -29,6 +30,7 @@ INSERT INTO applied (writer, batch, parts, rows, files, until) VALUES (?, ?, 0, 
 INSERT INTO applied (writer, batch, parts, until) VALUES (?, ?, ?, ?) ON CONFLICT (writer, batch) DO UPDATE SET parts = excluded.parts;
 
 -- name: finish
+-- applied.finish: the batch is whole, so its files are no longer needed. Takes writer, batch. Index: primary key.
 UPDATE applied SET files = NULL WHERE writer = ? AND batch = ?;
 
 -- name: forget_batches
@@ -40,6 +42,7 @@ DELETE FROM applied WHERE writer = ? AND batch <= ? AND files IS NULL;
 SELECT writer, batch FROM applied WHERE until <= ? AND files IS NULL ORDER BY until LIMIT 8;
 
 -- name: delete
+-- applied: forget one batch. Takes writer, batch. Index: primary key.
 DELETE FROM applied WHERE writer = ? AND batch = ?;
 
 -- name: open_batches

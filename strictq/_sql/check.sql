@@ -1,4 +1,5 @@
 -- name: integrity
+-- check and catalog.damage: SQLite's own findings, 20 at most; one row 'ok' if there are none.
 PRAGMA integrity_check(20);
 
 -- name: lane_keys
@@ -52,9 +53,6 @@ FROM lease e LEFT JOIN message m ON m.lane = e.lane AND m.seq BETWEEN e.lo AND e
 -- rule lease_order: an unresolved message before the lease that the lease does not hold.
 SELECT e.lane, m.seq FROM lease e CROSS JOIN message m ON m.lane = e.lane AND m.seq < e.lo WHERE e.ack_first = 0;
 
--- name: set_pending
-UPDATE lease SET pending = ? WHERE lane = ?;
-
 -- name: twice_arrived
 -- rule arrival: an arrival number that two messages share.
 SELECT id FROM message GROUP BY id HAVING count(*) > 1;
@@ -70,6 +68,7 @@ SELECT (SELECT ifnull(max(id), 0) FROM message), (SELECT ifnull(max(id), 0) FROM
 SELECT (SELECT count(*) FROM message), (SELECT count(*) FROM dead), (SELECT count(*) FROM lane);
 
 -- name: leased_rows
+-- check.fix: how many unresolved messages a lease has. Takes lane. Index: primary keys.
 SELECT count(*) FROM lease e CROSS JOIN message m ON m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi WHERE e.lane = ?;
 
 -- name: redrive_stuck
@@ -91,6 +90,7 @@ SELECT lane, seq FROM message WHERE attempts < 0 OR (headers IS NOT NULL AND NOT
     OR (due IS NOT NULL AND due < 0) OR (expires IS NOT NULL AND expires < 0);
 
 -- name: holds
+-- check: every reason for a hold, as the bytes that are stored. Index: lane_held.
 SELECT id, CAST(hold AS BLOB) FROM lane WHERE hold IS NOT NULL;
 
 -- name: dedup_over_tail

@@ -16,6 +16,7 @@ SELECT lane, ack_first FROM lease WHERE expired = 0 AND deadline <= ? LIMIT ?;
 SELECT min(deadline), count(*) FROM lease WHERE expired = 0;
 
 -- name: mark_expired
+-- sweeps.expire_leases: a lease is past its deadline; it stays until the lane is retaken. Takes lane. Index: primary key.
 UPDATE lease SET expired = 1 WHERE lane = ?;
 
 -- name: end_epoch
@@ -26,6 +27,25 @@ UPDATE lease SET deadline = 0 WHERE expired = 0 AND deadline < 46116860184273879
 -- name: due_lanes
 -- sweeps.wake_delayed: a bounded step. Index: delayed_due.
 SELECT lane FROM delayed WHERE due <= ? ORDER BY due LIMIT ?;
+
+-- name: failure_delays
+-- sweeps.failure_delays: lanes whose head is delayed because it failed, from a lane on: a step of a walk without the write lock.
+-- Takes lane, now, limit. Indexes: primary keys of delayed and message.
+SELECT d.lane FROM delayed d CROSS JOIN message m
+    ON m.lane = d.lane AND m.seq = (SELECT min(seq) FROM message WHERE lane = d.lane)
+WHERE d.lane > ? AND d.due > ? AND d.due & 63 = 63 AND (m.attempts > 0 OR m.error IS NOT NULL) ORDER BY d.lane LIMIT ?;
+
+-- name: soonest_failure_delay
+-- sweeps.soonest_failure_delay: the one of them that is due first. Takes now. Indexes: delayed_due, primary key of message.
+SELECT d.lane FROM delayed d CROSS JOIN message m
+    ON m.lane = d.lane AND m.seq = (SELECT min(seq) FROM message WHERE lane = d.lane)
+WHERE d.due > ? AND d.due & 63 = 63 AND (m.attempts > 0 OR m.error IS NOT NULL) ORDER BY d.due LIMIT 1;
+
+-- name: failure_delay_of
+-- sweeps.end_failure_delays: the head of a lane, if it is delayed because it failed. Takes lane, now. Indexes: primary keys.
+SELECT m.seq FROM delayed d CROSS JOIN message m
+    ON m.lane = d.lane AND m.seq = (SELECT min(seq) FROM message WHERE lane = d.lane)
+WHERE d.lane = ? AND d.due > ? AND d.due & 63 = 63 AND (m.attempts > 0 OR m.error IS NOT NULL);
 
 -- name: ready_messages
 -- claim: messages of the ready lanes, oldest ready head first, whole lanes. Takes the positions after which and up to which, and how many.
@@ -89,19 +109,21 @@ CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT min(seq) FROM messag
 WHERE r.position > ?1 AND m.id <= ?1 ORDER BY r.position LIMIT ?2;
 
 -- name: body_size
+-- claim: bytes of a body that is stored out of line. Takes the arrival number. Index: rowid.
 SELECT length(data) FROM body WHERE id = ?;
 
 -- name: body
+-- claim and scan: a body that is stored out of line. Takes the arrival number. Index: rowid.
 SELECT data FROM body WHERE id = ?;
 
 -- name: insert_lease
+-- claim: lease lanes, many rows a statement. The primary key allows one lease a lane.
 INSERT INTO lease (lane, token, consumer, lo, hi, started, pending, leased_at, deadline, ack_first) VALUES {{ (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) }};
 
 -- name: drop_position
+-- claim: unlist one lane. Takes its position. Index: rowid.
 DELETE FROM ready WHERE position = ?;
 
 -- name: drop_positions
+-- claim: unlist a run of lanes, all of which were claimed or moved. Takes first and last position. Index: rowid.
 DELETE FROM ready WHERE position BETWEEN ? AND ?;
-
--- name: delete_range
-DELETE FROM message WHERE lane = ? AND seq BETWEEN ? AND ?;

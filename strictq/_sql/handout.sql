@@ -47,21 +47,27 @@ CREATE INDEX lease_handout ON lease (token) WHERE deadline = 4611686018427387904
 SELECT epoch, last, acked, floor FROM consumer WHERE name = ?;
 
 -- name: consumers
+-- handout.standings and salvage: every named consumer.
 SELECT name, epoch, last, acked, floor FROM consumer ORDER BY name;
 
 -- name: add_consumer
+-- handout.take_over: the row of a consumer this shard does not know yet. Takes name.
 INSERT INTO consumer VALUES (?, 0, 0, 0, 0) ON CONFLICT (name) DO NOTHING;
 
 -- name: set_epoch
+-- handout.take_over: fence the holder before. Takes epoch, name. Index: primary key.
 UPDATE consumer SET epoch = ? WHERE name = ?;
 
 -- name: set_last
+-- handout.record: this shard has a part of that hand-out. Takes n, name. Index: primary key.
 UPDATE consumer SET last = ? WHERE name = ?;
 
 -- name: set_acked
+-- handout.ack and release: hand-outs up to n are settled; never moves back. Takes n, name. Index: primary key.
 UPDATE consumer SET acked = max(acked, ?) WHERE name = ?;
 
 -- name: set_floor
+-- handout.prune: hand-outs up to n are no longer kept; never moves back. Takes n, name. Index: primary key.
 UPDATE consumer SET floor = max(floor, ?) WHERE name = ?;
 
 -- name: open_handouts
@@ -91,9 +97,11 @@ FROM (SELECT lane FROM lease INDEXED BY lease_handout WHERE token = ? AND deadli
 CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
 
 -- name: insert_handout
+-- handout.record: an open hand-out. Takes consumer, n, token, messages, bytes, made_at.
 INSERT INTO handout (consumer, n, state, token, messages, bytes, made_at) VALUES (?, ?, 'open', ?, ?, ?, ?);
 
 -- name: state
+-- handout.parts: whether it can still be read. Takes consumer, n. Index: primary key.
 SELECT state FROM handout WHERE consumer = ? AND n = ?;
 
 -- name: handout_of
@@ -101,9 +109,11 @@ SELECT state FROM handout WHERE consumer = ? AND n = ?;
 SELECT n FROM handout INDEXED BY handout_open WHERE consumer = ? AND state = 'open' AND token = ?;
 
 -- name: resolve
+-- handout.ack: it is acked; its blocks stay until they are pruned. Takes consumer, n. Index: primary key.
 UPDATE handout SET state = 'acked' WHERE consumer = ? AND n = ?;
 
 -- name: give_up
+-- handout.release: it was given back. Takes consumer, n. Index: primary key.
 UPDATE handout SET state = 'released', bytes = 0 WHERE consumer = ? AND n = ?;
 
 -- name: released
@@ -130,6 +140,7 @@ SELECT e.lane, m.id FROM lease e INDEXED BY lease_handout CROSS JOIN message m O
 WHERE e.token = ? AND e.deadline = 4611686018427387904 AND m.body IS NULL;
 
 -- name: insert_block
+-- handout.record and salvage: one block. Takes consumer, n, part, messages, fresh, data.
 INSERT INTO handout_block VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: parts
@@ -137,12 +148,15 @@ INSERT INTO handout_block VALUES (?, ?, ?, ?, ?, ?);
 SELECT part, messages, length(data), fresh FROM handout_block WHERE consumer = ? AND n = ? ORDER BY part;
 
 -- name: block
+-- handout.block: one block, in one seek. Takes consumer, n, part. Index: primary key.
 SELECT data FROM handout_block WHERE consumer = ? AND n = ? AND part = ?;
 
 -- name: add_rejected
+-- handout: leave a message out when the hand-out is read. Takes consumer, n, arrival number.
 INSERT INTO handout_rejected VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: rejected
+-- handout.rejected: arrival numbers to leave out. Takes consumer, n. Index: primary key.
 SELECT id FROM handout_rejected WHERE consumer = ? AND n = ? ORDER BY id;
 
 -- name: too_old
@@ -150,10 +164,13 @@ SELECT id FROM handout_rejected WHERE consumer = ? AND n = ? ORDER BY id;
 SELECT n FROM handout WHERE consumer = ? AND n <= ? AND state <> 'open' ORDER BY n LIMIT ?;
 
 -- name: delete_handout
+-- handout.prune. Takes consumer, n. Index: primary key.
 DELETE FROM handout WHERE consumer = ? AND n = ?;
 
 -- name: delete_blocks
+-- handout.prune and release: all blocks of a hand-out. Takes consumer, n. Index: primary key.
 DELETE FROM handout_block WHERE consumer = ? AND n = ?;
 
 -- name: delete_rejected
+-- handout.prune. Takes consumer, n. Index: primary key.
 DELETE FROM handout_rejected WHERE consumer = ? AND n = ?;

@@ -9,7 +9,7 @@ SELECT l.key, m.seq, m.id, m.sent_at,
             WHEN ?2 = 0 THEN NULL
             WHEN ?4 IS NOT NULL THEN max(?1 - CAST(?4 * 1000000 AS INTEGER), m.sent_at)
             ELSE (SELECT leased_at FROM lease WHERE lane = m.lane) END,
-       ?1, m.attempts + ?2, ?3, ?4, length(ifnull(m.body, b.data)), m.size_hint, ?5,
+       ?1, (m.attempts & 4294967295) + ?2, ?3, ?4, length(ifnull(m.body, b.data)), m.size_hint, ?5,
        CASE WHEN ?6 THEN ifnull(m.body, b.data) END
 FROM message m CROSS JOIN lane l ON l.id = m.lane LEFT JOIN body b ON m.body IS NULL AND b.id = m.id
 WHERE m.lane = ?7 AND m.seq BETWEEN ?8 AND ?9 ORDER BY m.seq;
@@ -23,6 +23,7 @@ SELECT (SELECT min(n) FROM history), (SELECT max(n) FROM history);
 SELECT seq FROM sqlite_sequence WHERE name = 'history';
 
 -- name: done_at
+-- history: when the record with this number ended. Index: primary key.
 SELECT done_at FROM history WHERE n = ?;
 
 -- name: forget

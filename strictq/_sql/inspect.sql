@@ -1,31 +1,23 @@
--- name: lane_of
-SELECT id FROM lane WHERE key = ?;
-
--- name: lane
-SELECT id, key, last_seq, resolved, solo_to, charged_to, hold, held_at, active_at, done_token, done_kind, done_lo, done_hi, done_gaps
-FROM lane WHERE id = ?;
-
--- name: lease
-SELECT lane, token, consumer, lo, hi, started, pending, leased_at, deadline, expired, ack_first, redrive, closed FROM lease WHERE lane = ?;
-
 -- name: delayed
+-- inspect: when the lane's head is due. Takes lane. Index: primary key.
 SELECT due FROM delayed WHERE lane = ?;
-
--- name: tail
-SELECT max(seq) FROM message WHERE lane = ?;
 
 -- name: peek
 -- Index: primary key.
-SELECT m.seq, m.id, ifnull(m.body, b.data), m.headers, m.attempts, m.sent_at, m.due, m.expires, m.error
+SELECT m.seq, m.id, ifnull(m.body, b.data), m.headers, m.attempts & 4294967295, m.sent_at, m.due, m.expires, m.error,
+       m.attempts >> 32, m.first_at
 FROM message m LEFT JOIN body b ON m.body IS NULL AND b.id = m.id WHERE m.lane = ? ORDER BY m.seq LIMIT ?;
 
 -- name: message
-SELECT attempts, due, error, output FROM message WHERE lane = ? AND seq = ?;
+-- inspect.status: one unresolved message. Takes lane, seq. Index: primary key.
+SELECT attempts & 4294967295, due, error, output FROM message WHERE lane = ? AND seq = ?;
 
 -- name: dead
+-- inspect.status: one dead letter. Takes lane, seq. Index: primary key.
 SELECT attempts, reason, output FROM dead WHERE lane = ? AND seq = ?;
 
 -- name: dead_count
+-- inspect.explain: dead letters of a lane. Takes lane. Index: primary key.
 SELECT count(*) FROM dead WHERE lane = ?;
 
 -- name: in_flight
@@ -44,11 +36,30 @@ SELECT ifnull(sum(max(ifnull((SELECT max(m.seq) FROM message m WHERE m.lane = l.
 FROM lane l INDEXED BY lane_held WHERE l.hold IS NOT NULL;
 
 -- name: outbox
+-- inspect.stats: sends to other shards that have not arrived.
 SELECT count(*) FROM outbox;
 
+-- name: oldest
+-- stats: when the oldest head of a lane was sent, and the oldest message without an attempt. Looks at the first ?1 lanes of each
+-- state. Without an attempt is the head, or else the first message behind all that was charged or started: one seek more.
+-- Indexes: primary keys, delayed_due, lane_held.
+SELECT min(m.sent_at), min(CASE
+    WHEN m.attempts = 0 AND NOT EXISTS (SELECT 1 FROM lease e WHERE e.lane = m.lane AND e.started >= m.seq) THEN m.sent_at
+    ELSE (SELECT n.sent_at FROM message n
+          WHERE n.lane = m.lane AND n.seq > max((SELECT l.charged_to FROM lane l WHERE l.id = m.lane),
+                                                ifnull((SELECT e.started FROM lease e WHERE e.lane = m.lane), 0))
+          ORDER BY n.seq LIMIT 1)
+    END)
+FROM (
+    SELECT lane FROM (SELECT lane FROM ready ORDER BY position LIMIT ?1)
+    UNION ALL SELECT lane FROM (SELECT lane FROM lease LIMIT ?1)
+    UNION ALL SELECT lane FROM (SELECT lane FROM delayed ORDER BY due LIMIT ?1)
+    UNION ALL SELECT lane FROM (SELECT id AS lane FROM lane INDEXED BY lane_held WHERE hold IS NOT NULL LIMIT ?1)
+) r CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
+
 -- name: oldest_ready
--- stats: when the oldest heads of ready lanes were sent, and their attempts; bounded.
-SELECT min(m.sent_at), min(CASE WHEN m.attempts = 0 THEN m.sent_at END)
+-- waiting: when the oldest head of a ready lane was sent; bounded.
+SELECT min(m.sent_at)
 FROM (SELECT lane FROM ready ORDER BY position LIMIT ?) r
 CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
 
@@ -56,21 +67,6 @@ CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHE
 -- waiting: the same for lanes whose lease ran out; bounded. Takes now.
 SELECT min(m.sent_at)
 FROM (SELECT lane FROM lease WHERE expired = 1 OR deadline <= ? LIMIT ?) r
-CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
-
--- name: oldest_leased
-SELECT min(m.sent_at), NULL
-FROM (SELECT lane FROM lease LIMIT ?) r
-CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
-
--- name: oldest_delayed
-SELECT min(m.sent_at), min(CASE WHEN m.attempts = 0 THEN m.sent_at END)
-FROM (SELECT lane FROM delayed ORDER BY due LIMIT ?) r
-CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
-
--- name: oldest_held
-SELECT min(m.sent_at), min(CASE WHEN m.attempts = 0 THEN m.sent_at END)
-FROM (SELECT id AS lane FROM lane INDEXED BY lane_held WHERE hold IS NOT NULL LIMIT ?) r
 CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
 
 -- name: next_lane
@@ -84,4 +80,5 @@ SELECT max(ifnull((SELECT max(m.seq) FROM message m WHERE m.lane = l.id), 0), l.
 FROM lane l WHERE l.id = ?;
 
 -- name: key_state
+-- inspect.key_state: by stored key. Index: lane's unique key, primary key.
 SELECT s.value FROM lane l CROSS JOIN key_state s ON s.lane = l.id WHERE l.key = ?;

@@ -8,9 +8,11 @@ SELECT id, key, last_seq, resolved, solo_to, charged_to, hold, held_at, active_a
 FROM lane WHERE id = ?;
 
 -- name: insert
+-- lanes.create_many: new lanes, many rows a statement. Takes id, key, last_seq, resolved, active_at.
 INSERT INTO lane (id, key, last_seq, resolved, active_at) VALUES {{ (?, ?, ?, ?, ?) }};
 
 -- name: delete
+-- lanes: forget a lane that is empty. Takes id. Index: rowid.
 DELETE FROM lane WHERE id = ?;
 
 -- name: head
@@ -26,9 +28,11 @@ SELECT max(seq) FROM message WHERE lane = ?;
 SELECT lane, token, consumer, lo, hi, started, pending, leased_at, deadline, expired, ack_first, redrive, closed FROM lease WHERE lane = ?;
 
 -- name: delete_lease
+-- lanes: a lease ends. Takes lane. Index: primary key.
 DELETE FROM lease WHERE lane = ?;
 
 -- name: add_ready
+-- lanes: list lanes as ready, many rows a statement. Takes position, lane, careful.
 INSERT INTO ready (position, lane, careful) VALUES {{ (?, ?, ?) }};
 
 -- name: drop_ready
@@ -36,9 +40,15 @@ INSERT INTO ready (position, lane, careful) VALUES {{ (?, ?, ?) }};
 DELETE FROM ready WHERE lane = ?;
 
 -- name: add_delayed
+-- lanes: list a lane whose head is not due. Takes lane, due.
 INSERT INTO delayed (lane, due) VALUES (?, ?);
 
+-- name: move_delayed
+-- sweeps.end_failure_delays: the lane is due earlier. Takes due, lane. Index: primary key.
+UPDATE delayed SET due = ? WHERE lane = ?;
+
 -- name: drop_delayed
+-- lanes.unlist and sweeps.wake_delayed. Takes lane. Index: primary key.
 DELETE FROM delayed WHERE lane = ?;
 
 -- name: resolve
@@ -50,36 +60,54 @@ UPDATE lane SET last_seq = max(last_seq, ?), resolved = resolved + ?, active_at 
 UPDATE lane SET done_token = ?, done_kind = ?, done_lo = ?, done_hi = ?, done_gaps = ? WHERE id = ?;
 
 -- name: set_solo
+-- lanes.retake: deliver one message at a time up to a seq, and look for attempts up to a seq. Takes both, lane. Index: rowid.
 UPDATE lane SET solo_to = max(solo_to, ?), charged_to = max(charged_to, ?) WHERE id = ?;
 
 -- name: set_charged
+-- lanes: no message behind this seq has attempts. Takes seq, lane. Index: rowid.
 UPDATE lane SET charged_to = max(charged_to, ?) WHERE id = ?;
 
 -- name: set_hold
+-- lanes and operate: hold a lane, or end its hold with NULLs. Takes reason, since, lane. Index: rowid.
 UPDATE lane SET hold = ?, held_at = ? WHERE id = ?;
 
 -- name: charge
--- lanes.charge: one more attempt for the started messages of a lease that ends.
-UPDATE message SET attempts = attempts + 1, first_at = ifnull(first_at, (SELECT leased_at FROM lease WHERE lane = ?1))
+-- settle, lanes.retake: one more attempt for the started messages of a lease that ends. Takes lane, first and last seq, and what to
+-- add: see retries.py. At a first failure the time is set anew, because retry_for_seconds counts from there and not from a crash.
+-- Index: primary key.
+UPDATE message SET attempts = attempts + ?4, first_at = CASE
+    WHEN first_at IS NULL OR (?4 = 1 AND attempts & 4294967295 = attempts >> 32) THEN (SELECT leased_at FROM lease WHERE lane = ?1)
+    ELSE first_at END
 WHERE lane = ?1 AND seq BETWEEN ?2 AND ?3;
 
 -- name: reset_attempts
+-- operate.release: attempts start again from 0. Takes lane, last charged seq. Index: primary key.
 UPDATE message SET attempts = 0 WHERE lane = ? AND seq <= ? AND attempts > 0;
 
 -- name: end_retry_delays
+-- operate.release: retries are due at once. Takes lane, last charged seq. Index: primary key.
 UPDATE message SET due = NULL WHERE lane = ? AND seq <= ? AND attempts > 0;
 
 -- name: clear_charges
+-- operate.release: nothing is charged or suspect any more. Takes lane. Index: rowid.
 UPDATE lane SET charged_to = 0, solo_to = 0 WHERE id = ?;
 
 -- name: message
-SELECT seq, id, sent_at, due, expires, attempts, headers, size_hint, prepare_seconds, process_seconds, error, output, body
+-- attempts: the starts alone. Index: primary key.
+SELECT seq, id, sent_at, due, expires, attempts & 4294967295, headers, size_hint, prepare_seconds, process_seconds, error, output,
+       first_at, body
 FROM message WHERE lane = ? AND seq = ?;
 
+-- name: delete_range
+-- lanes.remove and lanes.remove_acked: messages that follow one another. Takes lane, first and last seq. Index: primary key.
+DELETE FROM message WHERE lane = ? AND seq BETWEEN ? AND ?;
+
 -- name: delete_message
+-- lanes.remove and salvage: one message. Takes lane, seq. Index: primary key.
 DELETE FROM message WHERE lane = ? AND seq = ?;
 
 -- name: delete_body
+-- Wherever a message or dead letter ends: its body, if it is stored out of line. Takes the arrival number. Index: rowid.
 DELETE FROM body WHERE id = ?;
 
 -- name: bury
@@ -89,10 +117,11 @@ SELECT lane, seq, id, sent_at, ?, ?, ?, ?, headers, size_hint, prepare_seconds, 
 FROM message WHERE lane = ? AND seq = ?;
 
 -- name: set_due
--- A retry's delay and error. Takes due, error, output (kept where NULL is given), lane, seq.
+-- settle: the delay and the error of a nack or a defer. Takes due, error, output (kept where NULL is given), lane, seq.
 UPDATE message SET due = ?, error = ifnull(?, error), output = ifnull(?, output) WHERE lane = ? AND seq = ?;
 
 -- name: set_output
+-- settle.reject: what the handler printed or returned. Takes output, lane, seq. Index: primary key.
 UPDATE message SET output = ? WHERE lane = ? AND seq = ?;
 
 -- name: move
@@ -106,14 +135,17 @@ FROM message WHERE lane = ? AND seq = ?;
 SELECT seq FROM dead INDEXED BY dead_waiting WHERE lane = ? AND redrive = 1 ORDER BY seq LIMIT ?;
 
 -- name: redrive
+-- lanes.revive: a dead letter becomes a message at its own seq, without attempts, delay and TTL. Takes lane, seq. Index: primary key.
 INSERT INTO message (lane, seq, id, sent_at, headers, size_hint, prepare_seconds, process_seconds, output, error, body)
 SELECT lane, seq, id, sent_at, headers, size_hint, prepare_seconds, process_seconds, output, reason, body
 FROM dead WHERE lane = ? AND seq = ?;
 
 -- name: delete_dead
+-- lanes.revive and salvage: one dead letter. Takes lane, seq. Index: primary key.
 DELETE FROM dead WHERE lane = ? AND seq = ?;
 
 -- name: unresolve
+-- lanes.revive: seqs have a row in message again. Takes their number, lane. Index: rowid.
 UPDATE lane SET resolved = resolved - ? WHERE id = ?;
 
 -- name: lane_has_rows
@@ -123,5 +155,14 @@ SELECT EXISTS (SELECT 1 FROM message WHERE lane = ?1) OR EXISTS (SELECT 1 FROM d
     OR EXISTS (SELECT 1 FROM lease WHERE lane = ?1);
 
 -- name: some_lanes
--- lanes.forget_idle: a bounded step from a random place. Index: primary key.
-SELECT id, last_seq, hold, active_at FROM lane WHERE id >= ? ORDER BY id LIMIT 8;
+-- lanes.forget_idle: a bounded step. Takes the first lane, how many. Index: primary key.
+SELECT id, last_seq, hold, active_at FROM lane WHERE id >= ? ORDER BY id LIMIT ?;
+
+-- name: idle_among
+-- forget: the last of some lanes, and how many of them can be forgotten. Takes the first lane, how many, active before.
+-- Indexes: primary keys, one seek a table for each lane that was active no later.
+SELECT max(s.id), ifnull(sum(s.active_at <= ?3 AND s.hold IS NULL
+    AND NOT EXISTS (SELECT 1 FROM message WHERE lane = s.id) AND NOT EXISTS (SELECT 1 FROM dead WHERE lane = s.id)
+    AND NOT EXISTS (SELECT 1 FROM dedup WHERE lane = s.id) AND NOT EXISTS (SELECT 1 FROM key_state WHERE lane = s.id)
+    AND NOT EXISTS (SELECT 1 FROM lease WHERE lane = s.id)), 0)
+FROM (SELECT id, hold, active_at FROM lane WHERE id >= ?1 ORDER BY id LIMIT ?2) s;

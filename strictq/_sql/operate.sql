@@ -5,6 +5,7 @@ FROM dead d CROSS JOIN lane l ON l.id = d.lane LEFT JOIN body b ON d.body IS NUL
 ORDER BY d.lane, d.seq LIMIT ?;
 
 -- name: dead_letters_of
+-- operate.dead_letters: of one lane, in order of seq. Takes lane, limit. Index: primary key.
 SELECT d.lane, l.key, d.seq, d.id, ifnull(d.body, b.data), d.headers, d.kind, d.reason, d.attempts, d.sent_at, d.died_at
 FROM dead d CROSS JOIN lane l ON l.id = d.lane LEFT JOIN body b ON d.body IS NULL AND b.id = d.id
 WHERE d.lane = ? ORDER BY d.seq LIMIT ?;
@@ -14,6 +15,7 @@ WHERE d.lane = ? ORDER BY d.seq LIMIT ?;
 SELECT seq FROM dead WHERE lane = ? AND redrive = 0 ORDER BY seq LIMIT ?;
 
 -- name: is_dead
+-- operate.redrive: whether there is such a dead letter, and whether it waits already. Takes lane, seq. Index: primary key.
 SELECT redrive FROM dead WHERE lane = ? AND seq = ?;
 
 -- name: lanes_with_dead
@@ -26,20 +28,28 @@ UPDATE lease SET redrive = 0
 WHERE lane = ?1 AND redrive = 1 AND NOT EXISTS (SELECT 1 FROM dead INDEXED BY dead_waiting WHERE lane = ?1 AND redrive = 1);
 
 -- name: wait_redrive
+-- operate.redrive: put it back when the lane's lease ends. Takes lane, seq. Index: primary key.
 UPDATE dead SET redrive = 1 WHERE lane = ? AND seq = ?;
 
 -- name: lease_waits
+-- operate.redrive: the lease's end has redrives to put back. Takes lane. Index: primary key.
 UPDATE lease SET redrive = 1 WHERE lane = ?;
 
 -- name: dead_rows
+-- operate.purge_dead: a bounded step. Takes lane, limit. Index: primary key.
 SELECT seq, id, body IS NULL FROM dead WHERE lane = ? ORDER BY seq LIMIT ?;
 
--- name: delete_dead_to
-DELETE FROM dead WHERE lane = ? AND seq <= ?;
+-- name: waiting_rows
+-- purge: dead letters that wait for the end of their lane's lease, to go back: a bounded step. Index: dead_waiting.
+SELECT seq, id, body IS NULL FROM dead INDEXED BY dead_waiting WHERE lane = ? AND redrive = 1 ORDER BY seq LIMIT ?;
 
--- name: next_lane
--- purge: the next lane that has messages. Index: primary key of message.
-SELECT lane FROM message WHERE lane > ? ORDER BY lane LIMIT 1;
+-- name: next_waiting_lane
+-- purge: the next lane with such dead letters. Index: dead_waiting.
+SELECT lane FROM dead INDEXED BY dead_waiting WHERE redrive = 1 AND lane > ? ORDER BY lane LIMIT 1;
+
+-- name: delete_dead_to
+-- operate.purge_dead: the step just read. Takes lane, last seq. Index: primary key.
+DELETE FROM dead WHERE lane = ? AND seq <= ?;
 
 -- name: messages_outside
 -- purge: a bounded step of a lane's messages that its lease (lo to hi) does not hold. Index: primary key.
@@ -50,6 +60,7 @@ SELECT seq, id, body IS NULL FROM message WHERE lane = ?1 AND seq NOT BETWEEN ?2
 DELETE FROM dedup WHERE lane = ?1 AND dedup_id IN (SELECT dedup_id FROM dedup WHERE lane = ?1 LIMIT ?2);
 
 -- name: next_dedup_lane
+-- operate: the next lane that has dedup ids, in one seek. Takes the lane before. Index: primary key.
 SELECT lane FROM dedup WHERE lane > ? ORDER BY lane LIMIT 1;
 
 -- name: held_lanes

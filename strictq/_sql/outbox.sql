@@ -1,4 +1,5 @@
 -- name: insert
+-- outbox.put: a send to another shard, in the transaction that makes it.
 INSERT INTO outbox (destination, id, key, sent_at, due, expires, dedup_id, headers, size_hint, prepare_seconds, process_seconds, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
@@ -12,10 +13,13 @@ SELECT id, key, sent_at, due, expires, dedup_id, headers, size_hint, prepare_sec
 FROM outbox WHERE destination = ? ORDER BY id LIMIT ?;
 
 -- name: delete
+-- outbox.forget: what its destination has for sure. Takes destination, last id. Index: primary key.
 DELETE FROM outbox WHERE destination = ? AND id <= ?;
 
 -- name: high_water
+-- outbox.arrive: the last id that arrived from an origin. Takes its incarnation. Index: primary key.
 SELECT high_water FROM inlet WHERE origin = ?;
 
 -- name: set_high_water
+-- outbox.arrive: in the transaction of what arrived. Takes incarnation, id.
 INSERT INTO inlet (origin, high_water) VALUES (?, ?) ON CONFLICT (origin) DO UPDATE SET high_water = excluded.high_water;

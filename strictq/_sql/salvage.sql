@@ -3,42 +3,51 @@
 INSERT INTO lane VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: message
+-- salvage.save: a message as it was.
 INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: body
+-- salvage.save: a body that is stored out of line.
 INSERT INTO body VALUES (?, ?);
 
 -- name: dead
+-- salvage.save: a dead letter as it was.
 INSERT INTO dead VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: dedup
+-- salvage.save: a dedup id.
 INSERT INTO dedup VALUES (?, ?, ?, ?, ?);
 
 -- name: key_state
+-- salvage.save: a key's state.
 INSERT INTO key_state VALUES (?, ?);
 
 -- name: outbox
+-- salvage: a send to another shard that has not arrived.
 INSERT INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: inlet
+-- salvage.save: what arrived from an origin.
 INSERT INTO inlet VALUES (?, ?);
 
 -- name: history
+-- salvage.save: a record of a finished message.
 INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: applied
+-- salvage.save: a batch of a writer.
 INSERT INTO applied VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: consumer
+-- salvage_handouts: a named consumer.
 INSERT INTO consumer VALUES (?, ?, ?, ?, ?);
 
 -- name: handout
+-- salvage_handouts: a hand-out.
 INSERT INTO handout VALUES (?, ?, ?, ?, ?, ?, ?);
 
--- name: handout_block
-INSERT INTO handout_block VALUES (?, ?, ?, ?, ?, ?);
-
 -- name: handout_rejected
+-- salvage_handouts: a message to leave out.
 INSERT INTO handout_rejected VALUES (?, ?, ?);
 
 -- name: lease
@@ -50,6 +59,7 @@ INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 SELECT consumer, max(n) FROM handout WHERE consumer NOT IN (SELECT name FROM consumer) GROUP BY consumer;
 
 -- name: handouts_of
+-- salvage_handouts.settle: every hand-out of a consumer. Index: primary key.
 SELECT n, state FROM handout WHERE consumer = ?;
 
 -- name: handouts_beyond
@@ -63,6 +73,7 @@ SELECT DISTINCT h.consumer, h.n FROM handout h JOIN lease e ON e.token = h.token
 WHERE h.state = 'open' AND e.pending <> (SELECT count(*) FROM message m WHERE m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi);
 
 -- name: empty_handout
+-- salvage_handouts: a hand-out that was given back has no messages. Takes consumer, n. Index: primary key.
 UPDATE handout SET messages = 0 WHERE consumer = ? AND n = ?;
 
 -- name: drop_blocks
@@ -70,31 +81,23 @@ UPDATE handout SET messages = 0 WHERE consumer = ? AND n = ?;
 DELETE FROM handout_block WHERE (consumer, n) NOT IN (SELECT consumer, n FROM handout WHERE state <> 'released');
 
 -- name: drop_rejected
+-- salvage_handouts.settle: of hand-outs that can't be read any more. Reads all.
 DELETE FROM handout_rejected WHERE (consumer, n) NOT IN (SELECT consumer, n FROM handout WHERE state <> 'released');
 
 -- name: drop_leases
+-- salvage_handouts.settle: leases of hand-outs that are not open. Reads all.
 DELETE FROM lease WHERE (consumer, token) NOT IN (SELECT consumer, token FROM handout WHERE state = 'open');
 
 -- name: held_lanes
+-- salvage_handouts.settle: lanes that stay leased.
 SELECT lane FROM lease;
-
--- name: bodiless
--- salvage: messages and dead letters whose body could not be saved. Reads all of them.
-SELECT 'message', m.lane, m.seq FROM message m WHERE m.body IS NULL AND NOT EXISTS (SELECT 1 FROM body b WHERE b.id = m.id)
-UNION ALL
-SELECT 'dead', d.lane, d.seq FROM dead d WHERE d.body IS NULL AND NOT EXISTS (SELECT 1 FROM body b WHERE b.id = d.id);
-
--- name: drop_message
-DELETE FROM message WHERE lane = ? AND seq = ?;
-
--- name: drop_dead
-DELETE FROM dead WHERE lane = ? AND seq = ?;
 
 -- name: lane_counts
 -- salvage: lane, its messages, the newest of these.
 SELECT l.id, count(m.seq), ifnull(max(m.seq), 0) FROM lane l LEFT JOIN message m ON m.lane = l.id GROUP BY l.id;
 
 -- name: set_counts
+-- salvage: what the lane's saved messages say. Takes last_seq, resolved, lane. Index: rowid.
 UPDATE lane SET last_seq = ?, resolved = ? WHERE id = ?;
 
 -- name: roots
@@ -106,4 +109,5 @@ SELECT name, rootpage FROM sqlite_schema WHERE rootpage > 0;
 SELECT hidden, pk FROM pragma_table_xinfo(?) ORDER BY cid;
 
 -- name: without_rowid
+-- salvage: whether a program's table has rowids to keep. Takes its name.
 SELECT wr FROM pragma_table_list(?) WHERE schema = 'main';

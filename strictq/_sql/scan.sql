@@ -9,7 +9,7 @@ SELECT id FROM lane WHERE key >= x'6e' AND key < x'6f' AND instr(key, x'21') = 0
 
 -- name: messages
 -- scan.pending: columns as a claim has them; a bounded step. Takes lane, seq, last lane, newest arrival, limit. Index: primary key.
-SELECT NULL, 0, l.key, m.lane, m.seq, m.due, m.expires, m.attempts, m.id, m.sent_at, m.headers, m.size_hint, m.prepare_seconds,
+SELECT NULL, 0, l.key, m.lane, m.seq, m.due, m.expires, m.attempts & 4294967295, m.id, m.sent_at, m.headers, m.size_hint, m.prepare_seconds,
        m.process_seconds, m.body
 FROM message m CROSS JOIN lane l ON l.id = m.lane
 WHERE (m.lane, m.seq) > (?1, ?2) AND m.lane <= ?3 AND m.id <= ?4 ORDER BY m.lane, m.seq LIMIT ?5;
@@ -46,7 +46,7 @@ GROUP BY l.id ORDER BY l.id;
 -- name: set_aside
 -- scan.keyless: messages that left a lane for one of their own since the plan. Takes the first key, the first key behind,
 -- the newest lane of the plan, and between which arrivals. Indexes: the UNIQUE one on key, primary key of message.
-SELECT NULL, 0, l.key, m.lane, m.seq, m.due, m.expires, m.attempts, m.id, m.sent_at, m.headers, m.size_hint, m.prepare_seconds,
+SELECT NULL, 0, l.key, m.lane, m.seq, m.due, m.expires, m.attempts & 4294967295, m.id, m.sent_at, m.headers, m.size_hint, m.prepare_seconds,
        m.process_seconds, m.body
 FROM lane l CROSS JOIN message m ON m.lane = l.id
 WHERE l.key > ? AND l.key < ? AND l.id > ? AND m.id > ? AND m.id <= ?;

@@ -11,22 +11,31 @@ FROM lane l WHERE l.key IN ({{ ? }});
 INSERT INTO message (lane, seq, id, sent_at, expires, body) VALUES {{ (?, ?, ?, ?, ?, ?) }};
 
 -- name: insert_full
+-- send: a message with options. Takes lane, seq, id, sent_at, due, expires, headers, size_hint, prepare_seconds, process_seconds, body.
 INSERT INTO message (lane, seq, id, sent_at, due, expires, headers, size_hint, prepare_seconds, process_seconds, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_body
+-- send and bulk: a body that is stored out of line. Takes the arrival number, data.
 INSERT INTO body (id, data) VALUES (?, ?);
 
 -- name: find_dedup
+-- send: whether this id was sent within its window. Takes lane, dedup_id, now. Index: primary key.
 SELECT seq, id FROM dedup WHERE lane = ? AND dedup_id = ? AND until > ?;
 
 -- name: remember_dedup
+-- send: an id and the message it stands for; an id whose window is over is replaced. Takes lane, dedup_id, seq, id, until.
 INSERT INTO dedup (lane, dedup_id, seq, id, until) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (lane, dedup_id) DO UPDATE SET seq = excluded.seq, id = excluded.id, until = excluded.until;
 
 -- name: old_dedups
--- send: a bounded step of forgetting. Index: dedup_until.
-SELECT lane, dedup_id FROM dedup WHERE until <= ? ORDER BY until LIMIT 8;
+-- lanes.forget_dedups: a bounded step. Takes now, how many. Index: dedup_until.
+SELECT lane, dedup_id FROM dedup WHERE until <= ? ORDER BY until LIMIT ?;
+
+-- name: next_dedup
+-- forget: when the first window is over. Index: dedup_until.
+SELECT min(until) FROM dedup;
 
 -- name: delete_dedup
+-- lanes.forget_dedups: one id whose window is over. Takes lane, dedup_id. Index: primary key.
 DELETE FROM dedup WHERE lane = ? AND dedup_id = ?;

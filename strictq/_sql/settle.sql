@@ -2,11 +2,8 @@
 -- settle.ack, the common case: a live lease whose messages are all acked at once.
 DELETE FROM lease WHERE lane = ? AND token = ? AND lo = ? AND hi = ? AND pending = ? AND expired = 0 AND redrive = 0 AND ack_first = 0;
 
--- name: delete_range
-DELETE FROM message WHERE lane = ? AND seq BETWEEN ? AND ?;
-
 -- name: finish_lane
--- settle.ack: takes highest seq, how many, now, token, lowest, highest, lane.
+-- lanes.remove_acked: takes highest seq, how many, now, token, lowest, highest, lane.
 UPDATE lane SET last_seq = max(last_seq, ?), resolved = resolved + ?, active_at = ?,
     done_token = ?, done_kind = 'ack', done_lo = ?, done_hi = ?, done_gaps = NULL WHERE id = ?;
 
@@ -22,6 +19,7 @@ CROSS JOIN message m ON m.lane = l.id AND m.seq = (SELECT min(seq) FROM message 
 SELECT seq, id, body IS NULL, attempts FROM message WHERE lane = ? AND seq BETWEEN ? AND ? ORDER BY seq;
 
 -- name: set_started
+-- settle: handlers were started up to this seq; never moves back. Takes seq, lane. Index: primary key.
 UPDATE lease SET started = max(started, ?) WHERE lane = ?;
 
 -- name: start_many
@@ -35,6 +33,7 @@ UPDATE lease SET pending = pending - 1, started = max(started, ?)
 WHERE lane = ? AND token = ? AND lo <= ? AND hi >= ? AND pending > 1 AND ack_first = 0;
 
 -- name: set_deadline
+-- settle.extend: the lease ends then, and is not expired. Takes deadline, lane. Index: primary key.
 UPDATE lease SET deadline = ?, expired = 0 WHERE lane = ?;
 
 -- name: shrink
@@ -46,6 +45,7 @@ UPDATE lease SET pending = ? WHERE lane = ?;
 UPDATE lease SET pending = ?1, hi = ?2, started = min(started, ?2), closed = 1 WHERE lane = ?3;
 
 -- name: grow
+-- settle.more: the lease covers later messages, too. Takes last seq, their number, lane. Index: primary key.
 UPDATE lease SET hi = ?, pending = pending + ? WHERE lane = ?;
 
 -- name: earlier
@@ -53,10 +53,13 @@ UPDATE lease SET hi = ?, pending = pending + ? WHERE lane = ?;
 SELECT EXISTS (SELECT 1 FROM message WHERE lane = ? AND seq < ?);
 
 -- name: key_state
+-- settle.key_state: by lane. Index: primary key.
 SELECT value FROM key_state WHERE lane = ?;
 
 -- name: set_key_state
+-- settle.set_key_state. Takes lane, value.
 INSERT INTO key_state (lane, value) VALUES (?, ?) ON CONFLICT (lane) DO UPDATE SET value = excluded.value;
 
 -- name: delete_key_state
+-- settle.set_key_state: None was set. Takes lane. Index: primary key.
 DELETE FROM key_state WHERE lane = ?;

@@ -185,6 +185,7 @@ CREATE TABLE history (
 ) STRICT;
 
 -- name: insert_counter
+-- catalog.lay_out_shard: the counter row of a new shard. Takes config_version, epoch, time_offset, last_time.
 INSERT INTO counter VALUES (1, ?, ?, ?, ?, 0, 0, 0, 0, 0, 4611686018427387904, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0);
 
 -- name: read_counter
@@ -199,10 +200,6 @@ UPDATE counter SET config_version = ?, epoch = ?, time_offset = ?, last_time = ?
     last_outbox = ?, seq_floor = ?, next_deadline = ?, lanes = ?, pending = ?, dead = ?, sends = ?, receives = ?, claims = ?, empty_receives = ?, acks = ?,
     retries = ?, redeliveries = ?, expired = ?, dropped = ?, purged = ?, ack_rate = ?, ack_rate_at = ?;
 
--- name: skip_id
--- shard_wal: something to write, when a WAL is to begin again. A number that is never given is nothing that anybody misses.
-UPDATE counter SET last_id = last_id + 1;
-
 -- name: objects
 -- migrate: everything that the file's schema has.
 SELECT type, name, tbl_name, rootpage, sql FROM sqlite_schema;
@@ -212,13 +209,17 @@ SELECT type, name, tbl_name, rootpage, sql FROM sqlite_schema;
 SELECT rootpage FROM sqlite_schema WHERE name = 'counter';
 
 -- name: set_epoch
+-- commit: the first write of an epoch. Takes epoch, time_offset.
 UPDATE counter SET epoch = ?, time_offset = ?;
 
 -- name: read_meta
+-- One value of what the shard belongs to. Takes name. Index: primary key.
 SELECT value FROM meta WHERE name = ?;
 
 -- name: write_meta
+-- Set one such value. Takes name, value.
 INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: has_meta
+-- Whether the file was laid out at all.
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'meta';

@@ -6,33 +6,21 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import apsw
-import attrs
 
+from .. import _files as files
+from .. import _hints as hints
 from .._clock import Clock
 from .._config import QueueConfig
 from .._errors import ConfigError, StoreCorrupt, StoreError
 from .._sql import CATALOG, CHECK, SHARD, SHARD_SCHEMA
-from . import files, migrate, wal
-from .connection import Durability, check_file, connect, connect_catalog, translate
-from .frame import EPOCHS, NEVER, Totals
-
-SHARDS_MAX: Final = 256
-HASHES: Final = 1 << 64
-
-
-class Range(NamedTuple):
-    """The hashes of one shard, both ends included, and the file it lies in."""
-
-    shard: int
-    file: str
-    lo: int
-    hi: int
-
-    def owns(self, hashed: int) -> bool:
-        return self.lo <= hashed <= self.hi
+from . import migrate
+from .commit.connection import Durability, check_file, connect, connect_catalog, translate
+from .commit.tx import EPOCHS, NEVER, Totals
+from .disk import layout, reserve, wal_file
+from .topology import Range, Topology
 
 
 class Catalog(NamedTuple):
@@ -45,24 +33,19 @@ class Catalog(NamedTuple):
     epoch: int
     boot_id: str
     time_offset: int
-    topology: tuple[Range, ...]
-
-
-def even_ranges(shards: int) -> tuple[Range, ...]:
-    """The whole hash space in equal parts."""
-    return tuple(Range(i, files.shard_file(i), i * HASHES // shards, (i + 1) * HASHES // shards - 1) for i in range(shards))
+    topology: Topology
 
 
 def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) -> Catalog:
     """A queue that does not exist yet. Its time starts as the wall clock shows it."""
     return Catalog(
-        os.urandom(16).hex(), durability, config, 1, 1, clock.boot_id(), clock.wall() - clock.boot(), even_ranges(shards)
+        os.urandom(16).hex(), durability, config, 1, 1, clock.boot_id(), clock.wall() - clock.boot(), Topology.even(shards)
     )
 
 
 def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
     """Write all files of a new queue into an empty directory."""
-    path = directory / files.CATALOG
+    path = directory / layout.CATALOG
     files.create_empty(path)
     with _opened(path, fresh=True) as db, _writing(db):
         db.execute(CATALOG.schema).fetchall()
@@ -77,20 +60,23 @@ def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
                 catalog.time_offset,
             ),
         )
-        db.executemany(CATALOG.insert_topology, [(r.shard, r.file, f"{r.lo:016x}", f"{r.hi:016x}") for r in catalog.topology])
+        db.executemany(CATALOG.insert_topology, [(r.shard, r.file, *r.bounds) for r in catalog.topology])
         migrate.stamp(db, migrate.CATALOG_ID)
     for part in catalog.topology:
         files.create_empty(directory / part.file)
-        shard = connect(str(directory / part.file), durability="full", fresh=True)
         try:
-            lay_out_shard(shard, catalog, part, clock)
-            shard.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-        finally:
-            shard.close()
-    files.create_empty(directory / files.PRESENCE)
-    files.create_empty(directory / files.WAKE)
-    files.create_empty(directory / files.MARKS, wal.marks_bytes(len(catalog.topology)))
-    files.Reserve(directory).make()
+            shard = connect(str(directory / part.file), durability="full", fresh=True)
+            try:
+                lay_out_shard(shard, catalog, part, clock)
+                shard.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            finally:
+                shard.close()
+        except apsw.Error as e:
+            raise translate(e, part.shard) from e
+    files.create_empty(directory / layout.PRESENCE)
+    files.create_empty(directory / layout.WAKE)
+    files.create_empty(directory / layout.MARKS, wal_file.marks_bytes(len(catalog.topology)))
+    reserve.Reserve(directory).make()
 
 
 def lay_out_shard(db: apsw.Connection, catalog: Catalog, part: Range, clock: Clock) -> None:
@@ -109,8 +95,8 @@ def _identity(catalog: Catalog, part: Range) -> dict[str, Any]:
     return {
         "queue_id": catalog.queue_id,
         "shard": part.shard,
-        "hash_lo": f"{part.lo:016x}",
-        "hash_hi": f"{part.hi:016x}",
+        "hash_lo": part.bounds[0],
+        "hash_hi": part.bounds[1],
     }
 
 
@@ -138,22 +124,21 @@ def read(directory: Path, *, read_only: bool = False) -> Catalog:
     Raises:
         StoreCorrupt, SchemaMismatch: it can't be read; nothing changed.
     """
-    path = directory / files.CATALOG
-    check_file(path, -1)
+    path = directory / layout.CATALOG
     try:
         with _opened(path, read_only=read_only) as db:
             migrate.require(db, migrate.CATALOG_ID, -1, read_only=read_only)
             row = db.execute(CATALOG.read_queue).get
-            parts = tuple(Range(s, f, int(lo, 16), int(hi, 16)) for s, f, lo, hi in db.execute(CATALOG.read_topology))
-        if row is None or not _covers(parts):
-            raise StoreCorrupt("the topology does not cover the hash space", shard=-1)
+            topology = Topology([Range(s, f, int(lo, 16), int(hi, 16)) for s, f, lo, hi in db.execute(CATALOG.read_topology)])
+        if row is None:
+            raise StoreCorrupt("the row that names the queue is missing", shard=-1)
         queue_id, durability, config, version, epoch, boot_id, offset = row
         if problem := _nonsense(durability, version, epoch, offset):
             raise StoreCorrupt(problem, shard=-1)
         stored = QueueConfig.from_json(config)
     except (ValueError, TypeError, RecursionError) as e:  # damaged text, numbers or JSON
         raise StoreCorrupt(f"what it stores can't be read: {e}", shard=-1, cause=e) from e
-    return Catalog(queue_id, cast(Durability, durability), stored, version, epoch, boot_id, offset, parts)
+    return Catalog(queue_id, cast(Durability, durability), stored, version, epoch, boot_id, offset, topology)
 
 
 def _nonsense(durability: str, version: int, epoch: int, offset: int) -> str | None:
@@ -167,24 +152,13 @@ def _nonsense(durability: str, version: int, epoch: int, offset: int) -> str | N
 
 def damage(directory: Path) -> list[str]:
     """What SQLite's own check says of queue.db; empty if all is well."""
-    with _opened(directory / files.CATALOG, read_only=True) as db:
+    with _opened(directory / layout.CATALOG, read_only=True) as db:
         return [str(row[0]) for row in db.execute(CHECK.integrity) if row[0] != "ok"]
-
-
-def _covers(parts: tuple[Range, ...]) -> bool:
-    expected = 0
-    if sorted(part.shard for part in parts) != list(range(len(parts))):
-        return False
-    for part in sorted(parts, key=lambda r: r.lo):
-        if part.lo != expected or part.file != files.shard_file(part.shard):
-            return False
-        expected = part.hi + 1
-    return expected == HASHES and len(parts) <= SHARDS_MAX
 
 
 def last_time(directory: Path, part: Range) -> int:
     """The queue time of a shard's last write."""
-    check_file(directory / part.file, part.shard)
+    check_file(directory / part.file, part.shard, writing=True)
     try:
         db = connect(str(directory / part.file), durability="process")
         try:
@@ -197,49 +171,59 @@ def last_time(directory: Path, part: Range) -> int:
 
 def raise_epoch(directory: Path, boot_id: str, time_offset: int) -> None:
     """A new epoch, synced: tokens issued from now on are greater than any issued before, whatever a power cut took."""
-    with _opened(directory / files.CATALOG) as db, _writing(db):
+    with _opened(directory / layout.CATALOG) as db, _writing(db):
         db.execute(CATALOG.raise_epoch, (boot_id, time_offset))
 
 
 def begin_at_epoch(directory: Path, epoch: int) -> None:
     """In a new queue that continues another one: tokens go on where the other's ended."""
-    with _opened(directory / files.CATALOG) as db, _writing(db):
+    with _opened(directory / layout.CATALOG) as db, _writing(db):
         db.execute(CATALOG.begin_at_epoch, (epoch,))
 
 
 def set_config(directory: Path, config: QueueConfig, expected: int) -> int | None:
     """Store a configuration in place of version `expected`; its version, or None if another one is stored by now."""
-    with _opened(directory / files.CATALOG) as db, _writing(db):
+    with _opened(directory / layout.CATALOG) as db, _writing(db):
         rows: list[Any] = db.execute(CATALOG.set_config, (config.to_json(), expected)).fetchall()
     return rows[0][0] if rows else None
 
 
 def add_app_schema(directory: Path, sql: str) -> None:
     """Record the program's own tables for all shards, future ones too."""
-    with _opened(directory / files.CATALOG) as db, _writing(db):
+    with _opened(directory / layout.CATALOG) as db, _writing(db):
         db.execute(CATALOG.add_app_schema, (sql,))
 
 
 def app_schema(directory: Path, after: int, *, read_only: bool = False) -> list[tuple[int, str]]:
-    with _opened(directory / files.CATALOG, read_only=read_only) as db:
+    with _opened(directory / layout.CATALOG, read_only=read_only) as db:
         rows: list[Any] = db.execute(CATALOG.read_app_schema, (after,)).fetchall()
     return rows
 
 
 def estimates(directory: Path, *, read_only: bool = False) -> dict[str, str]:
     """What workers learned of durations: stage → model."""
-    with _opened(directory / files.CATALOG, read_only=read_only) as db:
+    with _opened(directory / layout.CATALOG, read_only=read_only) as db:
         rows: list[Any] = db.execute(CATALOG.read_estimates).fetchall()
     return dict(rows)
 
 
 def set_estimates(directory: Path, models: dict[str, str] | None) -> None:
     """Store what was learned of these stages; None: forget all of it."""
-    with _opened(directory / files.CATALOG) as db, _writing(db):
+    with _opened(directory / layout.CATALOG) as db, _writing(db):
         if models is None:
             db.execute(CATALOG.reset_estimates)
         else:
             db.executemany(CATALOG.set_estimate, list(models.items()))
+
+
+def differences(stored: QueueConfig, given: QueueConfig) -> dict[str, Any]:
+    """The settings that were given and are stored otherwise, with the values given. What was not given is not compared."""
+    return {name: getattr(given, name) for name in sorted(given.given) if getattr(given, name) != getattr(stored, name)}
+
+
+def in_words(stored: QueueConfig, different: dict[str, Any]) -> str:
+    """Differences for people: "max_attempts 7 stored and 3 given"."""
+    return ", ".join(f"{name} {getattr(stored, name)!r} stored and {value!r} given" for name, value in different.items())
 
 
 def agree(catalog: Catalog, shards: int | None, durability: Durability | None, config: QueueConfig | None) -> Durability:
@@ -249,29 +233,23 @@ def agree(catalog: Catalog, shards: int | None, durability: Durability | None, c
         ConfigError: it is not; nothing changed.
     """
     if shards is not None and shards != len(catalog.topology):
+        raise ConfigError(f"the queue's number of shards is {len(catalog.topology)}, not {shards}", hint=hints.LEAVE_SHARDS_OUT)
+    if config is not None and (different := differences(catalog.config, config)):
         raise ConfigError(
-            f"the queue's number of shards is {len(catalog.topology)}, not {shards}", hint="leave shards out to open it as it is"
-        )
-    if config is not None and config != catalog.config:
-        different = [
-            f"{a.name} is {getattr(catalog.config, a.name)!r}, not {getattr(config, a.name)!r}"
-            for a in attrs.fields(QueueConfig)
-            if getattr(catalog.config, a.name) != getattr(config, a.name)
-        ]
-        raise ConfigError(
-            f"the queue is configured otherwise: {'; '.join(different)}",
-            hint="leave config out to open it as it is, and change it with q.configure()",
+            f"the queue is configured otherwise: {in_words(catalog.config, different)}; nothing was changed",
+            hint=hints.LEAVE_SETTINGS_OUT,
         )
     if durability == "process" and catalog.durability == "full":
         raise ConfigError(
             "the queue is stored with durability 'full' and can't be opened at the weaker 'process'",
-            hint="leave durability out to open it as it is",
+            hint=hints.LEAVE_DURABILITY_OUT,
         )
     return durability or catalog.durability
 
 
 @contextmanager
 def _opened(path: Path, *, read_only: bool = False, fresh: bool = False) -> Iterator[apsw.Connection]:
+    check_file(path, -1, writing=not read_only)
     try:
         db = connect_catalog(str(path), read_only=read_only, fresh=fresh)
         try:
@@ -279,7 +257,7 @@ def _opened(path: Path, *, read_only: bool = False, fresh: bool = False) -> Iter
         finally:
             db.close()
     except apsw.ReadOnlyError as e:
-        raise StoreError("queue.db can't be written", shard=-1, cause=e, hint="open the queue with read_only=True") from e
+        raise StoreError("queue.db can't be written", shard=-1, cause=e, hint=hints.OPEN_READ_ONLY) from e
     except apsw.Error as e:
         raise translate(e, -1) from e
 

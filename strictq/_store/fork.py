@@ -34,8 +34,9 @@ def _before() -> None:
     import ctypes  # noqa: F401
     import hashlib  # noqa: F401
 
-    from .. import _findings, _hashing  # noqa: F401
-    from . import check, pages  # noqa: F401
+    from .. import _findings, _hashing, _views  # noqa: F401
+    from .disk import foreign, pages  # noqa: F401
+    from .lanes import check  # noqa: F401
 
     _lock.acquire()
     for store in list(_stores):

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import apsw
 
+from .. import _hints as hints
 from .._errors import SchemaMismatch, StoreCorrupt, StoreError
 from .._sql import CATALOG, SHARD, SHARD_SCHEMA
-from . import checksums
+from .disk import checksums
 
 FORMAT: Final = 1
 """The format this version writes, in PRAGMA user_version of every file."""
@@ -58,7 +59,7 @@ def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, targ
         raise SchemaMismatch(
             f"its format {version} is older than {target}",
             shard=shard,
-            hint="open it once without read_only to migrate it",
+            hint=hints.OPEN_TO_MIGRATE,
         )
     if db.filename:
         try:

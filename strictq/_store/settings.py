@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from .. import _files as files
 from .._config import QueueConfig
 from .._errors import StoreError
-from . import catalog, files
+from .._observe import logger
+from . import catalog
 from .catalog import Catalog
+from .disk import layout
 from .shard import Shard
+
+OnMismatch = Literal["warn", "error", "update"]
 
 
 class Settings:
@@ -56,6 +61,28 @@ class Settings:
             return False
         self.settings = (known.config, known.config_version)
         return True
+
+    def compare(self, given: QueueConfig, on_mismatch: OnMismatch) -> None:
+        """Store the settings that were given to `open` ("update"), or log which of them are stored otherwise ("warn").
+
+        Raises:
+            ConfigError: what was given contradicts what is stored; nothing changed.
+        """
+        different = catalog.differences(self.config, given)
+        if not different:
+            return
+        if on_mismatch == "update":
+            try:
+                self.configure(different)
+            except StoreError:
+                if catalog.differences(self.config, given):
+                    raise
+                # It is stored. A shard that could not be reached gets its copy with the next write there.
+            return
+        logger().warning(
+            "the queue %s has %s: what is stored applies (open it with on_config_mismatch='update' to store what is given)",
+            self.directory, catalog.in_words(self.config, different),
+        )  # fmt: skip
 
     def configure(self, changes: dict[str, Any]) -> QueueConfig:
         """Store changed settings and give every shard its copy. Concurrent changes of other settings are kept.
@@ -114,7 +141,7 @@ class Settings:
         if self.directory is None:
             return dict(self._memory_estimates)
         # Opening queue.db costs three times as much as all the rest of stats().
-        changed = files.changed_at(self.directory / files.CATALOG)
+        changed = files.changed_at(self.directory / layout.CATALOG)
         if changed is None or changed != self._estimates_at:
             self._stored_estimates = catalog.estimates(self.directory, read_only=self.read_only)
             self._estimates_at = changed

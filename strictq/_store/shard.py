@@ -5,28 +5,35 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import apsw
 
+from .. import _files as files
+from .. import _hints as hints
 from .._clock import Clock
-from .._errors import InvalidArgument, SchemaMismatch, StoreCorrupt, StoreError, StoreFull, StrictqError
+from .._errors import InvalidArgument, SchemaMismatch, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
+from .._observe import logger
 from .._sql import SHARD
-from . import catalog, checksums, files, migrate
-from .calls import Operation
-from .catalog import Range
-from .commit import Host, Writer
-from .connection import MEMORY, NONSENSE, check_file, connect, leak, translate
-from .frame import Tx
-from .log import logger
-from .program import AppDatabase, Guard, Rows
-from .shard_wal import ShardWal, WalHost
+from .._types import Event
+from . import catalog, migrate
+from .commit.app_database import AppDatabase, Guard, Rows
+from .commit.calls import Operation
+from .commit.checkpoint import ShardWal, WalHost
+from .commit.connection import MEMORY, check_file, connect, translate
+from .commit.reader import Reader
+from .commit.tx import Totals, Tx
+from .commit.writer import Host, Writer
+from .disk import layout
+from .topology import Range
 
 T = TypeVar("T")
 
 DRAIN_TRIES: Final = 3
-READ_CACHE_KIB: Final = 4 * 1024
+CHECKPOINT_WAIT_SECONDS: Final = 0.1
+"""So long a checkpoint waits for the write lock of its shard where others may need one, too."""
 
 
 class ShardHost(Host, WalHost, Protocol):
@@ -50,10 +57,12 @@ class Shard:
         self.incarnation = ""
         self._host = host
         self._guard: Guard | None = None
-        self._writer = Writer(self._open, part.shard, host, grouped=grouped, in_memory=self.path is None)
+        self._writer = Writer(self._open, part, host, grouped=grouped, in_memory=self.path is None)
         self.wal = ShardWal(host, self.number, self.path, self._writer, self._connect)
-        self._reader: apsw.Connection | None = None
-        self._reader_lock = threading.Lock()
+        self._reader = Reader(self._connect, self._writer, part.shard, host)
+        """For looks that may take long."""
+        self._glances = Reader(self._connect, self._writer, part.shard, host)
+        """For short ones, while the writing connection is in use."""
         self.checkpoint_lock = threading.Lock()
         self.failed: StoreError | None = None
         """Why this shard is quarantined."""
@@ -64,6 +73,8 @@ class Shard:
         """A connection for writing, verified to be on the right file."""
         host = self._host
         try:
+            if self.wal.is_gone():
+                self._repair()
             db = self._connect(host.catalog.durability)
             try:
                 if self.path is None:
@@ -71,6 +82,7 @@ class Shard:
                 migrate.require(db, migrate.SHARD_ID, self.number, read_only=host.read_only)
                 catalog.verify_shard(db, host.catalog, self.range)
                 self.wal.verify(db)
+                self.wal.drop_torn(db)
                 self.incarnation = db.execute(SHARD.read_meta, ("incarnation",)).get
                 self._guard = Guard(db)
                 if self._writer.distrusted and self.path is not None and not host.read_only:
@@ -91,7 +103,7 @@ class Shard:
             if isinstance(e, apsw.CantOpenError) and host.read_only:
                 error = StoreError(
                     "its -shm file is missing, and a read-only directory has no room to make one",
-                    shard=self.number, cause=e, hint="open it where the directory may be written",
+                    shard=self.number, cause=e, hint=hints.OPEN_WRITABLE,
                 )  # fmt: skip
             if isinstance(error, StoreCorrupt | SchemaMismatch):
                 host.quarantine(self.number, error)
@@ -99,11 +111,37 @@ class Shard:
         except (StoreCorrupt, SchemaMismatch) as e:
             host.quarantine(self.number, e)
             raise
+        except OSError as e:
+            raise files.failure("it can't be opened", e, self.number) from e
+
+    def _repair(self) -> None:
+        """Put right what a foreign checkpoint did, if there was one."""
+        from .disk import foreign  # only where a WAL is gone
+
+        assert self.path is not None
+        db = self._connect("full", verify=False)
+        try:
+            pages = foreign.repair(self.path, db, self.number, read_only=self._host.read_only, problem=self._problem)
+        finally:
+            db.close()
+        if pages:
+            detail = f"{foreign.WHAT}; strictq verified the shard and wrote the checksums of {pages} pages again"
+            logger().warning("shard %d: %s", self.number, detail)
+            self._host.committed(self.number, [Event("shard_repaired", self.number, detail=detail)], False)
+
+    def _problem(self, db: apsw.Connection) -> str | None:
+        """What is wrong with the tables of this shard."""
+        from .lanes import check  # only where a WAL is gone
+
+        topology = self._host.catalog.topology
+        catalog.verify_shard(db, self._host.catalog, self.range)
+        found = check.check(db, self.number, self.range.owns, len(topology))
+        return next((f"{problem.rule}: {problem.detail}" for problem, fix in found if fix is None), None)
 
     def _connect(self, durability: Any, **options: Any) -> apsw.Connection:
         if self.path is None:
             return connect(MEMORY, durability=durability)
-        check_file(self.path, self.number)
+        check_file(self.path, self.number, writing=not self._host.read_only)
         return connect(str(self.path), durability=durability, read_only=self._host.read_only, **options)
 
     def apply_app_schema(self, db: apsw.Connection) -> None:
@@ -127,10 +165,10 @@ class Shard:
 
     # ---- running
 
-    def run(self, operation: Operation[T]) -> T:
-        """Run an operation in a write transaction; durable on return. See Writer.run for what it raises."""
+    def run(self, operation: Operation[T], seconds: float | None = None) -> T:
+        """Run an operation in a write transaction; durable on return. See Writer.run for its arguments and errors."""
         self.require()
-        result = self._writer.run(operation)
+        result = self._writer.run(operation, seconds)
         if self.wal.overgrown:
             # Writers outrun the engine's thread: whoever comes now waits for a checkpoint, or the WAL would grow for ever
             # (or, on a full disk, take what room there is).
@@ -138,14 +176,14 @@ class Shard:
                 self.checkpoint()
         return result
 
-    def drain(self, operation: Operation[T]) -> T:
+    def drain(self, operation: Operation[T], seconds: float | None = None) -> T:
         """The same for what makes room (acks, receives): on a full disk the reserve is given up for it."""
         for _ in range(DRAIN_TRIES):
             try:
-                return self.run(operation)
+                return self.run(operation, seconds)
             except StoreFull:
                 self._host.make_room()
-        return self.run(operation)
+        return self.run(operation, seconds)
 
     def alone(self) -> Any:
         """A write transaction for a program's own SQL; a context manager giving Tx."""
@@ -180,15 +218,46 @@ class Shard:
         self.require()
         self._writer.use(self.apply_app_schema)
 
-    def read(self, look: Callable[[apsw.Connection], T]) -> T:
-        """A short look in a read transaction."""
+    def open(self) -> None:
+        """Open and verify the file, unless that was done."""
         self.require()
-        return self._writer.read(look)
+        self._writer.read(lambda _db: None)
 
-    def glance(self, look: Callable[[apsw.Connection], T]) -> T:
-        """A look by a single statement, which needs no transaction around it."""
+    def read(self, look: Callable[[apsw.Connection], T]) -> T:
+        """A short look in a read transaction: at what is committed, without waiting for a transaction that is under way."""
         self.require()
-        return self._writer.use(look)
+        if self.path is None:
+            return self._writer.read(look)
+        try:
+            return self._writer.read(look, 0.0)
+        except StoreBusy:
+            return self._glances.look(look)
+
+    def glance(self, look: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
+        """The same by a single statement, which needs no transaction around it.
+
+        Args:
+            seconds: in memory, where there is one connection for all: how long to wait for it; None: BUSY_SECONDS.
+        """
+        self.require()
+        if self.path is None:
+            return self._writer.use(look, seconds)
+        try:
+            return self._writer.use(look, 0.0)
+        except StoreBusy:
+            return self._glances.glance(look)
+
+    @property
+    def busy(self) -> bool:
+        """Is its writing connection in use?"""
+        return self._writer.busy
+
+    def pending(self) -> int:
+        """Unresolved messages, as they are committed. Never waits for a transaction, not even for the caller's own."""
+        self.require()
+        if self.busy:
+            return self._writer.pending if self.path is None else self._glances.glance(_pending)
+        return self.glance(_pending)
 
     def require(self) -> None:
         """Raise what this shard was quarantined for."""
@@ -207,27 +276,9 @@ class Shard:
         self.require()
         if self.path is None:
             return self._writer.read(look)
-        if self._reader is None:
-            self._writer.read(lambda _db: None)  # the writing connection verifies the file when it opens
-        self._writer.require()
-        with self._reader_lock:
-            try:
-                if self._reader is None:
-                    self._reader = self._connect("process", cache_kib=READ_CACHE_KIB)
-                    checksums.require(self._reader, self.number)
-                elif self._reader.in_transaction:
-                    self._reader.execute("ROLLBACK")  # whoever looked before was interrupted on its way
-                self._reader.execute("BEGIN")
-                try:
-                    return look(self._reader)
-                finally:
-                    if self._reader.in_transaction:  # a page that can't be read ends it
-                        self._reader.execute("ROLLBACK")
-            except (apsw.Error, *NONSENSE) as e:
-                error = translate(e, self.number)
-                if isinstance(error, StoreCorrupt):
-                    self._host.quarantine(self.number, error)
-                raise error from e
+        if self._reader.db is None:
+            self._writer.require_outside()
+        return self._reader.look(look)
 
     @staticmethod
     def _query(db: apsw.Connection, guard: Guard | None, sql: str, params: Any) -> Rows:
@@ -236,26 +287,16 @@ class Shard:
 
     # ---- its WAL
 
-    def checkpoint(self) -> tuple[int, int]:
+    def checkpoint(self, seconds: float | None = None) -> tuple[int, int]:
         """See ShardWal.checkpoint. A quarantined shard is left alone."""
         with self.checkpoint_lock:
-            return (0, 0) if self.failed is not None else self.wal.checkpoint()
-
-    def shorten_wal(self) -> None:
-        """See ShardWal.shorten. What fails here changes nothing: the commits are in the WAL."""
-        # Somebody who is at it leaves little to do; and it may be this thread, interrupted by a signal whose handler closes.
-        if self.failed is None and self._writer.opened and self.checkpoint_lock.acquire(blocking=False):
-            try:
-                with suppress(StrictqError, OSError):
-                    self.wal.shorten()
-            finally:
-                self.checkpoint_lock.release()
+            return (0, 0) if self.failed is not None else self.wal.checkpoint(seconds)
 
     def cut_wal(self) -> None:
-        """Checkpoint, and give the WAL's space back to the file system."""
-        self.checkpoint()
+        """Checkpoint, and give the WAL's space back to the file system, unless other calls keep it in use."""
+        self.checkpoint(CHECKPOINT_WAIT_SECONDS)
         with self.checkpoint_lock:
-            self.wal.cut()
+            self.wal.cut(CHECKPOINT_WAIT_SECONDS)
 
     def has_room(self, size: int) -> bool:
         """Could what is sent now, of about so many bytes, still be brought into the database?"""
@@ -268,7 +309,7 @@ class Shard:
         """Make every commit of this shard survive a power cut, at any durability."""
         if self.path is not None:
             try:
-                files.sync_wal(self.path)
+                layout.sync_wal(self.path)
             except OSError as e:
                 self._writer.distrust()
                 raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self.number, cause=e) from e
@@ -279,49 +320,47 @@ class Shard:
         """Refuse what can't be done while this thread is inside a transaction of the shard."""
         self._writer.require_outside()
 
-    def close(self) -> None:
-        if self._writer.opened and self.failed is None:
-            with suppress(StrictqError, OSError):
-                self._writer.use(self.wal.mark)
-        self._writer.close()
-        with self.checkpoint_lock, self._reader_lock:
-            self._close_helpers()
-
-    def _close_helpers(self) -> None:
-        db, self._reader = self._reader, None
-        if db is not None:
-            with suppress(apsw.Error):
-                db.close()
-        self.wal.close_checkpointer()
+    def close(self, *, last: bool) -> None:
+        """Args: last: no other process has the queue open."""
+        self._writer.close(partial(self.wal.leave, last=last) if self.failed is None else None)
+        self._reader.close()
+        self._glances.close()
+        with self.checkpoint_lock:
+            self.wal.close_checkpointer()
 
     def quiesce(self) -> bool:
         """Before a fork. False: it can't be prepared; nothing is held."""
         if not self.checkpoint_lock.acquire(timeout=10.0):
             return False
-        if not self._reader_lock.acquire(timeout=10.0):
-            self.checkpoint_lock.release()
-            return False
-        if not self._writer.quiesce():
-            self._reader_lock.release()
-            self.checkpoint_lock.release()
-            return False
-        self._close_helpers()
+        held: list[Reader | Writer] = []
+        for part in (self._reader, self._glances, self._writer):
+            if not part.quiesce():
+                for each in held:
+                    each.resume(child=False)
+                self.checkpoint_lock.release()
+                return False
+            held.append(part)
+        self.wal.close_checkpointer()
         return True
 
     def resume(self, *, child: bool) -> None:
         self._writer.resume(child=child)
+        self._reader.resume(child=child)
+        self._glances.resume(child=child)
         if child:
-            self._reader_lock = threading.Lock()
             self.checkpoint_lock = threading.Lock()
         else:
-            self._reader_lock.release()
             self.checkpoint_lock.release()
 
     def abandon(self) -> None:
         self._writer.abandon()
-        if self._reader is not None:
-            leak(self._reader)
+        self._reader.abandon()
+        self._glances.abandon()
         self.wal.abandon()
+
+
+def _pending(db: apsw.Connection) -> int:
+    return Totals.read(db).pending
 
 
 def _again(error: StoreError) -> StoreError:

@@ -1,4 +1,6 @@
-"""The engine's own thread: checkpoints when a WAL has grown, and forwards what another process left in an outbox."""
+"""The engine's own thread: checkpoints when a WAL has grown, forwards what another process left in an outbox, and forgets what
+is old.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Final, Protocol
 from weakref import ref
 
 from .._errors import StrictqError
-from .log import logger
+from .._observe import logger
 
 PERIOD_SECONDS: Final = 2.0
 

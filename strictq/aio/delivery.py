@@ -7,7 +7,9 @@ from types import TracebackType
 
 from .._errors import LeaseLost
 from .._keys import Key
-from ..delivery import SETTLED, Delivery, Lease, MessageView, describe
+from .._leased import SETTLED
+from ..delivery import Delivery, Lease, MessageView, describe
+from ..handle import DeliveryRef
 from .threads import Calls
 
 
@@ -40,6 +42,10 @@ class AsyncDelivery(MessageView):
     async def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
         """See Delivery.nack."""
         await self._queue._run(self._delivery.nack, delay, reason, output=output)
+
+    async def defer(self, delay_seconds: float) -> None:
+        """See Delivery.defer."""
+        await self._queue._run(self._delivery.defer, delay_seconds)
 
     async def reject(self, reason: str, *, output: str | None = None) -> None:
         """See Delivery.reject."""
@@ -125,3 +131,56 @@ class AsyncLease:
     async def release(self) -> None:
         """See Lease.release."""
         await self._queue._run(self._lease.release)
+
+
+class AsyncDeliveryRef:
+    """A DeliveryRef whose verbs are awaited. Get one from `q.delivery(handle)`."""
+
+    __slots__ = ("_queue", "_ref")
+
+    def __init__(self, queue: Calls, ref: DeliveryRef) -> None:
+        self._queue = queue
+        self._ref = ref
+
+    @property
+    def handle(self) -> str:
+        """As given."""
+        return self._ref.handle
+
+    @property
+    def key(self) -> Key | None:
+        """Of the message; None for a keyless one."""
+        return self._ref.key
+
+    @property
+    def seq(self) -> int:
+        """Position in its key's sequence."""
+        return self._ref.seq
+
+    @property
+    def token(self) -> int:
+        """The fencing token."""
+        return self._ref.token
+
+    async def ack(self) -> None:
+        """See DeliveryRef.ack."""
+        await self._queue._run(self._ref.ack)
+
+    async def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
+        """See DeliveryRef.nack."""
+        await self._queue._run(self._ref.nack, delay, reason, output=output)
+
+    async def reject(self, reason: str, *, output: str | None = None) -> None:
+        """See DeliveryRef.reject."""
+        await self._queue._run(self._ref.reject, reason, output=output)
+
+    async def defer(self, delay_seconds: float) -> None:
+        """See DeliveryRef.defer."""
+        await self._queue._run(self._ref.defer, delay_seconds)
+
+    async def extend(self, seconds: float) -> None:
+        """See DeliveryRef.extend."""
+        await self._queue._run(self._ref.extend, seconds)
+
+    def __repr__(self) -> str:
+        return f"Async{self._ref!r}"

@@ -13,6 +13,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from .. import _hints as hints
 from .. import _validate as validate
 from .._config import QueueConfig
 from .._errors import QueueClosed, StrictqError
@@ -27,13 +28,15 @@ from .._findings import (
     Problem,
 )
 from .._keys import Key
-from .._receiving import Patience, leased_ahead
-from .._store.engine import Rows
-from .._store.wake import POLL_SECONDS
+from .._leased import OPEN
+from .._observe import ANY_SHARD, Observation, Observer
+from .._receiving import leased_ahead
+from .._store.api import POLL_SECONDS, Request, Rows
 from .._types import Event, Message, Receipt, Stats
-from ..delivery import OPEN, Delivery
+from ..delivery import Delivery
 from ..queue import Queue
-from .delivery import AsyncDelivery
+from .batch import AsyncBatch
+from .delivery import AsyncDelivery, AsyncDeliveryRef
 from .threads import Calls, from_any_thread
 from .transaction import AsyncTransaction
 
@@ -57,14 +60,11 @@ class AsyncQueue(Calls):
         if self._queue is not None:
             await self._run_inside_surely(self._queue.close)
 
-    def _wrap(self, deliveries: list[Delivery]) -> list[AsyncDelivery]:
-        return [AsyncDelivery(self, d) for d in deliveries]
-
     @property
     def sync(self) -> Queue:
         """The sync queue that does the work; for threads of the program's own."""
         if self._queue is None:
-            raise QueueClosed("the queue is not open", hint="use it inside `async with strictq.open_async(...)`")
+            raise QueueClosed("the queue is not open", hint=hints.USE_ASYNC_WITH)
         return self._queue
 
     @property
@@ -95,6 +95,10 @@ class AsyncQueue(Calls):
     def on_event(self, hook: Callable[[Event], None]) -> None:
         """See Queue.on_event; hooks are called in worker threads."""
         self.sync.on_event(hook)
+
+    def observe(self, observer: Observer) -> Observation:
+        """See Queue.observe; the observer is called in worker threads. The Observation is closed without awaiting."""
+        return self.sync.observe(observer)
 
     async def close(self) -> None:
         """See Queue.close."""
@@ -136,54 +140,59 @@ class AsyncQueue(Calls):
         keys: Iterable[Key] | None = None,
         consumer: str | None = None,
         ack_first: bool = False,
-    ) -> list[AsyncDelivery]:
-        """See Queue.receive. Waiting holds no thread; cancelled, it gives back what it leased."""
-        queue = self.sync
-        request = queue._request(max_messages, per_key, lease_seconds, keys, consumer, ack_first)
-        patience = Patience(queue._store, wait)
-        waker = queue._store.waker
+    ) -> AsyncBatch:
+        """See Queue.receive: `async with await q.receive() as batch: ...`. Waiting holds no thread.
+
+        Cancelled, it gives back what it leased.
+        """
+        request = self.sync._receiving.request(max_messages, per_key, lease_seconds, keys, consumer, ack_first=ack_first)
+        return await self._receive(request, wait)
+
+    async def _receive(self, request: Request, wait: float | None) -> AsyncBatch:
+        storage = self.sync._client.storage
+        patience = storage.patience(None if wait is None else validate.microseconds("wait", wait))
+        waits_since = 0.0
         while True:
-            queue._store.require_open()
-            seen = waker.seen()
-            deliveries, soonest = await self._receive_once(request)
-            if deliveries:
-                return self._wrap(deliveries)
+            storage.require_open()
+            seen = storage.seen()
+            over = patience.over
+            deliveries, soonest = await self._receive_now(request, wait_for_busy=over)
+            if deliveries or over:
+                if waits_since:
+                    storage.observers.timed("receive_wait", waits_since, ANY_SHARD)
+                return AsyncBatch(AsyncDelivery(self, d) for d in deliveries)
             left = patience.left(soonest)
-            if left <= 0:
-                return []
-            await self._wait(seen, left, idle=request.keys is None)
+            waits_since = waits_since or time.monotonic()
+            if left > 0:
+                await self._wait(seen, left, idle=request.keys is None)
 
-    async def _receive_once(self, request: Any) -> tuple[list[Delivery], int | None]:
-        queue = self.sync
-        found: list[tuple[list[Delivery], int | None]] = []
-
-        def receive() -> None:
-            found.append(queue._receive_once(request))
-
+    async def _receive_now(self, request: Request, *, wait_for_busy: bool) -> tuple[list[Delivery], int | None]:
+        client = self.sync._client
+        deliveries: list[Delivery] = []
         try:
-            await self._run(receive)
+            soonest = await self._run(self.sync._receiving.receive_now, deliveries, request, wait_for_busy=wait_for_busy)
             await anyio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
             # Cancelled while the thread was at work: nothing it leased may stay leased.
-            for deliveries, _ in found:
-                await self._run_surely(queue._release_rest, deliveries)
+            if deliveries:
+                await self._run_surely(client.settling.release_rest, deliveries)
             raise
-        return found[0]
+        return deliveries, soonest
 
     async def _wait(self, seen: tuple[int, int], seconds: float, *, idle: bool) -> None:
-        waker = self.sync._store.waker
+        storage = self.sync._client.storage
         woken = anyio.Event()
         wake = from_any_thread(woken.set)
         until = time.monotonic() + seconds
-        waker.listen(wake)
+        storage.listen(wake)
         try:
-            while waker.seen() == seen and (left := until - time.monotonic()) > 0:
+            while storage.seen() == seen and (left := until - time.monotonic()) > 0:
                 if idle:
-                    waker.show_idle()
+                    storage.show_idle()
                 with anyio.move_on_after(min(left, POLL_SECONDS)):
                     await woken.wait()
         finally:
-            waker.unlisten(wake)
+            storage.unlisten(wake)
 
     async def consume(
         self,
@@ -197,23 +206,21 @@ class AsyncQueue(Calls):
         ack_first: bool = False,
     ) -> AsyncIterator[AsyncDelivery]:
         """See Queue.consume: `async for d in q.consume(): ...`. Close it (contextlib.aclosing) if you leave it early."""
-        queue = self.sync
+        client = self.sync._client
         wanted = validate.several(keys)
-        ahead = leased_ahead(max_messages, ack_first)
+        ahead = leased_ahead(max_messages, ack_first=ack_first)
+        request = self.sync._receiving.request(ahead, per_key, lease_seconds, wanted, consumer, ack_first=ack_first, starts=True)
         while True:
-            batch = await self.receive(
-                ahead, per_key=per_key, wait=wait, lease_seconds=lease_seconds, keys=wanted, consumer=consumer,
-                ack_first=ack_first,
-            )  # fmt: skip
+            batch = await self._receive(request, wait)
             if not batch and wait is not None:
                 return
             waiting = deque(d._delivery for d in batch)
             try:
                 while waiting:
                     d = waiting[0]
-                    fresh = await self._run(queue._still_fresh, d)
+                    begun = await self._run(self.sync._receiving.begin, d)
                     waiting.popleft()  # not before: cancelled on the way, it must be among the rest
-                    if not fresh:
+                    if not begun:
                         continue
                     if waiting and waiting[0].lease is d.lease:
                         d._next = waiting[0]
@@ -222,7 +229,7 @@ class AsyncQueue(Calls):
                 rest = [d for d in waiting if d._state == OPEN]
                 if rest:
                     with suppress(StrictqError):
-                        await self._run_surely(queue._release_rest, rest)
+                        await self._run_surely(client.settling.release_rest, rest)
 
     async def ack_many(self, deliveries: Iterable[AsyncDelivery]) -> None:
         """See Queue.ack_many."""
@@ -236,10 +243,21 @@ class AsyncQueue(Calls):
         """See Queue.extend_many."""
         await self._run(self.sync.extend_many, [d._delivery for d in deliveries], seconds)
 
-    def transaction(self, delivery: AsyncDelivery | None = None, *, key: Key | None = None) -> AsyncTransaction:
+    def delivery(self, handle: str) -> AsyncDeliveryRef:
+        """See Queue.delivery."""
+        return AsyncDeliveryRef(self, self.sync.delivery(handle))
+
+    def transaction(
+        self,
+        delivery: AsyncDelivery | None = None,
+        *,
+        key: Key | None = None,
+        deliveries: Iterable[AsyncDelivery] | None = None,
+    ) -> AsyncTransaction:
         """See Queue.transaction; `async with q.transaction(d) as tx`."""
         inner = None if delivery is None else delivery._delivery
-        return AsyncTransaction(self, lambda: self.sync.transaction(inner, key=key))
+        several = None if deliveries is None else [d._delivery for d in deliveries]
+        return AsyncTransaction(self, lambda: self.sync.transaction(inner, key=key, deliveries=several))
 
     # ---- looking and operating
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from .._keys import Key
-from .._store.calls import transaction_of
+from .._effects import Effects, Recording
+from .._store.api import AppDatabase, TransactionName
 from ..transaction import Transaction
 from .threads import Calls
 
 T = TypeVar("T")
 
 
-class AsyncTransaction:
-    """A Transaction whose block is `async with`, and whose reads are awaited."""
+class AsyncTransaction(Recording):
+    """A Transaction whose block is `async with`, and whose reads are awaited. There is nothing to await in send and execute."""
 
     def __init__(self, queue: Calls, make: Callable[[], Transaction]) -> None:
         self._queue = queue
@@ -26,30 +25,24 @@ class AsyncTransaction:
     async def __aenter__(self) -> AsyncTransaction:
         self._tx = self._make().__enter__()
         # Whatever thread its calls run in, it is this transaction that holds the shard.
-        self._name = transaction_of.set(object())
+        self._name = TransactionName()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             await self._queue._run_inside_surely(self._inside.__exit__, kind, error, trace)
         finally:
-            with suppress(ValueError):  # it ends in another task than it began in, which does not have its name
-                transaction_of.reset(self._name)
+            self._name.end()
 
     @property
     def _inside(self) -> Transaction:
         assert self._tx is not None, "a transaction works inside its async with block only"
         return self._tx
 
-    def send(self, body: bytes, key: Key | None = None, **options: Any) -> None:
-        """See Transaction.send. Kept until the block ends, so there is nothing to await."""
-        self._inside.send(body, key, **options)
+    def _effects_for(self, verb: str) -> Effects:
+        return self._inside._effects_for(verb)
 
-    def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> None:
-        """See Transaction.execute. Kept until the block ends, so there is nothing to await."""
-        self._inside.execute(sql, params)
-
-    async def run(self, work: Callable[[Any], T]) -> T:
+    async def run(self, work: Callable[[AppDatabase], T]) -> T:
         """See Transaction.run; `work` is a plain function, and runs in a worker thread."""
         return await self._queue._run_inside(self._inside.run, work)
 

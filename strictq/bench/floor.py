@@ -14,11 +14,11 @@ from typing import Any, Final, Literal
 
 import apsw
 
-from strictq._sql import Block
+from strictq._sql import Statements
 
 PAGE_BYTES: Final = 4096
 WAL_PAGES: Final = 8000
-_SQL: Final = Block("floor")
+_SQL: Final = Statements("floor")
 
 Row = tuple[int, int, int, bytes]
 

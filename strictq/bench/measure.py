@@ -23,7 +23,7 @@ Seconds = defaultdict[str, float]
 
 
 @attrs.frozen(kw_only=True)
-class Plan:
+class BenchPlan:
     """What is measured.
 
     Attributes:
@@ -55,7 +55,7 @@ class Figure:
     high: float
 
 
-def measure(directory: Path, plan: Plan) -> Iterator[list[Figure]]:
+def measure(directory: Path, plan: BenchPlan) -> Iterator[list[Figure]]:
     """Measure in a directory that is there; after each round, the figures so far."""
     body = bytes(i * 167 % 251 for i in range(plan.body_bytes))
     keys = [f"key-{n}" for n in range(plan.keys)]
@@ -100,7 +100,7 @@ def drain(q: strictq.Queue, batch: int = 10_000) -> int:
     return done
 
 
-def _queue(q: strictq.Queue, todo: list[strictq.Message], plan: Plan) -> Seconds:
+def _queue(q: strictq.Queue, todo: list[strictq.Message], plan: BenchPlan) -> Seconds:
     spent: Seconds = defaultdict(float)
     clock = time.perf_counter
     for start in range(0, len(todo), plan.batch):
@@ -126,7 +126,7 @@ def _queue(q: strictq.Queue, todo: list[strictq.Message], plan: Plan) -> Seconds
     return spent
 
 
-def _floor(floor: Floor, lines: list[Row], plan: Plan) -> Seconds:
+def _floor(floor: Floor, lines: list[Row], plan: BenchPlan) -> Seconds:
     spent: Seconds = defaultdict(float)
     clock = time.perf_counter
     for start in range(0, len(lines), plan.batch):
@@ -147,7 +147,7 @@ def _floor(floor: Floor, lines: list[Row], plan: Plan) -> Seconds:
     return spent
 
 
-def _figures(ours: list[Seconds], base: list[Seconds], plan: Plan) -> list[Figure]:
+def _figures(ours: list[Seconds], base: list[Seconds], plan: BenchPlan) -> list[Figure]:
     found = []
     for what in PHASES:
         number = min(plan.singles, plan.messages) if what == "send one by one" else plan.messages

@@ -54,7 +54,7 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-class Kept(click.types.StringParamType):
+class StoredText(click.types.StringParamType):
     """A text that is kept: the library puts a question mark where a text is not UTF-8, and here somebody can be told."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:

@@ -46,7 +46,7 @@ class Failure(Exception):
         self.hint = hint
 
 
-class Command(click.Command):
+class QueueCommand(click.Command):
     """A command that knows what is meant by a key such as -5."""
 
     context_class = Context
@@ -67,12 +67,12 @@ class Command(click.Command):
             ) from None
 
 
-def command(examples: str, cls: type[Command] = Command) -> Callable[[Callable[P, int]], Command]:
+def command(examples: str, cls: type[QueueCommand] = QueueCommand) -> Callable[[Callable[P, int]], QueueCommand]:
     """Make a command of a function that returns an exit code: nobody sees a traceback for what can be expected."""
     # \b: the help keeps the lines as they are.
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in cleandoc(examples).splitlines())
 
-    def made(run: Callable[P, int]) -> Command:
+    def made(run: Callable[P, int]) -> QueueCommand:
         @wraps(run)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
             raise click.exceptions.Exit(_ending(lambda: run(*args, **kwargs)))

@@ -87,7 +87,8 @@ class Sender:
 
     def _once(self, messages: list[Any]) -> tuple[list[int], StrictqError] | None:
         """One try: None, or which were not sent, and why."""
-        send: Callable[[list[Any]], list[Any]] = self._q.send_many if type(messages[0]) is Message else self._q._send_plain
+        plain = self._q._client.sending.send_plain
+        send: Callable[[list[Any]], list[Any]] = self._q.send_many if type(messages[0]) is Message else plain
         try:
             receipts = send(messages)
         except PartialFailure as e:

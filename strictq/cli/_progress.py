@@ -1,11 +1,19 @@
-"""The bar of `strictq send`."""
+"""The bars of `strictq send` and `strictq demo`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from strictq.cli._lines import Lines
 from strictq.cli._terminal import NARROW_COLUMNS, messages
@@ -24,5 +32,21 @@ def bar() -> Iterator[Step]:
 
         def step(lines: Lines, sent: int) -> None:
             shown.update(task, total=lines.size, completed=lines.position, description=f"{sent:,} lines")
+
+        yield step
+
+
+@contextmanager
+def counts(names: Sequence[str], total: int) -> Iterator[Callable[[Sequence[int]], None]]:
+    """A bar for each of several counts that all go up to `total`; what is printed on stderr meanwhile appears above them."""
+    console = messages()
+    times = [TimeElapsedColumn()] if console.width >= NARROW_COLUMNS else []
+    columns = [TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), *times]
+    with Progress(*columns, console=console, transient=True, expand=True) as shown:
+        tasks = [shown.add_task(name, total=total) for name in names]
+
+        def step(done: Sequence[int]) -> None:
+            for task, count in zip(tasks, done, strict=True):
+                shown.update(task, completed=count)
 
         yield step

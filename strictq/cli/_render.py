@@ -19,6 +19,10 @@ class Alarm(str):
     """Something is wrong: bold and red on a terminal."""
 
 
+class Fine(str):
+    """All is well: bold and green on a terminal."""
+
+
 Fact = tuple[str, str]
 Block = str | Sequence[Fact]
 """A sentence, or names and values, a pair a line."""
@@ -84,6 +88,15 @@ def waiting(label: str, progress: Callable[[], str], *, quiet: bool = False) -> 
     from strictq.cli._terminal import line
 
     return line(lambda: f"{label} {progress()}")
+
+
+def bars(names: Sequence[str], total: int) -> AbstractContextManager[Callable[[Sequence[int]], None] | None]:
+    """A bar on the terminal for each of several counts; what it gives is called with them. Elsewhere it gives None."""
+    if not is_screen(sys.stderr):
+        return nullcontext()
+    from strictq.cli._progress import counts
+
+    return counts(names, total)
 
 
 def is_terminal(stream: IO[str] | None) -> bool:

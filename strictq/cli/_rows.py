@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import orjson
 
@@ -13,7 +14,6 @@ from strictq._keys import Key, encode_key
 from strictq._validate import name as short_name
 from strictq.cli._arguments import KeyType, converted
 from strictq.cli._lines import Line, TooLong
-from strictq.demo.rows import BadInput, row_of, too_long, value_in
 
 KNOWN_KEYS_MAX: Final = 200_000
 """Keys that were checked and are remembered."""
@@ -43,7 +43,7 @@ class BadLine(NamedTuple):
     why: str
 
 
-class Reader:
+class LineReader:
     """Makes messages of lines.
 
     Attributes:
@@ -194,3 +194,61 @@ class Reader:
             return short_name("its value", value)
         except InvalidArgument as e:
             raise BadInput(f"dedup field {self._dedup!r}: {e}") from None
+
+
+# ---------------------------------------------------------------- what is wrong with a line, in words
+
+
+class BadInput(ValueError):
+    """A line cannot be sent; the message says why."""
+
+
+def row_of(raw: bytes, longest: int) -> dict[str, Any]:
+    """The JSON object of a line.
+
+    Raises:
+        BadInput: it is longer than `longest` bytes, or not a JSON object in UTF-8.
+    """
+    if len(raw) > longest:
+        raise too_long(len(raw), longest)
+    try:
+        row = json.loads(raw.decode("utf-8-sig"), parse_constant=_no_constant)
+    except UnicodeDecodeError as e:
+        raise BadInput(f"not UTF-8 at byte {e.start + 1}") from None
+    except json.JSONDecodeError as e:
+        raise BadInput(f"not JSON: {e.msg} at column {e.colno}") from None
+    except (ValueError, RecursionError) as e:
+        raise BadInput(f"not usable JSON: {e}") from None
+    if not isinstance(row, dict):
+        raise BadInput(f"not a JSON object but {kind_of(row)}")
+    return row
+
+
+def too_long(size: int, longest: int) -> BadInput:
+    """A line of so many bytes is too many."""
+    return BadInput(f"{size:,} bytes are too many; a message may have {longest:,}")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def value_in(row: Mapping[str, Any], field: str, what: str = "key field") -> str | int:
+    """A field that must be a string or a whole number.
+
+    Raises:
+        BadInput: it is missing, or something else.
+    """
+    if field not in row:
+        fields = ", ".join(map(repr, list(row)[:8])) or "none"
+        raise BadInput(f"there is no {what} {field!r}; the row's fields: {fields}")
+    value = row[field]
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise BadInput(f"{what} {field!r} must be a string or a whole number, not {kind_of(value)}")
+    return value
+
+
+def kind_of(value: Any) -> str:
+    """What a JSON value is, in words."""
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")

@@ -13,10 +13,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from strictq.cli._render import Alarm, Block, Heading
+from strictq.cli._render import Alarm, Block, Fine, Heading
 
 NARROW_COLUMNS: Final = 60
 REFRESH_PER_SECOND: Final = 4.0
+GAP_COLUMNS: Final = 3
+"""Between two columns of a table: a space of each, and the box's."""
 
 
 class Terminal(Console):
@@ -54,7 +56,8 @@ def _block(block: Block) -> RenderableType:
 
 
 def _style(text: str) -> str:
-    return "bold red" if isinstance(text, Alarm) else "bold" if isinstance(text, Heading) else ""
+    styles = {Alarm: "bold red", Fine: "bold green", Heading: "bold"}
+    return styles.get(type(text), "")
 
 
 def _cell(text: str) -> Text:
@@ -74,7 +77,7 @@ def listing(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
     """Rows as a table; where the terminal is too narrow for it, one below the other as names and values."""
     out = output()
     widths = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]
-    if sum(widths) + 2 * len(widths) > out.width:
+    if sum(widths) + GAP_COLUMNS * (len(widths) - 1) > out.width:
         for number, row in enumerate(rows):
             if number:
                 out.print()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import codecs
 import json
-import math
+import re
 import sys
 import time
+from functools import lru_cache
 from typing import Any, Final
 
 from strictq._keys import Key
@@ -15,6 +15,8 @@ from strictq.cli._command import printable
 
 CELL_CHARS_MAX: Final = 60
 """What a cell shows of a long text; --json has all of it."""
+
+_NOT_ASCII: Final = re.compile(r"[^ -~]")
 
 # ---------------------------------------------------------------- JSON
 
@@ -25,31 +27,25 @@ def emit(values: Any) -> None:
         return  # the caller closed it: nobody wants to know
     # Escaped where the output cannot show every character: a question mark would be another value.
     plain = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"
-    print(json.dumps(values, ensure_ascii=plain, allow_nan=False), flush=True)
+    print(encoded(values, plain=plain), flush=True)
 
 
-def key_fields(key: Key | None) -> dict[str, Any]:
-    """A key in JSON: bytes as base64, and which type it is; nulls for a keyless message."""
-    if isinstance(key, bytes):
-        return {"key": base64.b64encode(key).decode(), "key_type": "bytes"}
-    return {"key": key, "key_type": None if key is None else type(key).__name__}
+def encoded(values: Any, *, plain: bool = False) -> str:
+    """One JSON value on one line, with an escape for what can't be printed: it may steer a terminal, or hide.
+
+    Those are control characters, what changes the direction of a text, invisible characters, and lone surrogates. A parser
+    gets the same value.
+
+    Args:
+        plain: escape everything that is not ASCII.
+    """
+    text = json.dumps(values, ensure_ascii=plain, allow_nan=False)
+    return text if text.isprintable() else _NOT_ASCII.sub(lambda found: _escaped(found[0]), text)
 
 
-def body_fields(body: bytes) -> dict[str, str]:
-    """A body in JSON: text if it is UTF-8, else base64."""
-    try:
-        return {"body": body.decode(), "body_encoding": "utf-8"}
-    except UnicodeDecodeError:
-        return {"body": base64.b64encode(body).decode(), "body_encoding": "base64"}
-
-
-def column_value(value: Any) -> Any:
-    """A value of an SQL row in JSON, which knows neither bytes nor infinity."""
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+@lru_cache(4096)
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
 # ---------------------------------------------------------------- words

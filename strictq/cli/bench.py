@@ -12,7 +12,7 @@ from typing import Any, Final
 import attrs
 import click
 
-from strictq.bench.measure import Figure, Plan, measure
+from strictq.bench.measure import BenchPlan, Figure, measure
 from strictq.cli._arguments import PATH, Durability, quiet_option
 from strictq.cli._command import OK, USAGE, Failure, Stopping, command, printable
 from strictq.cli._render import listing, show, waiting
@@ -65,7 +65,7 @@ def bench(
     """
     if not directory.is_dir():
         raise Failure(f"{directory} is not a directory", USAGE)
-    plan = Plan(
+    plan = BenchPlan(
         durability=durability.value, messages=messages or MESSAGES[durability], singles=SINGLES[durability], batch=batch,
         keys=keys, body_bytes=body_bytes, rounds=rounds,
     )  # fmt: skip
@@ -102,7 +102,7 @@ def machine(directory: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def print_figures(figures: list[Figure], plan: Plan, directory: Path) -> None:
+def print_figures(figures: list[Figure], plan: BenchPlan, directory: Path) -> None:
     """The result for a person."""
     show(
         f"{plan.messages:,} messages of {plan.body_bytes} bytes, {plan.keys:,} keys, batches of {plan.batch:,}, "

@@ -7,14 +7,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
-import attrs
 import click
 
 import strictq
 from strictq.cli._arguments import PATH, json_option, looking, operating, queue_argument, quiet_option
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, printable
 from strictq.cli._render import listing, waiting
-from strictq.cli._words import emit, key_fields, shown_key, span
+from strictq.cli._words import emit, shown_key, span
 
 EXAMPLES: Final = """
 strictq check orders.strictq
@@ -52,7 +51,7 @@ def check(queue: Path, fix: bool, salvage: Path | None, quiet: bool, as_json: bo
         problems = q.check(fix)
     wrong = [p for p in problems if not p.fixed]
     if as_json:
-        emit({"ok": not wrong, "problems": [attrs.asdict(p) for p in problems]})
+        emit({"ok": not wrong, "problems": [p.to_dict() for p in problems]})
     elif problems:
         rows = [
             ("queue.db" if p.shard < 0 else f"{p.shard}", p.rule, _fate(p), printable(p.detail))
@@ -73,14 +72,16 @@ def _salvage(queue: Path, out: Path, quiet: bool, as_json: bool) -> int:
     with waiting("saving:", lambda: span(time.monotonic() - started), quiet=quiet):
         found = strictq.salvage(queue, out)
     if as_json:
-        lost = [{"shard": r.shard, **key_fields(r.key), "first": r.first, "last": r.last} for r in found.lost]
-        emit({"messages": found.messages, "dead": found.dead, "lost": lost, "notes": list(found.notes)})
+        emit(found.to_dict())
     else:
         for note in found.notes:
             print(printable(note))
         if found.lost:
             rows = [(f"{r.shard}", shown_key(r.key), f"{r.first}", "…" if r.last is None else f"{r.last}") for r in found.lost]
             listing(("shard", "key", "may be lost: from seq", "to"), rows)
+        if found.unverified:
+            rows = [(f"{r.shard}", shown_key(r.key), f"{r.first}", f"{r.last}") for r in found.unverified]
+            listing(("shard", "key", "saved, but could not be verified: from seq", "to"), rows)
         if not quiet or found.lost or found.notes:
             print(f"saved {many(found.messages, 'message')} and {many(found.dead, 'dead letter')} in {printable(str(out))}")
     return WRONG if found.lost or found.notes else OK

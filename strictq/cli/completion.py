@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +12,7 @@ from click.shell_completion import get_completion_class
 
 from strictq.cli import COMPLETE, app
 from strictq.cli._command import OK, command
+from strictq.cli._words import emit
 
 EXAMPLES: Final = """
 strictq completion bash --install
@@ -39,7 +39,7 @@ def completion(shell: Shell, into: bool, as_json: bool) -> int:
     script = kind(app(), {}, "strictq", COMPLETE).source().strip()
     path = install(shell, script) if into else None
     if as_json:
-        print(json.dumps({"shell": shell.value, "script": script, "installed": None if path is None else str(path)}))
+        emit({"shell": shell.value, "script": script, "installed": None if path is None else str(path)})
     elif path is not None:
         print(f"installed in {path}; a new shell has it")
     else:

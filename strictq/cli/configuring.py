@@ -45,9 +45,10 @@ settings_argument: Final[Decorator] = click.argument(
 )
 @json_option
 def create(queue: Path, settings: tuple[str, ...], shards: int, durability: Durability, as_json: bool) -> int:
-    """Make a queue. If one is there already with these settings, nothing happens.
+    """Make a queue. If one is there already with these settings, nothing happens; its other settings may differ.
 
-    Exit code 0: it is there. 2: a queue with other settings is there, or something else, or it cannot be made.
+    Exit code 0: it is there. 1: the disk is full, or the system refused; nothing is left of it.
+    2: a queue with other values of these settings is there, or something else, or it cannot be made.
     """
     wanted = QueueConfig().evolve(**changes(settings))
     with _made(queue, shards, durability, wanted) as q:
@@ -60,7 +61,7 @@ def create(queue: Path, settings: tuple[str, ...], shards: int, durability: Dura
 
 def _made(queue: Path, shards: int, durability: Durability, wanted: QueueConfig) -> strictq.Queue:
     try:
-        return strictq.open(queue, shards=shards, durability=durability.value, config=wanted)
+        return strictq.open(queue, shards=shards, durability=durability.value, config=wanted, on_config_mismatch="error")
     except ConfigError as e:
         if not queue.exists():
             raise

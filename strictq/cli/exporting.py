@@ -33,12 +33,12 @@ def export(queue: Path, out: Path, bodies: bool, forget: bool, quiet: bool, as_j
     """Write the records of finished messages that OUT does not have yet to Parquet files, a file per shard and range.
 
     Run it again and it goes on where it ended, also after a crash: no record is missing, none is there twice. The queue may be
-    in use meanwhile. Needs the extra "spark" for pyarrow; Spark itself is not used.
+    in use meanwhile. Needs the extra "history".
 
     Exit code 0: done, also where there was nothing new. 1: OUT holds something else or lacks a file, or reading or writing
     failed; files that were finished stay. 2: wrong usage, or no queue.
     """
-    from strictq.spark import export_history
+    from strictq.history import export_history
 
     started = time.monotonic()
     with operating(queue) if forget else looking(queue) as q:
@@ -95,10 +95,10 @@ def plot(out: Path, png: Path, window: float, as_json: bool) -> int:
         raise Failure(f"there is no directory {out}", USAGE)
     if png.resolve() == out.resolve():
         raise Failure("--png must be another directory than OUT: pictures in it would stop the next export", USAGE)
-    from strictq.spark import plots
-    from strictq.spark._extra import require
+    from strictq._extras import need_spark
+    from strictq.history import plots
 
-    require()
+    need_spark()
     from strictq.spark._local import local_session
 
     with local_session("strictq history plot") as spark:

@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import attrs
 import click
 
 import strictq
 from strictq import HistoryRecord
 from strictq._keys import Key
 from strictq.cli._arguments import KeyType, json_option, key_of, key_type_option, looking, optional_key_argument, queue_argument
-from strictq.cli._command import OK, USAGE, Command, Failure, command
+from strictq.cli._command import OK, USAGE, Failure, QueueCommand, command
 from strictq.cli._render import listing, show
-from strictq.cli._words import body_fields, emit, key_fields, short, shown_key, span
+from strictq.cli._words import emit, short, shown_key, span
 from strictq.cli.exporting import export, plot
 from strictq.cli.operating import purge_history
 
@@ -32,7 +31,7 @@ UNDER: Final = {"export": export, "plot": plot, "purge": purge_history}
 PAGE: Final = 1000
 
 
-class HistoryCommand(Command):
+class HistoryCommand(QueueCommand):
     """The list of records, unless the first word names one of the commands under it. A queue of that name is `./export`."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any) -> Any:
@@ -66,7 +65,7 @@ def history(
         records = _records(q, shards, chosen, after, limit or (None if as_json else 100))
         if as_json:
             for record in records:
-                emit(as_values(record))
+                emit(record.to_dict())
             return OK
         rows = [
             (
@@ -96,9 +95,3 @@ def _records(q: strictq.Queue, shards: list[int], key: Key | None, after: int, l
                 break
             n = page[-1].n
             left = None if left is None else left - len(page)
-
-
-def as_values(record: HistoryRecord) -> dict[str, Any]:
-    """A record for programs."""
-    body = {"body": None, "body_encoding": None} if record.body is None else body_fields(record.body)
-    return {**attrs.asdict(record), **key_fields(record.key), **body}

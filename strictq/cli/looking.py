@@ -8,11 +8,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-import attrs
 import click
 
-from strictq import DeadLetter, PartialFailure, PeekedMessage, StrictqError
-from strictq.cli._advice import why
+from strictq import PartialFailure, StrictqError
+from strictq._views import plain
+from strictq.cli._advice import in_words
 from strictq.cli._arguments import (
     KeyType,
     json_option,
@@ -26,7 +26,7 @@ from strictq.cli._arguments import (
 )
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, explained, many, printable, tell
 from strictq.cli._render import Fact, listing, show
-from strictq.cli._words import body_fields, column_value, emit, key_fields, moment, short, shown_body, shown_key, span
+from strictq.cli._words import emit, moment, short, shown_body, shown_key, span
 
 EXAMPLES: Final = {
     "top-keys": """
@@ -71,7 +71,7 @@ def top_keys(queue: Path, by: Rank, limit: int, as_json: bool) -> int:
         found = q.top_keys(limit, by=by.value)
     if as_json:
         for k in found:
-            emit({**key_fields(k.key), "depth": k.depth, "oldest_age_seconds": k.oldest_age_seconds, "state": k.state})
+            emit(k.to_dict())
         return OK
     if not found:
         show("no key has messages")
@@ -90,9 +90,9 @@ def explain(queue: Path, key: str, key_type: KeyType, as_json: bool) -> int:
     """Why a key is, or is not, handed out now: since when, by whom, until when."""
     with looking(queue) as q:
         found = q.explain(key_of(key, key_type))
-    text = why(found.text, found.by)
+    text = in_words(found.text)
     if as_json:
-        emit({**attrs.asdict(found), "text": text, **key_fields(found.key)})
+        emit({**found.to_dict(), "text": text})
         return OK
     pairs: list[Fact] = [("key", shown_key(found.key)), ("state", found.state), ("why", printable(text))]
     if found.head_seq is not None:
@@ -102,6 +102,7 @@ def explain(queue: Path, key: str, key_type: KeyType, as_json: bool) -> int:
         pairs.append(("since", moment(found.since)))
     if found.until is not None:
         pairs.append(("until", moment(found.until)))
+    pairs.append(("shard", f"{found.shard}"))
     if found.token is not None:
         pairs += [("by", printable(found.by)), ("token", f"{found.token}")]
     show(pairs)
@@ -120,7 +121,7 @@ def peek(queue: Path, key: str, key_type: KeyType, limit: int, as_json: bool) ->
         found = q.peek(key_of(key, key_type), limit)
     if as_json:
         for m in found:
-            emit(message_values(m))
+            emit(m.to_dict())
         return OK
     if not found:
         show("no message is waiting")
@@ -131,12 +132,6 @@ def peek(queue: Path, key: str, key_type: KeyType, limit: int, as_json: bool) ->
     ]
     listing(("seq", "state", "attempts", "sent", "due", "body"), rows, right=("seq", "attempts"))
     return OK
-
-
-def message_values(m: PeekedMessage | DeadLetter) -> dict[str, Any]:
-    """A message for programs."""
-    values = {a.name: getattr(m, a.name) for a in attrs.fields(type(m)) if a.name not in ("key", "body")}
-    return {**key_fields(m.key), **values, **body_fields(m.body)}
 
 
 @command(EXAMPLES["status"])
@@ -153,7 +148,7 @@ def status(queue: Path, key: str, seq: int, key_type: KeyType, as_json: bool) ->
     with looking(queue) as q:
         found = q.status(key_of(key, key_type), seq)
     if as_json:
-        emit({**attrs.asdict(found), **key_fields(found.key)})
+        emit(found.to_dict())
         return OK
     pairs: list[Fact] = [("key", shown_key(found.key)), ("seq", f"{found.seq}"), ("state", found.state)]
     if found.state != "resolved":
@@ -183,7 +178,7 @@ def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, as_json: b
         total = q.stats().dead
     if as_json:
         for d in found:
-            emit(message_values(d))
+            emit(d.to_dict())
         return OK
     if not found:
         show("there are no dead letters" if key is None else "this key has no dead letters")
@@ -251,12 +246,13 @@ def _show_rows(rows: Any, *, as_json: bool) -> None:
     names = _told_apart(names)
     if as_json:
         for row in rows:
-            emit(dict(zip(names, map(column_value, row), strict=True)))
+            emit(dict(zip(names, map(plain, row), strict=True)))
         return
     if not rows:
         show("no rows")
         return
     shown = [[_cell(value) for value in row] for row in rows]
+    names = list(map(printable, names))
     listing(names, shown, right=[n for i, n in enumerate(names) if all(type(r[i]) in (int, float) for r in rows)])
 
 

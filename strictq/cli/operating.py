@@ -11,9 +11,10 @@ import click
 import strictq
 from strictq import InvalidArgument, UnknownMessage
 from strictq._keys import Key
+from strictq._views import key_fields
 from strictq.cli._arguments import (
-    Kept,
     KeyType,
+    StoredText,
     json_option,
     key_argument,
     key_of,
@@ -25,7 +26,7 @@ from strictq.cli._arguments import (
 )
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, explained, many, printable, tell
 from strictq.cli._render import waiting
-from strictq.cli._words import emit, key_fields, shown_key
+from strictq.cli._words import emit, shown_key
 
 EXAMPLES: Final = {
     "redrive": """
@@ -81,7 +82,7 @@ def redrive(
 @queue_argument
 @key_argument
 @key_type_option
-@click.option("--reason", type=Kept(), help="Why; explain shows it.")
+@click.option("--reason", type=StoredText(), help="Why; explain shows it.")
 @quiet_option
 @json_option
 def hold(queue: Path, key: str, key_type: KeyType, reason: str | None, quiet: bool, as_json: bool) -> int:
@@ -144,7 +145,7 @@ def _release_consumer(queue: Path, name: str, *, force: bool, quiet: bool, as_js
 @queue_argument
 @key_argument
 @click.argument("seqs", type=click.IntRange(min=1), nargs=-1, required=True, metavar="SEQ...", help="Positions in the key.")
-@click.option("--reason", type=Kept(), required=True, help="Why; dead shows it.")
+@click.option("--reason", type=StoredText(), required=True, help="Why; dead shows it.")
 @key_type_option
 @quiet_option
 @json_option

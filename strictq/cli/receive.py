@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import stat
@@ -17,9 +16,10 @@ import click
 import strictq
 from strictq import Delivery, LeaseLost, PartialFailure, StrictqError
 from strictq._keys import Key
-from strictq.cli._arguments import Kept, KeyType, Seconds, key_of, key_type_option, operating, queue_argument
+from strictq._views import body_fields, key_fields
+from strictq.cli._arguments import KeyType, Seconds, StoredText, key_of, key_type_option, operating, queue_argument
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, tell
-from strictq.cli._words import body_fields, key_fields
+from strictq.cli._words import encoded
 
 EXAMPLES: Final = """
 strictq receive orders.strictq
@@ -42,9 +42,9 @@ LOOK_SECONDS: Final = 1.0
 @click.option("--drain", is_flag=True, help="Go on until nothing is ready.")
 @click.option("--follow", "-f", is_flag=True, help="Go on for ever.")
 @click.option("--ack/--no-ack", default=True, help="Ack what was written; or give it back as it was.")
-@click.option("--nack", is_flag=True, help="Give back what was written as failed: an attempt more.")
-@click.option("--delay", type=Seconds(min=0.0), help="With --nack: until the next try.")
-@click.option("--reason", type=Kept(), help="With --nack: why; explain shows it.")
+@click.option("--nack", is_flag=True, help="Nack the printed messages. Each counts as an attempt.")
+@click.option("--delay", type=Seconds(min=0.0), help="With --nack: before the next try. Default: the queue's retry delay.")
+@click.option("--reason", type=StoredText(), help="With --nack: why; explain shows it.")
 @click.option("--key", multiple=True, metavar="KEY", help="Only this key; again for more of them.")
 @key_type_option
 @click.option("--per-key", type=click.IntRange(min=1), help="At most so many of a key at once; 1: heads of many keys.")
@@ -86,7 +86,7 @@ def receive(
     if not nack and (delay is not None or reason is not None):
         raise Failure("--delay and --reason are for --nack", USAGE)
     if settle.how != "ack" and (drain or follow):
-        raise Failure("what is given back comes again at once: --drain and --follow are for acks", USAGE)
+        raise Failure("what is given back comes again: --drain and --follow are for acks", USAGE)
     if drain + follow + (at_most is not None) > 1:
         raise Failure("--max, --drain, --follow: one of them", USAGE)
     keys = [key_of(text, key_type) for text in key] or None
@@ -137,7 +137,7 @@ class Out:
 
 
 def _line(d: Delivery) -> bytes:
-    return json.dumps(as_values(d), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return encoded(as_values(d)).encode()
 
 
 def as_values(d: Delivery) -> dict[str, Any]:
@@ -203,7 +203,9 @@ class Printer:
         self._q = q
         self._out = out
         self._settle = settle
-        self._options: dict[str, Any] = {"per_key": per_key, "lease_seconds": lease, "keys": keys, "consumer": consumer}
+        # `starts`: it runs no handler, so no message kills it. If it dies, its keys come in batches again.
+        self._receiving = q._receiving
+        self._request = self._receiving.request(1, per_key, lease, keys, consumer, starts=True)
         self.lost = 0
 
     def run(self, at_most: int | None, wait: float | None) -> None:
@@ -226,7 +228,12 @@ class Printer:
         while True:
             self._out.require_reader()
             step = LOOK_SECONDS if left is None else min(left, LOOK_SECONDS)
-            got = self._q.receive(room, wait=step, **self._options)
+            got: list[Delivery] = []
+            try:
+                self._receiving.receive_into(got, self._request._replace(room=room), step)
+            except BaseException:
+                give_back(got)
+                raise
             if got or (left is not None and left <= LOOK_SECONDS):
                 return got
             left = None if left is None else left - LOOK_SECONDS

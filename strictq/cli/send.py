@@ -20,7 +20,7 @@ from strictq.cli._command import OK, USAGE, WRONG, Failure, Stopping, command, m
 from strictq.cli._delivering import GaveUp, Sender
 from strictq.cli._lines import Damaged, Lines
 from strictq.cli._render import is_screen
-from strictq.cli._rows import BadLine, FieldType, Reader
+from strictq.cli._rows import BadLine, FieldType, LineReader
 from strictq.cli._words import emit
 
 EXAMPLES: Final = """
@@ -113,8 +113,8 @@ def send(
     with Stopping() as stopping, _opened(queue, create, shards, durability) as q:
         if key_field is None and constant is None and q.config.keyless == "refuse":
             raise Failure("say which key: --key-field FIELD, or --key KEY for all lines", USAGE)
-        q._item(Message(b"", key="any", **options))  # what is wrong with the options is no line's fault
-        reader = Reader(
+        q._client.sending.item(Message(b"", key="any", **options))  # what is wrong with the options is no line's fault
+        reader = LineReader(
             raw=raw, key=constant, key_field=key_field, key_type=key_type, dedup_field=dedup_field,
             longest=q.config.max_body_bytes, options=options,
         )  # fmt: skip
@@ -157,7 +157,7 @@ class Run:
     """One run of the command, and what came of it."""
 
     def __init__(
-        self, lines: Lines, reader: Reader, sender: Sender, stopping: Stopping, *, skip: bool, raw_would_do: bool,
+        self, lines: Lines, reader: LineReader, sender: Sender, stopping: Stopping, *, skip: bool, raw_would_do: bool,
         window: float | None,
     ) -> None:  # fmt: skip
         self._lines = lines

@@ -8,18 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import attrs
 import click
 
 import strictq
-from strictq.cli._advice import quarantined
+from strictq.cli._advice import in_words
 from strictq.cli._arguments import Seconds, json_option, looking, queue_argument
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, printable
 from strictq.cli._render import Alarm, Block, Heading, alarming, is_screen, show
 from strictq.cli._words import emit, short, size, span
 
 if TYPE_CHECKING:
-    from strictq import ConsumerStatus, Stats
+    from strictq import ConsumerStatus, OpenBreaker, Stats
 
 EXAMPLES: Final = """
 strictq stats orders.strictq
@@ -130,7 +129,8 @@ def line(look: Look) -> str:
     streams = "".join(
         f" [{printable(c.name)} lag={c.lag} age={c.age_seconds or 0:.1f} messages/s={_rate(c):.1f}]" for c in look.consumers
     )
-    return f"{time.strftime('%H:%M:%S')} {counts} {speed}{streams}"
+    breakers = "".join(f" [breaker open: {breaker_line(b)}]" for b in look.found.breakers)
+    return f"{time.strftime('%H:%M:%S')} {counts} {speed}{streams}{breakers}"
 
 
 def _rate(consumer: ConsumerStatus) -> float:
@@ -157,11 +157,21 @@ def blocks(q: strictq.Queue, look: Look, *, shards: bool) -> list[Block]:
     parts: list[Block] = [head, now, Heading("since it was made"), totals]
     if look.consumers:
         parts += [Heading("named consumers"), [(printable(c.name), _shown(c)) for c in look.consumers]]
+    parts += [Alarm(f"breaker open: {breaker_line(b)}") for b in found.breakers]
     if shards:
         parts.append(Heading("shards"))
         parts += [f"{s.shard}: " + " ".join(f"{n}={getattr(s, n):,}" for n in STATES) for s in found.shards]
-    parts += [Alarm(printable(quarantined(s.quarantined))) for s in found.shards if s.quarantined]
+    parts += [Alarm(printable(in_words(s.quarantined))) for s in found.shards if s.quarantined]
     return parts
+
+
+def breaker_line(breaker: OpenBreaker) -> str:
+    """A worker that has stopped because most of its handlers failed."""
+    ago = span(max(time.time() - breaker.since, 0.0))
+    return (
+        f"worker {printable(breaker.consumer)} stopped {ago} ago: {breaker.failures:,} of {breaker.ends:,} handlers failed, "
+        f"{many(breaker.probes, 'failed probe')} since; last error: {short(breaker.error)}"
+    )
 
 
 def _shown(consumer: ConsumerStatus) -> str:
@@ -180,10 +190,7 @@ def _shown(consumer: ConsumerStatus) -> str:
 
 def as_values(look: Look) -> dict[str, Any]:
     """Everything, for programs."""
-    found = look.found
-    values = attrs.asdict(found)
-    shards = [{**each, "depth": s.depth} for each, s in zip(values.pop("shards"), found.shards, strict=True)]
-    for shard in shards:
-        shard["quarantined"] = shard["quarantined"] and quarantined(shard["quarantined"])
-    consumers = [attrs.asdict(c) for c in look.consumers]
-    return {**values, "depth": found.depth, "shards": shards, "consumers": consumers}
+    values = look.found.to_dict()
+    for shard in values["shards"]:
+        shard["quarantined"] = in_words(shard["quarantined"])
+    return {**values, "consumers": [c.to_dict() for c in look.consumers]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 import shutil
@@ -12,7 +11,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-import attrs
 import click
 from rich.live import Live
 from rich.logging import RichHandler
@@ -23,7 +21,8 @@ from strictq.cli._arguments import PATH, Seconds
 from strictq.cli._command import OK, USAGE, Failure, command, many
 from strictq.cli._render import is_screen
 from strictq.cli._terminal import Terminal, messages
-from strictq.worker import Worker, WorkerStats
+from strictq.cli._words import emit
+from strictq.worker import Breaker, Worker, WorkerStats
 from strictq.worker.command import Command, shell
 
 REFRESH_PER_SECOND: Final = 2.0
@@ -41,9 +40,11 @@ strictq work orders.strictq --drain --concurrency 4 -- sh -c 'cat >> "orders-$ST
 @click.option("--prepare", metavar="COMMAND", help="Run ahead of its turn; its stdout is the file $STRICTQ_PREPARED.")
 @click.option("--concurrency", type=click.IntRange(min=1, max=10_000), default=8, help="Messages at once, each of another key.")
 @click.option("--timeout", type=Seconds(min=0.001), help="Kill a command that takes longer; retry.")
-@click.option("--drain", is_flag=True, help="End when nothing is ready any more.")
+@click.option("--defer", type=Seconds(min=0.0), help="Exit code 69 postpones the message by this many seconds, uncharged.")
+@click.option("--drain", is_flag=True, help="End when nothing is ready any more. Delayed and deferred messages stay.")
 @click.option("--grace", type=Seconds(min=0.0), help="With Ctrl-C or SIGTERM: wait so long for what runs. Default: to its end.")
 @click.option("--consumer", metavar="NAME", help="Who holds the keys, as explain shows it.")
+@click.option("--no-breaker", is_flag=True, help="Go on starting commands while most of them fail. Implied by --drain.")
 @click.option("use_shell", "--shell", is_flag=True, help="Hand the commands to $SHELL -c.")
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 @click.option("as_json", "--json", is_flag=True, help="Print the totals as one JSON object at the end.")
@@ -53,9 +54,11 @@ def work(
     prepare: str | None,
     concurrency: int,
     timeout: float | None,
+    defer: float | None,
     drain: bool,
     grace: float | None,
     consumer: str | None,
+    no_breaker: bool,
     use_shell: bool,
     quiet: bool,
     as_json: bool,
@@ -64,13 +67,16 @@ def work(
 
     The message is on its stdin; STRICTQ_KEY, STRICTQ_SEQ, STRICTQ_ATTEMPT and STRICTQ_TOKEN are in its environment. Its exit
     code says what becomes of the message: 0 done, 75 retry, anything else failed (retried, too, with its stderr as the reason,
-    until it is out of attempts).
+    until it is out of attempts). With --defer, 69 postpones the message and does not count as an attempt. While most commands
+    fail, one message at a time is tried, and no attempt is counted (not with --drain).
 
     Exit code 0: stopped, or drained. 1: the queue failed. 2: wrong usage.
     """
     name = str(queue)
-    handler = Command(_command(list(arguments), use_shell), name)
-    ahead = None if prepare is None else Command(_command([prepare] if use_shell else _words(prepare), use_shell), name)
+    handler = Command(_command(list(arguments), use_shell), name, defer_seconds=defer)
+    ahead = None
+    if prepare is not None:
+        ahead = Command(_command([prepare] if use_shell else _words(prepare), use_shell), name, defer_seconds=defer)
     terminal = messages()
     with strictq.open(queue, create=False) as q:
         worker = Worker(
@@ -81,6 +87,7 @@ def work(
             timeout_seconds=timeout,
             prepare_timeout_seconds=timeout,
             consumer=consumer,
+            breaker=None if no_breaker or drain else Breaker(),
         )
         _log_to(terminal)
         started = time.monotonic()
@@ -89,7 +96,7 @@ def work(
         seconds = time.monotonic() - started
     stats = worker.stats()
     if as_json:
-        print(json.dumps(as_values(stats, seconds)))
+        emit(as_values(stats, seconds))
     elif not quiet:
         terminal.print(summary(stats, seconds))
     return OK
@@ -152,9 +159,11 @@ def summary(stats: WorkerStats, seconds: float) -> str:
     told = [f"{many(stats.acked, 'message')} done", f"{stats.retried:,} retried"]
     if stats.poison:
         told.append(f"{stats.poison:,} out of attempts")
+    if stats.deferred:
+        told.append(f"{stats.deferred:,} deferred")
     return ", ".join([*told, f"{stats.lost:,} lost", f"in {seconds:.1f} s"])
 
 
 def as_values(stats: WorkerStats, seconds: float) -> dict[str, Any]:
     """Everything, for programs."""
-    return {**attrs.asdict(stats), "seconds": seconds}
+    return {**stats.to_dict(), "seconds": seconds}

@@ -1,22 +1,19 @@
-"""One consumer of the demo: a process of its own, started by the runner and, for one of them, killed by it.
+"""One consumer of the demo: a process of its own, which the runner starts. One of them ends by kill -9 in a transaction.
 
-It talks to the runner through its pipes: lines on stdout say what it is doing, anything on stdin lets it go on after a
-pause, and the end of stdin tells it to stop. So it also stops when the runner dies, however that happens.
+The end of its stdin tells it to stop. So it also stops when the runner dies, however that happens.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from hashlib import blake2b
-from typing import Any, Final, Literal, TypeVar
-
-import attrs
+from typing import Final
 
 import strictq
 from strictq.demo.events import Chain
@@ -34,41 +31,7 @@ CREATE TABLE IF NOT EXISTS app_demo (
 """
 RECORD: Final = "INSERT INTO app_demo (key, line, digest, linked, consumer, attempt) VALUES (?, ?, ?, ?, ?, ?)"
 LINE_HEADER: Final = "line"
-
 POLL_SECONDS: Final = 0.2
-PAUSE_SECONDS: Final = 5.0
-RETRIES: Final = 6
-
-T = TypeVar("T")
-
-
-@attrs.frozen
-class Task:
-    """What a consumer is told when it starts.
-
-    Attributes:
-        batch: messages to receive at a time.
-        pause_after: after so many events, wait for a moment inside a transaction, to be killed there; None: never.
-    """
-
-    queue: str
-    name: str
-    durability: Literal["full", "process"]
-    batch: int
-    lease_seconds: float
-    chain: Chain | None
-    pause_after: int | None = None
-
-    def to_json(self) -> str:
-        """The form in which it is passed to the process."""
-        return json.dumps(attrs.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Task:
-        """Read what `to_json` wrote."""
-        values = json.loads(text)
-        chain = values.pop("chain")
-        return cls(**values, chain=Chain(**chain) if chain else None)
 
 
 def digest(body: bytes) -> int:
@@ -76,58 +39,35 @@ def digest(body: bytes) -> int:
     return int.from_bytes(blake2b(body, digest_size=8).digest(), "big", signed=True)
 
 
-@attrs.frozen
-class Orders:
-    """What the runner wants."""
+def consume(
+    q: strictq.Queue, wanted: Callable[[], bool], *, name: str, batch: int, lease_seconds: float, chain: Chain | None,
+    kill_after: int | None, kill_note: str,
+) -> None:  # fmt: skip
+    """Receive batches and process each event in one transaction, as long as the consumer is wanted.
 
-    stop: threading.Event = attrs.field(factory=threading.Event)
-    go: threading.Event = attrs.field(factory=threading.Event)
-
-
-class Consumer:
-    """Receives batches and processes each event in one transaction, until told to stop."""
-
-    def __init__(self, q: strictq.Queue, task: Task, orders: Orders) -> None:
-        self._q = q
-        self._task = task
-        self._orders = orders
-        self._done = 0
-        self._pause_after = task.pause_after
-
-    def run(self) -> None:
-        while not self._orders.stop.is_set():
-            self._process(_patiently(self._receive))
-
-    def _receive(self) -> list[strictq.Delivery]:
-        task = self._task
-        return self._q.receive(task.batch, wait=POLL_SECONDS, lease_seconds=task.lease_seconds, consumer=task.name)
-
-    def _process(self, batch: list[strictq.Delivery]) -> None:
-        lost: set[Any] = set()
-        for i, d in enumerate(batch):
-            if self._orders.stop.is_set():
-                _give_back(batch[i:])
-                return
-            if d.key in lost:
-                continue
-            try:
-                if d.lease.expires_in < self._task.lease_seconds / 2:
-                    d.extend(self._task.lease_seconds)
-                _patiently(partial(self._handle, d, len(batch) - i))
-                self._done += 1
-            except strictq.LeaseLost:
-                lost.add(d.key)
-
-    def _handle(self, d: strictq.Delivery, left: int) -> None:
-        with self._q.transaction(d) as tx:
-            handle(d, tx, self._task.chain, self._task.name)
-            self._pause_here(left)
-
-    def _pause_here(self, left: int) -> None:
-        if self._pause_after is not None and self._done >= self._pause_after and left > 1:
-            self._pause_after = None
-            _say(f"paused {left}")
-            self._orders.go.wait(PAUSE_SECONDS)
+    Args:
+        batch: messages to receive at a time.
+        kill_after: die by kill -9 after so many events, unless another consumer did; None: never.
+        kill_note: the file that the consumer that dies leaves: its name, and how many messages it holds.
+    """
+    done = 0
+    while wanted():
+        try:
+            # At the end of the block, what was not processed goes back to the queue.
+            with q.receive(batch, wait=POLL_SECONDS, lease_seconds=lease_seconds, consumer=name) as messages:
+                for i, d in enumerate(messages):
+                    if d.lease.expires_in < lease_seconds / 2:
+                        d.extend(lease_seconds)
+                    with q.transaction(d) as tx:
+                        handle(d, tx, chain, name)
+                        held = len(messages) - i
+                        if kill_after is not None and done >= kill_after and held > 1:
+                            _die_if_first(kill_note, f"{name} {held}")
+                    done += 1
+        except strictq.StrictqError as e:
+            if not (e.transient or isinstance(e, strictq.LeaseLost)):
+                raise
+            time.sleep(POLL_SECONDS)
 
 
 def handle(
@@ -137,53 +77,34 @@ def handle(
     linked = True
     if chain:
         old, new = chain.links(message.json())
-        before = effects.key_state
-        # Without a state this is the key's first event, and a chain with one beginning must begin there.
-        linked = chain.first in (None, old) if before is None else before == old.encode()
+        linked = effects.key_state in (None, old.encode())
         effects.key_state = new.encode()
     line = int(message.headers[LINE_HEADER])
     effects.execute(RECORD, (json.dumps(message.key), line, digest(message.body), int(linked), name, message.attempt))
 
 
-def _give_back(batch: list[strictq.Delivery]) -> None:
-    for lease in {id(d.lease): d.lease for d in batch}.values():
-        try:
-            lease.release()
-        except strictq.StrictqError:
-            return  # it lapses by itself; the process is on its way out
+def _die_if_first(path: str, text: str) -> None:
+    """Die as by a kill -9 from outside, here in the middle of a transaction; only one consumer can make the file."""
+    with suppress(FileExistsError), open(path, "x", encoding="utf-8") as note:
+        note.write(text)
+        note.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _patiently(call: Callable[[], T]) -> T:
-    """Repeat a call that failed for a passing reason; the transaction's token makes that safe."""
-    for attempt in range(RETRIES):
-        try:
-            return call()
-        except strictq.StrictqError as e:
-            if not e.transient or attempt == RETRIES - 1:
-                raise
-            time.sleep(0.05 * 2**attempt)
-    raise AssertionError("unreachable")
-
-
-def _say(text: str) -> None:
-    os.write(1, f"{text}\n".encode())
-
-
-def _listen(orders: Orders) -> None:
-    # os.read and not sys.stdin: a daemon thread that holds sys.stdin's lock is fatal when the interpreter exits.
-    while os.read(0, 4096):
-        orders.go.set()
-    orders.stop.set()
+def _is_wanted() -> bool:
+    try:
+        return os.read(0, 1) != b""
+    except BlockingIOError:
+        return True  # the runner's end of the pipe is open
 
 
 def main() -> None:
-    """Entry point of the process: `python -m strictq.demo.consumer TASK`."""
-    task = Task.from_json(sys.argv[1])
-    orders = Orders()
-    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
-    with strictq.open(task.queue, create=False, durability=task.durability) as q:
-        _say("ready")
-        Consumer(q, task, orders).run()
+    """Entry point of the process: `python -m strictq.demo.consumer QUEUE OPTIONS`, the latter those of `consume` as JSON."""
+    options = json.loads(sys.argv[2])
+    chain = options.pop("chain")
+    os.set_blocking(0, False)
+    with strictq.open(sys.argv[1], create=False) as q:
+        consume(q, _is_wanted, chain=chain and Chain(*chain), **options)
 
 
 if __name__ == "__main__":

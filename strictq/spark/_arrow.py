@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -14,11 +13,10 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from .. import _hints as hints
 from .._errors import InvalidArgument, StoreCorrupt
 from .._keys import decode_key
-from .._store.handed import ATTEMPTS, BODY, HEADERS, ID, LANE, SENT_AT, SEQ
-from .._store.handing import Block, Held, Piece
-from .._store.scan import Packed
+from .._store.api import Block, BlockSize, Held, ListedColumns, PackedColumns, Piece, leased_columns
 from ._schema import KEY_TYPES, KeyType
 
 ROWS: Final = 2_000
@@ -27,18 +25,13 @@ PIECES_ROWS: Final = 5_000
 """The same where columns come packed."""
 BYTES: Final = 16 * 1024 * 1024
 """Bytes of bodies in a batch, unless one message has more."""
+SIZE: Final = BlockSize(ROWS, BYTES)
 COMPRESSED: Final = pa.ipc.IpcWriteOptions(
     compression="lz4" if pa.Codec.is_available("lz4") else None,
     use_threads=False,  # the shards have a thread each
 )
 """Of blocks: a page that need not be written, synced and checkpointed costs more than it takes to pack it."""
 _INT64: Final = 1 << 63
-
-_ATTEMPTS, _BODY, _HEADERS, _ID = itemgetter(ATTEMPTS), itemgetter(BODY), itemgetter(HEADERS), itemgetter(ID)
-_SENT_AT, _SEQ = itemgetter(SENT_AT), itemgetter(SEQ)
-
-Keyed = tuple[bytes, Sequence[Sequence[Any]]]
-"""A lane: its stored key, and rows of its messages (columns as in `_store.handed`)."""
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -76,41 +69,42 @@ class Builder:
         if type(key) is not self._accepts or (type(key) is int and not -_INT64 <= key < _INT64):
             raise InvalidArgument(
                 f"the key {key!r} does not fit keyType={self._key_type}",
-                hint="choose the keyType of the queue's keys, or keyType=stored for keys of several types",
+                hint=hints.CHOOSE_KEY_TYPE,
             )
         return key
 
-    def batch(self, keys: Sequence[Any], rows: Sequence[Sequence[Any]], shard: int, skew: int) -> pa.RecordBatch:
-        """One batch; rows as the queue has them, with their bodies."""
-        n = len(rows)
+    def listed(self, of: ListedColumns, skew: int) -> pa.RecordBatch:
+        """One batch, of messages that come as lists, with all columns."""
         key, seq, body, headers, sent, attempt, shards, arrival, *dead = self._types
-        # A column at a time: zip(*rows) takes more time than all else here.
-        attempts, started = list(map(_ATTEMPTS, rows)), self._started
+        keys: list[Any] = []
+        for stored, depth in zip(of.keys, of.depths, strict=True):
+            keys += [self.key(stored)] * depth
+        n, started = len(keys), self._started
         return pa.RecordBatch.from_arrays(
             [
                 pa.array(keys, key),
-                pa.array(list(map(_SEQ, rows)), seq),
-                pa.array(list(map(_BODY, rows)), body),
-                _headers(list(map(_HEADERS, rows)), headers),
-                pa.array([at + skew for at in map(_SENT_AT, rows)], pa.int64()).view(sent),
-                pa.array([a + started for a in attempts], attempt)
-                if any(attempts)
+                pa.array(of.seqs, seq),
+                pa.array(of.bodies, body),
+                _headers(of.headers, headers),
+                pa.array([at + skew for at in of.sent_at], pa.int64()).view(sent),
+                pa.array([a + started for a in of.attempts], attempt)
+                if any(of.attempts)
                 else pa.repeat(pa.scalar(started, attempt), n),
-                pa.repeat(pa.scalar(shard, shards), n),
-                pa.array(list(map(_ID, rows)), arrival),
-                *_of_dead(rows, dead, skew),
+                pa.repeat(pa.scalar(of.shard, shards), n),
+                pa.array(of.ids, arrival),
+                *_of_dead(of.died, dead, skew),
             ],
             schema=self._schema,
         )
 
-    def columns(self, packed: Packed, skew: int, wanted: pa.Schema) -> pa.RecordBatch:
+    def packed(self, packed: PackedColumns, skew: int, wanted: pa.Schema) -> pa.RecordBatch:
         """One batch, of messages that come column by column, with the columns that are wanted.
 
         Raises:
             StoreCorrupt: the columns do not belong together.
             InvalidArgument: a key does not fit, or a body is no text and is wanted as such.
         """
-        n, depths = packed.count, np.array(packed.depths)
+        n, depths = packed.messages, np.array(packed.depths)
         if depths.sum() != n:
             raise _mixed(packed.shard)
         seqs = None
@@ -159,36 +153,12 @@ class Builder:
             ",".join(texts) for texts in zip(*((p.seqs, p.ids, p.sent_at, p.sizes) for p in pieces), strict=True)
         )
         bodies = b"".join(p.bodies for p in pieces)
-        packed = Packed(shard, sum(lengths), [p.key for p in pieces], lengths, seqs, ids, sent_at, sizes, bodies)
-        batch = self.columns(packed, skew, self._schema)
+        packed = PackedColumns(shard, sum(lengths), [p.key for p in pieces], lengths, seqs, ids, sent_at, sizes, bodies)
+        batch = self.packed(packed, skew, self._schema)
         found, ends = batch.column("seq").to_numpy(), np.cumsum(lengths)
         if found[ends - lengths].tolist() != [p.lo for p in pieces] or found[ends - 1].tolist() != [p.hi for p in pieces]:
             raise _mixed(shard)
         return batch
-
-    def batches(self, lanes: Iterable[Keyed], shard: int, skew: int) -> Iterator[tuple[pa.RecordBatch, bool]]:
-        """Batches of whole lanes where they fit, and whether a batch begins with a new lane."""
-        keys: list[Any] = []
-        rows: list[Sequence[Any]] = []
-        for stored, messages in lanes:
-            key = self.key(stored)
-            if rows and len(rows) + len(messages) > ROWS:
-                yield from self._cut(keys, rows, shard, skew)
-                keys, rows = [], []
-            keys += [key] * len(messages)
-            rows += messages
-        if rows:
-            yield from self._cut(keys, rows, shard, skew)
-
-    def _cut(
-        self, keys: Sequence[Any], rows: Sequence[Sequence[Any]], shard: int, skew: int
-    ) -> Iterator[tuple[pa.RecordBatch, bool]]:
-        """Rows, the first of a new lane, in batches that are not too large."""
-        at, fresh = 0, True
-        while at < len(rows):
-            end = _end(rows, at)
-            yield self.batch(keys[at:end], rows[at:end], shard, skew), fresh
-            at, fresh = end, end < len(rows) and rows[end][LANE] != rows[end - 1][LANE]
 
 
 def numbers(text: str, count: int) -> Any:
@@ -197,7 +167,7 @@ def numbers(text: str, count: int) -> Any:
 
 
 def runs(text: str, count: int) -> tuple[Sequence[int], Sequence[int]]:
-    """The same: where they change each new one, and how often it comes. What `scan.columns` wants to know of lanes."""
+    """The same: where they change each new one, and how often it comes. What a bulk read wants to know of lanes."""
     found = numbers(text, count)
     begins = np.flatnonzero(np.diff(found, prepend=found[0] - 1))
     return found[begins].tolist(), np.diff(begins, append=count).tolist()
@@ -256,7 +226,7 @@ def _as(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     except pa.ArrowInvalid as e:
         raise InvalidArgument(
             f"a body is not UTF-8: {_not_text(column)!r}",
-            hint="read bodies as BINARY, and make text of those that are: CAST(body AS STRING)",
+            hint=hints.READ_BINARY,
         ) from e
 
 
@@ -270,25 +240,12 @@ def _not_text(bodies: pa.Array) -> bytes:
     return b""
 
 
-def _end(rows: Sequence[Sequence[Any]], at: int) -> int:
-    """Where a batch that begins at a row ends."""
-    end = min(at + ROWS, len(rows))
-    if sum(map(len, map(_BODY, rows[at:end]))) <= BYTES:
-        return end
-    size = 0
-    for n in range(at, end):
-        size += len(rows[n][BODY])
-        if size > BYTES:
-            return max(n, at + 1)
-    return end
-
-
-def _of_dead(rows: Sequence[Sequence[Any]], types: Sequence[pa.DataType], skew: int) -> list[pa.Array]:
+def _of_dead(died: Sequence[tuple[Any, ...]], types: Sequence[pa.DataType], skew: int) -> list[pa.Array]:
     """Where the schema is that of dead letters: kind, reason, time of death."""
     if not types:
         return []
-    kinds, reasons, died = zip(*(row[BODY + 1 :] for row in rows), strict=True)
-    died_at = pa.array([at + skew for at in died], pa.int64()).view(types[2])
+    kinds, reasons, times = zip(*died, strict=True)
+    died_at = pa.array([at + skew for at in times], pa.int64()).view(types[2])
     return [pa.array(kinds, types[0]), pa.array(reasons, types[1]), died_at]
 
 
@@ -308,8 +265,8 @@ def encoder(builder: Builder, skew: Callable[[], int]) -> Callable[[Sequence[Hel
                 for pieces, fresh in _in_blocks(run):
                     yield _block(builder.pieces(pieces, shard, at), fresh)
             else:
-                for batch, fresh in builder.batches(((held.key, held.rows) for held in run), shard, at):
-                    yield _block(batch, fresh)
+                for listed in leased_columns(run, shard, SIZE):
+                    yield _block(builder.listed(listed, at), listed.fresh)
 
     return encode
 
@@ -353,7 +310,7 @@ def unpack(data: bytes, wanted: pa.Schema, without: Sequence[int]) -> pa.RecordB
     if "key" in wanted.names and batch.schema.field("key").type != wanted.field("key").type:
         raise InvalidArgument(
             "this hand-out was recorded with another keyType",
-            hint="start the query with the keyType it had, until that batch is done; then stop it and change it",
+            hint=hints.SAME_KEY_TYPE,
         )
     return project(_without(batch, without) if without else batch, wanted)
 

@@ -9,18 +9,19 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType, _parse_datatype_string
 
+from .. import _hints as hints
 from .._errors import InvalidArgument
 from .._keys import decode_key
 from ..delivery import Delivery, Lease
+from ._pipeline_tasks import MESSAGE, STATES
 from ._schema import KEY_TYPES, KeyType
-from ._stages import MESSAGE, STATES
 
 RESERVED: Final = frozenset({*MESSAGE.names, "key", "kind", "reason", "delay", "state"})
 
 Rows = list[tuple[Lease, Delivery]]
 
 
-class Batch:
+class LeasedBatch:
     """Messages that are leased, lane by lane, and what became of them so far.
 
     Attributes:
@@ -76,7 +77,7 @@ def require_keys(table: pa.Table, key_type: KeyType) -> None:
         if key is not None and type(key) is not wanted:
             raise InvalidArgument(
                 f"the key {key!r} is not of the pipeline's key_type {key_type!r}",
-                hint="prepare sees keys in one column of one type: 'string', 'binary' or 'int'",
+                hint=hints.PREPARE_KEYS,
             )
 
 
@@ -88,9 +89,7 @@ def prepared_schema(prepared: str | None, prepare: object) -> pa.Schema:
     """
     if prepared is None:
         if prepare is not None:
-            raise InvalidArgument(
-                "prepare needs `prepared`: the columns it gives", hint='say, prepared="amount bigint, name string"'
-            )
+            raise InvalidArgument("prepare needs `prepared`: the columns it gives", hint=hints.PREPARED_COLUMNS)
         return pa.schema([])
     try:
         parsed = _parse_datatype_string(prepared)

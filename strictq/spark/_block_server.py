@@ -26,22 +26,86 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
+from .. import _validate as validate
 from .._errors import InvalidArgument, StrictqError
 from .._handouts import read_block, rejected
-from .._store.staging import Staging
+from .._store.api import Staging
 from ..queue import Queue
-from . import _served
+from . import _block_protocol
 from ._opened import looking
 
 CONNECTIONS_MAX: Final = 500
 """Fewer than the 1,024 files that a process may usually have open."""
-ADMISSION_SECONDS: Final = 30.0
-"""From a connection to its token: whoever takes longer is cut off."""
+ADMISSION_SECONDS: Final = 5.0
+"""From a connection to its token. A connection that takes longer is closed."""
+STRANGERS_MAX: Final = 64
+"""Connections without a token yet, from all addresses that have never shown it. Each has a thread, of about 150 KB."""
+STRANGERS_PER_ADDRESS: Final = 32
+STRANGERS_PER_KNOWN_ADDRESS: Final = 128
+"""An address that has shown the token before may start many tasks at once."""
+KNOWN_ADDRESSES_MAX: Final = 1024
 BODY_SECONDS: Final = 60.0
 """Between two pieces of a body."""
-DRAIN_BYTES_MAX: Final = 2 * _served.PIECE_BYTES
+DRAIN_BYTES_MAX: Final = 2 * _block_protocol.PIECE_BYTES
 HEAD_BYTES_MAX: Final = 16 * 1024
 """Of what comes before the token is known."""
+
+
+class Strangers:
+    """The connections that have not shown the token yet, oldest first. Any thread may call it.
+
+    Where there are too many, the oldest is closed, not the newcomer: a client shows its token within milliseconds, so those
+    that wait longest are the ones that never will.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[socket.socket, tuple[str, float]] = {}
+        self._known: dict[str, None] = {}
+
+    def arrived(self, connection: socket.socket, host: str) -> None:
+        """Wait for its token, and close the oldest connection of this address, or of all unknown ones, that is one too many."""
+        with self._lock:
+            known = host in self._known
+            same = [c for c, (other, _) in self._waiting.items() if other == host]
+            unknown = [] if known else [c for c, (other, _) in self._waiting.items() if other not in self._known]
+            if len(same) >= (STRANGERS_PER_KNOWN_ADDRESS if known else STRANGERS_PER_ADDRESS):
+                self._close(same[0])
+            elif len(unknown) >= STRANGERS_MAX:
+                self._close(unknown[0])
+            self._waiting[connection] = (host, time.monotonic() + ADMISSION_SECONDS)
+
+    def admitted(self, connection: socket.socket, host: str) -> None:
+        """It has shown the token: its address is known from now on."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+            self._known.pop(host, None)
+            self._known[host] = None
+            if len(self._known) > KNOWN_ADDRESSES_MAX:
+                del self._known[next(iter(self._known))]
+
+    def left(self, connection: socket.socket) -> None:
+        """It is over."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+
+    def close_oldest(self) -> None:
+        """Make room for the next try of a client that was refused."""
+        with self._lock:
+            if self._waiting:
+                self._close(next(iter(self._waiting)))
+
+    def close_overdue(self) -> None:
+        """Close every connection whose time for the token is over."""
+        now = time.monotonic()
+        with self._lock:
+            for connection in [c for c, (_, until) in self._waiting.items() if now > until]:
+                self._close(connection)
+
+    def _close(self, connection: socket.socket) -> None:
+        del self._waiting[connection]
+        with suppress(OSError):  # its own thread, which waits for it, ends with this, and releases what it has
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
@@ -64,7 +128,7 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         self._tls = tls
         self._parent = parent
         self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        self._strangers: dict[socket.socket, float] = {}
+        self.strangers = Strangers()
         self._looking = threading.Lock()
 
     # ---- connections
@@ -79,9 +143,10 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._room.acquire(blocking=False):
+            self.strangers.close_oldest()
             self.shutdown_request(request)
             return
-        self._strangers[request] = time.monotonic() + ADMISSION_SECONDS
+        self.strangers.arrived(request, client_address[0])
         try:
             super().process_request(request, client_address)
         except BaseException:
@@ -95,22 +160,14 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
             self._room.release()
 
     def shutdown_request(self, request: Any) -> None:
-        self.known(request)
+        self.strangers.left(request)
         super().shutdown_request(request)
 
-    def known(self, connection: socket.socket) -> None:
-        """It has shown the token, or is over: it is not cut off any more."""
-        self._strangers.pop(connection, None)
-
     def service_actions(self) -> None:
-        """Twice a second: end with the parent, and cut off who came without a token."""
+        """Twice a second: end with the parent, and close the connections that have not shown the token in time."""
         if os.getppid() != self._parent:
             os._exit(0)
-        now = time.monotonic()
-        for connection, until in list(self._strangers.items()):
-            if now > until:
-                with suppress(OSError):
-                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
+        self.strangers.close_overdue()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the signature is the library's
         """A connection that ends is no error of ours; anything else is told on stderr, which is the driver's."""
@@ -132,9 +189,9 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
         with self._looking:
             return looking(self.path, queue_id)
 
-    def staging(self, where: dict[str, str]) -> Staging:
-        self.queue(where["queue"])
-        return Staging(Path(self.path), where["writer"])
+    def staging(self, queue_id: str, writer: str) -> Staging:
+        self.queue(queue_id)
+        return Staging(Path(self.path), writer)
 
 
 class Head:
@@ -174,8 +231,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Nothing is logged of a request."""
 
     def do_POST(self) -> None:
-        readers = {_served.BLOCKS: _blocks, _served.SCAN: _scan}
-        body = self._admitted(_served.REQUEST_BYTES_MAX)
+        readers = {_block_protocol.BLOCKS: _blocks, _block_protocol.SCAN: _scan}
+        body = self._admitted(_block_protocol.REQUEST_BYTES_MAX)
         if body is None:
             return
         reader = readers.get(self.path)
@@ -189,7 +246,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._frames(reader, body)
 
     def do_PUT(self) -> None:
-        self._staged(lambda place, where, body: place.put(where["name"], _whole(where["offset"]), body))
+        self._staged(lambda place, where, body: place.put(where["name"], _offset(where["offset"]), body))
 
     def do_DELETE(self) -> None:
         self._staged(lambda place, where, _: place.drop([where["name"]]))
@@ -202,7 +259,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._answer(HTTPStatus.UNAUTHORIZED)
             self._drain(size)
             return None
-        self.server.known(self.connection)
+        self.server.strangers.admitted(self.connection, self.client_address[0])
         if size is None or size > bytes_max:
             self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return None
@@ -230,54 +287,69 @@ class Handler(http.server.BaseHTTPRequestHandler):
             try:
                 if found is None:
                     found = reader(self.server, json.loads(body))
-                kind, data = _served.DATA, next(found)
+                kind, data = _block_protocol.DATA, next(found)
             except StopIteration:
-                kind, data = _served.END, b""
+                kind, data = _block_protocol.END, b""
             except Exception as e:
-                kind, data = _served.FAILED, _failure(e)
-            self.wfile.write(_served.HEAD.pack(kind, len(data)))
+                kind, data = _block_protocol.FAILED, _failure(e)
+            self.wfile.write(_block_protocol.HEAD.pack(kind, len(data)))
             self.wfile.write(data)
-            if kind != _served.DATA:
+            if kind != _block_protocol.DATA:
                 return
 
     # ---- staging
 
     def _staged(self, work: Callable[[Staging, dict[str, str], bytes], None]) -> None:
-        body = self._admitted(_served.PIECE_BYTES)
+        body = self._admitted(_block_protocol.PIECE_BYTES)
         if body is None:
             return
         target = urlsplit(self.path)
-        if target.path != _served.STAGED:
+        if target.path != _block_protocol.STAGED:
             self._answer(HTTPStatus.NOT_FOUND)
             return
         try:
             where = dict(parse_qsl(target.query, keep_blank_values=True, strict_parsing=True, errors="strict"))
-            work(self.server.staging(where), where, body)
+            writer = validate.name("writer", where["writer"])
+            work(self.server.staging(_block_protocol.text("queue", where["queue"]), writer), where, body)
         except Exception as e:
             self._answer(HTTPStatus.UNPROCESSABLE_ENTITY, _failure(e))
         else:
             self._answer(HTTPStatus.OK)
 
 
+_UNREADABLE: Final = (LookupError, TypeError, ValueError, RecursionError)
+"""What a request raises that has not the form of one."""
+
+
 def _failure(error: Exception) -> bytes:
-    if isinstance(error, LookupError | TypeError | ValueError) and not isinstance(error, StrictqError):
+    if isinstance(error, _UNREADABLE) and not isinstance(error, StrictqError):
         error = InvalidArgument(f"the block server can't read this request: {type(error).__name__}: {error}")
     elif not isinstance(error, StrictqError):
         traceback.print_exception(error)
-    return _served.tell(error)[: _served.TOLD_BYTES_MAX]
+    return _block_protocol.tell(error)[: _block_protocol.TOLD_BYTES_MAX]
 
 
-def _whole(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError("a negative offset")
-    return value
+def _offset(text: str) -> int:
+    # At most 19 digits: `int` takes other scripts' digits, spaces and underscores, too.
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        raise InvalidArgument(f"offset must be a whole number, not {text[:40]!r}")
+    return validate.whole("offset", int(text), 0, _block_protocol.NUMBER_MAX)
 
 
 def _blocks(server: Server, request: Any) -> Iterator[bytes]:
     """Blocks of a hand-out, as they were recorded, without what was dead-lettered out of it."""
-    queue, consumer, n = server.queue(request["queue"]), str(request["consumer"]), int(request["n"])
-    for shard, first, last in request["blocks"]:
+    queue = server.queue(_block_protocol.text("queue", request["queue"]))
+    consumer, n = validate.name("consumer", request["consumer"]), _block_protocol.number("n", request["n"])
+    last_shard = queue.shards - 1
+    ranges = []
+    for shard, first, last in _block_protocol.entries("blocks", request["blocks"]):
+        validate.whole("shard", shard, 0, last_shard)
+        ranges.append((shard, _block_protocol.number("first", first), _block_protocol.number("last", last)))
+    return _recorded(queue, consumer, n, ranges)
+
+
+def _recorded(queue: Queue, consumer: str, n: int, ranges: list[tuple[int, int, int]]) -> Iterator[bytes]:
+    for shard, first, last in ranges:
         without = rejected(queue, consumer, n, shard)
         for part in range(first, last + 1):
             data = read_block(queue, consumer, n, shard, part)
@@ -292,7 +364,7 @@ def _scan(server: Server, request: Any) -> Iterator[bytes]:
     """A part of a table, in batches."""
     from ._scanning import served_batches
 
-    return served_batches(server.queue(request["queue"]), request)
+    return served_batches(server.queue(_block_protocol.text("queue", request["queue"])), request)
 
 
 # ---- the process
@@ -309,7 +381,7 @@ def main() -> None:
             tls = server_context(config["certificate"], config["private_key"])
         server = Server(socket.socket(fileno=config["fd"]), config["path"], config["token"], tls, config["parent"])
     except Exception as e:
-        print(_served.tell(e).decode(), flush=True)
+        print(_block_protocol.tell(e).decode(), flush=True)
         sys.exit(1)
     print("{}", flush=True)
     server.serve_forever()

@@ -28,6 +28,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from .. import _hints as hints
 from .. import _validate as validate
 from .._config import FOREVER_SECONDS, QueueConfig
 from .._errors import InvalidArgument, MessageTooLarge, StrictqError
@@ -87,16 +88,16 @@ def layout(schema: StructType, order_by: str | None, config: QueueConfig) -> Lay
     """
     types = {field.name: field.dataType for field in schema.fields}
     if len(types) != len(schema.fields):
-        raise InvalidArgument("two columns have the same name", hint="rename one of them")
+        raise InvalidArgument("two columns have the same name", hint=hints.RENAME_COLUMN)
     for name in NEEDED:
         if name not in types:
-            hint = f'name it with .withColumnRenamed(…, "{name}"); the columns are {", ".join(types) or "none"}'
+            hint = hints.RENAME_TO.of(name=name, columns=", ".join(types) or "none")
             raise InvalidArgument(f"the column {name} is missing", hint=hint)
     unknown = [name for name in types if name not in ACCEPTED and name != order_by]
     if unknown:
         raise InvalidArgument(
             f"the column {unknown[0]} is no part of a message",
-            hint=f"select only what is to be sent: {', '.join(ACCEPTED)}, and the column of option orderBy",
+            hint=hints.SELECT_COLUMNS.of(columns=", ".join(ACCEPTED)),
         )
     for name, found in types.items():
         if name in ACCEPTED:
@@ -148,7 +149,7 @@ def _keys(column: pa.Array, layout: Layout) -> pa.Array:
         place = int(np.flatnonzero(pc.is_null(column).to_numpy(zero_copy_only=False))[0])
         raise InvalidArgument(
             f"column key: NULL in row {place + 1:,} of a record batch; a message needs a key",
-            hint="filter such rows out, or configure the queue with keyless='random'",
+            hint=hints.KEYLESS_ROWS,
         )
     raw = column.cast(pa.string()) if layout.kind == "i" else column
     raw = raw.cast(pa.binary())

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from .. import _hints as hints
 from .._errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ PROBE: Final = (
     "print('strictq', *sys.version_info[:2], *(n for n in sys.argv[1:] if getattr(find_spec(n), 'origin', None) is None))"
 )
 """A folder that has the name of a package, in the directory where the program runs, is found, too; but it has no origin."""
-_HINT: Final = 'before the session starts: os.environ["PYSPARK_PYTHON"] = sys.executable, or an interpreter of the same version'
 _fit: Final[set[tuple[str, ...]]] = set()
 
 
@@ -52,12 +52,12 @@ def require_interpreter(spark: SparkSession, *, local_only: bool = False) -> Non
         raise ConfigError(
             f"Spark's Python processes run {program!r}, which is Python {version[0]}.{version[1]}, and this program is "
             f"{sys.version_info[0]}.{sys.version_info[1]}",
-            hint=_HINT,
+            hint=hints.SAME_INTERPRETER,
         )
     if missing:
         raise ConfigError(
             f"Spark's Python processes run {program!r}, which does not have {', '.join(missing)}",
-            hint=f'{_HINT}, in which you ran: pip install "strictq[spark]"',
+            hint=hints.INSTALL_THERE,
         )
     _fit.add((program, path))
 
@@ -83,7 +83,9 @@ def _ask(program: str, path: str) -> list[str] | None:
             [program, "-c", PROBE, *NEEDED], env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=WAIT_SECONDS
         )
     except OSError as e:
-        raise ConfigError(f"Spark's Python processes can't be started: {program!r}: {e.strerror or e}", hint=_HINT) from e
+        raise ConfigError(
+            f"Spark's Python processes can't be started: {program!r}: {e.strerror or e}", hint=hints.SAME_INTERPRETER
+        ) from e
     except subprocess.TimeoutExpired:
         return None
     words = done.stdout.decode(errors="replace").split()

@@ -14,6 +14,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from .. import _hints as hints
 from .._errors import ConfigError, StrictqError
 from .settings import session_options
 
@@ -41,7 +42,7 @@ def local_session(name: str) -> Iterator[SparkSession]:
 
 def _begin(name: str) -> SparkSession:
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        raise ConfigError("Spark needs Java, and there is none", hint="install Java 17 or newer, or set JAVA_HOME")
+        raise ConfigError("Spark needs Java, and there is none", hint=hints.INSTALL_JAVA)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings: dict[str, bool | float | int | str | None] = {
         "spark.driver.host": "127.0.0.1",
@@ -60,7 +61,7 @@ def _begin(name: str) -> SparkSession:
             said.seek(0)
             lines = [line.strip() for line in said.read().decode(errors="replace").splitlines()]
             why = [line for line in lines if line and not line.startswith("WARNING")] or [str(e)]
-            raise StrictqError(f"Spark can't be started: {why[0]}", hint="is it Java 17 or newer?") from e
+            raise StrictqError(f"Spark can't be started: {why[0]}", hint=hints.JAVA_VERSION) from e
 
 
 @contextmanager

@@ -13,8 +13,9 @@ from typing import Final, Literal
 
 import attrs
 
+from .._errors import StoreError
 from .._findings import QueryReport
-from .._reports import write
+from .._query_reports import write
 
 WINDOW_SECONDS: Final = 60.0
 QUERIES_MAX: Final = 1_000
@@ -96,7 +97,7 @@ class Monitor:
         read = known.read
         try:
             write(read.path, read.queue_id, read.consumer, known.report)
-        except OSError as e:
+        except (OSError, StoreError) as e:
             if known.told:
                 _log.warning("no report of consumer %s: %s", read.consumer, e)
             known.told = False

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import Final
 
+from .. import _hints as hints
 from .._errors import QueueNotFound
-from .._store import catalog
+from .._store.api import Storage
 from ..opening import open as open_queue
 from ..queue import Queue
 
@@ -32,7 +33,10 @@ def settle() -> None:
 
 
 def _id_at(path: str) -> str:
-    return catalog.read(Path(path), read_only=True).queue_id
+    known = Storage.facts(Path(path), read_only=True)
+    if known is None:
+        raise QueueNotFound(f"there is no queue at {path}")
+    return known.queue_id
 
 
 def looking(path: str, queue_id: str) -> Queue:
@@ -44,9 +48,7 @@ def looking(path: str, queue_id: str) -> Queue:
     try:
         found = os.stat(os.path.join(path, "queue.db"))
     except OSError as e:
-        raise QueueNotFound(
-            f"there is no queue at {path}", hint="executors that do not have the driver's files need strictq.spark.serve"
-        ) from e
+        raise QueueNotFound(f"there is no queue at {path}", hint=hints.EXECUTORS_NEED_SERVER) from e
     place = (found.st_dev, found.st_ino)
     known = _opened.get(path)
     # A queue in the place of one that was removed may have its inode, too. But who asks for another queue than the one that is

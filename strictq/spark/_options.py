@@ -10,6 +10,7 @@ import attrs
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StringType, StructType
 
+from .. import _hints as hints
 from .. import _validate as validate
 from .._errors import InvalidArgument
 from .._handouts import HANDOUT_BYTES, HANDOUT_MESSAGES_MAX, KEEP, LOCK_SECONDS
@@ -20,12 +21,6 @@ PARTITION_MESSAGES: Final = 50_000
 TABLE_PARTITION_MESSAGES: Final = 500_000
 """Of a task that reads a table: it keeps none of them, and starting a task takes Spark as long as many thousand messages."""
 STATES: Final = ("pending", "dead", "history")
-
-_ALL: Final = "leave .schema(...) out for all columns, or name those that you need, with their types"
-_OTHER_TYPE: Final = (
-    "CAST it in the query; keys are STRING, BINARY or BIGINT, as the option keyType says, and bodies are BINARY, or STRING "
-    "where all of them are UTF-8"
-)
 
 
 def number(options: Mapping[str, str], name: str, default: int, maximum: int, minimum: int = 1) -> int:
@@ -54,7 +49,7 @@ def path_of(options: Mapping[str, str]) -> str:
     """
     text = options.get("path")
     if not text or "\0" in text:
-        raise InvalidArgument("the option path is missing", hint='.option("path", "…") names the queue\'s directory')
+        raise InvalidArgument("the option path is missing", hint=hints.OPTION_PATH)
     return os.path.abspath(text)
 
 
@@ -82,11 +77,12 @@ def require_columns(options: Mapping[str, str], schema: StructType) -> None:
     """
     offered = columns(options, key_type_of(options, schema))
     if not schema.names:
-        raise InvalidArgument("the schema has no columns", hint=_ALL)
+        raise InvalidArgument("the schema has no columns", hint=hints.ALL_COLUMNS)
     for field in schema:
         if field.name not in offered.names:
             raise InvalidArgument(
-                f"a queue has columns of its own, and {field.name} is none of them: {', '.join(offered.names)}", hint=_ALL
+                f"a queue has columns of its own, and {field.name} is none of them: {', '.join(offered.names)}",
+                hint=hints.ALL_COLUMNS,
             )
         if schema.names.count(field.name) > 1:
             raise InvalidArgument(f"the schema has the column {field.name} twice")
@@ -95,10 +91,10 @@ def require_columns(options: Mapping[str, str], schema: StructType) -> None:
         shown, asked = ours.dataType.simpleString(), field.dataType.simpleString()
         if shown != asked and not (field.name == "body" and field.dataType == StringType()):
             raise InvalidArgument(
-                f"a queue has columns of its own: {field.name} is {shown.upper()}, not {asked.upper()}", hint=_OTHER_TYPE
+                f"a queue has columns of its own: {field.name} is {shown.upper()}, not {asked.upper()}", hint=hints.CAST_COLUMN
             )
         if ours.nullable and not field.nullable:
-            raise InvalidArgument(f"the column {field.name} may be NULL", hint="declare it nullable, and filter what is read")
+            raise InvalidArgument(f"the column {field.name} may be NULL", hint=hints.DECLARE_NULLABLE)
 
 
 def state_of(options: Mapping[str, str]) -> str:
@@ -111,7 +107,9 @@ def state_of(options: Mapping[str, str]) -> str:
     if text not in STATES:
         raise InvalidArgument(f"the option state must be {' or '.join(STATES)}, not {text!r}")
     if text == "history" and options.get("keyType"):
-        raise InvalidArgument("the history has keys as text, and their types in the column key_type", hint="leave keyType out")
+        raise InvalidArgument(
+            "the history has keys as text, and their types in the column key_type", hint=hints.LEAVE_KEY_TYPE_OUT
+        )
     return text
 
 
@@ -126,7 +124,7 @@ def columns(options: Mapping[str, str], keys: KeyType | None = None) -> StructTy
     """
     state = state_of(options)
     if state == "history":
-        from ._records import SCHEMA  # needs pyarrow
+        from ..history._records import SCHEMA  # needs pyarrow
 
         return from_arrow_schema(SCHEMA)
     return read_schema(keys or key_type(options.get("keyType")), dead=state == "dead")
@@ -188,12 +186,12 @@ class StreamOptions:
             InvalidArgument: nothing changed.
         """
         if state_of(options) != STATES[0]:
-            raise InvalidArgument("a stream reads what is pending", hint="read dead letters and the history with spark.read")
+            raise InvalidArgument("a stream reads what is pending", hint=hints.READ_BATCH)
         consumer = options.get("consumer")
         if not consumer:
             raise InvalidArgument(
                 "the option consumer is missing",
-                hint="name this query, and name it the same when it is started again: it goes on where it was",
+                hint=hints.NAME_QUERY,
             )
         path = path_of(options)
         require_columns(options, schema)

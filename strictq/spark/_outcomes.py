@@ -8,18 +8,20 @@ from typing import Any, Final
 import attrs
 import pyarrow as pa
 
+from .. import _hints as hints
+from .._effects import Effects, Recording
 from .._errors import InvalidArgument
+from .._handlers import require_ran
 from .._keys import Key, decode_key, encode_key
-from .._types import Message
+from .._types import UNSET, Message, Unset
 from ..delivery import describe
-from ..worker import Reject, Retry
+from ..worker import Defer, Reject, Retry
 
-DONE, FAILED, REJECTED, SKIPPED = "done", "failed", "rejected", "skipped"
-UNSET: Final[Any] = object()
-"""A key's state that a handler did not set."""
+DONE, FAILED, DEFERRED, REJECTED, SKIPPED = "done", "failed", "deferred", "rejected", "skipped"
+ENDS_LANE: Final = (FAILED, DEFERRED)
+"""What follows one of these in its lane is not run: the message comes again first."""
 
 Param = None | bool | int | float | str | bytes
-Statement = tuple[str, tuple[Param, ...]]
 
 
 @attrs.define
@@ -27,9 +29,10 @@ class Outcome:
     """How the handler of one message ended.
 
     Attributes:
-        kind: DONE, FAILED (to be tried again), REJECTED (to be dead-lettered), or SKIPPED (it was not run).
-        delay: seconds until it is tried again; None: as the queue is configured.
-        state: the key's new state; UNSET: as it was.
+        kind: DONE, FAILED (to be tried again), DEFERRED (the same, with no attempt charged), REJECTED (to be dead-lettered), or
+            SKIPPED (it was not run).
+        delay: seconds until it is tried again; None: as the queue is configured (FAILED only).
+        effects: what commits with the ack.
         seconds: what the handler took.
     """
 
@@ -37,27 +40,27 @@ class Outcome:
     reason: str | None = None
     delay: float | None = None
     output: str | None = None
-    state: Any = UNSET
-    sends: list[Message] = attrs.Factory(list)
-    statements: list[Statement] = attrs.Factory(list)
+    effects: Effects = attrs.Factory(Effects)
     seconds: float = 0.0
 
     @property
     def has_effects(self) -> bool:
         """Does anything but the ack have to commit?"""
-        return self.state is not UNSET or bool(self.sends) or bool(self.statements)
+        return self.effects.need_commit
 
 
 def failure(error: BaseException, output: str | None = None) -> Outcome:
     """What becomes of a message whose handler raised."""
     if isinstance(error, Reject):
         return Outcome(REJECTED, error.reason, output=output)
+    if isinstance(error, Defer):
+        return Outcome(DEFERRED, delay=error.delay_seconds)
     if isinstance(error, Retry):
         return Outcome(FAILED, error.reason or str(error), error.delay, output)
     return Outcome(FAILED, describe(error), output=output)
 
 
-class BatchJob:
+class BatchJob(Recording):
     """One message in the hands of a pipeline's process handler.
 
     What it sends, stores and executes commits in one transaction with the ack; if it raises, none of it happens.
@@ -71,8 +74,7 @@ class BatchJob:
     """
 
     __slots__ = (
-        "_output", "_sends", "_state", "_state_before", "_statements", "attempt", "body", "enqueued_at", "headers", "key",
-        "prepared", "seq",
+        "_effects", "_state_before", "attempt", "body", "enqueued_at", "headers", "key", "prepared", "seq",
     )  # fmt: skip
 
     def __init__(
@@ -84,7 +86,7 @@ class BatchJob:
         attempt: int,
         enqueued_at: float,
         prepared: Mapping[str, Any],
-        state: bytes | None,
+        state: bytes | Unset | None,
     ) -> None:
         self.key = key
         self.seq = seq
@@ -94,10 +96,7 @@ class BatchJob:
         self.enqueued_at = enqueued_at
         self.prepared = prepared
         self._state_before = state
-        self._state: Any = UNSET
-        self._sends: list[Message] = []
-        self._statements: list[Statement] = []
-        self._output: list[str] = []
+        self._effects = Effects()
 
     def json(self) -> Any:
         """The body, decoded as JSON."""
@@ -112,65 +111,41 @@ class BatchJob:
         Raises:
             InvalidArgument: the pipeline does not read states.
         """
-        state = self._state_before if self._state is UNSET else self._state
+        state = self._state_before if self._effects.key_state is UNSET else self._effects.key_state
         if state is UNSET:
-            raise InvalidArgument("this pipeline does not read the states of keys", hint="make it with key_state=True")
-        value: bytes | None = state
-        return value
+            raise InvalidArgument("this pipeline does not read the states of keys", hint=hints.WITH_KEY_STATE)
+        return state
 
     @key_state.setter
     def key_state(self, value: bytes | None) -> None:
-        if value is not None and type(value) is not bytes:
-            raise InvalidArgument(f"key_state must be bytes or None, not {type(value).__name__}")
-        self._state = value
+        self._effects.set_key_state(value)
 
-    def send(self, body: bytes, key: Key | None = None, **options: Any) -> None:
-        """Send a message, to any key, with the ack. Options as for Message.
+    def _effects_for(self, verb: str) -> Effects:  # noqa: ARG002
+        return self._effects
 
-        Raises:
-            InvalidArgument: it can't be sent; nothing happened.
-        """
-        if type(body) is not bytes:
-            raise InvalidArgument(f"a body must be bytes, not {type(body).__name__}", hint="encode it, or use json.dumps")
-        if key is not None:
-            encode_key(key)
-        try:
-            self._sends.append(Message(body, key=key, **options))
-        except TypeError as e:
-            raise InvalidArgument(str(e)) from None
-
-    def execute(self, sql: str, params: Sequence[Param] = ()) -> None:
+    def execute(self, sql: str, params: Sequence[Param] = ()) -> None:  # type: ignore[override]
         """Run a statement on the program's app_* tables with the ack.
 
         Raises:
             InvalidArgument: it is not a str, or a parameter is not None, bool, int, float, str or bytes.
         """
-        if not isinstance(sql, str):
-            raise InvalidArgument(f"SQL must be a str, not {type(sql).__name__}")
         for value in params:
             if not isinstance(value, Param):
                 raise InvalidArgument(f"a parameter must be None, bool, int, float, str or bytes, not {type(value).__name__}")
-        self._statements.append((sql, tuple(params)))
+        super().execute(sql, tuple(params))
 
     def output(self, text: str) -> None:
         """Note what the handler has to say. Kept with the message if it fails, and shown by status."""
-        self._output.append(str(text))
+        self._effects.say(str(text))
 
     def __repr__(self) -> str:
         return f"BatchJob(key={self.key!r}, seq={self.seq}, attempt={self.attempt})"
-
-    @property
-    def _said(self) -> str | None:
-        return "\n".join(self._output) if self._output else None
-
-    def _outcome(self, seconds: float) -> Outcome:
-        return Outcome(state=self._state, sends=self._sends, statements=self._statements, output=self._said, seconds=seconds)
 
 
 def run_lane(
     process: Callable[[BatchJob], Any], jobs: Iterator[BatchJob] | Sequence[BatchJob], clock: Callable[[], float]
 ) -> list[Outcome]:
-    """Run the handler over one lane's messages, in order; what follows a failure is skipped.
+    """Run the handler over one lane's messages, in order; what follows one that failed or was deferred is skipped.
 
     The state that a message leaves is what the next one finds.
     """
@@ -185,14 +160,14 @@ def run_lane(
             job._state_before = state
         began = clock()
         try:
-            process(job)
+            require_ran("process", process(job))
         except Exception as e:
-            outcome = failure(e, job._said)
-            broken = outcome.kind == FAILED
+            outcome = failure(e, job._effects.said)
+            broken = outcome.kind in ENDS_LANE
         else:
-            outcome = job._outcome(clock() - began)
-            if outcome.state is not UNSET:
-                state = outcome.state
+            outcome = Outcome(output=job._effects.said, effects=job._effects, seconds=clock() - began)
+            if job._effects.key_state is not UNSET:
+                state = job._effects.key_state
         outcomes.append(outcome)
     return outcomes
 
@@ -229,21 +204,25 @@ def from_arrow(table: pa.Table) -> dict[tuple[int, int], Outcome]:
 
 
 def _row(lane: int, seq: int, o: Outcome) -> dict[str, Any]:
+    state = o.effects.key_state
     return {
         "lane": lane, "seq": seq, "kind": o.kind, "reason": o.reason, "delay": o.delay, "output": o.output,
-        "sets_state": o.state is not UNSET, "state": None if o.state is UNSET else o.state,
-        "sends": [_send_row(m) for m in o.sends],
-        "statements": [{"sql": sql, "params": [_param_row(p) for p in params]} for sql, params in o.statements],
+        "sets_state": state is not UNSET, "state": None if state is UNSET else state,
+        "sends": [_send_row(send.message) for send in o.effects.sends],
+        "statements": [{"sql": sql, "params": [_param_row(p) for p in params]} for sql, params in o.effects.statements],
         "seconds": o.seconds,
     }  # fmt: skip
 
 
 def _outcome(row: dict[str, Any]) -> Outcome:
-    return Outcome(
-        row["kind"], row["reason"], row["delay"], row["output"], row["state"] if row["sets_state"] else UNSET,
-        [_message(m) for m in row["sends"]],
-        [(s["sql"], tuple(_param(p) for p in s["params"])) for s in row["statements"]], row["seconds"],
-    )  # fmt: skip
+    effects = Effects()
+    for m in row["sends"]:
+        effects.send(_message(m))
+    for s in row["statements"]:
+        effects.execute(s["sql"], tuple(_param(p) for p in s["params"]))
+    if row["sets_state"]:
+        effects.set_key_state(row["state"])
+    return Outcome(row["kind"], row["reason"], row["delay"], row["output"], effects, row["seconds"])
 
 
 def _send_row(m: Message) -> dict[str, Any]:

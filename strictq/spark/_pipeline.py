@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 
+from .. import _hints as hints
 from .. import _validate as validate
 from .._errors import InvalidArgument, LeaseLost, PartialFailure, StrictqError
+from .._extras import need, need_spark
+from .._handlers import is_async, require_runs
 from ..delivery import Delivery, Lease
 from ..queue import Queue
-from ._extra import need, require
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ._batches import Batch
+    from ._batches import LeasedBatch
     from ._outcomes import BatchJob
     from ._running import Stages
 
@@ -48,6 +50,7 @@ class PipelineStats:
     Attributes:
         batches: finished ones.
         acked, retried, rejected: messages; retried counts those given back because their handler failed.
+        deferred: messages whose handler raised Defer.
         lost: messages whose lease was lost before they could be committed: somebody else has them.
         prepare_seconds, process_seconds: time in each stage, summed over the batches.
         span_seconds: from the start to the end of the last finished batch.
@@ -63,6 +66,7 @@ class PipelineStats:
     process_seconds: float = 0.0
     span_seconds: float = 0.0
     batch_size: int = 0
+    deferred: int = 0
 
 
 class Pipeline:
@@ -167,9 +171,9 @@ class Pipeline:
             self._settler.forget(following.lanes if following is not None else ())
             batch = following
 
-    def _take(self, wait: float | None, in_hand: Batch | None = None) -> Batch | None:
+    def _take(self, wait: float | None, in_hand: LeasedBatch | None = None) -> LeasedBatch | None:
         """Lease the next batch: free lanes first, then more of the lanes that are in hand."""
-        from ._batches import Batch
+        from ._batches import LeasedBatch
 
         if self._stop.is_set():
             return None
@@ -182,7 +186,7 @@ class Pipeline:
         if not deliveries:
             return None
         self._bytes_each = max(1.0, sum(len(d.body) for d in deliveries) / len(deliveries))
-        batch = Batch(deliveries)
+        batch = LeasedBatch(deliveries)
         with self._held_lock:
             for lease, lane in batch.lanes.items():
                 self._held.setdefault(lease, lane[0])
@@ -216,7 +220,7 @@ class Pipeline:
             if found or self._stop.is_set() or (until is not None and time.monotonic() >= until):
                 return found
 
-    def _process(self, batch: Batch) -> None:
+    def _process(self, batch: LeasedBatch) -> None:
         began = time.monotonic()
         broken = self._settler.broken
         lanes = {lease: lane for lease, lane in batch.lanes.items() if lease not in broken}
@@ -231,6 +235,7 @@ class Pipeline:
         self._stats = PipelineStats(
             s.batches + 1, s.acked + counts.acked, s.retried + counts.retried, s.rejected + counts.rejected, s.lost + counts.lost,
             s.prepare_seconds + batch.prepare_seconds, s.process_seconds + taken, time.monotonic() - self._began, self._size,
+            s.deferred + counts.deferred,
         )  # fmt: skip
         if self._on_progress is not None:
             self._on_progress(self._stats)
@@ -278,7 +283,7 @@ def _step(messages: int, lanes: int) -> int:
 class _Aside:
     """A call in another thread, with Spark's properties of this one."""
 
-    def __init__(self, call: Callable[[Batch], None], batch: Batch) -> None:
+    def __init__(self, call: Callable[[LeasedBatch], None], batch: LeasedBatch) -> None:
         from pyspark import InheritableThread
 
         self._error: BaseException | None = None
@@ -328,8 +333,8 @@ def pipeline(
     Args:
         queue: open in this program, and kept open.
         process: called with a BatchJob for each message, one after the other within a key. What it raises is a failure: the
-            message is given back and tried again before anything later of its key, by the queue's rules; `strictq.Retry` and
-            `strictq.Reject` say otherwise.
+            message is given back and tried again before anything later of its key, by the queue's rules; `strictq.Retry`,
+            `strictq.Defer` and `strictq.Reject` say otherwise.
         prepare: called with a batch of messages (columns key, seq, body, headers, attempt, enqueued_at), returns one row for each
             of them, in the same order. It may run more than once, and must not have effects. Which message it raises for is found
             out, and counts as a failure of that message, once it is its turn.
@@ -350,14 +355,15 @@ def pipeline(
         InvalidArgument: an argument is out of range or does not fit another; nothing happened.
     Source: docs/howto/spark.md
     """
-    require()
+    need_spark()
     if not isinstance(queue, Queue):
-        raise InvalidArgument(
-            f"pipeline takes an open Queue, not {type(queue).__name__}", hint="with strictq.open(...) as queue:"
-        )
+        raise InvalidArgument(f"pipeline takes an open Queue, not {type(queue).__name__}", hint=hints.GIVE_QUEUE)
     for name, handler in (("process", process), ("prepare", prepare)):
-        if handler is not None and not callable(handler):
-            raise InvalidArgument(f"{name} must be callable, not {type(handler).__name__}")
+        if handler is None and name == "prepare":
+            continue
+        require_runs(name, handler)
+        if is_async(handler):
+            raise InvalidArgument(f"{name} is async, and a pipeline calls plain functions", hint=hints.USE_WORKER)
     for name, value, choices in (
         ("frames", frames, ("arrow", "pandas")),
         ("where", where, ("driver", "executors")),
@@ -375,7 +381,7 @@ def pipeline(
     if consumer is not None:
         validate.name("consumer", consumer)
     if frames == "pandas":
-        need("pandas")
+        need("pandas", "spark")
     from ._batches import prepared_schema
     from ._interpreter import require_interpreter
     from ._running import Stages

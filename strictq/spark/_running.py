@@ -12,12 +12,13 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_type
 
+from .._types import UNSET
 from ..delivery import Delivery, Lease
 from . import _outcomes, ordering
-from ._batches import Batch, Rows, first_line, require_keys, spark_type
-from ._outcomes import FAILED, SKIPPED, UNSET, BatchJob, Outcome, run_lane
+from ._batches import LeasedBatch, Rows, first_line, require_keys, spark_type
+from ._outcomes import ENDS_LANE, FAILED, SKIPPED, BatchJob, Outcome, run_lane
+from ._pipeline_tasks import FAULT, prepare_schema, preparing, processing
 from ._schema import KEY_TYPES, KeyType
-from ._stages import FAULT, prepare_schema, preparing, processing
 
 SPLIT_JOBS_MAX: Final = 64
 """Spark jobs spent on finding the messages that kill their tasks, for each batch and stage."""
@@ -59,14 +60,14 @@ class Stages:
 
     # ---- prepare
 
-    def run_prepare(self, batch: Batch) -> None:
+    def run_prepare(self, batch: LeasedBatch) -> None:
         """Fill in what prepare makes of each message."""
         began = time.monotonic()
         if self.prepare is not None:
             self._prepare_rows(batch, [(lease, d) for lease, lane in batch.lanes.items() for d in lane], Budget())
         batch.prepare_seconds = time.monotonic() - began
 
-    def _prepare_rows(self, batch: Batch, rows: Rows, budget: Budget) -> None:
+    def _prepare_rows(self, batch: LeasedBatch, rows: Rows, budget: Budget) -> None:
         """One Spark job; where it dies, halves, until the messages that kill it are alone."""
         assert self.prepare is not None
         table = batch.table(rows)
@@ -94,11 +95,11 @@ class Stages:
 
     # ---- process
 
-    def run_process(self, batch: Batch, lanes: Lanes) -> dict[Lease, list[Outcome]]:
+    def run_process(self, batch: LeasedBatch, lanes: Lanes) -> dict[Lease, list[Outcome]]:
         """How the handler of each message ended, lane by lane, in order."""
         return self._here(batch, lanes) if self.where == "driver" else self._there(batch, lanes)
 
-    def _here(self, batch: Batch, lanes: Lanes) -> dict[Lease, list[Outcome]]:
+    def _here(self, batch: LeasedBatch, lanes: Lanes) -> dict[Lease, list[Outcome]]:
         def work(lease: Lease) -> list[Outcome]:
             good, rest = _ready(batch, lanes[lease])
             if not good:
@@ -112,7 +113,7 @@ class Stages:
         with ThreadPoolExecutor(self.concurrency, thread_name_prefix="strictq-process") as pool:
             return dict(zip(lanes, pool.map(work, lanes), strict=True))
 
-    def _there(self, batch: Batch, lanes: Lanes) -> dict[Lease, list[Outcome]]:
+    def _there(self, batch: LeasedBatch, lanes: Lanes) -> dict[Lease, list[Outcome]]:
         split = {lease: _ready(batch, lane) for lease, lane in lanes.items()}
         found: dict[tuple[int, int], Outcome] = {}
         self._process_lanes(batch, {lease: good for lease, (good, _) in split.items() if good}, found, Budget())
@@ -120,7 +121,7 @@ class Stages:
             lease: _with_rest([found[batch.numbers[lease], d.seq] for d in good], rest) for lease, (good, rest) in split.items()
         }
 
-    def _process_lanes(self, batch: Batch, lanes: Lanes, found: dict[tuple[int, int], Outcome], budget: Budget) -> None:
+    def _process_lanes(self, batch: LeasedBatch, lanes: Lanes, found: dict[tuple[int, int], Outcome], budget: Budget) -> None:
         """One Spark job; where it dies, half of the lanes, then the first message of a lane, until what kills it is alone."""
         if not lanes:
             return
@@ -173,7 +174,7 @@ class Stages:
             return True
 
 
-def _ready(batch: Batch, lane: list[Delivery]) -> tuple[list[Delivery], list[Outcome]]:
+def _ready(batch: LeasedBatch, lane: list[Delivery]) -> tuple[list[Delivery], list[Outcome]]:
     """A lane's messages up to the first that prepare failed for, and what becomes of the others."""
     for i, d in enumerate(lane):
         found = batch.found(d)
@@ -184,6 +185,6 @@ def _ready(batch: Batch, lane: list[Delivery]) -> tuple[list[Delivery], list[Out
 
 def _with_rest(outcomes: list[Outcome], rest: list[Outcome]) -> list[Outcome]:
     """What prepare failed for counts only where everything before it went well."""
-    if outcomes and outcomes[-1].kind in (FAILED, SKIPPED):
+    if outcomes and outcomes[-1].kind in (*ENDS_LANE, SKIPPED):
         rest = [Outcome(SKIPPED) for _ in rest]
     return [*outcomes, *rest]

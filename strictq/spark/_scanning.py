@@ -4,79 +4,63 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, Final
 
 import attrs
 import pyarrow as pa
 
-from .._store import looking, scan
-from .._store.handed import KEY, LANE
+from .. import _validate as validate
+from .._errors import InvalidArgument
+from .._store.api import MessageRange, PackedColumns
+from ..history._records import CHUNK, record_batch
 from ..queue import Queue
-from . import _fetch
-from ._arrow import Builder, arrow_schema, pack, project, runs
+from . import _block_client
+from ._arrow import SIZE, Builder, arrow_schema, pack, project, runs
+from ._block_protocol import Served, entries, flag, number, text
 from ._options import BatchOptions
-from ._records import CHUNK, record_batch
 from ._schema import KeyType, key_type, read_schema
-from ._served import Served
 
 STORED: Final = {"enqueued_at": "sent_at", "attempt": "attempts"}
 """What the queue calls columns that Spark sees by another name."""
 
-_lane = itemgetter(LANE)
-
 
 @attrs.frozen
 class Scan:
-    """Some lanes of a shard, as they were when the job was planned.
+    """Some messages of a shard, as they were when the job was planned.
 
     Attributes:
-        newest, last_lane: of the plan.
-        segments: (after, last, keyless) each.
+        place: which ones, as the queue says it.
     """
 
     shard: int
     dead: bool
     key_type: KeyType
-    newest: int
-    last_lane: int
-    segments: tuple[scan.Segment, ...]
+    place: tuple[int, ...]
 
     @classmethod
     def planned(cls, queue: Queue, options: BatchOptions) -> Iterator[Scan]:
         """One for each task."""
-        dead = options.state == "dead"
-        for shard in queue._store.shards:
-            plan = scan.plan_shard(shard, dead=dead, per_task=options.partition_messages)
-            for segments in plan.tasks:
-                yield cls(shard.number, dead, options.key_type, plan.newest, plan.last_lane, segments)
+        planned = queue._storage.bulk.plan(dead=options.state == "dead", messages=options.partition_messages)
+        return (cls(part.shard, part.dead, options.key_type, part.place) for part in planned)
 
     @classmethod
     def of(cls, told: Any) -> Scan:
         """From `attrs.asdict`, by way of JSON."""
-        segments = tuple(scan.Segment(int(s["after"]), int(s["last"]), bool(s["keyless"])) for s in told["segments"])
-        kind, newest, last_lane = key_type(told["key_type"]), int(told["newest"]), int(told["last_lane"])
-        return cls(int(told["shard"]), bool(told["dead"]), kind, newest, last_lane, segments)
+        place = tuple(number("place", n) for n in entries("place", told["place"]))
+        kind = key_type(text("key_type", told["key_type"]))
+        return cls(number("shard", told["shard"]), flag("dead", told["dead"]), kind, place)
 
     def batches(self, queue: Queue, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The messages that are still there, with the columns of a schema."""
         builder = Builder(arrow_schema(read_schema(self.key_type, dead=self.dead)), self.key_type, started=0)
-        shard = queue._store.shards[self.shard]
-        skew = queue._store.time.skew()
-        plan = scan.Plan(self.newest, self.last_lane, ())
+        skew = queue._storage.skew
         wanted = {STORED.get(name, name) for name in schema.names}
-        for segment in self.segments:
-            steps = scan.dead(shard, plan, segment) if self.dead else scan.columns(shard, plan, segment, wanted, runs)
-            for rows in steps:
-                if isinstance(rows, scan.Packed):
-                    yield builder.columns(rows, skew, schema)
-                    continue
-                lanes: Iterator[tuple[bytes, list[Any]]] = (
-                    (group[0][KEY], group) for group in (list(found) for _, found in groupby(rows, key=_lane))
-                )
-                for batch, _ in builder.batches(lanes, shard.number, skew):
-                    yield project(batch, schema)
+        part = MessageRange(self.shard, self.dead, self.place)
+        for found in queue._storage.bulk.read(part, wanted, runs, SIZE):
+            if isinstance(found, PackedColumns):
+                yield builder.packed(found, skew, schema)
+            else:
+                yield project(builder.listed(found, skew), schema)
 
 
 @attrs.frozen
@@ -90,18 +74,18 @@ class Records:
     @classmethod
     def planned(cls, queue: Queue, options: BatchOptions) -> Iterator[Records]:
         """One for each task."""
-        for shard in queue._store.shards:
-            oldest = queue.history(shard=shard.number, limit=1)
-            if not oldest:
+        for shard in range(queue.shards):
+            known = queue._storage.bulk.record_numbers(shard)
+            if known is None:
                 continue
-            newest = shard.look(looking.newest_record)
-            for first in range(oldest[0].n, newest + 1, options.partition_messages):
-                yield cls(shard.number, first, min(first + options.partition_messages - 1, newest))
+            oldest, newest = known
+            for first in range(oldest, newest + 1, options.partition_messages):
+                yield cls(shard, first, min(first + options.partition_messages - 1, newest))
 
     @classmethod
     def of(cls, told: Any) -> Records:
         """From `attrs.asdict`, by way of JSON."""
-        return cls(int(told["shard"]), int(told["first"]), int(told["last"]))
+        return cls(number("shard", told["shard"]), number("first", told["first"]), number("last", told["last"]))
 
     def batches(self, queue: Queue, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The records that are still there, with the columns of a schema."""
@@ -120,8 +104,12 @@ KINDS: Final[dict[str, type[Scan | Records]]] = {"lanes": Scan, "records": Recor
 
 def served_batches(queue: Queue, request: Any) -> Iterator[bytes]:
     """What a request of `fetched` asks for, packed: what a block server sends."""
-    what = KINDS[request["kind"]].of(request["what"])
-    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(request["schema"], validate=True)))
+    what = KINDS[text("kind", request["kind"])].of(request["what"])
+    validate.whole("shard", what.shard, 0, queue.shards - 1)
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text("schema", request["schema"]), validate=True)))
+    except (OSError, ValueError, pa.ArrowException) as e:
+        raise InvalidArgument(f"the schema of this request can't be read: {e}") from e
     return (pack(batch) for batch in what.batches(queue, schema))
 
 
@@ -137,5 +125,5 @@ def fetched(served: Served, queue_id: str, what: Scan | Records, schema: pa.Sche
         "what": attrs.asdict(what),
         "schema": base64.b64encode(schema.serialize().to_pybytes()).decode(),
     }
-    for data in _fetch.scanned(served, request):
+    for data in _block_client.scanned(served, request):
         yield pa.ipc.open_stream(data).read_next_batch()

@@ -7,25 +7,24 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-import attrs
-
 from .._errors import ForwardPending, InvalidArgument, LeaseLost, PartialFailure, StrictqError
 from ..delivery import Delivery, Lease
 from ..queue import Queue
-from ._outcomes import DONE, FAILED, REJECTED, SKIPPED, UNSET, Outcome
+from ._outcomes import DEFERRED, DONE, FAILED, REJECTED, SKIPPED, Outcome
 
 
 class Counts:
     """Sums that several threads add to."""
 
     def __init__(self) -> None:
-        self.acked = self.retried = self.rejected = self.lost = 0
+        self.acked = self.retried = self.deferred = self.rejected = self.lost = 0
         self._lock = threading.Lock()
 
-    def add(self, acked: int = 0, retried: int = 0, rejected: int = 0, lost: int = 0) -> None:
+    def add(self, acked: int = 0, retried: int = 0, deferred: int = 0, rejected: int = 0, lost: int = 0) -> None:
         with self._lock:
             self.acked += acked
             self.retried += retried
+            self.deferred += deferred
             self.rejected += rejected
             self.lost += lost
 
@@ -117,6 +116,10 @@ class Settler:
                 d.nack(o.delay, o.reason, output=o.output)
                 counts.add(retried=1)
                 return False
+            if o.kind == DEFERRED:
+                d.defer(o.delay or 0.0)
+                counts.add(deferred=1)
+                return False
             try:
                 with suppress(ForwardPending):  # committed; the sends to other shards arrive by themselves
                     self._commit(d, o)
@@ -133,9 +136,4 @@ class Settler:
 
     def _commit(self, d: Delivery, o: Outcome) -> None:
         with self._queue.transaction(d) as tx:
-            for message in o.sends:
-                tx.send(**attrs.asdict(message, recurse=False))
-            if o.state is not UNSET:
-                tx.key_state = o.state
-            for sql, params in o.statements:
-                tx.execute(sql, params)
+            tx._effects.take(o.effects)

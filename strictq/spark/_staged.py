@@ -5,7 +5,8 @@ Everything here follows from the files alone: whoever opens them again gets the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,16 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .. import _hints as hints
 from .._errors import StoreError
-from .._store import engine
-from .._store.bulk import INLINE_BYTES_MAX, Chunk
-from .._store.send import Item, Options
+from .._files import open_regular
+from .._keys import keyless_by_hash, keyless_lane
+from .._store.api import BulkRows, Item, Options, PlainRows
 from ._columns import OPTIONS, ORDER
 
 PART_ROWS: Final = 50_000
 PART_BYTES: Final = 16 * 1024 * 1024
 """Most rows, and bytes of bodies, of one transaction: how long others wait for the shard's write lock."""
-CHUNK_ROWS: Final = 16_384
 
 
 class Cut(NamedTuple):
@@ -42,7 +43,7 @@ class Cut(NamedTuple):
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class Staged:
+class StagedRows:
     """The rows of a batch, over all of its files."""
 
     def __init__(self, paths: Sequence[tuple[Path, int]]) -> None:
@@ -57,14 +58,14 @@ class Staged:
         for path, rows in paths:
             batches = _read(path)
             if sum(len(b) for b in batches) != rows:
-                raise StoreError(f"the staging file {path.name} is not whole", shard=-1, hint="run the batch again")
+                raise StoreError(f"the staging file {path.name} is not whole", shard=-1, hint=hints.RUN_BATCH_AGAIN)
             self._batches += (b for b in batches if len(b))
         self.rows = sum(len(b) for b in self._batches)
         self._starts = np.cumsum([0, *(len(b) for b in self._batches)])
         sizes = self._column("body", lambda column: pc.binary_length(column), pa.int32())
         self._sizes: Integers = sizes.astype(np.int64)
         self.body_bytes_max = int(self._sizes.max()) if self.rows else 0
-        self._has_options = any(_has(b, name) for b in self._batches for name in OPTIONS)
+        self.has_options = any(_has(b, name) for b in self._batches for name in OPTIONS)
         self.keyless = any(b.column("key").null_count for b in self._batches)
 
     def _column(self, name: str, change: Callable[[Any], Any], kind: Any) -> Any:
@@ -73,7 +74,7 @@ class Staged:
 
     # ---- what goes where
 
-    def parts(self, shard_of: Callable[[bytes], int], cut: Cut) -> dict[int, list[Part]]:
+    def parts(self, shard_of: Callable[[bytes], int], cut: Cut) -> dict[int, list[StagedPart]]:
         """The parts of each shard, in the order in which they are to be sent.
 
         Args:
@@ -83,17 +84,19 @@ class Staged:
             return {}
         codes, keys = self._codes(cut.keyless_lanes)
         shards = np.fromiter((shard_of(key) for key in keys), np.int64, len(keys))
-        # Rows by shard, key, and arrival; then the same with the order column instead of the arrival within a key.
+        # BulkRows by shard, key, and arrival; then the same with the order column instead of the arrival within a key.
         group = shards[codes] * len(keys) + codes
         slots = np.argsort(group, kind="stable")
         rows = slots
         if ORDER in self._batches[0].schema.names:
             rows = np.lexsort((np.arange(self.rows), self._order(), group))
         shard_of_row = shards[codes[rows]]
-        found: dict[int, list[Part]] = {}
+        found: dict[int, list[StagedPart]] = {}
         for shard in np.unique(shard_of_row).tolist():
             lo, hi = np.searchsorted(shard_of_row, [shard, shard + 1]).tolist()
-            found[shard] = [Part(self, keys, codes[rows[a:b]], rows[a:b], slots[a:b]) for a, b in self._cut(rows[lo:hi], lo, cut)]
+            found[shard] = [
+                StagedPart(self, keys, codes[rows[a:b]], rows[a:b], slots[a:b]) for a, b in self._cut(rows[lo:hi], lo, cut)
+            ]
         return found
 
     def _codes(self, keyless_lanes: int) -> tuple[Integers, list[bytes]]:
@@ -104,7 +107,7 @@ class Staged:
         codes: Integers = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
         if self.keyless:
             alone = np.flatnonzero(codes < 0)
-            lanes = [engine.keyless_lane(n) for n in range(keyless_lanes)]
+            lanes = [keyless_lane(n) for n in range(keyless_lanes)]
             codes[alone] = len(keys) + np.arange(len(alone)) % keyless_lanes
             if any(_has(b, "dedup_id") for b in self._batches):
                 lanes += self._by_dedup(alone, codes, len(keys) + len(lanes))
@@ -117,7 +120,7 @@ class Staged:
         for row in alone.tolist():
             options = self.options(row)
             if options is not None and options.dedup_id is not None:
-                lane = engine.keyless_by_hash(options.dedup_id)
+                lane = keyless_by_hash(options.dedup_id)
                 codes[row] = first + known.setdefault(lane, len(known))
         return list(known)
 
@@ -154,11 +157,6 @@ class Staged:
         back[np.concatenate(order)] = np.arange(len(rows))
         return pa.concat_arrays(taken).take(pa.array(back)).to_numpy(zero_copy_only=False)
 
-    def apart(self, rows: Integers) -> list[int]:
-        """Which of these have a body that is kept in a table of its own."""
-        places: list[int] = np.flatnonzero(self._sizes[rows] > INLINE_BYTES_MAX).tolist()
-        return places
-
     def options(self, row: int) -> Options | None:
         """The options of one row; None: it has none."""
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
@@ -170,7 +168,7 @@ class Staged:
 
     def all_options(self, rows: Integers) -> list[Options | None]:
         """The options of these rows."""
-        if not self._has_options:
+        if not self.has_options:
             return [None] * len(rows)
         found: list[Options | None] = [None] * len(rows)
         for places, batch, at in self._by_batch(rows):
@@ -196,62 +194,36 @@ class Staged:
 
 
 @attrs.define(eq=False)
-class Part:
+class StagedPart:
     """Some rows of one shard, grouped by key: one transaction.
 
-    Attributes:
+    Args:
+        codes: of each row the number of its key in `all_keys`.
         rows: which rows, group by group, in the order of each group's sequence.
         slots: the arrival of each: those of its group, ascending.
     """
 
-    _staged: Staged
+    _staged: StagedRows
     _all_keys: list[bytes]
     _codes: Integers
     _rows: Integers
     _slots: Integers
-    _begins: Integers = attrs.field(init=False)
-    _ranks: Integers = attrs.field(init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self._begins = np.flatnonzero(np.diff(self._codes, prepend=-1))
-        self._ranks = np.empty(len(self._slots), np.int64)
-        self._ranks[np.argsort(self._slots, kind="stable")] = np.arange(len(self._slots))
-
-    @property
-    def count(self) -> int:
-        return len(self._rows)
-
-    @property
-    def plain(self) -> bool:
-        """No message of it has options."""
-        return not self._staged._has_options
-
-    @property
-    def keys(self) -> list[bytes]:
-        return [self._all_keys[code] for code in self._codes[self._begins].tolist()]
-
-    @property
-    def firsts(self) -> list[int]:
-        firsts: list[int] = self._ranks[self._begins].tolist()
-        return firsts
-
-    def chunks(self, lanes: list[int], tails: list[int], arrival: int) -> Iterable[Chunk]:
-        group = np.zeros(self.count, np.int64)
-        group[self._begins[1:]] = 1
-        group = np.cumsum(group)
-        lane = np.array(lanes, np.int64)[group]
-        seq = np.array(tails, np.int64)[group] + 1 + np.arange(self.count) - self._begins[group]
-        order = np.argsort(lane, kind="stable")
-        lane, seq, ids, rows = lane[order], seq[order], (arrival + 1 + self._ranks)[order], self._rows[order]
-        bodies = self._staged.bodies(rows)
-        for a in range(0, self.count, CHUNK_ROWS):
-            b = a + CHUNK_ROWS
-            apart = self._staged.apart(rows[a:b])
-            yield Chunk(lane[a:b].tolist(), seq[a:b].tolist(), ids[a:b].tolist(), bodies[a:b].tolist(), apart)
-
-    def items(self) -> list[Item]:
-        """The same messages one by one, in the order of arrival."""
+    def rows(self) -> BulkRows:
+        """The messages: in columns, where none of them has options."""
         order = np.argsort(self._slots, kind="stable")
+        return self._items(order) if self._staged.has_options else self._columns(order)
+
+    def _columns(self, order: Integers) -> PlainRows:
+        places = np.empty(len(order), np.int64)
+        places[order] = np.arange(len(order))
+        begins = np.flatnonzero(np.diff(self._codes, prepend=-1))
+        keys = [self._all_keys[code] for code in self._codes[begins].tolist()]
+        counts = np.diff(begins, append=len(order)).tolist()
+        return PlainRows(keys, counts, places.tolist(), self._staged.bodies(self._rows).tolist())
+
+    def _items(self, order: Integers) -> list[Item]:
+        """One by one, in the order of arrival."""
         rows = self._rows[order]
         options = self._staged.all_options(rows)
         keys = [self._all_keys[code] for code in self._codes[order].tolist()]
@@ -265,13 +237,14 @@ def _has(batch: pa.RecordBatch, name: str) -> bool:
 
 def _read(path: Path) -> list[pa.RecordBatch]:
     try:
+        os.close(open_regular(path, os.O_RDONLY))  # opening a FIFO as Arrow does would wait for ever
         # The map stays open as long as a batch of it is used.
         with pa.ipc.open_stream(pa.memory_map(str(path), "rb")) as reader:
             return list(reader)
     except FileNotFoundError as e:
         raise StoreError(
             f"the staging file {path} is missing", shard=-1, cause=e,
-            hint="executors that do not have the driver's files need strictq.spark.serve; if they have them, run the batch again",
+            hint=hints.EXECUTORS_OR_AGAIN,
         ) from e  # fmt: skip
     except (pa.ArrowInvalid, OSError) as e:
         raise StoreError(f"the staging file {path.name} can't be read: {e}", shard=-1, cause=e) from e

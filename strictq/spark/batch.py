@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from ..opening import open as open_queue
-from . import _served
+from . import _block_protocol
 from ._arrow import arrow_schema
 from ._opened import looking, settle
 from ._options import BatchOptions
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Piece(InputPartition):
+class TableTask(InputPartition):
     """What one task reads, as it was when the job was planned.
 
     Attributes:
@@ -31,7 +31,7 @@ class Piece(InputPartition):
     path: str
     queue_id: str
     what: Scan | Records
-    server: _served.Served | None
+    server: _block_protocol.Served | None
 
 
 class BatchReader(DataSourceReader):
@@ -44,13 +44,13 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        server = _served.find(self._server, options.path)
+        server = _block_protocol.find(self._server, options.path)
         kind = Records if options.state == "history" else Scan
         with open_queue(options.path, read_only=True) as queue:
-            return [Piece(options.path, queue.queue_id, what, server) for what in kind.planned(queue, options)]
+            return [TableTask(options.path, queue.queue_id, what, server) for what in kind.planned(queue, options)]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        if not isinstance(partition, Piece):
+        if not isinstance(partition, TableTask):
             return  # where there is no task, Spark makes one without a partition
         schema = arrow_schema(self._schema)
         if partition.server is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from .. import _hints as hints
 from .. import _validate as validate
 from .._errors import InvalidArgument
-from ._extra import require
+from .._extras import need_spark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,14 +34,14 @@ def ordered(df: DataFrame, *, key: str = "key", order_by: str = "seq", partition
         MissingExtra: pyspark or pyarrow is not installed.
     Source: docs/explanation/spark.md
     """
-    require()
+    need_spark()
     from ._columns import BYTES, ORDERED, WHOLE
 
     for name in (key, order_by):
         found = [field.dataType for field in df.schema.fields if field.name == name]
         if len(found) != 1:
             there = ", ".join(df.columns)
-            raise InvalidArgument(f"there must be one column {name}, not {len(found)}", hint=f"the columns are {there}")
+            raise InvalidArgument(f"there must be one column {name}, not {len(found)}", hint=hints.COLUMNS_ARE.of(columns=there))
         kinds = (*BYTES, *WHOLE) if name == key else ORDERED
         if not isinstance(found[0], kinds):
             raise InvalidArgument(f"rows can't be ordered by the column {name} of type {found[0].simpleString()}")

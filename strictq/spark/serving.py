@@ -17,13 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from .. import _files as files
+from .. import _hints as hints
 from .. import _validate as validate
 from .._errors import ConfigError, InvalidArgument, QueueNotFound, StoreError, StrictqError
-from .._store import catalog, files
+from .._extras import need_spark
+from .._store.api import Storage
 from ..queue import Queue
-from . import _served
-from ._extra import require
-from ._served import Served
+from . import _block_protocol
+from ._block_protocol import Served
 
 try:
     import fcntl
@@ -139,8 +141,8 @@ class BlockServer:
         if said.strip() != "{}":
             self._end(process)
             if said:
-                raise _served.told(said.encode())
-            raise StrictqError(f"the block server did not start: it ended with {process.returncode}", hint="see its stderr")
+                raise _block_protocol.told(said.encode())
+            raise StrictqError(f"the block server did not start: it ended with {process.returncode}", hint=hints.SEE_STDERR)
         return process
 
     @staticmethod
@@ -221,28 +223,28 @@ def serve(
         ConfigError: it can't listen there, or the certificate can't be used.
     Source: docs/howto/spark-cluster.md
     """
-    require()
+    need_spark()
     path = Path(os.path.realpath(queue.path if isinstance(queue, Queue) else queue))
-    if not files.find(path):
-        raise QueueNotFound(f"there is no queue at {path}", hint="make it with strictq.open(path)")
+    known = Storage.facts(path)
+    if known is None:
+        raise QueueNotFound(f"there is no queue at {path}", hint=hints.MAKE_QUEUE)
     validate.whole("port", port, 0, 65_535)
     validate.microseconds("wait_seconds", wait_seconds)
     if wait_seconds > 86_400:
         raise InvalidArgument(f"wait_seconds must be at most 86,400, not {wait_seconds!r}")
     if announce is None and host in _EVERYWHERE:
-        raise InvalidArgument(f"executors can't connect to {host!r}", hint="give announce, too: the host that they connect to")
+        raise InvalidArgument(f"executors can't connect to {host!r}", hint=hints.GIVE_ANNOUNCE)
     if token is not None and not (isinstance(token, str) and _TOKEN.fullmatch(token)):
-        raise InvalidArgument("a token must have 16 to 512 letters, digits or ._~+/=-", hint="secrets.token_urlsafe() makes one")
+        raise InvalidArgument("a token must have 16 to 512 letters, digits or ._~+/=-", hint=hints.MAKE_TOKEN)
     if certificate is None and (private_key is not None or authority is not None):
         raise InvalidArgument("private_key and authority need a certificate")
     tls, trusted = (None, None) if certificate is None else _certified(certificate, private_key, authority)
-    queue_id = catalog.read(path).queue_id
     listening = _listen(host, port)
     try:
         port = listening.getsockname()[1]
         token = token or secrets.token_urlsafe(32)
         served = Served(str(path), announce or host, port, token, trusted, float(wait_seconds))
-        return BlockServer(served, queue_id, listening, tls)
+        return BlockServer(served, known.queue_id, listening, tls)
     except BaseException:
         listening.close()
         raise
@@ -254,8 +256,8 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server(where[:2], family=family, backlog=BACKLOG)
     except OSError as e:
         raise ConfigError(
-            f"the block server can't listen at {_served.address(host, port)}: {e.strerror or e}",
-            hint="host must be an address of this machine, and nothing else may listen at that port",
+            f"the block server can't listen at {_block_protocol.address(host, port)}: {e.strerror or e}",
+            hint=hints.HOST_AND_PORT,
         ) from e
 
 
@@ -280,7 +282,7 @@ def _certified(
     except (OSError, ValueError) as e:
         raise ConfigError(
             f"the block server can't use this certificate: {e}",
-            hint="PEM files are needed: a certificate, its private key without a password, and the authority that signed it",
+            hint=hints.GIVE_PEM,
         ) from e
     return (chain, key), trusted
 
@@ -303,7 +305,7 @@ def _publish(served: Served) -> tuple[Path, int]:
         fd = os.open(making, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o600)
         if fcntl is not None:
             fcntl.flock(fd, fcntl.LOCK_EX)  # before it has the name by which it may be removed
-        _served.write(fd, served)
+        _block_protocol.write(fd, served)
         os.rename(making, file)
     except OSError as e:
         raise StoreError(f"{directory} can't be written: {e.strerror or e}", shard=-1, cause=e) from e
@@ -313,8 +315,8 @@ def _publish(served: Served) -> tuple[Path, int]:
 def _remove_if_dead(file: Path) -> None:
     if fcntl is None:
         return
-    with suppress(OSError):
-        fd = os.open(file, os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
+    with suppress(OSError, StoreError):
+        fd = files.open_regular(file, os.O_RDWR)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.unlink()

@@ -18,16 +18,16 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from .. import _hints as hints
 from .. import _validate as validate
 from .._errors import InvalidArgument, QueueNotFound, StoreError
-from .._store import applied, catalog, files
-from .._store.applied import Token
-from .._store.staging import Staging, failure, new_run
+from .._files import failure
+from .._store.api import Staging, Storage, Token, new_run
 from ..opening import open as open_queue
-from ._apply import File, apply, finish_others
+from ._apply import StagedFile, apply, finish_others
+from ._block_client import RemoteStaging, Upload
+from ._block_protocol import Served, find
 from ._columns import Layout, layout, staged
-from ._fetch import RemoteStaging, Upload
-from ._served import Served, find
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -41,7 +41,7 @@ BATCH_ID: Final = "streaming.sql.batchId"
 
 
 @attrs.frozen
-class Staged(WriterCommitMessage):
+class TaskCommit(WriterCommitMessage):
     """What a task tells the commit: the file that it wrote.
 
     Attributes:
@@ -89,22 +89,22 @@ def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -
         InvalidArgument, QueueNotFound, StoreError: it can't be written so; nothing changed.
     """
     if overwrite:
-        hint = 'use .mode("append"), or .outputMode("append") for a stream; q.purge() empties a queue'
+        hint = hints.APPEND_ONLY
         raise InvalidArgument("a queue can't be overwritten", hint=hint)
     known = {*OF_SPARK, *(name.lower() for name in OPTIONS)}
     for name in options:
         if name.lower() not in known and not name.lower().startswith(("spark.", "__")):
-            raise InvalidArgument(f"there is no option {name}", hint=f"the options are {', '.join(OPTIONS)}")
+            raise InvalidArgument(f"there is no option {name}", hint=hints.OPTIONS_ARE.of(options=", ".join(OPTIONS)))
     text = options.get("path")
     if not text or "\0" in text:
-        raise InvalidArgument("the option path is missing", hint='.option("path", "…") names the queue\'s directory')
+        raise InvalidArgument("the option path is missing", hint=hints.OPTION_PATH)
     on_mismatch = options.get("onMismatch", "fail").lower()
     if on_mismatch not in ON_MISMATCH:
         raise InvalidArgument(f"the option onMismatch must be {' or '.join(ON_MISMATCH)}, not {on_mismatch!r}")
     path = Path(os.path.realpath(text))
-    if not files.find(path):
-        raise QueueNotFound(f"there is no queue at {path}", hint="make it with strictq.open(path) in the driver program")
-    known_queue = catalog.read(path)
+    known_queue = Storage.facts(path)
+    if known_queue is None:
+        raise QueueNotFound(f"there is no queue at {path}", hint=hints.MAKE_QUEUE_IN_DRIVER)
     columns = layout(schema, options.get("orderBy"), known_queue.config)
     server = find(options.get("server"), str(path))
     return Target(path, known_queue.queue_id, columns, on_mismatch == "skip", new_run(), server)
@@ -143,7 +143,7 @@ class Output:
             self._place.drop([self.name])
 
 
-def stage(target: Target, token: Token, partition: int, batches: Iterator[RecordBatch]) -> Staged:
+def stage(target: Target, token: Token, partition: int, batches: Iterator[RecordBatch]) -> TaskCommit:
     """Write the rows of one task to a file of its own. What is not whole is deleted, unless the process is killed."""
     output = Output(target.staging(token.writer), token.number, target.run)
     try:
@@ -157,20 +157,20 @@ def stage(target: Target, token: Token, partition: int, batches: Iterator[Record
     except BaseException:
         output.discard()
         raise
-    return Staged(token.writer, token.number, target.run, partition, output.name, output.rows)
+    return TaskCommit(token.writer, token.number, target.run, partition, output.name, output.rows)
 
 
 def commit(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Make what the tasks staged messages of the queue: all of it, once."""
-    done = sorted((m for m in messages if isinstance(m, Staged)), key=lambda m: m.partition)
+    done = sorted((m for m in messages if isinstance(m, TaskCommit)), key=lambda m: m.partition)
     if len(done) != len(messages):
-        raise StoreError("a task has not told what it wrote; nothing was written", shard=-1, hint="run the batch again")
+        raise StoreError("a task has not told what it wrote; nothing was written", shard=-1, hint=hints.RUN_BATCH_AGAIN)
     if not done:
         return
     token = Token(done[0].writer, done[0].number)
     with open_queue(target.path, create=False) as queue:
         finish_others(queue)
-        files = [File(m.name, m.rows) for m in done if m.name is not None]
+        files = [StagedFile(m.name, m.rows) for m in done if m.name is not None]
         apply(queue, token, files, skip_others=target.skip_others)
 
 
@@ -180,7 +180,7 @@ def abort(target: Target, token: Token, run: str) -> None:
     Spark aborts after a commit that failed, too. If the batch was decided by then, whoever goes on with it needs the files.
     """
     with open_queue(target.path, create=False) as queue:
-        known = applied.look(queue._store, token)
+        known = queue._storage.bulk.known(token)
     if known is None or known.whole:
         place = Staging(target.path, token.writer)
         place.drop_run(token.number, run)
@@ -195,12 +195,12 @@ class BatchWriter(DataSourceArrowWriter):
         if not job:
             raise InvalidArgument(
                 "the option jobId is missing",
-                hint="name this write, and name it the same when it is run again: its rows are then written once",
+                hint=hints.NAME_WRITE,
             )
         self._token = Token.job(validate.name("jobId", job))
         self._target = target(options, schema, overwrite=overwrite)
 
-    def write(self, iterator: Iterator[RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskCommit:
         return stage(self._target, self._token, _task().partitionId(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -217,7 +217,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         self._target = target(options, schema, overwrite=overwrite)
 
-    def write(self, iterator: Iterator[RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskCommit:
         task = _task()
         query, number = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
         if query is None or number is None:
@@ -225,13 +225,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return stage(self._target, Token.query(query, int(number)), task.partitionId(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        if any(isinstance(m, Staged) and m.number != batchId for m in messages):
+        if any(isinstance(m, TaskCommit) and m.number != batchId for m in messages):
             raise StoreError(f"tasks of another batch came with batch {batchId}; nothing was written", shard=-1)
         commit(self._target, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         # Where no task has told what it wrote, the files are deleted with the next try at the batch.
-        for writer, run in {(m.writer, m.run) for m in messages if isinstance(m, Staged)}:
+        for writer, run in {(m.writer, m.run) for m in messages if isinstance(m, TaskCommit)}:
             abort(self._target, Token(writer, batchId), run)
 
 

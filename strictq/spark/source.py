@@ -14,12 +14,13 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from .. import _hints as hints
 from .._errors import HandoutGone, ServerUnreachable
-from .._handouts import HANDOUT_MESSAGES_MAX, Handouts, read_block, rejected
-from .._store.handing import Part
+from .._handouts import HANDOUT_MESSAGES_MAX, Holder, read_block, rejected
+from .._store.api import Part
 from ..opening import open as open_queue
 from ..queue import Queue
-from . import _fetch, _served
+from . import _block_client, _block_protocol
 from ._arrow import Builder, arrow_schema, encoder, unpack
 from ._opened import looking, settle
 from ._options import StreamOptions
@@ -43,7 +44,7 @@ class Blocks(InputPartition):
     consumer: str
     n: int
     blocks: tuple[tuple[int, int, int], ...]
-    server: _served.Served | None
+    server: _block_protocol.Served | None
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -52,15 +53,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = StreamOptions.of(options, schema)
         self._server = options.get("server")
-        self._served: _served.Served | None = None
+        self._served: _block_protocol.Served | None = None
         self._schema = schema
         self._queue: Queue | None = None
-        self._held: Handouts | None = None
+        self._held: Holder | None = None
         self._arrived: dict[int, int] | None = None
 
     # ---- in the process of the query
 
-    def _handouts(self) -> Handouts:
+    def _handouts(self) -> Holder:
         """The consumer, held from the first call on."""
         if self._held is None:
             options = self._options
@@ -68,8 +69,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 # With all columns, whatever this query wants: another one may have to repeat its batches.
                 builder = Builder(arrow_schema(read_schema(options.key_type)), options.key_type)
-                encode = encoder(builder, queue._store.time.skew)
-                held = Handouts(queue, options.consumer, encode, keep=options.keep, packed=True)
+                encode = encoder(builder, lambda: queue._storage.skew)
+                held = Holder(queue, options.consumer, encode, keep=options.keep, packed=True)
                 held.attach(options.wait_seconds)
             except BaseException:
                 queue.close()
@@ -101,8 +102,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if offset.get(what) != ours:
                 raise HandoutGone(
                     f"the checkpoint is of {what} {offset.get(what)!r}, and this is {ours!r}",
-                    hint="give the query the checkpoint that belongs to it, or a new one: it begins after the last "
-                    "acknowledged batch",
+                    hint=hints.OWN_CHECKPOINT,
                 )
         return int(offset["n"])
 
@@ -148,10 +148,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if blocks:
             yield Blocks(options.path, queue_id, options.consumer, n, tuple(blocks), server)
 
-    def _find_server(self) -> _served.Served | None:
+    def _find_server(self) -> _block_protocol.Served | None:
         """The server as it is now: another one may have taken its place. While there is none, tasks wait for it where it was."""
         try:
-            self._served = _served.find(self._server, self._options.path)
+            self._served = _block_protocol.find(self._server, self._options.path)
         except ServerUnreachable:
             if self._served is None:
                 raise
@@ -180,7 +180,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         schema = arrow_schema(self._schema)
         consumer, n = partition.consumer, partition.n
         if partition.server is not None:
-            for data in _fetch.blocks(partition.server, partition.queue_id, consumer, n, partition.blocks):
+            for data in _block_client.blocks(partition.server, partition.queue_id, consumer, n, partition.blocks):
                 yield unpack(data, schema, ())
             return
         queue = looking(partition.path, partition.queue_id)

@@ -11,6 +11,7 @@ from weakref import WeakMethod
 
 import attrs
 
+from .. import _hints as hints
 from .._clock import MICROSECONDS
 from .._errors import InvalidArgument
 
@@ -123,7 +124,7 @@ class FakeClock:
             InvalidArgument: seconds is negative; nothing moved.
         """
         if not seconds >= 0.0:
-            raise InvalidArgument(f"time goes forward only, not by {seconds!r} s", hint="jump_wall() sets the wall clock back")
+            raise InvalidArgument(f"time goes forward only, not by {seconds!r} s", hint=hints.JUMP_WALL)
         self._move(round(seconds * MICROSECONDS))
 
     def _move(self, step: int) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Literal
 
 import attrs
 
+from .. import _hints as hints
 from .._errors import InvalidArgument
+from .._handlers import is_async, require_ran, require_runs
 from ..queue import Queue
 from .clock import DAY_SECONDS, FakeClock
 from .machine import clock_of, plain
@@ -23,7 +24,7 @@ class Drained:
     """What `drain` did.
 
     Attributes:
-        acked, retried, rejected: messages.
+        acked, retried, rejected, deferred: messages.
         failures: (key, seq, attempt, reason) of every attempt that failed, in order; the last one of a poison message, too.
         seconds: how much of the queue's time was skipped.
     """
@@ -33,6 +34,7 @@ class Drained:
     rejected: int
     failures: list[tuple[Any, int, int, str]]
     seconds: float
+    deferred: int = 0
 
 
 def drain(
@@ -54,12 +56,12 @@ def drain(
     Args:
         queue: a Queue, or an AsyncQueue outside of an event loop; with a FakeClock, if time is to be skipped.
         process, prepare: handlers, as for Worker; each is given a Job.
-        failures: "raise": the first exception of a handler, other than Retry and Reject, ends it and is raised; its message
-            was given back. "retry": as in production, until it is dead.
+        failures: "raise": the first exception of a handler, other than Retry, Defer and Reject, ends it and is raised; its
+            message was given back. "retry": as in production, until it is dead.
         skip: False: leave what is delayed, or held by others, alone.
         seconds_max: most time that may be skipped.
         messages_max: most messages handled.
-        worker: further arguments of Worker; executor="process" needs failures="retry".
+        worker: further arguments of Worker. There is no breaker unless you give one. executor="process" needs failures="retry".
     Returns:
         What it did.
     Raises:
@@ -69,7 +71,7 @@ def drain(
     from ..worker.worker import _in_event_loop
 
     if _in_event_loop():
-        raise InvalidArgument("drain() would block the event loop of this thread", hint="use `await drain_async(...)`")
+        raise InvalidArgument("drain() would block the event loop of this thread", hint=hints.AWAIT_DRAIN)
     driving = _Driving(queue, process, prepare, failures, skip, seconds_max, messages_max, worker)
     while driving.goes_on():
         driving.worker().run(drain=True)
@@ -105,17 +107,20 @@ def run_until_idle(queue: Any, consumer: Callable[[], object], *, seconds_max: f
         queue: with a FakeClock.
         seconds_max: most time that may be skipped.
     Raises:
-        InvalidArgument: the queue runs on the machine's clock; nothing happened.
+        InvalidArgument: the queue runs on the machine's clock, or consumer is a function with a yield in it, or an async one;
+            nothing happened.
         AssertionError: it is not idle after seconds_max.
     """
+    require_runs("consumer", consumer)
     with clock_of(queue).skipping(until_idle=True, seconds_max=seconds_max):
-        consumer()
+        require_ran("consumer", consumer())
 
 
 async def run_until_idle_async(
     queue: Any, consumer: Callable[[], Awaitable[object]], *, seconds_max: float = DAY_SECONDS
 ) -> None:
     """The same for an async consumer: `await run_until_idle_async(q, consume_orders)`."""
+    require_runs("consumer", consumer)
     with clock_of(queue).skipping(until_idle=True, seconds_max=seconds_max):
         await consumer()
 
@@ -139,19 +144,20 @@ class _Driving:
         if failures == "raise" and options.get("executor") == "process":
             raise InvalidArgument(
                 "what a handler raises in another process can't be raised here",
-                hint="use failures='retry', and look at .failures",
+                hint=hints.RETRY_FAILURES,
             )
         self._queue: Queue = plain(queue)
         self._clock: FakeClock | None = clock_of(queue) if skip else None
         self._process, self._prepare = (_watched(self, h) if failures == "raise" else h for h in (process, prepare))
         self._hook = options.pop("on_event", None)
-        self._options = {"concurrency": 1, **options}
+        # A breaker would keep messages that fail from becoming dead letters, which is what most tests want to see.
+        self._options = {"concurrency": 1, "breaker": None, **options}
         self._seconds_max, self._messages_max = seconds_max, messages_max
         self._lock = threading.Lock()  # the hook is called in several threads
         self._worker: Any = None
         self._error: BaseException | None = None
         self._handled = 0
-        self._counts = {"acked": 0, "retried": 0, "rejected": 0}
+        self._counts = {"acked": 0, "retried": 0, "rejected": 0, "deferred": 0}
         self._failures: list[tuple[Any, int, int, str]] = []
         self._skipped = 0
 
@@ -160,7 +166,19 @@ class _Driving:
         from ..worker import Worker
 
         self._worker = Worker(self._queue, self._process, self._prepare, on_event=self._tell, **self._options)
+        if self._clock is not None:
+            self._worker._driver = self
         return self._worker
+
+    def now(self) -> float:
+        """The time by which a breaker goes."""
+        assert self._clock is not None
+        return self._clock.boot() / 1_000_000
+
+    def skip(self, seconds: float) -> None:
+        """A breaker is open, and there is nothing to do before it tries again."""
+        assert self._clock is not None
+        self._move(self._clock, round(seconds * 1_000_000) + 1)
 
     def _tell(self, event: Any) -> None:
         kind = "retried" if event.kind == "poison" else event.kind
@@ -168,7 +186,7 @@ class _Driving:
             with self._lock:
                 self._counts[kind] += 1
                 self._handled += 1
-                if kind != "acked":
+                if kind in ("retried", "rejected"):
                     self._failures.append((event.key, event.seq, event.attempt, event.detail))
             if self._handled >= self._messages_max:
                 self._worker.stop()
@@ -192,16 +210,18 @@ class _Driving:
         return self._clock is not None and self._skip(self._clock)
 
     def _skip(self, clock: FakeClock) -> bool:
-        store = self._queue._store
-        at, now = store.soonest(), store.now()
+        storage = self._queue._client.storage
+        at, now = storage.soonest(), storage.now()
         if at is None or at <= now:
             return False  # what is due already, and was not taken, is not for this worker: it asked for other keys
-        step = at - now
+        self._move(clock, at - now)
+        return True
+
+    def _move(self, clock: FakeClock, step: int) -> None:
         self._skipped += step
         if self._skipped > self._seconds_max * 1_000_000:
             raise AssertionError(f"not idle after {self._seconds_max:,.0f} s of the queue's time: {self._busy()}")
         clock.advance(step / 1_000_000)
-        return True
 
     def _busy(self) -> str:
         return "; ".join(
@@ -214,17 +234,17 @@ class _Driving:
 
 
 def _watched(driving: _Driving, handler: Any) -> Any:
-    """The handler, with its exceptions seen. Retry and Reject are not failures but answers."""
+    """The handler, with its exceptions seen. Retry, Defer and Reject are not failures but answers."""
     if not callable(handler):
         return handler  # Worker says what is wrong with it
-    from ..worker import Reject, Retry
+    from ..worker import Defer, Reject, Retry
 
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004
+    if is_async(handler):
 
         async def watched(job: Any) -> Any:
             try:
-                return await handler(job)
-            except (Retry, Reject):
+                return require_ran("the handler", await handler(job))
+            except (Retry, Defer, Reject):
                 raise
             except Exception as e:
                 driving.failed(e)
@@ -234,8 +254,8 @@ def _watched(driving: _Driving, handler: Any) -> Any:
 
         def watched(job: Any) -> Any:  # type: ignore[misc]
             try:
-                return handler(job)
-            except (Retry, Reject):
+                return require_ran("the handler", handler(job))
+            except (Retry, Defer, Reject):
                 raise
             except Exception as e:
                 driving.failed(e)

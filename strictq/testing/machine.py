@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from .. import _hints as hints
 from .. import opening
 from .._config import QueueConfig
 from .._errors import InvalidArgument
@@ -31,15 +32,16 @@ def open(
         path: a directory, or ":memory:".
         clock: default a new one; `clock_of(q)` gives it.
         durability: default "process": tests cut no power, and an fsync for each commit takes time.
-        settings: of the QueueConfig, by name. At reopen they must agree with what is stored; give none to take that.
+        settings: of the QueueConfig, by name. At reopen those given must agree with what is stored.
     Raises:
-        ConfigError: an unknown setting, or one that is out of range; nothing changed.
+        ConfigError: an unknown setting, one that is out of range, or one that is stored otherwise; nothing changed.
     """
     return opening.open(
         path,
         shards=shards,
         durability=durability or "process",
         config=QueueConfig().evolve(**settings) if settings else None,
+        on_config_mismatch="error",
         clock=clock or FakeClock(),
     )
 
@@ -84,11 +86,11 @@ def clock_of(queue: Any) -> FakeClock:
     Raises:
         InvalidArgument: it runs on the machine's clock.
     """
-    clock = plain(queue)._store.clock
+    clock = plain(queue)._client.storage.clock
     if not isinstance(clock, FakeClock):
         raise InvalidArgument(
             "this queue runs on the machine's own clock",
-            hint="open it with strictq.testing.open(), or strictq.open(..., clock=FakeClock())",
+            hint=hints.USE_FAKE_CLOCK,
         )
     return clock
 
@@ -137,17 +139,17 @@ class Machine:
         """
         if queue is None:
             while self._opened:
-                self._opened.pop()._store.die()
+                self._opened.pop()._client.storage.die()
             return
         inner = plain(queue)
         if inner.path == ":memory:":
             raise InvalidArgument(
-                "a queue in memory dies with its process: there is nothing to open again", hint="use machine.open()"
+                "a queue in memory dies with its process: there is nothing to open again", hint=hints.MACHINE_OPEN
             )
         if inner not in self._opened:
             raise InvalidArgument("this queue was not opened by this machine, or has crashed already")
         self._opened.remove(inner)
-        inner._store.die()
+        inner._client.storage.die()
 
     def reboot(self, down_seconds: float = 0.0) -> None:
         """Every process dies, and the machine starts again: all leases are over, and time goes on by the wall clock.

@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from .._keys import Key
-from .job import Job, Retry
+from .job import Defer, Job, Retry
 
 RETRY_CODE: Final = 75
 """EX_TEMPFAIL of sysexits.h: try again later."""
+DEFER_CODE: Final = 69
+"""EX_UNAVAILABLE of sysexits.h: a service is unavailable. Postpones the message, if the worker was given a delay for it."""
 POLL_SECONDS: Final = 0.05
 SAID_BYTES_MAX: Final = 2000
 """How much of the end of a command's stderr is kept with the message."""
 
 
 class CommandFailed(Exception):
-    """The command ended with an exit code other than 0 and 75, or by a signal."""
+    """The command ended by a signal, or with an exit code that means neither done nor retry nor defer."""
 
     speaks_for_itself = True
 
@@ -31,12 +33,14 @@ class CommandFailed(Exception):
 class Command:
     """Runs a command for each job; waits for it, and ends it with everything it started when the job is cancelled."""
 
-    def __init__(self, arguments: Sequence[str], queue: str) -> None:
+    def __init__(self, arguments: Sequence[str], queue: str, *, defer_seconds: float | None = None) -> None:
+        """Args: defer_seconds: how long exit code 69 postpones a message; None: it fails, as with any other code."""
         self._arguments = list(arguments)
         self._queue = queue
+        self._defer_seconds = defer_seconds
 
     def process(self, job: Job) -> None:
-        """A process handler: exit code 0 acks, 75 retries, anything else fails."""
+        """A process handler: exit code 0 acks, 75 retries, 69 may defer, anything else fails."""
         self._run(job, None)
 
     def prepare(self, job: Job) -> IO[bytes]:
@@ -68,7 +72,7 @@ class Command:
             except BaseException:
                 _end(process)
                 raise
-            _judge(process.returncode, _tail(said), job)
+            _judge(process.returncode, _tail(said), job, self._defer_seconds)
 
     @staticmethod
     def _wait(process: subprocess.Popen[bytes], job: Job) -> None:
@@ -110,7 +114,7 @@ def _key(key: Key) -> tuple[str, bytes]:
     return type(key).__name__, str(key).encode()
 
 
-def _judge(code: int, said: str, job: Job) -> None:
+def _judge(code: int, said: str, job: Job, defer_seconds: float | None) -> None:
     if said:
         sys.stderr.write(said)
         sys.stderr.flush()
@@ -119,6 +123,8 @@ def _judge(code: int, said: str, job: Job) -> None:
         return
     if code == RETRY_CODE:
         raise Retry(reason=said.strip() or f"the command ended with {RETRY_CODE}")
+    if code == DEFER_CODE and defer_seconds is not None:
+        raise Defer(defer_seconds)
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     raise CommandFailed(f"the command {how}: {said.strip()}" if said.strip() else f"the command {how}")
 

@@ -1,41 +1,32 @@
-"""What happens to a worker's jobs, told: as log records, and to the program's hook."""
+"""A worker's events in the log, and errors of handlers in words."""
 
 from __future__ import annotations
 
 import logging
 import traceback
-from typing import Any, Final
-
-import attrs
+from typing import Final
 
 from .. import _validate as validate
+from .._findings import WorkerEvent
 from ..delivery import describe
 
 log: Final = logging.getLogger("strictq.worker")
 PROBLEMS: Final = ("retried", "poison", "rejected", "lost", "timeout")
-"""Kinds of events that are logged as warnings."""
+"""Kinds of a job's events that are logged as warnings."""
+BREAKER: Final = ("breaker_opened", "breaker_closed")
 
 
-@attrs.frozen
-class WorkerEvent:
-    """A change of a job's state, for `Worker(on_event=...)`; called in the worker's threads, after what it tells of.
-
-    Attributes:
-        kind: "leased", "preparing", "prepared", "processing", "acked", "retried", "poison", "rejected", "lost", "timeout",
-            "released". "poison" instead of "retried" where the message is out of attempts.
-        at: `time.monotonic()`.
-        seconds: how long the handler took, where one came back.
-        detail: error or reason, for a person.
-    """
-
-    kind: str
-    key: Any
-    seq: int
-    token: int
-    attempt: int
-    at: float
-    seconds: float | None = None
-    detail: str = ""
+def log_event(event: WorkerEvent) -> None:
+    """Write an event to the log: what goes wrong as a warning, what a breaker does, too, and the rest for debugging."""
+    if event.kind in BREAKER:
+        log.warning("%s: %s", event.kind.replace("_", " "), event.detail)
+        return
+    level = logging.WARNING if event.kind in PROBLEMS else logging.DEBUG
+    if log.isEnabledFor(level):
+        fields = {name: getattr(event, name) for name in ("key", "seq", "token", "attempt", "seconds")}
+        text = f"{event.detail} ({event.where})" if event.where else event.detail
+        message = "%s key=%r seq=%d token=%d %s"
+        log.log(level, message, event.kind, event.key, event.seq, event.token, text, extra={"strictq": fields})
 
 
 def speaks_for_itself(error: BaseException) -> bool:

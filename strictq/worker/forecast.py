@@ -8,8 +8,8 @@ from itertools import accumulate, islice
 from typing import Final
 
 from .estimates import Estimates
-from .job import BUFFERED, PREPARING, RUNNING, SETTLING, STARTING, Job
-from .lanes import Lane, Limits
+from .job import BUFFERED, PREPARING, RUNNING, SETTLING, STARTING, HeldLane, Job
+from .limits import Limits
 
 DEPTH_MAX: Final = 8
 """Messages of one lane that are looked at for being prepared."""
@@ -28,7 +28,7 @@ class Forecast:
         self._preparing = preparing
 
     def candidates(
-        self, selected: Iterable[Lane], waiting: Iterable[Lane], now: float
+        self, selected: Iterable[HeldLane], waiting: Iterable[HeldLane], now: float
     ) -> tuple[list[Job], list[tuple[float, int, Job]]]:
         """Those whose prepare is waited for, and the others with the time at which theirs is due.
 

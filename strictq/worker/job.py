@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
 from .. import _validate as validate
+from .._client import Client
+from .._effects import Effects, Recording
 from .._errors import ForwardPending, InvalidArgument, LeaseLost
-from .._keys import Key
-from .._types import Message
-from ..delivery import Delivery, MessageView
-from ..transaction import Transaction
-
-if TYPE_CHECKING:
-    from .lanes import Lane
+from .._types import UNSET
+from ..delivery import Delivery, Lease, MessageView
+from ..transaction import Transaction, transaction_of
 
 T = TypeVar("T")
 
 # Where a job is, in order.
 BUFFERED, PREPARING, PREPARED, STARTING, READY, RUNNING, SETTLING, OVER = range(8)
 STATES: Final = ("buffered", "preparing", "prepared", "starting", "ready", "running", "settling", "over")
-_UNSET: Final[Any] = object()
 
 
 class Retry(Exception):
@@ -39,6 +38,22 @@ class Retry(Exception):
         self.reason = validate.text("reason", reason)
 
 
+class Defer(Exception):
+    """Raised by a handler: postpone the message without charging an attempt, before anything later of its key.
+
+    For what is not the message's fault: a rate limit, a dependency that is down, work that is not due yet. A message that is
+    deferred for ever is never given up.
+
+    Args:
+        delay_seconds: seconds its lane waits.
+    """
+
+    def __init__(self, delay_seconds: float) -> None:
+        validate.microseconds("delay_seconds", delay_seconds)
+        super().__init__(f"the handler deferred the message by {delay_seconds:g} s")
+        self.delay_seconds = delay_seconds
+
+
 class Reject(Exception):
     """Raised by a handler: dead-letter the message now; its lane goes on.
 
@@ -53,7 +68,7 @@ class Reject(Exception):
         self.reason = reason
 
 
-class Job(MessageView):
+class Job(Recording, MessageView):
     """One message in the hands of a worker: first of its prepare, then of its process handler.
 
     What process sends, stores and executes is kept, and commits in one transaction with the ack when it returns; if it
@@ -65,22 +80,21 @@ class Job(MessageView):
     """
 
     __slots__ = (
-        "_cancelled", "_due", "_error", "_lane", "_margin", "_output", "_prepared_in", "_sends", "_since", "_size",
-        "_stage", "_state", "_statements", "_tx", "_weight", "deadline", "prepared",
+        "_cancelled", "_due", "_effects", "_error", "_lane", "_margin", "_permit", "_prepared_in", "_since", "_size", "_stage",
+        "_tx", "_weight", "deadline", "prepared",
     )  # fmt: skip
 
-    def __init__(self, delivery: Delivery, lane: Lane) -> None:
+    def __init__(self, delivery: Delivery, lane: HeldLane) -> None:
         super().__init__(delivery)
         self._lane = lane
         self._stage = BUFFERED
         self._cancelled = False
         self._error: BaseException | None = None
-        self._output: list[str] | None = None
-        self._sends: list[Message] | None = None
-        self._statements: list[tuple[str, Any]] | None = None
-        self._state: Any = _UNSET
+        self._effects: Effects | None = None
+        """Made when there is the first."""
         self._tx: Transaction | None = None
         self._size: float | None = None
+        self._permit = 0
         self._weight = 0
         self._due = 0.0
         self._margin = 0.0
@@ -96,72 +110,34 @@ class Job(MessageView):
 
     # ---- what it does, all of it together with the ack
 
-    def _require(self, what: str) -> None:
+    def _effects_for(self, verb: str) -> Effects:
         if self._cancelled:
             raise LeaseLost(self.key, self.seq, self.token, "this job was cancelled")
         if self._stage != RUNNING:
-            raise InvalidArgument(f"{what} is for process: prepare may run ahead of its turn, and must change nothing")
-
-    def send(
-        self,
-        body: bytes,
-        key: Key | None = None,
-        *,
-        dedup_id: str | None = None,
-        delay: float = 0.0,
-        ttl: float | None = None,
-        headers: Mapping[str, str] | None = None,
-        size_hint: float | None = None,
-        prepare_seconds: float | None = None,
-        process_seconds: float | None = None,
-    ) -> None:
-        """Send a message, to any key, together with the ack.
-
-        Raises:
-            InvalidArgument: the message can't be sent, or this is prepare; nothing happened.
-            LeaseLost: the job was cancelled.
-        """
-        self._require("send")
-        message = Message(
-            body, key=key, dedup_id=dedup_id, delay=delay, ttl=ttl, headers=headers, size_hint=size_hint,
-            prepare_seconds=prepare_seconds, process_seconds=process_seconds,
-        )  # fmt: skip
-        self._queue._item(message)  # says now what is wrong with it
-        if self._sends is None:
-            self._sends = []
-        self._sends.append(message)
+            raise InvalidArgument(f"{verb} is for process: prepare may run ahead of its turn, and must change nothing")
+        return self._recorded
 
     @property
-    def _queue(self) -> Any:
-        return self._delivery.lease._queue
+    def _recorded(self) -> Effects:
+        if self._effects is None:
+            self._effects = Effects(self._client.sending)
+        return self._effects
+
+    @property
+    def _client(self) -> Client:
+        return self._delivery.lease._client
 
     @property
     def key_state(self) -> bytes | None:
         """The durable state of its key: what this handler set, else what is stored. A set value is stored with the ack."""
-        if self._state is not _UNSET:
-            return self._state  # type: ignore[no-any-return]
-        if self._tx is not None:
-            return self._tx.key_state
-        return self._delivery.key_state
+        state = UNSET if self._effects is None else self._effects.key_state
+        if state is not UNSET:
+            return state
+        return self._delivery.key_state if self._tx is None else self._tx.key_state
 
     @key_state.setter
     def key_state(self, value: bytes | None) -> None:
-        self._require("key_state")
-        if value is not None and type(value) is not bytes:
-            raise InvalidArgument(f"key_state must be bytes or None, not {type(value).__name__}")
-        self._state = value
-
-    def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> None:
-        """Run a statement on the program's app_* tables together with the ack.
-
-        SQL that is wrong fails the message when it commits, as if the handler had raised.
-        """
-        self._require("execute")
-        if not isinstance(sql, str):
-            raise InvalidArgument(f"SQL must be a str, not {type(sql).__name__}")
-        if self._statements is None:
-            self._statements = []
-        self._statements.append((sql, params))
+        self._effects_for("key_state").set_key_state(value)
 
     def run(self, work: Callable[[Any], T]) -> T:
         """Call `work(db)` now, inside the write transaction that the ack will commit; `db.execute` reads and writes app_* tables.
@@ -175,68 +151,42 @@ class Job(MessageView):
             LeaseLost: the lane was given back or retaken; nothing happened.
             InvalidArgument: the SQL is wrong, or this is prepare.
         """
-        self._require("run")
+        effects = self._effects_for("run")
         if self._tx is None:
-            self._tx = self._queue.transaction(self._delivery).__enter__()
-        tx = self._tx
-        assert tx is not None
-        for sql, params in self._statements or ():
-            tx.execute(sql, params)
-        self._statements = None
-        return tx.run(work)
+            self._tx = transaction_of(self._client, [self._delivery], effects=effects).__enter__()
+        return self._tx.run(work)
 
     def output(self, text: str) -> None:
         """Note what the handler has to say. Kept with the message if it fails, and shown by status."""
-        if not isinstance(text, str):
-            raise InvalidArgument(f"output must be a str, not {type(text).__name__}")
-        if self._output is None:
-            self._output = []
-        self._output.append(text)
+        self._recorded.say(text)
 
     # ---- for the worker
 
     @property
     def _said(self) -> str | None:
-        return None if self._output is None else "\n".join(self._output)
+        return None if self._effects is None else self._effects.said
 
     @property
     def _has_effects(self) -> bool:
-        return self._sends is not None or self._statements is not None or self._state is not _UNSET or self._tx is not None
+        return self._tx is not None or (self._effects is not None and self._effects.need_commit)
 
     def _commit(self) -> None:
         """Ack it, with all its effects, in one transaction."""
         tx, self._tx = self._tx, None
-        try:
+        with suppress(ForwardPending):  # committed; the sends to other shards arrive by themselves
             if tx is not None:
-                try:
-                    self._put_into(tx)
-                except BaseException as e:
-                    tx.__exit__(type(e), e, e.__traceback__)
-                    raise
                 tx.__exit__(None, None, None)
-            else:
-                with self._queue.transaction(self._delivery) as tx:
-                    self._put_into(tx)
-        except ForwardPending:
-            return  # committed; the sends to other shards arrive by themselves
-
-    def _put_into(self, tx: Transaction) -> None:
-        for m in self._sends or ():
-            tx.send(
-                m.body, m.key, dedup_id=m.dedup_id, delay=m.delay, ttl=m.ttl, headers=m.headers, size_hint=m.size_hint,
-                prepare_seconds=m.prepare_seconds, process_seconds=m.process_seconds,
-            )  # fmt: skip
-        if self._state is not _UNSET:
-            tx.key_state = self._state
-        for sql, params in self._statements or ():
-            tx.execute(sql, params)
+                return
+            with transaction_of(self._client, [self._delivery], effects=self._effects):
+                pass
 
     def _undo(self) -> None:
         """The handler failed: what it did in an open transaction did not happen."""
         tx, self._tx = self._tx, None
         if tx is not None:
-            error = RuntimeError("the handler failed")
-            tx.__exit__(RuntimeError, error, None)
+            tx.__exit__(RuntimeError, RuntimeError("the handler failed"), None)
+        elif self._effects is not None:
+            self._effects.failed()
 
     def __repr__(self) -> str:
         return f"Job(key={self.key!r}, seq={self.seq}, attempt={self.attempt}, {STATES[self._stage]})"
@@ -252,3 +202,19 @@ class AsyncJob(Job):
         from anyio.to_thread import run_sync  # anyio costs as much to import as all of strictq
 
         return await run_sync(super().run, work)
+
+
+class HeldLane:
+    """A lease and its jobs that are not over."""
+
+    __slots__ = ("alive", "free_at", "grown", "jobs", "lease", "length", "selected", "until")
+
+    def __init__(self, lease: Lease, until: float, length: float) -> None:
+        self.lease = lease
+        self.jobs: deque[Job] = deque()
+        self.until = until
+        self.length = length
+        self.alive = True
+        self.selected = False
+        self.free_at = 0.0
+        self.grown: Any = None

@@ -19,11 +19,14 @@ from typing import Any, Final
 
 import attrs
 
+from .. import _hints as hints
+from .._effects import Effects, Recording
 from .._errors import InvalidArgument, LeaseLost
+from .._handlers import require_ran
 from .._keys import Key
-from .._types import Message
+from .._types import UNSET
 from ..delivery import describe
-from .job import RUNNING, Job, Reject, Retry
+from .job import RUNNING, Defer, Job, Reject, Retry
 
 POLL_SECONDS: Final = 0.05
 """How soon a child is ended whose job nobody waits for."""
@@ -67,12 +70,9 @@ class Sent:
 class Answer:
     """What a child says when its handler came back."""
 
+    effects: Effects
     result: Any = None
     error: tuple[str, Any] | None = None
-    sends: list[dict[str, Any]] | None = None
-    statements: list[tuple[str, Any]] | None = None
-    state: list[bytes | None] | None = None
-    output: list[str] | None = None
 
 
 def require_sendable(what: str, handler: Any, *, is_async: bool) -> None:
@@ -82,19 +82,17 @@ def require_sendable(what: str, handler: Any, *, is_async: bool) -> None:
         InvalidArgument: it is async, or can't be sent: a lambda, or a function made inside another one.
     """
     if is_async:
-        raise InvalidArgument(f"{what} is async: executor='process' is for plain functions", hint="use executor='thread'")
+        raise InvalidArgument(f"{what} is async: executor='process' is for plain functions", hint=hints.USE_THREADS)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # The main module runs a second time, in a child that was to run a handler: left alone, it would start children in turn.
         raise InvalidArgument(
             "a worker with executor='process' is made while a process for handlers starts, which imports the main module again",
-            hint="put what the program does under `if __name__ == '__main__':`",
+            hint=hints.GUARD_MAIN,
         )
     try:
         ForkingPickler.dumps(handler)
     except Exception as e:
-        raise InvalidArgument(
-            f"{what} can't be sent to another process: {e}", hint="define it at the top level of a module"
-        ) from None
+        raise InvalidArgument(f"{what} can't be sent to another process: {e}", hint=hints.DEFINE_AT_TOP) from None
 
 
 class Child:
@@ -198,29 +196,27 @@ def _sent(job: Job) -> Sent:
 
 def _apply(job: Job, answer: Answer) -> Any:
     """Do to the real job what the handler did to its copy."""
-    for text in answer.output or ():
+    for text in answer.effects.output:
         job.output(text)
     if answer.error is not None:
         kind, said = answer.error
         if kind == "retry":
             raise Retry(*said)
+        if kind == "defer":
+            raise Defer(said)
         if kind == "reject":
             raise Reject(said)
         raise HandlerError(said)
-    for message in answer.sends or ():
-        job.send(**message)
-    for sql, params in answer.statements or ():
-        job.execute(sql, params)
-    if answer.state is not None:
-        job.key_state = answer.state[0]
+    if answer.effects.need_commit:
+        job._effects_for("what the handler did").take(answer.effects)
     return answer.result
 
 
 # ---- in the child
 
 
-class RemoteJob:
-    """The Job of a handler in another process: the same names; what it does is told to the worker when it returns."""
+class RemoteJob(Recording):
+    """The Job of a handler in another process: the same names; what it does is sent to the worker when it returns."""
 
     def __init__(self, sent: Sent) -> None:
         self.body = sent.body
@@ -234,8 +230,8 @@ class RemoteJob:
         self.deadline = sent.deadline
         self.cancelled = False
         self._may_change = sent.may_change
-        self._key_state = sent.key_state
-        self.answer = Answer()
+        self._state_before = sent.key_state
+        self._effects = Effects()
 
     def json(self) -> Any:
         """The body, decoded as JSON."""
@@ -243,41 +239,28 @@ class RemoteJob:
 
         return json.loads(self.body)
 
-    def _require(self, what: str) -> None:
+    def _effects_for(self, verb: str) -> Effects:
         if not self._may_change:
-            raise InvalidArgument(f"{what} is for process: prepare may run ahead of its turn, and must change nothing")
-
-    def send(self, body: bytes, key: Key | None = None, **options: Any) -> None:
-        """See Job.send."""
-        self._require("send")
-        Message(body, key=key, **options)
-        self.answer.sends = [*(self.answer.sends or ()), {"body": body, "key": key, **options}]
+            raise InvalidArgument(f"{verb} is for process: prepare may run ahead of its turn, and must change nothing")
+        return self._effects
 
     @property
     def key_state(self) -> bytes | None:
         """See Job.key_state."""
-        return self._key_state
+        state = self._effects.key_state
+        return self._state_before if state is UNSET else state
 
     @key_state.setter
     def key_state(self, value: bytes | None) -> None:
-        self._require("key_state")
-        self._key_state = value
-        self.answer.state = [value]
-
-    def execute(self, sql: str, params: Any = ()) -> None:
-        """See Job.execute."""
-        self._require("execute")
-        self.answer.statements = [*(self.answer.statements or ()), (sql, params)]
+        self._effects_for("key_state").set_key_state(value)
 
     def run(self, _work: Any) -> Any:
         """Not here: the write transaction is in another process."""
-        raise InvalidArgument(
-            "job.run needs the queue, which is in another process", hint="use job.execute, or executor='thread'"
-        )
+        raise InvalidArgument("job.run needs the queue, which is in another process", hint=hints.USE_EXECUTE)
 
     def output(self, text: str) -> None:
         """See Job.output."""
-        self.answer.output = [*(self.answer.output or ()), text]
+        self._effects.say(text)
 
 
 def _serve(there: Connection, handler: Callable[..., Any]) -> None:
@@ -294,17 +277,21 @@ def _serve(there: Connection, handler: Callable[..., Any]) -> None:
             except (EOFError, OSError):
                 return
             except Exception as e:  # what the handler returned can't be sent
-                there.send(Answer(error=("error", f"what the handler returned can't be sent: {type(e).__name__}: {e}")))
+                there.send(
+                    Answer(Effects(), error=("error", f"what the handler returned can't be sent: {type(e).__name__}: {e}"))
+                )
     except (EOFError, OSError):
         return
 
 
 def _call(handler: Callable[..., Any], job: RemoteJob) -> Answer:
-    answer = job.answer
+    answer = Answer(job._effects)
     try:
-        result = handler(job)
+        result = require_ran("the handler", handler(job))
     except Retry as e:
         answer.error = ("retry", (e.delay, e.reason))
+    except Defer as e:
+        answer.error = ("defer", e.delay_seconds)
     except Reject as e:
         answer.error = ("reject", e.reason)
     except Exception as e:

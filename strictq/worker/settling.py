@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from .._errors import LeaseLost, StoreError
+from .breaker import CLOSED
 from .events import reason_of, where
-from .job import Job, Reject, Retry
+from .job import Defer, Job, Reject, Retry
 from .state import HOPELESS, State
 
 LEARNED_MAX = 64
@@ -15,13 +17,23 @@ FATES: Final = {"dead_letter": "it is a dead letter now", "hold": "it is held", 
 """What becomes of a message that is out of attempts."""
 
 
-class Settling:
+POSTPONED_TOGETHER: Final = 64
+"""Messages postponed in one transaction, which holds the write lock for some milliseconds."""
+UNCHARGED: Final = "no attempt was charged: the breaker is open"
+
+
+def _reason(error: BaseException) -> str:
+    """What is kept of a failure."""
+    return (error.reason if isinstance(error, Retry) else None) or reason_of(error)
+
+
+class Outcomes:
     """Commits what the board has collected."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._board = state.board
-        self._queue = state.queue
+        self._client = state.client
 
     def go_on(self) -> bool:
         """Ack what is done, and start what is next, in one transaction a shard. Whether there was anything."""
@@ -32,7 +44,7 @@ class Settling:
             return False
         done = [(job._delivery, None if after is None else after._delivery) for job, after in pairs]
         try:
-            failed = self._queue._advance(done, [job._delivery for job in starting])
+            failed = self._client.settling.advance(done, [job._delivery for job in starting])
         except BaseException:
             with board.lock:
                 for job, after in pairs:
@@ -79,10 +91,53 @@ class Settling:
         board = self._board
         with board.lock:
             failed, board.failed = board.failed, []
-        for job, error in failed:
+        for n, (job, error) in enumerate(failed):
+            if self._is_broken():
+                self._postpone(failed[n:])
+                break
             if job._lane.alive:
                 self._settle_one(job, error)
         return bool(failed)
+
+    def _is_broken(self) -> bool:
+        """Most handlers fail: then no failure is charged to its message."""
+        return self._board.circuit is not None and self._board.circuit.state != CLOSED
+
+    def _postpone(self, failed: Sequence[tuple[Job, BaseException]]) -> None:
+        """Settle what failed while the breaker is open: uncharged, and together, so that an outage takes few transactions."""
+        together: list[tuple[Job, Exception]] = []
+        for job, error in failed:
+            asked = isinstance(error, Retry) and error.delay is not None
+            if not job._lane.alive:
+                continue
+            if asked or not isinstance(error, Exception) or isinstance(error, Reject | Defer | LeaseLost):
+                self._settle_one(job, error)
+            else:
+                together.append((job, error))
+        for start in range(0, len(together), POSTPONED_TOGETHER):
+            self._postpone_some(together[start : start + POSTPONED_TOGETHER])
+
+    def _postpone_some(self, some: Sequence[tuple[Job, Exception]]) -> None:
+        assert self._board.circuit is not None
+        results = self._client.settling.defer_failed(
+            [job._delivery for job, _ in some],
+            self._board.circuit.rules.probe_seconds_max,
+            [(_reason(error), job._said) for job, error in some],
+        )
+        for (job, error), trouble in zip(some, results, strict=True):
+            if trouble is None:
+                self._deferred(job, f"{_reason(error)}; {UNCHARGED}")
+            elif isinstance(trouble, (LeaseLost, *HOPELESS)):
+                self._state.lose(job._lane, trouble)
+            else:
+                with self._board.lock:
+                    self._board.failed.append((job, error))
+                self._state.complain(trouble)
+
+    def _deferred(self, job: Job, detail: str) -> None:
+        self._state.deferred += 1
+        self._state.drop(job._lane)
+        self._state.tell("deferred", job, detail=detail)
 
     def _settle_one(self, job: Job, error: BaseException) -> None:
         """Give back, or dead-letter, a message whose handler failed."""
@@ -93,7 +148,7 @@ class Settling:
                 return
             if isinstance(error, KeyboardInterrupt):
                 # The operator's doing, not the message's: as if it had not been started.
-                self._queue._release_rest([d])
+                self._client.settling.release_rest([d])
                 self._state.drop(job._lane)
                 self._state.tell("released", job)
                 return
@@ -104,10 +159,16 @@ class Settling:
                     self._board.committed(job, self._state.clock())
                 self._state.tell("rejected", job, detail=error.reason)
                 return
-            if isinstance(error, Retry):
-                d.nack(error.delay, error.reason or reason_of(error), output=job._said)
-            else:
-                d.nack(reason=reason_of(error), output=job._said)
+            if isinstance(error, Defer):
+                d.defer(error.delay_seconds)
+                self._deferred(job, str(error))
+                return
+            asked = error.delay if isinstance(error, Retry) else None
+            if asked is not None and self._is_broken():
+                d.defer(asked)
+                self._deferred(job, f"{_reason(error)}; {UNCHARGED}")
+                return
+            poison = self._client.settling.nack([d], asked, _reason(error), job._said)
         except (LeaseLost, *HOPELESS) as e:
             self._state.lose(job._lane, e)
             return
@@ -118,14 +179,13 @@ class Settling:
             return
         self._state.retried += 1
         self._state.drop(job._lane)
-        self._tell_of_failure(job, error)
+        self._tell_of_failure(job, error, poison)
 
-    def _tell_of_failure(self, job: Job, error: BaseException) -> None:
-        config = self._queue.config  # as the transaction saw it that gave the message back
+    def _tell_of_failure(self, job: Job, error: BaseException, poison: bool) -> None:
         at = "" if isinstance(error, Retry) else where(error)
-        if config.max_attempts is None or job.attempt < config.max_attempts:
+        if not poison:
             self._state.tell("retried", job, detail=reason_of(error), where=at)
             return
         self._state.poison += 1
-        detail = f"{reason_of(error)}; out of attempts: {FATES[config.on_poison]}"
+        detail = f"{reason_of(error)}; out of attempts: {FATES[self._client.storage.config.on_poison]}"
         self._state.tell("poison", job, detail=detail, where=at)

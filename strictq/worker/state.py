@@ -7,16 +7,18 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Literal, Protocol
 
-from .._errors import SchemaMismatch, StoreCorrupt
+from .._errors import LeaseLost, SchemaMismatch, StoreCorrupt
+from .._findings import WorkerEvent
+from .._observe import ANY_SHARD, notify
+from .._types import Event
 from ..queue import Queue
-from .board import Board
 from .estimates import Estimates
-from .events import PROBLEMS, WorkerEvent, log
+from .events import log, log_event, reason_of
 from .forecast import size_of
-from .job import Job
-from .lanes import Lane
+from .job import Defer, HeldLane, Job, Reject
+from .schedule import Board
 
 AGAIN_SECONDS: Final = 0.1
 AGAIN_SECONDS_MAX: Final = 2.0
@@ -37,17 +39,30 @@ class Executor:
         """Nobody waits for this job any more."""
 
 
+class Driver(Protocol):
+    """A test that drives the time by which a breaker goes."""
+
+    def now(self) -> float:
+        """Seconds on its clock."""
+        ...
+
+    def skip(self, seconds: float) -> None:
+        """Move it forward."""
+        ...
+
+
 class State:
     """What the keeper's parts know of each other.
 
     Attributes:
         executors: what runs the handlers.
-        acked, retried, poison, rejected, lost, timeouts: messages since the run began.
+        acked, retried, deferred, poison, rejected, lost, timeouts: messages since the run began.
         fast: handlers are so quick that they are started ahead, and acked in groups.
         gave_up: some handler may be at work that nobody waits for.
         learned: there are durations that are not stored yet.
         crashed: what ended a handler's thread, though no handler raised it.
         ending: what a handler raised to end the program.
+        driver: the time by which the breaker goes, where it is not `clock`.
         not_before: `clock()` before which the store is left alone, after it failed.
     """
 
@@ -58,20 +73,24 @@ class State:
         estimates: Estimates,
         *,
         on_event: Callable[[WorkerEvent], None] | None = None,
+        driver: Driver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.queue = queue
+        self.client = queue._client
         self.board = board
         self.estimates = estimates
         self.clock = clock
+        self.driver = driver
         self.executors: list[Executor] = []
-        self.acked = self.retried = self.poison = self.rejected = self.lost = self.timeouts = 0
+        self.acked = self.retried = self.deferred = self.poison = self.rejected = self.lost = self.timeouts = 0
         self.fast = False
         self.gave_up = False
         self.learned = False
         self.not_before = 0.0
-        self.loud = on_event is not None or log.isEnabledFor(logging.DEBUG)
-        self._hook = on_event
+        self.observers = queue._storage.observers
+        self._debugs = log.isEnabledFor(logging.DEBUG)
+        self._own = (log_event,) if on_event is None else (log_event, on_event)
         self._failures = 0
         self.crashed: BaseException | None = None
         self.ending: BaseException | None = None
@@ -83,19 +102,28 @@ class State:
         with suppress(RuntimeError):  # it is awake already
             self.awake.release()
 
+    @property
+    def loud(self) -> bool:
+        """Does anybody want to see what goes well, too?"""
+        return self._debugs or len(self._own) > 1 or bool(self.observers.worker_events)
+
     def tell(self, kind: str, job: Job, *, seconds: float | None = None, detail: str = "", where: str = "") -> None:
-        """Log an event, and call the hook. What the hook raises is logged: the worker goes on."""
+        """Report a change of a job's state."""
         d = job._delivery
-        level = logging.WARNING if kind in PROBLEMS else logging.DEBUG
-        if log.isEnabledFor(level):
-            fields = {"key": d.key, "seq": d.seq, "token": d.token, "attempt": d.attempt, "seconds": seconds}
-            text = f"{detail} ({where})" if where else detail
-            log.log(level, "%s key=%r seq=%d token=%d %s", kind, d.key, d.seq, d.token, text, extra={"strictq": fields})
-        if self._hook is not None:
-            try:
-                self._hook(WorkerEvent(kind, d.key, d.seq, d.token, d.attempt, self.clock(), seconds, detail))
-            except Exception:
-                log.exception("an on_event hook failed")
+        self._tell(WorkerEvent(kind, d.key, d.seq, d.token, d.attempt, self.clock(), seconds, detail, where))
+
+    def tell_of_breaker(self, kind: Literal["breaker_opened", "breaker_closed"], detail: str) -> None:
+        """Report what the worker's breaker did, which concerns the whole queue."""
+        self._tell(WorkerEvent(kind, None, 0, 0, 0, self.clock(), None, detail))
+        notify(self.observers.events, Event(kind, ANY_SHARD, detail=detail))
+
+    def _tell(self, event: WorkerEvent) -> None:
+        notify((*self._own, *self.observers.worker_events), event)
+
+    def took(self, stage: Literal["prepare", "process"], job: Job, seconds: float) -> None:
+        """Report how long a handler took."""
+        if self.observers.durations:
+            notify(self.observers.durations, stage, seconds, job._delivery.lease.shard)
 
     def complain(self, error: BaseException) -> None:
         """The store can't do it now: try again soon."""
@@ -118,13 +146,41 @@ class State:
         """The store did something."""
         self._failures = 0
 
+    def outage_now(self, now: float) -> float:
+        """The breaker's time, where `now` is the worker's."""
+        return now if self.driver is None else self.driver.now()
+
+    def succeeded(self, job: Job, now: float) -> None:
+        """Let the breaker know that a handler did its work. Wants the board's lock held."""
+        if self.board.circuit is not None:
+            self.board.circuit.succeeded(job._permit, self.outage_now(now))
+
+    def failed(self, job: Job, now: float, error: BaseException) -> None:
+        """Let the breaker know how a handler failed. Wants the board's lock held.
+
+        A message that was rejected, deferred or lost says nothing of a dependency, and neither does what a stop interrupts.
+        """
+        circuit = self.board.circuit
+        if circuit is None or self.board.stopping or not isinstance(error, Exception):
+            return
+        if not isinstance(error, Reject | Defer | LeaseLost):
+            circuit.failed(job._permit, self.outage_now(now), reason_of(error), job._delivery.lease._held.key)
+
+    def release(self, back: list[Job]) -> None:
+        """Give back these jobs and all behind them in their lanes, as if they had never been leased."""
+        if back:
+            self.client.settling.release_rest([job._delivery for job in back])
+            if self.loud:
+                for job in back:
+                    self.tell("released", job)
+
     def learn(self, job: Job) -> None:
         """Take in how long a handler took. Wants the board's lock held."""
         if self.estimates.learning:
             self.estimates.process.learn(size_of(job), job._since)
             self.learned = True
 
-    def lose(self, lane: Lane, error: Exception) -> None:
+    def lose(self, lane: HeldLane, error: Exception) -> None:
         """The lane is somebody else's: its jobs are cancelled, nothing of them happens."""
         head = lane.jobs[0] if lane.jobs else None
         self.drop(lane)
@@ -132,7 +188,7 @@ class State:
         if head is not None:
             self.tell("lost", head, detail=str(error))
 
-    def drop(self, lane: Lane) -> None:
+    def drop(self, lane: HeldLane) -> None:
         """Nothing more of this lane happens here."""
         with self.board.lock:
             working = self.board.drop(lane)

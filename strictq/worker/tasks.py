@@ -13,8 +13,9 @@ import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
 
+from .._handlers import require_ran
 from ..aio.threads import from_any_thread
-from .handover import Handover
+from .dispatch import Handover
 from .job import Job
 from .state import ENDING, Executor
 from .threads import weigh
@@ -127,7 +128,7 @@ async def run_prepare(handover: Handover, handler: AsyncHandler, job: Job) -> No
     """Call a prepare handler, and tell how it went."""
     result, error = None, None
     try:
-        result = await handler(job)
+        result = require_ran("the handler", await handler(job))
     except BaseException as e:
         if _not_the_handlers(e):
             handover.prepared(job, None, _told(e), 0)
@@ -140,7 +141,7 @@ async def run_process(handover: Handover, handler: AsyncHandler, job: Job) -> No
     """Call a process handler, and commit what it did."""
     error: BaseException | None = None
     try:
-        await handler(job)
+        require_ran("the handler", await handler(job))
     except BaseException as e:
         if _not_the_handlers(e):
             handover.processed(job, _told(e))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from .._handlers import require_ran
+from .dispatch import Handover
 from .events import log
-from .handover import Handover
 from .job import Job
 from .state import Executor
 
@@ -42,10 +42,7 @@ def run_process(handover: Handover, handler: Handler, job: Job) -> None:
 
 def _call(handler: Handler, job: Job) -> tuple[Any, BaseException | None]:
     try:
-        result = handler(job)
-        if inspect.iscoroutine(result):
-            result.close()
-            raise TypeError("the handler returned a coroutine: define it with `async def`, so that it can be awaited")
+        result = require_ran("the handler", handler(job))
     except BaseException as e:  # which of them end the program is not decided here
         return None, e
     return result, None

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import attrs
 
-from .events import WorkerEvent
+from .._findings import WorkerEvent
 
 LANE_PIXELS: Final = 44
 BAR_PIXELS: Final = 16
@@ -50,7 +50,7 @@ class Timeline:
         if event.kind in ("preparing", "processing"):
             stage = PREPARE if event.kind == "preparing" else PROCESS
             self._begun[stage, event.key, event.seq] = at
-        elif event.kind in ("prepared", "acked", "retried", "poison", "rejected"):
+        elif event.kind in ("prepared", "acked", "retried", "deferred", "poison", "rejected"):
             stage = PREPARE if event.kind == "prepared" else PROCESS
             start = self._begun.pop((stage, event.key, event.seq), None)
             if start is not None:

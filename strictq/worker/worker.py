@@ -14,42 +14,50 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
+from .. import _hints as hints
 from .. import _validate as validate
 from .._config import FOREVER_SECONDS
 from .._errors import InvalidArgument
+from .._findings import WorkerEvent
+from .._handlers import is_async, require_runs
 from .._keys import Key
-from .._types import DurationEstimate
+from .._types import DurationEstimate, OpenBreaker
+from .._views import Report
 from ..queue import Queue
 from . import threads
-from .board import Board
-from .buffer import Refill
+from .breaker import Breaker, Circuit
+from .dispatch import Handover
 from .estimates import Estimates
-from .events import WorkerEvent
-from .handover import Handover
 from .job import AsyncJob, Job
-from .keeper import Keeper
-from .lanes import Limits
-from .state import State
+from .limits import Limits
+from .loop import Keeper
+from .prefetch import Refill
+from .schedule import Board
+from .state import Driver, State
 
 if TYPE_CHECKING:
     from ..aio import AsyncQueue
 
 BATCH = 2000
 ZOMBIE_SECONDS = 0.5
+DEFAULT_BREAKER = Breaker()
 
 
 @attrs.frozen
-class WorkerStats:
+class WorkerStats(Report):
     """What a worker did and holds, and what it knows of durations: a frozen snapshot.
 
     Attributes:
         acked, retried, rejected, lost, timeouts: messages, since `run` or `serve` began.
+        deferred: messages that were postponed with no attempt charged: by Defer, or because they failed while the breaker was
+            open.
         poison: those of the retried that were out of attempts, so that `on_poison` took effect.
         running, preparing, prepared, buffered: messages now; prepared ones wait for their turn, buffered ones for all of it.
         prepared_bytes: of results that wait; those at work count as usual ones.
         prepared_wait_seconds: median time that results waited before use, of the last ones; None: none did.
         margin_seconds: how much earlier than estimated prepares start.
         prepare, process: what was learned.
+        breaker: why the worker has stopped starting handlers; None: it has not.
     """
 
     acked: int
@@ -67,6 +75,8 @@ class WorkerStats:
     prepare: DurationEstimate
     process: DurationEstimate
     poison: int = 0
+    deferred: int = 0
+    breaker: OpenBreaker | None = None
 
 
 class Worker:
@@ -75,7 +85,8 @@ class Worker:
     `process(job)` is called for message n+1 of a key after message n is acked. `prepare(job)`, if there is one, may run
     ahead of that, and its return value is `job.prepared`: it starts as late as it can and still be ready in time. Both may
     be plain functions, which run in threads, or `async def`, which run in the event loop. A message whose handler returns is
-    acked, together with what the job sent and stored; one whose handler raises is retried: see Retry and Reject.
+    acked, together with what the job sent and stored; one whose handler raises is retried: see Retry, Defer and Reject. While
+    most handlers fail, one message at a time is tried, and no attempt is charged: see Breaker.
 
     Any number of workers, in one or several processes, may work on one queue; `consumer` is a label, and need not differ.
     A worker runs once.
@@ -101,12 +112,13 @@ class Worker:
         lease_seconds: float | None = None,
         keys: Iterable[Key] | None = None,
         consumer: str | None = None,
+        breaker: Breaker | None = DEFAULT_BREAKER,
         on_event: Callable[[WorkerEvent], None] | None = None,
     ) -> None:
         """Nothing starts before `run` or `serve`.
 
         Args:
-            process, prepare: handlers; each is given a Job.
+            process, prepare: handlers; each is given a Job. A generator function is refused, because calling it runs none of it.
             concurrency: 1..10,000 messages processed at once, each of another key; as many may be prepared.
             executor: "thread", or "process": plain handlers run in processes of their own, for work that keeps the processor
                 busy. They must be importable by name, and so must be what prepare returns.
@@ -122,12 +134,14 @@ class Worker:
             lease_seconds: None: the queue's.
             keys: only these.
             consumer: who holds the leases, shown by explain; None: host and process id.
+            breaker: when to stop starting handlers because most of them fail, as when a dependency is down. None: never. A run
+                with `drain` has the default one only if it is given: there, what failed is left to its retry.
             on_event: called with a WorkerEvent at every change of a job's state.
         Raises:
             InvalidArgument: an argument that can never work; nothing happened.
         """
         self._queue: Queue = queue if isinstance(queue, Queue) else _sync(queue)
-        self._queue._store.require_open()
+        self._queue._client.storage.require_open()
         self._process = _handler("process", process)
         self._prepare = None if prepare is None else _handler("prepare", prepare)
         validate.whole("concurrency", concurrency, 1, 10_000)
@@ -142,6 +156,8 @@ class Worker:
                 validate.microseconds(name, value, minimum=0.001)
         if executor not in ("thread", "process"):
             raise InvalidArgument(f"executor must be 'thread' or 'process', not {executor!r}")
+        if breaker is not None and not isinstance(breaker, Breaker):
+            raise InvalidArgument(f"breaker must be a Breaker or None, not {type(breaker).__name__}")
         if on_event is not None and not callable(on_event):
             raise InvalidArgument("on_event must be callable")
         self._executor = executor
@@ -150,7 +166,7 @@ class Worker:
 
             for what, handler in (("process", self._process), ("prepare", self._prepare)):
                 if handler is not None:
-                    require_sendable(what, handler, is_async=_is_async(handler))
+                    require_sendable(what, handler, is_async=is_async(handler))
         self._concurrency = concurrency
         self._on_event = on_event
         self._estimates = Estimates(
@@ -167,12 +183,15 @@ class Worker:
             process_timeout=timeout_seconds,
             prepare_timeout=prepare_timeout_seconds,
         )
-        self._any_async = any(_is_async(h) for h in (self._process, self._prepare) if h is not None)
-        self._board = Board(limits, self._estimates, AsyncJob if _is_async(self._process) else Job)
+        circuit = None if breaker is None else Circuit(breaker)
+        self._breaker_given = breaker is not DEFAULT_BREAKER
+        self._any_async = any(is_async(h) for h in (self._process, self._prepare) if h is not None)
+        self._board = Board(limits, self._estimates, AsyncJob if is_async(self._process) else Job, circuit)
+        self._driver: Driver | None = None
         wanted = None if keys is None else validate.keys(keys) and list(keys)
         self._refill = Refill(batch, low_water, lease_seconds, wanted, consumer)
         # What is wrong with these is said now.
-        self._queue._request(1, None, lease_seconds, wanted, consumer, False)
+        self._queue._receiving.request(1, None, lease_seconds, wanted, consumer)
         self._keeper: Keeper | None = None
         self._lock = threading.Lock()
         self._claimed = False
@@ -187,7 +206,8 @@ class Worker:
         other thread they are left alone.
 
         Args:
-            drain: return once nothing is ready any more.
+            drain: return once nothing is ready any more. What failed and waits for its retry is left to a later run. With a
+                breaker that was given, also what it postpones is waited for.
             grace_seconds: after a signal, or a handler that ends the program, wait so long for what runs; None: to its end.
         Raises:
             SystemExit, KeyboardInterrupt: a handler raised it. The worker stopped as with `stop()`, and the handler's message was
@@ -199,7 +219,7 @@ class Worker:
         if grace_seconds is not None:
             validate.microseconds("grace_seconds", grace_seconds)
         if _in_event_loop():
-            raise InvalidArgument("run() would block the event loop of this thread", hint="use `await worker.serve()`")
+            raise InvalidArgument("run() would block the event loop of this thread", hint=hints.AWAIT_SERVE)
         self._claim()
         if self._any_async:
             import anyio
@@ -226,7 +246,7 @@ class Worker:
         await self._serve(drain)
 
     async def _serve(self, drain: bool, grace_seconds: float | None = None) -> None:
-        from .serving import serve
+        from .event_loop import serve
 
         keeper = self._begin(drain, grace_seconds)
         pools = list(self._pools(keeper.state))
@@ -248,15 +268,17 @@ class Worker:
     def _claim(self) -> None:
         with self._lock:
             if self._stop is not None:
-                raise InvalidArgument("this worker was stopped", hint="make another Worker")
+                raise InvalidArgument("this worker was stopped", hint=hints.ANOTHER_WORKER)
             if self._claimed:
-                raise InvalidArgument("a worker runs once", hint="make another Worker")
-            self._queue._store.require_open()
+                raise InvalidArgument("a worker runs once", hint=hints.ANOTHER_WORKER)
+            self._queue._client.storage.require_open()
             self._claimed = True
 
     def _begin(self, drain: bool, grace_seconds: float | None) -> Keeper:
-        self._estimates.load(self._queue._estimates())
-        state = State(self._queue, self._board, self._estimates, on_event=self._on_event)
+        self._estimates.load(self._queue._operations.estimates())
+        if drain and not self._breaker_given:
+            self._board.circuit = None  # or a handler that always fails would keep the run from ending
+        state = State(self._queue, self._board, self._estimates, on_event=self._on_event, driver=self._driver)
         self._keeper = keeper = Keeper(state, self._refill, drain=drain, grace_seconds=grace_seconds)
         if self._stop is not None:  # a signal, or another thread, was quicker
             self.stop(*self._stop)
@@ -269,7 +291,7 @@ class Worker:
             ("prepare", self._prepare, handover.take_prepare, board.to_prepare, threads.run_prepare),
             ("process", self._process, handover.take_process, board.ready, threads.run_process),
         ):
-            if handler is None or _is_async(handler):
+            if handler is None or is_async(handler):
                 continue
             before = leave = None
             if self._executor == "process":
@@ -310,7 +332,8 @@ class Worker:
         """What it did, holds, and knows of durations. Before it runs: what is stored with the queue."""
         board, state = self._board, self._keeper.state if self._keeper else None
         if state is None:
-            self._estimates.load(self._queue._estimates())
+            self._estimates.load(self._queue._operations.estimates())
+        breaker = None if self._keeper is None else self._keeper.outage.report()
         with board.lock:
             waits = list(board.waits)
             return WorkerStats(
@@ -320,6 +343,8 @@ class Worker:
                 lost=state.lost if state else 0,
                 timeouts=state.timeouts if state else 0,
                 poison=state.poison if state else 0,
+                deferred=state.deferred if state else 0,
+                breaker=breaker,
                 running=len(board.running),
                 preparing=len(board.preparing),
                 prepared=board.prepared_count - len(board.preparing) - len(board.to_prepare),
@@ -335,7 +360,7 @@ class Worker:
         """Forget what was learned of durations, here and in the queue."""
         with self._board.lock:
             self._estimates.reset()
-        self._queue._set_estimates(None)
+        self._queue.reset_estimates()
 
 
 def _sync(queue: Any) -> Queue:
@@ -352,8 +377,7 @@ def _expected(name: str, value: float | None) -> float | None:
 
 
 def _handler(what: str, handler: Any) -> Callable[..., Any]:
-    if not callable(handler):
-        raise InvalidArgument(f"{what} must be callable, not {type(handler).__name__}")
+    require_runs(what, handler)
     try:
         inspect.signature(handler).bind(object())
     except TypeError as e:
@@ -361,10 +385,6 @@ def _handler(what: str, handler: Any) -> Callable[..., Any]:
     except ValueError:
         pass  # some builtins have no signature
     return handler  # type: ignore[no-any-return]
-
-
-def _is_async(handler: Any) -> bool:
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
 def _in_event_loop() -> bool:

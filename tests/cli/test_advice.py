@@ -3,49 +3,26 @@
 from __future__ import annotations
 
 import ast
+import copy
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from string import Formatter
 
 import pytest
 
 import strictq
-from strictq import _errors
-from strictq.cli._advice import BY_CLASS, BY_HINT, hint_of
+from strictq import _errors, _hints
+from strictq._hints import ALL, Coded
+from strictq.cli._advice import NO_COMMAND, SAME, WORDS, hint_of, in_words
 from strictq.cli._command import explained
 
 PACKAGE = Path(strictq.__file__).parent
 CALLS = re.compile(r"\w\(|\bq\.\w|\b\w+\.\w+\(|=(True|False|None)\b|='|\bread_only\b|\.results\b|strictq\.\w+\.?\w*|\bawait\b|`")
 """What only a programmer can follow."""
-NO_COMMAND = {
-    # Of the parts that no command uses so: async queues, transactions, batches of one's own.
-    "use it inside `async with strictq.open_async(...)`",
-    "use the transaction's own methods there",
-    "repeat it, and fork outside of it",
-    "use transaction(key=...)",
-    "encode it, or use Message.json()",
-    "use ack()",
-    # A worker's arguments, which strictq work chooses itself.
-    "use `await worker.serve()`",
-    "make another Worker",
-    "stop the worker, and close the queue when run() or serve() has returned",
-    "use executor='thread'",
-    "put what the program does under `if __name__ == '__main__':`",
-    "use job.execute, or executor='thread'",
-}
-"""Hints with calls in them that no command can show."""
-
-
-def hints() -> Iterator[str]:
-    """Every hint that the library's modules give to an error of their own."""
-    for path in (path for part in ("", "_store", "aio", "worker") for path in (PACKAGE / part).glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            for keyword in node.keywords if isinstance(node, ast.Call) else ():
-                if keyword.arg == "hint" and isinstance(keyword.value, ast.Constant | ast.JoinedStr):
-                    parts = keyword.value.values if isinstance(keyword.value, ast.JoinedStr) else [keyword.value]
-                    text = "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in parts)
-                    if text not in ("None", ""):
-                        yield text
+OF_THE_COMMAND = "configuring.py"
+"""Its error is the command line's own, and says what settings there are."""
 
 
 def classes(root: type[strictq.StrictqError]) -> Iterator[type[strictq.StrictqError]]:
@@ -55,41 +32,100 @@ def classes(root: type[strictq.StrictqError]) -> Iterator[type[strictq.StrictqEr
         yield from classes(kind)
 
 
-def test_there_are_hints_to_check() -> None:
-    assert len(set(hints())) > 25
-    assert len(set(classes(strictq.StrictqError))) > 20
+def given_hints() -> Iterator[tuple[str, ast.expr]]:
+    """(where, expression) of every hint that the package gives to an error of its own."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            where = f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Call) and ast.unparse(node.func) != "Failure":  # that one is the command line's own
+                yield from ((where, keyword.value) for keyword in node.keywords if keyword.arg == "hint")
+            elif isinstance(node, ast.Assign) and path.parent.name != "cli":
+                yield from ((where, node.value) for t in node.targets if isinstance(t, ast.Name) and t.id == "hint")
 
 
-@pytest.mark.parametrize("kind", sorted(set(classes(strictq.StrictqError)), key=lambda k: k.__name__))
-def test_no_hint_of_a_class_names_a_call(kind: type[strictq.StrictqError]) -> None:
-    shown = BY_CLASS.get(kind, kind.hint)
+def test_every_hint_that_an_error_can_carry_has_a_code() -> None:
+    found = list(given_hints())
+    assert len(found) > 140
+    for where, hint in found:
+        text = ast.unparse(hint)
+        literal = any(isinstance(node, ast.Constant) and node.value for node in ast.walk(hint) if not text.startswith("hints."))
+        if OF_THE_COMMAND in where:
+            continue
+        assert not literal or text in ("''", "str(said['hint'])"), f"{where}: write it in _hints.py, where it has a code: {text}"
+    for kind in set(classes(strictq.StrictqError)):
+        assert not kind.hint or kind("x", *REST.get(kind, ()), **MORE.get(kind, {})).hint_code, kind
+
+
+REST: dict[type, tuple[object, ...]] = {
+    strictq.LeaseLost: (1, 1),
+    strictq.PartialFailure: ([],),
+    strictq.ServerUnreachable: ("here",),
+    strictq.ServerRefused: ("here",),
+}
+"""What constructors want besides a message."""
+MORE: dict[type, dict[str, object]] = {
+    kind: {"shard": 0} for kind in set(classes(strictq.StrictqError)) if issubclass(kind, strictq.StoreError)
+}
+
+
+def test_a_code_is_its_name_and_no_two_sentences_share_one() -> None:
+    named = {name: value for name, value in vars(_hints).items() if isinstance(value, Coded)}
+    assert {name.lower() for name in named} == set(ALL) == {value.code for value in named.values()}
+    assert len(named) == len(ALL) > 100
+
+
+def test_every_code_has_words_or_is_declared() -> None:
+    """Of each sentence somebody has decided what the command line says. Whoever adds one puts its code into one of the three."""
+    assert set(WORDS) | SAME | NO_COMMAND == set(ALL)
+    assert len(WORDS) + len(SAME) + len(NO_COMMAND) == len(ALL)
+
+
+@pytest.mark.parametrize("code", sorted({*WORDS, *SAME}))
+def test_what_the_command_line_says_names_no_call(code: str) -> None:
+    shown = WORDS.get(code, ALL[code].template)
     assert not CALLS.search(shown.replace("strictq check QUEUE", "")), shown
 
 
-@pytest.mark.parametrize("hint", sorted(set(hints())))
-def test_no_hint_of_an_error_names_a_call(hint: str) -> None:
-    assert hint in NO_COMMAND or not CALLS.search(BY_HINT.get(hint, hint)), hint
-
-
-def test_what_is_said_instead_is_said_instead_of_something() -> None:
-    there = set(hints())
-    assert set(BY_HINT) - there == set()
-    assert NO_COMMAND - there == set()
-    assert all(CALLS.search(hint) or BY_HINT[hint].count("--") for hint in BY_HINT)
+def test_what_is_said_instead_is_needed_and_takes_the_same_parameters() -> None:
+    for code, words in WORDS.items():
+        assert words == "" or words != ALL[code].template
+        fields = {name for _, name, _, _ in Formatter().parse(words) if name}
+        assert fields <= {name for _, name, _, _ in Formatter().parse(ALL[code].template) if name}
 
 
 def test_the_command_that_a_hint_names_is_there() -> None:
     from strictq.cli import COMMANDS
 
-    for text in [*BY_CLASS.values(), *BY_HINT.values()]:
+    for text in WORDS.values():
         for name in re.findall(r"strictq ([a-z-]+)", text):
             assert name in COMMANDS, text
 
 
 def test_a_hint_is_the_class_s_or_its_own() -> None:
-    assert hint_of(strictq.QueueFull("full")) == BY_CLASS[strictq.QueueFull]
+    assert hint_of(strictq.QueueFull("full")) == WORDS["queue_full"]
     assert hint_of(strictq.QueueFull("full", hint="wait")) == "wait"
-    assert hint_of(strictq.InvalidArgument("no", hint="to look only, use read_only=True")).startswith("this command writes")
+    assert hint_of(strictq.InvalidArgument("no", hint=_hints.LOOK_READ_ONLY)).startswith("this command writes")
+    assert (strictq.QueueFull("full").hint_code, strictq.QueueFull("full", hint="wait").hint_code) == ("queue_full", "")
+
+
+def test_what_a_sentence_is_filled_in_with_is_never_taken_for_words() -> None:
+    """A reason may hold what a call looks like, or braces."""
+    held = _hints.LANE_HELD.of(by="see q.release(key) {rest}", rest="; last error: {by}")
+    assert held == "the lane is held (see q.release(key) {rest}): release it with q.release(key); last error: {by}"
+    assert in_words(held) == "the lane is held (see q.release(key) {rest}): release it with strictq release; last error: {by}"
+
+
+def test_a_sentence_in_a_sentence_is_said_in_these_words_too() -> None:
+    found = _hints.QUARANTINED.of(message="shard 1: torn", hint=_hints.STORE_CORRUPT)
+    assert found == f"shard 1: torn ({_hints.STORE_CORRUPT})"
+    assert in_words(found) == f"shard 1: torn ({WORDS['store_corrupt']})"
+
+
+@pytest.mark.parametrize("hint", [_hints.QUEUE_FULL, _hints.CHMOD.of(path="/x/{y}")])
+def test_a_code_goes_with_its_error_to_another_process(hint: Coded) -> None:
+    error = pickle.loads(pickle.dumps(strictq.InvalidArgument("no", hint=hint)))
+    assert (error.hint, error.hint_code, error.hint.parameters) == (hint, hint.code, hint.parameters)
+    assert copy.deepcopy(hint).code == hint.code
 
 
 def test_of_several_failures_the_reasons_are_told() -> None:

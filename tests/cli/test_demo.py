@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import subprocess
-import threading
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -20,10 +20,12 @@ from click.testing import CliRunner
 
 import strictq
 from strictq.cli import app
+from strictq.cli._command import Failure
+from strictq.cli._demo_file import file_events
 from strictq.demo import consumer, runner, verify
-from strictq.demo.events import BadInput, Chain, Event, FileEvents, LedgerEvents
-from strictq.demo.verify import Row
-from tests.support.command import COLOUR, in_a_terminal, start, strictq_command
+from strictq.demo.events import Chain, DemoEvent, Source, ledgers
+from strictq.demo.verify import KINDS, Row
+from tests.support.command import COLOUR, environment, in_a_terminal, start, strictq_command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HISTORY = ROOT.parent / "shared" / "data" / "redis-history.jsonl.gz"
@@ -144,17 +146,17 @@ def reorder(rows: list[Row]) -> list[Row]:
 
 
 def alter(rows: list[Row]) -> list[Row]:
-    rows[40] = attrs.evolve(rows[40], digest=rows[40].digest ^ 1)
+    rows[40] = rows[40]._replace(digest=rows[40].digest ^ 1)
     return rows
 
 
 def misplace(rows: list[Row]) -> list[Row]:
-    rows[40] = attrs.evolve(rows[40], key=json.dumps("nobody"))
+    rows[40] = rows[40]._replace(key=json.dumps("nobody"))
     return rows
 
 
 def unlink(rows: list[Row]) -> list[Row]:
-    rows[40] = attrs.evolve(rows[40], linked=False)
+    rows[40] = rows[40]._replace(linked=False)
     return rows
 
 
@@ -194,23 +196,16 @@ def test_a_row_taken_from_the_table_is_missed(monkeypatch: pytest.MonkeyPatch) -
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert (found["ok"], found["lost"], found["processed"]) == (False, 1, 299)
-    assert found["problems"] == [f'lost: line 17 of key "{list(LedgerEvents.make(300, 20))[16].key}"']
+    assert found["problems"] == [f'lost: line 17 of key "{list(ledgers(300, 20).read())[16].key}"']
 
 
 ROWS = [(1, "a"), (2, "b"), (3, "a"), (4, "a"), (5, "b")]
 
 
-@attrs.frozen
-class FewEvents:
+def few_events() -> Source:
     """ROWS as a source."""
-
-    name: str = "few"
-    count: int = len(ROWS)
-    keys: int = 2
-    chain: Chain | None = None
-
-    def __iter__(self) -> Iterator[Event]:
-        return (Event(line, key, f"{line}".encode()) for line, key in ROWS)
+    events = [DemoEvent(line, key, b"%d" % line) for line, key in ROWS]
+    return Source(name="few", count=len(ROWS), keys=2, chain=None, read=lambda: iter(events))
 
 
 @pytest.mark.parametrize(
@@ -230,15 +225,15 @@ class FewEvents:
 )
 def test_verdict(lines: list[int], expected: dict[str, int]) -> None:
     keys = dict(ROWS)
-    rows = [Row(json.dumps(keys[n]), n, consumer.digest(b"%d" % n), True, "c1", 1) for n in lines]
-    verdict = verify.verify(FewEvents(), rows)
-    kinds = ("lost", "doubled", "reordered", "altered", "unexpected", "unlinked")
-    assert {kind: getattr(verdict, kind) for kind in kinds if getattr(verdict, kind)} == expected
-    assert verdict.ok is not expected
+    rows = [Row(json.dumps(keys[n]), n, consumer.digest(b"%d" % n), True) for n in lines]
+    verdict = verify.verify(few_events(), rows)
+    assert {kind: verdict[kind] for kind in KINDS if verdict[kind]} == expected
+    assert verdict["ok"] is not bool(expected)
 
 
 def test_a_consumer_notes_where_the_chain_is_broken() -> None:
-    events = list(LedgerEvents.make(60, 3))
+    source = ledgers(60, 3)
+    events = list(source.read())
     skipped = next(e for e in events if e.line > 10 and any(e.key == x.key for x in events[e.line :]))
     after = next(e for e in events[skipped.line :] if e.key == skipped.key)
     with strictq.open(":memory:") as q:
@@ -247,12 +242,10 @@ def test_a_consumer_notes_where_the_chain_is_broken() -> None:
             if e is not skipped:
                 q.send(e.body, key=e.key, headers={consumer.LINE_HEADER: str(e.line)})
 
-        class UntilEmpty(threading.Event):
-            def is_set(self) -> bool:
-                return q.stats().depth == 0
-
-        task = consumer.Task(":memory:", "c1", "full", 10, 30.0, LedgerEvents.make(60, 3).chain)
-        consumer.Consumer(q, task, consumer.Orders(stop=UntilEmpty())).run()
+        consumer.consume(
+            q, lambda: q.stats().depth > 0, name="c1", batch=10, lease_seconds=30.0, chain=source.chain, kill_after=None,
+            kill_note="",
+        )  # fmt: skip
         rows = list(verify.recorded(q))
     assert len(rows) == 59
     assert [r.line for r in rows if not r.linked] == [after.line]
@@ -260,8 +253,8 @@ def test_a_consumer_notes_where_the_chain_is_broken() -> None:
 
 def test_a_consumer_that_fails_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The consumers cannot know this chain: the made events have no such fields.
-    broken = attrs.evolve(LedgerEvents.make(300, 20), chain=Chain("nothing", "here"))
-    monkeypatch.setattr(LedgerEvents, "make", classmethod(lambda *_: broken))
+    broken = attrs.evolve(ledgers(300, 20), chain=Chain("nothing", "here"))
+    monkeypatch.setattr("strictq.cli.demo.ledgers", lambda *_: broken)
     result = demo_in_process(*SMALL)
     assert result.exit_code == 1
     assert re.search(r"consumer c\d ended with exit code 1: KeyError: 'nothing'", result.stderr)
@@ -298,12 +291,12 @@ def test_bad_rows(tmp_path: Path, lines: list[str], message: str) -> None:
 def test_bad_encoding_and_bad_gzip(tmp_path: Path) -> None:
     path = tmp_path / "bad"
     path.write_bytes(b'{"k": "a"}\n{"k": "\xff"}\n')
-    with pytest.raises(BadInput, match="line 2: not UTF-8"):
-        FileEvents.scan(path, "k")
+    with pytest.raises(Failure, match="line 2: not UTF-8"):
+        file_events(path, "k")
     packed = gzip.compress(b'{"k": "a"}\n' * 1000)
     path.write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(BadInput, match=r"line \d+: the gzip data is damaged"):
-        FileEvents.scan(path, "k")
+    with pytest.raises(Failure, match=r"line \d+: the gzip data ends too early"):
+        file_events(path, "k")
 
 
 @pytest.mark.parametrize(
@@ -313,8 +306,7 @@ def test_bad_encoding_and_bad_gzip(tmp_path: Path) -> None:
         (["--input", ".", "--key-field", "k"], ".: not a regular file"),
         (["--input", "missing.jsonl"], "--input needs --key-field"),
         (["--input", "x", "--key-field", "k", "--events", "5"], "--events and --keys are for made events"),
-        (["--input", "x", "--key-field", "k", "--chain", "old"], "--chain takes two field names"),
-        (["--key-field", "k"], "--key-field and --chain are for --input"),
+        (["--key-field", "k"], "--key-field is for --input"),
         (["--consumers", "0"], "--consumers"),
         (["--shards", "257"], "--shards"),
         (["--durability", "maybe"], "--durability"),
@@ -329,49 +321,40 @@ def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: li
     assert "Traceback" not in result.stderr
 
 
-def test_a_broken_chain_is_refused_if_asked_for(tmp_path: Path) -> None:
-    rows = [{"k": "a", "from": 0, "to": 1}, {"k": "b", "from": 0, "to": 4}, {"k": "a", "from": 2, "to": 3}]
-    path = write_lines(tmp_path / "in.jsonl", *rows)
-    result = demo_in_process("--input", str(path), "--key-field", "k", "--chain", "from,to")
-    assert result.exit_code == 2
-    assert "line 3: the chain is broken: 'from' is 2, but line 1 left key 'a' at 1" in result.stderr
-    with pytest.raises(BadInput, match="line 1: there is no field 'x'"):
-        FileEvents.scan(path, "k", ("x", "to"))
-
-
 @pytest.mark.parametrize(
     ("rows", "chain"),
     [
-        ([("a", 0, 1), ("b", 0, 5), ("a", 1, 2)], Chain("old", "new", "0")),
-        ([("a", 0, 1), ("b", 3, 5), ("a", 1, 2)], Chain("old", "new", None)),
+        ([("a", 0, 1), ("b", 0, 5), ("a", 1, 2)], Chain("old", "new")),
+        ([("a", 0, 1), ("b", 3, 5), ("a", 1, 2)], Chain("old", "new")),
         ([("a", 0, 1), ("b", 0, 5), ("a", 7, 2)], None),
     ],
 )
 def test_the_chain_is_detected(tmp_path: Path, rows: list[tuple[str, int, int]], chain: Chain | None) -> None:
     path = write_lines(tmp_path / "in.jsonl", *({"k": k, "old": old, "new": new} for k, old, new in rows))
-    events = FileEvents.scan(path, "k")
+    events = file_events(path, "k")
     assert (events.chain, events.count, events.keys) == (chain, 3, 2)
 
 
 def test_rows_added_later_are_ignored(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "in.jsonl", {"k": "a"}, "", {"k": 2})
-    events = FileEvents.scan(path, "k")
+    events = file_events(path, "k")
     with path.open("a") as f:
         f.write('{"k": "late"}\n')
-    assert [(e.line, e.key) for e in events] == [(1, "a"), (3, 2)]
+    assert [(e.line, e.key) for e in events.read()] == [(1, "a"), (3, 2)]
 
 
 def test_made_events_are_the_same_again_and_chain() -> None:
-    events = LedgerEvents.make(2_000, 50)
-    assert list(events) == list(events)
-    assert len({e.key for e in events}) == events.keys == 50
-    assert events.chain is not None
+    source = ledgers(2_000, 50)
+    events = list(source.read())
+    assert events == list(source.read())
+    assert len({e.key for e in events}) == source.keys == 50
+    assert source.chain is not None
     last: dict[Any, str] = {}
     for e in events:
-        old, new = events.chain.links(json.loads(e.body))
-        assert last.get(e.key, events.chain.first) == old
+        old, new = source.chain.links(json.loads(e.body))
+        assert last.get(e.key, "0") == old
         last[e.key] = new
-    assert LedgerEvents.make(3, 50).keys == 3
+    assert ledgers(3, 50).keys == 3
 
 
 # ---------------------------------------------------------------- terminals, pipes and signals
@@ -390,6 +373,15 @@ def test_a_narrow_terminal(tmp_path: Path) -> None:
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert all(len(line.rstrip()) <= 40 for piece in plain.splitlines() for line in piece.split("\r"))
     assert "…" not in plain
+
+
+def test_without_rich_and_a_terminal_it_prints_plain_lines(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['rich'] = None; from strictq.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "demo", *SMALL], capture_output=True, text=True, timeout=60, env=environment(tmp_path)
+    )
+    assert (done.returncode, "OK: every event was processed once" in done.stdout) == (0, True), done.stderr
+    assert re.search(r"killed c[12] \(pid \d+\) with -9", done.stderr)
 
 
 def test_a_broken_pipe_is_quiet(tmp_path: Path) -> None:
@@ -474,7 +466,7 @@ def test_help(tmp_path: Path) -> None:
     assert (code, "demo" in out) == (0, True)
     code, out, _ = strictq_command(tmp_path, "demo", "--help")
     assert code == 0
-    for option in ("--input", "--key-field", "--chain", "--queue", "--consumers", "--shards", "--no-kill", "--json"):
+    for option in ("--input", "--key-field", "--queue", "--consumers", "--shards", "--no-kill", "--json"):
         assert option in out
     code, _, err = strictq_command(tmp_path, "nonsense")
     assert (code, "nonsense" in err) == (2, True)
@@ -482,12 +474,15 @@ def test_help(tmp_path: Path) -> None:
 
 def test_the_runner_says_when_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "STALL_SECONDS", 0.5)
-    # A lease that outlives the patience: whoever killed the consumer's lane has to be waited for.
-    options = runner.Options(queue=tmp_path / "q", consumers=1, durability="process", lease_seconds=30.0)
 
+    # A lease that outlives the patience: whoever killed the consumer's lane has to be waited for.
     class Nobody:
         def progress(self, sent: int, processed: int) -> None: ...
         def tell(self, text: str) -> None: ...
 
-    with pytest.raises(runner.DemoFailed, match=r"nothing moved for 0\.5 s with \d+ messages left"):
-        runner.run(LedgerEvents.make(50, 1), options, Nobody())
+    with (
+        strictq.open(tmp_path / "q", durability="process") as q,
+        pytest.raises(runner.DemoFailed, match=r"nothing moved for 0\.5 s with \d+ messages left"),
+    ):
+        q.app_schema(consumer.SCHEMA)
+        runner.run(ledgers(50, 1), q, Nobody(), consumers=1, lease_seconds=30.0)

@@ -18,8 +18,8 @@ from click.testing import CliRunner
 
 import strictq
 from strictq.cli import app
-from strictq.demo import plot, working
-from strictq.demo.events import LedgerEvents
+from strictq.demo import consumer, plot, runner, working
+from strictq.demo.events import ledgers
 from strictq.worker.timeline import PREPARE, PROCESS, Bar, Timeline
 
 QUICK = ("--worker", "--events", "24", "--keys", "3", "--fetch", "0.004", "--process", "0.006")
@@ -147,7 +147,7 @@ def test_a_picture_that_can_not_be_written_leaves_nothing(tmp_path: Path, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(plot.CannotDraw, match="No space left"):
+    with pytest.raises(strictq.InvalidArgument, match="No space left"):
         plot.draw(Timeline(), tmp_path / "x.svg")
     assert list(tmp_path.iterdir()) == []
 
@@ -185,7 +185,10 @@ def test_what_was_waited_for_is_only_what_prepare_held_up() -> None:
 
 
 def test_the_run_says_when_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(working, "STALL_SECONDS", 0.2)
-    options = working.Options(queue=tmp_path / "q", durability="process", process_seconds=2.0)
-    with pytest.raises(working.DemoFailed, match="nothing moved"):
-        working.run(LedgerEvents.make(4, 1), options, Nobody())
+    monkeypatch.setattr(runner, "STALL_SECONDS", 0.2)
+    with (
+        strictq.open(tmp_path / "q", durability="process") as q,
+        pytest.raises(runner.DemoFailed, match="nothing moved"),
+    ):
+        q.app_schema(consumer.SCHEMA)
+        working.run(ledgers(4, 1), q, Nobody(), process=2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import click
 import pytest
 
 import strictq
-from strictq import Message, _reports
+from strictq import Message, _query_reports
 from strictq.cli import COMMANDS, app
 from strictq.cli._words import moment, shown_key, size, span
 from tests.support.command import (
@@ -112,7 +113,10 @@ def test_the_help_and_one_command_import_only_what_they_need(filled: Path, tmp_p
         (["stats", str(filled)], {"rich", "orjson", "strictq.worker", "strictq.demo", "strictq.bench", "asyncio", "zipfile"}),
         (["stats", str(filled), "--json"], {"rich", "orjson", "strictq.worker", "strictq.cli._terminal", "asyncio", "logging"}),
         # Counting takes less time than the import of what single looks bring, or of what checks, damaged files and shells need.
-        (["stats", str(filled)], {"strictq._findings", "strictq._store.check", "strictq._store.pages", "click.shell_completion"}),
+        (
+            ["stats", str(filled)],
+            {"strictq._findings", "strictq._store.lanes.check", "strictq._store.disk.pages", "click.shell_completion"},
+        ),
     ):
         done = subprocess.run(
             [sys.executable, "-c", watch.format(args=args)], env=environment(tmp_path), capture_output=True, text=True
@@ -138,7 +142,7 @@ def test_version_and_unknown_commands(tmp_path: Path) -> None:
         ("click.core", ["--help"]),
         ("orjson", ["send", "q"]),
         ("rich", ["work", "q", "--", "true"]),
-        ("rich.live", ["demo"]),
+        ("orjson", ["demo", "--input", "lines"]),
     ],
 )
 def test_a_missing_extra_is_one_line(tmp_path: Path, missing: str, args: list[str]) -> None:
@@ -410,6 +414,8 @@ def test_stats(filled: Path) -> None:
         stats = q.stats()
     assert (found["ready"], found["held"], found["dead"], found["depth"]) == (stats.ready, 3, 3, stats.depth)
     assert [s["depth"] for s in found["shards"]] == [s.depth for s in stats.shards]
+    halves = [("0" * 16, "7" + "f" * 15), ("8" + "0" * 15, "f" * 16)]
+    assert [(s["hash_lo"], s["hash_hi"]) for s in found["shards"]] == halves
     shown = in_process("stats", filled).stdout
     assert re.search(rf"^ready +{stats.ready}\b", shown, re.M)
     assert "2 shards, durability process" in shown
@@ -420,7 +426,7 @@ def test_stats_of_named_consumers(filled: Path, tmp_path: Path) -> None:
         h = holder(q, "etl")
         h.take(0, messages_max=10)
         report = strictq.QueryReport("orders", "0-1", "running", 7, 400, 0.25, 1600.0, time.time() - 30.0)
-        _reports.write(q.path, q.queue_id, "etl", report)
+        _query_reports.write(q.path, q.queue_id, "etl", report)
         (found,) = json_lines(in_process("stats", filled, "--json").stdout)
         (c,) = found["consumers"]
         assert (c["name"], c["lag"], c["in_flight"], c["active"]) == ("etl", q.stats().ready + 10, 10, True)
@@ -430,7 +436,7 @@ def test_stats_of_named_consumers(filled: Path, tmp_path: Path) -> None:
         assert "query orders running, 1,600.0 a second, batch 7 of 400 messages in 0.2 s, seen 3" in shown
         h.close()
         assert "query orders gone" in in_process("stats", filled).stdout
-        _reports.write(q.path, q.queue_id, "etl", attrs.evolve(report, state="failed", error="no disk"))
+        _query_reports.write(q.path, q.queue_id, "etl", attrs.evolve(report, state="failed", error="no disk"))
         assert ": no disk" in in_process("stats", filled).stdout
         holder(q, "other")
         assert "held by a process" in in_process("stats", filled).stdout
@@ -567,3 +573,14 @@ def test_words() -> None:
     assert moment(None) == "-"
     assert moment(time.time() - 30).endswith("(30 s ago)")
     assert "(in " in moment(time.time() + 30)
+
+
+@pytest.mark.parametrize("width", range(10, 30))
+def test_a_table_is_never_cut(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from strictq.cli import _terminal
+
+    shown = io.StringIO()
+    monkeypatch.setattr(_terminal, "output", lambda: _terminal.Terminal(file=shown, width=width))
+    _terminal.listing(["aaaa"] * 4, [["bbbb"] * 4], ())
+    assert shown.getvalue().count("bbbb") == 4
+    assert "…" not in shown.getvalue()

@@ -17,6 +17,7 @@ from strictq import Message
 from tests.support.campaign import wait_until
 from tests.support.command import in_process, json_lines, strictq_command
 from tests.support.handouts import holder, read
+from tests.support.internals import store_of
 
 
 @pytest.fixture
@@ -333,7 +334,7 @@ def reject_all(q: strictq.Queue) -> None:
 
 def lose_the_place(q: strictq.Queue) -> None:
     """Nobody would be handed k any more."""
-    for shard in q._store.shards:
+    for shard in store_of(q).shards:
         shard.run(lambda tx: tx.db.execute("DELETE FROM ready WHERE lane = (SELECT id FROM lane WHERE key = ?)", (b"sk",)))
     assert taken(q) == []
 
@@ -480,12 +481,13 @@ def test_check(q: strictq.Queue, path: Path) -> None:
 def test_check_saves_what_can_be_saved(q: strictq.Queue, path: Path, tmp_path: Path) -> None:
     fill(q, "k", 3)
     q.close()
-    assert values("check", path, "--salvage", tmp_path / "whole") == {"messages": 3, "dead": 0, "lost": [], "notes": []}
+    found = values("check", path, "--salvage", tmp_path / "whole")
+    assert found == {"messages": 3, "dead": 0, "lost": [], "notes": [], "unverified": []}
     assert in_process("check", path, "--salvage", tmp_path / "again", "--quiet").stdout == ""
     assert in_process("check", path, "--salvage", tmp_path / "whole").exit_code == 2, "it exists"
     assert in_process("check", path, "--salvage", tmp_path / "new", "--fix").exit_code == 2
     with strictq.open(path, create=False) as again, strictq.open(tmp_path / "whole", create=False) as saved:
-        shard = next(i for i in range(2) if again._store.shards[i].read(lambda db: db.execute("SELECT 1 FROM message").get))
+        shard = next(i for i in range(2) if store_of(again).shards[i].read(lambda db: db.execute("SELECT 1 FROM message").get))
         assert [m.seq for m in saved.peek("k")] == [1, 2, 3]
     for suffix in ("", "-wal"):
         Path(f"{path / f'shard-{shard:04d}.db'}{suffix}").unlink()
@@ -497,7 +499,7 @@ def test_check_saves_what_can_be_saved(q: strictq.Queue, path: Path, tmp_path: P
 
 def test_check_fixes(q: strictq.Queue, path: Path) -> None:
     fill(q, "k", 3)
-    shard = q._store.shards[next(s.shard for s in q.stats().shards if s.ready)]
+    shard = store_of(q).shards[next(s.shard for s in q.stats().shards if s.ready)]
     shard.run(lambda tx: tx.db.execute("DELETE FROM ready"))
     result = in_process("check", path, "--json")
     found = json.loads(result.stdout)

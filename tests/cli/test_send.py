@@ -21,6 +21,7 @@ import pytest
 
 import strictq
 from strictq import Message, OutcomeUnknown, PartialFailure, StoreBusy
+from strictq._sending import Sending
 from strictq.cli._delivering import Sender
 from tests.support.command import (
     COLOUR,
@@ -270,15 +271,15 @@ class Refusing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *failures: Callable[[list[Message]], BaseException | None]) -> None:
         self.failures = list(failures)
-        for name in ("send_many", "_send_plain"):
-            monkeypatch.setattr(strictq.Queue, name, self._refusing(getattr(strictq.Queue, name)))
+        for name in ("send_many", "send_plain"):
+            monkeypatch.setattr(Sending, name, self._refusing(getattr(Sending, name)))
 
     def _refusing(self, genuine: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        def send(q: strictq.Queue, messages: list[Any]) -> list[Any]:
+        def send(sending: Sending, messages: list[Any]) -> list[Any]:
             error = self.failures.pop(0)(messages) if self.failures else None
             if error is not None:
                 raise error
-            return genuine(q, messages)
+            return genuine(sending, messages)
 
         return send
 
@@ -513,7 +514,7 @@ def test_a_second_signal_after_the_commit_leaves_a_doubt(
     path: Path, monkeypatch: pytest.MonkeyPatch, where: str, repeatable: bool
 ) -> None:
     """It comes when the batch is in the queue, and the command does not know it yet, or not all of it."""
-    holder, name = (strictq.Queue, "send_many" if repeatable else "_send_plain") if where == "sent" else (Sender, "_count")
+    holder, name = (Sending, "send_many" if repeatable else "send_plain") if where == "sent" else (Sender, "_count")
     genuine = getattr(holder, name)
     calls: list[object] = []
 

@@ -18,13 +18,15 @@ from rich.console import Console
 
 import strictq
 from strictq.cli.work import progress
+from tests.support.internals import store_of
+from tests.support.queues import AT_ONCE
 
 PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    with strictq.open(tmp_path / "queue", durability="process", config=strictq.QueueConfig(max_attempts=2)):
+    with strictq.open(tmp_path / "queue", durability="process", config=strictq.QueueConfig(max_attempts=2, **AT_ONCE)):
         return tmp_path / "queue"
 
 
@@ -81,6 +83,17 @@ def test_exit_codes_decide(path: Path) -> None:
     with strictq.open(path) as q:
         reasons = {d.key: d.reason for d in q.dead_letters()}
     assert reasons == {"fails": "the command ended with exit code 3: bad 3", "later": "bad 75"}
+
+
+@pytest.mark.parametrize("option", [(), ("--defer", "60")])
+def test_exit_code_69_defers_if_it_is_told_for_how_long(path: Path, option: tuple[str, ...]) -> None:
+    send(path, (b"69", "k"))
+    status, out, err = work(path, "--drain", "--json", *option, *python("import sys; sys.exit(int(sys.stdin.read()))"))
+    assert status == 0, err
+    totals = json.loads(out)
+    assert (totals["deferred"], totals["retried"], totals["poison"]) == ((1, 0, 0) if option else (0, 2, 1))
+    with strictq.open(path) as q:
+        assert (q.status("k", 1).state, q.status("k", 1).attempts) == (("delayed", 0) if option else ("dead", 2))
 
 
 def test_the_output_of_prepare_is_a_file(path: Path, tmp_path: Path) -> None:
@@ -227,3 +240,54 @@ def test_no_queue(tmp_path: Path) -> None:
     status, _, err = work(tmp_path / "nowhere", "--", "cat")
     assert status == 2
     assert "there is no queue" in err
+
+
+def wait_for_breaker(q: strictq.Queue, process: subprocess.Popen[str]) -> strictq.OpenBreaker:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not (found := q.stats().breakers):
+        assert process.poll() is None
+        assert time.monotonic() < end, "no breaker opened"
+        time.sleep(0.02)
+    return found[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_commands_that_fail_open_a_breaker_that_other_processes_see(path: Path, number: signal.Signals) -> None:
+    send(path, *((b"x", f"k{n}") for n in range(60)))
+    process = begin(path, "--quiet", "--consumer", "me", *python("exit(3)"), stderr=subprocess.DEVNULL)
+    with strictq.open(path, read_only=True) as q:
+        shown = wait_for_breaker(q, process)
+        assert shown.consumer == "me"
+        assert shown.failures >= 20
+        assert shown.error == "the command ended with exit code 3"
+        for arguments in ((), ("--json",), ("--watch", "--count", "1")):
+            code = "import sys; from strictq.cli import main; sys.argv[0] = 'strictq'; main()"
+            told = subprocess.run(
+                [sys.executable, "-c", code, "stats", str(path), *arguments], text=True, capture_output=True, check=True
+            )
+            assert "exit code 3" in told.stdout
+            assert ("breakers" if arguments == ("--json",) else "breaker open: ") in told.stdout
+        process.send_signal(number)
+        assert process.wait(PATIENCE_SECONDS) == (0 if number == signal.SIGTERM else -number)
+        assert q.stats().breakers == ()  # a dead worker's breaker is not shown
+        assert q.stats().dead == 0
+    left = [p.name for p in path.iterdir() if "breaker-" in p.name]
+    assert len(left) == (number == signal.SIGKILL)
+    with strictq.open(path) as q:
+        notice = store_of(q).notice()
+        for _ in range(2):  # a breaker may open again
+            notice.put(shown)
+            assert q.stats().breakers == (shown,)
+            assert not any((path / name).exists() for name in left)
+            notice.remove()
+            assert q.stats().breakers == ()
+
+
+def test_without_a_breaker_commands_fail_until_they_are_out_of_attempts(path: Path) -> None:
+    with strictq.open(path) as q:
+        q.configure(retry_delay_seconds=0.0)
+    send(path, *((b"x", f"k{n}") for n in range(30)))
+    status, _, err = work(path, "--drain", "--quiet", "--no-breaker", *python("exit(3)"))
+    assert status == 0, err
+    with strictq.open(path) as q:
+        assert q.stats().dead == 30

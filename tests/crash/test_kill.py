@@ -33,7 +33,7 @@ from tests.support.recorded import SCHEMA
 
 SECONDS = float(os.environ.get("STRICTQ_CAMPAIGN_SECONDS", "6")) / 4
 SEED = int(os.environ.get("STRICTQ_CAMPAIGN_SEED", "1"))
-VERBS = ("ack", "nack", "reject", "extend", "start", "more", "release", "transact")
+VERBS = ("ack", "nack", "defer", "reject", "extend", "start", "more", "release", "transact")
 
 
 @pytest.mark.parametrize("shards", [1, 4])

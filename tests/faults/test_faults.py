@@ -27,6 +27,7 @@ from strictq import OutcomeUnknown, StoreError
 from strictq.testing import FakeClock
 from tests.support.faults import CODES, FOREVER, STEPS, Disturbance, Disturbed, Plan, Scene, fail_some, fresh, play
 from tests.support.history import OK
+from tests.support.internals import store_of
 from tests.support.powercut import Journal, Recorder, quiet, recording
 from tests.support.powercut_campaign import campaign, fast_directory
 from tests.support.powercut_disk import Platter, put_out
@@ -68,7 +69,7 @@ def test_the_other_shards_never_stop(fault: str, place: Path) -> None:
         return lambda kind, path: sick(kind, path) if "shard-0000" in path else None
 
     def watch(scene: Scene) -> None:
-        scene.queue._store.shards[0]._writer._drop_connection()
+        store_of(scene.queue).shards[0]._writer._drop_connection()
         recorded = scene.program.recorded
         for _ in range(5):
             assert recorded.send(recorded.new(keys[1])) is not None
@@ -92,7 +93,7 @@ def test_memory_that_ends(place: Path) -> None:
 
     def watch(scene: Scene) -> None:
         recorded = scene.program.recorded
-        scene.queue._store.shards[0]._writer._drop_connection()
+        store_of(scene.queue).shards[0]._writer._drop_connection()
         for room in (0, 2_000, 10_000, 50_000, 200_000, 1_000_000):
             apsw.hard_heap_limit(apsw.memory_used() + room)
             try:
@@ -112,7 +113,7 @@ def test_a_storm_of_locks_that_passes_is_not_noticed(place: Path) -> None:
     storm = Plan("busy", 1, 3)
 
     def watch(scene: Scene) -> None:
-        for shard in scene.queue._store.shards:
+        for shard in store_of(scene.queue).shards:
             shard._writer._drop_connection()
         scene.journal.fault = storm
         scene.queue.configure(retry_delay_seconds=0.0, lease_seconds=21.0)  # queue.db is locked by its files
@@ -146,7 +147,7 @@ def test_what_is_forwarded_after_a_failed_sync_is_whole_after_a_power_cut(place:
     with recording(fresh(place), clock) as journal:
         queue = strictq.open(journal.root / PLACE, clock=clock, shards=2, durability="process")
         queue.send(b"in", here)
-        queue._store.shards[0].checkpoint()
+        store_of(queue).shards[0].checkpoint()
         (d,) = queue.receive()
         failed: list[str] = []
 
@@ -159,7 +160,7 @@ def test_what_is_forwarded_after_a_failed_sync_is_whole_after_a_power_cut(place:
         journal.fault = fault
         with pytest.raises(strictq.ForwardPending), queue.transaction(d) as tx:
             tx.send(b"out", there)
-        queue._store.forward()
+        store_of(queue).forward()
         assert failed
         journal.recording = False
         queue.close()
@@ -187,12 +188,12 @@ def test_what_another_process_forwards_after_a_failed_sync_is_whole_after_a_powe
         one = strictq.open(journal.root / PLACE, clock=clock, shards=2, durability="process")
         two = strictq.open(journal.root / PLACE, clock=clock)
         one.send(b"in", here)
-        one._store.shards[0].checkpoint()
+        store_of(one).shards[0].checkpoint()
         (d,) = one.receive()
         journal.fault = _fails_once(journal, "fsync")
         with pytest.raises(strictq.ForwardPending), one.transaction(d) as tx:
             tx.send(b"out", there)
-        two._store.forward()
+        store_of(two).forward()
         journal.recording = False
         one.close()
         two.close()
@@ -207,13 +208,13 @@ def test_another_process_that_checkpoints_after_a_failed_sync_does_not_mix_pages
         for n in range(40):
             one.send(bytes([n]) * 3000, "k")
             if n == 10:
-                one._store.shards[0].checkpoint()
+                store_of(one).shards[0].checkpoint()
         journal.fault = Plan("sync", 1, 1, "-wal")
         with pytest.raises(StoreError):
-            one._store.shards[0].checkpoint()
+            store_of(one).shards[0].checkpoint()
         journal.fault = None
         journal.note("failed")
-        two._store.shards[0].checkpoint()
+        store_of(two).shards[0].checkpoint()
         journal.recording = False
         one.close()
         two.close()
@@ -234,7 +235,7 @@ def test_a_process_that_dies_between_a_failed_sync_and_its_repair_leaves_it_to_t
         with pytest.raises(OutcomeUnknown):
             one.send(b"unknown", "k")
         journal.fault = None
-        one._store.die()
+        store_of(one).die()
         one = strictq.open(journal.root / PLACE, clock=clock)
         for queue in (one, *beside):
             queue.send(b"after", "k")
@@ -255,7 +256,7 @@ def test_a_failed_sync_of_the_boot_before_is_over(place: Path) -> None:
             journal.fault = Plan("sync", 1, 1, "-wal")
             with pytest.raises(OutcomeUnknown):
                 queue.send(b"unknown", "k")
-            queue._store.die()
+            store_of(queue).die()
         journal.fault = None
         clock.reboot()
         mark = len(journal.ops)
@@ -313,7 +314,7 @@ def test_a_failure_is_told_as_what_it_is(place: Path) -> None:
     with recording(fresh(place), FakeClock()) as journal:
         queue = strictq.open(journal.root / PLACE)
         queue.send(b"", "k")
-        queue._store.shards[0]._writer._drop_connection()
+        store_of(queue).shards[0]._writer._drop_connection()
         journal.fault = Plan("read", 1, 1)
         with pytest.raises(StoreError) as caught:
             queue.send(b"", "k")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import strictq
 from strictq import Message, QueueConfig, StoreCorrupt, StrictqError
 from strictq.testing import FakeClock
-from tests.support.internals import connected, connection_of, shard_file, tamper
+from tests.support.internals import connected, connection_of, shard_file, store_of, tamper
 from tests.support.powercut import quiet
 from tests.support.powercut_campaign import fast_directory
 from tests.support.queues import Opener, fill, keys_by_shard, labels
@@ -202,7 +202,7 @@ def crafted(place: Path) -> tuple[Path, FakeClock]:
         q.receive(1, per_key=1)[0].reject("no")
         q.receive(2, per_key=2)
         q.hold("k2")
-        q._store.set_estimates({"prepare": "{}"})
+        store_of(q).set_estimates({"prepare": "{}"})
     return place / "original", clock
 
 

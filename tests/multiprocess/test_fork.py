@@ -67,7 +67,10 @@ def _account_for_transactions(queue: strictq.Queue) -> None:
         queue.ack_many(got)
 
 
-LATE = ("ctypes", "hashlib", "strictq._findings", "strictq._hashing", "strictq._store.check", "strictq._store.pages")
+LATE = (
+    "ctypes", "hashlib", "strictq._findings", "strictq._hashing", "strictq._views", "strictq._store.lanes.check",
+    "strictq._store.disk.foreign", "strictq._store.disk.pages",
+)  # fmt: skip
 PROGRAM = f"""
 import os, sys
 import strictq

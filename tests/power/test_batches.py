@@ -13,9 +13,7 @@ import pytest
 
 import strictq
 from strictq._keys import encode_key
-from strictq._store import applied, send
-from strictq._store.applied import Size, Token
-from strictq._store.staging import Staging, new_run
+from strictq._store.api import Item, Size, Staging, Token, new_run
 from strictq.testing import FakeClock
 from tests.support.powercut import Journal, quiet, recording
 from tests.support.powercut_campaign import fast_directory
@@ -46,9 +44,9 @@ def bring(q: strictq.Queue, path: Path, names: list[str]) -> None:
     """The parts of a decided batch, each into its shard, and then the end."""
     for name in names:
         shard, body = json.loads(Staging(path, TOKEN.writer).path(name).read_bytes())
-        item: send.Item = (encode_key(KEYS[shard]), body.encode(), None, None)
-        applied.put(q._store, q._store.shards[shard], TOKEN, 0, lambda tx, item=item: send.send(tx, [item]) and None)  # type: ignore[misc]
-    applied.finish(q._store, TOKEN, q._store.shards)
+        item: Item = (encode_key(KEYS[shard]), body.encode(), None, None)
+        q._storage.bulk.put(TOKEN, shard, 0, [item])
+    q._storage.bulk.finish(TOKEN, range(q.shards))
 
 
 def record(place: Path, clock: FakeClock) -> Journal:
@@ -61,7 +59,7 @@ def record(place: Path, clock: FakeClock) -> Journal:
         journal.note("batch")
         names = [stage(staging, shard) for shard in KEYS]
         staging.sync(names)
-        applied.decide(q._store, TOKEN, Size(2), json.dumps(names))
+        q._storage.bulk.decide(TOKEN, Size(2), json.dumps(names))
         bring(q, path, names)
         journal.note("whole")
         journal.recording = False
@@ -100,7 +98,7 @@ def test_a_batch_is_nothing_or_can_be_finished_whenever_the_power_goes(place: Pa
         path = place / "image" / PLACE
         with quiet(clock), strictq.open(path, clock=clock, create=False) as q:
             assert q.check() == []
-            known = applied.look(q._store, TOKEN)
+            known = q._storage.bulk.known(TOKEN)
             there = [shard for shard, key in KEYS.items() if [m.body for m in q.peek(key)] == [BODY]]
             seen.add(("none" if known is None else "whole" if known.whole else "decided", len(there)))
             if known is None:

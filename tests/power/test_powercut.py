@@ -23,7 +23,11 @@ from typing import Any
 import pytest
 
 import strictq
-from strictq._store import catalog, connection, files, frame, outbox, shard
+from strictq import _files as files
+from strictq._store import catalog, shard
+from strictq._store.commit import connection, tx
+from strictq._store.disk import layout
+from strictq._store.lanes import outbox
 from strictq.testing import FakeClock
 from tests.support.powercut import quiet, recording
 from tests.support.powercut_campaign import Tally, campaign, cut_again, fast_directory
@@ -141,11 +145,11 @@ def _repeated_arrivals(patch: pytest.MonkeyPatch) -> None:
 
 
 def _tokens_without_epoch(patch: pytest.MonkeyPatch) -> None:
-    def new_token(self: frame.Tx) -> int:
+    def new_token(self: tx.Tx) -> int:
         self.totals.last_token += 1
         return self.totals.last_token
 
-    patch.setattr(frame.Tx, "new_token", new_token)
+    patch.setattr(tx.Tx, "new_token", new_token)
 
 
 MUTATIONS: dict[str, tuple[Level, Callable[[pytest.MonkeyPatch], None]]] = {
@@ -153,7 +157,7 @@ MUTATIONS: dict[str, tuple[Level, Callable[[pytest.MonkeyPatch], None]]] = {
     "checkpoints are not synced": ("full", _unsynced_checkpoints),
     "the catalog is not synced": ("process", _unsynced_catalog),
     "a new queue's directory is not synced": ("full", lambda patch: patch.setattr(files, "sync_directory", lambda _path: None)),
-    "what is forwarded is not synced": ("process", lambda patch: patch.setattr(files, "sync_wal", lambda _path: None)),
+    "what is forwarded is not synced": ("process", lambda patch: patch.setattr(layout, "sync_wal", lambda _path: None)),
     "the epoch is not raised": ("process", lambda patch: patch.setattr(catalog, "raise_epoch", lambda *_args: None)),
     "tokens do not carry the epoch": ("process", _tokens_without_epoch),
     "an arrival is not remembered": ("full", _repeated_arrivals),

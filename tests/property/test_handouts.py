@@ -95,7 +95,7 @@ class HandoutsMachine(RuleBasedStateMachine):
         """The driver hears that the newest batch is committed."""
         if self.h.last == 0 or self.h.last in self.released:
             return
-        acknowledge(self.q, "etl", self.h.last)
+        acknowledge(self.q._storage, "etl", self.h.last)
         self._ack_to(self.h.last)
 
     @rule()

@@ -81,8 +81,9 @@ class QueueMachine(RuleBasedStateMachine):
     @initialize(
         shards=st.integers(1, 4),
         policy=st.sampled_from(["dead_letter", "hold", "drop"]),
-        max_attempts=st.sampled_from([1, 2, 3]),
+        max_attempts=st.sampled_from([1, 2, 3, None]),
         retry_delay=st.sampled_from([0.0, 0.0, 0.7]),
+        retry_for=st.sampled_from([0.0, 40.7]),
         on_expire=st.sampled_from(["drop", "dead_letter"]),
         default_ttl=st.sampled_from([None, None, 100.5]),
     )
@@ -90,15 +91,17 @@ class QueueMachine(RuleBasedStateMachine):
         self,
         shards: int,
         policy: Any,
-        max_attempts: int,
+        max_attempts: int | None,
         retry_delay: float,
+        retry_for: float,
         on_expire: Any,
         default_ttl: float | None,
     ) -> None:
         s = Settings(
             max_attempts=max_attempts,
-            on_poison=policy,
+            on_poison=policy if max_attempts else "dead_letter",
             retry_delay_seconds=retry_delay,
+            retry_for_seconds=retry_for,
             on_expire=on_expire,
             ttl_seconds=default_ttl,
         )
@@ -108,6 +111,7 @@ class QueueMachine(RuleBasedStateMachine):
             max_attempts=s.max_attempts,
             on_poison=s.on_poison,
             retry_delay_seconds=s.retry_delay_seconds,
+            retry_for_seconds=s.retry_for_seconds,
             dedup_window_seconds=s.dedup_window_seconds,
             ttl_seconds=s.ttl_seconds,
             on_expire=s.on_expire,
@@ -243,6 +247,11 @@ class QueueMachine(RuleBasedStateMachine):
         d = self._chosen(n)
         self._settle(d, lambda: d.nack(delay=delay, reason="again"), lambda: self.model.nacked(d, delay))
 
+    def _defer(self, n: int, delay: float | None) -> None:
+        d = self._chosen(n)
+        wait = 0.0 if delay is None else delay
+        self._settle(d, lambda: d.defer(wait), lambda: self.model.deferred(d, wait))
+
     def _reject(self, n: int, _: Any) -> None:
         d = self._chosen(n)
         self._settle(d, lambda: d.reject("bad"), lambda: self.model.rejected(d))
@@ -295,7 +304,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.deliveries)
     @rule(
-        verb=st.sampled_from(["ack", "ack", "ack", "nack", "nack", "reject", "start", "extend", "give_back", "more"]),
+        verb=st.sampled_from(["ack", "ack", "ack", "nack", "nack", "defer", "reject", "start", "extend", "give_back", "more"]),
         n=pick,
         seconds=st.sampled_from([None, None, 0.0, 2.5, 30.5]),
     )
@@ -303,7 +312,8 @@ class QueueMachine(RuleBasedStateMachine):
         getattr(self, f"_{verb}")(n, seconds)
 
     @rule(
-        h=handle, outcomes=st.lists(st.sampled_from(["start", "ack", "ack", "nack", "reject", "leave"]), min_size=1, max_size=4)
+        h=handle,
+        outcomes=st.lists(st.sampled_from(["start", "ack", "ack", "nack", "defer", "reject", "leave"]), min_size=1, max_size=4),
     )
     def work(self, h: int, outcomes: list[str]) -> None:
         """A consumer takes a batch and goes through it in order."""

@@ -11,14 +11,15 @@ import pytest
 
 import strictq
 from strictq import InvalidArgument, Queue, StoreCorrupt
-from strictq._handouts import Handouts, read_block
+from strictq._handouts import Holder, read_block
 from strictq._keys import Key, encode_key
-from strictq._store import packing
+from strictq._store.api import ListedColumns, Piece
 from strictq.spark import _arrow
-from strictq.spark._arrow import BYTES, ROWS, Builder, arrow_schema, encoder, pack, unpack
+from strictq.spark._arrow import Builder, arrow_schema, encoder, pack, unpack
 from strictq.spark._options import BatchOptions, StreamOptions
 from strictq.spark._schema import key_type, read_schema
 from strictq.testing import FakeClock
+from tests.support.scans import small_pieces
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,9 +30,14 @@ def builder(kind: str = "string") -> Builder:
     return Builder(arrow_schema(read_schema(key_type(kind))), kind)
 
 
-def row(seq: int, body: bytes = b"x", headers: str | None = None, attempts: int = 0, lane: int = 1) -> tuple[Any, ...]:
-    """A message's row, as a claim gives it."""
-    return (0, 0, b"", lane, seq, None, None, attempts, 100 + seq, 1_000_000 * seq, headers, None, None, None, body)
+def listed(key: bytes, bodies: list[bytes], headers: str | None = None, attempts: int = 0, *, shard: int = 4) -> ListedColumns:
+    """Messages of one key, the first with these headers and attempts, as a queue gives them."""
+    n = len(bodies)
+    seqs = list(range(1, n + 1))
+    return ListedColumns(
+        shard, True, [key], [n], seqs, [100 + seq for seq in seqs], [1_000_000 * seq for seq in seqs],
+        [attempts, *[0] * (n - 1)], [headers, *[None] * (n - 1)], bodies, [],
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -150,27 +156,8 @@ def test_a_key_that_does_not_fit_says_what_does(kind: str, key: Key) -> None:
         builder(kind).key(encode_key(key))
 
 
-def test_batches_hold_whole_lanes_where_they_fit() -> None:
-    lanes = [(b"sa", [row(n) for n in range(1, 1500)]), (b"sb", [row(n) for n in range(1, 4 * ROWS)]), (b"sc", [row(1)])]
-    made = list(builder().batches(lanes, 3, 5))
-    assert [(b.num_rows, fresh) for b, fresh in made] == [
-        (1499, True), (ROWS, True), (ROWS, False), (ROWS, False), (ROWS - 1, False), (1, True),
-    ]  # fmt: skip
-    keys = [key for b, _ in made for key in b.column("key").to_pylist()]
-    assert keys == ["a"] * 1499 + ["b"] * (4 * ROWS - 1) + ["c"]
-
-
-def test_batches_are_cut_by_bytes() -> None:
-    body = bytes(BYTES // 2)
-    made = list(
-        builder().batches([(b"sa", [row(n, body) for n in range(1, 6)]), (b"sb", [row(1, bytes(2 * BYTES), lane=2)])], 0, 0)
-    )
-    assert [(b.num_rows, fresh) for b, fresh in made] == [(2, True), (2, False), (1, False), (1, True)]
-
-
 def test_a_batch_comes_back_as_it_was_packed() -> None:
-    rows = [row(1, b"a", '{"h": "1"}', 2), row(2, b""), row(3, b"\xff")]
-    ((batch, _),) = builder().batches([(b"sk", rows)], 4, 500)
+    batch = builder().listed(listed(b"sk", [b"a", b"", b"\xff"], '{"h": "1"}', 2), 500)
     back = unpack(pack(batch), arrow_schema(read_schema(key_type("string"))), [102])
     assert back.to_pydict() | {"enqueued_at": back.column("enqueued_at").cast("int64").to_pylist()} == {
         "key": ["k", "k"], "seq": [1, 3], "body": [b"a", b"\xff"], "headers": [[("h", "1")], None], "attempt": [3, 1],
@@ -181,8 +168,7 @@ def test_a_batch_comes_back_as_it_was_packed() -> None:
 
 
 def test_a_query_takes_what_it_wants_of_a_block(ddl: Callable[[str], StructType]) -> None:
-    rows = [row(1, b"a", '{"h": "1"}', 2), row(2, b""), row(3, "ü".encode())]
-    ((batch, _),) = builder().batches([(b"sk", rows)], 4, 500)
+    batch = builder().listed(listed(b"sk", [b"a", b"", "ü".encode()], '{"h": "1"}', 2), 500)
     for schema in ("body STRING, key STRING", "headers MAP<STRING, STRING>, body STRING NOT NULL", "seq BIGINT"):
         wanted = arrow_schema(ddl(schema))
         taken = unpack(pack(batch), wanted, [102])
@@ -192,27 +178,16 @@ def test_a_query_takes_what_it_wants_of_a_block(ddl: Callable[[str], StructType]
     assert unpack(pack(batch), arrow_schema(ddl("body STRING, seq BIGINT")), []).to_pydict() == {
         "body": ["a", "", "ü"], "seq": [1, 2, 3],
     }  # fmt: skip
-    ((batch, _),) = builder("int").batches([(b"i7", [row(1, b"\xff")])], 4, 500)
+    batch = builder("int").listed(listed(b"i7", [b"\xff"]), 500)
     assert unpack(pack(batch), arrow_schema(ddl("seq BIGINT")), []).to_pydict() == {"seq": [1]}, "whatever the keys are"
     with pytest.raises(InvalidArgument, match="a body is not UTF-8"):
         unpack(pack(batch), arrow_schema(ddl("body STRING")), [])
 
 
-def test_rows_of_a_claim_have_these_columns() -> None:
-    with strictq.open(":memory:") as q:
-        q.send(b"body", "k", headers={"a": "b"})
-        d = q.receive()[0]
-        ((batch, _),) = builder().batches([(d.lease._held.key, d.lease._held.rows)], d.shard, 0)
-    (shown,) = batch.to_pylist()
-    assert (shown["key"], shown["seq"], shown["body"], shown["headers"], shown["attempt"], shown["id"]) == (
-        "k", 1, b"body", [("a", "b")], 1, d.id,
-    )  # fmt: skip
-
-
 def handed(q: Queue, *, packed: bool) -> pa.Table:
     """What a hand-out of everything has recorded, in order."""
     b = builder()
-    h = Handouts(q, "packed" if packed else "rows", encoder(b, q._store.time.skew), packed=packed)
+    h = Holder(q, "packed" if packed else "rows", encoder(b, lambda: q._storage.skew), packed=packed)
     h.attach()
     assert h.take(0) == 1
     blocks = [read_block(q, h.name, 1, part.shard, part.part) for part in h.parts(1)]
@@ -224,7 +199,7 @@ def handed(q: Queue, *, packed: bool) -> pa.Table:
 
 def test_a_hand_out_is_the_same_from_columns_and_from_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_arrow, "PIECES_ROWS", 7)
-    monkeypatch.setattr(packing, "STEP", 5)
+    small_pieces(monkeypatch, 5)
     with strictq.open(":memory:", clock=FakeClock()) as q:
         for n in range(60):
             q.send(bytes([n]) * (n % 4), f"k{n % 3}" if n % 5 else f"single-{n}")
@@ -245,7 +220,7 @@ def test_a_hand_out_is_the_same_from_columns_and_from_rows(monkeypatch: pytest.M
     ],
 )  # fmt: skip
 def test_a_piece_whose_columns_do_not_belong_together_is_damage(torn: dict[str, Any]) -> None:
-    whole = packing.Piece(1, 0, 1, encode_key("a"), 3, 0, "1,2,3", "101,102,103", "1,2,3", "1,1,1", b"abc", 3, 1, 3, 103)
+    whole = Piece(1, 0, 1, encode_key("a"), 3, 0, "1,2,3", "101,102,103", "1,2,3", "1,1,1", b"abc", 3, 1, 3, 103)
     assert builder().pieces([whole], 0, 0).column("body").to_pylist() == [b"a", b"b", b"c"]
     with pytest.raises(StoreCorrupt, match="do not belong together"):
         builder().pieces([whole, whole._replace(**torn)], 0, 0)

@@ -10,7 +10,7 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
-from strictq.spark._records import key_columns
+from strictq.history._records import key_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -152,7 +152,7 @@ def test_what_is_finished(spark: SparkSession, q: Queue) -> None:
 
 
 def test_the_history_of_a_queue_has_the_columns_of_an_export(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
-    from strictq.spark import analytics, export_history
+    from strictq.history import analytics, export_history
 
     keep_records(q, 20)
     export_history(q, tmp_path / "out")

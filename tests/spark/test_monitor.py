@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import strictq
-from strictq import QueryReport, Queue
-from strictq._store import files
+from strictq import QueryReport, Queue, _query_reports
 from strictq.spark._monitor import QUERIES_MAX, Monitor, Read
 from tests.support.handouts import holder
 from tests.support.internals import PATIENCE_SECONDS
@@ -171,7 +170,7 @@ def test_a_query_that_fails_says_why(spark: SparkSession, q: Queue, tmp_path: Pa
 
 def test_reports_that_can_not_be_written_fail_no_query(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
     send_chains(q, KEYS, 2)
-    file = files.of_consumer(Path(q.path), files.QUERY, "etl")
+    file = _query_reports.file_of(Path(q.path), "etl")
     file.with_name(f"{file.name}.part").mkdir()
     ledger = Ledger(tmp_path / "ledger")
     run(load(spark, q.path, maxMessagesPerTrigger=15), tmp_path / "checkpoint", ledger)

@@ -18,10 +18,10 @@ import pytest
 import strictq
 import strictq.spark
 from strictq import Message, Queue, QueueConfig, Reject, Retry, StoreBusy
-from strictq.spark._outcomes import BatchJob
-from tests.support.internals import ROOT
+from strictq.spark._outcomes import BatchJob, run_lane
+from tests.support.internals import ROOT, store_of
 from tests.support.pipelines import PREPARED, chain, double, expected
-from tests.support.queues import keys_by_shard
+from tests.support.queues import AT_ONCE, keys_by_shard
 
 from .streams import END_SECONDS
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def q(queue_path: str) -> Iterator[Queue]:
-    with strictq.open(queue_path, durability="process", shards=2, config=QueueConfig(max_attempts=2)) as queue:
+    with strictq.open(queue_path, durability="process", shards=2, config=QueueConfig(max_attempts=2, **AT_ONCE)) as queue:
         yield queue
 
 
@@ -365,10 +365,21 @@ def test_waiting_for_more(spark: SparkSession, q: Queue) -> None:
     assert (seen, thread.is_alive()) == ([b"1"], False)
 
 
+def steps(job: Any) -> Iterator[None]:
+    yield None
+
+
+async def awaited(job: Any) -> None:
+    pass
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ({"process": 3}, "callable"),
+        ({"process": steps}, "process is a generator function"),
+        ({"process": awaited}, "process is async"),
+        ({"prepare": steps, "prepared": "a bigint"}, "prepare is a generator function"),
         ({"prepare": double}, "prepared"),
         ({"prepare": double, "prepared": "no such type here"}, "columns"),
         ({"prepare": double, "prepared": "seq bigint"}, "own"),
@@ -392,6 +403,14 @@ def test_bad_arguments(spark: SparkSession, q: Queue, arguments: dict[str, Any],
 def test_a_path_is_not_a_queue(spark: SparkSession, queue_path: str) -> None:
     with pytest.raises(strictq.InvalidArgument, match="open Queue"):
         strictq.spark.pipeline(spark, queue_path, process=print)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("process", [lambda job: steps(job), awaited], ids=["generator", "coroutine"])
+def test_what_process_returns_is_not_acked_unrun(process: Any) -> None:
+    jobs = [BatchJob("k", seq, b"", {}, 1, 0.0, {}, None) for seq in (1, 2)]
+    one, two = run_lane(process, jobs, lambda: 0.0)
+    assert (one.kind, two.kind) == ("failed", "skipped")
+    assert "process returned a" in one.reason
 
 
 def test_a_job_without_state_says_so() -> None:
@@ -421,9 +440,9 @@ def test_a_send_that_another_shard_can_not_take_yet_is_committed(
         raise StoreBusy("not now", shard=1)
 
     with monkeypatch.context() as m:
-        m.setattr(q._store.shards[1], "drain", busy)
+        m.setattr(store_of(q).shards[1], "drain", busy)
         done = strictq.spark.pipeline(spark, q, process=lambda job: job.send(job.body, key=there)).run()
     assert (done.acked, done.retried, done.lost) == (2, 0, 0)
-    q._store.forward()
+    store_of(q).forward()
     assert [m.body for m in q.peek(there)] == [b"1", b"2"]
     assert q.status(here, 2).state == "resolved"

@@ -12,7 +12,7 @@ import pytest
 
 import strictq
 import strictq.spark
-from strictq.spark import _extra
+from strictq import _extras
 from strictq.spark._interpreter import require_interpreter
 from tests.support.internals import ROOT
 
@@ -55,7 +55,7 @@ def test_a_missing_extra_is_named(package: str) -> None:
 def test_an_old_pyspark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.__version__", "4.1.3")
     with pytest.raises(strictq.ConfigError, match=r"4\.1\.3 is too old.*4\.2 or newer"):
-        _extra.require()
+        _extras.need_spark()
 
 
 def test_a_pyspark_that_nobody_installed(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_pyspark_that_nobody_installed(tmp_path: Path) -> None:
     for package in Path(pyspark.__file__).parent.parent.iterdir():
         if package.suffix not in (".dist-info", ".pth"):
             (tmp_path / package.name).symlink_to(package)
-    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]; from strictq.spark import _extra; _extra.require()"
+    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]; from strictq._extras import need_spark; need_spark()"
     subprocess.run([sys.executable, "-S", "-c", code], check=True, timeout=60)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,22 +15,22 @@ from hypothesis import strategies as st
 import strictq
 from strictq import InvalidArgument, Message, Queue, QueueConfig, StoreCorrupt
 from strictq._keys import Key, encode_key
-from strictq._store import packing, scan
-from strictq._store.scan import Packed
-from strictq.spark._arrow import Builder, arrow_schema, runs
+from strictq._store.api import ListedColumns, PackedColumns
+from strictq.spark._arrow import SIZE, Builder, arrow_schema, runs
 from strictq.spark._scanning import Scan
 from strictq.spark._schema import key_type, read_schema
 from strictq.testing import FakeClock
-from tests.support.internals import shard_of
-
-IN_THE_FILES = """
-SELECT l.key, m.seq, ifnull(m.body, b.data), m.headers, m.sent_at, m.attempts, m.id
-FROM message m JOIN lane l ON l.id = m.lane LEFT JOIN body b ON b.id = m.id
-"""
-DEAD_IN_THE_FILES = """
-SELECT l.key, m.seq, ifnull(m.body, b.data), m.headers, m.sent_at, m.attempts, m.id, m.kind, m.reason, m.died_at
-FROM dead m JOIN lane l ON l.id = m.lane LEFT JOIN body b ON b.id = m.id
-"""
+from tests.support.scans import (
+    ALWAYS,
+    AT_TWO,
+    DEAD_IN_THE_FILES,
+    IN_THE_FILES,
+    NEVER_AGAIN,
+    SAMPLE,
+    packed_steps,
+    small_steps,
+    stored,
+)
 
 EVERYTHING = {"key", "id", "sent_at", "attempts", "headers", "body"}
 
@@ -62,10 +61,8 @@ def read(
     if text:
         schema = schema.set(schema.get_field_index("body"), pa.field("body", pa.string()))
     batches: list[pa.RecordBatch] = []
-    for shard in q._store.shards:
-        plan = scan.plan_shard(shard, dead=dead, per_task=per_task)
-        for segments in plan.tasks:
-            batches += Scan(shard.number, dead, kind, plan.newest, plan.last_lane, segments).batches(q, schema)
+    for part in q._storage.bulk.plan(dead=dead, messages=per_task):
+        batches += Scan(part.shard, part.dead, key_type(kind), part.place).batches(q, schema)
     for batch in batches:
         batch.validate(full=True)
         assert batch.schema.equals(schema)
@@ -84,30 +81,14 @@ def shown(batches: list[pa.RecordBatch]) -> dict[tuple[int, int], tuple[Any, ...
     return found
 
 
-def stored(q: Queue, statement: str) -> dict[tuple[int, int], tuple[Any, ...]]:
-    """The same from the files, in SQL."""
-    found: dict[tuple[int, int], tuple[Any, ...]] = {}
-    skew = q._store.time.skew()
-    for shard in q._store.shards:
-        for key, seq, body, headers, sent_at, attempts, arrival, *died in shard.look(lambda db: db.execute(statement).fetchall()):
-            if died:
-                died[2] += skew
-            known = list(json.loads(headers).items()) if headers else None
-            column = None if key[:1] == b"n" else key
-            found[shard.number, arrival] = (column, seq, body, known, sent_at + skew, attempts, *died)
-    return found
+def steps(q: Queue, wanted: Collection[str] = EVERYTHING, runs: Any = runs) -> list[PackedColumns | ListedColumns]:
+    """What the queue gives of its only shard, in one task."""
+    (part,) = q._storage.bulk.plan(dead=False, messages=1000)
+    return list(q._storage.bulk.read(part, wanted, runs, SIZE))
 
 
-ALWAYS, AT_TWO, NEVER_AGAIN = 0, 2, 1000
-"""Messages of a lane from which on lanes are read by themselves."""
-
-
-def small_steps(patch: pytest.MonkeyPatch, step: int, by_lane: int) -> None:
-    patch.setattr(packing, "SAMPLE", 1)
-    patch.setattr(scan, "DEEP", by_lane)
-    patch.setattr(scan, "STEP", step)
-    patch.setattr(scan, "PACKED_STEP", step + 1)
-    patch.setattr(scan, "PAUSE_MAX", 2)
+def in_the_files(q: Queue, statement: str) -> dict[tuple[int, int], tuple[Any, ...]]:
+    return {(shard, arrival): columns for shard, arrival, columns in stored(q, statement)}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -137,8 +118,8 @@ def test_columns_have_what_the_files_have(
                 elif end == "hold" and d.key is not None:
                     q.hold(d.key, "why")
         pending, dead = shown(read(q, per_task=per_task)), shown(read(q, dead=True, per_task=per_task))
-        assert pending == stored(q, IN_THE_FILES)
-        assert dead == stored(q, DEAD_IN_THE_FILES)
+        assert pending == in_the_files(q, IN_THE_FILES)
+        assert dead == in_the_files(q, DEAD_IN_THE_FILES)
         told = {(None if k is None else encode_key(k), s, i): v for (k, _, s, i), v in sent.items() if k is not None}
         for (_, arrival), (key, seq, body, headers, *_) in [*pending.items(), *dead.items()]:
             if key is not None:
@@ -153,11 +134,7 @@ def test_plain_messages_are_packed_by_sqlite(kind: str, keys: list[Any], by_lane
     small_steps(monkeypatch, 3, by_lane)
     with strictq.open(":memory:") as q:
         receipts = q.send_many([Message(b"\0%d" % n, key=keys[n % len(keys)]) for n in range(30)])
-        shard = shard_of(q)
-        plan = scan.plan_shard(shard, dead=False, per_task=100)
-        ((segment,),) = plan.tasks
-        steps = list(scan.columns(shard, plan, segment, EVERYTHING, runs))
-        assert all(isinstance(s, Packed) for s in steps)
+        assert all(isinstance(s, PackedColumns) for s in steps(q))
         rows = [row for batch in read(q, kind=kind) for row in batch.to_pylist()]
         for key in keys:
             sent = [(r.seq, b"\0%d" % n, r.id) for n, r in enumerate(receipts) if r.key == key]
@@ -172,10 +149,7 @@ def test_rows_come_where_columns_do_not_fit_and_columns_after_them(by_lane: int,
         for n in range(40):
             q.send(b"%d" % n, "k", headers={"h": "1"} if n < 5 else None)
         q.send(b"x" * (15 << 20), "large")
-        shard = shard_of(q)
-        plan = scan.plan_shard(shard, dead=False, per_task=100)
-        ((segment,),) = plan.tasks
-        kinds = [isinstance(s, Packed) for s in scan.columns(shard, plan, segment, EVERYTHING, runs)]
+        kinds = [isinstance(s, PackedColumns) for s in steps(q)]
         assert kinds[0] is False
         assert True in kinds
         assert kinds[-1] is False
@@ -184,8 +158,7 @@ def test_rows_come_where_columns_do_not_fit_and_columns_after_them(by_lane: int,
 
 def test_lanes_are_read_by_themselves_where_they_are_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row of SQLite's for each lane, or one for all that come: whichever is less work."""
-    monkeypatch.setattr(scan, "PACKED_STEP", 100)
-    monkeypatch.setattr(scan, "DEEP", 2)
+    packed_steps(monkeypatch, 100, by_lane=2)
     told: list[str] = []
 
     def told_runs(text: str, count: int) -> Any:
@@ -195,12 +168,9 @@ def test_lanes_are_read_by_themselves_where_they_are_deep(monkeypatch: pytest.Mo
     with strictq.open(":memory:") as q:
         q.send_many([Message(b"", key=n) for n in range(200)])
         q.send_many([Message(b"", key=n) for n in range(200, 210) for _ in range(50)])
-        shard = shard_of(q)
-        plan = scan.plan_shard(shard, dead=False, per_task=1000)
-        ((segment,),) = plan.tasks
-        depths = [s.depths for s in scan.columns(shard, plan, segment, EVERYTHING, told_runs) if isinstance(s, Packed)]
+        depths = [s.depths for s in steps(q, runs=told_runs) if isinstance(s, PackedColumns)]
     assert sum(map(sum, depths)) == 200 + 500
-    assert len(depths[0]) == packing.SAMPLE, "then it was seen that they are not deep"
+    assert len(depths[0]) == SAMPLE, "then it was seen that they are not deep"
     assert len(told) == 3, "steps over lanes of one message, and into those that are deep"
     assert depths[-1][-1] == 50
 
@@ -217,11 +187,7 @@ def test_idle_lanes_are_not_walked_over() -> None:
         q.send_many([Message(b"", key=n) for n in range(100)])
         q.ack_many(q.receive(100))
         q.send_many([Message(b"", key="busy")] * 50)
-        shard = shard_of(q)
-        plan = scan.plan_shard(shard, dead=False, per_task=1000)
-        ((segment,),) = plan.tasks
-        steps = list(scan.columns(shard, plan, segment, EVERYTHING, told_runs))
-        assert [s.depths for s in steps if isinstance(s, Packed)] == [[50]]
+        assert [s.depths for s in steps(q, runs=told_runs) if isinstance(s, PackedColumns)] == [[50]]
         assert len(told) == 1, "read by messages, though this lane is deep"
 
 
@@ -229,11 +195,8 @@ def test_lanes_out_of_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
     small_steps(monkeypatch, 3, NEVER_AGAIN)
     with strictq.open(":memory:") as q:
         q.send_many([Message(b"", key=n) for n in range(4)])
-        shard = shard_of(q)
-        plan = scan.plan_shard(shard, dead=False, per_task=100)
-        ((segment,),) = plan.tasks
         with pytest.raises(StoreCorrupt, match="out of order"):
-            list(scan.columns(shard, plan, segment, EVERYTHING, lambda _text, _count: ([3, 2], [1, 1])))
+            steps(q, runs=lambda _text, _count: ([3, 2], [1, 1]))
 
 
 @pytest.mark.parametrize(
@@ -244,18 +207,18 @@ def test_lanes_out_of_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 )  # fmt: skip
 def test_columns_that_do_not_belong_together_are_refused(change: dict[str, Any]) -> None:
     given: dict[str, Any] = {
-        "shard": 3, "count": 3, "keys": [b"sa", b"sb"], "depths": [2, 1], "seqs": f"1,{2**62},1",
+        "shard": 3, "messages": 3, "keys": [b"sa", b"sb"], "depths": [2, 1], "seqs": f"1,{2**62},1",
         "ids": f"5,{2**62 + 1},7", "sent_at": "1,2,3", "sizes": "1,0,2", "bodies": b"abc",
     }  # fmt: skip
     schema = arrow_schema(read_schema(key_type(None)))
     builder = Builder(schema, "string", started=0)
-    good = builder.columns(Packed(**given), 10, schema)
+    good = builder.packed(PackedColumns(**given), 10, schema)
     good.validate(full=True)
     assert (good.column("key").to_pylist(), good.column("seq").to_pylist()) == (["a", "a", "b"], [1, 2**62, 1])
     assert (good.column("body").to_pylist(), good.column("id").to_pylist()) == ([b"a", b"", b"bc"], [5, 2**62 + 1, 7])
     assert good.column("enqueued_at").cast("int64").to_pylist() == [11, 12, 13]
     with pytest.raises(StoreCorrupt, match="do not belong together"):
-        builder.columns(Packed(**given | change), 10, schema)
+        builder.packed(PackedColumns(**given | change), 10, schema)
 
 
 # ---- some columns
@@ -291,22 +254,19 @@ def test_what_is_not_wanted_is_not_read() -> None:
     with strictq.open(":memory:") as q:
         q.send(b"x" * 5000, "apart", headers={"a": "b"})
         q.receive()[0].nack()
-        shard = shard_of(q)
-        plan = scan.plan_shard(shard, dead=False, per_task=100)
-        ((segment,),) = plan.tasks
 
-        def step(*wanted: str) -> Packed | list[Any]:
-            (found,) = scan.columns(shard, plan, segment, wanted, runs)
+        def step(*wanted: str) -> PackedColumns | ListedColumns:
+            (found,) = steps(q, wanted)
             return found
 
         for name in ("body", "headers", "attempts"):
-            assert not isinstance(step(name), Packed), "it does not fit, and is wanted"
+            assert not isinstance(step(name), PackedColumns), "it does not fit, and is wanted"
         found = step("id", "key")
-        assert isinstance(found, Packed)
-        assert (found.count, found.keys, found.ids, found.seqs) == (1, [b"sapart"], "1", "1")
+        assert isinstance(found, PackedColumns)
+        assert (found.messages, found.keys, found.ids, found.seqs) == (1, [b"sapart"], "1", "1")
         assert (found.sent_at, found.sizes, found.bodies) == ("", "", b"")
         found = step("sent_at")
-        assert isinstance(found, Packed)
+        assert isinstance(found, PackedColumns)
         assert (found.keys, found.ids) == ([], "")
 
 
@@ -329,10 +289,10 @@ def test_bodies_as_text(headers: dict[str, str] | None) -> None:
 def test_keys_come_with_those_that_are_none(kind: str, keys: list[Any]) -> None:
     n = len(keys) + 1
     schema = arrow_schema(read_schema(key_type(kind))).field("key")
-    packed = Packed(
+    packed = PackedColumns(
         0, n, [*map(encode_key, keys), b"n1!2"], [1] * n, ",".join(["1"] * n), "", "", "", b""
     )  # fmt: skip
-    found = Builder(pa.schema([schema]), key_type(kind)).columns(packed, 0, pa.schema([schema]))
+    found = Builder(pa.schema([schema]), key_type(kind)).packed(packed, 0, pa.schema([schema]))
     found.validate(full=True)
     assert found.column("key").to_pylist() == [*keys, None]
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,10 @@ from strictq import (
     StoreError,
     StrictqError,
 )
-from strictq._handouts import Handouts
-from strictq._store.handing import Block
-from strictq._store.staging import Staging, new_run
-from strictq.spark import BlockServer, _block_server, _fetch, _served, serve
-from strictq.spark._served import Served
+from strictq._handouts import Holder
+from strictq._store.api import Block, Staging, new_run
+from strictq.spark import BlockServer, _block_client, _block_protocol, _block_server, serve
+from strictq.spark._block_protocol import Served
 from tests.support.campaign import wait_until
 from tests.support.internals import PATIENCE_SECONDS
 
@@ -61,7 +60,7 @@ def server(q: Queue) -> Iterator[BlockServer]:
 
 def known(server: BlockServer, q: Queue, **changes: Any) -> Served:
     """How to reach it, as a driver's process finds out."""
-    served = _served.find(server.options["server"], q.path)
+    served = _block_protocol.find(server.options["server"], q.path)
     assert served is not None
     return attrs.evolve(served, **changes)
 
@@ -74,7 +73,7 @@ def hand_out(q: Queue, messages: int = 20) -> tuple[int, list[tuple[int, int, in
             yield Block(len(held.rows), True, json.dumps([shard, n, held.key.hex()]).encode() * PAYLOAD)
 
     q.send_many(Message(b"%d" % n, key=f"k{n}") for n in range(messages))
-    held = Handouts(q, "etl", encode)
+    held = Holder(q, "etl", encode)
     held.attach()
     n = held.take(held.acked)
     ranges = [(p.shard, p.part, p.part) for p in held.parts(n)]
@@ -89,34 +88,119 @@ def hand_out(q: Queue, messages: int = 20) -> tuple[int, list[tuple[int, int, in
 
 def test_blocks_come_as_they_were_recorded(q: Queue, server: BlockServer) -> None:
     n, ranges, data = hand_out(q)
-    assert list(_fetch.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
+    assert list(_block_client.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
     joined = [(shard, min(r[1] for r in ranges if r[0] == shard), max(r[2] for r in ranges if r[0] == shard)) for shard in (0, 1)]
-    assert list(_fetch.blocks(known(server, q), q.queue_id, "etl", n, joined)) == data
+    assert list(_block_client.blocks(known(server, q), q.queue_id, "etl", n, joined)) == data
 
 
 def test_the_errors_of_the_server_have_their_types(q: Queue, server: BlockServer) -> None:
     _, ranges, _ = hand_out(q)
     with pytest.raises(HandoutGone, match="hand-out 7 of consumer 'etl' is not kept"):
-        list(_fetch.blocks(known(server, q), q.queue_id, "etl", 7, ranges))
+        list(_block_client.blocks(known(server, q), q.queue_id, "etl", 7, ranges))
     with pytest.raises(QueueNotFound, match="is another one"):
-        list(_fetch.blocks(known(server, q), "0" * 32, "etl", 1, ranges))
+        list(_block_client.blocks(known(server, q), "0" * 32, "etl", 1, ranges))
     for odd in ((0, 1, "x"), (9, 1, 1), (0, 1)):
-        with pytest.raises(InvalidArgument, match="can't read this request"):
-            list(_fetch.blocks(known(server, q), q.queue_id, "etl", 1, [odd]))  # type: ignore[list-item]
+        with pytest.raises(InvalidArgument, match=r"can't read this request|must be a whole number"):
+            list(_block_client.blocks(known(server, q), q.queue_id, "etl", 1, [odd]))  # type: ignore[list-item]
+
+
+ODD_NUMBERS = [10**300, 2**63, -1, 1.5, 1e300, float("nan"), float("inf"), "1", None, True, [1], {}]
+ODD_TEXTS = ["", "x" * 300, "\ud800", "a\0b", 5, None, ["etl"]]
+BLOCKS_REQUEST: dict[str, Any] = {"queue": "", "consumer": "etl", "n": 1, "blocks": [[0, 0, 0]]}
+LANES_REQUEST: dict[str, Any] = {
+    "queue": "", "kind": "lanes", "schema": "",
+    "what": {"shard": 0, "dead": False, "key_type": "string", "place": [99, 99, 0, 99, 0]},
+}  # fmt: skip
+RECORDS_REQUEST: dict[str, Any] = {"queue": "", "kind": "records", "schema": "", "what": {"shard": 0, "first": 1, "last": 9}}
+NUMBERS: list[tuple[str, dict[str, Any], list[Any]]] = [
+    *((_block_protocol.BLOCKS, BLOCKS_REQUEST, at) for at in (["n"], *(["blocks", 0, i] for i in range(3)))),
+    *((_block_protocol.SCAN, LANES_REQUEST, ["what", name]) for name in ("shard", "place")),
+    *((_block_protocol.SCAN, LANES_REQUEST, ["what", "place", i]) for i in range(5)),
+    *((_block_protocol.SCAN, RECORDS_REQUEST, ["what", name]) for name in ("shard", "first", "last")),
+]
+TEXTS: list[tuple[str, dict[str, Any], list[Any]]] = [
+    (_block_protocol.BLOCKS, BLOCKS_REQUEST, ["consumer"]),
+    (_block_protocol.SCAN, LANES_REQUEST, ["kind"]),
+    (_block_protocol.SCAN, LANES_REQUEST, ["schema"]),
+    (_block_protocol.SCAN, LANES_REQUEST, ["what", "key_type"]),
+]
+
+
+@pytest.mark.parametrize(("target", "request_", "at", "values"),
+    [(*odd, ODD_NUMBERS) for odd in NUMBERS] + [(*odd, ODD_TEXTS[1:]) for odd in TEXTS],
+    ids=lambda value: ".".join(map(str, value)) if isinstance(value, list) and len(value) < 5 else "",
+)  # fmt: skip
+def test_values_out_of_their_range_are_refused(
+    q: Queue, server: BlockServer, target: str, request_: dict[str, Any], at: list[Any], values: list[Any]
+) -> None:
+    """Each value is refused before it reaches a file: the shards stay in service, and the next reader gets everything."""
+    n, ranges, data = hand_out(q)
+    for value in values:
+        asked = json.loads(json.dumps({**request_, "queue": q.queue_id}))
+        inner = asked
+        for step in at[:-1]:
+            inner = inner[step]
+        inner[at[-1]] = value
+        with pytest.raises(InvalidArgument):
+            list(_block_client._frames(known(server, q), target, asked))
+    assert list(_block_client.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
+
+
+def test_a_request_that_is_nested_too_deeply_is_refused(q: Queue, server: BlockServer) -> None:
+    n, ranges, data = hand_out(q)
+    body = b"[" * 200_000
+    with pytest.raises(InvalidArgument, match="can't read this request"):
+        list(frames_of(known(server, q), body))
+    assert list(_block_client.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
+
+
+def frames_of(served: Served, body: bytes) -> Iterator[bytes]:
+    """The frames that answer a body as it is."""
+    with _block_client._asked(served, "POST", _block_protocol.BLOCKS, body) as response:
+        kind, length = _block_protocol.HEAD.unpack(_block_client._exactly(response, _block_protocol.HEAD.size))
+        data = _block_client._exactly(response, length)
+        if kind == _block_protocol.FAILED:
+            raise _block_protocol.told(data)
+        yield data
+
+
+def test_too_many_ranges_are_refused(q: Queue, server: BlockServer) -> None:
+    hand_out(q)
+    with pytest.raises(InvalidArgument, match="at most 100,000 entries"):
+        list(_block_client.blocks(known(server, q), q.queue_id, "etl", 1, [(0, 0, 0)] * 100_001))
+
+
+@pytest.mark.parametrize("offset", ["-1", "1" * 5000, "9" * 19, "9" * 20, "1.5", "nan", "\u0663", " 1", "1_0", ""])
+def test_offsets_that_cannot_be(q: Queue, server: BlockServer, offset: str) -> None:
+    name = "0-aaaaaaaaaaaa/aaaaaaaaaaaaaaaa.arrow"
+    upload = _block_client.Upload(known(server, q), {"queue": q.queue_id, "writer": "w", "name": name})
+    upload._sent = offset  # type: ignore[assignment]
+    upload.write(b"data")
+    with pytest.raises(InvalidArgument, match=r"offset must be|can't read this request"):
+        upload.flush()
+    assert not Staging(Path(q.path), "w").path(name).exists()
+
+
+@pytest.mark.parametrize("writer", ["", "x" * 300, "a\0b"])
+def test_writers_that_cannot_be(q: Queue, server: BlockServer, writer: str) -> None:
+    _, file = _block_client.RemoteStaging(known(server, q), q.queue_id, writer).create(3, new_run())
+    file.write(b"data")
+    with pytest.raises(InvalidArgument, match="writer must"):
+        file.flush()
 
 
 def test_an_error_keeps_what_it_says() -> None:
-    error = _served.told(_served.tell(StoreCorrupt("torn", shard=3, cause=OSError(), hint="do this")))
+    error = _block_protocol.told(_block_protocol.tell(StoreCorrupt("torn", shard=3, cause=OSError(), hint="do this")))
     assert type(error) is StoreCorrupt
     assert (error.shard, error.hint, str(error)) == (3, "do this", "shard 3: torn (do this)")
-    assert type(_served.told(_served.tell(ZeroDivisionError("x")))) is StrictqError
-    odd = json.loads(_served.tell(StrictqError("x"))) | {"error": "Any"}
-    assert type(_served.told(json.dumps(odd).encode())) is StrictqError
+    assert type(_block_protocol.told(_block_protocol.tell(ZeroDivisionError("x")))) is StrictqError
+    odd = json.loads(_block_protocol.tell(StrictqError("x"))) | {"error": "Any"}
+    assert type(_block_protocol.told(json.dumps(odd).encode())) is StrictqError
 
 
 def test_a_staged_file_arrives_whole(q: Queue, server: BlockServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_served, "PIECE_BYTES", 1000)
-    place, run = _fetch.RemoteStaging(known(server, q), q.queue_id, "writer a/../b\n"), new_run()
+    monkeypatch.setattr(_block_protocol, "PIECE_BYTES", 1000)
+    place, run = _block_client.RemoteStaging(known(server, q), q.queue_id, "writer a/../b\n"), new_run()
     name, file = place.create(3, run)
     data = os.urandom(12_345)
     for at in range(0, len(data), 777):
@@ -130,7 +214,7 @@ def test_a_staged_file_arrives_whole(q: Queue, server: BlockServer, monkeypatch:
 
 
 def test_a_file_that_is_not_flushed_is_not_sent(q: Queue, server: BlockServer) -> None:
-    name, file = _fetch.RemoteStaging(known(server, q), q.queue_id, "w").create(3, new_run())
+    name, file = _block_client.RemoteStaging(known(server, q), q.queue_id, "w").create(3, new_run())
     file.write(b"half")
     file.close()
     assert not Staging(Path(q.path), "w").path(name).exists()
@@ -138,14 +222,14 @@ def test_a_file_that_is_not_flushed_is_not_sent(q: Queue, server: BlockServer) -
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "0-aaaaaaaaaaaa/../../x.arrow"])
 def test_nothing_is_staged_elsewhere(q: Queue, server: BlockServer, name: str) -> None:
-    upload = _fetch.Upload(known(server, q), {"queue": q.queue_id, "writer": "w", "name": name})
+    upload = _block_client.Upload(known(server, q), {"queue": q.queue_id, "writer": "w", "name": name})
     upload.write(b"data")
     with pytest.raises(StoreError, match="not the name of a staging file"):
         upload.flush()
 
 
 def test_nothing_is_staged_for_another_queue(q: Queue, server: BlockServer) -> None:
-    name, file = _fetch.RemoteStaging(known(server, q), "0" * 32, "w").create(3, new_run())
+    name, file = _block_client.RemoteStaging(known(server, q), "0" * 32, "w").create(3, new_run())
     file.write(b"data")
     with pytest.raises(QueueNotFound, match="is another one"):
         file.flush()
@@ -171,16 +255,18 @@ def ask(server: BlockServer, method: str, target: str, body: bytes = b"", **head
 def test_another_token_is_refused(q: Queue, server: BlockServer, token: str) -> None:
     n, ranges, _ = hand_out(q)
     with pytest.raises(ServerRefused, match="does not take this token") as caught:
-        list(_fetch.blocks(known(server, q, token=token), q.queue_id, "etl", n, ranges))
+        list(_block_client.blocks(known(server, q, token=token), q.queue_id, "etl", n, ranges))
     assert server.address in str(caught.value)
     assert TOKEN not in str(caught.value)
-    upload = _fetch.Upload(known(server, q, token=token), {"queue": q.queue_id, "writer": "w", "name": "x"})
-    upload.write(bytes(_served.PIECE_BYTES - 1))
+    upload = _block_client.Upload(known(server, q, token=token), {"queue": q.queue_id, "writer": "w", "name": "x"})
+    upload.write(bytes(_block_protocol.PIECE_BYTES - 1))
     with pytest.raises(ServerRefused, match="does not take this token"):
         upload.flush()
 
 
-@pytest.mark.parametrize(("method", "target"), [("POST", _served.BLOCKS), ("PUT", _served.STAGED), ("DELETE", _served.STAGED)])
+@pytest.mark.parametrize(
+    ("method", "target"), [("POST", _block_protocol.BLOCKS), ("PUT", _block_protocol.STAGED), ("DELETE", _block_protocol.STAGED)]
+)
 def test_no_request_is_taken_without_a_token(server: BlockServer, method: str, target: str) -> None:
     assert ask(server, method, target) == 401
     assert ask(server, method, target, Authorization=f"Basic {TOKEN}") == 401
@@ -191,9 +277,9 @@ def test_what_there_is_not(q: Queue, server: BlockServer) -> None:
     bearer = f"Bearer {TOKEN}"
     assert ask(server, "POST", "/0/blocks", b"{}", Authorization=bearer) == 404
     assert ask(server, "PUT", "/0/staged", b"", Authorization=bearer) == 404
-    assert ask(server, "GET", _served.BLOCKS, Authorization=bearer) == 501
+    assert ask(server, "GET", _block_protocol.BLOCKS, Authorization=bearer) == 501
     with pytest.raises(ServerRefused, match="no block server of this version"):
-        list(_fetch._frames(known(server, q), "/0/blocks", {}))
+        list(_block_client._frames(known(server, q), "/0/blocks", {}))
 
 
 @pytest.mark.parametrize("length", ["999999999999", "-1", "x", "1" * 100])
@@ -201,7 +287,7 @@ def test_a_body_that_is_too_large_is_not_read(server: BlockServer, length: str) 
     """It is refused before any of it has come."""
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS) as connection:
-        head = f"POST {_served.BLOCKS} HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {length}\r\n\r\n"
+        head = f"POST {_block_protocol.BLOCKS} HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: {length}\r\n\r\n"
         connection.sendall(head.encode())
         assert b" 413 " in connection.recv(1000)
 
@@ -223,13 +309,13 @@ def test_a_frame_that_is_too_large_is_not_read(q: Queue) -> None:
             connection, _ = listening.accept()
             with connection:
                 connection.recv(10_000)
-                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + _served.HEAD.pack(_served.DATA, 4_000_000_000))
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + _block_protocol.HEAD.pack(_block_protocol.DATA, 4_000_000_000))
 
         thread = threading.Thread(target=answer)
         thread.start()
         served = Served(q.path, "127.0.0.1", listening.getsockname()[1], TOKEN, None, 10.0)
         with pytest.raises(ServerRefused, match="4,000,000,000 bytes"):
-            list(_fetch.blocks(served, q.queue_id, "etl", 1, [(0, 1, 1)]))
+            list(_block_client.blocks(served, q.queue_id, "etl", 1, [(0, 1, 1)]))
         thread.join()
 
 
@@ -244,39 +330,103 @@ def test_garbage_does_no_harm(q: Queue, server: BlockServer) -> None:
                 while connection.recv(10_000):
                     pass
     n, ranges, data = hand_out(q)
-    assert list(_fetch.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
+    assert list(_block_client.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
+
+
+@contextmanager
+def serving(q: Queue) -> Iterator[tuple[_block_server.Server, Served]]:
+    """A server in this process, on every address of this machine, and how to reach it."""
+    listening = socket.create_server(("0.0.0.0", 0), backlog=128)
+    server = _block_server.Server(listening, q.path, TOKEN, None, os.getppid())
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server, Served(q.path, "127.0.0.1", listening.getsockname()[1], TOKEN, None, PATIENCE_SECONDS)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def half_open(served: Served, host: str, count: int, sent: bytes = b"POST /1/bl") -> Iterator[list[socket.socket]]:
+    """Connections from an address of 127/8 that never show a token."""
+    with ExitStack() as stack:
+        where = ("127.0.0.1", served.port)
+        found = []
+        for _ in range(count):
+            one = stack.enter_context(socket.create_connection(where, PATIENCE_SECONDS, source_address=(host, 0)))
+            one.sendall(sent)
+            found.append(one)
+        yield found
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Has the server not closed it?"""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+
+
+def open_ones(connections: list[socket.socket]) -> int:
+    return sum(map(is_open, connections))
 
 
 def test_a_stranger_is_cut_off(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who connects and shows no token within the time."""
+    """A connection that shows no token within the time."""
     monkeypatch.setattr(_block_server, "ADMISSION_SECONDS", 0.0)
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = _block_server.Server(listening, q.path, TOKEN, None, os.getppid())
-    serving = threading.Thread(target=server.serve_forever, args=(0.01,))
-    serving.start()
-    try:
-        with socket.create_connection(listening.getsockname(), timeout=PATIENCE_SECONDS) as connection:
-            assert connection.recv(1) == b""
-    finally:
-        server.shutdown()
-        serving.join()
-        server.server_close()
+    with serving(q) as (_, served), half_open(served, "127.0.0.1", 1) as (connection,):
+        assert connection.recv(1) == b""
 
 
 def test_there_is_a_limit_on_connections(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_block_server, "CONNECTIONS_MAX", 1)
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = _block_server.Server(listening, q.path, TOKEN, None, os.getppid())
-    serving = threading.Thread(target=server.serve_forever, args=(0.01,))
-    serving.start()
-    try:
-        where = listening.getsockname()
-        with socket.create_connection(where), socket.create_connection(where, timeout=PATIENCE_SECONDS) as another:
-            assert another.recv(1) == b""
-    finally:
-        server.shutdown()
-        serving.join()
-        server.server_close()
+    with serving(q) as (_, served), half_open(served, "127.0.0.1", 1), half_open(served, "127.0.0.2", 1) as (another,):
+        assert another.recv(1) == b""
+
+
+@pytest.mark.parametrize("client", ["127.0.0.1", "127.0.0.2"], ids=["of the same address", "of another address"])
+def test_half_open_connections_do_not_keep_a_client_out(q: Queue, client: str) -> None:
+    """More than the server has room for at all; it answers while they are there, and at the first try."""
+    n, ranges, data = hand_out(q)
+    with serving(q) as (server, served):
+        refuse_to_wait = attrs.evolve(served, wait_seconds=0.0, host="127.0.0.1")
+        with half_open(served, client, _block_server.CONNECTIONS_MAX + 20) as connections:
+            assert list(_block_client.blocks(refuse_to_wait, q.queue_id, "etl", n, ranges)) == data
+            wait_until(lambda: open_ones(connections) <= _block_server.STRANGERS_PER_ADDRESS, "the limit for an address")
+        wait_until(lambda: not server.strangers._waiting, "all of them to be forgotten")
+
+
+def test_strangers_of_many_addresses_share_a_limit(q: Queue) -> None:
+    with serving(q) as (server, served), ExitStack() as stack:
+        connections = [one for host in range(2, 12) for one in stack.enter_context(half_open(served, f"127.0.0.{host}", 20))]
+        wait_until(lambda: open_ones(connections) <= _block_server.STRANGERS_MAX, "the limit for all unknown addresses")
+        assert len(server.strangers._waiting) <= _block_server.STRANGERS_MAX
+
+
+def test_a_known_address_keeps_its_room(q: Queue) -> None:
+    """Its connections outlive any number of others, and it may have more of them."""
+    n, ranges, data = hand_out(q)
+    more = _block_server.STRANGERS_MAX + 10
+    with serving(q) as (_, served):
+        assert list(_block_client.blocks(served, q.queue_id, "etl", n, ranges)) == data  # 127.0.0.1 is known from here on
+        with half_open(served, "127.0.0.1", more) as ours, ExitStack() as stack:
+            theirs = [one for host in range(2, 8) for one in stack.enter_context(half_open(served, f"127.0.0.{host}", 40))]
+            wait_until(lambda: open_ones(theirs) <= _block_server.STRANGERS_MAX, "the limit for all unknown addresses")
+            assert open_ones(ours) == more
+
+
+def test_known_addresses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_block_server, "KNOWN_ADDRESSES_MAX", 2)
+    strangers = _block_server.Strangers()
+    with socket.socket() as connection:
+        for host in ("a", "b", "a", "c"):
+            strangers.admitted(connection, host)
+    assert list(strangers._known) == ["a", "c"]
 
 
 # ---- a server that is lost
@@ -287,12 +437,12 @@ def test_a_killed_server_is_started_again(q: Queue, server: BlockServer) -> None
     n, ranges, data = hand_out(q)
     found: list[bytes] = []
     first = server.pid
-    for block in _fetch.blocks(known(server, q), q.queue_id, "etl", n, ranges):
+    for block in _block_client.blocks(known(server, q), q.queue_id, "etl", n, ranges):
         found.append(block)
         if len(found) == 1:
             os.kill(first, signal.SIGKILL)
     assert found == data
-    assert list(_fetch.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
+    assert list(_block_client.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
     wait_until(lambda: server.pid != first, "the next process")  # it answers a moment before its program knows
 
 
@@ -310,15 +460,15 @@ def test_a_server_that_breaks_off_is_asked_for_the_rest(q: Queue) -> None:
                         if line.lower().startswith(b"content-length:"):
                             length = int(line.split(b":")[1])
                     asked.append(json.loads(file.read(length))["blocks"])
-                    frame = _served.HEAD.pack(_served.DATA, 1) + b"%d" % n
+                    frame = _block_protocol.HEAD.pack(_block_protocol.DATA, 1) + b"%d" % n
                     if n == 3:
-                        frame += _served.HEAD.pack(_served.END, 0)
+                        frame += _block_protocol.HEAD.pack(_block_protocol.END, 0)
                     connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + frame + b"D"[: n % 2])
 
         thread = threading.Thread(target=answer)
         thread.start()
         served = Served(q.path, "127.0.0.1", listening.getsockname()[1], TOKEN, None, PATIENCE_SECONDS)
-        assert list(_fetch.blocks(served, q.queue_id, "etl", 1, [(0, 4, 6), (1, 1, 1)])) == [b"0", b"1", b"2", b"3"]
+        assert list(_block_client.blocks(served, q.queue_id, "etl", 1, [(0, 4, 6), (1, 1, 1)])) == [b"0", b"1", b"2", b"3"]
         thread.join()
     assert asked == [[[0, 4, 6], [1, 1, 1]], [[0, 5, 6], [1, 1, 1]], [[0, 6, 6], [1, 1, 1]], [[1, 1, 1]]]
 
@@ -330,12 +480,12 @@ def test_a_scan_that_is_broken_off_is_for_spark_to_repeat(q: Queue) -> None:
             connection, _ = listening.accept()
             with connection:
                 connection.recv(10_000)
-                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + _served.HEAD.pack(_served.DATA, 1) + b"1")
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + _block_protocol.HEAD.pack(_block_protocol.DATA, 1) + b"1")
 
         thread = threading.Thread(target=answer)
         thread.start()
         served = Served(q.path, "127.0.0.1", listening.getsockname()[1], TOKEN, None, PATIENCE_SECONDS)
-        found = _fetch.scanned(served, {})
+        found = _block_client.scanned(served, {})
         assert next(found) == b"1"
         with pytest.raises(ServerUnreachable, match="was lost on the way"):
             next(found)
@@ -351,15 +501,15 @@ def test_patience_ends(q: Queue, server: BlockServer) -> None:
 
     served = known(server, q)
     server.close()
-    patience = _fetch.Patience(served, lambda: now[0], sleep)
+    patience = _block_client.ServerPatience(served, lambda: now[0], sleep)
     with pytest.raises(ServerUnreachable, match="did not answer for 60 seconds") as caught:
-        list(_fetch.blocks(served, q.queue_id, "etl", 1, [(0, 1, 1)], patience))
+        list(_block_client.blocks(served, q.queue_id, "etl", 1, [(0, 1, 1)], patience))
     assert caught.value.address == server.address
     assert caught.value.transient
     assert "strictq.spark.serve must still be running" in str(caught.value)
     assert sum(slept) == pytest.approx(60.0)
     assert 30 < len(slept) < 120
-    assert max(slept) <= _fetch.PAUSE_SECONDS_MAX
+    assert max(slept) <= _block_client.PAUSE_SECONDS_MAX
 
 
 def test_a_server_that_can_not_live_is_given_up(
@@ -374,7 +524,7 @@ def test_a_server_that_can_not_live_is_given_up(
     wait_until(lambda: "is given up" in caplog.text, "the log")
     assert "did not start: it ended with 3" in caplog.text
     with pytest.raises(ServerUnreachable, match="ConnectionRefusedError"):
-        list(_fetch.blocks(served, q.queue_id, "etl", 1, [(0, 1, 1)]))
+        list(_block_client.blocks(served, q.queue_id, "etl", 1, [(0, 1, 1)]))
 
 
 def test_it_ends_with_its_program(q: Queue) -> None:
@@ -435,20 +585,20 @@ def test_the_next_one_at_an_address_has_its_file(q: Queue) -> None:
 
 
 def test_find(q: Queue, server: BlockServer, tmp_path: Path) -> None:
-    assert _served.find(None, q.path) is None
-    assert _served.find("", q.path) is None
+    assert _block_protocol.find(None, q.path) is None
+    assert _block_protocol.find("", q.path) is None
     file = Path(server.options["server"])
     with pytest.raises(InvalidArgument, match="the block server is that of"):
-        _served.find(str(file), str(tmp_path))
+        _block_protocol.find(str(file), str(tmp_path))
     (tmp_path / "link").symlink_to(file)
     (tmp_path / "text").write_text("no")
     (tmp_path / "other").write_text("{}")
     for name in ("link", "text", "other", "."):
         with pytest.raises(InvalidArgument, match="no file of a block server"):
-            _served.find(str(tmp_path / name), q.path)
+            _block_protocol.find(str(tmp_path / name), q.path)
     server.close()
     with pytest.raises(ServerUnreachable, match="no block server behind"):
-        _served.find(str(file), q.path)
+        _block_protocol.find(str(file), q.path)
 
 
 @pytest.mark.parametrize(
@@ -483,7 +633,7 @@ def test_it_is_announced_under_another_name(q: Queue) -> None:
     n, ranges, data = hand_out(q)
     with serve(q, host="0.0.0.0", announce="localhost") as server:
         assert server.address.startswith("localhost:")
-        assert list(_fetch.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
+        assert list(_block_client.blocks(known(server, q), q.queue_id, "etl", n, ranges)) == data
 
 
 # ---- TLS
@@ -507,13 +657,13 @@ def test_tls(q: Queue, papers: dict[str, Path]) -> None:
     with serve(q, certificate=papers["here"], authority=papers["ours"]) as server:
         served = known(server, q)
         assert "PRIVATE KEY" not in Path(server.options["server"]).read_text()
-        assert list(_fetch.blocks(served, q.queue_id, "etl", n, ranges)) == data
+        assert list(_block_client.blocks(served, q.queue_id, "etl", n, ranges)) == data
         os.kill(server.pid, signal.SIGKILL)
-        assert list(_fetch.blocks(served, q.queue_id, "etl", n, ranges)) == data
+        assert list(_block_client.blocks(served, q.queue_id, "etl", n, ranges)) == data
         with pytest.raises(ServerRefused, match="does not take this token"):
-            list(_fetch.blocks(attrs.evolve(served, token="x"), q.queue_id, "etl", n, ranges))
+            list(_block_client.blocks(attrs.evolve(served, token="x"), q.queue_id, "etl", n, ranges))
         with pytest.raises(ServerUnreachable):
-            list(_fetch.blocks(attrs.evolve(served, authority=None, wait_seconds=0.0), q.queue_id, "etl", n, ranges))
+            list(_block_client.blocks(attrs.evolve(served, authority=None, wait_seconds=0.0), q.queue_id, "etl", n, ranges))
 
 
 @pytest.mark.parametrize(("certificate", "authority"), [("here", "theirs"), ("elsewhere", "ours")])
@@ -522,7 +672,7 @@ def test_a_certificate_that_is_not_accepted(q: Queue, papers: dict[str, Path], c
     with serve(q, certificate=papers[certificate], authority=papers[authority]) as server:
         served = known(server, q)
         with pytest.raises(ServerRefused, match=f"the certificate of the block server at {server.address} is not accepted"):
-            list(_fetch.blocks(served, q.queue_id, "etl", n, ranges))
+            list(_block_client.blocks(served, q.queue_id, "etl", n, ranges))
 
 
 def test_a_certificate_that_can_not_be_used(q: Queue, papers: dict[str, Path], tmp_path: Path) -> None:

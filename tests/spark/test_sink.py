@@ -153,8 +153,7 @@ def test_rows_without_a_key_where_the_queue_allows_them(spark: SparkSession, mak
 
 def test_several_parts_and_shards(spark: SparkSession, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Committed in this process, so that parts can be made small."""
-    from strictq._store.applied import Token
-    from strictq._store.staging import Staging, new_run
+    from strictq._store.api import Staging, Token, new_run
     from strictq.spark import _apply, _columns, _staged, sink
 
     path = make(shards=3)
@@ -167,7 +166,7 @@ def test_several_parts_and_shards(spark: SparkSession, make: Callable[..., str],
         output.write(_columns.staged(table, _columns.Layout("s", (), "n", False, 1000)))
         output.close()
         assert output.name is not None
-        files.append(_apply.File(output.name, output.rows))
+        files.append(_apply.StagedFile(output.name, output.rows))
     with strictq.open(path) as q:
         _apply.apply(q, Token.job("a"), files, skip_others=False)
         assert {s.depth for s in q.stats().shards} != {0}

@@ -118,8 +118,7 @@ def test_a_task_that_fails_for_good_leaves_nothing(spark: SparkSession, faulty: 
 
 def test_two_attempts_of_one_task_are_one(spark: SparkSession, path: str, tmp_path: Path) -> None:
     """As in speculation: both write a whole file, and Spark takes the word of one of them."""
-    from strictq._store.applied import Token
-    from strictq._store.staging import new_run
+    from strictq._store.api import Token, new_run
     from strictq.spark import sink
 
     df = ledger(spark, ROWS)

@@ -12,7 +12,7 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
-from strictq.spark import _listener
+from strictq.spark import _ack_listener
 from tests.support.internals import PATIENCE_SECONDS
 from tests.support.ledgers import Ledger, bodies, send_chains
 
@@ -233,7 +233,7 @@ def test_the_last_batch_of_a_query_that_looks_no_further(
     send_chains(q, KEYS, 2)
     with monkeypatch.context() as patch:
         if not listening:
-            patch.setattr(_listener, "acknowledge", lambda *_: 0)
+            patch.setattr(_ack_listener, "acknowledge", lambda *_: 0)
         query = start(load(spark, q.path), checkpoint, ledger, once=True)
         assert query.awaitTermination(END_SECONDS)
         if listening:

@@ -2,63 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
-import attrs
 import pytest
 
 import strictq
 from strictq import ConfigError, Message, Queue, QueueFull
 from strictq._keys import encode_key
-from strictq._store import applied, bulk
-from strictq._store.applied import BATCHES_KEPT, JOB_SECONDS, Size, Token
-from strictq._store.bulk import Chunk
-from strictq._store.send import INLINE_BYTES_MAX
+from strictq._store.api import Applied, Bulk, PlainRows, Size, Token
+from strictq._store.bulk.applied import BATCHES_KEPT, JOB_SECONDS
+from strictq._store.lanes.send import INLINE_BYTES_MAX
 from strictq.testing import FakeClock
+from tests.support.internals import failing, store_of
 from tests.support.queues import Opener, ack_all, drain, keys_by_shard, labels
 
 
-@attrs.define
-class Rows:
+def rows(pairs: list[tuple[str, bytes]]) -> PlainRows:
     """Messages in columns, from pairs of key and body in the order of their arrival."""
+    keys = list(dict.fromkeys(key for key, _ in pairs))
+    places = [[n for n, (key, _) in enumerate(pairs) if key == each] for each in keys]
+    flat = [n for some in places for n in some]
+    return PlainRows([encode_key(key) for key in keys], list(map(len, places)), flat, [pairs[n][1] for n in flat])
 
-    pairs: list[tuple[str, bytes]]
 
-    @property
-    def keys(self) -> list[bytes]:
-        return [encode_key(k) for k in dict.fromkeys(key for key, _ in self.pairs)]
-
-    @property
-    def firsts(self) -> list[int]:
-        given = [encode_key(key) for key, _ in self.pairs]
-        return [given.index(key) for key in self.keys]
-
-    @property
-    def count(self) -> int:
-        return len(self.pairs)
-
-    def chunks(self, lanes: list[int], tails: list[int], arrival: int) -> Iterable[Chunk]:
-        lane = dict(zip(self.keys, lanes, strict=True))
-        tail = dict(zip(self.keys, tails, strict=True))
-        rows = []
-        for n, (key, body) in enumerate(self.pairs):
-            stored = encode_key(key)
-            tail[stored] += 1
-            rows.append((lane[stored], tail[stored], arrival + 1 + n, body))
-        rows.sort()
-        for at in range(0, len(rows), 7):
-            some = rows[at : at + 7]
-            apart = [i for i, row in enumerate(some) if len(row[3]) > INLINE_BYTES_MAX]
-            yield Chunk([r[0] for r in some], [r[1] for r in some], [r[2] for r in some], [r[3] for r in some], apart)
+def bulk(q: Queue) -> Bulk:
+    return q._storage.bulk
 
 
 def put(q: Queue, token: Token, part: int, pairs: list[tuple[str, bytes]], shard: int = 0) -> None:
-    applied.put(q._store, q._store.shards[shard], token, part, lambda tx: bulk.append(tx, Rows(pairs)))
+    bulk(q).put(token, shard, part, rows(pairs))
 
 
-def write(q: Queue, token: Token, pairs: list[tuple[str, bytes]]) -> applied.Applied | None:
-    return applied.put_whole(q._store, token, Size(len(pairs)), lambda tx: bulk.append(tx, Rows(pairs)))
+def write(q: Queue, token: Token, pairs: list[tuple[str, bytes]]) -> Applied | None:
+    return bulk(q).put_whole(token, Size(len(pairs)), rows(pairs))
 
 
 # ---- messages by columns
@@ -135,24 +111,24 @@ def test_parts_go_on_where_they_stopped(disk: Opener) -> None:
     q = disk(shards=2)
     by_shard = keys_by_shard(2)
     parts = {s: [[(key, b"%d" % n)] for n in range(3)] for s, key in by_shard.items()}
-    assert applied.look(q._store, token) is None
-    assert applied.decide(q._store, token, Size(6), "these files") == (0, 6, "these files")
+    assert bulk(q).known(token) is None
+    assert bulk(q).decide(token, Size(6), "these files") == (0, 6, "these files")
     put(q, token, 0, parts[0][0], shard=0)
     put(q, token, 1, parts[0][1], shard=0)
     q.close()  # the writer died here
     q = disk()
     # Another try would have brought other files: the first decision stays.
-    known = applied.decide(q._store, token, Size(99), "other files")
+    known = bulk(q).decide(token, Size(99), "other files")
     assert known.rows == 6
     assert known.files == "these files"
     assert not known.whole
-    assert applied.open_batches(q._store) == [(token.writer, 7)]
+    assert bulk(q).unfinished() == [(token.writer, 7)]
     for s in (0, 1):
         for part in range(3):
             put(q, token, part, parts[s][part], shard=s)
-    applied.finish(q._store, token, q._store.shards)
-    assert applied.open_batches(q._store) == []
-    known = applied.look(q._store, token)
+    bulk(q).finish(token, range(q.shards))
+    assert bulk(q).unfinished() == []
+    known = bulk(q).known(token)
     assert known is not None
     assert known.whole
     assert sorted((d.key, d.body) for d in q.receive(100)) == sorted(pair for s in parts for p in parts[s] for pair in p)
@@ -163,9 +139,9 @@ def test_a_writer_that_comes_back_late_writes_nothing(disk: Opener) -> None:
     """It was stopped between its decision and its part, and another process has gone on to later batches."""
     q = disk()
     late = Token.query("a", 0)
-    applied.decide(q._store, late, Size(1), "files")
+    bulk(q).decide(late, Size(1), "files")
     put(q, late, 0, [("k", b"0")])
-    applied.finish(q._store, late, q._store.shards)
+    bulk(q).finish(late, range(q.shards))
     for number in range(1, BATCHES_KEPT + 5):
         write(q, Token.query("a", number), [("k", b"%d" % number)])
     put(q, late, 0, [("k", b"0")])
@@ -177,13 +153,13 @@ def test_the_newest_batches_are_remembered_and_older_ones_refused(disk: Opener) 
     for number in range(BATCHES_KEPT + 10):
         write(q, Token.query("a", number), [("k", b"")])
     for number in range(10, BATCHES_KEPT + 10):
-        assert applied.look(q._store, Token.query("a", number)) is not None
+        assert bulk(q).known(Token.query("a", number)) is not None
     with pytest.raises(ConfigError, match="batch 9 of query a comes after batch 109"):
-        applied.look(q._store, Token.query("a", 9))
+        bulk(q).known(Token.query("a", 9))
     with pytest.raises(ConfigError):
         write(q, Token.query("a", 9), [("k", b"")])
     assert q.stats().depth == BATCHES_KEPT + 10
-    (rows,) = q._store.shards[0].read(lambda db: db.execute("SELECT count(*) FROM applied").fetchone())
+    (rows,) = store_of(q).shards[0].read(lambda db: db.execute("SELECT count(*) FROM applied").fetchone())
     assert rows == BATCHES_KEPT
 
 
@@ -192,11 +168,11 @@ def test_a_job_is_forgotten_in_the_end(disk: Opener, clock: FakeClock) -> None:
     write(q, Token.job("old"), [("k", b"")])
     clock.advance(JOB_SECONDS - 1.0)
     write(q, Token.job("new"), [("k", b"")])
-    assert applied.look(q._store, Token.job("old")) is not None
+    assert bulk(q).known(Token.job("old")) is not None
     clock.advance(2.0)
     write(q, Token.query("any", 0), [("k", b"")])
-    assert applied.look(q._store, Token.job("old")) is None
-    assert applied.look(q._store, Token.job("new")) is not None
+    assert bulk(q).known(Token.job("old")) is None
+    assert bulk(q).known(Token.job("new")) is not None
 
 
 # ---- all or nothing
@@ -204,14 +180,10 @@ def test_a_job_is_forgotten_in_the_end(disk: Opener, clock: FakeClock) -> None:
 
 def test_a_part_that_fails_leaves_nothing(disk: Opener) -> None:
     q = disk()
-
-    def fail(tx: object) -> None:
-        bulk.append(tx, Rows([("k", b"1")]))  # type: ignore[arg-type]
-        raise OSError("unplugged")
-
-    with pytest.raises(OSError, match="unplugged"):
-        applied.put_whole(q._store, Token.job("a"), Size(1), fail)
+    with failing(q, "INSERT INTO applied", OSError("unplugged")), pytest.raises(OSError, match="unplugged"):
+        write(q, Token.job("a"), [("k", b"1")])
     assert q.stats().depth == 0
+    assert q.check() == []
     assert write(q, Token.job("a"), [("k", b"1")]) is None
 
 
@@ -221,27 +193,27 @@ def test_max_depth_is_for_the_whole_batch(disk: Opener) -> None:
     q.send(b"", by_shard[0])
     q.send(b"", by_shard[1])
     with pytest.raises(QueueFull, match="none was written"):
-        applied.decide(q._store, Token.query("a", 0), Size(2), "files")
+        bulk(q).decide(Token.query("a", 0), Size(2), "files")
     with pytest.raises(QueueFull):
         write(q, Token.query("a", 0), [(by_shard[0], b"")] * 2)
-    assert applied.decide(q._store, Token.query("a", 0), Size(1), "files").rows == 1
+    assert bulk(q).decide(Token.query("a", 0), Size(1), "files").rows == 1
 
 
 def test_settings_are_looked_at_again_where_it_is_written(disk: Opener) -> None:
     q = disk(max_body_bytes=10)
     token = Token.job("a")
     with pytest.raises(strictq.MessageTooLarge, match="column body"):
-        applied.decide(q._store, token, Size(1, body_bytes_max=11), "files")
+        bulk(q).decide(token, Size(1, body_bytes_max=11), "files")
     with pytest.raises(strictq.InvalidArgument, match="column key"):
-        applied.decide(q._store, token, Size(1, keyless=True), "files")
-    assert applied.look(q._store, token) is None
+        bulk(q).decide(token, Size(1, keyless=True), "files")
+    assert bulk(q).known(token) is None
 
 
 def test_a_full_disk_refuses_a_batch(disk: Opener) -> None:
     q = disk()
-    q._store.waker.tell_space(True)
-    assert q._store.reserve is not None
-    q._store.reserve._room = lambda: False  # type: ignore[method-assign]
+    store_of(q).waker.tell_space(True)
+    assert store_of(q).reserve is not None
+    store_of(q).reserve._affordable = lambda _size: 0  # type: ignore[method-assign]
     Path(q.path, "reserve").unlink()
     with pytest.raises(strictq.StoreFull):
         write(q, Token.job("a"), [("k", b"1")])

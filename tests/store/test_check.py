@@ -14,9 +14,9 @@ import pytest
 
 import strictq
 from strictq import Message, Queue
-from strictq._store import check as check_module
+from strictq._store.lanes import check as check_module
 from strictq.testing import FakeClock
-from tests.support.internals import connected, connection_of, fold, seal, shard_file, tamper
+from tests.support.internals import connected, connection_of, fold, seal, shard_file, store_of, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard
 
 PAGE = 4096
@@ -46,7 +46,7 @@ def furnish(disk: Opener, clock: FakeClock) -> tuple[Queue, dict[str, int]]:
     with q.transaction(d) as tx:
         tx.key_state = b"state"
     assert q.check() == []
-    rows = q._store.shards[0].read(lambda db: db.execute("SELECT id, key FROM lane").fetchall())
+    rows = store_of(q).shards[0].read(lambda db: db.execute("SELECT id, key FROM lane").fetchall())
     ids = {raw[1:].decode(): lane for lane, raw in rows}
     return q, {name: ids[key] for name, key in keys.items() if key in ids}
 
@@ -60,7 +60,7 @@ def _keys(shard: int) -> dict[str, str]:
     with strictq.open(":memory:", shards=2) as q:
         for name in [*NAMES, "delayed", "nobody"]:
             n = 0
-            while q._store.shard_of(b"s%s-%d" % (name.encode(), n)).number != shard:
+            while store_of(q).shard_of(b"s%s-%d" % (name.encode(), n)).number != shard:
                 n += 1
             found[name] = f"{name}-{n}"
     return found
@@ -164,7 +164,7 @@ SEEDS = [
     seed("counter", "DELETE FROM counter", name="it is gone"),
     seed("counter", "UPDATE dead SET id = 999999", name="arrival of a dead letter"),
     seed("lease", "UPDATE lease SET hi = 60, pending = 4 WHERE lane = {leased}", name="past the tail"),
-    seed("lease", "UPDATE lease SET started = lo - 2 WHERE lane = {leased}", name="started before it began"),
+    seed("lease", "UPDATE lease SET started = lo - 3 WHERE lane = {leased}", name="started before it began"),
     seed(
         "outbox", "INSERT INTO outbox (destination, id, key, sent_at, body) VALUES (77, 1, x'{other}', 1, x'')",
         "UPDATE counter SET last_outbox = 1", name="to no shard",
@@ -182,7 +182,7 @@ def _harm(disk: Opener, seed: Seed, lanes: dict[str, int]) -> None:
 
 def _shard(key: str) -> int:
     with strictq.open(":memory:", shards=2) as q:
-        return q._store.shard_of(b"s" + key.encode()).number
+        return store_of(q).shard_of(b"s" + key.encode()).number
 
 
 def contents(disk: Opener) -> dict[str, list[tuple[Any, ...]]]:
@@ -292,7 +292,7 @@ def test_mending_beside_a_running_queue_does_no_harm(
             act(other, _keys(0))
         return found
 
-    monkeypatch.setattr("strictq._store.check.check", look)
+    monkeypatch.setattr("strictq._store.lanes.check.check", look)
     q.check(fix=True)
     assert looked
     monkeypatch.undo()

@@ -11,8 +11,8 @@ import pytest
 
 import strictq
 from strictq import ConfigError, StoreCorrupt
-from strictq._store import checksums
-from tests.support.internals import PAGE_BYTES, connected, run_python, shard_file, shard_of
+from strictq._store.disk import checksums
+from tests.support.internals import PAGE_BYTES, connected, run_python, shard_file, shard_of, store_of
 from tests.support.queues import Opener, drain, fill, keys_by_shard
 
 FIRST = """
@@ -21,7 +21,7 @@ import sys, apsw, strictq
 default = apsw.vfs_names()[0]
 with strictq.open(sys.argv[1] + "/queue") as q:
     q.send(b"body", "k")
-    q._store.shards[0].checkpoint()
+    q._storage._store.shards[0].checkpoint()
     assert apsw.vfs_names()[0] == default, apsw.vfs_names()
     print(default, q.receive()[0].body.decode())
     theirs = apsw.Connection(sys.argv[1] + "/theirs.db")
@@ -77,7 +77,7 @@ def test_a_forked_child_verifies_as_well(disk: Opener) -> None:
     fill(q, "k", 3)
     pid = os.fork()
     if pid == 0:
-        db = q._store.shards[0]._writer.use(lambda db: db)
+        db = store_of(q).shards[0]._writer.use(lambda db: db)
         os._exit(0 if db.pragma("checksum_verification") == "1" and db.vfsname("main") is not None else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert drain(q) == [("k", 1), ("k", 2), ("k", 3)]
@@ -90,7 +90,7 @@ def test_every_connection_verifies(disk: Opener) -> None:
     q.query("SELECT x FROM app_t")
     shard_of(q).checkpoint()
     shard = shard_of(q)
-    for db in (shard._writer._db, shard._reader, shard.wal._checkpointer):
+    for db in (shard._writer._db, shard._reader.db, shard.wal._checkpointer):
         assert db is not None
         assert db.pragma("checksum_verification") == "1"
         assert db.reserve_bytes() == checksums.RESERVED_BYTES
@@ -133,7 +133,7 @@ def test_damage_is_met_while_the_queue_is_open_too(disk: Opener) -> None:
     keys = keys_by_shard(2)
     for key in keys.values():
         q.send_many([strictq.Message(b"x" * 700, key=key) for _ in range(50)])
-    for shard in q._store.shards:
+    for shard in store_of(q).shards:
         shard.checkpoint()
     shard_of(q)._writer._drop_connection()
     file = shard_file(disk.path)

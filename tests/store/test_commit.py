@@ -13,11 +13,12 @@ import apsw
 import pytest
 
 import strictq
-from strictq import Delivery, LeaseLost, OutcomeUnknown, Queue, StoreFull
-from strictq._store.commit import Writer
-from strictq._store.frame import Tx
-from strictq._store.send import Append
-from strictq._store.settle import Ack, Batch
+from strictq import Delivery, InvalidArgument, LeaseLost, OutcomeUnknown, Queue, StoreFull
+from strictq._store.commit.tx import Tx
+from strictq._store.commit.writer import Writer
+from strictq._store.lanes.leases import Settlement
+from strictq._store.lanes.send import Append
+from strictq._store.lanes.settle import Ack
 from tests.support.campaign import wait_until
 from tests.support.internals import PATIENCE_SECONDS, at_rest, connection_of, failing, shard_of, writer_of
 from tests.support.queues import Opener, drain, fill, seqs
@@ -126,6 +127,54 @@ def test_callers_that_wait_together_are_committed_together(q: Queue) -> None:
     assert len(crowd.commits) == 2, "the first one's, and one for all the others"
 
 
+UNBINDABLE = [10**300, "\ud800", object(), 1j]
+
+
+def selecting(*values: object) -> Callable[[Any], object]:
+    """A look that binds these values to one place."""
+    return lambda db: db.execute("SELECT ?", values).get
+
+
+@pytest.mark.parametrize("value", UNBINDABLE, ids=lambda value: type(value).__name__)
+def test_a_value_that_cannot_be_bound_is_no_damage(q: Queue, value: object) -> None:
+    """Wherever it is bound, the shard stays in service, its connection stays open, and nothing changes."""
+    fill(q, "k", 1)
+    db, shard = connection_of(q), shard_of(q)
+    calls: list[Callable[[], object]] = [
+        lambda: shard.run(putting("t", value)),
+        lambda: shard.run(putting(value)),  # type: ignore[arg-type]
+        lambda: shard.read(selecting(value)),
+        lambda: shard.glance(selecting(value)),
+        lambda: shard.look(selecting(value)),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgument, match="nothing was changed"):
+            call()
+        assert shard.failed is None
+    assert connection_of(q) is db
+    assert traces(q) == set()
+    assert drain(q) == [("k", 1)]
+
+
+def test_a_wrong_number_of_values_is_no_damage(q: Queue) -> None:
+    for ask in (shard_of(q).read, shard_of(q).look, shard_of(q).glance):
+        with pytest.raises(InvalidArgument):
+            ask(selecting(1, 2))
+    assert shard_of(q).failed is None
+
+
+@pytest.mark.parametrize("value", UNBINDABLE, ids=lambda value: type(value).__name__)
+def test_a_value_that_cannot_be_bound_fails_only_its_caller(q: Queue, value: object) -> None:
+    crowd = Crowd(q)
+    crowd.join(putting("t0"), putting("t1", value), putting("t2"))
+    first, odd, last = crowd.go()
+    assert (first, last) == ("t0", "t2")
+    assert isinstance(odd, InvalidArgument)
+    assert traces(q) == {"t0", "t2"}
+    assert shard_of(q).failed is None
+    assert len(crowd.commits) == 2, "the first one's, and one for the others"
+
+
 def test_a_single_caller_begins_and_commits_once(q: Queue) -> None:
     statements: list[str] = []
     connection_of(q).trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: statements.append(event["sql"]))
@@ -157,10 +206,9 @@ def test_sends_from_many_threads_share_commits_and_keep_their_order(q: Queue) ->
     assert seqs(q.receive(200)) == list(range(1, 201))
 
 
-def whole_lease(d: Delivery) -> Batch:
+def whole_lease(d: Delivery) -> Settlement:
     """A lease of one message, as its ack gives it to the store."""
-    held = d.lease._held
-    return Batch(held.lane, held.key, held.token, [d.seq], True)
+    return d.lease._held.whole(range(d.seq, d.seq + 1))
 
 
 def test_acks_from_many_threads_are_one_pass(q: Queue) -> None:
@@ -187,7 +235,8 @@ def test_acks_sends_and_others_that_wait_together_each_take_effect(q: Queue) -> 
     crowd = Crowd(q)
     crowd.join(
         Ack([whole_lease(first)]), putting("t1"), Ack([whole_lease(lost)]), Append([(b"sk9", b"", None, None)], q.config, 0),
-        Ack([whole_lease(second)]), Append([(b"sk9", b"", None, None)], q.config, 0), Ack([partly.lease._batch([partly.seq])]),
+        Ack([whole_lease(second)]), Append([(b"sk9", b"", None, None)], q.config, 0),
+        Ack([partly.lease._held.some([partly.seq])]),
     )  # fmt: skip
     one, trace, gone, sent, two, also_sent, part = crowd.go()
     assert one == two == part == [{}]
@@ -228,7 +277,7 @@ def test_what_a_failing_caller_counted_is_undone_with_it(q: Queue) -> None:
 
     def counting(tx: Tx) -> None:
         tx.totals.pending += 100
-        tx.new_id()
+        tx.new_position()
         tx.report("dead_letter", b"sk", 1)
         raise LookupError
 
@@ -390,7 +439,7 @@ def test_a_follower_that_is_interrupted_while_it_waits_takes_its_call_with_it(q:
             self.real.release()
 
     def follow() -> None:
-        real_call = strictq._store.commit.Call
+        real_call = strictq._store.commit.writer.Call
 
         class Call(real_call):  # type: ignore[misc, valid-type]
             __slots__ = ()
@@ -399,7 +448,7 @@ def test_a_follower_that_is_interrupted_while_it_waits_takes_its_call_with_it(q:
                 super().follow()
                 self.wake = Interrupting(self.wake)
 
-        monkeypatch.setattr(strictq._store.commit, "Call", Call)
+        monkeypatch.setattr(strictq._store.commit.writer, "Call", Call)
         try:
             crowd.writer.run(putting("t2"))
         except Interrupted:
@@ -447,7 +496,8 @@ def test_a_group_whose_commit_fails_knows_for_everybody(q: Queue, after: bool) -
     assert at_rest(q)
 
 
-def test_a_begin_that_fails_is_told_to_everybody(q: Queue) -> None:
+def test_a_begin_that_fails_is_the_leaders_alone(q: Queue) -> None:
+    """The others have time left: the next of them tries again."""
     crowd = Crowd(q)
     crowd.join(putting("t1"), putting("t2"))
     real = crowd.writer._db
@@ -466,15 +516,15 @@ def test_a_begin_that_fails_is_told_to_everybody(q: Queue) -> None:
             return real.execute(sql, *args)  # type: ignore[union-attr]
 
     crowd.writer._db = Busy()  # type: ignore[assignment]
-    results = crowd.go()
-    assert all(isinstance(r, strictq.StoreBusy) for r in results)
-    assert traces(q) == set()
-    assert q.send(b"", "k").seq == 1
+    leader, follower = crowd.go()
+    assert isinstance(leader, strictq.StoreBusy)
+    assert follower == "t2"
+    assert traces(q) == {"t2"}
 
 
 def test_a_misplaced_call_does_not_hold_up_other_threads(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call inside the thread's own transaction can never be served: it is refused at once, even while others wait."""
-    monkeypatch.setattr(strictq._store.commit, "BUSY_SECONDS", 2.0)
+    monkeypatch.setattr(strictq._store.commit.writer, "BUSY_SECONDS", 2.0)
     other: list[Any] = []
 
     def send() -> None:
@@ -545,6 +595,8 @@ def settle(q: Queue, verb: str, ds: list[Delivery]) -> None:
         q.ack_many([ds[0], ds[2]])
     elif verb == "nack":
         ds[1].nack(delay=0.0, reason="r")
+    elif verb == "defer":
+        ds[1].defer(0.0)
     elif verb == "reject":
         ds[0].reject("no")
     else:
@@ -556,7 +608,17 @@ def settle(q: Queue, verb: str, ds: list[Delivery]) -> None:
                 tx.execute("INSERT INTO app_effects VALUES (1)")
 
 
-VERBS = ["ack", "ack_many", "some", "nack", "reject", "transaction", "transaction with SQL", "transaction reading, with SQL"]
+VERBS = [
+    "ack",
+    "ack_many",
+    "some",
+    "nack",
+    "defer",
+    "reject",
+    "transaction",
+    "transaction with SQL",
+    "transaction reading, with SQL",
+]
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["it did not happen", "it happened"])
@@ -587,6 +649,10 @@ def test_a_retried_call_after_a_lost_answer_happens_once(held: tuple[Queue, list
     elif verb == "nack":
         assert states == ["in_flight", "in_flight", "in_flight"] or states[0] == "in_flight"
         assert q.stats().retries == 1
+    elif verb == "defer":
+        assert states[0] == "in_flight"
+        ds[0].ack()
+        assert [(d.seq, d.attempt) for d in q.receive()] == [(2, 1), (3, 1), (4, 1)]
     elif verb == "reject":
         assert states[0] == "dead"
         assert len(q.dead_letters()) == 1

@@ -15,7 +15,8 @@ import pytest
 
 import strictq
 from strictq import Message, Queue, StoreFull
-from strictq._store import files
+from strictq._store.disk import layout
+from strictq._store.disk import reserve as reserve_file
 from tests.support.internals import (
     at_rest,
     connection_of,
@@ -24,6 +25,7 @@ from tests.support.internals import (
     run_python,
     shard_file,
     shard_of,
+    store_of,
     stuff,
     unmounted,
     writer_of,
@@ -34,11 +36,11 @@ MEGABYTES = 32
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A small file system."""
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A small file system, of as many megabytes as the test's parameter says."""
     place = tmp_path / "small"
     place.mkdir()
-    if not mounted("-t", "tmpfs", "-o", f"size={MEGABYTES}m", "tmpfs", str(place)):
+    if not mounted("-t", "tmpfs", "-o", f"size={getattr(request, 'param', MEGABYTES)}m", "tmpfs", str(place)):
         pytest.skip("mounting a small file system is not permitted here")
     yield place
     unmounted(place)
@@ -53,7 +55,7 @@ def make(small: Path) -> Iterator[Callable[..., Queue]]:
         options.setdefault("durability", "process")
         q = strictq.open(small / "queue", **options)  # type: ignore[arg-type]
         opened.append(q)
-        q._store.waker.notify()  # what becomes of a wake file without a block has a test of its own
+        store_of(q).waker.notify()  # what becomes of a wake file without a block has a test of its own
         return q
 
     yield open_it
@@ -63,8 +65,8 @@ def make(small: Path) -> Iterator[Callable[..., Queue]]:
 
 def soon(q: Queue) -> None:
     """The next send looks again whether there is room for the reserve, without waiting for the second to pass."""
-    assert q._store.reserve is not None
-    q._store.reserve._next_try = q._store.reserve._next_look = 0.0
+    assert store_of(q).reserve is not None
+    store_of(q).reserve._next_try = store_of(q).reserve._next_look = 0.0
 
 
 def send_until_full(q: Queue, size: int = 700) -> int:
@@ -118,7 +120,7 @@ def test_consumers_drain_through_the_reserve_and_sends_resume(make: Callable[...
     stuffing.unlink()
     soon(q)
     q.send(b"again", "k")
-    assert (small / "queue" / "reserve").stat().st_size == files.RESERVE_BYTES
+    assert (small / "queue" / "reserve").stat().st_size == reserve_file.RESERVE_BYTES
     assert [d.body for d in q.receive()] == [b"again"]
     assert q.check() == []
 
@@ -142,6 +144,76 @@ def test_a_disk_that_the_queue_itself_filled_can_be_drained(make: Callable[..., 
     assert q.check() == []
 
 
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("small", [6, 8, 32], indirect=True)
+def test_the_next_send_after_the_drain_is_taken_however_small_the_disk(make: Callable[..., Queue], shards: int) -> None:
+    """The database does not shrink: what its messages left to the next ones counts as room. No other thread helps."""
+    q = make(shards=shards)
+    store_of(q)._upkeep.stop()
+    for _ in range(3):
+        sent = 0
+        with pytest.raises(strictq.StrictqError) as caught:
+            while True:
+                q.send_many([Message(b"x" * 700, key="k")] * 50)
+                sent += 50
+        assert isinstance(caught.value, StoreFull)
+        assert sent > 500
+        got = 0
+        while batch := q.receive(100):
+            q.ack_many(batch)
+            got += len(batch)
+        assert got == sent
+        soon(q)
+        assert q.send(b"x" * 700, "k").seq
+        (d,) = q.receive()
+        d.ack()
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("size", [700, 3000])
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("small", [6, 8], indirect=True)
+def test_rounds_of_filling_and_draining_level_off(make: Callable[..., Queue], small: Path, shards: int, size: int) -> None:
+    """With the small reserve, too, every receive and every ack succeeds, and the databases stop growing."""
+    q = make(shards=shards)
+    store_of(q)._upkeep.stop()
+    grown = []
+    for _ in range(8):
+        full: list[strictq.StrictqError] = []
+        while not full:
+            try:
+                q.send_many([Message(b"x" * size, key=f"k{n % 7}") for n in range(14)])
+            except (StoreFull, strictq.PartialFailure) as e:  # in some shards, that is
+                full.append(e)
+        depth, got = q.stats().depth, 0
+        while batch := q.receive(100):
+            q.ack_many(batch)
+            got += len(batch)
+        assert got == depth > 100
+        soon(q)
+        grown.append(sum(file.stat().st_size for file in (small / "queue").glob("shard-*.db")))
+    assert len(set(grown[-3:])) == 1, grown
+    assert (small / "queue" / "reserve").stat().st_size == reserve_file.SMALL_RESERVE_BYTES
+    assert q.check() == []
+
+
+@pytest.mark.parametrize("small", [8], indirect=True)
+def test_sends_are_refused_until_consumers_have_got_somewhere(make: Callable[..., Queue], small: Path) -> None:
+    """The room that they were given is not taken back at the first ack."""
+    q = make()
+    with pytest.raises(StoreFull):
+        while True:
+            q.send_many([Message(b"x" * 700, key="k")] * 50)
+    depth = q.stats().depth
+    while q.stats().depth > depth * 2 // 3:
+        q.ack_many(q.receive(50))
+        if not (small / "queue" / "reserve").exists():
+            soon(q)
+            with pytest.raises(StoreFull, match="reserve"):
+                q.send(b"", "k")
+    assert not (small / "queue" / "reserve").exists()
+
+
 def test_sends_resume_by_themselves(make: Callable[..., Queue], small: Path) -> None:
     """The engine's own thread makes the reserve again, within seconds; here it is called."""
     q = make()
@@ -150,7 +222,7 @@ def test_sends_resume_by_themselves(make: Callable[..., Queue], small: Path) -> 
     drain(q)
     stuffing.unlink()
     soon(q)
-    q._store.tidy()
+    store_of(q).tidy()
     assert (small / "queue" / "reserve").exists()
     q.send(b"", "k")
 
@@ -162,7 +234,7 @@ def test_each_verb_of_a_holder_works_on_a_full_disk(make: Callable[..., Queue], 
     q.send_many([Message(b"x" * 700, key=f"k{n}") for n in range(20)])
     got = q.receive(20)
     d = got[0]
-    q._store._upkeep.stop()  # no checkpoint makes room in the WAL meanwhile
+    store_of(q)._upkeep.stop()  # no checkpoint makes room in the WAL meanwhile
     stuff(small)
     while True:  # until not even the smallest write fits
         try:
@@ -196,16 +268,16 @@ def test_the_reserve_may_be_made_again_under_a_consumers_hands(make: Callable[..
     q.send_many([Message(b"x" * 700, key=f"k{n}") for n in range(20)])
     stuff(small)
     send_until_full(q, 0)
-    assert q._store.reserve is not None
-    give_up = q._store.reserve.give_up
+    assert store_of(q).reserve is not None
+    give_up = store_of(q).reserve.give_up
 
     def raced() -> bool:
         gone = give_up()
-        assert sender._store.reserve is not None
-        sender._store.reserve.there()
+        assert store_of(sender).reserve is not None
+        store_of(sender).reserve.there()
         return gone
 
-    q._store.reserve.give_up = raced  # type: ignore[method-assign]
+    store_of(q).reserve.give_up = raced  # type: ignore[method-assign]
     got = q.receive(20)
     q.ack_many(got)
     assert len(got) == 20
@@ -217,15 +289,15 @@ def test_two_consumers_that_meet_the_full_disk_together_both_go_on(make: Callabl
     q.send_many([Message(b"x" * 700, key=f"k{n}") for n in range(40)])
     stuff(small)
     send_until_full(q, 0)
-    assert q._store.reserve is not None
-    give_up = q._store.reserve.give_up
+    assert store_of(q).reserve is not None
+    give_up = store_of(q).reserve.give_up
     taken: list[object] = []
 
     def raced() -> bool:
         taken.extend(first.receive(20))
         return give_up()
 
-    q._store.reserve.give_up = raced  # type: ignore[method-assign]
+    store_of(q).reserve.give_up = raced  # type: ignore[method-assign]
     got = q.receive(20)
     assert len(taken) == 20
     assert len(got) == 20
@@ -346,10 +418,10 @@ def test_a_database_that_may_not_grow(tmp_path: Path) -> None:
 def test_sends_are_refused_while_the_reserve_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with strictq.open(tmp_path / "queue", durability="process") as q:
         fill(q, "k", 2)
-        assert q._store.reserve is not None
-        monkeypatch.setattr(q._store.reserve, "make", lambda: False)
-        assert q._store.reserve.give_up()
-        assert not q._store.reserve.give_up()
+        assert store_of(q).reserve is not None
+        monkeypatch.setattr(store_of(q).reserve, "make", lambda *_: False)
+        assert store_of(q).reserve.give_up()
+        assert not store_of(q).reserve.give_up()
         for call in (lambda: q.send(b"", "k"), lambda: q.send_many([Message(b"", key="k")])):
             with pytest.raises(StoreFull):
                 call()
@@ -367,10 +439,10 @@ def test_senders_elsewhere_do_not_use_up_what_consumers_were_given(tmp_path: Pat
     """Another object, or process, saw the reserve a moment ago; the room it has become is not for sends."""
     with strictq.open(tmp_path / "queue", durability="process") as q, strictq.open(tmp_path / "queue") as sender:
         fill(sender, "k", 2)
-        assert q._store.reserve is not None
-        assert sender._store.reserve is not None
-        monkeypatch.setattr(sender._store.reserve, "make", lambda: False)
-        assert q._store.reserve.give_up()
+        assert store_of(q).reserve is not None
+        assert store_of(sender).reserve is not None
+        monkeypatch.setattr(store_of(sender).reserve, "make", lambda *_: False)
+        assert store_of(q).reserve.give_up()
         taken = 0
         with suppress(StoreFull):
             for taken in range(200):  # noqa: B007
@@ -381,9 +453,9 @@ def test_senders_elsewhere_do_not_use_up_what_consumers_were_given(tmp_path: Pat
 def test_the_room_is_looked_for_once_a_second_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
     now = 1000.0
-    monkeypatch.setattr(files.time, "monotonic", lambda: now)
-    reserve = files.Reserve(tmp_path)
-    monkeypatch.setattr(reserve, "make", lambda: bool(tries.append(1)))
+    monkeypatch.setattr(reserve_file.time, "monotonic", lambda: now)
+    reserve = reserve_file.Reserve(tmp_path)
+    monkeypatch.setattr(reserve, "make", lambda *_: bool(tries.append(1)))
     for now in (1000.0, 1000.5, 1000.9, 1001.1, 1001.2, 1002.2):  # noqa: B007
         assert not reserve.there()
     assert len(tries) == 3
@@ -391,11 +463,11 @@ def test_the_room_is_looked_for_once_a_second_at_most(tmp_path: Path, monkeypatc
 
 def test_a_reserve_that_is_too_small_is_not_one(tmp_path: Path) -> None:
     """A crash while it was written, by whatever means, must not pass for a reserve."""
-    reserve = files.Reserve(tmp_path)
-    (tmp_path / files.RESERVE).write_bytes(b"\0" * 10)
+    reserve = reserve_file.Reserve(tmp_path)
+    (tmp_path / layout.RESERVE).write_bytes(b"\0" * 10)
     assert reserve.there()
-    assert (tmp_path / files.RESERVE).stat().st_size == files.RESERVE_BYTES
-    assert [p.name for p in tmp_path.iterdir()] == [files.RESERVE]
+    assert (tmp_path / layout.RESERVE).stat().st_size == reserve_file.RESERVE_BYTES
+    assert [p.name for p in tmp_path.iterdir()] == [layout.RESERVE]
 
 
 def test_the_wal_of_a_failed_commit_is_not_read(make: Callable[..., Queue], small: Path) -> None:

@@ -12,7 +12,7 @@ from strictq import SchemaMismatch, StoreCorrupt, StoreError, StrictqError
 from strictq._store import migrate
 from strictq._store.migrate import CATALOG_ID, FORMAT, SHARD_ID
 from tests.support.formats import NEXT, add_column, become_next
-from tests.support.internals import connected, in_threads, shard_file, tamper
+from tests.support.internals import connected, in_threads, shard_file, store_of, tamper
 from tests.support.queues import Opener, drain, fill
 
 
@@ -184,10 +184,10 @@ def test_a_newer_file_is_refused_and_not_touched(old: Opener, which: int) -> Non
         assert "upgrade" in caught.value.hint
     else:
         q = old.open(durability=None)
-        assert "SchemaMismatch" in repr(q._store.shards[0].failed)
-        assert q._store.shards[1].failed is None
+        assert "SchemaMismatch" in repr(store_of(q).shards[0].failed)
+        assert store_of(q).shards[1].failed is None
         with pytest.raises(SchemaMismatch):
-            q._store.shards[0].run(lambda tx: None)
+            store_of(q).shards[0].run(lambda tx: None)
         q.close()
     assert file.read_bytes() == before
     assert version(file) == NEXT

@@ -12,11 +12,12 @@ import pytest
 
 import strictq
 from strictq import ForwardPending, Queue, StoreBusy, StoreCorrupt, StrictqError
-from strictq._store import files, outbox
-from strictq._store.router import Store
+from strictq._store.disk import layout
+from strictq._store.lanes import outbox
 from strictq._store.shard import Shard
+from strictq._store.store import Store
 from strictq.testing import FakeClock
-from tests.support.internals import failing, run_python, shard_file, shard_of, tamper
+from tests.support.internals import failing, run_python, shard_file, shard_of, store_of, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard, labels, seqs
 
 KEYS = keys_by_shard(3)
@@ -74,13 +75,13 @@ def test_any_other_process_finishes_it_too(q: Queue, disk: Opener, stuck: Callab
     other = disk()
     hand_on(q, [b"1"])
     stuck()
-    other._store.tidy()
+    store_of(other).tidy()
     assert [m.body for m in q.peek(THERE)] == [b"1"]
 
 
 KILLED = """
 import os, sys, strictq
-from strictq._store import outbox
+from strictq._store.lanes import outbox
 point, path, here, there = sys.argv[1:]
 q = strictq.open(path, durability="process")
 q.send(b"", here)
@@ -88,7 +89,7 @@ q.send(b"", here)
 def die(*args, **options):
     os._exit(0)
 if point == "before forwarding":
-    type(q._store).forward = die
+    type(q._storage._store).forward = die
 elif point == "before it arrives":
     outbox.arrive = die
 elif point == "before it is forgotten":
@@ -122,7 +123,7 @@ def test_a_repeated_forward_does_nothing(q: Queue, stuck: Callable[[], None]) ->
     for _ in range(3):
         destination.run(lambda tx: outbox.arrive(tx, origin.incarnation, rows))
     destination.run(lambda tx: outbox.arrive(tx, origin.incarnation, rows[:1]))
-    q._store.forward()
+    store_of(q).forward()
     assert [m.body for m in q.peek(THERE)] == [b"1", b"2"]
 
 
@@ -134,7 +135,7 @@ def test_two_forwarders_at_once_deliver_once(q: Queue, disk: Opener, stuck: Call
     stuck()
     origin = shard_of(q, 0)
     rows = origin.read(lambda db: outbox.waiting(db, 1))
-    other._store.forward()
+    store_of(other).forward()
     hand_on(q, [b"5"])
     shard_of(q, 1).run(lambda tx: outbox.arrive(tx, origin.incarnation, rows))
     origin.run(lambda tx: outbox.forget(tx, 1, rows[-1][0]))
@@ -152,7 +153,7 @@ def test_forwarding_is_first_in_first_out(q: Queue, stuck: Callable[[], None], c
             hand_on(q, bodies, to)
             got += bodies
     stuck()
-    q._store.forward()
+    store_of(q).forward()
     for to, got in sent.items():
         assert [m.body for m in q.peek(to, 5000)] == got
     assert waiting(q) == 0
@@ -167,12 +168,12 @@ def test_a_later_transaction_does_not_overtake_what_waits(q: Queue, stuck: Calla
 
 
 def test_times_count_from_the_transaction(q: Queue, clock: FakeClock, stuck: Callable[[], None]) -> None:
-    sent_at = q._store.now()
+    sent_at = store_of(q).now()
     hand_on(q, [b"delayed"], THERE, delay=50.0)
     hand_on(q, [b"mortal"], ELSEWHERE, ttl=50.0)
     clock.advance(40.0)
     stuck()
-    q._store.forward()
+    store_of(q).forward()
     assert q.peek(THERE)[0].enqueued_at == pytest.approx(sent_at / 1e6, abs=0.001)
     clock.advance(11.0)
     assert [d.body for d in q.receive()] == [b"delayed"]
@@ -194,7 +195,7 @@ def test_the_high_water_mark_outlives_purges_and_dedup_windows(q: Queue, clock: 
     origin = shard_of(q, 0)
     rows = origin.read(lambda db: outbox.waiting(db, 1))
     stuck()
-    q._store.forward()
+    store_of(q).forward()
     drain(q)
     q.purge(dead=True)
     clock.advance(100_000.0)
@@ -287,8 +288,8 @@ def test_an_outbox_that_names_no_shard_does_not_keep_the_queue_from_opening(disk
 def test_the_origins_wal_is_synced_before_it_forwards(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a power cut could take the ack and leave the send: at durability "process" too."""
     steps: list[str] = []
-    sync_wal = files.sync_wal
-    monkeypatch.setattr(files, "sync_wal", lambda path: (steps.append(f"sync {path.name}"), sync_wal(path)))
+    sync_wal = layout.sync_wal
+    monkeypatch.setattr(layout, "sync_wal", lambda path: (steps.append(f"sync {path.name}"), sync_wal(path)))
     arrive, forget = outbox.arrive, outbox.forget
     monkeypatch.setattr(outbox, "arrive", lambda *a: (steps.append("arrive"), arrive(*a))[1])
     monkeypatch.setattr(outbox, "forget", lambda *a: (steps.append("forget"), forget(*a))[1])
@@ -301,13 +302,13 @@ def test_a_failed_sync_of_the_origin_forwards_nothing(q: Queue, monkeypatch: pyt
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as m:
-        m.setattr(files, "sync_wal", broken)
+        m.setattr(layout, "sync_wal", broken)
         with pytest.raises(ForwardPending):
             hand_on(q, [b"1"])
         with suppress(StrictqError):
-            q._store.tidy()  # the engine's own thread must survive it
+            store_of(q).tidy()  # the engine's own thread must survive it
     assert q.peek(THERE) == []
-    q._store.forward()
+    store_of(q).forward()
     assert [m.body for m in q.peek(THERE)] == [b"1"]
 
 
@@ -332,7 +333,7 @@ def test_max_depth_does_not_stop_what_arrives(disk: Opener, stuck: Callable[[], 
     q = disk(shards=3, max_depth=1)
     hand_on(q, [b"1", b"2", b"3"])
     stuck()
-    q._store.forward()
+    store_of(q).forward()
     assert seqs(q.peek(THERE)) == [1, 2, 3]
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import strictq
 from strictq import OutcomeUnknown, Queue, QueueConfig, StoreError
-from strictq._handouts import Handouts
-from strictq._store import packing
-from strictq._store.handing import Block, Held
+from strictq._handouts import Holder
+from strictq._store.api import Block, Held
+from strictq._store.bulk import packing
 from strictq._store.shard import Shard
 from strictq.testing import FakeClock
 from tests.support.handouts import by_key, drain, encode, holder, read
@@ -39,7 +39,7 @@ def small_steps(patch: pytest.MonkeyPatch, step: int) -> None:
     patch.setattr(packing, "PAUSE_MAX", 2)
 
 
-def noting(h: Handouts, patch: pytest.MonkeyPatch) -> list[tuple[bytes, int, int]]:
+def noting(h: Holder, patch: pytest.MonkeyPatch) -> list[tuple[bytes, int, int]]:
     """Key, messages that come as rows, and messages that come packed, of each lease that is recorded from now on."""
     seen: list[tuple[bytes, int, int]] = []
 

@@ -10,7 +10,7 @@ import pytest
 import strictq
 from strictq import InvalidArgument, Queue
 from strictq._sql import CATALOG, CHECK, CLAIM, INSPECT, LANES, OPERATE, OUTBOX, SEND, SETTLE, SHARD, repeat
-from strictq._store import program
+from strictq._store.commit import app_database
 from tests.support.internals import at_rest, connection_of, shard_of
 from tests.support.queues import Opener, drain, fill
 
@@ -255,7 +255,7 @@ def test_what_programs_may_do(q: Queue, sql: str) -> None:
 
 
 def test_sql_that_never_ends_is_stopped_wherever_it_runs(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "STEPS_MAX", 100_000)
+    monkeypatch.setattr(app_database, "STEPS_MAX", 100_000)
     forever = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT sum(i) FROM n"
     with pytest.raises(InvalidArgument, match="steps"):
         q.query(forever)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from strictq import StoreError
-from strictq._store.staging import ABANDONED_SECONDS, Staging, new_file, new_run, sweep
+from strictq._store.bulk.staging import ABANDONED_SECONDS, Staging, new_file, new_run, sweep
 
 
 def left(root: Path) -> list[str]:

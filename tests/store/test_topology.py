@@ -11,14 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strictq
-from strictq import Message, StoreCorrupt, StrictqError
+from strictq import Message, StoreCorrupt, StoreError, StrictqError
 from strictq._hashing import hash_key
-from strictq._keys import encode_key
-from strictq._store import catalog
-from strictq._store.catalog import HASHES, SHARDS_MAX, even_ranges
-from strictq._store.engine import keyless_by_hash, keyless_lane
+from strictq._keys import encode_key, keyless_by_hash, keyless_lane
+from strictq._store.topology import HASHES, SHARDS_MAX, Range, Topology
 from strictq.testing import FakeClock
-from tests.support.internals import fold, in_threads, shard_file, tamper
+from tests.support.internals import fold, in_threads, shard_file, store_of, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard
 
 # Computed once, and never to change: what is stored on disks lies where these say. (key, hash)
@@ -61,7 +59,7 @@ DEDUP_LANES = [b"n47", b"n61", b"n47"]
 
 @pytest.mark.parametrize("shards", range(1, SHARDS_MAX + 1))
 def test_even_ranges_cover_every_hash_once(shards: int) -> None:
-    ranges = even_ranges(shards)
+    ranges = Topology.even(shards).ranges
     assert ranges[0].lo == 0
     assert ranges[-1].hi == HASHES - 1
     for one, two in itertools.pairwise(ranges):
@@ -69,12 +67,13 @@ def test_even_ranges_cover_every_hash_once(shards: int) -> None:
     sizes = {r.hi - r.lo + 1 for r in ranges}
     assert max(sizes) - min(sizes) <= 1
     assert len({r.file for r in ranges}) == shards
-    assert catalog._covers(ranges)
 
 
 @given(st.integers(1, SHARDS_MAX), st.integers(0, HASHES - 1))
 def test_every_hash_has_one_owner(shards: int, hashed: int) -> None:
-    assert sum(r.owns(hashed) for r in even_ranges(shards)) == 1
+    topology = Topology.even(shards)
+    owners = [r.shard for r in topology if r.owns(hashed)]
+    assert owners == [topology.owner(hashed)]
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 5, 16, 17, 100, 256])
@@ -82,14 +81,14 @@ def test_routing_agrees_with_the_ranges(tmp_path: Path, shards: int) -> None:
     """By bisection, and for the hashes at both ends of every range."""
     with strictq.open(":memory:", shards=shards) as q:
         for key, hashed in VECTORS:
-            shard = q._store.shard_of(encode_key(key))
+            shard = store_of(q).shard_of(encode_key(key))
             assert shard.range.owns(hashed)
-            assert shard.range == even_ranges(shards)[shard.number]
+            assert shard.range == Topology.even(shards).ranges[shard.number]
 
 
 def test_where_keys_lie_in_a_queue_of_four_never_changes() -> None:
     with strictq.open(":memory:", shards=4) as q:
-        assert [q._store.shard_of(encode_key(key)).number for key, _ in VECTORS] == [h >> 62 for _, h in VECTORS]
+        assert [store_of(q).shard_of(encode_key(key)).number for key, _ in VECTORS] == [h >> 62 for _, h in VECTORS]
 
 
 def test_ranges_with_a_gap_or_an_overlap_are_refused(disk: Opener) -> None:
@@ -101,16 +100,61 @@ def test_ranges_with_a_gap_or_an_overlap_are_refused(disk: Opener) -> None:
         "DELETE FROM topology",
         "UPDATE topology SET file = 'shard-0007.db' WHERE shard = 1",
         "DELETE FROM queue",
+        # The whole space, but not in the order of the shards' numbers.
+        "UPDATE topology SET hash_lo = CASE shard WHEN 0 THEN '5555555555555555' ELSE '0000000000000000' END,"
+        " hash_hi = CASE shard WHEN 0 THEN 'aaaaaaaaaaaaaaa9' ELSE '5555555555555554' END WHERE shard < 2",
     ):
         saved = (Path(disk.path) / "queue.db").read_bytes()
-        tamper(Path(disk.path) / "queue.db", harm)
+        with disk.open(durability=None) as q:
+            assert q.check() == []
+            tamper(Path(disk.path) / "queue.db", harm)
+            assert [(problem.shard, problem.rule) for problem in q.check()] == [(-1, "unreadable")]
         with pytest.raises(StoreCorrupt):
             disk.open(durability=None)
         (Path(disk.path) / "queue.db").write_bytes(saved)
     disk.open(durability=None).send(b"", "k")
 
 
-@pytest.mark.parametrize("name", ["not json", "[]", '{"lease_seconds": "x"}', '{"from_the_future": 1}'])
+def test_an_uneven_topology_is_looked_up_by_range() -> None:
+    cuts = [0, 10, 1 << 40, HASHES - 1, HASHES]
+    topology = Topology([Range(i, f"shard-{i:04}.db", cuts[i], cuts[i + 1] - 1) for i in range(4)])
+    hashes = [0, 9, 10, (1 << 40) - 1, 1 << 40, HASHES - 2, HASHES - 1]
+    assert [topology.owner(h) for h in hashes] == [0, 0, 1, 1, 2, 2, 3]
+
+
+def test_a_write_to_a_range_that_another_process_changed_is_refused(disk: Opener) -> None:
+    """A range moves only with a new version in the shard, which every write compares before it changes anything."""
+    q = disk(shards=2)
+    q.send(b"1", "a")
+    shard = q.send(b"2", "a").shard
+    tamper(
+        shard_file(disk.path, shard),
+        "UPDATE meta SET value = '8000000000000001' WHERE name = 'hash_lo'",
+        "UPDATE counter SET config_version = config_version + 1",
+    )
+    for write in (lambda: q.send(b"3", "a"), lambda: q.receive(keys=["a"]), lambda: q.hold("a"), lambda: q.purge("a")):
+        with pytest.raises(StoreError, match="range of keys"):
+            write()
+    assert q.stats().shards[shard].ready == 2
+    other = next(key for key in ("b", "c", "d", "e") if store_of(q).shard_of(encode_key(key)).number != shard)
+    assert q.send(b"4", other).shard != shard
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_receipts_explain_and_stats_say_where_a_key_lies(shards: int) -> None:
+    with strictq.open(":memory:", shards=shards) as q:
+        hashes = {key: hash_key(encode_key(key)) for key, _ in VECTORS}
+        receipts = [*q.send_many(Message(b"", key=key) for key in hashes), *(q.send(b"", key=key) for key in hashes)]
+        ranges = {s.shard: (int(s.hash_lo, 16), int(s.hash_hi, 16)) for s in q.stats().shards}
+        for r in receipts:
+            assert r.key is not None
+            lo, hi = ranges[r.shard]
+            assert lo <= hashes[r.key] <= hi
+            assert q.explain(r.key).shard == r.shard
+        assert {r.shard for r in receipts} == set(range(shards))
+
+
+@pytest.mark.parametrize("name", ["not json", "[]", '{"lease_seconds": "x"}'])
 def test_a_configuration_that_cannot_be_read_is_a_typed_error(disk: Opener, name: str) -> None:
     disk().close()
     quoted = name.replace("'", "''")

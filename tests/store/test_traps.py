@@ -24,7 +24,7 @@ import pytest
 
 import strictq
 from strictq import Delivery, Message, Queue, StrictqError
-from strictq._store import shard_wal
+from strictq._store.commit import checkpoint
 from strictq.testing import FakeClock
 from tests.support.internals import (
     at_rest,
@@ -34,6 +34,7 @@ from tests.support.internals import (
     run_python,
     shard_file,
     shard_of,
+    store_of,
     tamper,
     unmounted,
     writer_of,
@@ -305,9 +306,9 @@ for durability in ("process", "full"):
         q.receive(1)[0].reject("no")
         q.redrive()
         q.stats(), q.check(), q.top_keys(), q.query("SELECT * FROM app_t"), q.configure(lease_seconds=9.0)
-        for shard in q._store.shards:
+        for shard in q._storage._store.shards:
             shard.checkpoint()
-        q._store.tidy()
+        q._storage._store.tidy()
         with strictq.open(f"{path}-{durability}", create=False) as other:
             other.send(b"", "k1")
         with strictq.open(f"{path}-{durability}", read_only=True) as looker:
@@ -344,8 +345,8 @@ def test_files_are_their_owners_alone_whatever_the_umask(tmp_path: Path, mask: i
             q.send_many([Message(b"", key=f"k{n}") for n in range(20)])
             q.configure(lease_seconds=5.0)
             (tmp_path / "queue" / "reserve").unlink()
-            assert q._store.reserve is not None
-            assert q._store.reserve.there()
+            assert store_of(q).reserve is not None
+            assert store_of(q).reserve.there()
             modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "queue").iterdir()}
         mode = stat.S_IMODE((tmp_path / "queue").stat().st_mode)
     finally:
@@ -541,7 +542,7 @@ def test_max_depth_lets_a_handlers_sends_through(disk: Opener) -> None:
 
 
 def test_a_lock_that_is_never_had_is_a_busy_store_and_nothing_changed(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strictq._store.connection.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("strictq._store.commit.connection.BUSY_SECONDS", 0.1)
     q = disk()
     q.send(b"", "k")
     rival = apsw.Connection(str(shard_file(q.path)))
@@ -568,7 +569,7 @@ def test_a_lock_is_looked_for_again_in_steps_short_enough_for_the_gaps_of_a_busy
     q.send(b"", "k")
     steps: list[float] = []
     watch = SimpleNamespace(monotonic=lambda: sum(steps), sleep=steps.append)
-    monkeypatch.setattr("strictq._store.connection.time", watch)
+    monkeypatch.setattr("strictq._store.commit.connection.time", watch)
     rival = apsw.Connection(str(shard_file(q.path)))
     rival.execute("BEGIN IMMEDIATE")
     try:
@@ -613,4 +614,4 @@ def test_bodies_around_the_inline_limit_come_back_whole(disk: Opener) -> None:
 
 
 def test_thresholds_of_checkpoints_are_shared_by_the_shards() -> None:
-    assert shard_wal.WAL_PAGES // 16 >= shard_wal.WAL_PAGES_MIN
+    assert checkpoint.WAL_PAGES // 16 >= checkpoint.WAL_PAGES_MIN

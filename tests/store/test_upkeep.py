@@ -1,29 +1,32 @@
-"""The engine's own thread, where it can't be had."""
+"""The engine's own thread, where it can't be had; and what a queue leaves when it is closed."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
 from typing import Literal
 
+import apsw
 import pytest
 
-from strictq import Message, Queue, StoreBusy, StoreFull
-from strictq._store import connection, shard_wal, upkeep
-from tests.support.internals import PATIENCE_SECONDS
+import strictq
+from strictq import Message, Queue
+from strictq._store import upkeep
+from strictq._store.commit import checkpoint, connection
+from tests.support.internals import PATIENCE_SECONDS, connected, connections, shard_file, store_of
 from tests.support.queues import Opener
 
 PAGES = 20
 PAGE_BYTES = 4096
-FRAME_BYTES = 24 + PAGE_BYTES
 
 
 @pytest.fixture(autouse=True)
 def small_wal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints at 20 pages instead of 8,000."""
-    monkeypatch.setattr(shard_wal, "WAL_PAGES", PAGES)
-    monkeypatch.setattr(shard_wal, "WAL_PAGES_MIN", PAGES)
+    monkeypatch.setattr(checkpoint, "WAL_PAGES", PAGES)
+    monkeypatch.setattr(checkpoint, "WAL_PAGES_MIN", PAGES)
 
 
 def refuse(_thread: threading.Thread) -> None:
@@ -57,106 +60,155 @@ def test_writers_checkpoint_themselves_while_there_is_no_thread(disk: Opener) ->
     q = disk()
     load(q, 40)
     (wal,) = Path(str(q.path)).glob("shard-*-wal")
-    assert wal.stat().st_size < 10 * shard_wal.WAL_GROWTH * PAGES * PAGE_BYTES
+    assert wal.stat().st_size < 10 * checkpoint.WAL_GROWTH * PAGES * PAGE_BYTES
 
 
-def frames(wal: Path) -> int:
-    """What SQLite would read of a WAL: the frames that continue its header."""
-    raw = wal.read_bytes()
-    salts, n = raw[16:24], 0
-    while raw[32 + n * FRAME_BYTES + 8 :][:8] == salts:
-        n += 1
-    return n
+def wals_of(q: Queue) -> list[Path]:
+    return sorted(Path(str(q.path)).glob("shard-*-wal"))
 
 
 @pytest.mark.parametrize("durability", ["full", "process"])
-def test_who_opens_a_closed_queue_has_little_to_read(
-    disk: Opener, durability: Literal["full", "process"], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shard_wal, "WAL_PAGES_MIN", 1000)  # no checkpoint of its own
-    monkeypatch.setattr(shard_wal, "LONG_PAGES", PAGES)
+def test_the_last_to_close_leaves_empty_wals(disk: Opener, durability: Literal["full", "process"]) -> None:
     q = disk.open(durability=durability, shards=2)
     load(q, 10)
     kept = q.send_many([Message(b"x" * 600, key=f"k{n}") for n in range(30)])
-    wals = sorted(Path(str(q.path)).glob("shard-*-wal"))
-    sizes = [wal.stat().st_size for wal in wals]
-    assert min(map(frames, wals)) > PAGES
     q.close()
-    assert [frames(wal) for wal in wals] == [1, 1], "the counter row"
-    assert [wal.stat().st_size for wal in wals] == sizes, "a WAL that has its size is faster to write"
+    assert [wal.stat().st_size for wal in wals_of(q)] == [0, 0]
     again = disk.open(durability=durability)
     assert again.check() == []
     assert sorted((d.key, d.seq) for d in again.receive(100)) == sorted((r.key, r.seq) for r in kept)
 
 
-def test_a_short_wal_is_left_as_it_is(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_wal, "WAL_PAGES_MIN", 1000)
+def test_only_the_last_to_close_empties_wals(disk: Opener) -> None:
+    q, other = disk(), disk()
+    q.send(b"", "k")
+    (wal,) = wals_of(q)
+    before = wal.read_bytes()
+    q.close()
+    assert wal.read_bytes() == before != b""
+    other.close()
+    assert wal.read_bytes() == b""
+
+
+def test_a_process_without_close_leaves_its_wal(disk: Opener) -> None:
     q = disk()
     q.send(b"", "k")
-    (wal,) = Path(str(q.path)).glob("shard-*-wal")
-    before = frames(wal)
+    (wal,) = wals_of(q)
+    store_of(q).die()
+    assert wal.stat().st_size > 0
+
+
+def test_who_only_looks_leaves_the_wal_alone(disk: Opener) -> None:
+    q = disk()
+    q.send(b"", "k")
+    (wal,) = wals_of(q)
+    store_of(q).die()
+    before = wal.read_bytes()
+    with strictq.open(disk.path, read_only=True) as look:
+        assert look.stats().ready == 1
+    assert wal.read_bytes() == before
+
+
+def test_a_reader_keeps_the_wal(disk: Opener) -> None:
+    """Of another program, say. Closing does not wait for it, and the commits stay where they are."""
+    q = disk()
+    q.send(b"", "k")
+    (wal,) = wals_of(q)
+    reader = connected(shard_file(disk.path))
+    reader.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM message").get == 1
+    q.send(b"", "k")
+    started = time.monotonic()
     q.close()
-    assert frames(wal) == before > 1
+    assert time.monotonic() - started < connection.BUSY_SECONDS
+    assert wal.stat().st_size > 0
+    assert reader.execute("SELECT count(*) FROM message").get == 1
+    reader.close()
+    assert [d.seq for d in disk().receive(10)] == [1, 2]
 
 
-def test_a_queue_closes_though_its_wal_can_not_be_shortened(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_wal, "WAL_PAGES_MIN", 1000)
-    monkeypatch.setattr(shard_wal, "LONG_PAGES", PAGES)
+@pytest.mark.parametrize("first", ["parent", "child"])
+def test_a_fork_counts_as_a_process_of_its_own(disk: Opener, first: str) -> None:
+    """Of parent and child the one that closes last empties the WAL, whichever that is."""
+    q = disk()
+    q.send(b"", "k")
+    (wal,) = wals_of(q)
+    child_goes, child_went = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            q.send(b"", "k")
+            os.write(child_went[1], b"1")
+            os.read(child_goes[0], 1)
+            q.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    q.send(b"", "k")
+    os.read(child_went[0], 1)
+
+    def end_child() -> None:
+        os.write(child_goes[1], b"1")
+        assert os.waitpid(pid, 0)[1] == 0
+
+    for end in (q.close, end_child) if first == "parent" else (end_child, q.close):
+        assert wal.stat().st_size > 0
+        end()
+    assert wal.stat().st_size == 0
+    assert [d.seq for d in disk().receive(10)] == [1, 2, 3]
+
+
+def test_a_queue_closes_though_its_wal_can_not_be_emptied(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     q = disk()
     load(q, 10)
     receipt = q.send(b"", "k")
 
-    def full(self: shard_wal.ShardWal, *, wait: bool) -> tuple[int, int]:
-        raise StoreFull("the disk is full", shard=0)
+    def fail(*_args: object) -> None:
+        raise apsw.FullError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_wal.ShardWal, "checkpoint", full)
+        patch.setattr(checkpoint, "at_once", fail)
         q.close()
+    (wal,) = wals_of(q)
+    assert wal.stat().st_size > 0
     (d,) = disk().receive()
     assert (d.key, d.seq) == (receipt.key, receipt.seq)
 
 
+def test_an_interrupt_while_a_wal_is_emptied_leaves_nothing_open(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    q = disk.open(shards=2)
+    load(q, 10)
+
+    def interrupt(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "at_once", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        q.close()
+    assert not list(connections(q))
+    monkeypatch.undo()
+    assert disk().check() == []
+
+
 def test_a_signal_whose_handler_closes_may_come_while_the_queue_is_closed(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_wal, "WAL_PAGES_MIN", 1000)
-    monkeypatch.setattr(shard_wal, "LONG_PAGES", PAGES)
     q = disk()
     load(q, 10)
-    real = shard_wal.ShardWal.checkpoint
+    real = checkpoint.ShardWal.leave
     interrupted = []
 
-    def checkpoint(self: shard_wal.ShardWal, *, wait: bool) -> tuple[int, int]:
-        done = real(self, wait=wait)
+    def leave(self: checkpoint.ShardWal, db: apsw.Connection, *, last: bool) -> None:
+        real(self, db, last=last)
         interrupted.append(q.close())  # as a handler would, in this thread
-        return done
 
-    monkeypatch.setattr(shard_wal.ShardWal, "checkpoint", checkpoint)
+    monkeypatch.setattr(checkpoint.ShardWal, "leave", leave)
     q.close()
     assert interrupted == [None]
     monkeypatch.undo()
     assert disk().check() == []
 
 
-def test_a_neighbour_in_another_thread_waits_for_locks_while_the_queue_is_closed(
-    disk: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shard_wal, "WAL_PAGES_MIN", 1000)
-    monkeypatch.setattr(shard_wal, "LONG_PAGES", PAGES)
-    q, other = disk(), disk()
-    load(q, 10)
-    with pytest.raises(StoreBusy), other.transaction(key="k") as tx:
-        tx.run(lambda db: None)
-        q._store.shards[0].shorten_wal()
-        monkeypatch.setattr(connection, "BUSY_SECONDS", 0.3)
-        started = time.monotonic()
-        try:
-            q.send(b"", "k")
-        finally:
-            assert time.monotonic() - started >= 0.3
-
-
-def test_closing_does_not_wait_for_those_who_write(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_wal, "WAL_PAGES_MIN", 1000)
-    monkeypatch.setattr(shard_wal, "LONG_PAGES", PAGES)
+def test_closing_does_not_wait_for_those_who_write(disk: Opener) -> None:
     q, other = disk(), disk()
     load(q, 10)
     q.send(b"", "k")
@@ -175,19 +227,19 @@ def test_the_thread_starts_once_it_can_be_had(disk: Opener, monkeypatch: pytest.
         patch.setattr(threading.Thread, "start", refuse)
         q = disk()
         load(q, 5)
-        assert q._store._upkeep._thread is None
+        assert store_of(q)._upkeep._thread is None
     load(q, 5)
-    assert q._store._upkeep._thread is not None
+    assert store_of(q)._upkeep._thread is not None
 
 
 def test_a_hook_that_fails_takes_nothing_back(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite calls it when the commit is done: what goes wrong in it is not the caller's."""
     q = disk()
 
-    def broken(self: shard_wal.ShardWal, pages: int) -> None:
+    def broken(self: checkpoint.ShardWal, pages: int) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(shard_wal.ShardWal, "_look_for_room", broken)
+    monkeypatch.setattr(checkpoint.ShardWal, "_look_for_room", broken)
     load(q, 10)
     assert q.stats().acks == 300
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
+import anyio
 import pytest
 
 import strictq
-from strictq._store import files
-from strictq._store.wake import Waker, waker_of
+from strictq import _files as files
+from strictq._store.disk.shared_flags import Waker, waker_of
+from strictq._store.store import Store
 from tests.support.campaign import wait_until
-from tests.support.internals import PATIENCE_SECONDS, run_python
+from tests.support.internals import PATIENCE_SECONDS, in_threads, run_python, store_of
 
 
 def in_background(waker: Waker, seen: tuple[int, int], seconds: float = PATIENCE_SECONDS) -> threading.Thread:
@@ -76,7 +79,7 @@ def test_a_reader_is_woken_and_writes_nothing(file: Path) -> None:
 
 def test_another_process_wakes_this_one(tmp_path: Path) -> None:
     with strictq.open(tmp_path / "queue", durability="process") as q:
-        waker = q._store.waker
+        waker = store_of(q).waker
         seen = waker.seen()
         run_python("import sys, strictq\nwith strictq.open(sys.argv[1]) as q: q.send(b'', 'k')", tmp_path / "queue")
         waker.wait(seen, 3600.0)
@@ -117,9 +120,12 @@ def test_without_the_file_waiters_still_hear_their_own_process(tmp_path: Path) -
 def test_queues_on_one_directory_share_a_waker_and_a_map(tmp_path: Path) -> None:
     files.create_empty(tmp_path / "wake")
     (tmp_path / "link").symlink_to(tmp_path)
-    one, two = waker_of(tmp_path, "wake", read_only=False), waker_of(tmp_path / "link", "wake", read_only=False)
+    user, other = Waker(), Waker()
+    one, two = waker_of(tmp_path, "wake", user, read_only=False), waker_of(tmp_path / "link", "wake", other, read_only=False)
     assert one is two
-    assert waker_of(tmp_path, "wake", read_only=True) is not one
+    assert waker_of(tmp_path, "wake", user, read_only=True) is not one
+    one.leave(user)
+    assert waker_of(tmp_path, "wake", user, read_only=False) is one
 
 
 def test_the_file_has_its_block_before_it_is_mapped(file: Path) -> None:
@@ -148,7 +154,7 @@ def test_a_consumer_that_waits_in_vain_is_seen_by_others_for_a_while(
     file: Path, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [10**15]
-    monkeypatch.setattr("strictq._store.wake.time.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("strictq._store.disk.shared_flags.time.monotonic_ns", lambda: now[0])
     one = Waker(file) if shared else Waker()
     two = Waker(file) if shared else one  # as in another process, or in this one
     assert not two.somebody_idle(7)
@@ -165,7 +171,7 @@ def test_a_consumer_that_waits_in_vain_is_seen_by_others_for_a_while(
 
 def test_whoever_waits_for_anything_is_idle_and_whoever_waits_for_some_key_is_not(tmp_path: Path) -> None:
     with strictq.open(tmp_path / "queue", durability="process") as q:
-        waker = q._store.waker
+        waker = store_of(q).waker
         for keys, idle in ((["k"], False), (None, True)):
             thread = threading.Thread(target=q.receive, kwargs={"wait": PATIENCE_SECONDS, "keys": keys})
             thread.start()
@@ -187,7 +193,8 @@ def test_a_reader_shows_nothing(file: Path) -> None:
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"precious")
     (tmp_path / "wake").symlink_to(tmp_path / "precious")
-    Waker(tmp_path / "wake").notify()
+    with pytest.raises(strictq.StoreError, match="symbolic link"):
+        Waker(tmp_path / "wake").notify()
     assert (tmp_path / "precious").read_bytes() == b"precious"
 
 
@@ -203,7 +210,7 @@ def test_a_close_wakes_those_who_wait_on_the_queue(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    wait_until(lambda: q._store.waker._waiting == 1, "the receive to wait")
+    wait_until(lambda: store_of(q).waker._waiting == 1, "the receive to wait")
     q.close()
     thread.join(PATIENCE_SECONDS)
     assert [type(e) for e in outcome] == [strictq.QueueClosed]
@@ -249,3 +256,122 @@ def test_who_only_looks_is_told_of_no_failure(file: Path) -> None:
     assert (bool(writer.suspects(0)), reader.suspects(0), none.suspects(0)) == (True, 0, 0)
     reader.trust(0, 1)
     assert writer.suspects(0)
+
+
+# --- the end of it --------------------------------------------------------------------------------------------------------
+
+
+def mapped(path: Path) -> list[str]:
+    """What this process has mapped or open of the wake file of a queue, as the kernel lists it."""
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(f"{path}/wake")]
+    return maps + descriptors(path)
+
+
+def descriptors(path: Path) -> list[str]:
+    """The files of a queue that this process has open."""
+    found = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.append(os.readlink(fd))
+    return [file for file in found if file.startswith(f"{path}/")]
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the kernel lists no mappings")
+
+
+@needs_proc
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_closed_queue_has_nothing_mapped_or_open(tmp_path: Path, read_only: bool) -> None:
+    path = tmp_path / "queue"
+    strictq.open(path).close()
+    q, other = strictq.open(path, read_only=read_only), strictq.open(path, read_only=read_only)
+    q.close()
+    assert mapped(path), "the other queue object uses it"
+    other.close()
+    assert mapped(path) == []
+    with strictq.open(path, read_only=read_only):
+        assert mapped(path)
+    assert mapped(path) == []
+
+
+@needs_proc
+def test_a_closed_async_queue_has_nothing_mapped_or_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with strictq.open_async(tmp_path / "queue") as q:
+            await q.send(b"", "k")
+            assert mapped(tmp_path / "queue")
+        assert mapped(tmp_path / "queue") == []
+
+    anyio.run(main)
+
+
+@needs_proc
+def test_an_open_that_fails_leaves_nothing_mapped_or_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "queue"
+    strictq.open(path).close()
+    real = Store._look_round
+
+    def fail(store: Store) -> None:
+        real(store)
+        raise MemoryError
+
+    monkeypatch.setattr(Store, "_look_round", fail)
+    with pytest.raises(MemoryError):  # which still refers to what was opened
+        strictq.open(path)
+    assert mapped(path) == []
+
+
+@needs_proc
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_child_that_closes_the_queue_has_nothing_mapped_and_the_parent_keeps_it(tmp_path: Path, prepared: bool) -> None:
+    path = tmp_path / "queue"
+    with strictq.open(path) as q:
+        if not prepared:
+            store_of(q).before_fork = lambda: None  # type: ignore[method-assign]
+        child = os.fork()
+        if child == 0:
+            q.close()
+            os._exit(len([line for line in mapped(path) if line.endswith("wake")]))
+        assert os.waitpid(child, 0)[1] == 0
+        assert mapped(path)
+        assert q.send(b"", "k").seq == 1
+
+
+@needs_proc
+def test_opening_and_closing_many_times_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "queue"
+    strictq.open(path).close()
+    kept = []
+    for _ in range(100):
+        q = strictq.open(path, read_only=True)
+        q.close()
+        kept.append(q)
+    assert mapped(path) == []
+
+
+def test_who_waits_on_a_waker_that_ends_is_woken_and_reads_on(tmp_path: Path) -> None:
+    """One thread closes the queue while others wait, look and notify."""
+    for _ in range(20):
+        q = strictq.open(tmp_path / "queue", durability="process")
+        waker = store_of(q).waker
+        over = threading.Event()
+
+        def look(waker: Waker = waker, over: threading.Event = over) -> None:
+            while not over.is_set():
+                waker.wait((0, 0), 0.0)
+                waker.show_idle()
+                waker.somebody_idle(7)
+                assert waker.suspects(0) == 0
+
+        def wait(q: strictq.Queue = q) -> None:
+            with pytest.raises(strictq.QueueClosed):
+                q.receive(wait=None)
+
+        def close(q: strictq.Queue = q, waker: Waker = waker, over: threading.Event = over) -> None:
+            wait_until(lambda: waker._waiting >= 2, "the receives to wait")
+            q.close()
+            over.set()
+
+        assert in_threads([look, wait, wait, close]) == [None] * 4
+        assert waker.ended

@@ -12,13 +12,13 @@ import pytest
 
 import strictq
 from strictq import StoreCorrupt
-from strictq._store import files, wal
+from strictq._store.disk import layout, wal_file
 from strictq.testing import FakeClock
-from tests.support.internals import PAGE_BYTES, connection_of, shard_file, shard_of
+from tests.support.internals import PAGE_BYTES, connection_of, shard_file, shard_of, store_of
 from tests.support.powercut import quiet
 from tests.support.queues import drain
 
-FRAME = wal.FRAME_HEADER_BYTES + PAGE_BYTES
+FRAME = wal_file.FRAME_HEADER_BYTES + PAGE_BYTES
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def wal_of(queue: Path) -> Path:
 
 def commits_of(queue: Path) -> list[int]:
     """The numbers of the frames that commit."""
-    with wal.Wal.of(shard_file(queue)) as found:
+    with wal_file.Wal.of(shard_file(queue)) as found:
         assert found is not None
         header = found.header()
         assert header is not None
@@ -58,7 +58,7 @@ def commits_of(queue: Path) -> list[int]:
 def hit(queue: Path, frame: int, at: int = 1000) -> None:
     """Flip a bit of a frame."""
     raw = bytearray(wal_of(queue).read_bytes())
-    raw[wal.HEADER_BYTES + (frame - 1) * FRAME + at] ^= 4
+    raw[wal_file.HEADER_BYTES + (frame - 1) * FRAME + at] ^= 4
     wal_of(queue).write_bytes(raw)
 
 
@@ -102,10 +102,11 @@ def test_at_process_a_power_cut_may_leave_holes_anywhere(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("durability", ["full", "process"])
 @pytest.mark.parametrize("commit", range(10))
-def test_after_closing_every_commit_is_known(tmp_path: Path, durability: str, commit: int) -> None:
+def test_after_a_process_ended_every_commit_is_known(tmp_path: Path, durability: str, commit: int) -> None:
     with quiet(FakeClock()), strictq.open(tmp_path / "live", durability=durability) as q:  # type: ignore[arg-type]
         for body in ALL:
             q.send(body, "k")
+        store_of(q).die()
     hit(tmp_path / "live", commits_of(tmp_path / "live")[commit])
     with pytest.raises(StoreCorrupt, match="WAL"):
         bodies(tmp_path / "live")
@@ -128,11 +129,13 @@ def test_a_wal_that_began_anew_is_not_compared_with_an_old_mark(tmp_path: Path) 
     with quiet(FakeClock()), strictq.open(live) as q:
         for body in ALL[:9]:
             q.send(body, "k")
-    old = (live / files.MARKS).read_bytes()
+        store_of(q).die()
+    old = (live / layout.MARKS).read_bytes()
     with quiet(FakeClock()), strictq.open(live) as q:
         shard_of(q).checkpoint()
         q.send(ALL[9], "k")
-    (live / files.MARKS).write_bytes(old)
+        store_of(q).die()
+    (live / layout.MARKS).write_bytes(old)
     assert len(commits_of(live)) == 1
     assert bodies(live) == ALL
 
@@ -188,7 +191,7 @@ def test_what_is_undone_leaves_nothing_that_looks_like_a_commit(tmp_path: Path) 
     assert bodies(left) == [ALL[0]] * 3
 
 
-@pytest.mark.parametrize("bit", range(0, wal.HEADER_BYTES * 8, 7))
+@pytest.mark.parametrize("bit", range(0, wal_file.HEADER_BYTES * 8, 7))
 def test_a_flipped_bit_of_the_header_is_damage(left: Path, bit: int) -> None:
     raw = bytearray(wal_of(left).read_bytes())
     raw[bit // 8] ^= 1 << bit % 8
@@ -207,7 +210,8 @@ def test_a_header_that_a_power_cut_tore_is_not(tmp_path: Path, torn_at: int) -> 
         shard_of(q).checkpoint()
         old = wal_of(live).read_bytes()
         q.send(b"lost", "k")
-        new = wal_of(live).read_bytes()[: wal.HEADER_BYTES]
+        new = wal_of(live).read_bytes()[: wal_file.HEADER_BYTES]
+        store_of(q).die()
     wal_of(live).write_bytes(new[:torn_at] + old[torn_at:])
     Path(f"{shard_file(live)}-shm").unlink()
     assert bodies(live) == ALL
@@ -218,15 +222,25 @@ def test_a_damaged_mark_is_no_mark(tmp_path: Path, damage: bytes) -> None:
     with quiet(FakeClock()), strictq.open(tmp_path / "live") as q:
         for body in ALL:
             q.send(body, "k")
-    (tmp_path / "live" / files.MARKS).write_bytes(damage)
+    (tmp_path / "live" / layout.MARKS).write_bytes(damage)
     assert bodies(tmp_path / "live") == ALL
 
 
-@pytest.mark.parametrize("stand_in", ["missing", "directory", "link", "fifo"])
-def test_without_a_usable_file_of_marks_everything_else_works(tmp_path: Path, stand_in: str) -> None:
+def test_without_the_file_of_marks_everything_else_works(tmp_path: Path) -> None:
     with quiet(FakeClock()), strictq.open(tmp_path / "live") as q:
         q.send(ALL[0], "k")
-    marks = tmp_path / "live" / files.MARKS
+    (tmp_path / "live" / layout.MARKS).unlink()
+    with strictq.open(tmp_path / "live") as q:
+        q.send(ALL[1], "k")
+        shard_of(q).checkpoint()
+    assert bodies(tmp_path / "live") == ALL[:2]
+
+
+@pytest.mark.parametrize("stand_in", ["directory", "link", "fifo"])
+def test_what_is_no_file_of_marks_is_refused(tmp_path: Path, stand_in: str) -> None:
+    with quiet(FakeClock()), strictq.open(tmp_path / "live") as q:
+        q.send(ALL[0], "k")
+    marks = tmp_path / "live" / layout.MARKS
     marks.unlink()
     if stand_in == "directory":
         marks.mkdir()
@@ -234,16 +248,14 @@ def test_without_a_usable_file_of_marks_everything_else_works(tmp_path: Path, st
         marks.symlink_to(tmp_path / "elsewhere")
     elif stand_in == "fifo":
         os.mkfifo(marks)
-    with strictq.open(tmp_path / "live") as q:
-        q.send(ALL[1], "k")
-        shard_of(q).checkpoint()
-    assert bodies(tmp_path / "live") == ALL[:2]
+    with pytest.raises(strictq.StoreError, match="marks is a"):
+        strictq.open(tmp_path / "live")
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_medium_that_nobody_can_write_to_is_verified_by_reading_it(left: Path) -> None:
     """SQLite does not say there how far it could read."""
-    with wal.Wal.of(shard_file(left)) as found:
+    with wal_file.Wal.of(shard_file(left)) as found:
         assert found is not None
         header = found.header()
         assert header is not None
@@ -260,17 +272,20 @@ def test_what_was_synced_is_not_written_again(tmp_path: Path) -> None:
         assert shard.path is not None
         for n in range(3):
             q.send(b"%d" % n, "k")
-            assert wal.end_of(shard.path, shard.wal._synced, None) == wal.HEADER_BYTES + commits_of(tmp_path / "live")[-1] * FRAME
+            assert (
+                wal_file.end_of(shard.path, shard.wal._synced, None)
+                == wal_file.HEADER_BYTES + commits_of(tmp_path / "live")[-1] * FRAME
+            )
         shard.checkpoint()
         q.send(b"", "k")  # the WAL begins again, under other salts
         synced = shard.wal._synced
         assert synced is not None
-        assert wal.end_of(shard.path, synced, None) == wal.HEADER_BYTES + synced.frames * FRAME
+        assert wal_file.end_of(shard.path, synced, None) == wal_file.HEADER_BYTES + synced.frames * FRAME
         assert synced.frames < 10
-    other = wal.Mark(b"of older", 1_000)
-    assert wal.end_of(shard.path, other, None) == 0, "another WAL's frames say nothing of this one's"
-    assert wal.end_of(shard.path, None, None) == 0
-    assert wal.end_of(tmp_path / "none", synced, None) == 0
+    other = wal_file.Mark(b"of older", 1_000)
+    assert wal_file.end_of(shard.path, other, None) == 0, "another WAL's frames say nothing of this one's"
+    assert wal_file.end_of(shard.path, None, None) == 0
+    assert wal_file.end_of(tmp_path / "none", synced, None) == 0
 
 
 def test_at_process_only_the_mark_counts(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ without an answer did: a rule is broken only if no choice would have kept it.
 | S1, S2 | a (key, seq) belongs to one message for ever, and a message to one (key, seq) |
 | S3 | a send that returned before another was invoked has the smaller seq; seqs have no gaps |
 | P1 | what is delivered was sent before, on that key |
-| F1 | first deliveries ascend; a repeated one follows a nack, an expiry or a redrive |
+| F1 | first deliveries ascend; a repeated one follows a nack, a defer, an expiry or a redrive |
 | F2 | a later seq is delivered only after an earlier, delivered one is resolved, or in one lease with it |
 | F3 | the same of an earlier one that was never delivered: nothing is skipped |
 | M1 | a lease begins only after the one before it ended |
@@ -39,6 +39,7 @@ from tests.support.history import Event, Wanted
 from tests.support.history_lanes import (
     ENDS,
     FOREVER,
+    GIVES_BACK,
     NO,
     REFUSED,
     RESOLVES,
@@ -328,7 +329,7 @@ class _Checker(Gatherer):
                 gone.add(seq)
             if together:
                 first = at
-        nacks = [a for a in lease.acts if a.verb == "nack" and a.state == YES and a.seq is not None]
+        nacks = [a for a in lease.acts if a.verb in GIVES_BACK and a.state == YES and a.seq is not None]
         for seq in seqs if nacks else ():
             start, _, more = lease.handed[seq]
             if more and any(a.seq < seq and a.end < start for a in nacks if a.seq is not None):
@@ -349,8 +350,14 @@ class _Checker(Gatherer):
         if self.policy.max_attempts is None:
             return False
         starts = sum(1 for at, _ in self.hidden if at <= by)
-        starts += sum(1 for lease in lane.leases.values() if seq in lease.handed and lease.start <= by)
+        starts += sum(
+            1 for lease in lane.leases.values() if seq in lease.handed and lease.start <= by and not self._uncharged(lease, seq)
+        )
         return starts >= self.policy.max_attempts
+
+    def _uncharged(self, lease: Lease, seq: int | None) -> bool:
+        """Whether the lease ended for this message by a defer, which takes back its start."""
+        return any(a.verb == "defer" and a.seq == seq and a.state == YES for a in lease.acts)
 
     def _took(self, wanted: Wanted | None, key: str) -> bool:
         return wanted is not None and wanted.ack_first and (wanted.keys is None or key in wanted.keys)
@@ -371,19 +378,19 @@ class _Checker(Gatherer):
         given_back = [
             act
             for act in before.acts
-            if (act.verb in ENDS or (act.verb == "nack" and act.seq is not None and act.seq <= seq))
+            if (act.verb in ENDS or (act.verb in GIVES_BACK and act.seq is not None and act.seq <= seq))
             and act.state in (YES, UNKNOWN)
             and act.start <= by
         ]
         expired = self._deadline(before) <= by + self.policy.slack
         if not given_back and not expired and not redriven and not self._rebooted(before, by):
-            self.broken("F1", lane.key, f"seq {seq} was delivered again with no nack, expiry or redrive before it")
+            self.broken("F1", lane.key, f"seq {seq} was delivered again with no nack, defer, expiry or redrive before it")
         for act in given_back:
-            if act.verb == "nack" and act.seq == seq and act.state == YES:
+            if act.verb in GIVES_BACK and act.seq == seq and act.state == YES:
                 delay = self.policy.retry_delay if act.arg is None else act.arg
                 early = by + self.policy.slack < act.start + delay
                 if early and not self._released(lane, before.start, by):
-                    self.broken("W1", lane.key, f"seq {seq} was delivered before the delay of its nack was over")
+                    self.broken("W1", lane.key, f"seq {seq} was delivered before the delay of its {act.verb} was over")
 
     def _released(self, lane: Lane, start: int, end: int) -> bool:
         return any(o.verb == "unhold" and o.end >= start and o.start <= end for o in lane.operations)
@@ -415,7 +422,7 @@ class _Checker(Gatherer):
                 continue
             if act.verb in RESOLVES and act.seq is not None:
                 settled.setdefault(act.seq, act.start)
-            elif act.verb == "nack" and act.seq is not None:
+            elif act.verb in GIVES_BACK and act.seq is not None:
                 cuts.append((act.seq, act.start))
             elif act.verb in ENDS:
                 free = min(free, act.start)
@@ -495,10 +502,10 @@ class _Checker(Gatherer):
             if dead_from[bisect_right(tokens, act.token)] < act.start:
                 self.broken("T2", lane.key, f"{act.verb} of seq {act.seq} succeeded under dead token {act.token}")
         for lease in lane.leases.values():
-            ends = [a for a in lease.acts if a.state == YES and (a.verb == "nack" or a.verb in ENDS)]
+            ends = [a for a in lease.acts if a.state == YES and (a.verb in GIVES_BACK or a.verb in ENDS)]
             for end in ends:
                 for act in lease.acts:
-                    covered = end.verb != "nack" or (act.seq is not None and end.seq is not None and act.seq >= end.seq)
+                    covered = end.verb not in GIVES_BACK or (act.seq is not None and end.seq is not None and act.seq >= end.seq)
                     if act.state == YES and covered and act.start > end.end and not act.retry:
                         detail = f"{act.verb} of seq {act.seq} succeeded after {end.verb} gave back token {act.token}"
                         self.broken("T2", lane.key, detail)
@@ -512,7 +519,7 @@ class _Checker(Gatherer):
         for other in lease.acts:
             if other is act or other.start > act.end or other.verb in ("start", "extend", "more"):
                 continue
-            if other.verb in ENDS or act.seq is None or other.seq == act.seq or other.verb == "nack":
+            if other.verb in ENDS or act.seq is None or other.seq == act.seq or other.verb in GIVES_BACK:
                 return  # it may have been this one that ended it
         self.broken("H1", lane.key, f"{act.verb} of seq {act.seq} was refused under live token {act.token}")
 

@@ -21,7 +21,7 @@ import attrs
 import strictq
 import strictq.spark
 from strictq import Message, Queue
-from strictq.spark import BlockServer, _served
+from strictq.spark import BlockServer, _block_protocol
 from tests.spark import streams
 from tests.support.ledgers import Ledger, send_chains
 from tests.support.sparks import ROOT, assert_ledger, environment, ledger, settings, staged
@@ -395,7 +395,7 @@ def a_wrong_token_and_nobody_there(world: World) -> None:
     with world.queue() as q:
         q.send(b"one", key="k")
         with strictq.spark.serve(q, wait_seconds=0.5) as server:
-            known = _served.find(server.options["server"], q.path)
+            known = _block_protocol.find(server.options["server"], q.path)
             assert known is not None
             wrong, closed = world.place / "wrong", world.place / "closed"
             _tell(wrong, attrs.evolve(known, token="another-token-than-its-own"))
@@ -415,9 +415,9 @@ def a_wrong_token_and_nobody_there(world: World) -> None:
         assert "ServerUnreachable" in said, said
 
 
-def _tell(file: Path, served: _served.Served) -> None:
+def _tell(file: Path, served: _block_protocol.Served) -> None:
     fd = os.open(file, os.O_CREAT | os.O_WRONLY, 0o600)
-    _served.write(fd, served)
+    _block_protocol.write(fd, served)
     os.close(fd)
 
 

@@ -16,11 +16,12 @@ import pytest
 
 import strictq
 from strictq import Queue
-from strictq._store import connection
+from strictq._store.commit import connection
 from strictq.testing import FakeClock
 from tests.support import history_lanes
 from tests.support.checker import Policy, check
 from tests.support.history import OK, Event, Return
+from tests.support.internals import store_of
 from tests.support.powercut import Journal, Recorder, quiet, recording
 from tests.support.powercut_run import ALL_KEYS, CONFIG, KEYS, PLACE, Level, Named, Program
 from tests.support.recorded import SCHEMA
@@ -100,7 +101,7 @@ class Disturbance(Program):
         try:
             if self.random.random() < 0.4:
                 # As another process that comes: what it needs is read from the disk again.
-                self.random.choice(self.queue._store.shards)._writer._drop_connection()
+                self.random.choice(store_of(self.queue).shards)._writer._drop_connection()
             else:
                 super().keep()
         except strictq.StrictqError:
@@ -119,7 +120,7 @@ class Disturbance(Program):
             self.queue.configure(retry_delay_max_seconds=float(self.random.randint(10, 1000)))
         except strictq.StrictqError:
             self.failed += 1
-        reserve = self.queue._store.reserve
+        reserve = store_of(self.queue).reserve
         if reserve is not None and self.steps % 16 == 0:
             reserve.give_up()
             reserve._next_try = 0.0
@@ -145,8 +146,8 @@ class Scene:
     def heal(self) -> None:
         """The failures are over. The same object must be able to do everything again, at once."""
         self.journal.fault = None
-        if self.queue._store.reserve is not None:
-            self.queue._store.reserve._next_try = 0.0  # it is looked for once a second of real time
+        if store_of(self.queue).reserve is not None:
+            store_of(self.queue).reserve._next_try = 0.0  # it is looked for once a second of real time
         assert [s.quarantined for s in self.queue.stats().shards] == [None] * self.shards, "an I/O error is no corruption"
         for key in KEYS:
             assert self.program.recorded.operate("unhold", key) == OK
@@ -167,7 +168,7 @@ def settle(queue: Queue, recorder: Recorder, clock: FakeClock) -> list[Event]:
     """Drain a queue and check its whole history."""
     recorded = Disturbed(queue, recorder, "settled")
     assert queue.check() == []
-    queue._store.forward()
+    store_of(queue).forward()
     for key in KEYS:
         assert recorded.operate("unhold", key) == OK
     clock.advance(4000.0)

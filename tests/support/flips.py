@@ -1,4 +1,4 @@
-"""Bits that flip in the files of a closed queue, and what is handed out then."""
+"""Bits that flip in the files of a queue that no process has open, and what is handed out then."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import attrs
 import strictq
 from strictq import Message, QueueConfig
 from strictq.testing import FakeClock
+from tests.support.internals import store_of
 from tests.support.powercut import quiet
 from tests.support.queues import keys_by_shard
 
@@ -42,7 +43,7 @@ class Outcome:
 
 @attrs.frozen
 class Original:
-    """A queue as it was closed."""
+    """A queue as its process left it."""
 
     path: Path
     clock: FakeClock
@@ -108,8 +109,9 @@ def original(directory: Path, *, checkpointed: bool, durability: Any = "full") -
             for message, receipt in zip(messages, queue.send_many(messages), strict=True):
                 sent[receipt.key, receipt.seq] = (message.body, dict(message.headers or {}))
             if checkpointed or part < 4:
-                for shard in queue._store.shards:
+                for shard in store_of(queue).shards:
                     shard.checkpoint()
+        store_of(queue).die()  # closed, it would leave empty WALs
     return Original(path, clock, sent, keys)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from strictq import Queue
-from strictq._handouts import Handouts, read_block, rejected
-from strictq._store.handed import BODY, ID, SEQ
-from strictq._store.handing import Block, Held, Piece
+from strictq._handouts import Holder, read_block, rejected
+from strictq._store.api import Block, Held, Piece
+from strictq._store.lanes.leases import BODY, ID, SEQ
 
 Label = tuple[str, int, str]
 """Stored key, seq, body."""
@@ -36,14 +36,14 @@ def unpacked(piece: Piece) -> Iterator[tuple[int, bytes, int]]:
     assert at == len(piece.bodies)
 
 
-def holder(q: Queue, consumer: str = "etl", *, packed: bool = True, **options: int) -> Handouts:
+def holder(q: Queue, consumer: str = "etl", *, packed: bool = True, **options: int) -> Holder:
     """The holder of a consumer, attached."""
-    h = Handouts(q, consumer, encode, packed=packed, **options)
+    h = Holder(q, consumer, encode, packed=packed, **options)
     h.attach(0.0)
     return h
 
 
-def read(q: Queue, h: Handouts, n: int) -> list[Label]:
+def read(q: Queue, h: Holder, n: int) -> list[Label]:
     """What a hand-out gives whoever reads it."""
     labels: list[Label] = []
     for p in h.parts(n):
@@ -53,7 +53,7 @@ def read(q: Queue, h: Handouts, n: int) -> list[Label]:
     return labels
 
 
-def drain(q: Queue, h: Handouts, **options: Any) -> list[Label]:
+def drain(q: Queue, h: Holder, **options: Any) -> list[Label]:
     """Take and ack until nothing is ready; what came, in order."""
     got: list[Label] = []
     n = h.last

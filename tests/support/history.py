@@ -9,7 +9,7 @@ leases from, which all processes of a machine share. What an event carries depen
 | send | `Sent`, one a message | `Stored` for each of them, or the name of the error it met |
 | receive | one `Wanted` | `Handed`, one a delivery |
 | more | one `Act` | `Handed`, one a delivery |
-| ack nack reject start extend done release | `Act`, one a delivery | "ok" or an error's name for each, or nothing |
+| ack nack defer reject start extend done release | `Act`, one a delivery | "ok" or an error's name for each, or nothing |
 | transact | one `Tx` | nothing |
 | hold unhold purge redrive | one `Operated` | nothing |
 | reboot | nothing: every lease ends here | nothing |
@@ -74,7 +74,7 @@ class Handed(NamedTuple):
 
 
 class Act(NamedTuple):
-    """Something a holder does. `seq` None: to the whole lease. `arg`: nack's delay, extend's length."""
+    """Something a holder does. `seq` None: to the whole lease. `arg`: the delay of a nack or a defer, extend's length."""
 
     key: str
     seq: int | None

@@ -29,6 +29,7 @@ from tests.support.history import (
     Tx,
     Wanted,
 )
+from tests.support.history_lanes import GIVES_BACK
 
 MS = 1_000_000
 LATENCY = 50_000
@@ -182,7 +183,7 @@ class _Simulation:
                 client.time += self.random.randrange(3 * MS)
             else:
                 self.events.append(Return(number, self.end, verb, "OutcomeUnknown", []))
-                if verb in ("ack", "nack", "transact") and self.random.random() < 0.7:
+                if verb in ("ack", "nack", "defer", "transact") and self.random.random() < 0.7:
                     self._retry(client, verb, items, act, done)
             return
         outcome, results = self._attempt(act)
@@ -248,18 +249,18 @@ class _Simulation:
         if forget:
             del client.holds[place]
         verb = self.random.choices(
-            ("ack", "nack", "reject", "extend", "release", "start", "more", "transact", "done"),
-            (50, 8, 4, 4, 3, 5, 5, 12, 3),
+            ("ack", "nack", "defer", "reject", "extend", "release", "start", "more", "transact", "done"),
+            (50, 6, 2, 4, 4, 3, 5, 5, 12, 3),
         )[0]
         if verb == "transact":
             return self._transaction(key, seq, token)
         arg = None
-        if verb == "nack":
+        if verb in GIVES_BACK:
             arg = self.random.choice((0, 0, MS // 2, 2 * MS))
         elif verb == "extend":
             arg = self.random.choice((MS, 5 * MS))
         act = Act(key, None if verb in ("release", "more", "done") else seq, token, arg)
-        if verb in ("release", "nack"):
+        if verb == "release" or verb in GIVES_BACK:
             client.holds = [h for h in client.holds if (h[0], h[2]) != (key, token) or self.random.random() < 0.1]
         if verb == "more":
             return verb, [act], lambda: self._more(act)
@@ -450,7 +451,7 @@ class _Simulation:
             raise _Refused("InvalidArgument")
         if verb == "ack" or verb == "reject":
             self._resolve(lane, lease, act, verb)
-        elif verb == "nack":
+        elif verb in GIVES_BACK:
             self._nack(lane, lease, act)
         elif verb == "extend":
             lease.deadline = self.now + (act.arg or 0)

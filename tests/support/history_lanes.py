@@ -14,6 +14,7 @@ FOREVER = 1 << 62
 YES, UNKNOWN, REFUSED, NO = range(4)
 RESOLVES = frozenset({"ack", "reject", "transact"})
 ENDS = frozenset({"release", "done"})
+GIVES_BACK = frozenset({"nack", "defer"})
 HARMLESS = frozenset(
     {"StoreBusy", "StoreFull", "QueueFull", "QueueClosed", "InvalidArgument", "MessageTooLarge", "ConfigError"}
     | {"ReadOnlyQueue", "ForkedProcess", "UnknownMessage", "Raised"}

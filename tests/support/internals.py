@@ -16,10 +16,11 @@ import apsw
 import pytest
 
 from strictq import Queue
-from strictq._store import checksums
-from strictq._store.commit import Writer
-from strictq._store.frame import Tx
+from strictq._store.commit.tx import Tx
+from strictq._store.commit.writer import Writer
+from strictq._store.disk import checksums
 from strictq._store.shard import Shard
+from strictq._store.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE_BYTES = 4096
@@ -27,9 +28,14 @@ PATIENCE_SECONDS = 60.0
 """How long anything may take on a machine that does ten other things."""
 
 
+def store_of(q: Queue) -> Store:
+    """The store of an open queue, behind its api."""
+    return q._storage._store
+
+
 def shard_of(q: Queue, number: int = 0) -> Shard:
     """One shard of an open queue."""
-    return q._store.shards[number]
+    return store_of(q).shards[number]
 
 
 def writer_of(q: Queue, number: int = 0) -> Writer:
@@ -44,16 +50,16 @@ def connection_of(q: Queue, number: int = 0) -> apsw.Connection:
 
 def connections(q: Queue) -> Iterator[apsw.Connection]:
     """Every connection that the queue has open now."""
-    for shard in q._store.shards:
-        for db in (shard._writer._db, shard._reader, shard.wal._checkpointer):
+    for shard in store_of(q).shards:
+        for db in (shard._writer._db, shard._reader.db, shard._glances.db, shard.wal._checkpointer):
             if db is not None:
                 yield db
 
 
 def at_rest(q: Queue) -> bool:
     """No connection of the queue is inside a transaction, and none of its locks is held."""
-    for shard in q._store.shards:
-        if shard._writer._lock.locked() or shard._reader_lock.locked():
+    for shard in store_of(q).shards:
+        if any(part._lock.locked() for part in (shard._writer, shard._reader, shard._glances)):
             return False
     return not any(db.in_transaction for db in connections(q))
 

@@ -33,13 +33,25 @@ class Settings:
     max_attempts: int | None = 3
     on_poison: Literal["dead_letter", "hold", "drop"] = "dead_letter"
     retry_delay_seconds: float = 0.0
+    retry_for_seconds: float = 0.0
     dedup_window_seconds: float = 60.5
     ttl_seconds: float | None = None
     on_expire: Literal["drop", "dead_letter"] = "drop"
 
-    def retry_delay(self, attempts: int) -> float:
-        """The wait doubles with each attempt, up to 900 seconds."""
-        return min(self.retry_delay_seconds * 2.0 ** (attempts - 1), 900.0)
+    def retry_delay(self, attempts: int) -> tuple[float, float]:
+        """The wait doubles with each attempt, up to 900 seconds, and differs by up to a quarter: the least and the most."""
+        wait = min(self.retry_delay_seconds * 2.0 ** (attempts - 1), 720.0)
+        return 0.75 * wait, 1.25 * wait
+
+    def worn(self, attempts: int, crashes: int, failing: int | None = None) -> bool:
+        """Whether a message is out of attempts. `failing`: for how long, where an attempt has just failed; None: at a claim."""
+        if self.max_attempts is None:
+            return False
+        if not self.retry_for_seconds:
+            return attempts >= self.max_attempts
+        if crashes >= self.max_attempts:
+            return True
+        return failing is not None and attempts >= self.max_attempts and failing >= micros(self.retry_for_seconds)
 
 
 @dataclass
@@ -61,6 +73,8 @@ class Stored:
     expires: int | None
     dedup_id: str | None = None
     attempts: int = 0
+    crashes: int = 0
+    failing_since: int | None = None
     state: Literal["queued", "leased", "dead", "gone"] = "queued"
     doubtful_until: int = 0
     handed_out: bool = False
@@ -75,8 +89,10 @@ class Held:
     token: int
     deadline: int
     members: set[int]
+    low: int
     high: int
     size: int
+    since: int
     charged: set[int] = field(default_factory=set)
     started: set[int] = field(default_factory=set)
     rebooted: bool = False
@@ -200,7 +216,7 @@ class Model:
                 if (m.state == "leased" and not lapsed) or (lane.key, m.seq) in taken:
                     continue
                 old = m.expires is not None and m.expires <= self.now
-                worn = s.max_attempts is not None and m.attempts + m.maybe_one_more >= s.max_attempts
+                worn = s.worn(m.attempts + m.maybe_one_more, self._crashes(lane, m) + m.maybe_one_more)
                 if not (old or worn):
                     continue
                 state = look(lane.key, m.seq).state
@@ -283,13 +299,13 @@ class Model:
         for m in lane.messages:
             if m.seq <= after or not (m.state in ("queued", "leased") or m.redriving):
                 continue
-            if m.due > self.now or (s.max_attempts is not None and m.attempts >= s.max_attempts and not m.redriving):
+            if m.due > self.now or (s.worn(m.attempts, self._crashes(lane, m)) and not m.redriving):
                 break
             if m.expires is not None and m.expires <= self.now and not m.redriving:
                 if not m.handed_out:
                     break
                 certain = False
-            if m.maybe_one_more and s.max_attempts is not None and m.attempts + 1 >= s.max_attempts:
+            if m.maybe_one_more and s.worn(m.attempts + 1, m.crashes + 1):
                 certain = False
             certain = certain and m.doubtful_until <= self.now
             batch.append((m, certain))
@@ -323,7 +339,7 @@ class Model:
         assert token > lane.token, "tokens ascend"
         lane.token = token
         length = self.settings.lease_seconds if lease_seconds is None else lease_seconds
-        lane.lease = lease = Held(token, self.now + micros(length), set(got), got[-1], len(got))
+        lane.lease = lease = Held(token, self.now + micros(length), set(got), got[0], got[-1], len(got), self.now)
         for d, (m, _) in zip(mine, batch, strict=False):
             assert type(d.key) is type(lane.key)
             assert d.body == m.body
@@ -332,7 +348,7 @@ class Model:
             m.id, m.state, m.handed_out, m.due = d.id, "leased", True, 0
             if m.maybe_one_more and not ack_first:
                 m.maybe_one_more = False
-                m.attempts = look(lane.key, m.seq).attempts - (len(got) == 1)
+                m.attempts = m.crashes = look(lane.key, m.seq).attempts - (len(got) == 1)
             if len(got) == 1:
                 m.attempts += 1
                 lease.charged.add(m.seq)
@@ -348,12 +364,29 @@ class Model:
         if lease is None:
             return
         if lease.members:
-            high = max(lease.members)
-            if len(lease.members) > 1 and not lease.rebooted:
-                lane.solo_to = max(lane.solo_to, high)
-            lane.maybe_solo_to = max(lane.maybe_solo_to, lease.high)
+            suspect = self._suspect(lease)
+            if not lease.rebooted:
+                lane.solo_to = max(lane.solo_to, suspect)
+            lane.maybe_solo_to = max(lane.maybe_solo_to, suspect)
+        for seq in lease.members & lease.charged:
+            lane.at(seq).crashes += 1
         self._give_back(lane, lease.members)
         self._end_lease(lane)
+
+    def _suspect(self, lease: Held) -> int:
+        """The last message that may have killed the lease's holder; 0: none, or it does not matter."""
+        if self.settings.max_attempts is None:
+            return 0
+        if lease.charged:
+            return max(lease.charged & lease.members, default=0)
+        first = min(lease.members)
+        return first if first > lease.low else max(lease.members)
+
+    @staticmethod
+    def _crashes(lane: Lane, m: Stored) -> int:
+        """Starts that ended without an outcome, with one whose lease is over and nobody has noticed."""
+        lease = lane.lease
+        return m.crashes + (lease is not None and m.seq in lease.members & lease.charged)
 
     def _give_back(self, lane: Lane, seqs: Iterable[int]) -> None:
         for seq in list(seqs):
@@ -368,6 +401,7 @@ class Model:
             if m.redriving:
                 m.redriving = False
                 m.state, m.attempts, m.expires, m.due = "queued", 0, None, 0
+                m.crashes, m.failing_since = 0, None
                 lane.disturb()
                 # Where it comes back in front of a range that goes out one by one, it may do so as well.
                 lane.maybe_solo_to = max(lane.maybe_solo_to, m.seq, lane.solo_to)
@@ -427,18 +461,35 @@ class Model:
         if m.seq not in lane.lease.charged:
             m.attempts += 1
         self._give_back(lane, [seq for seq in lane.lease.members if seq >= m.seq])
-        wait = micros(s.retry_delay(m.attempts) if delay is None else delay)
-        if s.max_attempts is not None and m.attempts >= s.max_attempts:
+        if m.attempts == m.crashes + 1:
+            m.failing_since = lane.lease.since
+        least, most = map(micros, s.retry_delay(m.attempts) if delay is None else (delay, delay))
+        assert m.failing_since is not None
+        if s.worn(m.attempts, m.crashes, self.now - m.failing_since):
             if s.on_poison == "hold":
                 lane.on_hold = True
             else:
                 m.state = "dead" if s.on_poison == "dead_letter" else "gone"
             for later in lane.unresolved():
                 if later.seq >= m.seq:
-                    later.doubtful_until = max(later.doubtful_until, self.now + wait)
-        elif wait:
-            m.due = self.now + wait
+                    later.doubtful_until = max(later.doubtful_until, self.now + most)
+        elif most:
+            m.due, m.doubtful_until = self.now + least, max(m.doubtful_until, self.now + most)
         if not lane.lease.members:
+            self._end_lease(lane)
+
+    def deferred(self, d: Any, delay: float) -> None:
+        """defer(): as if it had not been handed out, but for the wait."""
+        lane = self.lanes[d.key]
+        lease = lane.lease
+        assert lease is not None
+        later = [seq for seq in lease.members if seq >= d.seq]
+        for seq in later:
+            if seq in lease.charged:
+                lane.at(seq).attempts -= 1
+        self._give_back(lane, later)
+        lane.at(d.seq).due = self.now + micros(delay)
+        if not lease.members:
             self._end_lease(lane)
 
     def extended(self, d: Any, seconds: float) -> None:
@@ -515,6 +566,7 @@ class Model:
                 m.due = 0
             m.maybe_one_more = lapsed and m.state == "leased"
             m.attempts = seen
+            m.crashes, m.failing_since = 0, None
 
     def redriven(self, key: Key | None, count: int) -> None:
         """redrive() of a key, or of all."""

@@ -19,7 +19,9 @@ import apsw
 import attrs
 import pytest
 
-from strictq._store import checksums, connection, files, upkeep
+from strictq._store import upkeep
+from strictq._store.commit import connection
+from strictq._store.disk import checksums, reserve
 from strictq.testing import FakeClock
 from tests.support import history, recorded
 from tests.support.powercut_disk import ROOT, Disk, Op
@@ -300,7 +302,7 @@ class _Os:
         self._journal = journal
 
     def patch(self, patch: pytest.MonkeyPatch) -> None:
-        for name in ("open", "close", "write", "pwrite", "fsync", "mkdir", "rename", "replace", "unlink"):
+        for name in ("open", "close", "write", "pwrite", "ftruncate", "fsync", "mkdir", "rename", "replace", "unlink"):
             patch.setattr(os, name, self._wrapped(name, getattr(os, name)))
 
     def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -339,6 +341,11 @@ class _Os:
         if fd in self._journal.descriptors:
             self._journal.write(self._journal.descriptors[fd], at, bytes(data[:done]))
         return done
+
+    def _ftruncate(self, real: Any, fd: int, size: int) -> None:
+        real(fd, size)
+        if fd in self._journal.descriptors:
+            self._journal.truncate(self._journal.descriptors[fd], size)
 
     def _fsync(self, real: Any, fd: int) -> None:
         number = self._journal.descriptors.get(fd)
@@ -388,7 +395,7 @@ def quiet(clock: FakeClock) -> Iterator[pytest.MonkeyPatch]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(upkeep.Upkeep, "_start", lambda _self: None)
-        patch.setattr(files, "RESERVE_BYTES", RESERVE_BYTES)
+        patch.setattr(reserve, "RESERVE_BYTES", RESERVE_BYTES)
         patch.setattr(history, "now", now)
         patch.setattr(recorded, "now", now)
         yield patch

@@ -11,7 +11,8 @@ from typing import Final
 import apsw
 import attrs
 
-from strictq._store import files, shard_wal
+from strictq._store.commit import checkpoint
+from strictq._store.disk import layout
 from tests.support.powercut import digest, opened, require_whole
 from tests.support.powercut_disk import NONSENSE_SHARE, SHM_BYTES, Disk
 
@@ -50,7 +51,7 @@ class Reader:
         Raises:
             apsw.Error: SQLite can't read it, or it is damaged.
         """
-        beside = () if name == files.CATALOG else (files.MARKS,)
+        beside = () if name == layout.CATALOG else (layout.MARKS,)
         names = (name, f"{name}-wal", f"{name}-journal", *beside)
         contents = (name, *disk.contents(directory, *names))
         known = self._known.get(contents)
@@ -85,7 +86,7 @@ class Reader:
                 require_whole(db)
                 found = self._pages[pages] = digest(db)
             number = int(name.removeprefix("shard-").removesuffix(".db"))
-            return found, shard_wal.damage_of_wal(self.place / name, db, number, every_commit_synced=self.synced)
+            return found, checkpoint.damage_of_wal(self.place / name, db, number, every_commit_synced=self.synced)
 
     def _lay(self, disk: Disk, directory: int, name: str, names: Sequence[str], chance: random.Random) -> None:
         """Make the database real, and what belongs to it. What lay there before is gone."""

@@ -13,6 +13,7 @@ import strictq
 from strictq import Delivery, Message, Queue, QueueConfig
 from strictq.testing import FakeClock
 from tests.support.history import Event
+from tests.support.internals import store_of
 from tests.support.powercut import Journal, Recorder, read_file, recording
 from tests.support.recorded import SCHEMA, Recorded, body_of
 
@@ -113,15 +114,15 @@ class Program:
             self.shortened.update((d.key, d.token) for d in some if verb == "nack")
             return self.recorded.act_many(verb, some)
         d = self.held.pop(0)
-        verb = self.random.choice(("ack", "ack", "ack", "nack", "reject", "start", "extend", "release", "more"))
+        verb = self.random.choice(("ack", "ack", "ack", "nack", "defer", "reject", "start", "extend", "release", "more"))
         if verb == "extend" and (d.key, d.token) in self.shortened:
             verb = "ack"  # to extend what was given back extends what is left of its lease
-        if verb in ("nack", "release"):
+        if verb in ("nack", "defer", "release"):
             self.shortened.add((d.key, d.token))
         if verb == "more":
             self.held += self.recorded.more(d, 3)
         else:
-            arg = {"nack": self.random.choice((0.0, 5.0)), "extend": 30.0}.get(verb)
+            arg = {"extend": 30.0}.get(verb, self.random.choice((0.0, 5.0)) if verb in ("nack", "defer") else None)
             self.recorded.act(verb, d, arg=arg)
         if verb in ("start", "extend", "more"):
             self.held.insert(0, d)
@@ -143,14 +144,14 @@ class Program:
 
     def keep(self) -> None:
         """What an engine does beside its callers, and what is seldom called."""
-        shard = self.random.choice(self.queue._store.shards)
+        shard = self.random.choice(store_of(self.queue).shards)
         chance = self.random.random()
         if chance < 0.6:
             shard.checkpoint()
         elif chance < 0.7:
             shard.cut_wal()
         elif chance < 0.8:
-            self.queue._store.tidy()
+            store_of(self.queue).tidy()
         elif chance < 0.9:
             self.queue.configure(retry_delay_max_seconds=float(self.random.randint(10, 1000)))
         else:

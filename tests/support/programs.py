@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import apsw
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import strictq
 from strictq import Delivery, LeaseLost, Queue
 from tests.support.formats import add_column, become_next
+from tests.support.internals import store_of
 
 LEASE_SECONDS = 0.3
 
@@ -40,6 +42,7 @@ def _use(queue: Queue, d: Delivery, verb: str) -> None:
     calls: dict[str, Callable[[], object]] = {
         "ack": d.ack,
         "nack": d.nack,
+        "defer": lambda: d.defer(0.0),
         "reject": lambda: d.reject("late"),
         "extend": lambda: d.extend(0.001),
         "start": d.start,
@@ -71,6 +74,36 @@ def pipeline(path: str) -> None:
                         tx.execute("INSERT INTO app_effects VALUES (?, ?, 0)", (d.body.decode(), str(d.key)))
                 except LeaseLost:
                     break
+
+
+def killed(path: str, how: str, log: str) -> None:
+    """Handle everything in large leases, through `how` ("consume", "with" or "worker"), and die of each message b"deadly".
+
+    Writes key, seq and attempt of each message to the log before it handles it.
+    """
+    handled = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+
+    def handle(message: Any) -> None:
+        os.write(handled, b"%s %d %d\n" % (message.key.encode(), message.seq, message.attempt))
+        if message.body == b"deadly":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with strictq.open(path, create=False) as queue:
+        if how == "worker":
+
+            def work(job: Any) -> None:
+                time.sleep(0.005)  # so long that no handler is started ahead of a free slot
+                handle(job)
+
+            strictq.Worker(queue, work, concurrency=1, batch=400, lease_seconds=1.0).run(drain=True)
+            return
+        for d in queue.consume(400, wait=0.0, lease_seconds=1.0):
+            if how == "with":
+                with d:
+                    handle(d)
+            else:
+                handle(d)
+                d.ack()
 
 
 def waiter(path: str, keys: str = "") -> None:
@@ -114,11 +147,13 @@ def checkpointer(path: str) -> None:
             print(queue.send(b"x" * 5000, "k").seq, flush=True)
             queue.ack_many(queue.receive(2, keys=["acked"]))
             queue.send(b"y" * 5000, "acked")
-            for shard in queue._store.shards:
+            for shard in store_of(queue).shards:
                 shard.checkpoint()
 
 
-PROGRAMS: dict[str, Callable[..., None]] = {f.__name__: f for f in (zombie, pipeline, waiter, maker, migrator, checkpointer)}
+PROGRAMS: dict[str, Callable[..., None]] = {
+    f.__name__: f for f in (zombie, pipeline, killed, waiter, maker, migrator, checkpointer)
+}
 
 if __name__ == "__main__":
     PROGRAMS[sys.argv[1]](*sys.argv[2:])

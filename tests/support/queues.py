@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,10 +14,15 @@ from strictq.testing import FakeClock
 Hook = Callable[[Event], None]
 
 
+AT_ONCE: dict[str, Any] = {"retry_delay_seconds": 0.0, "retry_for_seconds": 0.0}
+"""Settings for tests whose time stands still: what failed is tried again at once, and `max_attempts` alone ends it."""
+
+
 class Opener:
     """Opens queues at one place with one clock, and closes whatever is left open when the test ends.
 
-    Called with settings it makes them the queue's configuration; called without any it takes what is stored.
+    Called with settings it makes them the queue's configuration; called without any it takes what is stored. What is not set is
+    as in AT_ONCE and otherwise as by default.
     """
 
     def __init__(self, path: str, clock: FakeClock) -> None:
@@ -25,7 +31,9 @@ class Opener:
         self.opened: list[Queue] = []
 
     def __call__(self, *, shards: int | None = None, on_event: Hook | None = None, **settings: Any) -> Queue:
-        return self.open(shards=shards, on_event=on_event, config=QueueConfig(**settings) if settings else None)
+        new = self.path == ":memory:" or not os.path.exists(self.path)
+        config = QueueConfig(**(AT_ONCE | settings)) if settings or new else None
+        return self.open(shards=shards, on_event=on_event, config=config)
 
     def open(self, **options: Any) -> Queue:
         """`strictq.open` at this place; durability "process" unless told otherwise, because tests cut no power."""

@@ -147,12 +147,13 @@ class Recorded:
         return got
 
     def act(self, verb: str, d: Delivery, *, arg: float | None = None) -> str:
-        """ack, nack, reject, start, extend, done or release; returns the outcome."""
+        """ack, nack, defer, reject, start, extend, done or release; returns the outcome."""
         whole = verb in ("release", "done")
         item = Act(repr(d.key), None if whole else d.seq, d.token, None if arg is None else int(arg * SECOND))
         calls: dict[str, Callable[[], Any]] = {
             "ack": d.ack,
             "nack": lambda: d.nack(delay=arg, reason="stress"),
+            "defer": lambda: d.defer(arg or 0.0),
             "reject": lambda: d.reject("stress"),
             "start": d.start,
             "extend": lambda: d.extend(arg or 0.0),

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strictq import HistoryRecord
-from strictq.spark._records import CHUNK, SCHEMA, record_batch
+from strictq.history._records import CHUNK, SCHEMA, record_batch
 
 START = 1_790_000_000.0
 """Not at the begin of any window of an hour."""

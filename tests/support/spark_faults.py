@@ -17,7 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import CaseInsensitiveDict, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from strictq._store import applied
+from strictq._store.api import Bulk
 from strictq.spark.datasource import StrictqDataSource
 from strictq.spark.sink import BatchWriter, StreamWriter
 
@@ -105,7 +105,7 @@ class Faulty:
             copy_of(self._faults).touch()
 
     def commit(self, messages: list[WriterCommitMessage | None], *batch: int) -> None:
-        put = applied.put
+        put = Bulk.put
 
         def put_and_die(*args: Any) -> None:
             put(*args)
@@ -114,11 +114,11 @@ class Faulty:
             if fires(self._faults, "commit fails after a part"):
                 raise OSError("unplugged")
 
-        applied.put = put_and_die
+        Bulk.put = put_and_die  # type: ignore[method-assign]
         try:
             super().commit(messages, *batch)  # type: ignore[misc]
         finally:
-            applied.put = put
+            Bulk.put = put  # type: ignore[method-assign]
         if fires(self._faults, "driver dies after the commit"):
             die_with_the_jvm()
         if fires(self._faults, "commit fails after it"):

@@ -35,7 +35,7 @@ def main(when: str, place: Path, home: Path) -> None:
     os.environ.update(environment(home))
     from pyspark.sql import SparkSession
 
-    from strictq.spark import _listener
+    from strictq.spark import _ack_listener
 
     spark = SparkSession.builder.master("local[2]").config(map=settings(home)).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
@@ -53,7 +53,7 @@ def main(when: str, place: Path, home: Path) -> None:
             kill()
         return 0
 
-    _listener.acknowledge = progress
+    _ack_listener.acknowledge = progress
     strictq.spark.register(spark)
     stream = spark.readStream.format("strictq").option("path", str(place / "queue")).option("consumer", "etl")
     df = stream.option("maxMessagesPerTrigger", MOST).load()

@@ -151,7 +151,10 @@ class Stress:
         chance = self.random.random()
         if chance < 0.05:
             last = self.random.choice(lane)
-            self.recorded.act("nack", last, arg=self.random.choice((None, 0.0, 0.03)))
+            if self.random.random() < 0.3:
+                self.recorded.act("defer", last, arg=self.random.choice((0.0, 0.03)))
+            else:
+                self.recorded.act("nack", last, arg=self.random.choice((None, 0.0, 0.03)))
             given_back = lane[lane.index(last) :]
             del lane[lane.index(last) :]
             if self.random.random() < 0.5:

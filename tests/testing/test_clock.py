@@ -13,6 +13,7 @@ import strictq
 from strictq import testing
 from strictq._clock import SteeredClock
 from strictq.testing import FakeClock, Idle, clock_of
+from tests.support.internals import store_of
 
 PATIENCE_SECONDS = 60.0
 
@@ -70,8 +71,8 @@ def test_a_receives_patience_ends_by_the_fake_clock() -> None:
     with testing.open() as q:
         got: list[object] = []
         looked = threading.Event()
-        count = q._store.count_empty
-        q._store.count_empty = lambda shard: (count(shard), looked.set())[0]  # type: ignore[method-assign, func-returns-value]
+        count = store_of(q).count_empty
+        store_of(q).count_empty = lambda shard: (count(shard), looked.set())[0]  # type: ignore[method-assign, func-returns-value]
         thread = threading.Thread(target=lambda: got.append(q.receive(wait=PATIENCE_SECONDS * 100)))
         thread.start()
         assert looked.wait(PATIENCE_SECONDS)

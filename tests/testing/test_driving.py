@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import strictq
-from strictq import Queue, Reject, Retry, testing
+from strictq import Defer, Queue, Reject, Retry, testing
 from strictq.testing import (
     assert_dead,
     assert_sent,
@@ -21,13 +21,14 @@ from strictq.testing import (
     run_until_idle,
     run_until_idle_async,
 )
+from tests.support.internals import store_of
 
 HOUR = 3600.0
 
 
 @pytest.fixture
 def q() -> Iterator[Queue]:
-    with testing.open(max_attempts=3, retry_delay_seconds=60.0) as q:
+    with testing.open(max_attempts=3, retry_for_seconds=0.0, retry_delay_seconds=60.0) as q:
         yield q
 
 
@@ -86,10 +87,22 @@ def test_drain_plays_retries_out_in_no_time(q: Queue) -> None:
     done = drain(q, handle, failures="retry")
     assert [(key, seq, attempt) for key, seq, attempt, _ in done.failures] == [("a", 1, 1), ("a", 1, 2), ("a", 1, 3)]
     assert done.failures[0][3] == "ValueError: torn"
-    assert done.seconds == pytest.approx(60.0 + 120.0)
+    assert done.seconds == pytest.approx(60.0 + 120.0, rel=0.25)
     assert_dead(q, "a", [b"bad"], kind="poison", reason="torn")
     assert_settled(q, "a", [2])
     assert time.monotonic() - began < 60.0
+
+
+def test_drain_plays_the_default_retries_out() -> None:
+    def handle(job: strictq.Job) -> None:
+        raise ValueError("torn")
+
+    with testing.open() as q:
+        q.send(b"bad", "a")
+        done = drain(q, handle, failures="retry")
+        assert_dead(q, "a", [b"bad"], kind="poison")
+    assert 6 * HOUR <= done.seconds <= 6 * HOUR + 1000.0
+    assert 25 <= done.retried <= 50
 
 
 def test_retry_and_reject_are_answers_not_failures(q: Queue) -> None:
@@ -105,6 +118,23 @@ def test_retry_and_reject_are_answers_not_failures(q: Queue) -> None:
     done = drain(q, handle)
     assert (done.acked, done.retried, done.rejected) == (1, 1, 1)
     assert_dead(q, "b", [b"never"])
+
+
+def test_drain_plays_deferrals_out_and_they_are_no_failures(q: Queue) -> None:
+    """A service that is closed for a day, whatever max_attempts says."""
+    q.send(b"", key="k")
+    opens = store_of(q).now() + 80_000_000_000
+    attempts = []
+
+    def process(job: strictq.Job) -> None:
+        attempts.append(job.attempt)
+        if store_of(q).now() < opens:
+            raise Defer(1000.0)
+
+    done = testing.drain(q, process)
+    assert (done.acked, done.deferred, done.retried, done.failures) == (1, 80, 0, [])
+    assert done.seconds == 80_000.0
+    assert attempts == [1] * 81
 
 
 def test_drain_waits_for_the_lease_of_a_dead_consumer(q: Queue) -> None:

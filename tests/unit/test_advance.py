@@ -13,7 +13,7 @@ def test_a_dead_lease_is_refused_and_a_live_one_of_the_same_lane_is_not(q: Queue
     old, _ = q.receive(lease_seconds=5.0)
     clock.advance(6.0)
     (new,) = q.receive(1)
-    failed = q._advance([(old, None)], [new])
+    failed = q._client.settling.advance([(old, None)], [new])
     assert list(failed) == [old]
     assert isinstance(failed[old], LeaseLost)
     clock.advance(3600.0)
@@ -26,7 +26,7 @@ def test_the_same_of_an_ack_and_of_a_start(q: Queue, clock: FakeClock) -> None:
     clock.advance(6.0)
     q.receive(1)[0].ack()
     first, second, _ = q.receive(3)
-    failed = q._advance([(first, second)], [old])
+    failed = q._client.settling.advance([(first, second)], [old])
     assert list(failed) == [old]
     assert q.status("k", 2).state == "resolved"
     second.ack()
@@ -41,6 +41,6 @@ def test_a_dead_ack_does_not_undo_a_live_one_of_the_same_lane(q: Queue, clock: F
     got = q.receive(10, lease_seconds=5.0)
     live = next(d for d in got if d.key == "k")
     other = next(d for d in got if d.key == "other")
-    failed = q._advance([(old, None), (live, None), (other, None)], [])
+    failed = q._client.settling.advance([(old, None), (live, None), (other, None)], [])
     assert list(failed) == [old]
     assert {s.state for s in (q.status("k", 1), q.status("other", 1))} == {"resolved"}

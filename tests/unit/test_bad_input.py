@@ -18,7 +18,7 @@ import pytest
 import strictq
 from strictq import Event, InvalidArgument, Message, MessageTooLarge, Queue, StrictqError
 from strictq.testing import FakeClock
-from tests.support.internals import fold, tamper
+from tests.support.internals import fold, store_of, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard, labels
 
 NAN, INF = float("nan"), float("inf")
@@ -284,11 +284,60 @@ def test_counts_that_cannot_be(q: Queue, count: Any) -> None:
     d.ack()
 
 
-@pytest.mark.parametrize("limit", [-1, True, 1.5, "1"], ids=short)
+@pytest.mark.parametrize("limit", [-1, True, 1.5, "1", NAN, INF, 2**63, 10**300, 10**5000, "x" * 10**6], ids=short)
 def test_limits_that_cannot_be(q: Queue, limit: Any) -> None:
-    for call in (lambda: q.peek("k", limit), lambda: q.dead_letters(limit=limit), lambda: q.top_keys(limit)):
-        with pytest.raises(InvalidArgument):
+    q.send(b"", "k")
+    calls: list[Callable[[], object]] = [
+        lambda: q.peek("k", limit),
+        lambda: q.dead_letters(limit=limit),
+        lambda: q.top_keys(limit),
+        lambda: q.history(limit=limit),
+        lambda: q.history(after=limit),
+        lambda: q.history(shard=limit),
+        lambda: q.status("k", limit),
+        lambda: q.reject("k", limit, "no"),
+        lambda: q.redrive("k", seqs=[limit]),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgument) as caught:
             call()
+        assert len(str(caught.value)) < 400
+    assert in_service(q)
+
+
+def in_service(q: Queue) -> bool:
+    """Is no shard quarantined, and does sending work?"""
+    q.send(b"", "in service")
+    return [s.quarantined for s in q.stats().shards] == [None] * q.shards and q.check() == []
+
+
+UNBINDABLE = [10**300, 2**63, -(2**63) - 1, 10**5000, "\ud800", object(), 1j, {1}]
+
+
+@pytest.mark.parametrize("value", UNBINDABLE, ids=short)
+def test_params_that_sqlite_cannot_store(make: Opener, value: Any) -> None:
+    """They are the caller's mistake, never damage: nothing changes, and every shard stays in service."""
+    q = make(shards=2)
+    q.app_schema("CREATE TABLE app_t (x)")
+    fill(q, "k", 1)
+    sql = "INSERT INTO app_t VALUES (:x)"
+    for params in ((value,), {"x": value}):
+        for key in ("k", None):
+            with pytest.raises(InvalidArgument):
+                q.query("SELECT :x", params, key=key)
+        with pytest.raises(InvalidArgument), q.transaction(key="k") as tx:
+            tx.execute(sql, params)
+        with pytest.raises(InvalidArgument), q.transaction(key="k") as tx:
+            tx.run(lambda db, params=params: db.execute(sql, params))  # type: ignore[misc]
+    assert q.query("SELECT * FROM app_t") == []
+    assert in_service(q)
+
+
+def test_a_value_of_too_many_bytes_is_no_damage(q: Queue) -> None:
+    q.app_schema("CREATE TABLE app_t (x)")
+    with pytest.raises(InvalidArgument), q.transaction(key="k") as tx:
+        tx.execute("INSERT INTO app_t VALUES (zeroblob(2000000000))")
+    assert in_service(q)
 
 
 @pytest.mark.parametrize("bad", [["1"], [True], [1.5], [0], [-1], "12", 5], ids=short)
@@ -719,7 +768,7 @@ def test_a_directory_that_is_deleted_under_an_open_queue_is_told_of(disk: Opener
     q = disk(shards=2, on_event=events.append)
     fill(q, "k", 3)
     shutil.rmtree(disk.path)
-    q._store.tidy()  # as the queue's own thread does every two seconds
+    store_of(q).tidy()  # as the queue's own thread does every two seconds
     assert [(e.kind, e.shard) for e in events] == [("shard_quarantined", 0), ("shard_quarantined", 1)]
     with pytest.raises(strictq.StoreCorrupt, match=r"was deleted while the queue was open"):
         q.send(b"", "k")

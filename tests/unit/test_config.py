@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
 import strictq
+import strictq.testing
 from strictq import ConfigError, QueueConfig
 from strictq.testing import FakeClock
-from tests.support.internals import shard_of
+from tests.support.internals import shard_of, tamper
 from tests.support.queues import Opener, fill, keys_by_shard, seqs
 
 
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about the defaults, so their queues have them."""
+    monkeypatch.setattr("tests.support.queues.AT_ONCE", {})
+
+
 def test_defaults_are_stored(make: Opener) -> None:
-    assert make().config == QueueConfig()
+    assert make.open().config == QueueConfig()
 
 
 def test_configuration_is_stored(disk: Opener) -> None:
-    q = disk(shards=2, lease_seconds=7.0, on_poison="hold", ttl_seconds=60.0)
+    q = disk.open(shards=2, config=QueueConfig(lease_seconds=7.0, on_poison="hold", ttl_seconds=60.0))
     config, identity = q.config, q.queue_id
     q.close()
     q = disk()
@@ -31,12 +43,167 @@ def test_same_configuration_given_again_agrees(disk: Opener) -> None:
     assert disk(shards=2, lease_seconds=7.0).config.lease_seconds == 7.0
 
 
-def test_other_configuration_at_reopen_is_refused(disk: Opener) -> None:
-    q = disk(lease_seconds=7.0)
-    with pytest.raises(ConfigError):
-        disk(lease_seconds=8.0)
+def test_an_operators_change_outlives_the_programs_next_start(disk: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    with disk(max_attempts=3) as q:
+        q.configure(max_attempts=7)
+    with disk(max_attempts=3, lease_seconds=30.0) as q:
+        assert q.config.max_attempts == 7
+        q.send(b"", "k")
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("strictq", "WARNING")
+    assert "max_attempts 7 stored and 3 given" in record.getMessage()
+    assert "lease_seconds" not in record.getMessage()
+    assert disk().config == QueueConfig(max_attempts=7)
+
+
+def test_only_the_settings_given_are_compared(disk: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    with disk(max_attempts=3) as q:
+        q.configure(lease_seconds=60.0, on_poison="hold", max_depth=9)
+    for config in (QueueConfig(), QueueConfig(max_attempts=3), QueueConfig(max_depth=9).evolve(on_poison="hold")):
+        for choice in ("warn", "error", "update"):
+            with disk.open(config=config, on_config_mismatch=choice) as q:
+                assert q.config == QueueConfig(max_attempts=3, lease_seconds=60.0, on_poison="hold", max_depth=9)
+    assert caplog.records == []
+
+
+def test_a_default_that_was_given_is_compared_too(disk: Opener) -> None:
+    disk(max_attempts=9).close()
+    for config in (QueueConfig(max_attempts=5), QueueConfig().evolve(max_attempts=5), copy.copy(QueueConfig(max_attempts=5))):
+        with pytest.raises(ConfigError, match="max_attempts 9 stored and 5 given"):
+            disk.open(config=config, on_config_mismatch="error")
+
+
+def test_a_mismatch_is_an_error_where_asked_for(disk: Opener) -> None:
+    q = disk(lease_seconds=7.0, max_attempts=2)
+    with pytest.raises(ConfigError, match=r"lease_seconds 7\.0 stored and 8\.0 given; nothing was changed"):
+        disk.open(config=QueueConfig(lease_seconds=8.0), on_config_mismatch="error")
     q.send(b"", "k")
-    assert q.config.lease_seconds == 7.0
+    assert q.config == QueueConfig(lease_seconds=7.0, max_attempts=2)
+
+
+def test_a_mismatch_is_stored_where_asked_for(disk: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    other = disk(shards=2, lease_seconds=7.0, max_attempts=2)
+    wanted = QueueConfig(lease_seconds=8.0, max_attempts=5)
+    with disk.open(config=wanted, on_config_mismatch="update") as q:
+        assert q.config == wanted
+    other.send(b"", "k")
+    assert other.config == wanted
+    other.configure(on_poison="hold")
+    with disk.open(config=wanted, on_config_mismatch="update") as q:
+        assert q.config == wanted.evolve(on_poison="hold")
+    assert caplog.records == []
+
+
+def test_an_update_that_contradicts_what_is_stored_changes_nothing(disk: Opener) -> None:
+    disk(on_poison="hold").close()
+    with pytest.raises(ConfigError, match="never applies"):
+        disk.open(config=QueueConfig(max_attempts=None), on_config_mismatch="update")
+    with disk() as q:
+        assert q.config == QueueConfig(on_poison="hold")
+        q.send(b"", "k")
+
+
+def test_an_update_reaches_the_shards_that_can_be_reached(disk: Opener) -> None:
+    keys = keys_by_shard(2)
+    disk(shards=2).close()
+    (Path(disk.path) / "shard-0000.db").write_bytes(b"damaged" * 1000)
+    with disk.open(config=QueueConfig(max_attempts=2), on_config_mismatch="update") as q:
+        q.send(b"", keys[1])
+        assert q.config.max_attempts == 2
+
+
+def test_a_read_only_object_takes_what_is_stored(disk: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    disk(max_attempts=2).close()
+    looker = disk.open(read_only=True, durability=None, config=QueueConfig(max_attempts=3))
+    assert looker.config.max_attempts == 2
+    assert len(caplog.records) == 1
+    with pytest.raises(strictq.InvalidArgument, match="read_only"):
+        disk.open(read_only=True, durability=None, config=QueueConfig(max_attempts=3), on_config_mismatch="update")
+
+
+def test_awaited_opening_takes_the_same_choice(disk: Opener) -> None:
+    disk(max_attempts=2).close()
+
+    async def run() -> None:
+        config = QueueConfig(max_attempts=3)
+        async with strictq.open_async(disk.path, config=config, on_config_mismatch="update", clock=disk.clock) as q:
+            assert q.config.max_attempts == 3
+        with pytest.raises(ConfigError):
+            async with strictq.open_async(disk.path, config=config.evolve(max_attempts=4), on_config_mismatch="error"):
+                pass
+
+    anyio.run(run)
+
+
+def test_queues_of_tests_refuse_settings_that_are_stored_otherwise(disk: Opener) -> None:
+    with strictq.testing.open(disk.path, clock=disk.clock, max_attempts=2) as q:
+        q.configure(lease_seconds=5.0)
+    strictq.testing.open(disk.path, clock=disk.clock, max_attempts=2).close()
+    with pytest.raises(ConfigError):
+        strictq.testing.open(disk.path, clock=disk.clock, max_attempts=3)
+
+
+def test_a_config_knows_what_it_was_given() -> None:
+    config = QueueConfig(max_attempts=5)
+    assert config.given == {"max_attempts"}
+    assert QueueConfig().given == set()
+    assert config.evolve(lease_seconds=30.0).given == {"max_attempts", "lease_seconds"}
+    for same in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config)), config.evolve()):
+        assert same == config
+        assert same.given == config.given
+    assert config == QueueConfig()
+    assert hash(config) == hash(QueueConfig())
+    assert repr(config) == repr(QueueConfig())
+
+
+# ---- settings of a newer version
+
+NEWER = {"retry_politely": True, "shards_of": {"a": [1, 2.5, None]}}
+
+
+STORED = {
+    "queue.db": ("queue", "config", "1"),
+    "shard-0000.db": ("meta", "value", "name = 'config'"),
+    "shard-0001.db": ("meta", "value", "name = 'config'"),
+}
+
+
+def stored_settings(disk: Opener) -> list[dict[str, Any]]:
+    """The configuration as queue.db and each shard have it."""
+    found = [
+        tamper(Path(disk.path) / name, f"SELECT {column} FROM {table} WHERE {which}")
+        for name, (table, column, which) in STORED.items()
+    ]
+    return [json.loads(text) for ((text,),) in found]
+
+
+def with_newer_settings(disk: Opener) -> None:
+    """A queue whose configuration a newer version of strictq wrote."""
+    disk(shards=2, max_attempts=3).close()
+    newer = json.dumps(stored_settings(disk)[0] | NEWER)
+    for name, (table, column, which) in STORED.items():
+        tamper(Path(disk.path) / name, f"UPDATE {table} SET {column} = '{newer}' WHERE {which}")
+
+
+def test_settings_of_a_newer_version_are_ignored_and_kept(disk: Opener) -> None:
+    with_newer_settings(disk)
+    with disk(max_attempts=3) as q:
+        assert q.config == QueueConfig(max_attempts=3)
+        assert "retry_politely" not in repr(q.config)
+        q.configure(lease_seconds=5.0)
+        q.send(b"", "k")
+        with pytest.raises(ConfigError, match="unknown setting"):
+            q.configure(retry_politely=False)
+    for stored in stored_settings(disk):
+        assert stored == stored | NEWER
+        assert (stored["lease_seconds"], stored["max_attempts"]) == (5.0, 3)
+    assert disk().check() == []
+
+
+def test_settings_of_a_newer_version_outlive_an_update_at_open(disk: Opener) -> None:
+    with_newer_settings(disk)
+    disk.open(config=QueueConfig(max_attempts=4), on_config_mismatch="update").close()
+    assert all(stored == stored | NEWER and stored["max_attempts"] == 4 for stored in stored_settings(disk))
 
 
 def test_other_number_of_shards_at_reopen_is_refused(disk: Opener) -> None:
@@ -78,6 +245,8 @@ def test_durability_is_full_unless_told_otherwise(tmp_path: Path) -> None:
         {"durability": "none"},
         {"durability": 1},
         {"config": {"lease_seconds": 5.0}},
+        {"on_config_mismatch": "ignore"},
+        {"on_config_mismatch": None},
     ],
     ids=repr,
 )
@@ -122,14 +291,14 @@ def test_bad_options_of_open_leave_nothing_behind(tmp_path: Path, bad: dict[str,
 def test_configuration_that_cannot_work(make: Opener, bad: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         QueueConfig(**bad)  # type: ignore[arg-type]
-    q = make()
+    q = make.open()
     with pytest.raises(ConfigError):
         q.configure(**bad)
     assert q.config == QueueConfig()
 
 
 def test_configure_returns_and_stores_the_change(disk: Opener) -> None:
-    q = disk(lease_seconds=7.0)
+    q = disk.open(config=QueueConfig(lease_seconds=7.0))
     assert q.configure(max_attempts=9) == QueueConfig(lease_seconds=7.0, max_attempts=9)
     assert q.config.max_attempts == 9
     q.close()
@@ -143,7 +312,7 @@ def test_configure_something_unknown(make: Opener) -> None:
 
 
 def test_contradiction_with_what_is_stored(make: Opener) -> None:
-    q = make(on_poison="hold")
+    q = make.open(config=QueueConfig(on_poison="hold"))
     with pytest.raises(ConfigError):
         q.configure(max_attempts=None)
     assert q.config == QueueConfig(on_poison="hold")
@@ -175,7 +344,7 @@ def test_changed_poison_policy_is_seen_by_another_objects_nack(disk: Opener) -> 
     one, two = disk(), disk()
     two.send(b"", "k")
     (d,) = two.receive()
-    one.configure(max_attempts=1, on_poison="drop")
+    one.configure(max_attempts=1, retry_for_seconds=0.0, on_poison="drop")
     d.nack()
     assert one.status("k", 1).state == "resolved"
 

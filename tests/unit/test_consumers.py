@@ -11,8 +11,7 @@ import attrs
 import pytest
 
 import strictq
-from strictq import ConsumerStatus, QueryReport, Queue, _reports
-from strictq._store import files
+from strictq import ConsumerStatus, QueryReport, Queue, StoreError, _query_reports
 from tests.support.handouts import holder
 from tests.support.queues import Opener, fill
 
@@ -62,7 +61,7 @@ def test_what_others_hold_or_nobody_may_have_is_not_its_lag(make: Opener) -> Non
 
 
 def write(q: Queue, report: QueryReport, consumer: str = "etl") -> None:
-    _reports.write(q.path, q.queue_id, consumer, report)
+    _query_reports.write(q.path, q.queue_id, consumer, report)
 
 
 def status(q: Queue) -> ConsumerStatus:
@@ -88,9 +87,9 @@ def test_it_is_private_and_small(disk: Opener) -> None:
     q = disk()
     holder(q, "../../x")
     write(q, attrs.evolve(REPORT, error="\N{SNOWMAN}" * 100_000, name="n" * 100_000), "../../x")
-    (file,) = Path(q.path).glob(f"{files.QUERY}*")
+    (file,) = Path(q.path).glob(f"{_query_reports.QUERY}*")
     assert file.stat().st_mode & 0o777 == 0o600
-    assert file.stat().st_size < _reports.BYTES_MAX
+    assert file.stat().st_size < _query_reports.BYTES_MAX
     assert status(q).query is not None
 
 
@@ -107,7 +106,7 @@ def test_a_report_that_can_not_be_read_is_none(disk: Opener, damage: Any) -> Non
     q = disk()
     holder(q)
     write(q, REPORT)
-    (file,) = Path(q.path).glob(f"{files.QUERY}*")
+    (file,) = Path(q.path).glob(f"{_query_reports.QUERY}*")
     if isinstance(damage, dict):
         damage = json.dumps({**json.loads(file.read_bytes()), **damage}).encode()
     file.write_bytes(damage)
@@ -120,14 +119,14 @@ def test_nothing_is_read_or_written_through_a_link(disk: Opener, tmp_path: Path)
     q = disk()
     holder(q)
     write(q, REPORT)
-    (file,) = Path(q.path).glob(f"{files.QUERY}*")
+    (file,) = Path(q.path).glob(f"{_query_reports.QUERY}*")
     elsewhere = tmp_path / "elsewhere"
     os.rename(file, elsewhere)
     file.symlink_to(elsewhere)
     assert status(q).query is None
     before = elsewhere.read_bytes()
     file.with_name(f"{file.name}.part").symlink_to(elsewhere)
-    with pytest.raises(OSError, match=r"symbolic|link"):
+    with pytest.raises(StoreError, match="symbolic link"):
         write(q, attrs.evolve(REPORT, batch=9))
     assert elsewhere.read_bytes() == before
 

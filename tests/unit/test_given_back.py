@@ -7,6 +7,7 @@ import pytest
 import strictq
 from strictq import LeaseLost, PartialFailure, Queue
 from strictq.testing import FakeClock
+from tests.support.queues import AT_ONCE
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def queue(clock: FakeClock) -> Queue:
-    queue = strictq.open(":memory:", clock=clock)
+    queue = strictq.open(":memory:", clock=clock, config=strictq.QueueConfig(**AT_ONCE))
     queue.send_many([strictq.Message(b"%d" % n, key="k") for n in range(4)])
     return queue
 

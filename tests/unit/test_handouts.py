@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from strictq import InvalidArgument, Queue
-from strictq._handouts import Handouts
+from strictq._handouts import Holder
 from strictq.testing import FakeClock
 from tests.support.handouts import by_key, drain, encode, holder, read
+from tests.support.internals import store_of
 from tests.support.queues import Opener, fill, labels
 
 
@@ -50,9 +51,9 @@ def test_start_is_acked_and_the_lanes_go_on(q: Queue) -> None:
 def test_nothing_ready_is_no_hand_out_and_writes_nothing(disk: Opener) -> None:
     q = disk(shards=2)
     h = holder(q)
-    before = [shard._writer.use(lambda db: db.total_changes()) for shard in q._store.shards]
+    before = [shard._writer.use(lambda db: db.total_changes()) for shard in store_of(q).shards]
     assert [h.take(0) for _ in range(20)] == [0] * 20
-    assert [shard._writer.use(lambda db: db.total_changes()) for shard in q._store.shards] == before
+    assert [shard._writer.use(lambda db: db.total_changes()) for shard in store_of(q).shards] == before
     assert q.consumers()[0].last == 0
 
 
@@ -129,9 +130,9 @@ def test_limits_are_checked(q: Queue) -> None:
             h.take(0, **options)
     for name in ("", "x" * 257, "a\0b"):
         with pytest.raises(InvalidArgument):
-            Handouts(q, name, encode)
+            Holder(q, name, encode)
     with pytest.raises(InvalidArgument, match="attach first"):
-        _ = Handouts(q, "new", encode).last
+        _ = Holder(q, "new", encode).last
 
 
 def test_headers_of_attempts_and_expired_messages(q: Queue, clock: FakeClock) -> None:

@@ -6,11 +6,11 @@ import pytest
 
 import strictq
 from strictq import HandoutGone, InvalidArgument, Queue, StoreFull
-from strictq._handouts import Handouts
-from strictq._store import handing
+from strictq._handouts import Holder
+from strictq._store.api import Block
 from strictq.testing import FakeClock
 from tests.support.handouts import by_key, holder, read
-from tests.support.internals import failing
+from tests.support.internals import failing, store_of
 from tests.support.queues import Opener, fill, keys_by_shard, labels
 
 
@@ -105,7 +105,7 @@ def test_kept_hand_outs_count_in_bytes_and_not_in_depth(q: Queue) -> None:
     assert q.consumers()[0].kept_bytes == stats.handout_bytes
 
 
-def one_shard_each(disk: Opener, n: int) -> tuple[Queue, dict[int, str], Handouts]:
+def one_shard_each(disk: Opener, n: int) -> tuple[Queue, dict[int, str], Holder]:
     """A queue of two shards, n messages of a key in each, and a holder."""
     q = disk(shards=2)
     keys = keys_by_shard(2)
@@ -116,7 +116,7 @@ def one_shard_each(disk: Opener, n: int) -> tuple[Queue, dict[int, str], Handout
 
 def test_after_a_crash_between_two_shards_the_part_is_the_hand_out(disk: Opener) -> None:
     q, keys, h = one_shard_each(disk, 2)
-    shards = q._store.rotation()
+    shards = store_of(q).rotation()
     second = shards[0]  # the next rotation begins with the other one
     with failing(q, "INSERT INTO handout ", KeyboardInterrupt(), number=second.number), pytest.raises(KeyboardInterrupt):
         h.take(0)
@@ -147,7 +147,7 @@ def test_after_a_crash_between_two_acks_the_other_shard_follows(disk: Opener) ->
 
 def test_a_shard_that_fails_does_not_take_the_others_part_along(disk: Opener) -> None:
     q, keys, h = one_shard_each(disk, 1)
-    second = q._store.rotation()[0].number
+    second = store_of(q).rotation()[0].number
     with failing(q, "INSERT INTO handout ", strictq.StoreBusy("busy", shard=second), number=second):
         assert h.take(0) == 1
     assert by_key(read(q, h, 1)) == {f"s{keys[1 - second]}": [1]}
@@ -178,10 +178,10 @@ def test_on_a_full_disk_acks_go_on(q: Queue) -> None:
 def test_what_the_encoder_raises_undoes_the_hand_out(q: Queue) -> None:
     fill(q, "a", 1)
 
-    def refuse(leases: object, shard: int) -> list[handing.Block]:
+    def refuse(leases: object, shard: int) -> list[Block]:
         raise InvalidArgument("this key can't be packed")
 
-    h = Handouts(q, "etl", refuse)
+    h = Holder(q, "etl", refuse)
     h.attach()
     for _ in range(2):
         with pytest.raises(InvalidArgument):

@@ -13,7 +13,7 @@ import pytest
 import strictq
 from strictq import ConsumerBusy, ConsumerLost, HandoutGone, InvalidArgument, Queue
 from strictq._consumers import acknowledge
-from strictq._handouts import Handouts
+from strictq._handouts import Holder
 from tests.support.handouts import by_key, encode, holder, read
 from tests.support.internals import PATIENCE_SECONDS, ROOT, in_threads
 from tests.support.queues import Opener, fill, keys_by_shard
@@ -21,7 +21,7 @@ from tests.support.queues import Opener, fill, keys_by_shard
 
 def test_a_second_holder_is_refused_while_the_first_lives(q: Queue) -> None:
     first = holder(q)
-    second = Handouts(q, "etl", encode)
+    second = Holder(q, "etl", encode)
     with pytest.raises(ConsumerBusy):
         second.attach(0.0)
     first.close()
@@ -63,10 +63,10 @@ def test_two_processes_have_one_holder(tmp_path: Path) -> None:
     q = strictq.open(tmp_path / "queue")
     script = """
 import sys, strictq
-from strictq._handouts import Handouts
+from strictq._handouts import Holder
 from tests.support.handouts import encode
 with strictq.open(sys.argv[1]) as q:
-    h = Handouts(q, "etl", encode)
+    h = Holder(q, "etl", encode)
     h.attach()
     print("held", flush=True)
     sys.stdin.read()
@@ -116,11 +116,11 @@ def test_a_forked_child_does_not_keep_the_consumer(disk: Opener) -> None:
 
 
 def test_holders_in_threads_exclude_each_other(q: Queue) -> None:
-    def attach() -> Handouts:
+    def attach() -> Holder:
         return holder(q)
 
     results = in_threads([attach] * 4)
-    assert sorted(type(r).__name__ for r in results) == ["ConsumerBusy"] * 3 + ["Handouts"]
+    assert sorted(type(r).__name__ for r in results) == ["ConsumerBusy"] * 3 + ["Holder"]
 
 
 # --- acks from elsewhere
@@ -130,13 +130,13 @@ def test_whoever_knows_that_a_batch_is_done_may_ack_it(q: Queue) -> None:
     fill(q, "a", 4)
     h = holder(q)
     h.take(0, messages_max=2)
-    assert acknowledge(q, "etl", 1) == 2
-    assert acknowledge(q, "etl", 1) == 0
+    assert acknowledge(q._storage, "etl", 1) == 2
+    assert acknowledge(q._storage, "etl", 1) == 0
     assert h.take(1) == 2
     assert by_key(read(q, h, 2)) == {"sa": [3, 4]}
-    assert acknowledge(q, "etl", 1) == 0, "late: it acks nothing that came later"
+    assert acknowledge(q._storage, "etl", 1) == 0, "late: it acks nothing that came later"
     assert q.stats().in_flight == 2
     with pytest.raises(HandoutGone):
-        acknowledge(q, "etl", 3)
+        acknowledge(q._storage, "etl", 3)
     with pytest.raises(HandoutGone):
-        acknowledge(q, "nobody", 1)
+        acknowledge(q._storage, "nobody", 1)

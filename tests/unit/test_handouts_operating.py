@@ -8,8 +8,8 @@ import pytest
 
 import strictq
 from strictq import ConsumerBusy, ConsumerLost, HandoutGone, InvalidArgument, Message, Queue, StoreCorrupt, UnknownMessage
-from strictq._handouts import Handouts, read_block
-from strictq._store import handing
+from strictq._handouts import Holder, read_block
+from strictq._store.api import Block
 from strictq.testing import FakeClock
 from tests.support.handouts import by_key, holder, read
 from tests.support.internals import failing, shard_file, tamper
@@ -260,10 +260,10 @@ def test_an_encoder_that_fails_says_nothing_of_the_shard(q: Queue, error: Except
     """The same errors out of a stored row would mean that the file is damaged; here it is not."""
     fill(q, "a", 2)
 
-    def broken(leases: object, shard: int) -> list[handing.Block]:
+    def broken(leases: object, shard: int) -> list[Block]:
         raise error
 
-    h = Handouts(q, "etl", broken)
+    h = Holder(q, "etl", broken)
     h.attach(0.0)
     with pytest.raises(InvalidArgument, match=str(error)):
         h.take(0)

@@ -10,7 +10,6 @@ import pytest
 
 import strictq
 from strictq import HistoryRecord, InvalidArgument, Message, Queue
-from strictq._store import history
 from strictq.testing import FakeClock
 from tests.support.queues import Opener, fill
 
@@ -320,27 +319,13 @@ def test_every_message_ends_once(make: Opener, clock: FakeClock) -> None:
     assert q.check() == []
 
 
-def test_a_page_of_large_bodies_is_short_and_nothing_is_missed(make: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "PAGE_BYTES", 10_000)
-    q = make(history="bodies")
-    sizes = [3_000, 3_000, 3_000, 3_000, 50_000, 1, 1, 9_999, 1]
-    q.send_many([Message(b"x" * size, key="k") for size in sizes])
-    q.ack_many(q.receive())
-    pages: list[list[int]] = []
-    after = 0
-    while page := q.history(after=after):
-        after = page[-1].n
-        pages.append([r.size for r in page])
-    assert pages == [[3_000] * 4, [50_000], [1, 1, 9_999], [1]]
-
-
 def test_the_number_of_the_last_record_outlives_it(make: Opener) -> None:
     q = make(history="records")
-    assert q._history_issued(0) == 0
+    assert q._operations.history_end(0) == 0
     fill(q, "k", 5)
     q.ack_many(q.receive())
-    assert q._history_issued(0) == 5
-    assert q._forget_history(0, 3) == 3
+    assert q._operations.history_end(0) == 5
+    assert q._operations.forget_history(0, 3) == 3
     assert [r.n for r in q.history()] == [4, 5]
-    assert q._forget_history(0, 5) == 2
-    assert (q.history(), q._history_issued(0)) == ([], 5)
+    assert q._operations.forget_history(0, 5) == 2
+    assert (q.history(), q._operations.history_end(0)) == ([], 5)

@@ -132,6 +132,54 @@ def test_stats_ages(q: Queue, clock: FakeClock) -> None:
     assert q.stats().oldest_age_seconds == pytest.approx(0.0)
 
 
+def test_stats_first_attempt_age(q: Queue, clock: FakeClock) -> None:
+    """A lane counts whatever its head went through: with the first message that has no attempt."""
+    assert q.stats().first_attempt_age_seconds is None
+    fill(q, "k", 1)
+    clock.advance(10.0)
+    fill(q, "k", 2)
+    clock.advance(10.0)
+    (d,) = q.receive(1)
+    assert q.stats().first_attempt_age_seconds == pytest.approx(10.0), "behind a leased head"
+    d.nack(delay=0.0)
+    assert q.stats().first_attempt_age_seconds == pytest.approx(10.0), "behind a retried head"
+    q.receive(1)[0].nack(delay=60.0)
+    assert q.stats().first_attempt_age_seconds == pytest.approx(10.0), "behind a delayed one"
+    q.hold("k")
+    assert q.stats().first_attempt_age_seconds == pytest.approx(10.0), "in a held lane"
+    q.release("k")
+    assert q.stats().first_attempt_age_seconds == pytest.approx(20.0), "attempts are 0 again"
+
+
+def test_stats_first_attempt_age_ends_with_the_start(q: Queue, clock: FakeClock) -> None:
+    for _ in range(3):
+        fill(q, "k", 1)
+        clock.advance(10.0)
+    one, two, _three = q.receive(lease_seconds=5.0)
+    ages = [q.stats().first_attempt_age_seconds]
+    for d in (one, two):
+        d.start()
+        ages.append(q.stats().first_attempt_age_seconds)
+    assert ages == [pytest.approx(30.0), pytest.approx(20.0), pytest.approx(10.0)]
+    clock.advance(6.0)
+    assert q.stats().first_attempt_age_seconds == pytest.approx(16.0), "the lease is over"
+    q.receive(1)
+    assert q.stats().first_attempt_age_seconds == pytest.approx(16.0), "and retaken"
+
+
+def test_stats_first_attempt_age_of_many_lanes(make: Opener, clock: FakeClock) -> None:
+    q = make(shards=2)
+    q.send_many([Message(b"", key=n % 3) for n in range(300)])
+    clock.advance(3600.0)
+    retried, delayed, _leased = q.receive(3, per_key=1)
+    retried.nack(delay=0.0)
+    delayed.nack(delay=60.0)
+    s = q.stats()
+    assert s.first_attempt_age_seconds == s.oldest_age_seconds == pytest.approx(3600.0)
+    q.purge()
+    assert q.stats().first_attempt_age_seconds is None
+
+
 def test_stats_totals(make: Opener, clock: FakeClock) -> None:
     q = make(shards=2, max_attempts=None)
     q.send_many([Message(b"", key=n) for n in range(10)])

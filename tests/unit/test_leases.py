@@ -6,7 +6,9 @@ import pytest
 
 import strictq
 from strictq import LeaseLost, Queue
-from strictq.delivery import OPEN
+from strictq._leased import OPEN
+from strictq._settling import Settling
+from strictq.delivery import Delivery
 from strictq.testing import FakeClock
 from tests.support.internals import behind_next_commit, connection_of
 from tests.support.queues import Opener, ack_all, fill, labels, seqs
@@ -365,6 +367,92 @@ def test_the_message_that_kills_its_process_is_found_and_its_neighbours_are_not(
     assert handled == [1, 2, 4]
     assert seqs(q.dead_letters()) == [3]
     assert q.stats().depth == 0
+
+
+def test_what_a_holder_started_is_suspect_and_what_lies_behind_it_is_not(q: Queue, clock: FakeClock) -> None:
+    fill(q, "k", 5)
+    one, two, *_ = q.receive(lease_seconds=5.0)
+    one.start()
+    one.ack()
+    two.start()
+    clock.advance(6.0)
+    (d,) = q.receive()
+    assert (d.seq, d.attempt, q.explain("k").solo) == (2, 2, True)
+    d.ack()
+    assert [(d.seq, d.attempt) for d in q.receive()] == [(3, 1), (4, 1), (5, 1)]
+
+
+def test_a_holder_that_settles_as_it_goes_is_killed_by_the_first_message_that_is_left(make: Opener, clock: FakeClock) -> None:
+    """It calls no start, so all of its messages could be the one; but it had settled those before."""
+    q = make(max_attempts=2, lease_seconds=5.0)
+    fill(q, "k", 50)
+    got = []
+    for _ in range(3):
+        batch = q.receive(50)
+        got.append(seqs(batch))
+        for d in batch:
+            if d.seq == 20:  # the process dies here
+                clock.advance(6.0)
+                break
+            d.ack()
+    assert got == [list(range(1, 51)), [20], [20]]
+    assert seqs(q.receive(50)) == list(range(21, 51))
+    assert seqs(q.dead_letters()) == [20]
+
+
+def test_a_holder_that_settles_at_the_end_is_killed_by_any_of_its_messages(make: Opener, clock: FakeClock) -> None:
+    q = make(max_attempts=2, lease_seconds=5.0)
+    fill(q, "k", 6)
+    crashes = 0
+    while batch := q.receive():
+        if 4 in seqs(batch):
+            crashes += 1
+            clock.advance(6.0)
+        else:
+            q.ack_many(batch)
+    assert crashes == 3, "in a batch, uncharged, and twice alone"
+    assert [(d.seq, d.attempts) for d in q.dead_letters()] == [(4, 2)]
+    assert q.stats().acks == 5
+
+
+def test_without_a_limit_of_attempts_no_message_is_alone(make: Opener, clock: FakeClock) -> None:
+    q = make(max_attempts=None)
+    fill(q, "k", 5)
+    q.receive(lease_seconds=5.0)[0].start()
+    clock.advance(6.0)
+    assert [(d.seq, d.attempt) for d in q.receive()] == [(1, 2), (2, 1), (3, 1), (4, 1), (5, 1)]
+    assert not q.explain("k").solo
+
+
+def test_consume_starts_what_it_hands_out(q: Queue, clock: FakeClock) -> None:
+    for key in "ab":
+        fill(q, key, 3)
+    handed = q.consume(6, lease_seconds=5.0)
+    for seq in (1, 2):
+        d = next(handed)
+        assert [q.status("a", n).attempts for n in (1, 2, 3)] == [int(n == seq) for n in (1, 2, 3)]
+        if seq == 1:
+            d.ack()
+    clock.advance(6.0)  # the process died here
+    assert sorted(labels(q.receive())) == [("a", 2), ("b", 1), ("b", 2), ("b", 3)]
+    handed.close()
+
+
+def test_consume_passes_over_what_it_can_not_start(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(q, "k", 2)
+    handed = q.consume(wait=0.0)
+    real = Settling.start
+
+    def lose(settling: Settling, d: Delivery) -> None:
+        monkeypatch.setattr(Settling, "start", real)
+        d.lease.release()
+        real(settling, d)
+
+    monkeypatch.setattr(Settling, "start", lose)
+    d = next(handed)
+    assert (d.seq, d.attempt) == (1, 1)
+    d.ack()
+    assert seqs(handed) == [2]
 
 
 def test_solo_lane_does_not_slow_other_lanes(q: Queue, clock: FakeClock) -> None:

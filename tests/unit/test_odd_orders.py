@@ -24,7 +24,7 @@ def test_leaving_consume_after_a_nack_in_the_middle_keeps_the_lease_sound(q: Que
 
 
 def test_a_run_of_expired_lanes_does_not_hold_the_lock(make: Opener, clock: FakeClock) -> None:
-    from strictq._store.claim import CULL_STEP
+    from strictq._store.lanes.claim import CULL_STEP
 
     q = make()
     q.send_many([Message(b"", key=n, ttl=1.0) for n in range(5_000)])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import apsw
 import pytest
 
 from strictq import Message, Queue
-from strictq._store import operate
 from strictq.testing import FakeClock
-from tests.support.internals import behind_next_commit, connection_of
+from tests.support.internals import behind_next_commit
 from tests.support.queues import Opener, drain, fill, labels, seqs
 
 
@@ -128,48 +126,24 @@ def test_what_a_receive_has_claimed_stays_though_it_comes_too_late_to_hand_it_ou
     assert q.receive(lease_seconds=10.0) == [], "another holder has it"
 
 
-def test_dedup_ids_go_in_bounded_steps(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lane may have very many, and nobody can write while one step deletes."""
-    monkeypatch.setattr(operate, "PURGE_STEP", 3)
-    for n in range(7):
-        q.send(b"", "k", dedup_id=str(n))
-    q.ack_many(q.receive(7))
-    left = []
-
-    def count(db: apsw.Connection) -> None:
-        left.append(db.execute("SELECT count(*) FROM dedup").get)
-
-    db = connection_of(q)
-    step = operate.purge_lane
-    monkeypatch.setattr(operate, "purge_lane", lambda tx, lane: (step(tx, lane), count(tx.db))[0])
-    assert q.purge("k") == 0
-    assert left == [4, 1, 0]
-    assert db.execute("SELECT count(*) FROM dedup").get == 0
-    assert not q.send(b"", "k", dedup_id="3").duplicate
-
-
-def test_a_purge_between_two_steps_of_which_another_receives_still_finds_who_kills(
-    make: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The purge ends a lease that ran out: what its holder had is one message at a time from then on, as for anybody."""
-    monkeypatch.setattr(operate, "PURGE_STEP", 1)
-    q = make()
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize("key", ["k", None])
+def test_a_redrive_that_waits_for_a_lease_is_purged(make: Opener, clock: FakeClock, key: str | None, over: bool) -> None:
+    q = make(shards=4)
     fill(q, "k", 4)
-    q.receive(10, lease_seconds=10.0)[0].start()
-    clock.advance(11.0)
-    step = operate.purge_lane
-    got: list[object] = []
-
-    def and_then(tx: object, lane: int) -> object:
-        if got:
-            return 0, False
-        result = step(tx, lane)  # type: ignore[arg-type]
-        got.append(None)
-        return result
-
-    monkeypatch.setattr(operate, "purge_lane", and_then)
-    assert q.purge("k") == 1
-    assert labels(q.receive(10)) == [("k", 2)]
+    one, two, three, _ = q.receive(lease_seconds=5.0)
+    one.reject("no")
+    two.reject("no")
+    assert q.redrive("k", seqs=[1]) == 1
+    clock.advance(6.0 if over else 1.0)
+    assert q.purge(key) == (3 if over else 1)
+    assert seqs(q.dead_letters()) == [2], "it was not on its way back"
+    assert q.check() == []
+    if not over:
+        three.ack()
+    clock.advance(6.0)
+    assert seqs(q.receive()) == ([] if over else [4])
+    assert (q.stats().purged, q.stats().dead) == (3 if over else 1, 1)
 
 
 def test_a_lease_waits_for_no_redrive_that_was_purged(q: Queue) -> None:

@@ -88,12 +88,12 @@ def test_nack_reason_is_kept(q: Queue) -> None:
 def test_retry_delay_grows_up_to_its_maximum(make: Opener, clock: FakeClock) -> None:
     q = make(retry_delay_seconds=1.0, retry_backoff=2.0, retry_delay_max_seconds=3.0, max_attempts=None)
     q.send(b"", "k")
-    for wait in (1.0, 2.0, 3.0, 3.0):
+    for middle in (1.0, 2.0, 2.4, 2.4):  # a quarter below the maximum, so that lanes can differ by a quarter
         (d,) = q.receive()
         d.nack()
-        clock.advance(wait - 0.01)
+        clock.advance(0.75 * middle - 0.01)
         assert q.receive() == []
-        clock.advance(0.02)
+        clock.advance(0.5 * middle + 0.02)
 
 
 def test_nack_delay_overrules_the_backoff(make: Opener, clock: FakeClock) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ def ledger(make: Opener) -> Queue:
     q = make(shards=2)
     q.app_schema(LEDGER)
     return q
+
+
+def elsewhere(call: Callable[[], object]) -> None:
+    """In another thread, which is not inside the transaction."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(call).result()
 
 
 def take(q: Queue, key: Key = "k") -> strictq.Delivery:
@@ -547,11 +554,10 @@ def test_app_schema_that_a_shard_can_not_have_does_not_keep_the_queue_from_being
 
 @pytest.mark.parametrize("way", ["ack", "nack", "reject", "another transaction", "ack, then run"])
 def test_a_delivery_that_is_settled_inside_its_transaction_takes_the_rest_along(ledger: Queue, way: str) -> None:
-    """All of it or nothing: nothing, and the caller is told."""
+    """By another thread. All of it or nothing: nothing, and the caller is told."""
     d = take(ledger)
-    with pytest.raises(LeaseLost), ledger.transaction(d) as tx:
-        tx.send(b"out", "next")
-        tx.key_state = b"s"
+
+    def settle() -> None:
         if way == "nack":
             d.nack()
         elif way == "reject":
@@ -561,6 +567,11 @@ def test_a_delivery_that_is_settled_inside_its_transaction_takes_the_rest_along(
                 inner.send(b"inner", "inner")
         else:
             d.ack()
+
+    with pytest.raises(LeaseLost), ledger.transaction(d) as tx:
+        tx.send(b"out", "next")
+        tx.key_state = b"s"
+        elsewhere(settle)
         if way == "ack, then run":
             tx.run(lambda db: db.execute("INSERT INTO app_ledger VALUES (1, 'one')"))
     assert ledger.peek("next") == []

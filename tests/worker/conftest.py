@@ -10,6 +10,7 @@ import pytest
 
 import strictq
 from strictq import Queue, QueueConfig
+from tests.support.queues import AT_ONCE
 
 Make = Callable[..., Queue]
 
@@ -21,7 +22,8 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
 
     def open_it(*, shards: int | None = None, **settings: Any) -> Queue:
         path = ":memory:" if request.param == "memory" else str(tmp_path / "queue")
-        q = strictq.open(path, shards=shards, durability="process", config=QueueConfig(**settings) if settings else None)
+        config = QueueConfig(**(AT_ONCE | settings))
+        q = strictq.open(path, shards=shards, durability="process", config=config)
         opened.append(q)
         return q
 

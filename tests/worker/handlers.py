@@ -7,9 +7,10 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
-from strictq import Reject, Retry
+from strictq import Defer, Reject, Retry
 
 
 def nothing(job: Any) -> None:
@@ -61,3 +62,30 @@ def unsendable(job: Any) -> Any:
 
 def uses_run(job: Any) -> None:
     job.run(lambda db: None)
+
+
+def unrun(job: Any) -> Any:
+    """What it returns has not run."""
+    return (n for n in range(3))
+
+
+def defers(job: Any) -> None:
+    raise Defer(3600.0)
+
+
+def fail_while_the_file_is_there(job: Any) -> None:
+    """A dependency that is down as long as the file that the message names is there."""
+    if Path(os.fsdecode(job.body)).exists():
+        raise ConnectionError("connection refused")
+
+
+async def afail_while_the_file_is_there(job: Any) -> None:
+    """The same, async."""
+    fail_while_the_file_is_there(job)
+
+
+def catches_a_bad_send(job: Any) -> None:
+    try:
+        job.send("text", key="out")
+    except ValueError as e:
+        job.send(str(e).split(" (")[0].encode(), key="out")

@@ -12,7 +12,7 @@ import pytest
 
 import strictq
 from strictq import Message, Worker
-from strictq._store import connection
+from strictq._store.commit import connection
 from strictq.testing import FakeClock
 from tests.support.campaign import wait_until
 from tests.support.faults import FOREVER, Plan

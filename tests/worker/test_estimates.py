@@ -13,7 +13,9 @@ import pytest
 import strictq
 from strictq import DurationEstimate, InvalidArgument, Worker
 from strictq._durations import Model
-from strictq.worker.estimates import Estimates, Margin
+from strictq.worker.estimates import Estimates
+from strictq.worker.margin import Margin
+from tests.support.internals import store_of
 
 
 def test_nothing_learned_is_unknown() -> None:
@@ -201,7 +203,7 @@ def test_stats_do_without_a_queue_db_that_can_not_be_read(make: Any, monkeypatch
     def broken(self: object) -> dict[str, str]:
         raise strictq.StoreError("queue.db can't be read", shard=-1)
 
-    monkeypatch.setattr(type(q._store), "estimates", broken)
+    monkeypatch.setattr(type(store_of(q)), "estimates", broken)
     assert q.stats().depth == 1
     assert q.stats().process.samples == 0
 
@@ -211,7 +213,7 @@ def test_without_learning_nothing_is_kept(q: strictq.Queue) -> None:
     worker = Worker(q, lambda job: None, learn=False)
     worker.run(drain=True)
     assert worker.stats().process.samples == 0
-    assert q._estimates() == {}
+    assert q._operations.estimates() == {}
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, True, "1"])

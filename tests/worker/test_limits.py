@@ -51,11 +51,11 @@ def test_a_shard_that_breaks_stops_nobody_but_its_own_keys(make: Any, monkeypatc
     for name in ("run", "drain"):
         whole = getattr(Shard, name)
 
-        def call(self: Shard, operation: Any, whole: Any = whole) -> Any:
+        def call(self: Shard, operation: Any, *rest: Any, whole: Any = whole) -> Any:
             if self.number == 0 and first.is_set():
                 self.failed = broken
                 raise broken
-            return whole(self, operation)
+            return whole(self, operation, *rest)
 
         monkeypatch.setattr(Shard, name, call)
 
@@ -86,11 +86,11 @@ def test_a_store_that_fails_for_a_while_loses_and_doubles_nothing(
     for name in ("run", "drain"):
         whole = getattr(Shard, name)
 
-        def sometimes(self: Shard, operation: Any, whole: Any = whole) -> Any:
+        def sometimes(self: Shard, operation: Any, *rest: Any, whole: Any = whole) -> Any:
             calls[0] += 1
             if calls[0] % 7 == 3:
                 raise error("for a while", shard=0)
-            return whole(self, operation)
+            return whole(self, operation, *rest)
 
         monkeypatch.setattr(Shard, name, sometimes)
     seen: dict[int, list[int]] = {n: [] for n in range(5)}

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from strictq import Queue, QueueClosed, Worker
-from strictq.worker.handover import Handover
+from strictq.worker.dispatch import Handover
 
 BACKENDS = ["asyncio", "trio"]
 

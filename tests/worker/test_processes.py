@@ -45,6 +45,15 @@ def test_raises_cross_over(make: Any) -> None:
     assert [d.reason for d in q.dead_letters()] == ["unwanted"]
 
 
+def test_a_deferral_crosses_over(make: Any) -> None:
+    q = make(max_attempts=1)
+    q.send(b"", key="k")
+    worker = Worker(q, handlers.defers, executor="process", concurrency=1)
+    worker.run(drain=True)
+    assert worker.stats().deferred == 1
+    assert (q.status("k", 1).state, q.status("k", 1).attempts) == ("delayed", 0)
+
+
 def test_a_handler_that_kills_its_process_hurts_no_other_and_ends_as_poison(make: Any) -> None:
     q = make(max_attempts=2)
     for body in (b"fine", b"kill", b"fine", b"exit", b"fine"):
@@ -112,3 +121,11 @@ def test_a_program_that_is_not_guarded_says_so_instead_of_starting_itself_again_
     (tmp_path / "program.py").write_text(guarded.replace("\n    Worker", "\n      Worker"))
     done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=40)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_a_handler_returns_is_not_acked_unrun(make: Any) -> None:
+    q = make(max_attempts=1)
+    q.send(b"", key="k")
+    Worker(q, handlers.unrun, executor="process", concurrency=1).run(drain=True)
+    (dead,) = q.dead_letters()
+    assert "the handler returned a generator" in dead.reason

@@ -15,14 +15,15 @@ import pytest
 
 import strictq
 from strictq import Message, Queue, Worker
-from strictq._store.wake import Waker
-from strictq.worker.board import Board
-from strictq.worker.buffer import Buffer, Refill
+from strictq._store.disk.shared_flags import Waker
 from strictq.worker.estimates import Estimates
-from strictq.worker.lanes import Limits
-from strictq.worker.leases import Leases
+from strictq.worker.limits import Limits
+from strictq.worker.prefetch import Buffer, Refill
+from strictq.worker.renewal import Leases
+from strictq.worker.schedule import Board
 from strictq.worker.state import State
 from tests.support.campaign import ROOT, wait_until
+from tests.support.internals import store_of
 
 
 class Busy:
@@ -178,7 +179,7 @@ def test_quick_work_is_not_handed_back(q: Queue, seconds: float, left: int) -> N
     buffer = Buffer(state, Leases(state), Refill(50, None, None, None, None))
     board.take_work()
     assert not buffer.share(100.0), "nobody is idle"
-    q._store.waker.show_idle()
+    store_of(q).waker.show_idle()
     assert buffer.share(100.0) is (left < 49)
     assert board.buffered == left
     assert not buffer.share(100.0), "not again at once"
@@ -189,7 +190,7 @@ def test_lanes_at_work_or_being_prepared_are_not_parted_with(q: Queue) -> None:
     for key in "abcde":
         q.send(b"", key=key, process_seconds=1.0, prepare_seconds=0.1)
     board = Board(Limits(concurrency=1, prepares=True, prepared_max=3), Estimates())
-    board.add(q.receive(5, per_key=1), time.monotonic() - q._store.now() / 1e6)
+    board.add(q.receive(5, per_key=1), time.monotonic() - store_of(q).now() / 1e6)
     now = time.monotonic()
     board.plan(now)
     first = board.take_prepare(now)

@@ -18,7 +18,8 @@ import pytest
 import trio
 
 import strictq
-from strictq import InvalidArgument, Job, Queue, QueueClosed, Reject, Retry, Worker
+from strictq import Defer, InvalidArgument, Job, Queue, QueueClosed, Reject, Retry, Worker
+from tests.support.internals import store_of
 
 Kind = Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
 PATIENCE_SECONDS = 30.0
@@ -204,6 +205,36 @@ def test_retry_with_a_delay_holds_its_lane_and_no_other(make: Any, kind: Kind) -
     assert sorted(seen) == [("late", 1, 1), ("other", 1, 1)]
     status = q.status("late", 1)
     assert (status.state, status.last_error, status.last_output) == ("delayed", "come back later", "said")
+
+
+@pytest.mark.parametrize("stage", ["prepare", "process"])
+def test_defer_holds_its_lane_and_charges_nothing(make: Any, kind: Kind, stage: str) -> None:
+    q = make(shards=1, max_attempts=1, history="records")
+    for n in range(3):
+        q.send(b"%d" % n, key="limited")
+    q.send(b"", key="other")
+    done, events = [], []
+
+    def process(job: Job) -> None:
+        done.append((job.key, job.seq))
+
+    def limited(job: Job) -> None:
+        job.output("said")
+        if job.key == "limited" and job.seq == 2:
+            raise Defer(3600.0)
+        if stage == "process":
+            process(job)
+
+    handlers = [kind(limited)] if stage == "process" else [kind(process), kind(limited)]
+    worker = Worker(q, *handlers, concurrency=1, on_event=lambda e: events.append((e.kind, e.seq)))
+    worker.run(drain=True)
+    assert sorted(done) == [("limited", 1), ("other", 1)]
+    stats = worker.stats()
+    assert (stats.acked, stats.deferred, stats.retried, stats.poison) == (2, 1, 0, 0)
+    assert [seq for what, seq in events if what == "deferred"] == [2]
+    assert [(m.seq, m.state, m.attempts) for m in q.peek("limited")] == [(2, "delayed", 0), (3, "delayed", 0)]
+    assert q.stats().retries == 0
+    assert q.check() == []
 
 
 def test_reject_dead_letters_and_the_lane_goes_on(q: Queue, kind: Kind) -> None:
@@ -400,10 +431,8 @@ def test_a_lease_lost_in_mid_flight_cancels_its_job(make: Any, kind: Kind) -> No
     thread = in_thread(worker)
     assert began.wait(PATIENCE_SECONDS)
     # As if this process had been stopped for longer than its lease: somebody else took the lane.
-    batch = next(iter(worker._board.lanes))._batch([1])
-    from strictq._store import engine
-
-    q._store.shards[0].run(lambda tx: engine.release(tx, batch))
+    held = next(iter(worker._board.lanes))._held
+    q._storage.release(0, [held.some([1])])
     (other,) = q.receive(1, keys=["k"], lease_seconds=60.0) or [None]
     assert cancelled.wait(PATIENCE_SECONDS)
     if other is not None:
@@ -486,7 +515,7 @@ def test_a_prepare_that_hangs_keeps_nobody_from_stopping(make: Any, kind: Kind, 
     def process(job: Job) -> None:
         assert hangs.wait(PATIENCE_SECONDS)
         if ends != "deadline":  # else it is waited for no longer, either
-            wait_for(lambda: worker._stop is not None or q._store.closed)
+            wait_for(lambda: worker._stop is not None or store_of(q).closed)
 
     async def process_async(job: Any) -> None:
         await anyio.to_thread.run_sync(process, job)

@@ -17,6 +17,9 @@ from typing import Any
 
 import strictq
 from strictq import Queue, Worker
+from strictq._receiving import Receiving
+from strictq._settling import Settling
+from strictq.delivery import Delivery
 from tests.support.history import OK, Act, Recorder, Tx, Wanted
 from tests.support.recorded import Recorded, _sent
 from tests.support.stress_worker import KEYS
@@ -25,73 +28,95 @@ from tests.worker import chaos
 LEASE_SECONDS = 0.5
 
 
-class RecordedQueue(Queue):
-    """A queue that writes down what a worker asks of it, and what it answers."""
+class RecordedReceiving(Receiving):
+    """Writes down what a worker receives."""
+
+    recorded: Recorded
+
+    def receive_now(self, out: Any, request: Any, *, wait_for_busy: bool) -> Any:
+        recorder = self.recorded.recorder
+        call = recorder.invoke("receive", [Wanted(int(self.recorded.queue.config.lease_seconds * 10**9))])
+        try:
+            soonest = super().receive_now(out, request, wait_for_busy=wait_for_busy)
+        except strictq.StrictqError as e:
+            recorder.result(call, "receive", type(e).__name__)
+            raise
+        self.recorded._handed(call, "receive", out)
+        return soonest
+
+
+class RecordedSettling(Settling):
+    """Writes down what a worker asks for what it holds, and what it is answered."""
 
     recorder: Recorder
     recorded: Recorded
 
-    def _receive_once(self, request: Any) -> Any:
-        call = self.recorder.invoke("receive", [Wanted(int(self.config.lease_seconds * 10**9))])
-        try:
-            got = super()._receive_once(request)
-        except strictq.StrictqError as e:
-            self.recorder.result(call, "receive", type(e).__name__)
-            raise
-        self.recorded._handed(call, "receive", got[0])
-        return got
-
-    def _more(self, lease: Any, n: int) -> Any:
+    def more(self, lease: Any, n: int) -> Any:
         call = self.recorder.invoke("more", [Act(repr(lease.key), None, lease.token)])
         try:
-            got = super()._more(lease, n)
+            rows = super().more(lease, n)
         except strictq.StrictqError as e:
             self.recorder.result(call, "more", type(e).__name__)
             raise
-        self.recorded._handed(call, "more", got)
-        return got
+        self.recorded._handed(call, "more", [Delivery(row, lease) for row in rows])
+        return rows
 
-    def _advance(self, done: Any, starting: Any) -> Any:
+    def advance(self, done: Any, starting: Any) -> Any:
         acks = self.recorder.invoke("ack", [Act(repr(d.key), d.seq, d.token) for d, _ in done])
         starts = self.recorder.invoke("start", [Act(repr(d.key), d.seq, d.token) for d in starting])
-        failed = super()._advance(done, starting)
+        failed = super().advance(done, starting)
         for call, verb, ds in ((acks, "ack", [d for d, _ in done]), (starts, "start", starting)):
             outcomes = [type(failed[d]).__name__ if d in failed else OK for d in ds]
             self.recorder.result(call, verb, "PartialFailure" if set(outcomes) - {OK} else OK, outcomes)
         return failed
 
-    def _one(self, verb: str, act: Any, d: Any, call: Any) -> None:
+    def _one(self, verb: str, act: Any, call: Any) -> Any:
         number = self.recorder.invoke(verb, [act])
         try:
-            call()
+            answer = call()
         except strictq.StrictqError as e:
             self.recorder.result(number, verb, type(e).__name__)
             raise
         self.recorder.result(number, verb)
+        return answer
 
-    def _nack(self, given: Any, delay: Any, reason: Any, output: Any = None) -> None:
+    def nack(self, given: Any, delay: Any, reason: Any, output: Any = None) -> bool:
         d = given[0]
         act = Act(repr(d.key), d.seq, d.token, None if delay is None else int(delay * 10**9))
-        self._one("nack", act, d, lambda: super(RecordedQueue, self)._nack(given, delay, reason, output))
+        return bool(self._one("nack", act, lambda: super(RecordedSettling, self).nack(given, delay, reason, output)))
 
-    def _reject(self, d: Any, reason: Any, output: Any) -> None:
+    def reject(self, d: Any, reason: Any, output: Any) -> None:
         act = Act(repr(d.key), d.seq, d.token)
-        self._one("reject", act, d, lambda: super(RecordedQueue, self)._reject(d, reason, output))
+        self._one("reject", act, lambda: super(RecordedSettling, self).reject(d, reason, output))
 
-    def _extended(self, leases: Any, seconds: float) -> Any:
+    def extended(self, leases: Any, seconds: float) -> Any:
         acts = [Act(repr(x.key), x._lo, x.token, int(seconds * 10**9)) for x in leases]
         call = self.recorder.invoke("extend", acts)
-        results = super()._extended(leases, seconds)
+        results = super().extended(leases, seconds)
         outcomes = [OK if r is None else type(r).__name__ for r in results]
         self.recorder.result(call, "extend", "PartialFailure" if set(outcomes) - {OK} else OK, outcomes)
         return results
 
-    def _release_rest(self, waiting: Any) -> None:
+    def release_rest(self, waiting: Any) -> None:
         for d in list(waiting):
             call = self.recorder.invoke("release", [Act(repr(d.key), None, d.token)])
-            super()._release_rest([d])
+            super().release_rest([d])
             # Swallowed failures: it may or may not have happened, so it stays unanswered unless the lane is free.
             del call
+
+
+def recorded_queue(plain: Queue, recorder: Recorder) -> tuple[Queue, Recorded]:
+    """A queue that writes down what a worker asks of it; and its own verbs, recorded."""
+    queue = Queue(plain._storage)
+    recorded = Recorded(queue, recorder)
+    client = queue._client
+    settling = RecordedSettling(client.storage)
+    settling.recorder, settling.recorded = recorder, recorded
+    client.settling = settling
+    receiving = RecordedReceiving(client)
+    receiving.recorded = recorded
+    queue._receiving = receiving
+    return queue, recorded
 
 
 def record_commits(recorder: Recorder) -> None:
@@ -101,9 +126,9 @@ def record_commits(recorder: Recorder) -> None:
     commit = Job._commit
 
     def recorded(job: Job) -> None:
-        assert job._statements is not None
-        effect = job._statements[0][1][0]
-        sends = [_sent(message) for message in job._sends or ()]
+        assert job._effects is not None
+        effect = job._effects.statements[0][1][0]
+        sends = [_sent(send.message) for send in job._effects.sends]
         call = recorder.invoke("transact", [Tx(effect, repr(job.key), job.seq, job.token, sends)])
         try:
             commit(job)
@@ -121,15 +146,14 @@ def main() -> None:
     os.environ |= {"STRESS_SEED": str(seed), "STRESS_DEATH": "0.01" if kind == "process" else "0.002"}
     recorder = Recorder(history / f"{os.getpid()}-{time.time_ns()}.jsonl")
     with strictq.open(path, create=False) as plain:
-        queue = RecordedQueue(plain._store)
-        queue.recorder, queue.recorded = recorder, Recorded(queue, recorder)
+        queue, recorded = recorded_queue(plain, recorder)
         record_commits(recorder)
         stop = threading.Event()
 
         def feed() -> None:
             r = random.Random(seed + 1)
             while not stop.is_set():
-                queue.recorded.send_many([queue.recorded.new(r.choice(KEYS)) for _ in range(r.randint(1, 10))])
+                recorded.send_many([recorded.new(r.choice(KEYS)) for _ in range(r.randint(1, 10))])
                 stop.wait(0.01)
 
         feeder = threading.Thread(target=feed)
@@ -142,6 +166,7 @@ def main() -> None:
             concurrency=2 if kind == "process" else 4,
             timeout_seconds=0.3,
             lease_seconds=LEASE_SECONDS,
+            breaker=None,  # most of what these handlers do is fail
         )
         try:
             worker.run()

@@ -1,0 +1,266 @@
+"""What a handler or a transaction does, recorded until it commits: sends, a key's state, the program's SQL, and output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import attrs
+
+from . import _hints as hints
+from . import _validate as validate
+from ._config import BODY_BYTES_MAX, QueueConfig
+from ._errors import InvalidArgument, OutcomeUnknown
+from ._keys import KEYLESS, Key, encode_key
+from ._sending import Sending
+from ._store.api import Changes, Committed, Item, Placed, Statement
+from ._types import UNSET, Message, Receipt, Unset
+
+PENDING: Final = "the transaction that this message is sent in has not committed yet"
+FAILED: Final = "the transaction that this message was to be sent in failed: it was not sent"
+UNKNOWN: Final = "it is not known whether the transaction that this message is sent in committed"
+ELSEWHERE: Final = "this message is sent by another process, after the handler returned: this object is never filled"
+
+ANY_QUEUE: Final = QueueConfig(keyless="random", max_body_bytes=BODY_BYTES_MAX)
+"""What is not valid for these settings is valid for no queue."""
+
+
+class PendingReceipt:
+    """What `tx.send` and `job.send` return: the receipt of a message that is sent when the transaction commits.
+
+    Reading `receipt`, `seq`, `id` or `shard` before the commit, or after the transaction failed, raises InvalidArgument; after
+    OutcomeUnknown, too. Where the transaction happened before, under the same token, the message was sent then, and its receipt
+    is not kept: `receipt`, `seq` and `id` are None.
+
+    Attributes:
+        key: of the message, as given; None for a keyless one.
+    """
+
+    __slots__ = ("_placed", "_why_not", "key")
+
+    def __init__(self, key: Key | None, why_not: str = PENDING) -> None:
+        self.key = key
+        self._placed: Placed | None = None
+        self._why_not = why_not
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """As `q.send` returns it; None for a message of another shard than the transaction's: that one has an `id` only."""
+        seq, arrival = self._found.seq, self._found.id
+        if seq is None or arrival is None:
+            return None
+        return Receipt(self.key, seq, arrival, self._found.duplicate, self._found.shard)
+
+    @property
+    def seq(self) -> int | None:
+        """Position in its key's sequence; None for a message of another shard, which issues it when the message arrives."""
+        return self._found.seq
+
+    @property
+    def id(self) -> int | None:
+        """Arrival number within its shard; for a message of another shard, its number in the outbox of the transaction's."""
+        return self._found.id
+
+    @property
+    def shard(self) -> int:
+        """The shard of its key."""
+        return self._found.shard
+
+    @property
+    def _found(self) -> Placed:
+        if self._placed is None:
+            raise InvalidArgument(self._why_not, hint=hints.AFTER_COMMIT)
+        return self._placed
+
+    def _fill(self, placed: Placed) -> None:
+        self._placed = placed
+
+    def _fail(self, why_not: str) -> None:
+        self._why_not = why_not
+
+    def __repr__(self) -> str:
+        at = self._placed
+        found = self._why_not if at is None else f"seq={at.seq}, id={at.id}, shard={at.shard}"
+        return f"PendingReceipt(key={self.key!r}, {found})"
+
+
+class Send(NamedTuple):
+    """A message to send.
+
+    Attributes:
+        item: as the store takes it; None: the queue is not here.
+    """
+
+    message: Message
+    item: Item | None
+    receipt: PendingReceipt
+
+
+class Effects:
+    """What is to happen together with an ack, or with a transaction. Each part is checked when it is recorded.
+
+    Where the queue is in another process (a worker's child, an executor), its settings are not known, and only what no queue
+    would accept is refused; `take` checks the rest in the process of the queue.
+
+    Attributes:
+        key_state: the new state of the key; UNSET: it stays.
+        statements: the program's SQL, as far as it has not run.
+        output: what the handler had to say. It does not need a commit.
+    """
+
+    __slots__ = ("_sending", "key_state", "output", "sends", "statements")
+
+    def __init__(self, sending: Sending | None = None) -> None:
+        self._sending = sending
+        self.sends: list[Send] = []
+        self.key_state: bytes | Unset | None = UNSET
+        self.statements: list[Statement] = []
+        self.output: list[str] = []
+
+    @property
+    def need_commit(self) -> bool:
+        """There is more than output."""
+        return bool(self.sends) or self.key_state is not UNSET or bool(self.statements)
+
+    @property
+    def said(self) -> str | None:
+        """The output as one text; None: there is none."""
+        return "\n".join(self.output) if self.output else None
+
+    def send(self, message: Message) -> PendingReceipt:
+        """Send a message, to any key.
+
+        Raises:
+            InvalidArgument, MessageTooLarge: it can't be sent; nothing was recorded.
+        """
+        if self._sending is None:
+            validate.item(message, KEYLESS if message.key is None else encode_key(message.key), ANY_QUEUE)
+            if message.headers is not None:
+                message = attrs.evolve(message, headers=dict(message.headers))
+            send = Send(message, None, PendingReceipt(message.key, ELSEWHERE))
+        else:
+            send = Send(message, self._sending.item(message), PendingReceipt(message.key))
+        self.sends.append(send)
+        return send.receipt
+
+    def set_key_state(self, value: bytes | None) -> None:
+        """Set the state of the key; None deletes it.
+
+        Raises:
+            InvalidArgument: it is not bytes, or too large; nothing was recorded.
+        """
+        if value is not None:
+            if type(value) is not bytes:
+                raise InvalidArgument(f"key_state must be bytes or None, not {type(value).__name__}")
+            most = (ANY_QUEUE if self._sending is None else self._sending.config).max_body_bytes
+            if len(value) > most:
+                raise InvalidArgument(f"key_state may have {most:,} bytes, this one has {len(value):,}")
+        self.key_state = value
+
+    def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> None:
+        """Run a statement on the program's app_* tables. The parameters are copied: the program may change its list.
+
+        Raises:
+            InvalidArgument: it is not a str; nothing was recorded.
+        """
+        if not isinstance(sql, str):
+            raise InvalidArgument(f"SQL must be a str, not {type(sql).__name__}")
+        self.statements.append((sql, params.copy() if isinstance(params, list | dict) else params))
+
+    def say(self, text: str) -> None:
+        """Note what the handler has to say.
+
+        Raises:
+            InvalidArgument: it is not a str; nothing was recorded.
+        """
+        if not isinstance(text, str):
+            raise InvalidArgument(f"output must be a str, not {type(text).__name__}")
+        self.output.append(text)
+
+    def take(self, other: Effects) -> None:
+        """Record what was recorded in another process, output aside, checked against this queue.
+
+        Raises:
+            InvalidArgument, MessageTooLarge: this queue does not accept it; some of it may be recorded.
+        """
+        for send in other.sends:
+            self.send(send.message)
+        for sql, params in other.statements:
+            self.execute(sql, params)
+        if other.key_state is not UNSET:
+            self.set_key_state(other.key_state)
+
+    # ---- for whoever commits them
+
+    def changes(self, took: tuple[float | None, float] | None = None) -> Changes:
+        """As the store takes them. See Changes for `took`."""
+        items = [send.item for send in self.sends if send.item is not None] if self.sends else ()
+        return Changes(items, self.key_state, self.statements, took)
+
+    def committed(self, done: Committed) -> None:
+        """Fill the receipts."""
+        for send, placed in zip(self.sends, done.sent, strict=True):
+            send.receipt._fill(placed)
+
+    def failed(self, error: BaseException | None = None) -> None:
+        """Nothing of it happened, or after a commit that ended with this error, perhaps nothing."""
+        unsure = error is not None and (isinstance(error, OutcomeUnknown) or not isinstance(error, Exception))
+        for send in self.sends:
+            send.receipt._fail(UNKNOWN if unsure else FAILED)
+
+
+class Recording:
+    """The verbs of what records effects: a transaction, and the jobs that handlers get."""
+
+    __slots__ = ()
+
+    def _effects_for(self, verb: str) -> Effects:
+        """Return where to record what `verb` does.
+
+        Raises:
+            InvalidArgument, LeaseLost: it can't be done now; nothing was recorded.
+        """
+        raise NotImplementedError
+
+    def send(
+        self,
+        body: bytes,
+        key: Key | None = None,
+        *,
+        dedup_id: str | None = None,
+        delay: float = 0.0,
+        ttl: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        size_hint: float | None = None,
+        prepare_seconds: float | None = None,
+        process_seconds: float | None = None,
+    ) -> PendingReceipt:
+        """Send a message, to any key, when the transaction commits: a job's does with its ack. max_depth does not apply.
+
+        Arguments as for `q.send`.
+
+        Returns:
+            What has the seq and the id after the commit. A job commits after its handler returned, so a handler itself can't
+            read it; what it handed the object to can. In a process of its own (`executor="process"`, Spark) it is never filled.
+        Raises:
+            InvalidArgument: the message can't be sent, or nothing can be sent here: outside of the with block, or in prepare.
+                Nothing happened.
+            LeaseLost: the job was cancelled; nothing happened.
+        """
+        return self._effects_for("send").send(
+            Message(
+                body, key=key, dedup_id=dedup_id, delay=delay, ttl=ttl, headers=headers, size_hint=size_hint,
+                prepare_seconds=prepare_seconds, process_seconds=process_seconds,
+            )
+        )  # fmt: skip
+
+    def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> None:
+        """Run a statement on the program's app_* tables when the transaction commits (or at the next `run`), in order.
+
+        SQL that is wrong fails the transaction where it runs; of a job, it fails the message, as if the handler had raised.
+
+        Raises:
+            InvalidArgument: it is not a str, or this is not the place: outside of the with block, or in prepare.
+            LeaseLost: the job was cancelled; nothing happened.
+        """
+        self._effects_for("execute").execute(sql, params)

@@ -1,0 +1,72 @@
+"""What the driver of a query tells of it: a small file beside the queue, for people who look. The queue itself never reads it.
+
+A file, and not a row: writing it takes no lock that senders or the query wait for, and syncs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from . import _files as files
+
+if TYPE_CHECKING:
+    from ._findings import QueryReport
+
+QUERY: Final = "query-"
+BYTES_MAX: Final = 16_384
+TEXT_MAX: Final = 2_000
+"""Characters of a query's name or error."""
+_NUMBERS: Final = ("batch", "messages", "batch_seconds", "messages_per_second", "at")
+
+
+def file_of(directory: Path, consumer: str) -> Path:
+    """Where the report of a consumer is."""
+    return files.named(directory, QUERY, consumer)
+
+
+def write(directory: str, queue_id: str, consumer: str, report: QueryReport) -> None:
+    """Keep this as the last report of a consumer.
+
+    Raises:
+        OSError: it can't be written; the one before may be gone.
+        StoreError: something else has its name, such as a link; nothing changed.
+    """
+    short = attrs.evolve(report, name=report.name and report.name[:TEXT_MAX], error=report.error and report.error[:TEXT_MAX])
+    text = json.dumps({"queue": queue_id, "consumer": consumer, **attrs.asdict(short)}, ensure_ascii=True)
+    files.replace(file_of(Path(directory), consumer), text.encode())
+
+
+def read(directory: Path, queue_id: str, consumer: str, *, active: bool) -> QueryReport | None:
+    """The last report of a consumer; None: there is none, or it can't be read.
+
+    Args:
+        active: a process holds the consumer now. Without one, a query that has not told its end is gone.
+    """
+    with files.late():
+        from ._findings import QueryReport
+
+    data = files.content(file_of(directory, consumer), BYTES_MAX)
+    try:
+        told: dict[str, Any] = json.loads(data or b"null")
+        if told.pop("queue") != queue_id or told.pop("consumer") != consumer:
+            return None
+        report = QueryReport(**told)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        return None
+    if not _is_whole(report):
+        return None
+    return attrs.evolve(report, state="gone") if report.state == "running" and not active else report
+
+
+def _is_whole(report: QueryReport) -> bool:
+    texts = (report.id, report.name or "", report.error or "")
+    numbers: list[Any] = [getattr(report, name) for name in _NUMBERS]
+    return (
+        report.state in ("running", "ended", "failed")
+        and all(isinstance(text, str) for text in texts)
+        and all(isinstance(n, int | float) and not isinstance(n, bool) and abs(n) < 2**62 for n in numbers)
+    )

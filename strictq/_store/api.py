@@ -1,0 +1,640 @@
+"""The one door into the store: typed calls with plain values in and out.
+
+Nothing above this module knows a table, a column, a lane's id, a connection or a `Tx`. What is called here is in one of the
+folders beside it; the values that the calls take and return are named here, so that callers import this module alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import apsw
+
+from .. import _files as files
+from .._clock import Clock
+from .._config import QueueConfig
+from .._errors import LeaseLost, StoreError
+from .._observe import Observers
+from .._types import Stats
+from . import catalog, receive, survey, waiting
+from .bulk.applied import Applied, Size, Token
+from .bulk.bulk import Bulk
+from .bulk.columns import BlockSize, ListedColumns, MessageRange, PackedColumns, leased_columns
+from .bulk.insert import BulkRows, PlainRows
+from .bulk.packing import Piece
+from .bulk.staging import Staging, new_file, new_run
+from .commit.app_database import AppDatabase, Rows
+from .commit.calls import OpenTransaction, TransactionName, bound
+from .commit.connection import MEMORY, require_sound_sqlite
+from .commit.tx import Totals
+from .disk import layout
+from .disk.shared_flags import NAME_BITS, POLL_SECONDS
+from .handouts import Allowance, Handouts, Holding, Want
+from .lanes import handout, inspect, operate, settle
+from .lanes.advance import Advance
+from .lanes.claim import Request
+from .lanes.handout import Block, Encode, Known, Part
+from .lanes.headers import headers as decode_headers
+from .lanes.leases import Claimed, Fields, Held, Lost, Row, Settlement
+from .lanes.send import Item, Options, Sent, require_valid
+from .lanes.settle import Ack, Failure
+from .open_breakers import Notice, PrivateNotice
+from .store import Hook, Store
+from .topology import SHARDS_MAX
+from .transaction import Acks, Changes, Committed, Placed, Statement, WriteTransaction, transact
+from .waiting import Patience
+
+if TYPE_CHECKING:
+    from .._findings import (
+        DeadLetter,
+        Explanation,
+        HistoryRecord,
+        KeyDepth,
+        MessageStatus,
+        PeekedMessage,
+        Problem,
+        Salvaged,
+    )
+
+Durability = Literal["full", "process"]
+
+require_sound_sqlite(apsw.sqlite_lib_version())
+
+
+def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
+    """Make a new queue at `out` of what is left of the one at `path`. See `strictq.salvage`."""
+    with files.typed("the queue can't be salvaged"):
+        from .salvage.salvage import salvage
+
+        return salvage(path, out, clock)
+
+
+class QueueFacts(NamedTuple):
+    """What the directory of a queue says of it, whatever state its shards are in."""
+
+    queue_id: str
+    config: QueueConfig
+
+
+class Storage:
+    """The messages of one queue, in its files or in memory, as one object of this process has them open."""
+
+    __slots__ = ("_store", "bulk", "handouts")
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.bulk = Bulk(store)
+        self.handouts = Handouts(store)
+
+    # ---- opening and closing
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        shards: int | None,
+        durability: Durability | None,
+        config: QueueConfig | None,
+        create: bool,
+        read_only: bool,
+        clock: Clock,
+        hook: Hook | None,
+        on_mismatch: Literal["warn", "error", "update"] = "error",
+    ) -> Storage:
+        """Open or create the queue in a directory. What was given must agree with what is stored.
+
+        Args:
+            on_mismatch: with what is stored, of `config`; see `strictq.open`.
+        """
+        return cls(
+            Store.open(
+                path, shards=shards, durability=durability, config=config, create=create, read_only=read_only, clock=clock,
+                hook=hook, on_mismatch=on_mismatch,
+            )
+        )  # fmt: skip
+
+    @classmethod
+    def in_memory(
+        cls,
+        *,
+        shards: int | None,
+        durability: Durability | None,
+        config: QueueConfig | None,
+        clock: Clock,
+        hook: Hook | None,
+    ) -> Storage:
+        """A queue with nothing on disk, private to this object."""
+        return cls(Store.in_memory(shards=shards, durability=durability, config=config, clock=clock, hook=hook))
+
+    def close(self) -> None:
+        """Close every file; leases stay. See `Queue.close`."""
+        self._store.close()
+
+    def die(self) -> None:
+        """Close every file as the end of the process would: a transaction that is open is undone."""
+        self._store.die()
+
+    def require_open(self, *, writing: bool = True, inside: bool = False) -> None:
+        """Refuse what can't be done with this object here.
+
+        Args:
+            writing: it is to be written to.
+            inside: may also be done inside a transaction of this context.
+        Raises:
+            QueueClosed, ForkedProcess, ReadOnlyQueue, InvalidArgument: nothing changed.
+        """
+        self._store.require_open(writing=writing, inside=inside)
+
+    # ---- identity, settings and time
+
+    @staticmethod
+    def facts(path: Path, *, read_only: bool = False) -> QueueFacts | None:
+        """What queue there is at a path, without opening it. None: there is none.
+
+        Raises:
+            InvalidArgument, QueueNotFound: something else is there, or others may write to it.
+            StoreCorrupt, SchemaMismatch: it can't be read; nothing changed.
+        """
+        if not layout.find(path):
+            return None
+        known = catalog.read(path, read_only=read_only)
+        return QueueFacts(known.queue_id, known.config)
+
+    @property
+    def skew(self) -> int:
+        """What to add to a message's times to have microseconds since 1970."""
+        return self._store.time.skew()
+
+    @property
+    def queue_id(self) -> str:
+        return self._store.catalog.queue_id
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the files are; None: in memory."""
+        return self._store.directory
+
+    @property
+    def closed(self) -> bool:
+        return self._store.closed
+
+    @property
+    def shards(self) -> int:
+        """How many there are; they are numbered from 0."""
+        return len(self._store.shards)
+
+    @property
+    def durability(self) -> Durability:
+        """Of this object."""
+        return self._store.catalog.durability
+
+    @property
+    def config(self) -> QueueConfig:
+        """The settings, as this process last saw them."""
+        return self._store.config
+
+    def refresh_config(self) -> bool:
+        """Read the newest settings. Returns whether they are others."""
+        return self._store.refresh_config()
+
+    @property
+    def clock(self) -> Clock:
+        """The clocks of the machine, or a test's."""
+        return self._store.clock
+
+    def configure(self, changes: dict[str, Any]) -> QueueConfig:
+        """Store changed settings and give every shard its copy. See `Queue.configure`."""
+        return self._store.configure(changes)
+
+    def now(self) -> int:
+        """Queue time, microseconds: what leases and delays go by."""
+        return self._store.now()
+
+    def to_wall(self, at: int) -> float:
+        """A queue time as seconds since 1970."""
+        return self._store.time.to_wall(at)
+
+    @property
+    def observers(self) -> Observers:
+        """Who watches what this object does."""
+        return self._store.observers
+
+    # ---- sending
+
+    def shard_of(self, key: bytes) -> int:
+        """The shard that a stored key belongs to."""
+        return self._store.shard_of(key).number
+
+    def send(self, shard: int, items: Sequence[Item], checked: QueueConfig) -> list[Sent]:
+        """Append messages, in order, all of keys of one shard: all of them, or none.
+
+        Args:
+            checked: the settings that they were checked against.
+        Raises:
+            QueueFull, StoreFull, StoreError: nothing changed.
+            InvalidArgument, MessageTooLarge: newer settings refuse one of them; nothing changed.
+            OutcomeUnknown: it may have happened.
+        """
+        return self._store.send(self._store.shards[shard], items, checked)
+
+    # ---- receiving, and waiting for what can be received
+
+    def receive(self, request: Request, into: list[Claimed], *, wait_for_busy: bool) -> int | None:
+        """Lease what is ready now, shard by shard. Durable on return.
+
+        Where there are several shards, one that other calls are writing to is passed over, and so is a quarantined one.
+
+        Args:
+            into: empty; gets what was leased. A caller that is interrupted before it has the result releases what is in it.
+            wait_for_busy: if the others have nothing, wait for the shards that were passed over.
+        Returns:
+            The queue time at which, at the latest, something becomes ready by itself; None: never.
+        Raises:
+            StoreError, PartialFailure: nothing was leased, because shards failed.
+        """
+        return receive.receive(self._store, request, into, wait_for_busy=wait_for_busy)
+
+    def more(self, shard: int, held: Held, seq: int, limit: int) -> list[Row]:
+        """Grow a lease over later messages of its lane, under the same token: 0..limit of them, seq ascending.
+
+        Args:
+            seq: of a message that the lease holds or held.
+        Raises:
+            LeaseLost, StoreError: nothing changed.
+        """
+        return receive.more(self._store.shards[shard], held, seq, limit)
+
+    def failures(self, keys: Sequence[bytes] | None) -> list[StoreError | None]:
+        """Why the shards that a receive of these keys (None: of any) asks are quarantined; None for each that serves."""
+        return receive.failures(self._store, keys)
+
+    def arrivals(self, shard: int) -> int:
+        """Another number whenever something arrived in the shard. Takes no lock."""
+        return self._store.shards[shard].glance(_last_id)
+
+    def notice(self) -> Notice | PrivateNotice:
+        """Where a worker reports that its breaker is open. Nothing is shown yet."""
+        return self._store.notice()
+
+    def soonest(self) -> int | None:
+        """The queue time at which something becomes ready by itself; None: never. Looks at every lease."""
+        return self._store.soonest()
+
+    def patience(self, wait: int | None) -> Patience:
+        """How long a receive waits, from now.
+
+        Args:
+            wait: microseconds; None: for ever.
+        """
+        return Patience(self._store, wait)
+
+    def look_again(self, soonest: int | None) -> float:
+        """Seconds after which one who waits looks again by itself, if something becomes ready at queue time `soonest`."""
+        return waiting.look_again(self._store, soonest)
+
+    def seen(self) -> tuple[int, int]:
+        """What changes whenever something becomes ready, in any process: taken before a receive, it is what `wait` is given."""
+        return self._store.waker.seen()
+
+    def wait(self, seen: tuple[int, int], seconds: float, *, idle: bool = False) -> None:
+        """Return when something became ready since `seen`, or when the time is over.
+
+        Args:
+            idle: the caller would take any message: see `show_idle`.
+        """
+        self._store.waker.wait(seen, seconds, idle=idle)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever something of this process becomes ready, from any thread, until `unlisten`."""
+        self._store.waker.listen(listener)
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        self._store.waker.unlisten(listener)
+
+    def show_idle(self, name: int | None = None) -> None:
+        """Let consumers that hold more than they work on know that this one has nothing. To be repeated while that is so.
+
+        Args:
+            name: NAME_BITS bits chosen at random; None: one that holds nothing when it shows itself.
+        """
+        self._store.waker.show_idle(name)
+
+    def is_another_idle(self, name: int) -> bool:
+        """Has a consumer other than `name` nothing, in this or another process?"""
+        return self._store.waker.somebody_idle(name)
+
+    # ---- settling what was received: each call takes settlements of one shard, and answers for each of them
+    #
+    # A settlement that is refused with LeaseLost changed nothing; the others take effect. Where a call raises StoreError,
+    # nothing changed, or it is OutcomeUnknown: then the same call again is answered as if it were the first.
+
+    def ack(self, shard: int, batches: Sequence[Settlement]) -> list[Lost]:
+        """Resolve messages for good. Of each settlement: the seqs that were refused."""
+        return self._store.shards[shard].drain(Ack(batches))
+
+    def nack(
+        self, shard: int, batches: Sequence[Settlement], delay: int | None, reason: str | None, output: str | None
+    ) -> list[bool | LeaseLost]:
+        """Give back a message of each lease, and everything later that it holds, to be tried again first.
+
+        Args:
+            delay: microseconds that the lane waits; None: the queue's retry delay.
+            output: what the handler had to say.
+        Returns:
+            For each: was it out of attempts, so that `on_poison` took effect?
+        """
+        return self._store.shards[shard].drain(bound(settle.nack, batches, delay, reason, output))
+
+    def defer(
+        self, shard: int, batches: Sequence[Settlement], delay: int, failures: Sequence[Failure] | None = None
+    ) -> list[LeaseLost | None]:
+        """The same, and no attempt is charged.
+
+        Args:
+            failures: of messages that failed, though not by their own fault: the error of each, and what its handler had to say.
+        """
+        return self._store.shards[shard].drain(bound(settle.defer, batches, delay, failures))
+
+    def reject(self, shard: int, batches: Sequence[Settlement], reason: str, output: str | None) -> list[LeaseLost | None]:
+        """Dead-letter a message of each lease; the lane goes on with the next one."""
+        return self._store.shards[shard].drain(bound(settle.reject, batches, reason, output))
+
+    def start(self, shard: int, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
+        """Charge the attempt of a message of each lease: a handler of it starts now."""
+        return self._store.shards[shard].drain(bound(settle.start, batches))
+
+    def advance(
+        self,
+        shard: int,
+        last: Sequence[tuple[Settlement, int, int]],
+        heads: Sequence[Settlement],
+        starting: Sequence[Settlement],
+    ) -> dict[Settlement, LeaseLost]:
+        """Ack one message each of many leases, start those behind them, and start others, in a few statements.
+
+        Args:
+            last: acks of the last message of a lease, as far as its holder knows, with the lease's first and last seq.
+            heads: acks of one message of leases that hold more; `Settlement.start` is the one that starts with it.
+            starting: starts. No lease occurs twice in all of these.
+        Returns:
+            What was refused.
+        """
+        return self._store.shards[shard].drain(Advance(last, heads, starting))
+
+    def extend(self, shard: int, batches: Sequence[Settlement], length: int) -> list[int | LeaseLost]:
+        """Move the deadline of each lease to `length` microseconds from now. Returns the new ones, in queue time."""
+        return self._store.shards[shard].drain(bound(settle.extend, batches, length))
+
+    def release(self, shard: int, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
+        """Give back a message of each lease, and everything later that it holds, unused."""
+        return self._store.shards[shard].drain(bound(settle.release, batches))
+
+    def key_state(self, key: bytes) -> bytes | None:
+        """The durable state of a key, as it is committed."""
+        return self._store.shard_of(key).read(lambda db: inspect.key_state(db, key))
+
+    # ---- transactions
+
+    def enter_transaction(self) -> OpenTransaction:
+        """Be inside a transaction in this context, until `end` is called: until then its other writes are refused."""
+        return OpenTransaction(self._store)
+
+    def transact(self, key: bytes, acks: Acks | None, changes: Changes) -> Committed:
+        """Commit acks, sends, a key's state and the program's SQL together, in the shard of a key. Durable on return.
+
+        Where it happened before, under the same token, nothing is written, and the ids of the sends are None. What goes to
+        other shards is in the outbox: see `forward`.
+
+        Args:
+            key: whose state, and whose shard's app_* tables, are used; of acks, the lease's.
+            acks: what to ack; None: nothing, and then a repetition can't be recognised.
+        Raises:
+            LeaseLost: the lane was given back or retaken; nothing happened.
+            InvalidArgument: an earlier message of the lease is unresolved, or the SQL is wrong; nothing happened.
+            StoreBusy, StoreFull, StoreError: nothing happened.
+            OutcomeUnknown: it may have happened; the same acks again happen once.
+        """
+        return transact(self._store, key, acks, changes)
+
+    def begin(self, key: bytes, acks: Acks | None) -> WriteTransaction:
+        """Open such a transaction now, to read in it. No other caller can write to the shard until it ends.
+
+        Raises:
+            As `transact`; nothing happened, and nothing is open.
+        """
+        return WriteTransaction(self._store, key, acks)
+
+    def forward(self, origin: int) -> None:
+        """Bring what transactions of this shard sent to other shards there.
+
+        Raises:
+            ForwardPending: some of it could not be forwarded now; it will be.
+        """
+        self._store.forward([self._store.shards[origin]])
+
+    # ---- looking
+
+    def stats(self) -> Stats:
+        """Counts of the queue and of each shard, one consistent read a shard. One that can't be read counts nothing."""
+        return survey.stats(self._store)
+
+    def top_keys(self, n: int, by: Literal["depth", "age"]) -> list[KeyDepth]:
+        """The n deepest keys, or those whose oldest message is oldest. Looks at every key that has messages."""
+        return survey.top_keys(self._store, n, by)
+
+    def peek(self, key: bytes, limit: int) -> list[PeekedMessage]:
+        """The first unresolved messages of a key, in order."""
+        store, shard = self._store, self._store.shard_of(key)
+        return shard.read(lambda db: inspect.peek(db, key, limit, store.time, shard.number))
+
+    def status(self, key: bytes, seq: int) -> MessageStatus:
+        """Where one message is.
+
+        Raises:
+            UnknownMessage: that seq was never issued for that key.
+        """
+        store = self._store
+        return store.shard_of(key).read(lambda db: inspect.status(db, key, seq, store.time))
+
+    def explain(self, key: bytes) -> Explanation:
+        """Why a key is, or is not, handed out now."""
+        store, shard = self._store, self._store.shard_of(key)
+        return shard.read(lambda db: inspect.explain(db, key, store.time, shard.number, store.config))
+
+    def dead_letters(self, key: bytes | None, limit: int) -> list[DeadLetter]:
+        """Dead letters of one key, or of all, seq ascending within a key."""
+        return survey.dead_letters(self._store, key, limit)
+
+    def history(self, shard: int, after: int, key: bytes | None, limit: int) -> list[HistoryRecord]:
+        """Records of finished messages with a number above `after`, ascending: of a shard, or of one key, whatever its shard.
+
+        Returns:
+            Fewer than there are, where their bodies are too much for one list; an empty list where there are no more.
+        """
+        number = shard if key is None else self._store.shard_of(key).number
+        return survey.records(self._store, number, after, key, limit)
+
+    def history_end(self, shard: int) -> int:
+        """The last number that a record of this shard ever had. It and all before survive a power cut when this returns."""
+        return survey.records_end(self._store, shard)
+
+    # ---- operating
+
+    def hold(self, key: bytes, reason: str) -> None:
+        """Hand out nothing more of this key until `end_hold`."""
+        self._store.shard_of(key).run(lambda tx: operate.hold(tx, key, reason))
+
+    def end_hold(self, key: bytes | None) -> bool:
+        """End the hold of a key; None: of every keyless message, in steps. Returns whether anything was held."""
+        if key is None:
+            return operate.release_all_keyless(self._store) > 0
+        return self._store.shard_of(key).run(lambda tx: operate.release(tx, key))
+
+    def reject_waiting(self, key: bytes, seq: int, reason: str) -> bool:
+        """Dead-letter an unresolved message that no timed lease holds. Returns whether it was unresolved.
+
+        Raises:
+            UnknownMessage: that seq was never issued for that key.
+            InvalidArgument: a consumer with a timed lease holds it; nothing changed.
+        """
+        return self._store.shard_of(key).run(lambda tx: handout.reject(tx, key, seq, reason))
+
+    def redrive(self, key: bytes | None, seqs: Sequence[int] | None) -> int:
+        """Put dead letters back, of one key (those with these seqs, or all) or of all keys, in steps. Returns how many."""
+        return operate.redrive_all(self._store) if key is None else operate.redrive_key(self._store, key, seqs)
+
+    def purge(self, key: bytes | None, *, dead: bool) -> int:
+        """Remove unresolved messages that are not in flight, and dedup ids, of a key or of all, in steps.
+
+        Args:
+            dead: dead letters, too.
+        Returns:
+            How many messages and dead letters there were.
+        """
+        return operate.purge(self._store, key, dead=dead)
+
+    def forget_history(self, key: bytes | None = None, *, shard: int | None = None, upto: int | None = None) -> int:
+        """Remove records of finished messages that are there now, in steps. Returns how many there were.
+
+        Args:
+            key: only this key's.
+            shard, upto: instead, of this shard only, those with a number up to this one.
+        """
+        return operate.forget_history(self._store, key, shard, upto)
+
+    def end_failure_delays(self, keys: Sequence[bytes] | None, *, one: bool) -> int:
+        """Let retry delays that failures caused be over now, of these keys or of all, in steps. Returns how many there were.
+
+        Args:
+            one: no more than one, the first to end in its shard.
+        """
+        return operate.end_failure_delays(self._store, keys, one=one)
+
+    def check(self, *, fix: bool) -> list[Problem]:
+        """Every broken invariant of the queue and of each shard.
+
+        Args:
+            fix: put right what can be put right without losing anything.
+        Raises:
+            StoreError: no file descriptor is left to read with; transient.
+        """
+        with files.late():
+            from .lanes.check import check_queue
+
+        return check_queue(self._store, fix=fix)
+
+    def estimates(self) -> dict[str, str]:
+        """What workers learned of durations, by stage."""
+        return self._store.estimates()
+
+    def set_estimates(self, models: dict[str, str] | None) -> None:
+        """Keep what was learned of these stages; None: forget all of it."""
+        self._store.set_estimates(models)
+
+    # ---- the program's own tables
+
+    def define_app_schema(self, sql: str) -> None:
+        """Create the program's own tables in every shard, future ones too. The same text a second time does nothing.
+
+        Raises:
+            InvalidArgument: the SQL is wrong, or touches anything else than app_* tables; nothing changed.
+        """
+        self._store.define_app_schema(sql)
+
+    def query(self, sql: str, params: Sequence[Any] | dict[str, Any], key: bytes | None) -> Rows:
+        """Read the program's own tables: of every shard, or of one key's.
+
+        Raises:
+            InvalidArgument: the SQL is wrong, writes, touches anything else, or takes too long.
+            PartialFailure: shards could not be read; results has the rows, or the error, of each.
+        """
+        return survey.query(self._store, sql, params, key)
+
+    # ---- hand-outs of named consumers, and bulk reads and writes
+
+
+def _last_id(db: apsw.Connection) -> int:
+    return Totals.read(db).last_id
+
+
+__all__ = [
+    "MEMORY",
+    "NAME_BITS",
+    "POLL_SECONDS",
+    "SHARDS_MAX",
+    "Acks",
+    "Allowance",
+    "AppDatabase",
+    "Applied",
+    "Block",
+    "BlockSize",
+    "Bulk",
+    "BulkRows",
+    "Changes",
+    "Claimed",
+    "Committed",
+    "Durability",
+    "Encode",
+    "Failure",
+    "Fields",
+    "Held",
+    "Holding",
+    "Hook",
+    "Item",
+    "Known",
+    "ListedColumns",
+    "Lost",
+    "MessageRange",
+    "OpenTransaction",
+    "Options",
+    "PackedColumns",
+    "Part",
+    "Patience",
+    "Piece",
+    "Placed",
+    "PlainRows",
+    "QueueFacts",
+    "Request",
+    "Row",
+    "Rows",
+    "Sent",
+    "Settlement",
+    "Size",
+    "Staging",
+    "Statement",
+    "Storage",
+    "Token",
+    "TransactionName",
+    "Want",
+    "WriteTransaction",
+    "decode_headers",
+    "leased_columns",
+    "new_file",
+    "new_run",
+    "require_valid",
+    "salvage",
+]

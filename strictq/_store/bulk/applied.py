@@ -1,0 +1,184 @@
+"""Batches that are written exactly once, however often their writer dies and comes again with them.
+
+A batch is named by its writer and a number, and reaches the shards in parts: one transaction each, of bounded size, with a
+row of `applied` that says how many parts this shard has. So a part is committed once. What the parts are made of must not
+change from one try to the next, though. Therefore the first try to get so far records its files in the writer's home shard
+before its first part (`decide`), and every later try goes on with those files, until the batch is whole (`finish`).
+A batch that is one part of the home shard is decided, written and finished by a single transaction (`put_whole`).
+What is here runs in a transaction of one shard; `Bulk` calls it.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import apsw
+
+from ... import _hints as hints
+from ..._errors import ConfigError, InvalidArgument, MessageTooLarge, QueueFull
+from ..._sql import APPLIED
+from ..commit.tx import SECOND, Tx
+from .insert import BulkRows, append
+
+JOB: Final = "job "
+QUERY: Final = "query "
+"""How a writer's name begins."""
+JOB_SECONDS: Final = 90 * 86_400.0
+"""How long a job's only batch is remembered."""
+BATCHES_KEPT: Final = 100
+"""Newest batches of a writer that a shard remembers; a repeated one that is older is refused. Spark keeps as many."""
+
+
+class Token(NamedTuple):
+    """Names a batch.
+
+    Attributes:
+        writer: who writes it: JOB or QUERY, and a name.
+        number: rising from batch to batch of a query; 0 for a job.
+    """
+
+    writer: str
+    number: int
+
+    @classmethod
+    def job(cls, name: str) -> Token:
+        """The one batch of a job."""
+        return cls(JOB + name, 0)
+
+    @classmethod
+    def query(cls, name: str, number: int) -> Token:
+        """A batch of a query."""
+        return cls(QUERY + name, number)
+
+    def __str__(self) -> str:
+        return self.writer if self.writer.startswith(JOB) else f"batch {self.number} of {self.writer}"
+
+
+class Size(NamedTuple):
+    """What a batch must be allowed by the queue's settings.
+
+    Attributes:
+        rows: how many messages.
+        body_bytes_max: size of the largest body.
+        keyless: there are messages without a key.
+    """
+
+    rows: int
+    body_bytes_max: int = 0
+    keyless: bool = False
+
+
+class Applied(NamedTuple):
+    """What a shard knows of a batch."""
+
+    parts: int
+    rows: int | None
+    files: str | None
+
+    @property
+    def whole(self) -> bool:
+        """In the home shard: nothing of the batch is missing any more."""
+        return self.rows is not None and self.files is None
+
+
+def find(db: apsw.Connection, token: Token) -> Applied | None:
+    """What the home shard says was decided about a batch; None: nothing yet.
+
+    Raises:
+        ConfigError: the batch is older than what is remembered of its writer.
+    """
+    row = db.execute(APPLIED.find, token).get
+    if row is not None:
+        return Applied._make(row)
+    newest: int | None = db.execute(APPLIED.newest, (token.writer,)).get
+    if newest is not None and token.number < newest:
+        raise ConfigError(
+            f"{token} comes after batch {newest} was written, and is not one of the {BATCHES_KEPT} that are remembered",
+            hint=hints.CHECKPOINT_TOO_OLD,
+        )
+    return None
+
+
+def decide(tx: Tx, token: Token, size: Size, files: str, elsewhere: int) -> Applied:
+    """In the home shard: make these files the batch, unless others are already. Returns what is decided.
+
+    Args:
+        elsewhere: unresolved messages of the other shards.
+    """
+    known = find(tx.db, token)
+    if known is None:
+        require_fits(tx, size, elsewhere)
+        tx.run(APPLIED.decide, (*token, size.rows, files, _until(tx, token)))
+        _forget(tx, token)
+        known = Applied(0, size.rows, files)
+    return known
+
+
+def put(tx: Tx, token: Token, part: int, rows: BulkRows) -> None:
+    """Write one part of a decided batch to this shard, unless it is there already.
+
+    Args:
+        part: 0, 1, 2 … in this shard, in order.
+    """
+    row = tx.run(APPLIED.find, token).get
+    if row is None:
+        newest = tx.run(APPLIED.newest, (token.writer,)).get
+        if newest is not None and newest > token.number:
+            return  # another process made this batch whole, and went on to later ones
+    parts = 0 if row is None else row[0]
+    if parts > part:
+        return
+    assert parts == part, "the parts of a batch come in order"
+    append(tx, rows)
+    tx.run(APPLIED.advance, (*token, part + 1, _until(tx, token)))
+    if row is None:
+        _forget(tx, token)
+
+
+def put_whole(tx: Tx, token: Token, size: Size, rows: BulkRows, elsewhere: int) -> Applied | None:
+    """Write a batch that is one part of its home shard. Returns what was known of it before; None: it is written now."""
+    known = find(tx.db, token)
+    if known is not None:
+        return known
+    require_fits(tx, size, elsewhere)
+    append(tx, rows)
+    tx.run(APPLIED.decide, (*token, size.rows, None, _until(tx, token)))
+    _forget(tx, token)
+    return None
+
+
+def finish(tx: Tx, token: Token) -> None:
+    """In the home shard: every part is in its shard, so the batch is whole."""
+    tx.run(APPLIED.finish, token)
+
+
+def unfinished(db: apsw.Connection) -> list[Token]:
+    """Batches that were decided in this shard and are not whole."""
+    return [Token(*row) for row in db.execute(APPLIED.open_batches)]
+
+
+def require_fits(tx: Tx, size: Size, elsewhere: int) -> None:
+    """Do the queue's settings allow the batch? Looked at once for all of it: what was begun is finished.
+
+    Raises:
+        QueueFull, MessageTooLarge, InvalidArgument: nothing changed.
+    """
+    config = tx.config
+    if size.keyless and config.keyless == "refuse":
+        raise InvalidArgument("column key: a message needs a key", hint=hints.CONFIGURE_KEYLESS)
+    if size.body_bytes_max > config.max_body_bytes:
+        raise MessageTooLarge(f"column body: a body may have {config.max_body_bytes:,} bytes, one has {size.body_bytes_max:,}")
+    limit = config.max_depth
+    if limit is not None and tx.totals.pending + elsewhere + size.rows > limit:
+        raise QueueFull(f"{size.rows:,} messages more would bring the queue over max_depth={limit:,}; none was written")
+
+
+def _until(tx: Tx, token: Token) -> int | None:
+    return tx.now + int(JOB_SECONDS * SECOND) if token.writer.startswith(JOB) else None
+
+
+def _forget(tx: Tx, token: Token) -> None:
+    """A bounded step: older batches of this writer, and those of others whose time is over."""
+    tx.run(APPLIED.forget_batches, (token.writer, token.number - BATCHES_KEPT))
+    if old := tx.run(APPLIED.outlived, (tx.now,)).fetchall():
+        tx.many(APPLIED.delete, old)

@@ -1,0 +1,231 @@
+"""Files that wait to become messages: what tasks of a batch have written, until the batch is applied or given up.
+
+    orders.strictq/staging/<digest of the writer>/<batch number>-<run>/<file>
+
+A run is one try at a batch; its files are private to it. They are named, never found by looking, so what a killed task
+left behind is never read; it is deleted with its batch, or by `sweep`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from ... import _hints as hints
+from ..._errors import StoreError
+from ..._files import failure, open_regular, remove_tree, sync_directory, typed
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows
+    fcntl = None  # type: ignore[assignment]
+
+DIRECTORY: Final = "staging"
+LOCK: Final = "lock"
+ABANDONED_SECONDS: Final = 3 * 86_400.0
+"""Age at which a run that nobody decided for is taken for dead. (A live one is as old as its batch takes.)"""
+LOCK_SECONDS: Final = 60.0
+_MODE: Final = 0o700
+_RUN: Final = re.compile(r"(\d{1,19})-[0-9a-f]{12}")
+_FILE: Final = re.compile(r"\d{1,19}-[0-9a-f]{12}/[0-9a-f]{16}\.arrow")
+
+
+def new_run() -> str:
+    """A name that no other try at a batch has."""
+    return os.urandom(6).hex()
+
+
+def new_file(number: int, run: str) -> str:
+    """A name that no other file of a batch has."""
+    return f"{number}-{run}/{os.urandom(8).hex()}.arrow"
+
+
+def digest(writer: str) -> str:
+    """The name of a writer's directory: whatever characters the writer's name has."""
+    from hashlib import blake2b  # late: few programs stage files
+
+    return blake2b(writer.encode(), digest_size=16).hexdigest()
+
+
+class Staging:
+    """The staged files of one writer."""
+
+    def __init__(self, queue: Path, writer: str) -> None:
+        self.root = queue / DIRECTORY
+        self.place = self.root / digest(writer)
+
+    def create(self, number: int, run: str) -> tuple[str, BinaryIO]:
+        """A new, empty file of a run, and the name under which `path` finds it again.
+
+        Raises:
+            StoreError: it can't be made.
+        """
+        name = new_file(number, run)
+        path = self.place / name
+        try:
+            self._make_directories(path)
+            return name, os.fdopen(open_regular(path, os.O_CREAT | os.O_EXCL | os.O_RDWR), "wb")
+        except OSError as e:
+            raise failure(f"a staging file can't be made in {self.root}", e) from e
+
+    def put(self, name: str, offset: int, data: bytes) -> None:
+        """Write a piece of a file at its place. The first one makes the file; a piece that comes again changes nothing.
+
+        Raises:
+            StoreError: it can't be written, or a piece before it is missing; or that is no name of a staged file.
+        """
+        path = self.path(name)
+        try:
+            if offset == 0:
+                self._make_directories(path)
+            fd = open_regular(path, os.O_RDWR if offset else os.O_CREAT | os.O_RDWR)
+            try:
+                if os.fstat(fd).st_size < offset:
+                    raise StoreError(f"the staging file {name} has lost a piece", shard=-1, hint=hints.RUN_BATCH_AGAIN)
+                rest = memoryview(data)
+                while rest:
+                    written = os.pwrite(fd, rest, offset)
+                    rest, offset = rest[written:], offset + written
+            finally:
+                os.close(fd)
+        except OSError as e:
+            raise failure("a staging file can't be written", e) from e
+
+    def _make_directories(self, path: Path) -> None:
+        for part in (self.root, self.place, path.parent):
+            with suppress(FileExistsError):
+                os.mkdir(part, _MODE)
+        _require_directory(self.root)
+
+    def path(self, name: str) -> Path:
+        """Where a staged file lies.
+
+        Raises:
+            StoreError: that is no name of a staged file.
+        """
+        if not _FILE.fullmatch(name):
+            raise StoreError(f"{name!r} is not the name of a staging file", shard=-1)
+        return self.place / name
+
+    def sync(self, names: Sequence[str]) -> None:
+        """Make these files survive a power cut."""
+        try:
+            for name in names:
+                fd = open_regular(self.path(name), os.O_RDONLY)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            for directory in {self.path(name).parent for name in names}:
+                sync_directory(directory)
+            for directory in (self.place, self.root, self.root.parent):
+                sync_directory(directory)
+        except OSError as e:
+            raise failure("a staging file could not be synced", e) from e
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Delete single files, and what is empty without them."""
+        for name in names:
+            with suppress(OSError):
+                self.path(name).unlink()
+            with suppress(OSError):
+                self.path(name).parent.rmdir()
+
+    def drop_run(self, number: int, run: str) -> None:
+        """Delete all files of one try."""
+        remove_tree(self.place / f"{number}-{run}")
+
+    def drop_up_to(self, number: int) -> None:
+        """Delete all files of this batch and of earlier ones: it is whole, so nobody needs them."""
+        for entry in _entries(self.place):
+            found = _RUN.fullmatch(entry.name)
+            if found and int(found[1]) <= number:
+                remove_tree(entry.path)
+
+    def close(self) -> None:
+        """Delete the writer's directory if there is nothing in it any more."""
+        _remove_empty(self.place)
+
+    @contextmanager
+    def locked(self, *, wait: bool = True) -> Iterator[bool]:
+        """Hold the writer's lock, so that two processes do not do the same work. False: another one holds it.
+
+        It keeps work from being done twice at the same time, not from being committed twice: that is the tables' part.
+        """
+        if fcntl is None or not self.place.is_dir():
+            yield True
+            return
+        with typed("the lock of a staging directory can't be opened"):
+            fd = open_regular(self.place / LOCK, os.O_RDWR | os.O_CREAT)
+        try:
+            yield _flock(fd, LOCK_SECONDS if wait else 0.0)
+        finally:
+            os.close(fd)
+
+
+def sweep(queue: Path, keep: Iterable[tuple[str, int]], *, now: float | None = None) -> None:
+    """Delete what killed writers left behind and nobody will come back for, by its age.
+
+    Args:
+        keep: tokens (writer, number) of batches that were decided and are not whole.
+    """
+    root = queue / DIRECTORY
+    decided = {(digest(writer), number) for writer, number in keep}
+    oldest = (time.time() if now is None else now) - ABANDONED_SECONDS
+    for writer in _entries(root):
+        for run in _entries(Path(writer.path)):
+            found = _RUN.fullmatch(run.name)
+            if found and (writer.name, int(found[1])) not in decided and _newest(run) < oldest:
+                remove_tree(run.path)
+        with suppress(OSError):
+            if os.stat(writer.path).st_mtime < oldest:
+                _remove_empty(Path(writer.path))
+
+
+def _require_directory(path: Path) -> None:
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        raise StoreError(f"{path} is not a directory", shard=-1)
+
+
+def _entries(path: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _remove_empty(place: Path) -> None:
+    """Delete a writer's directory if there is nothing but its lock in it."""
+    if all(entry.name == LOCK for entry in _entries(place)):
+        with suppress(OSError):
+            (place / LOCK).unlink(missing_ok=True)
+            place.rmdir()
+
+
+def _newest(run: os.DirEntry[str]) -> float:
+    """When something was last written into a run."""
+    times = [os.stat(run.path).st_mtime]
+    for entry in _entries(Path(run.path)):
+        with suppress(FileNotFoundError):
+            times.append(entry.stat().st_mtime)
+    return max(times)
+
+
+def _flock(fd: int, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.02)
+        else:
+            return True

@@ -1,0 +1,180 @@
+"""The program's own SQL on its `app_*` tables, fenced in.
+
+An authorizer sees every statement while it is prepared and lets it touch `app_*` tables only: no transactions of its own,
+no ATTACH, no PRAGMA, none of our tables. Program statements never come from, nor go to, the statement cache: an identical
+text of ours that was prepared before would run unchecked. A progress handler ends what would never end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import apsw
+
+from ... import _hints as hints
+from ..._errors import InvalidArgument
+from ..._sql import SHARD_SCHEMA
+
+PREFIX: Final = "app_"
+STEPS_MAX: Final = 20_000_000
+"""Virtual-machine steps of one program statement: about a second."""
+_STEP_BLOCK: Final = 10_000
+
+_READS: Final = {apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE}
+_ON_TABLE: Final = {apsw.SQLITE_READ, apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE}
+_TABLE_FUNCTIONS: Final = {"json_each", "json_tree"}
+_OUR_TABLES: Final = set(re.findall(r"CREATE TABLE (\w+)", SHARD_SCHEMA))
+_ENGINE_PREFIXES: Final = ("sqlite_", "pragma_", "dbstat", "carray")
+_SCHEMA_TABLES: Final = {"sqlite_master", "sqlite_schema"}
+_DDL_NAMED_FIRST: Final = {
+    apsw.SQLITE_CREATE_TABLE, apsw.SQLITE_DROP_TABLE,
+    apsw.SQLITE_CREATE_VIEW, apsw.SQLITE_DROP_VIEW, apsw.SQLITE_REINDEX,
+}  # fmt: skip
+_DDL_ON_SECOND: Final = {apsw.SQLITE_CREATE_INDEX, apsw.SQLITE_DROP_INDEX, apsw.SQLITE_ALTER_TABLE}
+_FORBIDDEN_FUNCTIONS: Final = {"load_extension", "writefile", "readfile", "edit", "fts3_tokenizer"}
+
+
+_MISTAKES: Final = (
+    apsw.SQLError, apsw.ConstraintError, apsw.MismatchError, apsw.RangeError, apsw.BindingsError, apsw.TooBigError,
+)  # fmt: skip
+
+
+class Guard:
+    """The authorizer of one connection. It allows everything until a program's SQL runs."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._mode = ""
+        self._steps = 0
+        db.authorizer = self._authorize
+
+    @contextmanager
+    def program(self, mode: str) -> Iterator[None]:
+        """Run a program's SQL in this block: "read", "write", or "schema".
+
+        Raises:
+            InvalidArgument: it did something that programs may not do, or took too many steps.
+        """
+        self._mode = mode
+        self._steps = 0
+        self._db.set_progress_handler(self._progress, _STEP_BLOCK)
+        try:
+            yield
+        except apsw.AuthError:
+            raise InvalidArgument(
+                "this SQL touches more than the program's own app_* tables",
+                hint=hints.ONLY_APP_TABLES,
+            ) from None
+        except apsw.InterruptError:
+            raise InvalidArgument(f"this SQL took more than {STEPS_MAX:,} steps", hint=hints.SQL_TOO_LONG) from None
+        except _MISTAKES as e:
+            raise InvalidArgument(f"the program's SQL failed: {e}") from e
+        finally:
+            self._mode = ""
+            self._db.set_progress_handler(None, 0)
+
+    def _progress(self) -> bool:
+        self._steps += _STEP_BLOCK
+        return self._steps > STEPS_MAX
+
+    def _authorize(self, action: int, first: str | None, second: str | None, database: str | None, _trigger: str | None) -> int:
+        if not self._mode:
+            return apsw.SQLITE_OK
+        return apsw.SQLITE_OK if self._allows(action, first or "", second or "", database or "") else apsw.SQLITE_DENY
+
+    def _allows(self, action: int, first: str, second: str, database: str) -> bool:
+        if database not in ("", "main"):
+            return False
+        if action in _READS:
+            return True
+        if action == apsw.SQLITE_FUNCTION:
+            return second.lower() not in _FORBIDDEN_FUNCTIONS
+        if action == apsw.SQLITE_READ and not second and not _is_ours(first):
+            return True  # a subquery's or common table expression's rows, counted but not looked into
+        if action in _ON_TABLE:
+            if action != apsw.SQLITE_READ and self._mode == "read":
+                return False
+            if first.lower() in _TABLE_FUNCTIONS:
+                return action == apsw.SQLITE_READ
+            return _is_app(first) or (self._mode == "schema" and first.lower() in _SCHEMA_TABLES)
+        if self._mode != "schema":
+            return False
+        if action in _DDL_NAMED_FIRST:
+            return _is_app(first)
+        # An index belongs to the table named second, and must not shadow a name of ours.
+        return action in _DDL_ON_SECOND and _is_app(second)
+
+
+def _is_ours(name: str) -> bool:
+    return name.lower() in _OUR_TABLES or name.lower().startswith(_ENGINE_PREFIXES)
+
+
+def _is_app(name: str) -> bool:
+    return name.lower().startswith(PREFIX)
+
+
+class Rows(list[Any]):
+    """The rows of a program's query, as tuples.
+
+    Attributes:
+        columns: the columns' names; () where there are no rows.
+    """
+
+    columns: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, cursor: apsw.Cursor) -> Rows:
+        """All rows of a statement that runs."""
+        first = next(cursor, None)
+        if first is None:
+            return cls()
+        columns = tuple(name for name, _ in cursor.get_description())
+        rows = cls([first, *cursor])
+        rows.columns = columns
+        return rows
+
+    @classmethod
+    def together(cls, parts: Sequence[Rows]) -> Rows:
+        """The rows of several shards."""
+        rows = cls(row for part in parts for row in part)
+        rows.columns = next((part.columns for part in parts if part), ())
+        return rows
+
+    @property
+    def get(self) -> Any:
+        """The first row; its value, if it has one column; None if there is no row."""
+        if not self:
+            return None
+        return self[0][0] if len(self[0]) == 1 else self[0]
+
+
+class AppDatabase:
+    """What `tx.run` gives to a program: its own tables, inside the write transaction."""
+
+    def __init__(self, db: apsw.Connection, guard: Guard, mode: str = "write") -> None:
+        self._db = db
+        self._guard = guard
+        self._mode = mode
+        self.live = True
+
+    def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> Rows:
+        """Run one or more statements on app_* tables; all rows, as tuples.
+
+        Raises:
+            InvalidArgument: the SQL is wrong, may not be run, or takes too long. Unless it is caught, the transaction that it is
+                part of is undone.
+        """
+        if not isinstance(sql, str):
+            raise InvalidArgument(f"SQL must be a str, not {type(sql).__name__}")
+        if not self.live:
+            raise InvalidArgument("the transaction that this belongs to is over")
+        if self._mode == "write" and not self._db.in_transaction:
+            raise InvalidArgument("the program's SQL rolled the transaction back; nothing happened")
+        with self._guard.program(self._mode):
+            try:
+                return Rows.of(self._db.execute(sql, params, can_cache=False))
+            except (TypeError, ValueError, OverflowError) as e:
+                raise InvalidArgument(f"the program's SQL got values that do not fit: {e}") from e

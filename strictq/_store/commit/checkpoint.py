@@ -1,0 +1,344 @@
+"""The WAL of an open shard: what of it is on the disk for sure, how far it may grow, and its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+import apsw
+
+from ... import _files as files
+from ..._clock import Clock
+from ..._errors import StoreBusy, StoreCorrupt, StoreError
+from ..._observe import logger
+from ..._sql import SHARD
+from ..catalog import Catalog
+from ..disk import checksums, layout, wal_file
+from .connection import Durability, LockWait, at_once, failed_sync, leak, translate
+from .tx import Totals
+from .writer import Writer
+
+WAL_PAGES: Final = 8000
+"""Pages in a queue's WALs at which they are checkpointed, shared by its shards: 31 MiB."""
+WAL_PAGES_MIN: Final = 250
+SHORT_WAL_PAGES: Final = 64
+"""The same while the disk is full: what a consumer was given must last for every shard."""
+ROOM_BYTES: Final = 8 << 20
+"""What a WAL leaves of the disk, besides the room for its pages in the database."""
+WAL_GROWTH: Final = 3
+"""How many times that size a WAL may reach before writers wait for its checkpoint."""
+PAGE_BYTES: Final = 4096
+
+
+class WalHost(Protocol):
+    """What the WAL of a shard asks of the queue it belongs to."""
+
+    catalog: Catalog
+    stored_durability: Durability
+    read_only: bool
+    short_of_space: bool
+    epoch: int
+    clock: Clock
+
+    def wal_grew(self, shard: int) -> None: ...
+    def suspects(self, shard: int) -> int: ...
+    def trust(self, shard: int, failure: int) -> None: ...
+
+
+class ShardWal:
+    """What one shard knows of its WAL. In memory there is none, and nothing here does anything.
+
+    Checkpoints are for one thread at a time: the shard has a lock for them.
+
+    Args:
+        connect: opens another connection to the shard.
+    """
+
+    def __init__(
+        self, host: WalHost, shard: int, path: Path | None, writer: Writer, connect: Callable[..., apsw.Connection]
+    ) -> None:
+        self.pages = 0
+        self.stuck = False
+        """The last checkpoint found no room on the disk."""
+        self._host = host
+        self._shard = shard
+        self._path = path
+        self._writer = writer
+        self._connect = connect
+        self._checkpoint_at = max(WAL_PAGES // len(host.catalog.topology), WAL_PAGES_MIN)
+        self._most = WAL_GROWTH * self._checkpoint_at
+        """Pages; less where the disk has little room: a checkpoint may have to add all of them to the database."""
+        self._looked_at = 0
+        self._checkpointer: apsw.Connection | None = None
+        self._mark: wal_file.Mark | None = None
+        self._full = host.catalog.durability == "full"
+        self._boot = b"" if path is None else wal_file.boot_tag(host.clock.boot_id())
+        self._noted = False
+        """The mark says that the WAL has frames."""
+        self._emptied = False
+        self._synced: wal_file.Mark | None = None
+        """At "full": what of the WAL was on the disk when the last commit returned."""
+
+    # ---- what is on the disk
+
+    def is_gone(self) -> bool:
+        """Is there no WAL, although the mark says that it had frames, which strictq did not bring into the database?"""
+        if self._path is None:
+            return False
+        mark = wal_file.read_mark(self._path.with_name(layout.MARKS), self._shard)
+        return mark is not None and mark.had_frames(self._boot) and not wal_file.has_header(self._path)
+
+    def verify(self, db: apsw.Connection) -> None:
+        """Refuse a damaged one."""
+        if self._path is None:
+            return
+        found = damage_of_wal(self._path, db, self._shard, every_commit_synced=self._host.stored_durability == "full")
+        if found:
+            raise StoreCorrupt(found, shard=self._shard)
+
+    def mark(self, db: apsw.Connection) -> None:
+        """Note how far the WAL goes, so that damage to it will be noticed."""
+        if self._path is None or self._host.read_only:
+            return
+        mark = wal_file.current_mark(self._path, db, self._boot)
+        if mark is not None and mark != self._mark:
+            if self._host.stored_durability != "full":
+                layout.sync_wal(self._path)
+            wal_file.write_mark(self._path.with_name(layout.MARKS), self._shard, mark)
+            self._mark = mark
+
+    def drop_torn(self, db: apsw.Connection) -> None:
+        """At the first open after a boot: drop what the power cut left behind the WAL's last commit, and sync that.
+
+        New frames continue the checksums of the commits before them. A second cut that tears them could make the old frames
+        behind them valid again, and with those commits that were lost.
+        """
+        if self._path is None or self._host.read_only or db.execute(SHARD.read_counter).get is None:
+            return  # without its counter row nothing is written to the shard; check() reports it
+        if Totals.read(db).epoch >= self._host.epoch:
+            return  # a write of this boot came after this
+        other = self._connect("process", cache_kib=256)  # SQLite reports the end of a WAL outside of transactions only
+        try:
+            other.execute(SHARD.has_meta).fetchall()
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                layout.cut_wal(self._path, wal_file.end(other, PAGE_BYTES))
+            finally:
+                db.execute("ROLLBACK")
+        except OSError as e:
+            raise files.failure("its WAL could not be cut", e, self._shard) from e
+        finally:
+            other.close()
+
+    def mark_synced(self) -> None:
+        """Note what is on the disk for sure, for whoever writes the WAL again."""
+        if self._path is None or self._synced is None:
+            return
+        file = self._path.with_name(layout.MARKS)
+        known = wal_file.read_mark(file, self._shard)
+        if known is None or known.salts != self._synced.salts or known.frames < self._synced.frames:
+            wal_file.write_mark(file, self._shard, self._synced)
+
+    def write_again(self, db: apsw.Connection) -> None:
+        """After a failed sync: the same bytes once more, so that the kernel writes them, and a sync that counts.
+
+        A checkpoint instead would bring the database ahead of the WAL that is really on the disk, and a power cut would mix them.
+        """
+        assert self._path is not None
+        db.execute("BEGIN IMMEDIATE")  # nobody appends meanwhile
+        failure = self._host.suspects(self._shard)
+        try:
+            # Not what is on the disk for sure: a power cut in the middle of writing may leave garbage.
+            marked = wal_file.read_mark(self._path.with_name(layout.MARKS), self._shard)
+            layout.rewrite_wal(self._path, wal_file.end_of(self._path, self._synced, self._mark, marked))
+        except OSError as e:
+            raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self._shard, cause=e) from e
+        finally:
+            db.execute("ROLLBACK")
+        self._writer.trust()
+        self._host.trust(self._shard, failure)
+
+    # ---- how far it may grow
+
+    def watch(self, db: apsw.Connection) -> None:
+        """See that it keeps to its limits, and that what a commit adds is noted."""
+        if self._path is not None:
+            # A WAL that outgrew its limit is cut back to it when it starts again.
+            db.pragma("journal_size_limit", WAL_GROWTH * self._checkpoint_at * PAGE_BYTES)
+            db.set_wal_hook(self._committed)
+            self._note_frames()  # before there are any: a process may be killed between its first commit and the hook
+            self._noted = False
+
+    def _committed(self, _db: apsw.Connection, _name: str, pages: int) -> int:
+        """SQLite's WAL hook. The commit is done: whatever goes wrong here must not look as if it were not."""
+        before, self.pages = self.pages, pages
+        try:
+            self._wal_grew(pages, began=pages <= before)
+        except Exception:
+            logger().exception("shard %d: what follows a commit failed; the commit stands", self._shard)
+        return apsw.SQLITE_OK
+
+    def _wal_grew(self, pages: int, *, began: bool) -> None:
+        if not 0 <= pages - self._looked_at < SHORT_WAL_PAGES:
+            self._look_for_room(pages)
+        if self._full:
+            known = self._synced
+            # The salts are read only where the WAL may have begun again; if it did unseen, they do not fit, and say nothing.
+            salts = known.salts if known is not None and pages > known.frames else wal_file.salts_of(self._path)
+            self._synced = wal_file.Mark(salts, pages, self._boot)
+        if began or not self._noted:
+            self._note_frames()
+        if pages >= self._checkpoint_at:
+            self._host.wal_grew(self._shard)
+
+    def _note_frames(self) -> None:
+        """Let the mark say that the WAL has frames. At "full" those of a commit are on the disk; else, and before there are any,
+        the mark counts for this boot only."""
+        assert self._path is not None
+        file = self._path.with_name(layout.MARKS)
+        mark = wal_file.read_mark(file, self._shard)
+        if self._synced is not None and (mark is None or not mark.frames):
+            wal_file.write_mark(file, self._shard, self._synced)
+        elif mark is None or not mark.had_frames(self._boot):
+            wal_file.write_mark(file, self._shard, wal_file.EMPTY._replace(boot=self._boot))
+        self._noted = True
+
+    def _look_for_room(self, pages: int) -> None:
+        self._looked_at = pages
+        free = files.free_bytes(self._path)
+        if free is not None:
+            room = (free - ROOM_BYTES) // (2 * PAGE_BYTES * len(self._host.catalog.topology))
+            self._most = min(max(room, SHORT_WAL_PAGES), WAL_GROWTH * self._checkpoint_at)
+
+    @property
+    def overgrown(self) -> bool:
+        """Is it time that writers wait for a checkpoint?"""
+        return self.pages >= (SHORT_WAL_PAGES if self._host.short_of_space else self._most)
+
+    @property
+    def cramped(self) -> bool:
+        """The disk has little room left."""
+        return self.stuck or self._most < WAL_GROWTH * self._checkpoint_at
+
+    def has_room(self, size: int) -> bool:
+        """Could so many bytes more be brought into the database?"""
+        if self.stuck:
+            return False
+        free = files.free_bytes(self._path) if size > SHORT_WAL_PAGES * PAGE_BYTES else None
+        return free is None or size <= free
+
+    # ---- checkpoints
+
+    def checkpoint(self, seconds: float | None = None) -> tuple[int, int]:
+        """Bring the WAL's pages into the database, so that the next write starts the WAL again.
+
+        PASSIVE, in two passes: the bulk while writers go on, and what they added meanwhile while none may write.
+
+        Args:
+            seconds: how long the second pass waits for those who write; None: BUSY_SECONDS.
+        Returns:
+            The pages in the WAL, and those of them that are checkpointed; (0, 0) if the wait was in vain.
+        """
+        if self._path is None:
+            return 0, 0
+        try:
+            if self._writer.distrusted:
+                self._writer.use(lambda _db: None)  # opens it again: no checkpoint before the WAL is on the disk
+            if self._checkpointer is None:
+                self._checkpointer = self._connect(self._host.catalog.durability, cache_kib=256)
+                checksums.require(self._checkpointer, self._shard)
+                # A connection that never read the database checkpoints nothing.
+                self._checkpointer.execute(SHARD.has_meta).fetchall()
+            pages, done = self._checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            if done < pages or self.pages > pages:
+                pages, done = self._writer.use(self._finish_checkpoint, seconds)
+            if pages == done:
+                self.stuck = False
+                self.mark(self._checkpointer)
+            return pages, done
+        except OSError as e:
+            self._writer.distrust()
+            raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self._shard, cause=e) from e
+        except (apsw.BusyError, StoreBusy):
+            return 0, 0  # another process is at it
+        except apsw.Error as e:
+            if failed_sync(e):
+                self._writer.distrust()
+            self.stuck = isinstance(e, apsw.FullError)
+            raise translate(e, self._shard) from e
+
+    def _finish_checkpoint(self, db: apsw.Connection) -> tuple[int, int]:
+        assert self._checkpointer is not None
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            return self._checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        finally:
+            db.execute("ROLLBACK")
+
+    def leave(self, db: apsw.Connection, *, last: bool) -> None:
+        """Before the writing connection is closed: empty the WAL, or note how far it goes.
+
+        Waits for no other connection: where one reads or writes, the WAL stays as it is.
+
+        Args:
+            last: no other process has the queue open.
+        """
+        if self._path is None or self._host.read_only:
+            return
+        if last:
+            try:
+                if wal_file.has_header(self._path):
+                    with at_once(db):
+                        db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except (apsw.BusyError, apsw.FullError):
+                pass  # another program reads it, or the disk has no room
+            else:
+                self._emptied = True  # the mark may say still that there were frames: see `mark_empty`
+                return
+        self.mark(db)
+
+    def mark_empty(self) -> None:
+        """Let the mark say that the WAL was emptied, if `leave` emptied it and it is empty still.
+
+        The caller sees to it that no process has the queue open: one that noted that its WAL has frames does not note it again.
+        """
+        if self._path is not None and self._emptied and not wal_file.has_header(self._path):
+            wal_file.write_mark(self._path.with_name(layout.MARKS), self._shard, wal_file.EMPTY)
+
+    def cut(self, seconds: float) -> None:
+        """Give its space back to the file system, after a checkpoint, if those who write and read end within so many seconds."""
+
+        def truncate(_db: apsw.Connection) -> None:
+            assert self._checkpointer is not None
+            self._checkpointer.set_busy_handler(LockWait(seconds))
+            self._checkpointer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+        if self._checkpointer is not None:
+            self._writer.use(truncate, seconds)
+
+    def close_checkpointer(self) -> None:
+        db, self._checkpointer = self._checkpointer, None
+        if db is not None:
+            with suppress(apsw.Error):
+                db.close()
+
+    def abandon(self) -> None:
+        """In a child whose fork was not prepared: never touch, and never close, the parent's connection."""
+        if self._checkpointer is not None:
+            leak(self._checkpointer)
+
+
+def damage_of_wal(path: Path, db: apsw.Connection, shard: int, *, every_commit_synced: bool) -> str | None:
+    """What is wrong with the WAL of the shard that this connection has read, by its mark and by itself."""
+
+    def in_database(image: Callable[[int], bytes | None]) -> bool:
+        """Does the WAL's counter row, which every transaction writes, say what the database says?"""
+        from ..disk import pages  # only where frames are damaged
+
+        page = image(db.execute(SHARD.counter_page).get)
+        return page is None or pages.first_row(page)[1:] == db.execute(SHARD.read_counter).get
+
+    mark = wal_file.read_mark(path.with_name(layout.MARKS), shard)
+    return wal_file.damage(path, db, mark, every_commit_synced=every_commit_synced, in_database=in_database)

@@ -1,0 +1,274 @@
+"""Opening SQLite connections, and turning SQLite's errors into ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Literal, NoReturn
+
+import apsw
+
+from ... import _files as files
+from ... import _hints as hints
+from ..._errors import ConfigError, InvalidArgument, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
+from ..disk import checksums
+
+Durability = Literal["full", "process"]
+
+BUSY_SECONDS: Final = 10.0
+"""How long a call waits for a write lock before it raises StoreBusy."""
+SHORT_STEP_SECONDS: Final = 0.0002
+"""Between two looks for a lock, at first; each costs about ten microseconds of processor time."""
+SHORT_STEPS_SECONDS: Final = 0.05
+LONG_STEP_SECONDS: Final = 0.001
+CACHE_KIB: Final = 16 * 1024
+STATEMENTS_CACHED: Final = 1000
+"""Executions that a prepared statement outlives without being used: apsw's cache is a ring of so many places,
+and each row of an executemany takes one."""
+MEMORY: Final = ":memory:"
+
+_BROKEN_SQLITE: Final = ((3, 51, 3), (3, 52, 0))
+
+
+def require_sound_sqlite(version: str) -> None:
+    """Refuse a linked SQLite that can skip committed frames when two connections write and checkpoint at once.
+
+    Raises:
+        ConfigError: the version is before 3.51.3, or is 3.52.0.
+    """
+    parts = tuple(int(p) for p in version.split(".")[:3])
+    oldest, withdrawn = _BROKEN_SQLITE
+    if parts < oldest or parts == withdrawn:
+        raise ConfigError(f"SQLite {version} can lose committed writes in WAL mode", hint=hints.INSTALL_APSW)
+
+
+def connect(
+    path: str,
+    *,
+    durability: Durability,
+    read_only: bool = False,
+    cache_kib: int = CACHE_KIB,
+    fresh: bool = False,
+    verify: bool = True,
+) -> apsw.Connection:
+    """A connection to a shard's file (or a new in-memory database), set up.
+
+    Args:
+        fresh: the file is new and empty: put it in WAL mode, which it keeps. An existing file is not changed by this.
+        verify: False: read pages whatever their checksums.
+    """
+    if path == MEMORY:
+        db = apsw.Connection(MEMORY, statementcachesize=STATEMENTS_CACHED)
+    else:
+        flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
+        db = apsw.Connection(path, flags=flags, vfs=checksums.vfs(), statementcachesize=STATEMENTS_CACHED)
+    try:
+        # The engine checkpoints by itself (upkeep.py), never SQLite: not on commit, not on close. Before anything can fail: a
+        # connection that was not set up must not checkpoint when it goes, and delete the WAL with it.
+        db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        db.wal_autocheckpoint(0)
+        if not verify:
+            db.pragma("checksum_verification", False)
+        _harden(db)
+        db.convert_binding = _refuse_binding
+        _set_busy_handler(db)
+        if path == MEMORY:
+            db.pragma("journal_mode", "memory")
+        else:
+            _set_up_file(db, durability, cache_kib, fresh=fresh, read_only=read_only)
+        db.pragma("temp_store", "memory")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _set_up_file(db: apsw.Connection, durability: Durability, cache_kib: int, *, fresh: bool, read_only: bool) -> None:
+    if fresh:
+        checksums.lay_out(db)
+    # Each pragma by itself: journal_mode returns a row, and what follows it in one string would not run until that is read.
+    if fresh and db.pragma("journal_mode", "wal") != "wal":
+        raise StoreError("the file system does not support WAL mode", shard=-1)
+    db.pragma("synchronous", "full" if durability == "full" else "normal")
+    # Where fsync does not reach past the drive's cache (macOS), ask for what does.
+    db.pragma("fullfsync", durability == "full")
+    db.pragma("checkpoint_fullfsync", True)
+    db.pragma("cache_size", -cache_kib)
+    if not read_only:
+        import ctypes  # only those who write need it
+
+        # A WAL that has its full size makes a durable commit twice as fast as one that grows, so it is kept.
+        keep = ctypes.c_int(1)
+        db.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(keep))
+
+
+def connect_catalog(path: str, *, read_only: bool = False, fresh: bool = False) -> apsw.Connection:
+    """A connection to queue.db: rollback journal, every commit synced. It is opened for one step and closed.
+
+    Args:
+        fresh: the file is new and empty.
+    """
+    flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
+    db = apsw.Connection(path, flags=flags, vfs=checksums.vfs())
+    try:
+        _harden(db)
+        _set_busy_handler(db)
+        if fresh:
+            checksums.lay_out(db)
+        if not read_only:
+            db.pragma("synchronous", "extra")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _harden(db: apsw.Connection) -> None:
+    db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+    db.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+    db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
+    db.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
+    db.config(apsw.SQLITE_DBCONFIG_DQS_DDL, 0)
+    # Plans must not follow the values bound: else SQLite prepares half of our statements anew at every call.
+    db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+    db.pragma("cell_size_check", True)
+
+
+def _refuse_binding(_cursor: object, _number: int, value: object) -> NoReturn:
+    """Called by apsw for a value of a type that SQLite does not have.
+
+    Raises:
+        InvalidArgument: always. The TypeError that apsw would raise could not be told from that of a damaged row.
+    """
+    raise InvalidArgument(f"SQLite can't store a value of type {type(value).__name__}; nothing was changed")
+
+
+class LockWait:
+    """A busy handler that waits for locks in short steps: SQLite's own grow to 100 ms, which starves a process among busy ones.
+
+    A busy process holds the lock nearly always, and lets go of it for some tenths of a millisecond at a time: whoever looks
+    less often is overtaken again and again (one send in a thousand by 24 transactions or more in steps of 1 ms, by 10 in these).
+    """
+
+    __slots__ = ("_started", "seconds")
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self.seconds = seconds
+        """How long to wait; None: BUSY_SECONDS."""
+        self._started = 0.0
+
+    def __call__(self, tries: int) -> bool:
+        now = time.monotonic()
+        if tries == 0:
+            self._started = now
+        waited = now - self._started
+        limit = BUSY_SECONDS if self.seconds is None else self.seconds
+        if waited > limit or not limit:
+            return False
+        time.sleep(SHORT_STEP_SECONDS if waited < SHORT_STEPS_SECONDS else LONG_STEP_SECONDS)
+        return True
+
+
+def _set_busy_handler(db: apsw.Connection) -> None:
+    db.set_busy_handler(LockWait())
+
+
+@contextmanager
+def at_once(db: apsw.Connection) -> Iterator[None]:
+    """Do not wait for locks: who meets one gets a BusyError."""
+    db.set_busy_timeout(0)
+    try:
+        yield
+    finally:
+        _set_busy_handler(db)
+
+
+def check_file(path: Path, shard: int, *, writing: bool) -> None:
+    """A database must be there; it and SQLite's files beside it are regular files, and no links: looked at without opening them.
+
+    Opening and closing it as a plain file would drop SQLite's locks on it in this process. The -shm is written by readers, too.
+
+    Raises:
+        StoreCorrupt: it is missing, or one of them is something else.
+        StoreError: one of them is to be written, and has another name (a hard link).
+    """
+    for part in ("", "-wal", "-shm", "-journal"):
+        file = path.with_name(f"{path.name}{part}")
+        try:
+            found = os.lstat(file)
+        except FileNotFoundError:
+            if part:
+                continue
+            raise StoreCorrupt(f"{file.name} is missing", shard=shard) from None
+        if stat.S_ISLNK(found.st_mode):
+            raise StoreCorrupt(f"{file.name} is a symbolic link, which is refused", shard=shard)
+        if not stat.S_ISREG(found.st_mode):
+            raise StoreCorrupt(f"{file.name} is not a regular file", shard=shard)
+        files.require_regular(file, found, writing=writing or part == "-shm", shard=shard)
+
+
+NONSENSE: Final = (UnicodeDecodeError, json.JSONDecodeError, TypeError)
+"""What our own code meets in rows that it did not write: invalid UTF-8 or JSON, a missing row, a value of another type."""
+
+UNBINDABLE: Final = (OverflowError, UnicodeEncodeError)
+"""What apsw raises for a value that it cannot bind. It says nothing about the file, so it never quarantines a shard.
+
+(For a value of a type that SQLite does not have, apsw would raise TypeError, as damaged rows do: see `_refuse_binding`.)
+"""
+
+
+def translate(error: BaseException, shard: int) -> BaseException:
+    """Our error for one of SQLite's, by class and never by text. Anything else is returned as it is."""
+    if isinstance(error, (*UNBINDABLE, apsw.BindingsError, apsw.TooBigError)):
+        return InvalidArgument(
+            f"a value can't be bound to a statement: {error}; nothing was changed",
+            hint=hints.CHECK_ARGUMENTS,
+        )
+    if isinstance(error, NONSENSE):
+        return StoreCorrupt(f"what it stores makes no sense: {type(error).__name__}: {error}", shard=shard, cause=error)
+    if isinstance(error, StrictqError) or not isinstance(error, apsw.Error):
+        return error
+    if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA:
+        return StoreCorrupt("a page is damaged: its checksum is wrong", shard=shard, cause=error)
+    if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:
+        return StoreFull("the disk is full", shard=shard, cause=error)  # the -shm could not grow
+    if isinstance(error, apsw.CantOpenError | apsw.IOError):
+        try:
+            files.require_descriptors()  # SQLite does not say that this was the reason
+        except StoreError:
+            return files.out_of_descriptors(error, shard)
+    kind: type[StoreError] = StoreError
+    for theirs, ours in _CLASSES:
+        if isinstance(error, theirs):
+            kind = ours
+            break
+    return kind(f"{type(error).__name__}: {error}", shard=shard, cause=error)
+
+
+_CLASSES: Final[tuple[tuple[type[apsw.Error], type[StoreError]], ...]] = (
+    (apsw.BusyError, StoreBusy),
+    (apsw.LockedError, StoreBusy),
+    (apsw.FullError, StoreFull),
+    (apsw.CorruptError, StoreCorrupt),
+    (apsw.NotADBError, StoreCorrupt),
+)
+
+
+def failed_sync(error: BaseException) -> bool:
+    """Is this SQLite's word that an fsync failed?"""
+    return getattr(error, "extendedresult", 0) in (apsw.SQLITE_IOERR_FSYNC, apsw.SQLITE_IOERR_DIR_FSYNC)
+
+
+def leak(db: apsw.Connection) -> None:
+    """Keep a connection that came through a fork from ever being closed: closing it would touch shared memory of the parent."""
+    import ctypes  # fork.py has seen to it that it is there
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
+
+
+Opener = Callable[[], apsw.Connection]

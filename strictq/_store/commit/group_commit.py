@@ -1,0 +1,180 @@
+"""Leader and followers: how callers of one shard in many threads share a commit.
+
+A commit may cost an fsync, so callers that arrive while one is under way wait, and the first of them commits for all. A single
+caller neither waits nor wakes anybody.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+from weakref import ref
+
+from ..._errors import StoreBusy, StoreError
+from .calls import Call, nobody
+from .tx import Tx
+
+GROUP_MAX: Final = 1000
+GATHER_TURNS: Final = 32
+LEADER_SECONDS: Final = 1.0
+"""How often a follower looks whether its leader is still there."""
+
+
+class Grouping:
+    """Who leads the callers of one shard, and who waits.
+
+    Args:
+        locked: runs what it is given with the shard's lock held, which it waits for so many seconds.
+        run: these calls in one transaction, committed; the lock is held. Before the first of them runs it calls the
+            function given, which adds the calls that wait by then.
+    """
+
+    def __init__(
+        self,
+        locked: Callable[[Callable[[], Tx], float], Tx],
+        run: Callable[[list[Call], Callable[[], None]], Tx],
+        shard: int,
+    ) -> None:
+        self._locked = locked
+        self._run = run
+        self._shard = shard
+        self._begin()
+
+    def _begin(self) -> None:
+        self._gate = threading.Lock()
+        # Held weakly: an interrupt may stop even the hand-over of a leader, and then it leads no more once its call is gone.
+        self._leader: Callable[[], Call | None] = nobody
+        self._group_size = 1
+        self._waiting: deque[Call] = deque()
+
+    def commit(self, call: Call) -> Tx | None:
+        """Have this call committed: its outcome is known then. Returns the transaction to who led, for all of its group."""
+        group = [call]
+        try:
+            with self._gate:
+                if self._leader() is None:
+                    self._leader = ref(call)
+                else:
+                    call.follow()
+                    self._waiting.append(call)
+            if self._leader() is not call:
+                if not self._follow(call):
+                    raise StoreBusy("other calls hold the shard's write lock", shard=self._shard)
+                if call.finished:
+                    return None
+            return self._lead(group)
+        except StoreError as e:
+            for other in group[1:]:
+                if not other.finished:
+                    other.finish(error=e)
+            raise
+        finally:
+            try:
+                self._end_lead(call, group)
+            finally:
+                self._end_lead(call, group)  # the first may be interrupted before it can do anything
+
+    def _lead(self, group: list[Call]) -> Tx:
+        """Commit for everybody who waits."""
+
+        def join() -> None:
+            with self._gate:
+                while self._waiting and len(group) < GROUP_MAX:
+                    group.append(self._waiting.popleft())
+            self._group_size = len(group)
+
+        def together() -> Tx:
+            # The others join once the transaction has begun: until then they may withdraw.
+            return self._run(group, join)
+
+        self._gather()
+        return self._locked(together, group[0].seconds)
+
+    def _end_lead(self, call: Call, group: list[Call]) -> None:
+        """Hand the lead on, whatever interrupts it."""
+        interrupt: BaseException | None = None
+        while self._leader() is call:
+            try:
+                self._hand_over(group)
+            except BaseException as e:
+                interrupt = e
+        if interrupt is not None:
+            raise interrupt
+
+    def _gather(self) -> None:
+        """Let those who shared the last commit come back before this one starts.
+
+        They were all released by it, and the first of them leads: without this it would commit alone while the others
+        arrive, and every second commit would be a group of one.
+        """
+        arrived = 0
+        for _ in range(GATHER_TURNS):
+            if len(self._waiting) + 1 >= self._group_size:
+                return
+            time.sleep(0)  # whoever can run, runs, and comes here or blocks elsewhere
+            if len(self._waiting) == arrived:
+                return
+            arrived = len(self._waiting)
+
+    def _follow(self, call: Call) -> bool:
+        """Wait until the call was answered, or leads the next group. Interrupted, it is withdrawn or its answer awaited.
+
+        False: its time was over before a transaction began for it, and it is withdrawn.
+        """
+        assert call.wake is not None
+        left, withdrawn = call.seconds, False
+        timeout = min(left, LEADER_SECONDS)
+        try:
+            while not withdrawn and not call.wake.acquire(timeout=timeout):
+                with self._gate:
+                    if call in self._waiting:  # otherwise a leader has taken it, and its answer is near
+                        if self._leader() is None:
+                            self._waiting.remove(call)
+                            self._leader = ref(call)
+                            return True
+                        left -= timeout
+                        withdrawn = left <= 0
+                        if withdrawn:
+                            self._waiting.remove(call)
+                timeout = LEADER_SECONDS
+        except BaseException:
+            with self._gate:
+                if call in self._waiting:
+                    self._waiting.remove(call)
+                    raise
+            if withdrawn:
+                raise
+            # A leader has taken it, or it was made leader: the answer is near and must not be lost.
+            while not call.finished and self._leader() not in (call, None):
+                call.wake.acquire(timeout=0.1)
+            raise
+        return not withdrawn
+
+    def _hand_over(self, group: list[Call]) -> None:
+        """Release the followers, and make the caller that has waited longest the next leader. May run again if interrupted."""
+        with self._gate:
+            # Not finished, though their leader is done: it was interrupted before its COMMIT, so nothing of theirs happened.
+            self._waiting.extendleft(c for c in reversed(group[1:]) if not c.finished and c not in self._waiting)
+            for other in group[1:]:
+                if other.finished:
+                    other.release()
+            leader = self._waiting.popleft() if self._waiting else None
+            if leader is not None:
+                leader.release()
+            self._leader = nobody if leader is None else ref(leader)
+
+    # ---- forks
+
+    def quiesce(self) -> None:
+        """Before a fork: nobody comes or goes until `resume`."""
+        self._gate.acquire()
+
+    def resume(self, *, child: bool) -> None:
+        """After it. Those who waited exist in the parent only."""
+        if child:
+            self._begin()
+        else:
+            self._gate.release()

@@ -1,0 +1,193 @@
+"""What one write transaction works with: the counter row, the time, the configuration, and what to tell afterwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Any, Final
+
+import apsw
+import attrs
+
+from ..._config import QueueConfig
+from ..._errors import InvalidArgument
+from ..._keys import decode_key
+from ..._sql import SHARD
+from ..._types import Event
+
+TOKEN_BITS: Final = 40
+"""A token is epoch * 2**40 + a number that no shard issues twice."""
+RATE_SECONDS: Final = 60.0
+SECOND: Final = 1_000_000
+NEVER: Final = 1 << 62
+"""A time that does not come."""
+EPOCHS: Final = 1 << (62 - TOKEN_BITS)
+"""As many as a token can tell apart."""
+
+
+@attrs.define(eq=False, repr=False)
+class Totals:
+    """The counter row. Field order is the order of the columns."""
+
+    config_version: int
+    epoch: int
+    time_offset: int
+    last_time: int
+    last_id: int
+    last_token: int
+    last_lane: int
+    last_outbox: int
+    seq_floor: int
+    next_deadline: int
+    lanes: int
+    pending: int
+    dead: int
+    sends: int
+    receives: int
+    claims: int
+    empty_receives: int
+    acks: int
+    retries: int
+    redeliveries: int
+    expired: int
+    dropped: int
+    purged: int
+    ack_rate: float
+    ack_rate_at: int
+    dead_letters: int = 0
+    """No column: messages that became one in this transaction."""
+
+    def values(self) -> tuple[Any, ...]:
+        values: tuple[Any, ...] = _VALUES(self)
+        return values
+
+    def counts(self) -> tuple[int, ...]:
+        """The values of COUNTED."""
+        counts: tuple[int, ...] = _COUNTS(self)
+        return counts
+
+    def are_possible(self) -> bool:
+        """Could all of them have been written here? Numbers near the end of what SQLite stores would overflow."""
+        numbers = [v for v in attrs.astuple(self) if isinstance(v, int)]
+        return (
+            0 <= self.epoch < EPOCHS
+            and 0 <= self.last_token < 1 << TOKEN_BITS
+            and all(-NEVER <= n <= NEVER for n in numbers)
+            and math.isfinite(self.ack_rate)
+        )
+
+    @classmethod
+    def read(cls, db: apsw.Connection) -> Totals:
+        row = db.execute(SHARD.read_counter).get
+        if row is None:
+            raise apsw.CorruptError("the counter row is missing")
+        return cls(*row)
+
+
+_VALUES: Final = attrgetter(*(field.name for field in attrs.fields(Totals) if field.name != "dead_letters"))
+COUNTED: Final = (
+    "sends", "receives", "claims", "acks", "retries", "redeliveries", "expired", "dropped", "purged", "dead_letters",
+)  # fmt: skip
+"""What observers count."""
+_COUNTS: Final = attrgetter(*COUNTED)
+
+
+class Tx:
+    """One write transaction on one shard, as the operations see it. It holds the write lock."""
+
+    __slots__ = (
+        "changes_before",
+        "committed",
+        "config",
+        "counts_before",
+        "db",
+        "dirty",
+        "events",
+        "many",
+        "now",
+        "run",
+        "shard",
+        "totals",
+        "undone",
+        "wake",
+    )
+
+    def __init__(
+        self, db: apsw.Connection, shard: int, totals: Totals, now: int, config: QueueConfig, changes_before: int
+    ) -> None:
+        self.changes_before = changes_before
+        self.counts_before: tuple[int, ...] | None = None
+        """Where an observer counts: what there was."""
+        self.committed = False
+        self.undone = False
+        """The COMMIT was not reached, and the transaction was rolled back."""
+        self.dirty = False
+        """Totals changed that must be kept, though no row did."""
+        self.db = db
+        # SQLite's values are what the schema says they are; their types are not known statically.
+        self.run: Callable[..., Any] = db.execute
+        self.many: Callable[..., Any] = db.executemany
+        self.shard = shard
+        self.totals = totals
+        self.now = now
+        self.config = config
+        self.events: list[Event] = []
+        self.wake = False
+        """Something became claimable: tell those who wait."""
+
+    def require_whole(self) -> None:
+        """Refuse to go on where SQLite undid the transaction: what comes now would be committed statement by statement.
+
+        Raises:
+            InvalidArgument: the program's SQL did that; nothing happened.
+        """
+        if not self.db.in_transaction:
+            raise InvalidArgument("the program's SQL rolled the transaction back; nothing happened")
+
+    def new_position(self) -> int:
+        """A position behind every lane that is listed. Arrival numbers, which `send.issue` issues, are positions, too."""
+        self.totals.last_id += 1
+        return self.totals.last_id
+
+    def new_token(self) -> int:
+        self.totals.last_token += 1
+        return (self.totals.epoch << TOKEN_BITS) + self.totals.last_token
+
+    def count_acks(self, n: int) -> None:
+        """Acks, and their exponentially weighted rate."""
+        totals = self.totals
+        totals.acks += n
+        totals.ack_rate = decayed_rate(totals, self.now) + n / RATE_SECONDS
+        totals.ack_rate_at = self.now
+
+    def report(
+        self, kind: Any, key: bytes | None = None, seq: int | None = None, token: int | None = None, detail: str = ""
+    ) -> None:
+        """An event for the hooks, told once the transaction is committed."""
+        self.events.append(
+            Event(
+                kind=kind,
+                shard=self.shard,
+                key=None if key is None else decode_key(key),
+                seq=seq,
+                token=token,
+                detail=detail,
+            )
+        )
+
+
+def insert_rows(tx: Tx, statements: dict[int, str], rows: Sequence[tuple[Any, ...]]) -> None:
+    """INSERT with many rows a statement, from `repeated`: less than half the cost of one row each."""
+    at, left = 0, len(rows)
+    for n, statement in statements.items():
+        while left >= n:
+            tx.run(statement, tuple(chain.from_iterable(rows[at : at + n])))
+            at += n
+            left -= n
+
+
+def decayed_rate(totals: Totals, now: int) -> float:
+    """Messages acked a second, weighted by exp(-age / RATE_SECONDS)."""
+    return totals.ack_rate * math.exp(-max(now - totals.ack_rate_at, 0) / (RATE_SECONDS * SECOND))

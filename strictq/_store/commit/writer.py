@@ -1,0 +1,553 @@
+"""The commit path of one shard: who may write, what runs in one transaction, and what a failure means.
+
+At durability "full" callers in many threads share commits (group_commit.py). At "process" a commit is cheaper than waking a
+thread, so there a plain lock serves.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
+
+import apsw
+
+from ... import _files as files
+from ... import _hints as hints
+from ..._config import QueueConfig
+from ..._errors import (
+    ForkedProcess,
+    InvalidArgument,
+    OutcomeUnknown,
+    QueueClosed,
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StrictqError,
+)
+from ..._observe import Observers, notify
+from ..._sql import CLAIM, SHARD
+from ..._types import Event
+from ..topology import Range
+from .calls import Call, Operation, is_mine, whoami
+from .connection import BUSY_SECONDS, NONSENSE, UNBINDABLE, LockWait, Opener, failed_sync, leak, translate
+from .group_commit import Grouping
+from .tx import COUNTED, Totals, Tx
+
+if TYPE_CHECKING:
+    from .calls import Mergeable
+
+T = TypeVar("T")
+
+
+def in_read_transaction(db: apsw.Connection, look: Callable[[apsw.Connection], T]) -> T:
+    """Run `look` on one state of the database."""
+    db.execute("BEGIN")
+    try:
+        return look(db)
+    finally:
+        if db.in_transaction:  # a page that can't be read ends it
+            db.execute("ROLLBACK")
+
+
+class Host(Protocol):
+    """What the commit path asks of the queue it belongs to."""
+
+    settings: tuple[QueueConfig, int]
+    epoch: int
+    time_offset: int
+    observers: Observers
+
+    def now(self) -> int: ...
+    def adopt_config(self, text: str, version: int) -> None: ...
+    def reload_epoch(self) -> None: ...
+    def take_empty_receives(self, shard: int) -> int: ...
+    def committed(self, shard: int, events: list[Event], wake: bool) -> None: ...
+    def quarantine(self, shard: int, error: StoreError) -> None: ...
+    def suspects(self, shard: int) -> int: ...
+    def suspect(self, shard: int) -> None: ...
+
+
+# Arguments of Lock.acquire, for `held += map(lock.acquire, …)`: done wholly inside the interpreter, so that whatever interrupts
+# the caller, `held` says whether the lock was taken. An ordinary call may be interrupted between taking it and telling.
+_WAIT: Final = (True,)
+
+_UNSURE: Final = (apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.NoMemError)
+"""After these the page cache may say what the disk does not."""
+_DISTRUST: Final = (*_UNSURE, apsw.CorruptError, apsw.NotADBError, *NONSENSE)
+"""After these nobody's work is committed: a group fails as one."""
+
+
+class Writer:
+    """Runs operations on one shard's file, each in a write transaction, alone or in a group."""
+
+    def __init__(self, opener: Opener, part: Range, host: Host, *, grouped: bool, in_memory: bool = False) -> None:
+        self._opener = opener
+        self._in_memory = in_memory
+        self._shard = part.shard
+        self._range = part
+        self._host = host
+        self._grouped = grouped
+        self._db: apsw.Connection | None = None
+        self._pid = os.getpid()
+        self._closed = False
+        self._inside = False
+        self._suspects = host.suspects
+        self._observers = host.observers
+        self._sync_failed = False
+        self._lock_wait = LockWait()
+        self._in_vain = False
+        """A call that had little time did not get the lock, and no transaction has begun since."""
+        self._grouping = Grouping(self._locked, self._commit, part.shard)
+        self.pending = 0
+        """Unresolved messages after the last commit of this object: all there are, in memory."""
+        self._make_locks()
+
+    def _make_locks(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: object = 0
+
+    # ---- running operations
+
+    def run(self, operation: Operation[T], seconds: float | None = None) -> T:
+        """Run `operation` in a write transaction and return its result once it is committed.
+
+        Args:
+            seconds: how long to wait for the write lock; None: BUSY_SECONDS. After such a wait was in vain, the next calls
+                that give a limit do not wait for the same holder again.
+        Raises:
+            StoreBusy, StoreFull, StoreCorrupt, StoreError: nothing changed.
+            OutcomeUnknown: the COMMIT failed.
+            Whatever the operation raises: nothing changed.
+        """
+        self.require_outside()  # it would wait for itself, and everybody for the transaction that this thread has open
+        began = time.monotonic() if self._observers.durations else 0.0
+        call = Call(operation, BUSY_SECONDS if seconds is None else 0.0 if self._in_vain else seconds)
+        try:
+            self._told(self._grouping.commit(call) if self._grouped else self._locked(lambda: self._commit([call]), call.seconds))
+        except StoreBusy:
+            if seconds is not None:
+                self._in_vain = True
+            raise
+        if began:
+            self._observers.timed("commit", began, self._shard)
+        return call.outcome()  # type: ignore[no-any-return]
+
+    def read(self, look: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
+        """Run `look` in a read transaction on the writing connection: short looks only."""
+        return self._connected(lambda db: in_read_transaction(db, look), (apsw.Error, *NONSENSE, *UNBINDABLE), seconds)
+
+    def use(self, work: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
+        """Run `work` on the writing connection with its lock held; it keeps its own transactions.
+
+        Args:
+            seconds: how long to wait for that lock, and for other processes inside `work`; None: BUSY_SECONDS.
+        """
+        return self._connected(work, (apsw.Error, *UNBINDABLE), seconds)
+
+    @contextmanager
+    def alone(self) -> Iterator[Tx]:
+        """A write transaction that stays open for the block, for a program's own SQL. Never part of a group."""
+        self.require_outside()
+        began = time.monotonic() if self._observers.durations else 0.0
+        held: list[bool] = []
+        try:
+            held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS,))
+            self._taken(held, BUSY_SECONDS)
+            self._owner = whoami()
+            tx = self._begin()
+            try:
+                yield tx
+                self._require_ours(tx)
+                self._write_totals(tx)
+            except BaseException as e:
+                self._require_ours(tx)
+                raise self._undo(e) from None
+            self._end(tx)
+        finally:
+            if held and held[0]:
+                self._owner = 0
+                self._lock.release()
+        self._told(tx)
+        if began:
+            self._observers.timed("transaction", began, self._shard)
+
+    def _require_ours(self, tx: Tx) -> None:
+        """A fork inside the block closed the connection, and with it undid the transaction, for both sides."""
+        if self._db is not tx.db:
+            raise ForkedProcess("the process forked inside an open transaction; nothing of it happened", hint=hints.FORK_OUTSIDE)
+
+    # ---- one transaction
+
+    def _commit(self, calls: list[Call], join: Callable[[], None] = lambda: None) -> Tx:
+        tx = self._begin()
+        try:
+            join()
+            if len(calls) == 1:
+                calls[0].result = calls[0].operation(tx)
+            else:
+                for call in self._merged(tx, calls):
+                    self._guarded(tx, call)
+            self._write_totals(tx)
+        except (*NONSENSE, *UNBINDABLE) as e:
+            for call in calls:
+                call.unfinish()
+            self._undo(e)
+            raise self._failed(e) from e
+        except BaseException as e:
+            for call in calls:
+                call.unfinish()
+            raise self._undo(e) from None
+        try:
+            self._end(tx)
+            for call in calls:
+                call.finished = True
+        except StoreError as e:
+            for call in calls:
+                call.finish(error=e)
+            raise
+        except BaseException as e:
+            # Interrupted, perhaps behind the COMMIT: only what was surely undone may be run again, by the next leader.
+            for call in calls:
+                if tx.committed:
+                    call.finished = True
+                elif not tx.undone:
+                    call.finish(error=OutcomeUnknown("the thread that committed was interrupted", shard=self._shard, cause=e))
+            raise
+        return tx
+
+    def _merged(self, tx: Tx, calls: list[Call]) -> list[Call]:
+        """Run together what can be, kind by kind. Returns the calls that are to be run each by itself."""
+        kinds: dict[type, list[Call]] = {}
+        for call in calls:
+            kinds.setdefault(type(call.operation), []).append(call)
+        done: set[Call] = set()
+        for kind, alike in kinds.items():
+            if len(alike) > 1 and hasattr(kind, "together") and self._together(tx, alike):
+                done.update(alike)
+        return [call for call in calls if call not in done]
+
+    def _together(self, tx: Tx, alike: list[Call]) -> bool:
+        """Calls of one kind, as one operation. False: one of them can't be done, so none is; by itself, only that one fails."""
+        operations = [call.operation for call in alike]
+        head = cast("Mergeable", operations[0])
+        whole = Call(lambda tx: head.together(tx, operations))
+        self._guarded(tx, whole)
+        if whole.error is not None:
+            return False
+        for call, result in zip(alike, whole.result, strict=True):
+            call.result = result
+        return True
+
+    def _guarded(self, tx: Tx, call: Call) -> None:
+        """One operation of a group: if it fails, only it is undone."""
+        before = copy.copy(tx.totals)
+        events = len(tx.events)
+        tx.run("SAVEPOINT operation")
+        try:
+            call.result = call.operation(tx)
+            tx.run("RELEASE operation")
+        except Exception as e:
+            if not tx.db.in_transaction or isinstance(e, _DISTRUST):
+                raise  # SQLite undid the whole transaction, or nothing on this connection can be trusted any more
+            tx.run("ROLLBACK TO operation")
+            tx.run("RELEASE operation")
+            tx.totals = before
+            del tx.events[events:]
+            call.error = translate(e, self._shard)
+
+    def _begin(self) -> Tx:
+        host = self._host
+        db = self._connection()
+        try:
+            db.execute("BEGIN IMMEDIATE")
+        except BaseException as e:
+            raise self._undo(e) from None
+        try:
+            before = db.total_changes()
+            self._in_vain = False
+            totals = Totals.read(db)
+            if totals.config_version != host.settings[1]:
+                self._require_range(db)
+                self._agree_on_config(db, totals)
+            if totals.epoch != host.epoch:
+                self._agree_on_epoch(db, totals)
+            tx = Tx(db, self._shard, totals, host.now(), host.settings[0], before)
+            if self._observers.counts:
+                tx.counts_before = totals.counts()
+            return tx
+        except BaseException as e:
+            raise self._undo(e) from None
+
+    def _require_range(self, db: apsw.Connection) -> None:
+        """Refuse to write where this process routes keys by another range than the shard's.
+
+        A change of the topology raises the version that every write compares, as a change of the settings does.
+        """
+        found = tuple(db.execute(SHARD.read_meta, (name,)).get for name in ("hash_lo", "hash_hi"))
+        if found != self._range.bounds:
+            raise StoreError(
+                f"another process changed the shard's range of keys to {found[0]}..{found[1]}; nothing was changed",
+                shard=self._shard,
+                hint=hints.OPEN_AGAIN,
+            )
+
+    def _agree_on_config(self, db: apsw.Connection, totals: Totals) -> None:
+        host = self._host
+        config, version = host.settings
+        if totals.config_version > version:
+            host.adopt_config(db.execute(SHARD.read_meta, ("config",)).get, totals.config_version)
+        else:
+            db.execute(SHARD.write_meta, ("config", config.to_json()))
+            totals.config_version = version
+
+    def _agree_on_epoch(self, db: apsw.Connection, totals: Totals) -> None:
+        host = self._host
+        if totals.epoch > host.epoch:
+            host.reload_epoch()
+        if totals.epoch < host.epoch:
+            # The first write here since the machine booted: leases of the boot before are over.
+            totals.epoch = host.epoch
+            totals.time_offset = host.time_offset
+            totals.next_deadline = 0
+            db.execute(SHARD.set_epoch, (host.epoch, host.time_offset))
+            db.execute(CLAIM.end_epoch)
+
+    def _write_totals(self, tx: Tx) -> None:
+        """The counter row, if anything else was written."""
+        tx.require_whole()
+        if tx.db.total_changes() == tx.changes_before and not tx.dirty:
+            return
+        tx.totals.last_time = max(tx.totals.last_time, tx.now)
+        tx.totals.empty_receives += self._host.take_empty_receives(self._shard)
+        tx.run(SHARD.write_counter, tx.totals.values())
+
+    def _end(self, tx: Tx) -> None:
+        try:
+            tx.run("COMMIT")
+            tx.committed = True
+            self.pending = tx.totals.pending
+        except apsw.Error as e:
+            self._roll_back(tx)
+            self._note(e)
+            self._distrust_connection()
+            if isinstance(e, apsw.FullError):
+                # ENOSPC comes from writing the frames, before the one that commits them is whole.
+                raise StoreFull("the disk is full", shard=self._shard, cause=e) from e
+            raise OutcomeUnknown(f"COMMIT failed: {e}", shard=self._shard, cause=e) from e
+        except BaseException:
+            # Interrupted in front of the COMMIT, or behind it: else only an error of SQLite's own ends the transaction.
+            with suppress(apsw.Error):  # closed, by a fork in a signal's handler: then nobody knows
+                tx.committed = not tx.db.in_transaction
+            self._roll_back(tx)
+            raise
+
+    def _roll_back(self, tx: Tx) -> None:
+        """What the COMMIT did not end."""
+        with suppress(apsw.Error):
+            if tx.db.in_transaction:
+                tx.run("ROLLBACK")
+                tx.undone = True
+
+    def _undo(self, error: BaseException) -> BaseException:
+        """Roll back and say what is to be raised. The connection is dropped where it can't be trusted any more."""
+        db = self._db
+        try:
+            if db is not None and db.in_transaction:
+                db.execute("ROLLBACK")
+        except apsw.Error:
+            self._distrust_connection()
+        return self._failed(error) if isinstance(error, apsw.Error) else error
+
+    def distrust(self) -> None:
+        """A sync of the WAL failed: nothing more is written before what the WAL shows is on the disk."""
+        self._note_failed_sync()
+        self.require_outside()
+        self._locked(self._drop_connection)
+
+    @property
+    def distrusted(self) -> bool:
+        """A sync failed here or in another process: the kernel may take for written what it could not write.
+
+        Whoever opens the shard next writes its WAL again.
+        """
+        return self._sync_failed or self._suspects(self._shard) != 0
+
+    def trust(self) -> None:
+        """What this object saw fail is put right."""
+        self._sync_failed = False
+
+    def _note(self, error: BaseException) -> None:
+        if failed_sync(error):
+            self._note_failed_sync()
+
+    def _note_failed_sync(self) -> None:
+        self._sync_failed = True
+        self._host.suspect(self._shard)  # for other processes, and for whoever comes if this one dies before it can mend it
+
+    def _failed(self, error: Exception) -> BaseException:
+        self._note(error)
+        ours = translate(error, self._shard)
+        if isinstance(ours, StoreCorrupt):
+            self._distrust_connection()
+            self._host.quarantine(self._shard, ours)
+        elif isinstance(error, _UNSURE):
+            self._distrust_connection()
+        return ours
+
+    def _told(self, tx: Tx | None) -> None:
+        if tx is None:
+            return
+        if tx.events or tx.wake:
+            self._host.committed(self._shard, tx.events, tx.wake)
+        if tx.counts_before is not None:
+            for name, before, now in zip(COUNTED, tx.counts_before, tx.totals.counts(), strict=True):
+                if now != before:
+                    notify(self._observers.counts, name, now - before, self._shard)
+
+    # ---- the connection and its lock
+
+    def _connection(self) -> apsw.Connection:
+        if self._db is not None and self._suspects(self._shard):
+            self._drop_connection()  # another process saw a sync fail: to open it again puts it right
+        if self._db is None:
+            self._db = self._opener()
+            self._db.set_busy_handler(self._lock_wait)
+        elif self._db.in_transaction:
+            self._db.execute("ROLLBACK")  # whoever had the lock before was interrupted on its way out
+        return self._db
+
+    def _drop_connection(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            with suppress(apsw.Error):
+                db.close()
+
+    def _distrust_connection(self) -> None:
+        """After a failed read, write or sync the page cache may say what the disk does not: the next caller opens the file again.
+
+        In memory there is no disk, and the connection is all there is.
+        """
+        if not self._in_memory:
+            self._drop_connection()
+
+    @property
+    def opened(self) -> bool:
+        """Is its connection open?"""
+        return self._db is not None
+
+    @property
+    def busy(self) -> bool:
+        """Is its connection in use?"""
+        return self._lock.locked()
+
+    def require(self) -> None:
+        """Refuse to work after close, or in a child that was not prepared."""
+        if self._pid != os.getpid():
+            raise ForkedProcess("the queue came through a fork that it could not prepare for")
+        if self._closed:
+            raise QueueClosed("the queue is closed")
+
+    def require_outside(self) -> None:
+        """Refuse what can't be done while this thread is inside a transaction of the shard: it would wait for itself."""
+        if is_mine(self._owner):
+            raise InvalidArgument("this is inside a transaction on the same shard", hint=hints.USE_TRANSACTION)
+
+    def _taken(self, held: list[bool], seconds: float) -> None:
+        """The lock was waited for: is it ours, and may we use it?"""
+        if not held[0]:
+            self.require_outside()
+            raise StoreBusy("another thread holds the shard's write lock", shard=self._shard)
+        self._owner = threading.get_ident()
+        self._lock_wait.seconds = seconds
+        self.require()
+
+    def _connected(self, work: Callable[[apsw.Connection], T], failures: tuple[type[Exception], ...], seconds: float | None) -> T:
+        """Run `work` on the connection with the lock held; what it raises of `failures` is told as ours."""
+
+        def within() -> T:
+            try:
+                return work(self._connection())
+            except OSError as e:  # a module that is imported when it is needed
+                raise files.failure("it can't be read", e, self._shard) from e
+            except failures as e:
+                raise self._failed(e) from e
+
+        self.require_outside()
+        return self._locked(within, seconds)
+
+    def _locked(self, work: Callable[[], T], seconds: float | None = None) -> T:
+        """Run `work` with the lock held, which is waited for as long as other processes are inside `work`.
+
+        No context manager: the way out of one can be interrupted before it lets go of the lock.
+        """
+        held: list[bool] = []
+        if seconds is None:
+            seconds = BUSY_SECONDS
+        try:
+            held += map(self._lock.acquire, _WAIT, (seconds,))
+            self._taken(held, seconds)
+            return work()
+        finally:
+            if held and held[0]:
+                self._owner = 0
+                self._lock.release()
+
+    def close(self, leave: Callable[[apsw.Connection], None] | None = None) -> None:
+        """Close the connection once the transaction under way is over. Later calls raise QueueClosed.
+
+        A transaction that this thread itself has open is undone: it can't end before this returns.
+
+        Args:
+            leave: called with the connection when nothing more is committed. A failure of it changes nothing: the commits
+                are in the WAL.
+        """
+        self._closed = True
+        held = not is_mine(self._owner) and self._lock.acquire(timeout=BUSY_SECONDS)
+        try:
+            if leave is not None and held and self._db is not None:
+                leave(self._connection())
+        except (apsw.Error, OSError, StrictqError) as e:
+            self._note(e)
+        finally:
+            self._drop_connection()
+            if held:
+                self._lock.release()
+
+    # ---- forks (fork.py calls these)
+
+    def quiesce(self) -> bool:
+        """Before a fork: wait for the transaction under way and close the connection. False: it can't be had in time.
+
+        A transaction that the forking thread itself has open is undone: shared by two processes it would lose commits.
+        """
+        self._inside = is_mine(self._owner)
+        if not self._inside and not self._lock.acquire(timeout=BUSY_SECONDS):
+            return False
+        self._grouping.quiesce()
+        self._drop_connection()
+        return True
+
+    def resume(self, *, child: bool) -> None:
+        """After a fork that `quiesce` prepared."""
+        self._grouping.resume(child=child)
+        if child:
+            # The threads that waited here exist in the parent only; an open block of this thread still holds its lock.
+            owner = self._owner
+            self._make_locks()
+            self._pid = os.getpid()
+            if self._inside:
+                self._lock.acquire()
+                self._owner = owner
+        elif not self._inside:
+            self._lock.release()
+
+    def abandon(self) -> None:
+        """In a child whose fork was not prepared: never touch, and never close, the parent's connection."""
+        if self._db is not None:
+            leak(self._db)

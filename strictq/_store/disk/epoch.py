@@ -1,0 +1,50 @@
+"""How a process becomes one of those of this boot, and how the first of them begins a new epoch."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from ... import _hints as hints
+from ..._clock import Clock
+from ..._errors import ConfigError, StrictqError
+from .. import catalog
+from ..catalog import Catalog
+from . import locks
+
+ANOTHER_KERNEL_SECONDS: Final = 5.0
+BEGIN_STEP_SECONDS: Final = 0.05
+
+
+def join(directory: Path, known: Catalog, presence: locks.Presence, clock: Clock) -> Catalog:
+    """Be one of the processes of this boot; the first of them begins a new epoch."""
+    boot = clock.boot_id()
+    until = time.monotonic() + ANOTHER_KERNEL_SECONDS
+    while known.boot_id != boot:
+        # In short steps: who opens at the same moment may have begun the epoch, and keeps the queue open.
+        if presence.alone(BEGIN_STEP_SECONDS):
+            known = catalog.read(directory)
+            if known.boot_id != boot:
+                catalog.raise_epoch(directory, boot, next_offset(directory, known, clock))
+                known = catalog.read(directory)
+            break
+        known = catalog.read(directory)
+        if known.boot_id != boot and time.monotonic() >= until:
+            presence.leave()
+            raise ConfigError(
+                "another machine, or a virtual one, has this queue open",
+                hint=hints.ONE_KERNEL,
+            )
+    presence.join()
+    return known
+
+
+def next_offset(directory: Path, known: Catalog, clock: Clock) -> int:
+    """Where time goes on after a boot: from the wall clock, but never back behind what any readable shard has written."""
+    newest = clock.wall()
+    for part in known.topology:
+        with suppress(StrictqError):
+            newest = max(newest, catalog.last_time(directory, part))
+    return newest - clock.boot()

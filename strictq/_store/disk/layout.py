@@ -1,0 +1,156 @@
+"""The directory of a queue: which files lie in it, making it whole in one step, and what becomes of its WALs on the disk."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from ... import _files as files
+from ... import _hints as hints
+from ..._errors import InvalidArgument, QueueNotFound
+
+CATALOG: Final = "queue.db"
+WAKE: Final = "wake"
+PRESENCE: Final = "presence"
+RESERVE: Final = "reserve"
+MARKS: Final = "marks"
+CONSUMER: Final = "consumer-"
+BREAKER: Final = "breaker-"
+_DIRECTORY_MODE: Final = 0o700
+_SPARE: Final = 3
+"""Descriptors that removing a directory takes: itself, its listing, and the module that does it."""
+
+
+def shard_file(shard: int) -> str:
+    return f"shard-{shard:04d}.db"
+
+
+def check_own(directory: Path, *, writing: bool) -> None:
+    """Look at the files that are not SQLite's before any of them is opened.
+
+    Raises:
+        StoreError: one of them is no regular file, or is to be written and has another name; nothing was changed.
+    """
+    for name in (WAKE, PRESENCE, MARKS, RESERVE):
+        with suppress(FileNotFoundError):
+            files.require_regular(directory / name, os.lstat(directory / name), writing=writing)
+
+
+def find(path: Path) -> bool:
+    """Is there a queue at this path?
+
+    Raises:
+        InvalidArgument: the path is a file, or others may write to the directory.
+        QueueNotFound: it is a directory with something else in it.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return False
+    except OSError as e:
+        raise InvalidArgument(f"{path} can't be looked at: {e.strerror}") from e
+    if not stat.S_ISDIR(mode):
+        raise InvalidArgument(f"{path} is not a directory", hint=hints.NOT_A_DIRECTORY)
+    try:
+        entries = os.listdir(path)
+    except PermissionError as e:
+        raise InvalidArgument(f"{path} can't be read: {e.strerror}") from e
+    if CATALOG not in entries:
+        if entries:
+            hint = hints.NOT_A_QUEUE
+            raise QueueNotFound(f"{path} is a directory, but not a queue", hint=hint)
+        return False
+    if mode & stat.S_IWOTH and hasattr(os, "geteuid"):
+        raise InvalidArgument(f"everybody may write to {path}", hint=hints.CHMOD.of(path=path))
+    catalog = os.lstat(path / CATALOG).st_mode
+    if not stat.S_ISREG(catalog):
+        raise InvalidArgument(f"{path / CATALOG} is not a regular file")
+    return True
+
+
+def publish(path: Path, build: Callable[[Path], None]) -> None:
+    """Make a queue's directory whole in one step: built beside its place, synced, and renamed.
+
+    Whoever opens it sees all of it or nothing. If another process was faster, its queue stays and ours is dropped.
+    """
+    parent = path.parent
+    building = parent / f".{path.name}.{os.urandom(6).hex()}.new"
+    spare: list[int] = []
+    missing: list[Path] = []
+    try:
+        spare.extend(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(_SPARE))
+        files.make_directories(parent, missing)
+        building.mkdir(mode=_DIRECTORY_MODE)
+        build(building)
+        files.sync_directory(building)
+        try:
+            os.rename(building, path)
+        except OSError:
+            if not (path / CATALOG).exists():
+                raise
+        files.sync_directory(parent)
+    except OSError as e:
+        if e.errno in files.ILL:
+            raise files.failure(f"{path} can't be created", e) from e
+        raise InvalidArgument(f"{path} can't be created: {e.strerror or e}") from e
+    finally:
+        for fd in spare:  # now removing has what it needs
+            os.close(fd)
+        if building.exists():
+            files.remove_tree(building)
+        files.remove_empty(missing)
+
+
+# ---- WALs
+
+
+def sync_wal(path: Path) -> None:
+    """fsync a shard's WAL. Opening and closing the -wal file is safe; the database and its -shm must never be opened so."""
+    try:
+        fd = files.open_regular(f"{path}-wal", os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def rewrite_wal(path: Path, at: int) -> None:
+    """Write a shard's WAL over itself, from a byte on, and sync it. The caller holds the shard's write lock."""
+    try:
+        fd = files.open_regular(f"{path}-wal", os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        while block := os.pread(fd, 1 << 20, at):
+            at += os.pwrite(fd, block, at)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def cut_wal(path: Path, at: int) -> None:
+    """Drop a shard's WAL from a byte on, and sync it. The caller holds the shard's write lock."""
+    try:
+        fd = files.open_regular(f"{path}-wal", os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        if os.fstat(fd).st_size > at:
+            os.ftruncate(fd, at)
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def wal_bytes(path: Path) -> int:
+    """The size of a shard's WAL."""
+    try:
+        return os.stat(f"{path}-wal").st_size
+    except OSError:
+        return 0

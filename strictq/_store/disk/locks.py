@@ -1,0 +1,87 @@
+"""Who has a queue open, and who holds a named consumer: locks that end with their process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from ... import _hints as hints
+from ..._errors import StoreBusy, StoreError
+from ..._files import Lock, named
+from .layout import CONSUMER, PRESENCE
+
+JOIN_SECONDS: Final = 10.0
+
+
+class Presence(Lock):
+    """A shared lock that every process holds while it has the queue open.
+
+    If it is held although this machine has booted since the queue was last used, the holder is another kernel.
+    """
+
+    def __init__(self, directory: Path, *, look: bool = False) -> None:
+        super().__init__(directory / PRESENCE, look=look)
+
+    def join(self) -> None:
+        """Hold it, shared with the others.
+
+        Raises:
+            StoreBusy: somebody holds it alone: the queue is being salvaged, say.
+        """
+        if not self._lock(shared=True, seconds=JOIN_SECONDS):
+            self.leave()
+            raise StoreBusy("somebody holds the queue alone", shard=-1, hint=hints.SALVAGE_RUNS)
+
+    def is_last(self) -> bool:
+        """Return whether no other process holds it; asked by an object that is about to leave.
+
+        If another process holds it, this object's share ends here: of two that ask at once, the second is the last.
+        """
+        return self._lock(shared=False, seconds=0.0) and self._lock(shared=True, seconds=0.0)
+
+    def split(self) -> None:
+        """Take a share of its own, in a forked child. With the one that came through the fork, parent and child do not
+        see each other."""
+        inherited, self._fd = self._fd, None
+        if inherited is None:
+            return
+        try:
+            own = self._lock(shared=True, seconds=0.0)
+        except StoreError:
+            own = False
+        if own:
+            os.close(inherited)
+        else:
+            self.leave()
+            self._fd = inherited
+
+
+class ConsumerLock(Lock):
+    """Held by the one holder of a named consumer. The name is hashed: it may hold what a file name may not."""
+
+    def __init__(self, directory: Path, consumer: str, *, look: bool = False) -> None:
+        super().__init__(named(directory, CONSUMER, consumer), look=look)
+
+
+class PrivateLock:
+    """The same for a queue in memory, which one process has for itself."""
+
+    def __init__(self, taken: set[str], consumer: str) -> None:
+        self._taken = taken
+        self._consumer = consumer
+        self._held = False
+
+    def alone(self, seconds: float) -> bool:  # noqa: ARG002 - nobody else could let go of it meanwhile
+        """Hold it, unless somebody does."""
+        if not self._held and self._consumer in self._taken:
+            return False
+        self._taken.add(self._consumer)
+        self._held = True
+        return True
+
+    def leave(self) -> None:
+        """Let go of it."""
+        if self._held:
+            self._held = False
+            self._taken.discard(self._consumer)

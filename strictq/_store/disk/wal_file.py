@@ -1,0 +1,367 @@
+"""What a WAL must still hold. SQLite takes the first damaged frame for its end, as if the power had failed there: what was
+committed behind it would be gone, with nobody told; and where some of it is in the database already, old pages would mix
+with new ones. So a shard is quarantined when its WAL ends too early, which is known from two things:
+
+- **The mark.** After a checkpoint, and when a shard is closed, a few bytes beside the shards say: of the WAL that began with
+  this salt, so many frames were on the disk. A lower bound, true for as long as the WAL has that salt. It is not synced:
+  a power cut may leave an older mark, or none, and those are true as well.
+- **A commit with a successor.** At "full" nobody writes after a commit before it is synced. So where a commit lies behind
+  the end that SQLite found, and what follows it continues its running checksum, that commit was on the disk, and with
+  it everything before it. What an interrupted commit, or an undone one, leaves behind has no such successor.
+
+What neither tells: damage to the very last commit of a shard that was not closed. It looks as a power cut does.
+
+The format of the WAL is SQLite's (https://sqlite.org/fileformat2.html#walformat).
+Source: docs/explanation/storage.md
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Final, NamedTuple
+from zlib import adler32, crc32
+
+import apsw
+
+from ... import _files as files
+from ..._errors import StoreError
+
+HEADER_BYTES: Final = 32
+FRAME_HEADER_BYTES: Final = 24
+HOLE_FRAMES_MAX: Final = 1000
+"""Where so many frames in a row can't be verified, a WAL is taken to end."""
+_MAGIC: Final = 0x377F0682
+_HEADER: Final = struct.Struct(">IIII8sII")
+_FRAME: Final = struct.Struct(">II8sII")
+"""Page number, size of the database after a commit (0: no commit), salts, running checksum."""
+_MARK: Final = struct.Struct(">I8sI8sI4x")
+"""Shard, salts, frames, boot, CRC-32 of these."""
+_NO_BOOT: Final = bytes(8)
+Sums = tuple[int, int]
+
+
+class Header(NamedTuple):
+    """Of a WAL.
+
+    Attributes:
+        order: of bytes in the checksums, as struct names it.
+        sound: its own checksum is right.
+    """
+
+    raw: bytes
+    order: str
+    page_bytes: int
+    salts: bytes
+    sums: Sums
+    sound: bool
+
+
+class Frame(NamedTuple):
+    """Of a WAL: whose page it has, the size of the database if it commits (else 0), and whether it is what was written."""
+
+    page: int
+    commit: int
+    good: bool
+
+
+class Mark(NamedTuple):
+    """What strictq records of a shard's WAL.
+
+    Attributes:
+        salts, frames: so many frames of the WAL with these salts were on the disk.
+        boot: in this boot a process wrote to the WAL, or opened it to write; no frame need have been on the disk.
+    """
+
+    salts: bytes
+    frames: int
+    boot: bytes = _NO_BOOT
+
+    def had_frames(self, boot: bytes) -> bool:
+        """May the WAL have had frames that a power cut cannot have taken, if this is the boot?"""
+        return self.frames > 0 or self.boot == boot
+
+
+EMPTY: Final = Mark(bytes(8), 0)
+"""The mark of a WAL that strictq emptied."""
+
+
+def boot_tag(boot: str) -> bytes:
+    """The name of a boot in a mark."""
+    raw = boot.encode()
+    return struct.pack(">II", crc32(raw), adler32(raw))  # hashlib would have to be imported for it
+
+
+def has_header(path: Path) -> bool:
+    """Is there a WAL, and is it long enough to hold anything?"""
+    with Wal.of(path) as wal:
+        return wal is not None and wal.header() is not None
+
+
+def salts_of(path: Path | None) -> bytes:
+    """The salts of a shard's WAL; empty where it has none, or none that can be read."""
+    header = None
+    if path is not None:
+        # Called when a commit is done already: that there is no file left to open must not make it look as if it had failed.
+        with suppress(OSError), Wal.of(path) as wal:
+            header = None if wal is None else wal.header()
+    return header.salts if header is not None and header.sound else b""
+
+
+def end_of(path: Path, *known: Mark | None) -> int:
+    """The byte of a shard's WAL behind the frames that are on the disk by what is known; 0 if nothing is known of this WAL."""
+    with Wal.of(path) as wal:
+        header = None if wal is None else wal.header()
+    if header is None or not header.sound:
+        return 0
+    frames = max((mark.frames for mark in known if mark is not None and mark.salts == header.salts), default=0)
+    return HEADER_BYTES + frames * (FRAME_HEADER_BYTES + header.page_bytes) if frames else 0
+
+
+def running(data: bytes, sums: Sums, order: str) -> Sums:
+    """SQLite's checksum of the WAL, continued over some more bytes."""
+    a, b = sums
+    for x, y in struct.iter_unpack(f"{order}II", data):
+        a = (a + x + b) & 0xFFFFFFFF
+        b = (b + y + a) & 0xFFFFFFFF
+    return a, b
+
+
+def parse_header(raw: bytes) -> Header:
+    magic, _version, page_bytes, _sequence, salts, a, b = _HEADER.unpack(raw)
+    order = ">" if magic & 1 else "<"
+    sound = magic & ~1 == _MAGIC and running(raw[:24], (0, 0), order) == (a, b)
+    return Header(raw, order, page_bytes, salts, (a, b), sound)
+
+
+class Wal:
+    """The WAL of a shard as a plain file, which may be opened and closed beside SQLite (its database must never be)."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @staticmethod
+    @contextmanager
+    def of(path: Path) -> Iterator[Wal | None]:
+        """The WAL of the shard at this path; None: it has none."""
+        try:
+            fd = files.open_regular(f"{path}-wal", os.O_RDONLY)
+        except (OSError, StoreError):
+            yield None
+            return
+        try:
+            yield Wal(fd)
+        finally:
+            os.close(fd)
+
+    def header(self) -> Header | None:
+        """None: the file is too short to have one."""
+        raw = os.pread(self._fd, HEADER_BYTES, 0)
+        return parse_header(raw) if len(raw) == HEADER_BYTES else None
+
+    def frame(self, number: int, page_bytes: int, *, page: bool = False) -> bytes:
+        """A frame's header, numbered from 1, and its page if asked for; shorter at the end of the file."""
+        at = HEADER_BYTES + (number - 1) * (FRAME_HEADER_BYTES + page_bytes)
+        return os.pread(self._fd, FRAME_HEADER_BYTES + (page_bytes if page else 0), at)
+
+    def mended(self, header: Header) -> Header | None:
+        """A header whose checksum is wrong by one bit, as it was; None: more is wrong with it, or it is not these frames' own."""
+        for bit in range(HEADER_BYTES * 8):
+            raw = bytearray(header.raw)
+            raw[bit // 8] ^= 1 << bit % 8
+            mended = parse_header(bytes(raw))
+            if mended.sound and 512 <= mended.page_bytes <= 65536 and self._continues(1, mended, mended.sums):
+                return mended
+        return None
+
+    def commits(self, header: Header) -> Iterator[int]:
+        """The numbers of the frames that commit, up to where it can't be read on. Slow: 0.1 ms a frame."""
+        sums = header.sums
+        for number in count(1):
+            raw = self.frame(number, header.page_bytes, page=True)
+            if len(raw) < FRAME_HEADER_BYTES + header.page_bytes:
+                return
+            _page, commit, salts, a, b = _FRAME.unpack_from(raw)
+            sums = self._sums(raw, sums, header)
+            if salts != header.salts or sums != (a, b):
+                return
+            if commit:
+                yield number
+
+    def frames(self, header: Header) -> Iterator[Frame]:
+        """Every frame of this WAL, up to the last one that can be verified: by the checksum of the one before it, or, where
+        only its header is damaged, by what it must have said. Slow: 0.1 ms a frame, 6 ms a damaged one."""
+        held: list[Frame] = []
+        sums = header.sums
+        for number in count(1):
+            raw = self.frame(number, header.page_bytes, page=True)
+            if len(raw) < FRAME_HEADER_BYTES + header.page_bytes:
+                return
+            page, commit, salts, a, b = _FRAME.unpack_from(raw)
+            found = Frame(page, commit, good=False)
+            computed = self._sums(raw, sums, header)
+            if computed == (a, b):
+                found = Frame(page, commit, good=salts == header.salts or self._continues(number + 1, header, (a, b)))
+            elif self._continues(number + 1, header, computed):
+                found, (a, b) = Frame(page, commit, good=True), computed
+            elif salts == header.salts:
+                found = self._mended_frame(raw, sums, header) or found
+            sums = (a, b)
+            held.append(found)
+            if found.good:
+                yield from held
+                held.clear()
+            elif len(held) > HOLE_FRAMES_MAX:
+                return
+
+    def _mended_frame(self, raw: bytes, sums: Sums, header: Header) -> Frame | None:
+        """The frame, if one bit of its page number or size is wrong and nothing else."""
+        stored = _FRAME.unpack_from(raw)[3:]
+        for bit in range(64):
+            head = bytearray(raw[:8])
+            head[bit // 8] ^= 1 << bit % 8
+            if self._sums(bytes(head) + raw[8:], sums, header) == stored:
+                page, commit = struct.unpack(">II", head)
+                return Frame(page, commit, good=True)
+        return None
+
+    @staticmethod
+    def _sums(frame: bytes, sums: Sums, header: Header) -> Sums:
+        return running(frame[FRAME_HEADER_BYTES:], running(frame[:8], sums, header.order), header.order)
+
+    def goes_on_after(self, frames: int, header: Header) -> bool:
+        """Is there a commit behind so many frames that somebody continued?"""
+        before: Sums | None = None
+        for number in count(frames + 1):
+            raw = self.frame(number, header.page_bytes)
+            if len(raw) < FRAME_HEADER_BYTES:
+                return False
+            _page, commit, salts, a, b = _FRAME.unpack(raw)
+            if before is not None and salts == header.salts and self._continues(number, header, before):
+                return True
+            before = (a, b) if commit else None
+        raise AssertionError
+
+    def _continues(self, number: int, header: Header, sums: Sums) -> bool:
+        """Does this frame follow one with that checksum?"""
+        raw = self.frame(number, header.page_bytes, page=True)
+        if len(raw) < FRAME_HEADER_BYTES + header.page_bytes:
+            return False
+        _page, _commit, salts, a, b = _FRAME.unpack_from(raw)
+        return salts == header.salts and self._sums(raw, sums, header) == (a, b)
+
+    def last_image(self, header: Header, page: int) -> bytes | None:
+        """What its commits say of a page in the end."""
+        last = committed = None
+        done = max(self.commits(header), default=0)
+        for number in range(1, done + 1):
+            raw = self.frame(number, header.page_bytes)
+            if _FRAME.unpack(raw)[0] == page:
+                last = number
+        if last is not None:
+            committed = self.frame(last, header.page_bytes, page=True)[FRAME_HEADER_BYTES:]
+        return committed
+
+
+def damage(
+    path: Path,
+    db: apsw.Connection,
+    mark: Mark | None,
+    *,
+    every_commit_synced: bool,
+    in_database: Callable[[Callable[[int], bytes | None]], bool],
+) -> str | None:
+    """What is wrong with a shard's WAL, as this connection, which has read the database, sees it; None: nothing that shows.
+
+    Args:
+        every_commit_synced: all who ever wrote to it did so at "full".
+        in_database: given a function from a page to what the WAL says of it: is that what the database says already?
+    """
+    with Wal.of(path) as wal:
+        header = wal.header() if wal is not None else None
+        if wal is None or header is None:
+            return None
+        if not header.sound:
+            mended = wal.mended(header)
+            if mended is None or in_database(lambda page: wal.last_image(mended, page)):
+                # A power cut tore it when the WAL was to begin anew, and then everything is in the database; or as good as that.
+                return None
+            return "the header of its WAL is damaged"
+        frames = _frames(db, wal, header)
+        if wal.header() != header:
+            return None  # another process began it anew, which it does only if it could read all of it
+        if not frames and any(wal.commits(header)):
+            return None  # it is to begin anew, and nothing was written since: what it holds is in the database
+        if mark is not None and mark.salts == header.salts and frames < mark.frames:
+            return f"its WAL is damaged: {frames} frames can be read, {mark.frames} were written"
+        while every_commit_synced and wal.goes_on_after(frames, header):
+            # Perhaps somebody commits just now. But a commit is published before it has a successor.
+            before, frames = frames, _frames(db, wal, header)
+            if wal.header() != header:
+                return None
+            if frames == before:
+                return f"its WAL is damaged: commits lie behind frame {frames}, where it can't be read on"
+    return None
+
+
+def end(db: apsw.Connection, page_bytes: int) -> int:
+    """The byte of the WAL behind its newest commit, as a connection that has read the database sees it."""
+    frames = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]
+    return HEADER_BYTES + frames * (FRAME_HEADER_BYTES + page_bytes) if frames > 0 else 0
+
+
+def _frames(db: apsw.Connection, wal: Wal, header: Header) -> int:
+    """How many frames of the WAL are committed, as SQLite sees it."""
+    try:
+        return db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]
+    except apsw.ReadOnlyError:
+        return max(wal.commits(header), default=0)  # on a medium that can't be written to SQLite does not say
+
+
+# ---- marks
+
+
+def marks_bytes(shards: int) -> int:
+    """The size of the file of marks."""
+    return shards * _MARK.size
+
+
+def read_mark(file: Path, shard: int) -> Mark | None:
+    """The mark of a shard; None: there is none, or it is damaged itself."""
+    with suppress(OSError, StoreError), _opened(file, os.O_RDONLY) as fd:
+        raw = os.pread(fd, _MARK.size, shard * _MARK.size)
+        if len(raw) == _MARK.size:
+            number, salts, frames, boot, sum_ = _MARK.unpack(raw)
+            if (number, sum_) == (shard, crc32(raw[:24])):
+                return Mark(salts, frames, boot)
+    return None
+
+
+def write_mark(file: Path, shard: int, mark: Mark) -> None:
+    """Keep a mark. If it can't be written, the one before it stays, and stays true."""
+    raw = struct.pack(">I8sI8s", shard, mark.salts, mark.frames, mark.boot)
+    with suppress(OSError, StoreError), _opened(file, os.O_WRONLY | os.O_CREAT) as fd:
+        os.pwrite(fd, _MARK.pack(shard, mark.salts, mark.frames, mark.boot, crc32(raw)), shard * _MARK.size)
+
+
+def current_mark(path: Path, db: apsw.Connection, boot: bytes) -> Mark | None:
+    """How far the WAL goes now. The caller knows that this much is on the disk, or sees to it before the mark is written."""
+    with Wal.of(path) as wal:
+        header = wal.header() if wal is not None else None
+        if wal is None or header is None or not header.sound:
+            return None
+        frames = _frames(db, wal, header)
+        return Mark(header.salts, frames, boot) if frames > 0 and wal.header() == header else None
+
+
+@contextmanager
+def _opened(file: Path, flags: int) -> Iterator[int]:
+    fd = files.open_regular(file, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,89 @@
+"""What a worker commits in one go: messages that are done, those behind them that start now, and others that start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+from ..._errors import LeaseLost
+from ..._sql import SETTLE
+from ..commit.tx import Tx
+from . import lanes, settle
+from .leases import Settlement
+
+_LANE = attrgetter("lane")
+
+
+class Advance:
+    """An operation on one shard. No lease occurs in it twice; a lane may: a worker that took a lane back may not yet know
+    that it had lost it.
+    """
+
+    __slots__ = ("_heads", "_last", "_starting")
+
+    def __init__(
+        self, last: Sequence[tuple[Settlement, int, int]], heads: Sequence[Settlement], starting: Sequence[Settlement]
+    ) -> None:
+        """Args:
+        last: acks of the last message of a lease, as far as its holder knows, with the lease's range.
+        heads: acks of one message of leases that hold more; `Settlement.start` is the one that starts with it.
+        starting: a handler of these messages starts now.
+        """
+        self._last = last
+        self._heads = heads
+        self._starting = starting
+
+    def __call__(self, tx: Tx) -> dict[Settlement, LeaseLost]:
+        """What was refused: it changed nothing. The rest took effect."""
+        heads, last, starting = self._heads, self._last, self._starting
+        settle.locate(tx, [*heads, *(batch for batch, _, _ in last), *starting])
+        singly: list[Settlement] = []
+        if heads and not _ack_heads(tx, heads):
+            singly += heads
+        if last and not _ack_last(tx, last):
+            singly += [batch for batch, _, _ in last]
+        refused: dict[Settlement, LeaseLost] = {}
+        if singly:
+            for batch, lost in zip(singly, settle.ack(tx, singly), strict=True):
+                if lost:
+                    refused[batch] = next(iter(lost.values()))
+        if starting:
+            refused |= _start_all(tx, starting)
+        return refused
+
+
+def _ack_heads(tx: Tx, batches: Sequence[Settlement]) -> bool:
+    """One message each of leases that go on, in three statements for all. False: one is not so; nothing changed."""
+    ordered = sorted(batches, key=_LANE)
+    started = [(b.seqs[0] if b.start is None else b.start, b.lane, b.token, b.seqs[0], b.seqs[0]) for b in ordered]
+    return _finish(tx, ordered, SETTLE.end_head, started) is not None
+
+
+def _ack_last(tx: Tx, work: Sequence[tuple[Settlement, int, int]]) -> bool:
+    """The last message each of leases, which end with it, in a few statements for all. False: as for `_ack_heads`."""
+    work = sorted(work, key=lambda entry: entry[0].lane)
+    ordered = [b for b, _, _ in work]
+    finished = _finish(tx, ordered, SETTLE.end_whole_lease, [(b.lane, b.token, lo, hi, 1) for b, lo, hi in work])
+    if finished is None:
+        return False
+    settle.list_rest(tx, finished, ordered)
+    return True
+
+
+def _finish(tx: Tx, batches: Sequence[Settlement], leases: str, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]] | None:
+    """`lanes.remove_acked`, undone where it is None."""
+    tx.run("SAVEPOINT advance")
+    finished = lanes.remove_acked(tx, batches, leases, rows)
+    if finished is None:
+        tx.run("ROLLBACK TO advance")
+    tx.run("RELEASE advance")
+    return finished
+
+
+def _start_all(tx: Tx, batches: Sequence[Settlement]) -> dict[Settlement, LeaseLost]:
+    before = tx.db.total_changes()
+    tx.many(SETTLE.start_many, [(b.seqs[0], b.lane, b.token, b.seqs[0], b.seqs[0]) for b in sorted(batches, key=_LANE)])
+    if tx.db.total_changes() - before == len(batches):
+        return {}
+    return {b: e for b, e in zip(batches, settle.start(tx, batches), strict=True) if e is not None}

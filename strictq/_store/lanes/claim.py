@@ -1,0 +1,414 @@
+"""Receiving: which lanes are claimed, in which order, and what is found at their heads.
+
+The cost of a claim is that of what it hands out: ready lanes are listed in order, and a lane's messages lie together.
+Nothing is ever scanned past. Work on the side (leases that ran out, delays that are over, messages that expired or are out
+of attempts) is done in bounded steps, so that no run of them holds the lock for long or hides another lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from ..._sql import CLAIM, LANES, repeated
+from ..bulk import packing
+from ..commit.tx import NEVER, SECOND, Tx, insert_rows
+from . import history, lanes, retries, sweeps
+from .leases import ATTEMPTS, BODY, CAREFUL, DUE, EXPIRES, HEADERS, ID, KEY, LANE, POSITION, SEQ, Claimed, Held, Row
+
+CULL_STEP: Final = 200
+"""Messages expired or out of attempts that one claim removes; the rest is left to the next one."""
+HEAD_PAGE: Final = 256
+
+_LEASES: Final = repeated(CLAIM.insert_lease, 64, 16, 4, 1)
+
+
+class Request(NamedTuple):
+    """What a claim may take.
+
+    Attributes:
+        lease: microseconds; None: as the queue is configured.
+        charge: a message that is alone in its lease counts as started; False: only its holder's start counts.
+        starts: the holder calls start before each handler, so a message that was not started has not killed it.
+        endless: the lease has no deadline and outlives a reboot: a hand-out's.
+        arrived_to: only messages with an arrival number up to this one.
+        bytes_max: stop before bodies and headers come to more, but not before the first message.
+        packed: plain messages may come column by column.
+    """
+
+    room: int
+    per_key: int | None
+    lease: int | None
+    consumer: str
+    ack_first: bool = False
+    keys: tuple[bytes, ...] | None = None
+    charge: bool = True
+    starts: bool = False
+    endless: bool = False
+    arrived_to: int | None = None
+    bytes_max: int | None = None
+    packed: bool = False
+
+
+class _Claim:
+    """One claim while it runs."""
+
+    def __init__(self, tx: Tx, request: Request) -> None:
+        self.tx = tx
+        self.request = request
+        self.room = request.room
+        self.token = 0
+        self.cull = CULL_STEP
+        self.stop = False
+        self.rows: list[tuple[Any, ...]] = []
+        self.positions: list[int] = []
+        length = request.lease
+        self.out = Claimed(tx.shard, int(tx.config.lease_seconds * SECOND) if length is None else length)
+        self.deadline = NEVER if request.endless else tx.now + self.out.lease
+        self.bytes_left = request.bytes_max
+        self.last = 0
+        """The last position that this claim looks at: what it moves to the end of the order is left to the next one."""
+
+    def fit(self, rows: list[Row]) -> list[Row]:
+        """As many of a lane's first messages as the request's bounds on arrival and bytes allow."""
+        newest = self.request.arrived_to
+        if newest is not None and rows and rows[-1][ID] > newest:
+            rows = [row for row in rows if row[ID] <= newest]  # in a lane, arrival numbers ascend
+        if self.bytes_left is None:
+            return rows
+        for n, row in enumerate(rows):
+            body = row[BODY]
+            size = len(body) if body is not None else self.tx.run(CLAIM.body_size, (row[ID],)).get
+            size += len(row[HEADERS] or "")
+            if size > self.bytes_left and (n or self.rows):
+                self.stop = True
+                return rows[:n]
+            self.bytes_left -= size
+        return rows
+
+    def fits(self, piece: packing.Piece) -> bool:
+        """Whether all of a piece is within the request's bounds, and plain."""
+        newest = self.request.arrived_to
+        return (
+            not piece.unlike
+            and piece.messages <= self.room
+            and (newest is None or piece.newest <= newest)
+            and (self.bytes_left is None or len(piece.bodies) <= self.bytes_left)
+        )
+
+    def take(self, rows: list[Row]) -> None:
+        """Lease one lane's first messages."""
+        first = rows[0]
+        self._lease(first[POSITION], first[LANE], first[KEY], first[SEQ], rows[-1][SEQ], len(rows), rows)
+
+    def take_piece(self, piece: packing.Piece) -> None:
+        """Lease one lane's first messages, and as many more of it as are like them."""
+        tx = self.tx
+        held = self._lease(piece.position, piece.lane, piece.key, piece.lo, piece.hi, piece.messages, [])
+        held.pieces = pieces = []
+        while True:
+            pieces.append(piece)
+            if self.bytes_left is not None:
+                self.bytes_left -= len(piece.bodies)
+            if piece.hi == piece.tail or not self.room:
+                return
+            piece = packing.following(tx, piece, min(self.room, packing.STEP))
+            if not self.fits(piece):
+                return  # the rest of this lane is for the next one who claims it
+            self.room -= piece.messages
+            lane, token, consumer, lo, _, started, pending, *rest = self.rows[-1]
+            self.rows[-1] = (lane, token, consumer, lo, piece.hi, started, pending + piece.messages, *rest)
+
+    def _lease(self, position: int, lane: int, key: bytes, lo: int, hi: int, n: int, rows: list[Row]) -> Held:
+        token = self.token
+        if not token:
+            self.token = token = self.tx.new_token()
+        request = self.request
+        # A handler of a single message counts as started now: so no transaction is needed to say so.
+        started = lo if n == 1 and request.charge else lo - (lanes.SAYS_STARTS if request.starts else 1)
+        pending = 0 if request.ack_first else n
+        self.rows.append((lane, token, request.consumer, lo, hi, started, pending, self.tx.now, self.deadline, request.ack_first))
+        self.positions.append(position)
+        held = Held(lane, key, token, self.deadline, rows)
+        self.out.leases.append(held)
+        self.room -= n
+        return held
+
+    def finish(self) -> Claimed:
+        tx = self.tx
+        if self.rows:
+            self.out.messages = n = self.request.room - self.room
+            tx.totals.receives += n
+            tx.totals.claims += 1
+            self._unlist()
+            if len(self.rows) > 1:
+                self.rows.sort()
+            insert_rows(tx, _LEASES, self.rows)
+            tx.totals.next_deadline = min(tx.totals.next_deadline, self.deadline)
+            if self.request.ack_first:
+                for held in self.out.leases:
+                    self._resolve(held)
+        return self.out
+
+    def _unlist(self) -> None:
+        if self.request.keys is None and self.request.arrived_to is None:
+            # Every lane in between was claimed too, or has moved to the end of the order: who passes one over must stop there.
+            self.tx.run(CLAIM.drop_positions, (self.positions[0], self.positions[-1]))
+        else:
+            self.tx.many(CLAIM.drop_position, [(p,) for p in self.positions])
+
+    def _resolve(self, held: Held) -> None:
+        """ack_first: the messages are done now, only the lane stays leased."""
+        tx = self.tx
+        gone = [(r[SEQ], r[ID], r[BODY] is None) for r in held.rows]
+        held.rows = [with_body(tx, row) for row in held.rows]
+        lanes.remove(tx, held.lane, gone, history.ACKED)
+        tx.count_acks(len(held.rows))
+
+
+def claim(tx: Tx, request: Request) -> Claimed:
+    """Lease the oldest ready heads, whole lanes at a time (or `per_key` messages of each)."""
+    work = _Claim(tx, request)
+    work.out.more = sweeps.expire_leases(tx) | sweeps.wake_delayed(tx)
+    work.last = tx.totals.last_id if request.arrived_to is None else min(request.arrived_to, tx.totals.last_id)
+    if request.keys is not None:
+        _claim_keys(work, request.keys)
+    elif request.per_key is None:
+        if request.packed:
+            _claim_packed(work)
+        else:
+            _claim_whole(work)
+        if request.arrived_to is not None:
+            _claim_moved(work, request.arrived_to)
+    else:
+        _claim_heads(work, request.per_key)
+    return work.finish()
+
+
+def _claim_whole(work: _Claim) -> None:
+    """Rules 1 to 3: the oldest ready head, as many more of its lane as fit, and again."""
+    after = -1
+    while work.room > 0 and not work.stop:
+        limit = work.room
+        rows = work.tx.run(CLAIM.ready_messages, (after, work.last, limit)).fetchall()
+        if not rows:
+            return
+        after = rows[-1][POSITION]
+        _take_lanes(work, rows, None, cut=len(rows) == limit)
+        if len(rows) < limit:
+            return
+
+
+def _claim_packed(work: _Claim) -> None:
+    """The same column by column. As rows, where that does not pay, a lane is not plain, or the room ends in it: for a while."""
+    after, pause = -1, packing.PAUSE
+    while work.room > 0 and not work.stop:
+        lanes_before, room_before = len(work.rows), work.room
+        for piece in packing.ready(work.tx, after, work.last, min(work.room, packing.STEP)):
+            if piece.careful or not work.fits(piece):
+                break
+            work.take_piece(piece)
+            after = piece.position
+            if not work.room:
+                return
+            if not packing.pays(len(work.rows) - lanes_before, room_before - work.room):
+                pause = packing.PAUSE_MAX
+                break
+        else:
+            return
+        limit = min(work.room, pause)
+        pause = min(2 * pause, packing.PAUSE_MAX)
+        rows = work.tx.run(CLAIM.ready_messages, (after, work.last, limit)).fetchall()
+        if not rows:
+            return
+        after = rows[-1][POSITION]
+        _take_lanes(work, rows, None, cut=len(rows) == limit)
+
+
+def _claim_moved(work: _Claim, arrived_to: int) -> None:
+    """Bounded by arrival: lanes that have moved to the end of the order since then."""
+    if work.room <= 0 or work.stop:
+        return
+    for position, careful, lane in work.tx.run(CLAIM.arrived_before, (arrived_to, work.room)).fetchall():
+        if work.room <= 0 or work.stop:
+            return
+        _take_lanes(work, work.tx.run(CLAIM.lane_messages, (lane, position, careful, 0, work.room)).fetchall(), None)
+
+
+def _claim_heads(work: _Claim, per_key: int) -> None:
+    after = -1
+    while work.room > 0 and not work.stop:
+        want = min(HEAD_PAGE, -(-work.room // per_key))
+        listed = work.tx.run(CLAIM.ready_lanes, (after, work.last, want)).fetchall()
+        if not listed:
+            return
+        after = listed[-1][0]
+        rows = work.tx.many(CLAIM.heads_of, [(position, per_key) for position, _ in listed]).fetchall()
+        _take_lanes(work, rows, per_key)
+        if len(listed) < want:
+            return
+
+
+def _claim_keys(work: _Claim, keys: Sequence[bytes]) -> None:
+    """Only these lanes, in their order of readiness."""
+    tx = work.tx
+    listed = []
+    for key in keys:
+        lane = lanes.find(tx, key)
+        row = None if lane is None else tx.run(CLAIM.ready_of, (lane,)).get
+        if row is not None:
+            listed.append((row[0], row[1], lane))
+    for position, careful, lane in sorted(listed):
+        if work.room <= 0 or work.stop:
+            return
+        limit = work.room if work.request.per_key is None else min(work.room, work.request.per_key)
+        _take_lanes(work, tx.run(CLAIM.lane_messages, (lane, position, careful, 0, limit)).fetchall(), limit)
+
+
+def _take_lanes(work: _Claim, rows: list[Row], per_key: int | None, *, cut: bool = False) -> None:
+    """Lease lane by lane from rows that lie in order of position and seq.
+
+    Args:
+        cut: the rows end where a limit cut them, so the last lane may have more.
+    """
+    now = work.tx.now
+    bounded = work.request.arrived_to is not None or work.bytes_left is not None
+    at, end = 0, len(rows)
+    while at < end and work.room > 0 and not work.stop:
+        first = rows[at]
+        position = first[POSITION]
+        plain = not first[CAREFUL]
+        stop = at
+        while stop < end and (row := rows[stop])[POSITION] == position:
+            if row[DUE] is not None or row[EXPIRES] is not None or row[ATTEMPTS]:
+                plain = plain and is_plain(row, now, work.tx)
+            stop += 1
+        chunk = rows[at:stop] if stop - at < work.room else rows[at : at + work.room]
+        if cut and stop == end and stop - at < work.room and plain:
+            # Lanes before it took less than their rows: there is room for more of this one than was read.
+            chunk = work.tx.run(CLAIM.lane_messages, (first[LANE], position, 0, 0, work.room)).fetchall()
+            plain = all(is_plain(row, now, work.tx) for row in chunk)
+        at = stop
+        if plain:
+            if bounded:
+                chunk = work.fit(chunk)
+                if work.stop and not chunk:
+                    return  # the bytes are used up: the lane stays where it is
+                if not chunk:
+                    continue
+            work.take(chunk)
+        elif work.cull <= 0:
+            # The budget of this transaction is spent. What is left stays where it is; if nothing was found, the next
+            # transaction goes on from here.
+            work.out.more = work.stop = True
+            return
+        else:
+            _take_carefully(work, first, work.room if per_key is None else min(per_key, work.room))
+
+
+def is_plain(row: Row, now: int, tx: Tx) -> bool:
+    """Nothing about this message needs a second look."""
+    return (
+        (row[DUE] is None or row[DUE] <= now)
+        and (row[EXPIRES] is None or row[EXPIRES] > now)
+        and not (row[ATTEMPTS] and retries.given_up(tx.config, row[ATTEMPTS]))
+    )
+
+
+def _take_carefully(work: _Claim, first: Row, limit: int) -> None:
+    """Claim one lane that has an expired lease, a solo range, or messages that expired, are delayed or out of attempts."""
+    tx = work.tx
+    lane = first[LANE]
+    lease = lanes.lease_of(tx, lane)
+    if lease is not None:
+        lanes.retake(tx, lease)
+    if lanes.revive_some(tx, lane):
+        work.out.more, work.cull = True, 0
+        return _end_careful(work, first, [])
+    row = lanes.get(tx, lane)
+    found: list[Row] = []
+    start = 0
+    while len(found) < limit:
+        page = min(limit - len(found), HEAD_PAGE)
+        rows = tx.run(CLAIM.lane_messages, (lane, first[POSITION], 1, start, page)).fetchall()
+        for message in rows:
+            start = message[SEQ] + 1
+            if message[DUE] is not None and message[DUE] > tx.now:
+                return _end_careful(work, first, found)
+            if not is_plain(message, tx.now, tx):
+                if work.cull <= 0:
+                    work.out.more = True
+                    return _end_careful(work, first, found)
+                work.cull -= 1
+                if _cull(tx, row, message):
+                    return _end_careful(work, first, found)
+                continue
+            found.append(message)
+            if found[0][SEQ] <= row.solo_to:
+                return _end_careful(work, first, found)
+        if len(rows) < page:
+            break
+    return _end_careful(work, first, found)
+
+
+def _end_careful(work: _Claim, first: Row, found: list[Row]) -> None:
+    tx, lane = work.tx, first[LANE]
+    if found:
+        fitting = work.fit(found)
+        if fitting:
+            work.take(fitting)
+        elif work.stop and found[0][ID] > first[ID] == first[POSITION]:
+            # It keeps its turn. Where its head arrived is another lane's place now, if the head was put aside. Never at an
+            # earlier place: those up to the last lane that was claimed are dropped.
+            lanes.unlist(tx, lane)
+            lanes.list_ready(tx, lane, found[0][ID], careful=True)
+        if fitting or work.stop:
+            return
+    # Nothing to hand out: delayed, held, emptied, or cut short, and then at the end of the order.
+    lanes.unlist(tx, lane)
+    lanes.place(tx, lane, at_end=True)
+
+
+def _cull(tx: Tx, lane: lanes.Lane, message: Row) -> bool:
+    """Remove a message that expired or is out of attempts. True: its lane is held now."""
+    seq = message[SEQ]
+    if message[EXPIRES] is not None and message[EXPIRES] <= tx.now:
+        tx.totals.expired += 1
+        if tx.config.on_expire == "dead_letter":
+            lanes.bury(
+                tx, lane.id, lane.key, seq, kind="expired", reason="its TTL was over", starts=retries.starts(message[ATTEMPTS])
+            )
+        else:
+            lanes.remove(tx, lane.id, [(seq, message[ID], message[BODY] is None)], history.EXPIRED)
+        return False
+    stored = message[ATTEMPTS]
+    *_, error, _, first_at, _ = tx.run(LANES.message, (lane.id, seq)).get
+    reason = retries.why(tx.config, stored, tx.now - (first_at or tx.now), error)
+    return lanes.apply_poison(tx, lane.id, lane.key, seq, stored, reason)
+
+
+def with_bodies(tx: Tx, claimed: Claimed) -> Claimed:
+    """Fetch the bodies that lie apart."""
+    for held in claimed.leases:
+        if apart := {row[SEQ]: row[ID] for row in held.rows if row[BODY] is None}:
+            held.apart = apart
+            held.rows = [with_body(tx, row) for row in held.rows]
+    return claimed
+
+
+def with_body(tx: Tx, row: Row) -> Row:
+    return row if row[BODY] is not None else (*row[:BODY], tx.run(CLAIM.body, (row[ID],)).get)
+
+
+def outlook(db: apsw.Connection) -> tuple[int, int | None, int | None, int]:
+    """Is a lane listed as ready; the time before which no lease ends; the next due time; the epoch of the last write."""
+    row: tuple[int, int | None, int | None, int] = db.execute(CLAIM.outlook).get
+    return row
+
+
+def soonest(db: apsw.Connection) -> int | None:
+    """When the next lease or delay is over, exactly; None: never."""
+    at: int | None = db.execute(CLAIM.soonest).get
+    return at

@@ -1,0 +1,314 @@
+"""Hand-outs of a named consumer: numbered, recorded as blocks in the transaction that leases them, leased until they are acked.
+
+Every function works on one shard. A hand-out's leases have no deadline: they end by an ack, by a release, or message by
+message when an operator rejects one. What was recorded is never changed, so that reading it again gives the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from ... import _hints as hints
+from ..._errors import ConsumerLost, HandoutGone, InvalidArgument, StoreCorrupt, UnknownMessage
+from ..._keys import decode_key
+from ..._sql import HANDOUT, SETTLE
+from ..commit.tx import NEVER, Totals, Tx
+from . import claim, lanes, retries, settle
+from .claim import Request
+from .leases import Held, Settlement
+
+PRUNE_STEP: Final = 2
+"""Old hand-outs that one transaction deletes."""
+RELEASE_STEP: Final = 500
+"""Lanes that one transaction of a release gives back."""
+OLDEST_OVER: Final = 10_000
+"""Lanes of a hand-out whose heads are looked at for ages."""
+
+
+class Block(NamedTuple):
+    """Some messages of a hand-out, packed.
+
+    Attributes:
+        fresh: it begins with a lane that no earlier block of this shard's part has.
+    """
+
+    messages: int
+    fresh: bool
+    data: bytes
+
+
+class Part(NamedTuple):
+    """A block as it lies in a shard, without its data."""
+
+    shard: int
+    part: int
+    messages: int
+    bytes: int
+    fresh: bool
+
+
+Encode = Callable[[Sequence[Held], int], Iterable[Block]]
+"""Packs what was leased from a shard (its number), lane by lane and in order. Runs inside the write transaction."""
+
+
+class Known(NamedTuple):
+    """What a shard knows of a consumer.
+
+    Attributes:
+        open: hand-outs that are neither acked nor released.
+        released: hand-outs that were given back, as far as they are remembered.
+    """
+
+    epoch: int
+    last: int
+    acked: int
+    floor: int
+    open: frozenset[int]
+    released: frozenset[int]
+
+
+def look(db: apsw.Connection, name: str) -> Known:
+    row: Any = db.execute(HANDOUT.consumer, (name,)).get
+    if row is None:
+        return Known(0, 0, 0, 0, frozenset(), frozenset())
+    unresolved: list[Any] = db.execute(HANDOUT.open_handouts, (name, NEVER)).fetchall()
+    released: list[Any] = db.execute(HANDOUT.released, (name,)).fetchall()
+    epoch, last, acked, floor = row
+    return Known(epoch, last, acked, floor, frozenset(n for n, _ in unresolved), frozenset(n for n, _ in released))
+
+
+def pending_behind(db: apsw.Connection, name: str, n: int) -> int:
+    """Unresolved messages, without those that an ack of hand-outs up to n resolves."""
+    tokens: list[Any] = db.execute(HANDOUT.open_handouts, (name, n)).fetchall()
+    in_flight: list[int] = [db.execute(HANDOUT.in_flight, (token,)).get for _, token in tokens]
+    return Totals.read(db).pending - sum(in_flight)
+
+
+# ---- who holds the consumer
+
+
+def take_over(tx: Tx, name: str, epoch: int) -> bool:
+    """Begin an epoch of the consumer, which fences every earlier holder. False: a later one has begun meanwhile."""
+    tx.run(HANDOUT.add_consumer, (name,))
+    if tx.run(HANDOUT.consumer, (name,)).get[0] >= epoch:
+        return False
+    tx.run(HANDOUT.set_epoch, (epoch, name))
+    return True
+
+
+def require(tx: Tx, name: str, epoch: int) -> None:
+    """Raise if this epoch of the consumer is over.
+
+    Raises:
+        ConsumerLost: nothing changed.
+    """
+    row = tx.run(HANDOUT.consumer, (name,)).get
+    if row is None or row[0] != epoch:
+        raise ConsumerLost(f"consumer {name!r} was taken over or released")
+
+
+# ---- recording, acknowledging, forgetting
+
+
+def record(tx: Tx, name: str, n: int, request: Request, encode: Encode) -> tuple[int, int, bool]:
+    """Lease what is ready and record it as this shard's part of hand-out n.
+
+    Returns:
+        How many messages, the bytes of their blocks, and whether bounded work was cut short: claim again.
+    """
+    claimed = claim.with_bodies(tx, claim.claim(tx, request))
+    if not claimed.leases:
+        return 0, 0, claimed.more
+    try:
+        blocks = list(encode(claimed.leases, tx.shard))
+    except (TypeError, OverflowError) as e:
+        # Left as they are, they would be taken for damage to the file.
+        raise InvalidArgument(f"the messages can't be packed: {e}") from e
+    messages = sum(map(len, claimed.leases))
+    assert sum(b.messages for b in blocks) == messages, "the encoder must pack what it was given"
+    size = sum(len(b.data) for b in blocks)
+    tx.run(HANDOUT.insert_handout, (name, n, claimed.leases[0].token, messages, size, tx.now))
+    tx.many(HANDOUT.insert_block, [(name, n, part, b.messages, b.fresh, b.data) for part, b in enumerate(blocks)])
+    tx.run(HANDOUT.set_last, (n, name))
+    return messages, size, False
+
+
+def ack(tx: Tx, name: str, upto: int) -> int:
+    """Resolve the messages of this shard's open hand-outs up to a number. Returns how many; again: 0."""
+    resolved = 0
+    for n, token in tx.run(HANDOUT.open_handouts, (name, upto)).fetchall():
+        resolved += _ack_leases(tx, token)
+        tx.run(HANDOUT.resolve, (name, n))
+        tx.run(HANDOUT.set_acked, (n, name))
+    return resolved
+
+
+def _ack_leases(tx: Tx, token: int) -> int:
+    apart: dict[int, list[int]] = {}
+    if tx.run(HANDOUT.any_apart).get:  # where there is none, every message need not be looked at
+        for lane, arrival in tx.run(HANDOUT.apart, (token,)):
+            apart.setdefault(lane, []).append(arrival)
+    whole: list[Settlement] = []
+    others: list[Settlement] = []
+    for lane, key, lo, hi, pending, redrive in tx.run(HANDOUT.leases, (token,)).fetchall():
+        seqs: Sequence[int] = range(lo, hi + 1)
+        as_handed_out = len(seqs) == pending and not redrive
+        if len(seqs) != pending:
+            seqs = [row[0] for row in tx.run(SETTLE.rows_between, (lane, lo, hi))]
+        batch = Settlement(lane, key, token, seqs, whole=True, apart=apart.get(lane, ()))
+        (whole if as_handed_out else others).append(batch)
+    # Nobody else can end these leases. And with no savepoint SQLite need not copy every page that it takes messages from.
+    if (whole and not settle.ack_whole(tx, whole)) or (others and any(settle.ack(tx, others))):
+        raise StoreCorrupt("a hand-out's leases count other messages than there are", shard=tx.shard)
+    return sum(len(b.seqs) for b in whole) + sum(len(b.seqs) for b in others)
+
+
+def prune(tx: Tx, name: str, upto: int) -> int:
+    """A bounded step: delete resolved hand-outs up to a number. Returns the last that was deleted, or 0."""
+    old = tx.run(HANDOUT.too_old, (name, upto, PRUNE_STEP)).fetchall()
+    for (n,) in old:
+        for statement in (HANDOUT.delete_blocks, HANDOUT.delete_rejected, HANDOUT.delete_handout):
+            tx.run(statement, (name, n))
+        tx.run(HANDOUT.set_floor, (n, name))
+    return old[-1][0] if old else 0
+
+
+# ---- giving back
+
+
+def release(tx: Tx, name: str, upto: int = NEVER) -> int:
+    """Mark open hand-outs up to a number as released: they can't be acked or read any more. `finish_release` ends their leases.
+
+    Returns:
+        How many were open.
+    """
+    found = tx.run(HANDOUT.open_handouts, (name, upto)).fetchall()
+    for n, _ in found:
+        tx.run(HANDOUT.give_up, (name, n))
+        tx.run(HANDOUT.set_acked, (n, name))
+        tx.run(HANDOUT.delete_blocks, (name, n))
+    return len(found)
+
+
+def finish_release(tx: Tx, name: str) -> tuple[int, bool]:
+    """A bounded step: give back lanes of released hand-outs; nobody is charged.
+
+    Returns:
+        How many messages, and whether there are more.
+    """
+    messages = 0
+    for _, token in tx.run(HANDOUT.released, (name,)).fetchall():
+        found = tx.run(HANDOUT.some_leases, (token, RELEASE_STEP)).fetchall()
+        for (lane,) in found:
+            lease = lanes.lease_of(tx, lane)
+            assert lease is not None
+            lanes.release_lane(tx, lease)
+            messages += lease.pending
+        if len(found) == RELEASE_STEP:
+            return messages, True
+    return messages, False
+
+
+def reject(tx: Tx, key: bytes, seq: int, reason: str) -> bool:
+    """Dead-letter an unresolved message that no timed lease holds; a hand-out that holds it is read without it from now on.
+
+    Returns:
+        Whether it was unresolved.
+    Raises:
+        UnknownMessage: that seq was never issued for that key.
+        InvalidArgument: a consumer with a timed lease has it. Nothing changed.
+    """
+    lane = lanes.find(tx, key)
+    row = None if lane is None else lanes.get(tx, lane)
+    if lane is None or row is None or not 1 <= seq <= lanes.tail(tx, row):
+        raise UnknownMessage(f"key {decode_key(key)!r} has no message with seq {seq}")
+    if not tx.run(SETTLE.rows_between, (lane, seq, seq)).fetchall():
+        return False
+    lease = lanes.lease_of(tx, lane)
+    if lease is not None and (lease.expired or lease.deadline <= tx.now):
+        # Its time is over, and nobody took the lane. What was resolved on receive was in nobody's hands to fail.
+        (lanes.release_lane if lease.ack_first else lanes.retake)(tx, lease)
+        lease = None
+    holder = lease if lease is not None and lease.lo <= seq <= lease.hi and not lease.ack_first else None
+    if holder is not None and holder.deadline != NEVER:
+        raise InvalidArgument(
+            f"seq {seq} of key {decode_key(key)!r} is held by {holder.consumer}",
+            hint=hints.LEASED_REJECT,
+        )
+    _bury(tx, lane, key, seq, reason, holder)
+    if lease is None:
+        lanes.unlist(tx, lane)
+        lanes.place(tx, lane)
+    return True
+
+
+def _bury(tx: Tx, lane: int, key: bytes, seq: int, reason: str, holder: lanes.LeaseRow | None) -> None:
+    _, arrival, _, stored = tx.run(SETTLE.rows_between, (lane, seq, seq)).get
+    lanes.bury(tx, lane, key, seq, kind="rejected", reason=reason, starts=retries.starts(stored) + (holder is not None))
+    if holder is not None:
+        n = tx.run(HANDOUT.handout_of, (holder.consumer, holder.token)).get
+        if n is not None:
+            tx.run(HANDOUT.add_rejected, (holder.consumer, n, arrival))
+        settle.shrink(tx, holder, 1)
+
+
+# ---- reading
+
+
+def parts(db: apsw.Connection, name: str, n: int, shard: int) -> list[Part]:
+    """This shard's blocks of a hand-out; none if it has no part of it.
+
+    Raises:
+        HandoutGone: it was released.
+    """
+    state = db.execute(HANDOUT.state, (name, n)).get
+    if state == "released":
+        raise HandoutGone(f"hand-out {n} of consumer {name!r} was released, and its messages may have gone to others")
+    rows: list[Any] = db.execute(HANDOUT.parts, (name, n)).fetchall()
+    return [Part(shard, part, messages, size, bool(fresh)) for part, messages, size, fresh in rows]
+
+
+def block(db: apsw.Connection, name: str, n: int, part: int) -> bytes | None:
+    data: bytes | None = db.execute(HANDOUT.block, (name, n, part)).get
+    return data
+
+
+def rejected(db: apsw.Connection, name: str, n: int) -> list[int]:
+    """Arrival numbers of the messages to leave out."""
+    return [arrival for (arrival,) in db.execute(HANDOUT.rejected, (name, n))]
+
+
+class Standing(NamedTuple):
+    """A consumer in one shard, as an operator sees it."""
+
+    name: str
+    last: int
+    acked: int
+    open: frozenset[int]
+    in_flight: int
+    oldest: int | None
+    since: int | None
+    kept: frozenset[int]
+    kept_bytes: int
+
+
+def standings(db: apsw.Connection) -> list[Standing]:
+    out = []
+    rows: list[Any] = db.execute(HANDOUT.consumers).fetchall()
+    for name, _, last, acked, _ in rows:
+        unresolved: list[Any] = db.execute(HANDOUT.open_handouts, (name, NEVER)).fetchall()
+        in_flight: int = sum(db.execute(HANDOUT.in_flight, (token,)).get for _, token in unresolved)
+        sent = [db.execute(HANDOUT.oldest, (token, OLDEST_OVER)).get for _, token in unresolved]
+        since = db.execute(HANDOUT.open_since, (name,)).get
+        kept: list[tuple[Any, ...]] = db.execute(HANDOUT.kept, (name,)).fetchall()
+        out.append(
+            Standing(
+                name, last, acked, frozenset(n for n, _ in unresolved), in_flight,
+                min((at for at in sent if at is not None), default=None), since, frozenset(n for n, _ in kept),
+                sum(size for _, size in kept),
+            )
+        )  # fmt: skip
+    return out

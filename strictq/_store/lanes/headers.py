@@ -1,0 +1,24 @@
+"""The headers of a message, read from their stored text: it is what a send wrote, or the file is damaged."""
+
+from __future__ import annotations
+
+import json
+
+from ..._errors import StoreCorrupt
+
+
+def headers(text: str | None, shard: int) -> dict[str, str]:
+    """A message's headers.
+
+    Raises:
+        StoreCorrupt: no send wrote these.
+    """
+    if not text:
+        return {}
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise StoreCorrupt(f"the headers of a message can't be read: {e}", shard=shard, cause=e) from e
+    if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
+        raise StoreCorrupt("the headers of a message are not text to text", shard=shard)
+    return values

@@ -1,0 +1,257 @@
+"""Looking at a shard without changing it. Every function runs in one read transaction."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import apsw
+
+from ... import _hints as hints
+from ..._clock import QueueTime
+from ..._config import QueueConfig
+from ..._errors import UnknownMessage
+from ..._keys import decode_key
+from ..._sql import HANDOUT, INSPECT, LANES
+from ..._types import ShardStats, State
+from ..commit.tx import NEVER, SECOND, Totals, decayed_rate
+from ..topology import Range
+from .headers import headers as stored_headers
+from .lanes import Lane, LeaseRow
+from .retries import span
+
+if TYPE_CHECKING:
+    from ..._findings import Explanation, KeyDepth, MessageStatus, PeekedMessage
+
+AGES_OVER: Final = 10_000
+"""Lanes in one state whose heads are looked at for ages."""
+
+
+class _View:
+    """One lane as a read transaction sees it."""
+
+    def __init__(self, db: apsw.Connection, lane: int, now: int) -> None:
+        self.db = db
+        self.now = now
+        self.lane = Lane._make(db.execute(LANES.get, (lane,)).get)
+        row = db.execute(LANES.lease, (lane,)).get
+        self.last_lease = lease = None if row is None else LeaseRow._make(row)
+        """The lease, whether or not its time is over: its starts count until it is retaken."""
+        self.lease = lease if lease is not None and not lease.expired and lease.deadline > now else None
+        self.due: int | None = db.execute(INSPECT.delayed, (lane,)).get
+        self.tail = max(db.execute(LANES.tail, (lane,)).get or 0, self.lane.last_seq)
+        self.depth = self.tail - self.lane.resolved
+
+    def state_of(self, seq: int, due: int | None) -> State:
+        """State of an unresolved message."""
+        if self.lease is not None and self.lease.lo <= seq <= self.lease.hi and not self.lease.ack_first:
+            return "in_flight"
+        behind = self.state_behind()
+        return "delayed" if behind == "ready" and due is not None and due > self.now else behind
+
+    def state_behind(self) -> Literal["ready", "delayed", "held"]:
+        if self.lane.hold is not None:
+            return "held"
+        if self.due is not None and self.due > self.now:
+            return "delayed"
+        return "ready"
+
+    def attempts(self, seq: int, stored: int) -> int:
+        lease = self.last_lease
+        return stored + (1 if lease is not None and lease.lo <= seq <= lease.started else 0)
+
+
+def _view(db: apsw.Connection, key: bytes, now: int) -> _View | None:
+    lane = db.execute(LANES.by_key, (key,)).get
+    return None if lane is None else _View(db, lane, now)
+
+
+def peek(db: apsw.Connection, key: bytes, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
+    from ..._findings import PeekedMessage
+
+    view = _view(db, key, time.now())
+    if view is None:
+        return []
+    return [
+        PeekedMessage(
+            key=decode_key(key), seq=seq, id=i, body=body, headers=stored_headers(headers, shard),
+            state=view.state_of(seq, due), attempts=view.attempts(seq, attempts), enqueued_at=time.to_wall(sent_at),
+            due_at=None if due is None else time.to_wall(due), expires_at=None if expires is None else time.to_wall(expires),
+        )
+        for seq, i, body, headers, attempts, sent_at, due, expires, *_ in db.execute(INSPECT.peek, (view.lane.id, limit))
+    ]  # fmt: skip
+
+
+def status(db: apsw.Connection, key: bytes, seq: int, time: QueueTime) -> MessageStatus:
+    from ..._findings import MessageStatus
+
+    shown: Any = decode_key(key)
+    view = _view(db, key, time.now())
+    if view is None or not 1 <= seq <= view.tail:
+        raise UnknownMessage(f"key {shown!r} has no message with seq {seq}")
+    row = db.execute(INSPECT.message, (view.lane.id, seq)).get
+    if row is not None:
+        attempts, due, error, output = row
+        state = view.state_of(seq, due)
+        lease = view.lease if state == "in_flight" else None
+        until = _end(lease) if lease else due if state == "delayed" and due is not None else None
+        return MessageStatus(
+            shown, seq, state, view.attempts(seq, attempts), lease.consumer if lease else None,
+            None if until is None else time.to_wall(until), error, output,
+        )  # fmt: skip
+    row = db.execute(INSPECT.dead, (view.lane.id, seq)).get
+    if row is not None:
+        attempts, reason, output = row
+        return MessageStatus(shown, seq, "dead", attempts, last_error=reason, last_output=output)
+    return MessageStatus(shown, seq, "resolved")
+
+
+def explain(db: apsw.Connection, key: bytes, time: QueueTime, shard: int, config: QueueConfig) -> Explanation:
+    from ..._findings import Explanation
+
+    shown: Any = decode_key(key)
+    view = _view(db, key, time.now())
+    if view is None:
+        return Explanation(shown, "empty", hints.NEVER_SENT, None, 0, 0, 0, None, None, None, None, None, False, shard)
+    dead = db.execute(INSPECT.dead_count, (view.lane.id,)).get
+    head = db.execute(INSPECT.peek, (view.lane.id, 1)).get
+    seq, attempts, error = (None, 0, None) if head is None else (head[0], view.attempts(head[0], head[4]), head[8])
+    solo = seq is not None and view.lane.solo_to >= seq
+    state: Any = "empty"
+    since = until = by = token = None
+    text, rest = hints.EMPTY, ""
+    filled: dict[str, Any] = {}
+    if view.lease is not None:
+        lease = view.lease
+        state, since, until, by, token = "in_flight", lease.leased_at, _end(lease), lease.consumer, lease.token
+        what = f"seq {lease.lo} is" if lease.lo == lease.hi else f"seq {lease.lo} to {lease.hi} are"
+        if until is None:
+            n = db.execute(HANDOUT.handout_of, (by, token)).get
+            text, filled = hints.IN_HANDOUT, {"what": what, "n": n, "by": by}
+        else:
+            text, filled = hints.LEASED, {"what": what, "by": by, "left": _span(lease.deadline - view.now)}
+        if view.lane.hold is not None:
+            rest = f"; then the lane is held: {view.lane.hold}"
+    elif view.lane.hold is not None:
+        state, since, by = "held", view.lane.held_at, view.lane.hold
+        text, filled = hints.LANE_HELD, {"by": by}
+    elif head is not None and view.due is not None and view.due > view.now:
+        state, until = "delayed", view.due
+        assert seq is not None
+        why = _why_delayed(view, seq, attempts, head, config)
+        text, filled = hints.DELAYED, {"seq": seq, "left": _span(view.due - view.now), "why": why}
+    elif head is not None:
+        state, since = "ready", head[5]
+        text, filled = hints.READY, {"seq": seq}
+        if solo:
+            rest = ", one message at a time, because a holder of it was lost"
+    if error and state != "empty":
+        rest += f"; last error: {error}"
+    return Explanation(
+        shown, state, text.of(**filled, rest=rest), seq, view.depth, dead, attempts,
+        None if since is None else time.to_wall(since), None if until is None else time.to_wall(until),
+        by, token, error, solo, shard,
+    )  # fmt: skip
+
+
+def _why_delayed(view: _View, seq: int, starts: int, head: tuple[Any, ...], config: QueueConfig) -> str:
+    crashed, first_at = head[9], head[10]
+    if starts == crashed:
+        lane = view.lane
+        return "it was postponed" if (lane.done_kind, lane.done_lo) == ("nack", seq) else "it was sent with a delay"
+    failed = starts - crashed
+    why = "it failed once" if failed == 1 else f"it failed {failed:,} times"
+    if first_at is None:
+        return why
+    why += f" in {span(view.now - first_at)}"
+    left = first_at + int(config.retry_for_seconds * SECOND) - view.now
+    if config.max_attempts is not None and config.retry_for_seconds and left > 0:
+        why += f"; it is not given up in the next {span(left)}"
+    return why
+
+
+def _end(lease: LeaseRow) -> int | None:
+    """When a lease ends by itself; None: a hand-out's does not."""
+    return None if lease.deadline == NEVER else lease.deadline
+
+
+def _span(microseconds: int) -> str:
+    seconds = microseconds / SECOND
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def waiting(db: apsw.Connection, now: int) -> tuple[int, int | None]:
+    """Messages that are ready, as `stats` counts them, and when the oldest head of their lanes was sent."""
+    apart: int = sum(db.execute(sql, (now,)).get for sql in (INSPECT.in_flight, INSPECT.in_delayed, INSPECT.in_held))
+    ready = db.execute(INSPECT.oldest_ready, (AGES_OVER,)).get
+    over = db.execute(INSPECT.oldest_over, (now, AGES_OVER)).get
+    return Totals.read(db).pending - apart, min((at for at in (ready, over) if at is not None), default=None)
+
+
+def stats(db: apsw.Connection, part: Range, time: QueueTime, path: Path | None, unwritten_empties: int) -> ShardStats:
+    now = time.now()
+    t = Totals.read(db)
+    in_flight = db.execute(INSPECT.in_flight, (now,)).get
+    delayed = db.execute(INSPECT.in_delayed, (now,)).get
+    held = db.execute(INSPECT.in_held, (now,)).get
+    oldest, unattempted = db.execute(INSPECT.oldest, (AGES_OVER,)).get
+    rate = decayed_rate(t, now)
+    disk, wal = _sizes(path)
+    return ShardStats(
+        shard=part.shard, hash_lo=part.bounds[0], hash_hi=part.bounds[1],
+        ready=t.pending - in_flight - delayed - held, in_flight=in_flight, delayed=delayed, held=held, dead=t.dead,
+        lanes=t.lanes, oldest_age_seconds=_age(now, oldest), first_attempt_age_seconds=_age(now, unattempted),
+        sends=t.sends, receives=t.receives, claims=t.claims, empty_receives=t.empty_receives + unwritten_empties,
+        acks=t.acks, retries=t.retries,
+        redeliveries=t.redeliveries, expired=t.expired, dropped=t.dropped, purged=t.purged, outbox=db.execute(INSPECT.outbox).get,
+        drain_seconds=t.pending / rate if rate > 1e-6 else (0.0 if t.pending == 0 else None), disk_bytes=disk, wal_bytes=wal,
+        handout_bytes=db.execute(HANDOUT.bytes_total).get,
+    )  # fmt: skip
+
+
+def _age(now: int, sent: int | None) -> float | None:
+    return None if sent is None else max(now - sent, 0) / SECOND
+
+
+def _sizes(path: Path | None) -> tuple[int, int]:
+    """Bytes of the database and of its WAL; looked at without opening them."""
+    if path is None:
+        return 0, 0
+    wal = 0
+    with suppress(FileNotFoundError):
+        wal = os.stat(f"{path}-wal").st_size
+    return os.stat(path).st_size + wal, wal
+
+
+def top_keys(db: apsw.Connection, n: int, by: str, time: QueueTime) -> list[KeyDepth]:
+    """The n deepest lanes, or those with the oldest heads: three seeks for each lane that has messages."""
+    from ..._findings import KeyDepth
+
+    now = time.now()
+    best: list[tuple[float, int, int, int]] = []
+    lane = 0
+    while (lane := db.execute(INSPECT.next_lane, (lane,)).get or 0) > 0:
+        depth, sent_at = db.execute(INSPECT.depth_and_age, (lane,)).get
+        rank = depth if by == "depth" else now - sent_at
+        entry = (rank, lane, depth, sent_at)
+        if len(best) < n:
+            heapq.heappush(best, entry)
+        else:
+            heapq.heappushpop(best, entry)
+    out = []
+    for _, lane, depth, sent_at in sorted(best, reverse=True):
+        view = _View(db, lane, now)
+        state: State = "in_flight" if view.lease is not None else view.state_behind()
+        out.append(KeyDepth(decode_key(view.lane.key), depth, max(now - sent_at, 0) / SECOND, state))
+    return out
+
+
+def key_state(db: apsw.Connection, key: bytes) -> bytes | None:
+    value: bytes | None = db.execute(INSPECT.key_state, (key,)).get
+    return value
+
+
+__all__ = ["explain", "key_state", "peek", "stats", "status", "top_keys", "waiting"]

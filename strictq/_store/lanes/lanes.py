@@ -1,0 +1,436 @@
+"""Lanes and how they change state: every other operation moves a lane through the functions here.
+
+A lane with messages is in exactly one place: listed in `ready`, listed in `delayed`, held (`lane.hold`), or under a lease
+that has not expired. `place` puts a lane that nobody holds where it belongs; `unlist` takes it out of both lists.
+Messages leave `message` through `remove` (some of one lane) and `remove_acked` (whole ranges of many lanes) alone, so that the
+lane's `last_seq` and `resolved`, the running totals, the bodies that lie apart and the records of the history always follow.
+(`salvage` removes rows, too: those of a damaged file whose body is lost.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterable, Sequence
+from random import randint
+from typing import Any, Final, NamedTuple, Protocol
+
+from ..._keys import ASIDE, is_keyless
+from ..._sql import LANES, SEND, SETTLE, repeated
+from ..commit.tx import SECOND, Tx, insert_rows
+from . import history, retries
+
+REVIVE_STEP: Final = 500
+"""Waiting redrives that one transaction puts back."""
+FORGET_STEP: Final = 8
+"""Dedup ids, or lanes, that a send looks at to forget them."""
+POISON_HOLD: Final = "poison"
+READY: Final = repeated(LANES.add_ready, 64, 16, 4, 1)
+NEW: Final = repeated(LANES.insert, 64, 16, 4, 1)
+REPEATED_WITHIN: Final = 60 * SECOND
+"""For so long the end of an aside is remembered: see `remember`."""
+SAYS_STARTS: Final = 2
+"""How far `lease.started` is before `lo` while nothing is started, if the holder calls start before each handler. It is 1 before
+`lo` if the holder may run a handler without."""
+ENDED: Final = ""
+"""The dedup id that keeps the lane of an aside that ended. No message is sent to such a lane, so no other id is there."""
+
+
+class Lane(NamedTuple):
+    """A row of `lane`."""
+
+    id: int
+    key: bytes
+    last_seq: int
+    resolved: int
+    solo_to: int
+    charged_to: int
+    hold: str | None
+    held_at: int | None
+    active_at: int
+    done_token: int | None
+    done_kind: str | None
+    done_lo: int | None
+    done_hi: int | None
+    done_gaps: str | None
+
+
+class LeaseRow(NamedTuple):
+    """A row of `lease`."""
+
+    lane: int
+    token: int
+    consumer: str
+    lo: int
+    hi: int
+    started: int
+    pending: int
+    leased_at: int
+    deadline: int
+    expired: int
+    ack_first: int
+    redrive: int
+    closed: int
+
+
+def find(tx: Tx, key: bytes) -> int | None:
+    """The lane of a key, if it exists."""
+    lane: int | None = tx.run(LANES.by_key, (key,)).get
+    return lane
+
+
+def get(tx: Tx, lane: int) -> Lane:
+    return Lane._make(tx.run(LANES.get, (lane,)).get)
+
+
+def create(tx: Tx, key: bytes) -> int:
+    """A new lane. It starts above the floor, so that a lane that was forgotten never issues a seq twice."""
+    return create_many(tx, [key])
+
+
+def create_many(tx: Tx, keys: Sequence[bytes]) -> int:
+    """A new lane for each key, their numbers ascending from the one returned."""
+    totals = tx.totals
+    first, floor = totals.last_lane + 1, totals.seq_floor
+    insert_rows(tx, NEW, [(first + n, key, floor, floor, tx.now) for n, key in enumerate(keys)])
+    totals.last_lane += len(keys)
+    totals.lanes += len(keys)
+    return first
+
+
+def lease_of(tx: Tx, lane: int) -> LeaseRow | None:
+    row = tx.run(LANES.lease, (lane,)).get
+    return None if row is None else LeaseRow._make(row)
+
+
+def tail(tx: Tx, lane: Lane) -> int:
+    """The newest seq the lane ever issued."""
+    newest: int | None = tx.run(LANES.tail, (lane.id,)).get
+    return max(newest or 0, lane.last_seq)
+
+
+# ---- where a lane is listed
+
+
+def unlist(tx: Tx, lane: int) -> None:
+    tx.run(LANES.drop_ready, (lane,))
+    tx.run(LANES.drop_delayed, (lane,))
+
+
+def place(tx: Tx, lane: int, *, at_end: bool = False) -> None:
+    """List a lane that nobody holds, and that is not listed, where it belongs.
+
+    A lane that was retried, or whose delay is over, goes to the end of the order (`at_end`), so that it can't keep others
+    waiting; any other stands where its oldest message arrived.
+    """
+    more = revive_some(tx, lane)
+    head = tx.run(LANES.head, (lane,)).get
+    if head is None:
+        end_aside(tx, lane)
+        return
+    _, arrival, due = head
+    row = get(tx, lane)
+    if row.hold is not None:
+        return
+    if due is not None and due > tx.now:
+        tx.run(LANES.add_delayed, (lane, due))
+    else:
+        list_ready(tx, lane, tx.new_position() if at_end else arrival, careful=more or row.solo_to >= head[0])
+    tx.wake = True  # a new delay, too, is something that a waiting receive must know
+
+
+def list_ready(tx: Tx, lane: int, position: int, *, careful: bool) -> None:
+    tx.run(READY[1], (position, lane, careful))
+    tx.wake = True
+
+
+def list_first(tx: Tx, lane: int, arrival: int, due: int | None) -> None:
+    """List a free lane that just got its first message."""
+    if due is not None and due > tx.now:
+        tx.run(LANES.add_delayed, (lane, due))
+        tx.wake = True
+    else:
+        list_ready(tx, lane, arrival, careful=False)
+
+
+def end_aside(tx: Tx, lane: int, *, forget: bool = False) -> None:
+    """A lane of one keyless message ends with it. Where it remembers how, a little later (`forget`): the call may be repeated."""
+    found = tx.run(LANES.get, (lane,)).get
+    if found is None:
+        return
+    row = Lane._make(found)
+    if is_keyless(row.key) and ASIDE in row.key and not tx.run(LANES.lane_has_rows, (lane,)).get:
+        if row.done_token is not None and not forget:
+            tx.run(SEND.remember_dedup, (lane, ENDED, row.last_seq, 0, tx.now + REPEATED_WITHIN))
+        else:
+            tx.run(LANES.delete, (lane,))
+            tx.totals.lanes -= 1
+
+
+def release_lane(tx: Tx, lease: LeaseRow, *, at_end: bool = False) -> None:
+    """End a lease: its row goes, and the lane is listed again, with the redrives that waited."""
+    tx.run(LANES.delete_lease, (lease.lane,))
+    unlist(tx, lease.lane)  # an expired lease leaves its lane listed
+    place(tx, lease.lane, at_end=at_end)
+
+
+# ---- delays
+
+
+FAILURE_MARK: Final = 63
+"""The low six bits of `due`, microseconds, where a failure caused the delay. No other delay of a retry has them, so that they
+can be told apart without a column: see `sweeps.end_failure_delays`."""
+
+
+def due_after(tx: Tx, delay: int, *, failed: bool) -> int | None:
+    """When a message that is given back may be delivered again; None: now. At most 63 µs earlier or 1 µs later than asked.
+
+    Args:
+        failed: it failed, and nobody said how long it has to wait.
+    """
+    if delay <= 0:
+        return None
+    due = tx.now + delay
+    if failed:
+        return due - (due - FAILURE_MARK) % (FAILURE_MARK + 1)
+    return due + 1 if due & FAILURE_MARK == FAILURE_MARK else due
+
+
+# ---- what leaves `message`
+
+
+def remove(
+    tx: Tx, lane: int, rows: Sequence[tuple[int, int, bool]], end: history.End | None, *, keep_bodies: bool = False
+) -> None:
+    """Take messages out of a lane: rows of (seq, id, body lies apart), ascending. The caller counts why.
+
+    Args:
+        end: what a record of them says; None: they go on elsewhere.
+    """
+    if not rows:
+        return
+    lo, hi = rows[0][0], rows[-1][0]
+    together = hi - lo + 1 == len(rows)
+    if end is not None:
+        history.keep(tx, [(lane, lo, hi, end)] if together else [(lane, seq, seq, end) for seq, _, _ in rows])
+    if together:
+        tx.run(LANES.delete_range, (lane, lo, hi))
+    else:
+        tx.many(LANES.delete_message, ((lane, seq) for seq, _, _ in rows))
+    if not keep_bodies:
+        tx.many(LANES.delete_body, ((arrival,) for _, arrival, apart in rows if apart))
+    tx.run(LANES.resolve, (hi, len(rows), tx.now, lane))
+    tx.totals.pending -= len(rows)
+
+
+class Acked(Protocol):
+    """What a holder acks of one lane: unresolved messages that follow one another, or the whole lease.
+
+    Attributes:
+        seqs: ascending.
+        apart: arrival ids of the bodies that lie apart.
+        end: what a record of them says.
+    """
+
+    lane: int
+    token: int
+    seqs: Sequence[int]
+    apart: Sequence[int]
+    end: history.End
+
+
+def remove_acked(tx: Tx, acks: Sequence[Acked], leases: str, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]] | None:
+    """Take what is acked out of many lanes, in a few statements for all of them, and count and remember the acks.
+
+    Args:
+        acks: in lane order, so that neighbours in the tables are written together.
+        leases, rows: the statement that changes or ends the lease of each, which changes one row if it is live and as it was
+            handed out; and its arguments.
+    Returns:
+        For each lane what `SETTLE.finish_lane` was given; None: a lease, or a range of messages, is not as it was handed out,
+        and what was done is to be undone by the caller.
+    """
+    now, db = tx.now, tx.db
+    ranges = []
+    finished: list[tuple[Any, ...]] = []
+    n = 0
+    for ack in acks:
+        seqs, lane = ack.seqs, ack.lane
+        lo, hi, k = seqs[0], seqs[-1], len(seqs)
+        n += k
+        ranges.append((lane, lo, hi))
+        finished.append((hi, k, now, ack.token, lo, hi, lane))
+    if tx.config.history != "off":
+        history.keep(tx, [(lane, lo, hi, ack.end) for (lane, lo, hi), ack in zip(ranges, acks, strict=True)])
+    before = db.total_changes()
+    tx.many(leases, rows)
+    if db.total_changes() - before != len(ranges):
+        return None
+    tx.many(LANES.delete_range, ranges)
+    if db.total_changes() - before != len(ranges) + n:
+        return None
+    tx.many(SETTLE.finish_lane, finished)
+    if apart := [(i,) for ack in acks for i in ack.apart]:
+        tx.many(LANES.delete_body, apart)
+    tx.totals.pending -= n
+    tx.count_acks(n)
+    return finished
+
+
+def bury(tx: Tx, lane: int, key: bytes, seq: int, *, kind: str, reason: str | None, starts: int) -> None:
+    """Move a message to the dead letters, at its own seq."""
+    tx.run(LANES.bury, (tx.now, kind, reason, starts, lane, seq))
+    row = tx.run(LANES.message, (lane, seq)).get
+    remove(tx, lane, [(seq, row[1], False)], history.End(kind, starts - row[5]), keep_bodies=True)
+    tx.totals.dead += 1
+    tx.totals.dead_letters += 1
+    tx.report("poison" if kind == "poison" else "dead_letter", key, seq, detail=reason or kind)
+
+
+def revive(tx: Tx, lane: int, seq: int) -> None:
+    """Put a dead message back at its seq: attempts 0, no TTL, no delay."""
+    tx.run(LANES.redrive, (lane, seq))
+    tx.run(LANES.delete_dead, (lane, seq))
+    tx.run(LANES.unresolve, (1, lane))
+    tx.totals.pending += 1
+    tx.totals.dead -= 1
+
+
+def revive_some(tx: Tx, lane: int) -> bool:
+    """A bounded step: put back dead letters whose redrive waited for a lease. True: more of them wait.
+
+    Until they are back nothing of the lane may be handed out: the lane is listed as one to be claimed carefully.
+    """
+    rows = tx.run(LANES.waiting_redrives, (lane, REVIVE_STEP)).fetchall()
+    for (seq,) in rows:
+        revive(tx, lane, seq)
+    return len(rows) == REVIVE_STEP
+
+
+def create_aside(tx: Tx, key: bytes, arrival: int) -> int:
+    """A lane for one keyless message. It starts at 1 whatever the floor: its key is never used again."""
+    forget_dedups(tx)  # new ones pay for the end of old ones
+    totals = tx.totals
+    totals.last_lane += 1
+    totals.lanes += 1
+    tx.run(NEW[1], (totals.last_lane, key.split(ASIDE)[0] + ASIDE + b"%d" % arrival, 0, 0, tx.now))
+    return totals.last_lane
+
+
+def move_aside(tx: Tx, lane: Lane, seq: int, due: int | None) -> int:
+    """Give a keyless message a lane of its own, so that what happens to it holds nobody up. Returns that lane."""
+    arrival = tx.run(LANES.message, (lane.id, seq)).get[1]
+    aside = create_aside(tx, lane.key, arrival)
+    tx.run(LANES.move, (aside, due, lane.id, seq))
+    tx.run(LANES.set_charged, (1, aside))  # its attempts came along: a release must find them
+    remove(tx, lane.id, [(seq, arrival, False)], None, keep_bodies=True)
+    tx.totals.pending += 1
+    return aside
+
+
+# ---- poison
+
+
+def apply_poison(tx: Tx, lane: int, key: bytes, seq: int, stored: int, reason: str) -> bool:
+    """A message is out of attempts: dead-letter it, drop it, or hold its lane. True: the lane is held now."""
+    policy = tx.config.on_poison
+    if policy == "dead_letter":
+        bury(tx, lane, key, seq, kind="poison", reason=reason, starts=retries.starts(stored))
+        return False
+    if policy == "drop":
+        arrival, apart = _id_and_place(tx, lane, seq)
+        remove(tx, lane, [(seq, arrival, apart)], history.DROPPED)
+        tx.totals.dropped += 1
+        tx.report("poison", key, seq, detail=f"dropped: {reason}")
+        return False
+    if is_keyless(key) and ASIDE not in key:
+        lane = move_aside(tx, get(tx, lane), seq, None)
+        tx.run(LANES.set_hold, (POISON_HOLD, tx.now, lane))
+        tx.report("poison", key, seq, detail=f"held: {reason}")
+        return False
+    tx.run(LANES.set_hold, (POISON_HOLD, tx.now, lane))
+    unlist(tx, lane)  # a late nack: the lane of a lease that ran out is listed
+    tx.report("poison", key, seq, detail=f"held: {reason}")
+    return True
+
+
+def _id_and_place(tx: Tx, lane: int, seq: int) -> tuple[int, bool]:
+    row = tx.run(LANES.message, (lane, seq)).get
+    return row[1], row[-1] is None
+
+
+def charge_started(tx: Tx, lease: LeaseRow) -> None:
+    """The attempts of a lease that ends by expiry become permanent."""
+    if lease.started >= lease.lo:
+        tx.run(LANES.charge, (lease.lane, lease.lo, lease.started, retries.crashed(tx.config)))
+
+
+def _suspects_to(tx: Tx, lease: LeaseRow) -> int:
+    """Return the last message of an expired lease that may have killed its holder; 0 if there is none to look for."""
+    if tx.config.max_attempts is None:
+        return 0  # no message is ever given up, so finding one changes nothing
+    if lease.started >= lease.lo:
+        return lease.started
+    if lease.started == lease.lo - SAYS_STARTS:
+        return 0
+    # The holder may have run handlers without start(). If it settled something, it settles as it goes: only the first
+    # message that is left was in a handler. If that is wrong, each crash still leaves fewer messages, until none is settled.
+    head = tx.run(LANES.head, (lease.lane,)).get  # None: the shard is damaged
+    return head[0] if head is not None and head[0] > lease.lo else lease.hi
+
+
+def retake(tx: Tx, lease: LeaseRow) -> None:
+    """End an expired lease: its token dies here. Charge what was started, and deliver what may have killed the holder one
+    message at a time from now on. The caller places the lane.
+    """
+    charge_started(tx, lease)
+    tx.run(LANES.set_solo, (_suspects_to(tx, lease), lease.started, lease.lane))
+    tx.run(LANES.delete_lease, (lease.lane,))
+    tx.totals.redeliveries += lease.pending
+    tx.report("lease_lost", get(tx, lease.lane).key, lease.lo, lease.token, f"the lease of {lease.consumer} ran out")
+
+
+# ---- the last resolution of a lane, for retried calls
+
+
+def remember(tx: Tx, lane: int, token: int, kind: str, seqs: Sequence[int]) -> None:
+    lo, hi = seqs[0], seqs[-1]
+    gaps = None if hi - lo + 1 == len(seqs) else json.dumps(sorted(set(range(lo, hi + 1)) - set(seqs)))
+    tx.run(LANES.remember, (token, kind, lo, hi, gaps, lane))
+
+
+def remembers(lane: Lane, token: int, kind: str, seqs: Iterable[int]) -> bool:
+    """Was exactly this done under this token by the lane's last resolution?"""
+    if lane.done_token != token or lane.done_kind != kind or lane.done_lo is None or lane.done_hi is None:
+        return False
+    gaps: set[int] = set(json.loads(lane.done_gaps)) if lane.done_gaps else set()
+    return all(lane.done_lo <= seq <= lane.done_hi and seq not in gaps for seq in seqs)
+
+
+# ---- forgetting
+
+
+def forget_dedups(tx: Tx, limit: int = FORGET_STEP) -> None:
+    """A bounded step: forget dedup ids whose window is over, and the asides that ended so long ago."""
+    old: list[Any] = tx.run(SEND.old_dedups, (tx.now, limit)).fetchall()
+    if old:
+        tx.many(SEND.delete_dedup, old)
+        for lane, dedup_id in old:
+            if dedup_id == ENDED:
+                end_aside(tx, lane, forget=True)
+
+
+def forget_some_idle(tx: Tx, *, keep: Container[int]) -> None:
+    """A bounded step at a random place. Every new lane pays for one, so idle lanes stay a small part of all."""
+    forget_idle(tx, randint(1, tx.totals.last_lane), FORGET_STEP, keep=keep)
+
+
+def forget_idle(tx: Tx, first: int, count: int, *, keep: Container[int] = ()) -> None:
+    """A bounded step: look at some lanes, and forget those that were empty for `idle_lane_seconds`."""
+    if tx.config.idle_lane_seconds is None:
+        return
+    oldest = tx.now - int(tx.config.idle_lane_seconds * SECOND)
+    for lane, last_seq, hold, active_at in tx.run(LANES.some_lanes, (first, count)).fetchall():
+        if active_at <= oldest and hold is None and lane not in keep and not tx.run(LANES.lane_has_rows, (lane,)).get:
+            tx.run(LANES.delete, (lane,))
+            tx.totals.lanes -= 1
+            tx.totals.seq_floor = max(tx.totals.seq_floor, last_seq)

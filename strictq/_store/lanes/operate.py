@@ -1,0 +1,287 @@
+"""What an operator does: hold and release lanes, look at dead letters and put them back, purge, end retry delays.
+
+First the steps inside one transaction, then the operations over many: each step is bounded, so that nobody waits long for the
+write lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import apsw
+
+from ..._keys import is_keyless
+from ..._sql import INSPECT, LANES, OPERATE
+from ..commit.calls import bound
+from ..commit.tx import Tx
+from ..shard import Shard
+from . import history, lanes, sweeps
+
+if TYPE_CHECKING:
+    from ..store import Store
+
+PURGE_STEP: Final = 1000
+"""Messages that one transaction of a purge removes."""
+RELEASE_STEP: Final = 200
+REDRIVE_STEP: Final = 500
+_WALK_STEP: Final = 200
+
+
+def hold(tx: Tx, key: bytes, reason: str) -> None:
+    """Hand out nothing more of this key; a lease that is live may finish."""
+    lane = lanes.find(tx, key)
+    if lane is None:
+        lane = lanes.create(tx, key)
+    tx.run(LANES.set_hold, (reason, tx.now, lane))
+    lanes.unlist(tx, lane)
+
+
+def release(tx: Tx, key: bytes) -> bool:
+    """End a hold; attempts start again from 0, and what was held as poison is ready. Returns whether the lane was held."""
+    lane = lanes.find(tx, key)
+    return lane is not None and _release(tx, lane)
+
+
+def release_keyless(tx: Tx) -> int:
+    """A bounded step: end holds of keyless messages. Returns how many, RELEASE_STEP at most."""
+    held = (lane for lane, key in tx.run(OPERATE.held_lanes).fetchall() if is_keyless(key))
+    return sum(_release(tx, lane) for lane in islice(held, RELEASE_STEP))
+
+
+def _release(tx: Tx, lane: int) -> bool:
+    row = lanes.get(tx, lane)
+    if row.hold is None:
+        return False
+    tx.run(LANES.set_hold, (None, None, lane))
+    if row.hold == lanes.POISON_HOLD:
+        tx.run(LANES.end_retry_delays, (lane, row.charged_to))  # who looked into it wants to see it done
+    tx.run(LANES.reset_attempts, (lane, row.charged_to))
+    tx.run(LANES.clear_charges, (lane,))
+    lease = lanes.lease_of(tx, lane)
+    if lease is None:
+        lanes.place(tx, lane)
+    elif lease.expired:
+        lanes.list_ready(tx, lane, tx.new_position(), careful=True)
+    return True
+
+
+def dead_letters(db: apsw.Connection, key: bytes | None, limit: int) -> list[tuple[Any, ...]]:
+    """Dead letters of one key, or of the shard."""
+    if key is None:
+        return db.execute(OPERATE.dead_letters, (limit,)).fetchall()
+    lane = db.execute(LANES.by_key, (key,)).get
+    return [] if lane is None else db.execute(OPERATE.dead_letters_of, (lane, limit)).fetchall()
+
+
+def redrive(tx: Tx, lane: int, seqs: Sequence[int] | None) -> int:
+    """Put dead messages of a lane back, now or when its lease ends. Returns how many, REDRIVE_STEP at most."""
+    if seqs is None:
+        seqs = [seq for (seq,) in tx.run(OPERATE.dead_of, (lane, REDRIVE_STEP))]
+    else:
+        seqs = sorted({seq for seq in seqs if tx.run(OPERATE.is_dead, (lane, seq)).get == 0})
+    if not seqs:
+        return 0
+    if lanes.lease_of(tx, lane) is not None:
+        tx.many(OPERATE.wait_redrive, [(lane, seq) for seq in seqs])
+        tx.run(OPERATE.lease_waits, (lane,))
+        return len(seqs)
+    for seq in seqs:
+        lanes.revive(tx, lane, seq)
+    lanes.unlist(tx, lane)
+    lanes.place(tx, lane)
+    return len(seqs)
+
+
+def lanes_with_dead(db: apsw.Connection, after: int, limit: int) -> list[int]:
+    """A step of the walk over lanes that have dead letters."""
+    return [lane for (lane,) in db.execute(OPERATE.lanes_with_dead, (after, limit))]
+
+
+def purge_lane(tx: Tx, lane: int) -> tuple[int, bool]:
+    """One bounded step: remove messages that nobody holds, dead letters that are on their way back, and dedup ids of the lane.
+
+    Returns:
+        How many messages, and whether anything may be left.
+    """
+    lease = lanes.lease_of(tx, lane)
+    if lease is not None and not lease.ack_first and (lease.expired or lease.deadline <= tx.now):
+        # Its time is over and nobody took the lane: it ends here, and its messages are purged with the others.
+        lanes.retake(tx, lease)
+        lease = None
+    lo, hi = (0, -1) if lease is None else (lease.lo, lease.hi)
+    rows = [(seq, i, bool(apart)) for seq, i, apart in tx.run(OPERATE.messages_outside, (lane, lo, hi, PURGE_STEP))]
+    if rows:
+        lanes.remove(tx, lane, rows, history.PURGED)
+        tx.totals.purged += len(rows)
+    waiting = tx.run(OPERATE.waiting_rows, (lane, PURGE_STEP)).fetchall()
+    if waiting:
+        tx.many(LANES.delete_dead, [(lane, seq) for seq, _, _ in waiting])
+        _forget_dead(tx, lane, waiting)
+    before = tx.db.total_changes()
+    tx.run(OPERATE.delete_dedup_of, (lane, PURGE_STEP))
+    forgotten = tx.db.total_changes() - before
+    if lease is None:
+        lanes.unlist(tx, lane)
+        lanes.place(tx, lane)
+    return len(rows) + len(waiting), PURGE_STEP in (len(rows), len(waiting), forgotten)
+
+
+def purge_dead(tx: Tx, lane: int) -> tuple[int, bool]:
+    """One bounded step: remove dead letters."""
+    rows = tx.run(OPERATE.dead_rows, (lane, PURGE_STEP)).fetchall()
+    if rows:
+        tx.run(OPERATE.delete_dead_to, (lane, rows[-1][0]))
+        _forget_dead(tx, lane, rows)
+        lanes.end_aside(tx, lane, forget=True)
+    return len(rows), len(rows) == PURGE_STEP
+
+
+def _forget_dead(tx: Tx, lane: int, rows: Sequence[tuple[int, int, int]]) -> None:
+    """Purged dead letters: drop their bodies, count them, and let the lane's lease know if none of them waits for it any more."""
+    tx.many(LANES.delete_body, [(i,) for _, i, apart in rows if apart])
+    tx.totals.dead -= len(rows)
+    tx.totals.purged += len(rows)
+    tx.run(OPERATE.forget_redrives, (lane,))
+
+
+def next_lane(db: apsw.Connection, after: int) -> int | None:
+    """The next lane with messages."""
+    lane: int | None = db.execute(INSPECT.next_lane, (after,)).get
+    return lane
+
+
+def next_dedup_lane(db: apsw.Connection, after: int) -> int | None:
+    """The next lane with dedup ids."""
+    lane: int | None = db.execute(OPERATE.next_dedup_lane, (after,)).get
+    return lane
+
+
+def next_waiting_lane(db: apsw.Connection, after: int) -> int | None:
+    """The next lane with dead letters that wait for the end of a lease, to go back."""
+    lane: int | None = db.execute(OPERATE.next_waiting_lane, (after,)).get
+    return lane
+
+
+def next_dead_lane(db: apsw.Connection, after: int) -> int | None:
+    """The next lane with dead letters."""
+    lane: int | None = db.execute(OPERATE.lanes_with_dead, (after, 1)).get
+    return lane
+
+
+# ---- over many transactions
+
+
+def redrive_key(store: Store, key: bytes, seqs: Sequence[int] | None) -> int:
+    shard = store.shard_of(key)
+    lane = shard.read(lambda db: db.execute(LANES.by_key, (key,)).get)
+    if lane is None:
+        return 0
+    return _redrive_lane(shard, lane, seqs)
+
+
+def _redrive_lane(shard: Shard, lane: int, seqs: Sequence[int] | None) -> int:
+    total = 0
+    while True:
+        n = shard.run(lambda tx: redrive(tx, lane, seqs))
+        total += n
+        if seqs is not None or n < REDRIVE_STEP:
+            return total
+
+
+def redrive_all(store: Store) -> int:
+    total = 0
+    for shard in store.healthy():
+        after = 0
+        while found := shard.read(bound(lanes_with_dead, after, _WALK_STEP)):
+            total += sum(_redrive_lane(shard, lane, None) for lane in found)
+            after = found[-1]
+    return total
+
+
+def release_all_keyless(store: Store) -> int:
+    """End the holds of all keyless messages, in steps."""
+    total = 0
+    for shard in store.healthy():
+        while n := shard.run(release_keyless):
+            total += n
+    return total
+
+
+def purge(store: Store, key: bytes | None, *, dead: bool) -> int:
+    if key is not None:
+        shard = store.shard_of(key)
+        lane = shard.read(lambda db: db.execute(LANES.by_key, (key,)).get)
+        return 0 if lane is None else _purge_lane(shard, lane, dead)
+    total = 0
+    for shard in store.healthy():
+        dead_lane = next_dead_lane if dead else next_waiting_lane
+        for walk in (next_lane, next_dedup_lane, dead_lane):
+            after = 0
+            while (lane := shard.read(bound(walk, after))) is not None:
+                total += _purge_lane(shard, lane, dead)
+                after = lane
+    return total
+
+
+def _purge_lane(shard: Shard, lane: int, dead: bool) -> int:
+    total = 0
+    for step in (purge_lane, *([purge_dead] if dead else [])):
+        more = True
+        while more:
+            n, more = shard.drain(bound(step, lane))
+            total += n
+    return total
+
+
+def forget_history(store: Store, key: bytes | None, shard: int | None, upto: int | None) -> int:
+    """Remove records of finished messages, of a key, of a shard or of all: up to a number, or to those that are there now."""
+    if key is not None:
+        shard = store.shard_of(key).number
+    total = 0
+    for each in store.healthy() if shard is None else [store.shards[shard]]:
+        at, end = 0, each.read(history.newest) if upto is None else upto
+        while at < end:
+            gone, at = each.drain(bound(history.purge_step, at, end, key))
+            total += gone
+    return total
+
+
+def end_failure_delays(store: Store, keys: Sequence[bytes] | None, *, one: bool = False) -> int:
+    """Let delays that failures caused be over now, in steps.
+
+    Args:
+        keys: only these keys'.
+        one: no more than one, the first to end in its shard.
+    Returns:
+        How many there were.
+    """
+    total = 0
+    steps = _with_failure_delays(store, one) if keys is None else _lanes_of(store, keys, 1 if one else sweeps.END_STEP)
+    for shard, found in steps:
+        total += shard.drain(bound(sweeps.end_failure_delays, found))
+        if one and total:
+            break
+    return total
+
+
+def _with_failure_delays(store: Store, one: bool) -> Iterator[tuple[Shard, list[int]]]:
+    for shard in (shard for shard in store.rotation() if shard.failed is None):
+        now, after = store.now(), 0
+        if one:
+            if found := shard.look(bound(sweeps.soonest_failure_delay, now)):
+                yield shard, found
+            continue
+        while found := shard.look(bound(sweeps.failure_delays, after, now)):
+            yield shard, found
+            after = found[-1]
+
+
+def _lanes_of(store: Store, keys: Sequence[bytes], step: int) -> Iterator[tuple[Shard, list[int]]]:
+    for shard in store.healthy():
+        mine = [key for key in keys if store.shard_of(key) is shard]
+        looked = shard.look(lambda db: [db.execute(LANES.by_key, (key,)).get for key in mine])  # noqa: B023 - called at once
+        found = [lane for lane in looked if lane is not None]
+        for start in range(0, len(found), step):
+            yield shard, found[start : start + step]

@@ -1,0 +1,106 @@
+"""Sends of a transaction that belong to another shard: written with the transaction, forwarded after it.
+
+SQLite has no atomic commit over several WAL files. So the origin records the send in its own transaction, and forwarding
+repeats until the destination has it: first in, first out per (origin, destination), and idempotent by a high-water mark
+that the destination keeps for ever. Before anything is forwarded the origin's WAL is synced, and before the origin forgets
+it the destination's is, so that no power cut leaves one half of a transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from ..._errors import ForwardPending, StoreCorrupt, StrictqError
+from ..._sql import OUTBOX
+from ..commit.calls import bound
+from ..commit.tx import Tx
+from ..shard import Shard
+from .send import Item, Options, Times, send, times_of
+
+FORWARD_STEP: Final = 500
+
+
+def put(tx: Tx, destination: int, item: Item) -> int:
+    """Record a send to another shard in this transaction; return its number. Delay, TTL and age count from now."""
+    key, body, options, _ = item
+    options = options or Options()
+    times = times_of(tx.now, options, tx.config)
+    tx.totals.last_outbox += 1
+    tx.run(
+        OUTBOX.insert,
+        (destination, tx.totals.last_outbox, key, times.sent_at, times.due, times.expires, options.dedup_id, options.headers,
+         options.size_hint, options.prepare_seconds, options.process_seconds, body),
+    )  # fmt: skip
+    return tx.totals.last_outbox
+
+
+def destinations(db: Any) -> list[int]:
+    return [shard for (shard,) in db.execute(OUTBOX.destinations)]
+
+
+def waiting(db: Any, destination: int) -> list[tuple[Any, ...]]:
+    """A bounded step of what waits for one destination, oldest first."""
+    rows: list[tuple[Any, ...]] = db.execute(OUTBOX.waiting, (destination, FORWARD_STEP)).fetchall()
+    return rows
+
+
+def arrive(tx: Tx, origin: str, rows: list[tuple[Any, ...]]) -> None:
+    """At the destination: send what has not arrived yet."""
+    high = tx.run(OUTBOX.high_water, (origin,)).get or 0
+    items: list[Item] = []
+    for i, key, sent_at, due, expires, dedup_id, headers, size_hint, prepare_seconds, process_seconds, body in rows:
+        if i > high:
+            options = Options(dedup_id, 0, None, headers, size_hint, prepare_seconds, process_seconds)
+            items.append((key, body, options, Times(sent_at, due, expires)))
+            high = i
+    if items:
+        send(tx, items)
+        tx.run(OUTBOX.set_high_water, (origin, high))
+
+
+def forget(tx: Tx, destination: int, up_to: int) -> None:
+    """At the origin: what has arrived, durably, is not needed any more."""
+    tx.run(OUTBOX.delete, (destination, up_to))
+
+
+# ---- forwarding, each step synced before the next one counts on it
+
+
+def forward(shards: Sequence[Shard], origins: Iterable[Shard]) -> None:
+    """Bring what waits in the outboxes of these shards to where it goes.
+
+    Raises:
+        ForwardPending: something could not be forwarded now; it will be.
+    """
+    failed: StrictqError | None = None
+    for origin in origins:
+        try:
+            _from(shards, origin)
+        except StrictqError as e:
+            failed = e
+    if failed is not None:
+        raise ForwardPending(f"some sends have yet to arrive: {failed}") from failed
+
+
+def _from(shards: Sequence[Shard], origin: Shard) -> None:
+    """What one shard has for the others; a destination that fails does not hold up the next one."""
+    failed: StrictqError | None = None
+    for number in origin.read(destinations):
+        try:
+            if not 0 <= number < len(shards):
+                raise StoreCorrupt(f"its outbox names shard {number}, which does not exist", shard=origin.number)
+            _to(origin, shards[number])
+        except StrictqError as e:
+            failed = e
+    if failed is not None:
+        raise failed
+
+
+def _to(origin: Shard, destination: Shard) -> None:
+    number = destination.number
+    while rows := origin.read(bound(waiting, number)):
+        origin.sync()
+        destination.drain(bound(arrive, origin.incarnation, rows))
+        destination.sync()
+        origin.drain(bound(forget, number, rows[-1][0]))

@@ -1,0 +1,274 @@
+"""Sending: messages that are new to a shard are numbered here, by `issue`, wherever they come from.
+
+Callers of `send`, sends that arrive from another shard's outbox, and bulk writes: all take their seqs and arrival numbers from
+`issue`, which counts the messages, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from ... import _hints as hints
+from ..._config import QueueConfig
+from ..._errors import InvalidArgument, MessageTooLarge, QueueFull
+from ..._keys import is_keyless
+from ..._sql import SEND, repeated
+from ..commit.tx import SECOND, Tx, insert_rows
+from . import lanes
+
+FORGET_STEPS_MAX: Final = 64
+"""Steps of forgetting idle lanes in one transaction, however many lanes are new."""
+INLINE_BYTES_MAX: Final = 800
+"""Larger bodies lie in a table of their own: in `message` they would spill over a page (1,002 bytes of a 4 KiB page)."""
+_LOOKUPS: Final = repeated(SEND.lanes_by_key, 64, 16, 4, 1)
+INSERTS: Final = repeated(SEND.insert_plain, 128, 16, 4, 1)
+
+
+class Options(NamedTuple):
+    """What a message has beyond key and body, in stored units: microseconds, JSON."""
+
+    dedup_id: str | None = None
+    delay: int = 0
+    ttl: int | None = None
+    headers: str | None = None
+    size_hint: float | None = None
+    prepare_seconds: float | None = None
+    process_seconds: float | None = None
+
+
+class Times(NamedTuple):
+    """When a forwarded message was sent, and is due, and expires: fixed by its transaction, in queue time."""
+
+    sent_at: int
+    due: int | None
+    expires: int | None
+
+
+Item = tuple[bytes, bytes, Options | None, Times | None]
+"""Stored key, body, options (None: plain), times (None: now; only with options)."""
+Sent = tuple[int, int, bool]
+"""seq, id, duplicate."""
+_PlainRow = tuple[int, int, int, int, int | None, bytes | None]
+"""Lane, seq, id, sent_at, expires, body (None: it lies apart)."""
+
+
+_KEY, _OPTIONS = itemgetter(0), itemgetter(2)
+
+
+class Tail:
+    """A lane while messages are appended to it.
+
+    Attributes:
+        seq: the last seq that was issued.
+        next: of the seqs that `issue` reserved last, the first that no message has yet.
+        unlisted: the lane is empty and free: its first message lists it.
+    """
+
+    __slots__ = ("lane", "next", "seq", "unlisted")
+
+    def __init__(self, lane: int, seq: int, unlisted: bool) -> None:
+        self.lane = lane
+        self.seq = seq
+        self.next = seq + 1
+        self.unlisted = unlisted
+
+
+def issue(tx: Tx, wanted: Iterable[tuple[Tail, int]]) -> int:
+    """Reserve numbers for new messages, and count these: the next seqs of each lane, and as many arrival numbers of the shard.
+
+    Nothing else issues a seq or the id of a message. (What keeps its message's id moves: a keyless message that is set aside is
+    the first of its new lane, and a redriven one comes back at its own seq.)
+
+    Args:
+        wanted: lanes, each once, and how many messages each gets: `Tail.next` up to `Tail.seq`. All of them must be written.
+    Returns:
+        The first arrival number; the others follow. In a lane they must ascend with seq.
+    """
+    n = 0
+    for tail, count in wanted:
+        tail.next = tail.seq + 1
+        tail.seq += count
+        n += count
+    totals = tx.totals
+    first = totals.last_id + 1
+    totals.last_id += n
+    totals.pending += n
+    totals.sends += n
+    return first
+
+
+def times_of(now: int, options: Options | None, config: QueueConfig) -> Times:
+    """When a message that is sent now is due and expires."""
+    ttl = options.ttl if options is not None and options.ttl is not None else None
+    if ttl is None and config.ttl_seconds is not None:
+        ttl = int(config.ttl_seconds * SECOND)
+    delay = options.delay if options is not None else 0
+    return Times(now, now + delay if delay > 0 else None, None if ttl is None else now + ttl)
+
+
+class Append:
+    """The sends of one call, as an operation that merges with those of other threads."""
+
+    __slots__ = ("_checked", "_elsewhere", "_items")
+
+    def __init__(self, items: Sequence[Item], checked: QueueConfig, elsewhere: int) -> None:
+        self._items = items
+        self._checked = checked
+        self._elsewhere = elsewhere
+
+    def __call__(self, tx: Tx) -> list[Sent]:
+        if tx.config is not self._checked:
+            require_valid(self._items, tx.config)
+        return send(tx, self._items, depth_elsewhere=self._elsewhere)
+
+    def together(self, tx: Tx, others: list[Append]) -> list[list[Sent]]:
+        """One pass over the messages of all of them."""
+        for each in others:
+            if tx.config is not each._checked:
+                require_valid(each._items, tx.config)
+        items = [item for each in others for item in each._items]
+        sent = iter(send(tx, items, depth_elsewhere=max(each._elsewhere for each in others)))
+        return [[next(sent) for _ in each._items] for each in others]
+
+
+def require_valid(items: Sequence[Item], config: QueueConfig) -> None:
+    """Refuse what a configuration, newer than the one they were checked against, does not allow.
+
+    Raises:
+        MessageTooLarge, InvalidArgument: nothing changed.
+    """
+    for item in items:
+        if config.keyless == "refuse" and is_keyless(item[0]):
+            raise InvalidArgument("a message needs a key", hint=hints.CONFIGURE_KEYLESS)
+        if len(item[1]) > config.max_body_bytes:
+            raise MessageTooLarge(f"a body may have {config.max_body_bytes:,} bytes, this one has {len(item[1]):,}")
+
+
+def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -> list[Sent]:
+    """Append messages to their lanes. All of them, or none.
+
+    Args:
+        depth_elsewhere: unresolved messages of the other shards; None: max_depth does not apply.
+    Raises:
+        QueueFull: they would bring the queue over max_depth.
+    """
+    totals = tx.totals
+    counts = _by_key(items)
+    known = tails(tx, sorted(counts))  # in key order, so that the index is walked and not jumped about in
+    before = totals.pending
+    sent: list[Sent] = []
+    rows: list[_PlainRow] = []
+    if any(map(_OPTIONS, items)):
+        for plain, run in groupby(items, key=_is_plain):
+            if plain:
+                some = list(run)
+                _number(tx, some, _by_key(some), known, rows, sent)
+            else:
+                sent += [_send_full(tx, known[item[0]], *item) for item in run]
+    else:
+        _number(tx, items, counts, known, rows, sent)
+    if len(rows) > 1:
+        rows.sort()  # lane order: neighbours in the table are written together
+    insert_rows(tx, INSERTS, rows)
+    limit = tx.config.max_depth
+    if limit is not None and depth_elsewhere is not None and before < totals.pending and totals.pending + depth_elsewhere > limit:
+        raise QueueFull(f"the queue has reached max_depth={limit}")
+    return sent
+
+
+def tails(tx: Tx, keys: Sequence[bytes]) -> dict[bytes, Tail]:
+    """The lane of each of these keys, made if there is none. They are sorted, and each is there once."""
+    found: dict[bytes, Tail] = {}
+    at, left = 0, len(keys)
+    for n, statement in _LOOKUPS.items():
+        while left >= n:
+            for key, lane, newest, last_seq, free in tx.run(statement, keys[at : at + n]):
+                found[key] = Tail(lane, newest if newest > last_seq else last_seq, not newest and bool(free))
+            at += n
+            left -= n
+    if (known := len(found)) != len(keys):
+        new = [key for key in keys if key not in found]
+        for lane, key in enumerate(new, lanes.create_many(tx, new)):
+            found[key] = Tail(lane, tx.totals.seq_floor, True)
+        if tx.config.idle_lane_seconds is not None:
+            # New lanes pay for forgetting idle ones; never one that is being written to.
+            keep = {tail.lane for tail in found.values()}
+            for _ in range(min(len(keys) - known, FORGET_STEPS_MAX)):
+                lanes.forget_some_idle(tx, keep=keep)
+    return found
+
+
+def _is_plain(item: Item) -> bool:
+    return item[2] is None
+
+
+def _by_key(items: Sequence[Item]) -> dict[bytes, int]:
+    """How many there are of each key."""
+    return {items[0][0]: 1} if len(items) == 1 else Counter(map(_KEY, items))
+
+
+def _number(
+    tx: Tx, items: Sequence[Item], counts: dict[bytes, int], known: dict[bytes, Tail], rows: list[_PlainRow], sent: list[Sent]
+) -> None:
+    """Number messages without options, and list their lanes. What is left is to insert these rows."""
+    arrival = issue(tx, [(known[key], n) for key, n in counts.items()])
+    now = tx.now
+    expires = times_of(now, None, tx.config).expires
+    ready: list[tuple[int, int, int]] = []
+    stored: bytes | None
+    for key, body, _, _ in items:
+        tail = known[key]
+        seq = tail.next
+        tail.next = seq + 1
+        stored = body
+        if len(body) > INLINE_BYTES_MAX:
+            tx.run(SEND.insert_body, (arrival, body))
+            stored = None
+        rows.append((tail.lane, seq, arrival, now, expires, stored))
+        if tail.unlisted:
+            tail.unlisted = False
+            ready.append((arrival, tail.lane, 0))
+        sent.append((seq, arrival, False))
+        arrival += 1
+    if ready:
+        insert_rows(tx, lanes.READY, ready)
+        tx.wake = True
+
+
+def _send_full(tx: Tx, tail: Tail, key: bytes, body: bytes, options: Options | None, times: Times | None) -> Sent:
+    """One message with options."""
+    assert options is not None
+    times = times or times_of(tx.now, options, tx.config)
+    dedup_id = options.dedup_id
+    if dedup_id is not None:
+        lanes.forget_dedups(tx)
+        known = tx.run(SEND.find_dedup, (tail.lane, dedup_id, tx.now)).get
+        if known is not None:
+            return known[0], known[1], True
+    parent = tail.lane
+    if times.due is not None and times.due > tx.now and is_keyless(key):
+        # A delayed keyless message waits in a lane of its own, so that others overtake it.
+        tail = Tail(0, 0, True)
+        arrival = issue(tx, ((tail, 1),))
+        tail.lane = lanes.create_aside(tx, key, arrival)
+    else:
+        arrival = issue(tx, ((tail, 1),))
+    apart = len(body) > INLINE_BYTES_MAX
+    tx.run(
+        SEND.insert_full,
+        (tail.lane, tail.seq, arrival, times.sent_at, times.due, times.expires, options.headers, options.size_hint,
+         options.prepare_seconds, options.process_seconds, None if apart else body),
+    )  # fmt: skip
+    if apart:
+        tx.run(SEND.insert_body, (arrival, body))
+    if dedup_id is not None:
+        until = tx.now + int(tx.config.dedup_window_seconds * SECOND)
+        tx.run(SEND.remember_dedup, (parent, dedup_id, tail.seq, arrival, until))
+    if tail.unlisted:
+        tail.unlisted = False
+        lanes.list_first(tx, tail.lane, arrival, times.due)
+    return tail.seq, arrival, False

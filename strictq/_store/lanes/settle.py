@@ -1,0 +1,407 @@
+"""What a holder does with what it leased: start, ack, nack, defer, reject, extend, grow, release.
+
+Every operation carries the token and is refused when it is dead. The common case of `ack`, leases that are acked whole,
+is a few statements over all lanes; whatever does not fit it is undone and done lane by lane.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import apsw
+
+from ..._errors import LeaseLost
+from ..._keys import ASIDE, decode_key, is_keyless
+from ..._sql import CLAIM, LANES, SETTLE
+from ..commit.tx import Tx, insert_rows
+from . import lanes, retries
+from .claim import HEAD_PAGE, is_plain, with_body
+from .leases import SEQ, Lost, Row, Settlement
+
+_LANE = attrgetter("lane")
+T = TypeVar("T")
+
+
+Failure = tuple[str | None, str | None]
+"""An error, and what the handler had to say."""
+
+
+class Ack:
+    """The acks of one call, as an operation that merges with those of other threads."""
+
+    __slots__ = ("_batches",)
+
+    def __init__(self, batches: Sequence[Settlement]) -> None:
+        self._batches = batches
+
+    def __call__(self, tx: Tx) -> list[Lost]:
+        return ack(tx, self._batches)
+
+    def together(self, tx: Tx, others: list[Ack]) -> list[list[Lost]]:
+        """One pass over the leases of all of them."""
+        lost = iter(ack(tx, [batch for each in others for batch in each._batches]))
+        return [[next(lost) for _ in each._batches] for each in others]
+
+
+def ack(tx: Tx, batches: Sequence[Settlement]) -> list[Lost]:
+    """Resolve messages for good. The valid ones take effect, the others come back."""
+    locate(tx, batches)
+    done = False
+    if whole := [b for b in batches if b.whole]:
+        tx.run("SAVEPOINT whole")
+        done = ack_whole(tx, whole)
+        if not done:
+            tx.run("ROLLBACK TO whole")
+        tx.run("RELEASE whole")
+    return [{} if done and b.whole else _ack_each(tx, b) for b in batches]
+
+
+def locate(tx: Tx, batches: Sequence[Settlement]) -> None:
+    """Find the lanes where their holder knows only the keys. What has no lane stays at 0, and is refused as lost."""
+    for b in batches:
+        if not b.lane:
+            b.lane = lanes.find(tx, b.key) or 0
+
+
+def _ack_each(tx: Tx, batch: Settlement) -> Lost:
+    """Ack the batch; if it is refused, message by message, so that the valid ones take effect."""
+    try:
+        ack_lane(tx, batch)
+    except LeaseLost as e:
+        if len(batch.seqs) == 1:
+            return {batch.seqs[0]: e}
+        lost: Lost = {}
+        for seq in batch.seqs:
+            lost |= _ack_each(tx, Settlement(batch.lane, batch.key, batch.token, [seq], end=batch.end))
+        return lost
+    return {}
+
+
+def _one_by_one(tx: Tx, batches: Sequence[Settlement], act: Callable[[Settlement], T]) -> list[T | LeaseLost]:
+    """Do it for each. What is refused changed nothing; the others take effect."""
+    locate(tx, batches)
+    results: list[T | LeaseLost] = []
+    for b in batches:
+        try:
+            results.append(act(b))
+        except LeaseLost as e:
+            results.append(e)
+    return results
+
+
+def ack_whole(tx: Tx, batches: Sequence[Settlement]) -> bool:
+    """All of these leases, each acked whole, in one go. False: one of them is not as it was handed out, and what was done is
+    to be undone.
+    """
+    ordered = sorted(batches, key=_LANE) if len(batches) > 1 else batches
+    leases = [(b.lane, b.token, b.seqs[0], b.seqs[-1], len(b.seqs)) for b in ordered]
+    finished = lanes.remove_acked(tx, ordered, SETTLE.end_whole_lease, leases)
+    if finished is None:
+        return False
+    list_rest(tx, finished, batches)
+    return True
+
+
+def list_rest(tx: Tx, lane_rows: list[tuple[Any, ...]], batches: Sequence[Settlement]) -> None:
+    """List the lanes that have messages left, where their new heads arrived."""
+    rest = tx.run(SETTLE.next_heads, (apsw.carray(array("q", [row[-1] for row in lane_rows])),)).fetchall()
+    ready = []
+    for lane, seq, arrival, due, held, solo_to in rest:
+        if held:
+            continue
+        if due is not None and due > tx.now:
+            tx.run(LANES.add_delayed, (lane, due))
+            tx.wake = True
+        else:
+            ready.append((arrival, lane, solo_to >= seq))
+    if ready:
+        insert_rows(tx, lanes.READY, ready)
+        tx.wake = True
+    if len(rest) < len(lane_rows):
+        for b in batches:
+            if ASIDE in b.key and is_keyless(b.key):
+                lanes.end_aside(tx, b.lane)
+
+
+def ack_lane(tx: Tx, batch: Settlement) -> bool:
+    """Resolve messages of one lane. False: exactly this was done before, under this token.
+
+    Raises:
+        LeaseLost: nothing changed.
+    """
+    lease, rows = _held_rows(tx, batch, "ack")
+    if lease is None:
+        return False
+    lanes.remove(tx, batch.lane, rows, batch.end)
+    tx.count_acks(len(rows))
+    lanes.remember(tx, batch.lane, batch.token, "ack", batch.seqs)
+    shrink(tx, lease, len(rows), start=batch.start)
+    return True
+
+
+def is_held(tx: Tx, batch: Settlement) -> bool:
+    """Return whether a live lease holds these messages, all unresolved. False: they were acked before, under this token.
+
+    Raises:
+        LeaseLost: neither.
+    """
+    return _held_rows(tx, batch, "ack")[0] is not None
+
+
+def done_before(tx: Tx, batch: Settlement) -> bool:
+    """Was this batch acked by the lane's last resolution?"""
+    row = tx.run(LANES.get, (batch.lane,)).get
+    return row is not None and lanes.remembers(lanes.Lane._make(row), batch.token, "ack", batch.seqs)
+
+
+def _live(tx: Tx, batch: Settlement) -> lanes.LeaseRow | None:
+    lease = lanes.lease_of(tx, batch.lane)
+    return lease if lease is not None and lease.token == batch.token and not lease.ack_first else None
+
+
+def _lost(batch: Settlement, seq: int | None = None, why: str = "the lease was lost") -> LeaseLost:
+    return LeaseLost(decode_key(batch.key), batch.seqs[0] if seq is None else seq, batch.token, why)
+
+
+def _held_rows(tx: Tx, batch: Settlement, kind: str) -> tuple[lanes.LeaseRow | None, list[tuple[int, int, bool]]]:
+    """The lease and the batch's unresolved rows, all of them; (None, []) if exactly this was done before.
+
+    Raises:
+        LeaseLost: the token is dead, or a message is resolved or not of this lease. Nothing changed.
+    """
+    lease = _live(tx, batch)
+    seqs = batch.seqs
+    if lease is not None and lease.lo <= seqs[0] and seqs[-1] <= lease.hi:
+        wanted = set(seqs)
+        rows = [
+            (seq, arrival, bool(apart))
+            for seq, arrival, apart, _ in tx.run(SETTLE.rows_between, (batch.lane, seqs[0], seqs[-1]))
+            if seq in wanted
+        ]
+        if len(rows) == len(wanted):
+            return lease, rows
+    row = tx.run(LANES.get, (batch.lane,)).get
+    if row is not None and lanes.remembers(lanes.Lane._make(row), batch.token, kind, seqs):
+        return None, []
+    why = "the lease was lost" if lease is None else "the message is resolved or not of this lease"
+    raise _lost(batch, why=why)
+
+
+def shrink(
+    tx: Tx, lease: lanes.LeaseRow, gone: int, *, hi: int | None = None, start: int | None = None, at_end: bool = False
+) -> None:
+    """A lease has fewer messages (up to `hi`, where its end was given back); with none left it ends."""
+    left = lease.pending - gone
+    if left == 0:
+        lanes.release_lane(tx, lease, at_end=at_end)
+        return
+    if hi is None:
+        tx.run(SETTLE.shrink, (left, lease.lane))
+    else:
+        tx.run(SETTLE.close, (left, hi, lease.lane))
+    if start is not None and start <= lease.hi:
+        tx.run(SETTLE.set_started, (start, lease.lane))
+
+
+def start(tx: Tx, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
+    """Handlers of these messages start, one of each batch: charge them, durably."""
+    return _one_by_one(tx, batches, lambda b: _start_lane(tx, b))
+
+
+def _start_lane(tx: Tx, batch: Settlement) -> None:
+    lease = _live(tx, batch)
+    if lease is None or not lease.lo <= batch.seqs[0] <= lease.hi:
+        raise _lost(batch)
+    if lease.started < batch.seqs[0]:
+        tx.run(SETTLE.set_started, (batch.seqs[0], batch.lane))
+
+
+def nack(
+    tx: Tx, batches: Sequence[Settlement], delay: int | None, reason: str | None, output: str | None = None
+) -> list[bool | LeaseLost]:
+    """Give back each batch's one message and everything later that its lease holds, to be tried again first.
+
+    Returns:
+        For each: was the message out of attempts?
+    """
+    return _one_by_one(tx, batches, lambda b: _nack_lane(tx, b, delay, reason, output))
+
+
+def _nack_lane(tx: Tx, batch: Settlement, delay: int | None, reason: str | None, output: str | None) -> bool:
+    lease, _ = _held_rows(tx, batch, "nack")
+    if lease is None:
+        return False
+    lane, seq = batch.lane, batch.seqs[0]
+    # The message was in a handler, whether or not its start was told; those behind it are charged only if it was.
+    started = max(seq, lease.started)
+    rows = tx.run(SETTLE.rows_between, (lane, seq, lease.hi)).fetchall()
+    tx.run(LANES.charge, (lane, seq, started, retries.FAILED))
+    tx.run(LANES.set_charged, (started, lane))
+    stored = rows[0][3] + retries.FAILED
+    tx.totals.retries += 1
+    lanes.remember(tx, lane, batch.token, "nack", [seq])
+    if delay is None:
+        due = lanes.due_after(tx, retries.retry_delay(tx.config, batch.key, retries.starts(stored)), failed=True)
+    else:
+        due = lanes.due_after(tx, delay, failed=False)
+    tx.run(LANES.set_due, (due, reason, output, lane, seq))
+    failing = tx.now - tx.run(LANES.message, (lane, seq)).get[12]
+    given_up = retries.given_up(tx.config, stored, failing)
+    if given_up:
+        lanes.apply_poison(tx, lane, batch.key, seq, stored, retries.why(tx.config, stored, failing, reason))
+    _give_back(tx, lease, batch, len(rows), due, aside=not given_up)
+    return given_up
+
+
+def defer(tx: Tx, batches: Sequence[Settlement], delay: int, failures: Sequence[Failure] | None = None) -> list[LeaseLost | None]:
+    """Give back each batch's one message and everything later that its lease holds, and charge no attempt.
+
+    Args:
+        failures: they failed, though not by their own fault: the error of each, and what its handler had to say. Their delays are
+            over when `sweeps.end_failure_delays` says so.
+    """
+    said = iter(failures or [(None, None)] * len(batches))
+    return _one_by_one(tx, batches, lambda b: _defer_lane(tx, b, delay, *next(said)))
+
+
+def _defer_lane(tx: Tx, batch: Settlement, delay: int, failure: str | None, output: str | None) -> None:
+    # Recorded as a nack: both give back the same messages, and a retried call has to find no more than that.
+    lease, _ = _held_rows(tx, batch, "nack")
+    if lease is None:
+        return
+    seq = batch.seqs[0]
+    due = lanes.due_after(tx, delay, failed=failure is not None)
+    rows = tx.run(SETTLE.rows_between, (batch.lane, seq, lease.hi)).fetchall()
+    tx.run(LANES.set_due, (due, failure, output, batch.lane, seq))
+    lanes.remember(tx, batch.lane, batch.token, "nack", [seq])
+    _give_back(tx, lease, batch, len(rows), due, aside=True)
+
+
+def _give_back(tx: Tx, lease: lanes.LeaseRow, batch: Settlement, n: int, due: int | None, *, aside: bool) -> None:
+    """End the lease's hold of the batch's first message and everything later, `n` messages in all.
+
+    Args:
+        aside: move that message, if it is keyless, to a lane of its own, so that it holds up no other.
+    """
+    seq = batch.seqs[0]
+    moved = None
+    if aside and is_keyless(batch.key) and ASIDE not in batch.key:
+        moved = lanes.move_aside(tx, lanes.get(tx, batch.lane), seq, due)
+    shrink(tx, lease, n, hi=max(seq - 1, lease.lo), at_end=True)
+    if moved is not None:
+        lanes.place(tx, moved, at_end=True)  # behind those that it held up
+
+
+def reject(tx: Tx, batches: Sequence[Settlement], reason: str, output: str | None = None) -> list[LeaseLost | None]:
+    """Dead-letter messages now, one of each batch."""
+    return _one_by_one(tx, batches, lambda b: _reject_lane(tx, b, reason, output))
+
+
+def _reject_lane(tx: Tx, batch: Settlement, reason: str, output: str | None) -> None:
+    lease, rows = _held_rows(tx, batch, "reject")
+    if lease is None:
+        return
+    seq = rows[0][0]
+    starts = tx.run(LANES.message, (batch.lane, seq)).get[5] + (1 if seq <= lease.started else 0)
+    if output is not None:
+        tx.run(LANES.set_output, (output, batch.lane, seq))
+    lanes.bury(tx, batch.lane, batch.key, seq, kind="rejected", reason=reason, starts=starts)
+    lanes.remember(tx, batch.lane, batch.token, "reject", [seq])
+    shrink(tx, lease, 1)
+
+
+def extend(tx: Tx, batches: Sequence[Settlement], length: int) -> list[int | LeaseLost]:
+    """New deadlines, counted from now, each for the lane's whole lease."""
+    return _one_by_one(tx, batches, lambda b: _extend_lane(tx, b, length))
+
+
+def _extend_lane(tx: Tx, batch: Settlement, length: int) -> int:
+    lease = lanes.lease_of(tx, batch.lane)
+    if lease is None or lease.token != batch.token:
+        raise _lost(batch)
+    if lease.expired:
+        lanes.unlist(tx, batch.lane)  # nobody took the lane meanwhile: it is this holder's again
+    deadline = tx.now + length
+    tx.run(SETTLE.set_deadline, (deadline, batch.lane))
+    tx.totals.next_deadline = min(tx.totals.next_deadline, deadline)
+    tx.wake = True
+    return deadline
+
+
+def more(tx: Tx, batch: Settlement, limit: int) -> list[Row]:
+    """Grow a live lease over later messages of its lane, under the same token.
+
+    Returns nothing where the lane may not be handed out further: past a delayed, held, expired or solo message, before a
+    redriven one, or when the deadline is over.
+
+    Raises:
+        LeaseLost: nothing changed.
+    """
+    locate(tx, [batch])
+    lease = _live(tx, batch)
+    if lease is None:
+        raise _lost(batch)
+    lane = lanes.get(tx, batch.lane)
+    if (
+        lease.expired
+        or lease.redrive
+        or lease.closed
+        or lease.deadline <= tx.now
+        or lane.hold is not None
+        or lane.solo_to >= lease.lo
+        or tx.run(SETTLE.earlier, (batch.lane, lease.lo)).get
+    ):
+        return []
+    rows: list[Row] = []
+    for row in tx.run(CLAIM.lane_messages, (batch.lane, 0, 0, lease.hi + 1, min(limit, HEAD_PAGE))).fetchall():
+        if not is_plain(row, tx.now, tx):
+            break
+        rows.append(with_body(tx, row))
+    if rows:
+        tx.run(SETTLE.grow, (rows[-1][SEQ], len(rows), batch.lane))
+        tx.totals.receives += len(rows)
+    return rows
+
+
+def release(tx: Tx, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
+    """Give back, unused, each batch's first message and everything later that its lease holds: no attempt is charged."""
+    return _one_by_one(tx, batches, lambda b: _release_lane(tx, b))
+
+
+def _release_lane(tx: Tx, batch: Settlement) -> None:
+    lease = lanes.lease_of(tx, batch.lane)
+    if lease is None or lease.token != batch.token:
+        raise _lost(batch)
+    if not lease.ack_first and batch.seqs[0] > lease.hi:
+        return  # given back before, with an earlier message
+    rows = [] if lease.ack_first else tx.run(SETTLE.rows_between, (batch.lane, batch.seqs[0], lease.hi)).fetchall()
+    shrink(tx, lease, len(rows), hi=max(batch.seqs[0] - 1, lease.lo))
+
+
+def key_state(tx: Tx, key: bytes) -> bytes | None:
+    lane = lanes.find(tx, key)
+    return None if lane is None else tx.run(SETTLE.key_state, (lane,)).get
+
+
+def set_key_state(tx: Tx, key: bytes, value: bytes | None) -> None:
+    lane = lanes.find(tx, key)
+    if lane is None:
+        if value is None:
+            return
+        lane = lanes.create(tx, key)
+    if value is None:
+        tx.run(SETTLE.delete_key_state, (lane,))
+    else:
+        tx.run(SETTLE.set_key_state, (lane, value))
+
+
+def lowest_unresolved(tx: Tx, batch: Settlement) -> int | None:
+    """The first message that a live lease still holds; None: the token is dead, or the batch was given back."""
+    lease = _live(tx, batch)
+    if lease is None or not lease.lo <= batch.seqs[0] <= lease.hi:
+        return None
+    rows = tx.run(SETTLE.rows_between, (batch.lane, lease.lo, batch.seqs[0])).fetchall()
+    return rows[0][0] if rows else None

@@ -1,0 +1,170 @@
+"""Receiving: the shards are asked in turn, and where a receive is interrupted, nothing that it leased stays leased."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from .._errors import LeaseLost, PartialFailure, StoreBusy, StoreError, StrictqError
+from .commit.calls import bound
+from .commit.tx import Tx
+from .lanes import claim, settle
+from .lanes.claim import Request
+from .lanes.leases import BODY, ID, SEQ, Claimed, Held, Row, Settlement
+from .lanes.send import INLINE_BYTES_MAX
+from .shard import Shard
+from .store import Store
+
+PASSING_SECONDS: Final = 0.02
+"""So long a receive waits for a shard that other calls are writing to before it goes on to the next one."""
+BUSY_LOOK: Final = 5_000
+"""Microseconds after which a waiting receive comes back to a shard that it passed over."""
+
+Brought = tuple[Shard, Tx, Claimed]
+"""What a claim leased, where, and in which transaction."""
+
+
+def receive(store: Store, request: Request, into: list[Claimed], *, wait_for_busy: bool) -> int | None:
+    """Lease what is ready now. See Storage.receive."""
+    if store.directory is None:
+        store.forget()  # a queue in memory has no thread for it
+    failures: list[StrictqError] = []
+    soonest: int | None = None
+    brought: list[Brought] = []
+    shards = _claimable(store, request.keys)
+    seconds = PASSING_SECONDS if len(shards) > 1 else None
+    room = request.room
+    try:
+        while shards:
+            busy: list[Shard] = []
+            for shard in shards:
+                if room <= 0 or (into and seconds is None):
+                    break
+                try:
+                    wanted = request._replace(room=room) if into else request
+                    got, timer = _claim_from(store, shard, wanted, brought, seconds)
+                except StoreError as e:
+                    if seconds is not None and isinstance(e, StoreBusy):
+                        shard.gave = False
+                        busy.append(shard)
+                    else:
+                        failures.append(e)
+                    continue
+                if got is not None and got.leases:
+                    into.append(got)
+                    room -= got.messages
+                soonest = timer if soonest is None or (timer is not None and timer < soonest) else soonest
+            if busy and not wait_for_busy:
+                soonest = store.now() + BUSY_LOOK
+            shards, seconds = busy if wait_for_busy and not into else [], None
+    except BaseException:
+        into.clear()
+        _give_back(brought)
+        raise
+    if not into and failures:
+        if len(failures) == 1:
+            raise failures[0]
+        raise PartialFailure("shards failed, and nothing was ready in the others", failures) from failures[0]
+    return soonest
+
+
+def failures(store: Store, keys: Sequence[bytes] | None) -> list[StoreError | None]:
+    """Why shards that a receive of these keys would ask are quarantined; None for each that serves."""
+    return [shard.failed for shard in _claimable(store, keys)]
+
+
+def more(shard: Shard, held: Held, seq: int, limit: int) -> list[Row]:
+    """Grow a lease. See Storage.more."""
+    batch = held.some([seq])
+    rows: list[Row] = shard.drain(bound(settle.more, batch, limit))
+    apart = {row[SEQ]: row[ID] for row in rows if len(row[BODY]) > INLINE_BYTES_MAX}
+    if apart:
+        held.apart = {**held.apart, **apart}
+    return rows
+
+
+def _claim_from(
+    store: Store, shard: Shard, request: Request, brought: list[Brought], seconds: float | None
+) -> tuple[Claimed | None, int | None]:
+    """Claim what one shard has ready. Also when that may change by itself, if it has nothing.
+
+    Raises:
+        StoreBusy: the shard's write lock could not be had within so many seconds; nothing changed.
+    """
+    if shard.gave or store.outlook(shard, seconds)[0]:
+        got = _claim(shard, request, brought, seconds)
+        if got.leases:
+            _renew_worn(store, shard, got, request)
+            return got, None
+    store.count_empty(shard.number)
+    return None, store.outlook(shard, seconds)[1]
+
+
+def _claim(shard: Shard, request: Request, brought: list[Brought], seconds: float | None) -> Claimed:
+    """Lease from one shard until it gives something or nothing is ready.
+
+    Args:
+        brought: gets what was leased as soon as it is, for a caller that is interrupted on the way.
+        seconds: how long to wait for the shard's write lock; None: as every call does.
+    """
+
+    def take(tx: Tx) -> Claimed:
+        claimed = claim.with_bodies(tx, claim.claim(tx, request))
+        if claimed.leases:
+            brought.append((shard, tx, claimed))
+        return claimed
+
+    while True:
+        claimed = shard.drain(take, seconds)
+        shard.gave = bool(claimed.leases)
+        if claimed.leases or not claimed.more:
+            return claimed
+
+
+def _renew_worn(store: Store, shard: Shard, got: Claimed, request: Request) -> None:
+    """Where the commit took so long that little is left of the leases: no consumer has them yet, so they start again now."""
+    worn = store.now() + got.lease // 2
+    if not got.leases[0].deadline < worn:
+        return
+    batches = [held.some([held.rows[0][SEQ]]) for held in got.leases]
+    if request.ack_first:
+        # Resolved already: the messages are this consumer's, whoever has the lanes by now.
+        with suppress(StrictqError):
+            _renewed(shard, got, batches)
+        return
+    got.leases = _renewed(shard, got, batches)
+    got.messages = sum(map(len, got.leases))
+
+
+def _renewed(shard: Shard, got: Claimed, batches: list[Settlement]) -> list[Held]:
+    """Those whose deadline could be moved."""
+    kept: list[Held] = []
+    for held, deadline in zip(got.leases, shard.drain(bound(settle.extend, batches, got.lease)), strict=True):
+        if not isinstance(deadline, LeaseLost):
+            held.deadline = deadline
+            kept.append(held)
+    return kept
+
+
+def _give_back(brought: list[Brought]) -> None:
+    """An interrupted receive: nothing it leased may stay leased.
+
+    What was not committed is left alone: the next claim may have been given the same token.
+    """
+    for shard, tx, got in brought:
+        if not tx.committed:
+            continue
+        for held in got.leases:
+            batch = held.some([held.rows[0][SEQ]])
+            with suppress(StrictqError):  # then the deadline ends it
+                shard.drain(bound(settle.release, [batch]))
+
+
+def _claimable(store: Store, keys: Sequence[bytes] | None) -> Sequence[Shard]:
+    """The shards to ask, in rotation. Quarantined ones are passed over, unless there are no others."""
+    shards = store.rotation()
+    if keys is not None:
+        wanted = {store.shard_of(key).number for key in keys}
+        shards = [s for s in shards if s.number in wanted]
+    return [s for s in shards if s.failed is None] or shards

@@ -1,0 +1,489 @@
+"""Saving what can be saved of a damaged queue into a new one. The damaged files are read, never written to.
+
+Each shard's pages are read one by one and verified (pages.py), and the rows put into a new queue, in ordinary transactions.
+What could not be read is told; nothing is guessed.
+Source: docs/howto/damage.md
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import cache, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+import attrs
+
+from ... import _files as files
+from ... import _hints as hints
+from ..._clock import Clock
+from ..._config import QueueConfig
+from ..._errors import InvalidArgument, QueueNotFound, StoreBusy, StoreError, StrictqError
+from ..._findings import LostRange, Salvaged
+from ..._keys import decode_key, is_keyless
+from ..._sql import CHECK, LANES, SALVAGE, SHARD, SHARD_SCHEMA, insert_into
+from .. import catalog
+from ..bulk import staging
+from ..catalog import Catalog
+from ..commit.calls import bound
+from ..commit.connection import MEMORY, connect
+from ..commit.tx import Totals, Tx
+from ..disk import layout, locks, wal_file
+from ..disk.pages import File, Row, Tree, free_pages
+from ..lanes import check, lanes
+from ..store import Store
+from ..topology import Range
+from . import handouts
+
+BATCH: Final = 2000
+UNKNOWN_SEQS: Final = 1 << 40
+"""How far a lane's next seq is moved where nobody knows which were issued: none is to be issued twice."""
+RANGES_MAX: Final = 10_000
+ALONE_SECONDS: Final = 5.0
+# What the rows of a table are like: (types of the key, or None where it is the rowid; of the columns after it).
+_NUMBER, _NUMBER_OR_NULL = (int,), (int, type(None))
+_SHAPES: Final[dict[str, tuple[int, tuple[tuple[type, ...], ...], int]]] = {
+    # table: (columns of the key; 0: the rowid), (types of the first columns), (columns)
+    "message": (2, (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _NUMBER_OR_NULL, _NUMBER_OR_NULL), 15),
+    "dead": (2, (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _NUMBER, (str,)), 15),
+    "lane": (0, ((type(None),), (bytes,)), 14),
+    "sqlite_autoindex_lane_1": (1, ((bytes,), _NUMBER), 2),
+    "body": (0, ((type(None),), (bytes,)), 2),
+    "outbox": (2, (_NUMBER, _NUMBER, (bytes,)), 12),
+    "dedup": (2, (_NUMBER, (str,), _NUMBER), 5),
+    "applied": (2, ((str,), _NUMBER, _NUMBER), 6),
+    "history": (0, ((type(None),), (bytes,)), 14),
+}
+"""Those whose pages can be told from those of any other table. (Of `key_state`, whose rows look like bodies, they can't.)"""
+
+
+def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
+    """Make a new queue at `out` of what is left of the one at `path`, which nobody may have open.
+
+    Raises:
+        QueueNotFound, InvalidArgument, StoreBusy, StoreFull, StoreError: nothing was made.
+    """
+    path, out = Path(os.path.realpath(path)), Path(os.path.realpath(out))
+    if not path.is_dir() or not any(path.glob("shard-*.db")):
+        raise QueueNotFound(f"there is no queue at {path}")
+    if out.exists():
+        raise InvalidArgument(f"{out} exists", hint=hints.NEW_PATH)
+    notes: list[str] = []
+    presence = locks.Presence(path, look=True)
+    if not presence.alone(ALONE_SECONDS):
+        presence.leave()
+        raise StoreBusy("somebody has the queue open", shard=-1, hint=hints.CLOSE_EVERYWHERE)
+    working = out.with_name(f".{out.name}.{os.urandom(6).hex()}.new")
+    made: list[Path] = []
+    try:
+        files.make_directories(out.parent, made)
+        known = _known(path, clock, notes)
+        return _Salvage(path, working, known, clock, notes).run(out)
+    finally:
+        presence.leave()
+        if working.exists():
+            files.remove_tree(working)
+        files.remove_empty(made)
+
+
+def _known(path: Path, clock: Clock, notes: list[str]) -> Catalog:
+    """What queue.db says; or, if it is damaged, what the shards say of it."""
+    try:
+        return catalog.read(path, read_only=True)
+    except StrictqError as e:
+        files.require_descriptors()
+        notes.append(f"queue.db can't be read ({e}): shards and configuration are taken from the shards")
+    found = sorted(path.glob("shard-*.db"))
+    config = QueueConfig()
+    for file in found:
+        with suppress(OSError, ValueError, KeyError, StrictqError):
+            read = File(file, None, every_commit_synced=False)
+            try:
+                meta = {row[0]: row[1] for _, row in Tree(read, _roots()["meta"]).rows()}
+            finally:
+                read.close()
+            config = QueueConfig.from_json(meta["config"])
+            break
+    return catalog.new(max(int(file.stem.removeprefix("shard-")) for file in found) + 1, "full", config, clock)
+
+
+def _roots() -> dict[str, int]:
+    """Where a shard's own tables begin."""
+    db = connect(MEMORY, durability="process")
+    try:
+        db.execute(SHARD_SCHEMA).fetchall()
+        roots: list[Any] = db.execute(SALVAGE.roots).fetchall()
+        return dict(roots)
+    finally:
+        db.close()
+
+
+class _Salvage:
+    """One salvage while it runs."""
+
+    def __init__(self, path: Path, working: Path, known: Catalog, clock: Clock, notes: list[str]) -> None:
+        self.path = path
+        self.working = working
+        self.known = known
+        self.clock = clock
+        self.notes = notes
+        self.lost: list[LostRange] = []
+        self.unverified: list[LostRange] = []
+
+    def run(self, out: Path) -> Salvaged:
+        shards = [self._opened(part) for part in self.known.topology]
+        try:
+            newest = max([s.totals.last_time for s in shards], default=0)
+            epoch = max([self.known.epoch, *(s.totals.epoch for s in shards)]) + 1
+            offset = max(self.clock.wall(), newest) - self.clock.boot()
+            if self.known.boot_id == self.clock.boot_id():
+                offset = max(self.known.time_offset, newest - self.clock.boot())
+            fresh = catalog.new(len(shards), self.known.durability, self.known.config, self.clock)
+            fresh = fresh._replace(time_offset=offset, topology=self.known.topology)
+            self.working.mkdir(mode=0o700)
+            catalog.build(self.working, fresh, self.clock)
+            catalog.begin_at_epoch(self.working, epoch)
+            self._define_app_schema()
+            if (self.path / staging.DIRECTORY).is_dir():
+                shutil.copytree(
+                    self.path / staging.DIRECTORY, self.working / staging.DIRECTORY, symlinks=True, ignore=_not_regular
+                )
+            store = Store.open(
+                self.working,
+                shards=None,
+                durability=None,
+                config=None,
+                create=False,
+                read_only=False,
+                clock=self.clock,
+                hook=None,
+            )
+            try:
+                for source in shards:
+                    source.save(store)
+                self._check(store)
+                counts = [shard.read(lambda db: db.execute(CHECK.totals).get) for shard in store.shards]
+            finally:
+                store.close()
+        finally:
+            for source in shards:
+                source.close()
+        files.sync_directory(self.working)
+        os.rename(self.working, out)
+        files.sync_directory(out.parent)
+        messages, dead = sum(c[0] for c in counts), sum(c[1] for c in counts)
+        return Salvaged(messages, dead, tuple(self.lost), tuple(self.notes), tuple(self.unverified))
+
+    def _opened(self, part: Range) -> _Source:
+        mark = wal_file.read_mark(self.path / layout.MARKS, part.shard)
+        try:
+            file = File(self.path / part.file, mark, every_commit_synced=self.known.durability == "full")
+        except (OSError, StoreError) as e:
+            files.require_descriptors()
+            self.notes.append(f"shard {part.shard}: its file can't be read ({e}): all of it is lost")
+            file = None
+        if file is not None:
+            file.readable = cache(partial(self._readable, self.path / part.file))
+        return _Source(self, part, file)
+
+    def _readable(self, database: Path) -> bool:
+        """Does SQLite find nothing wrong with a shard, apart from the checksums of its pages? It looks at a copy."""
+        place = self.working.with_suffix(".look")
+        try:
+            place.mkdir(mode=0o700)
+            for suffix in ("", "-wal"):
+                with suppress(FileNotFoundError):
+                    shutil.copyfile(f"{database}{suffix}", place / f"{database.name}{suffix}")
+            db = connect(str(place / database.name), durability="process", verify=False)
+            try:
+                return [row[0] for row in db.execute(CHECK.integrity)] == ["ok"]
+            finally:
+                db.close()
+        except apsw.Error:
+            return False
+        finally:
+            files.remove_tree(place)
+
+    def _define_app_schema(self) -> None:
+        try:
+            for _, sql in catalog.app_schema(self.path, 0, read_only=True):
+                catalog.add_app_schema(self.working, sql)
+        except StrictqError as e:
+            self.notes.append(f"the program's own tables are not saved: their definitions can't be read ({e})")
+
+    def _check(self, store: Store) -> None:
+        """What the new queue's own check says: what it can put right is put right, the rest is told."""
+        hashes = {part.shard: part for part in self.known.topology}
+        for shard in store.shards:
+            part = hashes[shard.number]
+            for problem, fix in shard.look(bound(check.check, part.shard, part.owns, len(hashes))):
+                if fix is not None:
+                    shard.run(fix)
+                else:
+                    self.notes.append(f"shard {problem.shard}: {problem.rule}: {problem.detail}")
+
+
+def _not_regular(directory: str, names: list[str]) -> set[str]:
+    """What `copytree` leaves out: nothing of ours, and reading a FIFO would wait for ever."""
+    modes = {name: os.lstat(os.path.join(directory, name)).st_mode for name in names}
+    return {name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))}
+
+
+def _fits(shape: tuple[int, tuple[tuple[type, ...], ...], int], rowid: int | None, row: Row) -> bool:
+    key, kinds, columns = shape
+    return (rowid is None) == bool(key) and len(row) == columns and all(map(isinstance, row, kinds))
+
+
+class _Source:
+    """One damaged shard."""
+
+    def __init__(self, whole: _Salvage, part: Range, file: File | None) -> None:
+        self.whole = whole
+        self.part = part
+        self.file = file
+        self.free = None if file is None else free_pages(file)
+        self.roots = _roots()
+        self.app: list[tuple[str, int]] = []
+        self.keys: dict[int, bytes] = {}
+        self.tree: Tree | None = None
+        """What `rows` reads now."""
+        self.unverified: set[tuple[str, int]] = set()
+        """Lanes and bodies that are from pages whose checksum is wrong."""
+        self.open_ended: set[int] = set()
+        """Lanes whose newest messages may be lost."""
+        if file is not None:
+            self._read_schema(file)
+        self.totals = self._read_totals()
+
+    def close(self) -> None:
+        if self.file is not None:
+            for note in self.file.notes:  # now: pages were read until here
+                self.note(note)
+            self.file.close()
+
+    def note(self, text: str) -> None:
+        self.whole.notes.append(f"shard {self.part.shard}: {text}")
+
+    def _read_schema(self, file: File) -> None:
+        tree = Tree(file, 1)
+        tables = {row[1]: row[3] for _, row in tree.rows() if len(row) == 5 and row[0] in ("table", "index")}
+        if tree.lost:
+            self.note("its schema is damaged: the program's own tables are not saved")
+            return
+        self.app = [(name, root) for name, root in tables.items() if str(name).startswith("app_")]
+        kinds = {row[1]: row[0] for _, row in Tree(file, 1).rows() if len(row) == 5}
+        self.app = [(name, root) for name, root in self.app if kinds[name] == "table"]
+
+    def rows(self, table: str, lost: list[tuple[Row | None, Row | None]] | None = None) -> Iterator[tuple[int | None, Row]]:
+        """What can be read of a table, with what is found again below its damaged pages."""
+        if self.file is None:
+            return
+        shape = _SHAPES.get(table)
+        tree = self.tree = Tree(self.file, self.roots[table], 2 if shape is None else shape[0])
+        unverified = 0
+        for row in tree.rows():
+            unverified += tree.unverified
+            yield row
+        if shape is not None:
+            for row in tree.found_again(self.free, lambda rowid, row: _fits(shape, rowid, row)):
+                unverified += tree.unverified
+                yield row
+        if unverified:
+            self.note(f"{unverified} rows of the table {table} are from pages whose checksum is wrong; SQLite reads them")
+        if tree.lost:
+            self.note(f"a part of the table {table} is damaged")
+            if lost is not None:
+                lost += tree.lost
+
+    def _read_totals(self) -> Totals:
+        for _, row in self.rows("counter"):
+            with suppress(TypeError):
+                return Totals(*row[1:])
+        self.note("its counters are lost")
+        names = len(attrs.fields(Totals))
+        return Totals(*[0] * names)
+
+    # ---- into the new queue
+
+    def save(self, store: Store) -> None:
+        shard = store.shards[self.part.shard]
+        lost_lanes: list[tuple[Row | None, Row | None]] = []
+        self._put(shard, SALVAGE.lane, self._lanes(lost_lanes))
+        if lost_lanes:
+            self._put(shard, SALVAGE.lane, self._lanes_by_key())
+        self._put(shard, SALVAGE.body, self._bodies())
+        leases = dict(self.rows("lease"))
+        for table, statement in (("message", SALVAGE.message), ("dead", SALVAGE.dead)):
+            lost: list[tuple[Row | None, Row | None]] = []
+            self._put(shard, statement, self._of_known_lanes(table, lost, leases))
+            self._tell(table, lost)
+        self._put(shard, SALVAGE.dedup, (row for _, row in self.rows("dedup")))
+        self._put(shard, SALVAGE.key_state, ((rowid, *row[1:]) for rowid, row in self.rows("key_state")))
+        self._put(shard, SALVAGE.inlet, (row for _, row in self.rows("inlet")))
+        self._put(shard, SALVAGE.history, ((rowid, *row[1:]) for rowid, row in self.rows("history")))
+        self._put(shard, SALVAGE.applied, (row for _, row in self.rows("applied")))
+        self._save_outbox(shard)
+        for name, root in self.app:
+            self._save_app(shard, name, root)
+        known = {lane: row for lane, row in leases.items() if lane in self.keys}
+        hole = handouts.copy(self.rows, lambda statement, rows: self._put(shard, statement, rows), known)
+        shard.run(lambda tx: self._finish(tx, leases, hole=hole))
+
+    def _put(self, shard: Any, statement: str, rows: Iterable[Row]) -> None:
+        rows = iter(rows)
+        while batch := list(islice(rows, BATCH)):
+            shard.run(bound(self._insert, statement, batch))
+
+    def _insert(self, tx: Tx, statement: str, batch: list[Row]) -> None:
+        tx.run("SAVEPOINT rows")
+        try:
+            tx.many(statement, batch)
+        except (apsw.Error, TypeError):
+            tx.run("ROLLBACK TO rows")
+            for row in batch:
+                try:
+                    tx.run(statement, row)
+                except (apsw.Error, TypeError) as e:
+                    self.note(f"a row that no send writes is left out ({e}): {statement.split()[2]} {row[:2]!r}")
+        tx.run("RELEASE rows")
+        tx.dirty = True
+
+    def _lanes(self, lost: list[tuple[Row | None, Row | None]]) -> Iterator[Row]:
+        for rowid, row in self.rows("lane", lost):
+            assert rowid is not None
+            self.keys[rowid] = row[1]
+            self._note_unverified("lane", rowid)
+            yield (rowid, *row[1:])
+
+    def _bodies(self) -> Iterator[Row]:
+        for rowid, row in self.rows("body"):
+            assert rowid is not None
+            self._note_unverified("body", rowid)
+            yield (rowid, *row[1:])
+
+    def _note_unverified(self, table: str, rowid: int) -> None:
+        if self.tree is not None and self.tree.unverified:
+            self.unverified.add((table, rowid))
+
+    def _lanes_by_key(self) -> Iterator[Row]:
+        """Lanes whose row is lost, by the index of keys. What they issued is lost."""
+        for _, row in self.rows("sqlite_autoindex_lane_1"):
+            key, lane = row
+            if lane not in self.keys:
+                self.keys[lane] = key
+                self.open_ended.add(lane)
+                yield (lane, key, 0, 0, 0, 0, None, None, self.totals.last_time, None, None, None, None, None)
+
+    def _of_known_lanes(self, table: str, lost: list[Any], leases: dict[int | None, Row]) -> Iterator[Row]:
+        unknown = 0
+        unverified: dict[int, list[int]] = {}
+        for _, row in self.rows(table, lost):
+            lane = row[0]
+            if lane not in self.keys:
+                unknown += 1
+                continue
+            assert self.tree is not None
+            if self.tree.unverified or not {("lane", lane), ("body", row[2])}.isdisjoint(self.unverified):
+                unverified.setdefault(lane, []).append(row[1])
+            lease = leases.get(lane)
+            started = lease is not None and not handouts.is_handed_out(lease) and lease[3] <= row[1] <= lease[5]
+            if table == "message" and started:
+                row = (*row[:6], row[6] + 1, *row[7:])  # its handler was started: that counts
+            yield row
+        for lane, seqs in unverified.items():
+            self.whole.unverified.append(self._range(lane, min(seqs), max(seqs)))
+        if unknown:
+            self.note(f"{unknown} rows of {table} are lost: their keys can't be read")
+            self.whole.lost.append(LostRange(self.part.shard, None, 1, None))
+
+    def _save_outbox(self, shard: Any) -> None:
+        incarnation = next((row[1] for _, row in self.rows("meta") if row[0] == "incarnation"), None)
+        waiting = [row for _, row in self.rows("outbox")]
+        if incarnation is None:
+            if waiting or self.file is not None:
+                self.note(f"{len(waiting)} sends to other shards are left out: whether they arrived can't be known")
+            return
+        self._put(shard, SALVAGE.outbox, waiting)
+        shard.run(lambda tx: tx.run(SHARD.write_meta, ("incarnation", incarnation)) and None)
+
+    def _save_app(self, shard: Any, name: str, root: int) -> None:
+        """A table of the program's, as far as its rows are stored as they were inserted."""
+        assert self.file is not None
+        columns = shard.read(lambda db: db.execute(SALVAGE.columns, (name,)).fetchall())
+        keyed = [i for i, (_, pk) in enumerate(columns) if pk]
+        without = shard.read(lambda db: db.execute(SALVAGE.without_rowid, (name,)).get)
+        if not columns or any(hidden for hidden, _ in columns) or (without and keyed != list(range(len(keyed)))):
+            self.note(f"the table {name} is not saved: it is not defined any more, or stored in another order")
+            return
+        tree = Tree(self.file, root)
+
+        def rows() -> Iterator[Row]:
+            for rowid, row in tree.rows():
+                whole = [*row, *[None] * (len(columns) - len(row))]
+                if rowid is not None and len(keyed) == 1 and whole[keyed[0]] is None:
+                    whole[keyed[0]] = rowid
+                yield tuple(whole)
+
+        self._put(shard, insert_into(name, len(columns)), rows())
+        if tree.lost:
+            self.note(f"a part of the table {name} is lost")
+
+    # ---- what is lost
+
+    def _tell(self, table: str, lost: list[tuple[Row | None, Row | None]]) -> None:
+        """The seqs in which something may be missing: those between the keys around a damaged page that were not found."""
+        if self.file is None and table == "message":
+            self.whole.lost.append(LostRange(self.part.shard, None, 1, None))
+        for lo, hi in lost:
+            first = lo if lo is not None else (0, 0)
+            affected = [n for n in sorted(self.keys) if first[0] <= n and (hi is None or n <= hi[0])]
+            for lane in affected[:RANGES_MAX]:
+                begin = first[1] + 1 if lane == first[0] else 1
+                end = hi[1] - 1 if hi is not None and lane == hi[0] else None
+                if end is None:
+                    self.open_ended.add(lane)
+                if end is None or begin <= end:
+                    self._tell_lane(lane, begin, end)
+
+    def _tell_lane(self, lane: int, begin: int, end: int | None) -> None:
+        self.whole.lost.append(self._range(lane, begin, end))
+
+    def _range(self, lane: int, begin: int, end: int | None) -> LostRange:
+        key = self.keys[lane]
+        return LostRange(self.part.shard, None if is_keyless(key) else decode_key(key), begin, end)
+
+    # ---- the end
+
+    def _finish(self, tx: Tx, leases: dict[int | None, Row], *, hole: bool) -> None:
+        issued: dict[int, int] = {}
+        for table, lane, seq in tx.run(CHECK.body_missing).fetchall():
+            issued[lane] = max(issued.get(lane, 0), seq)
+            tx.run(LANES.delete_message if table == "message" else LANES.delete_dead, (lane, seq))
+            self._tell_lane(lane, seq, seq)
+        held = handouts.settle(tx, self.note, hole=hole)
+        old, totals = self.totals, tx.totals
+        for field in attrs.fields(Totals):
+            if field.name not in ("config_version", "epoch", "time_offset", "next_deadline"):
+                setattr(totals, field.name, getattr(old, field.name))
+        beyond = old.seq_floor + old.sends if old.sends else UNKNOWN_SEQS
+        for lane, rows, newest in tx.run(SALVAGE.lane_counts).fetchall():
+            row = lanes.get(tx, lane)
+            last_seq = max(row.last_seq, issued.get(lane, 0), beyond if lane in self.open_ended else 0)
+            tx.run(SALVAGE.set_counts, (last_seq, max(last_seq, newest) - rows, lane))
+            lease = leases.get(lane)
+            if lease is not None and lease[4] > lease[3] and not handouts.is_handed_out(lease):
+                tx.run(LANES.set_solo, (lease[4], lease[4], lane))
+        arrival, buried, position, lane, _token, outbox, _done = tx.run(CHECK.maxima).get
+        totals.pending, totals.dead, totals.lanes = tx.run(CHECK.totals).get
+        totals.last_id = max(totals.last_id, arrival, buried, position)
+        totals.last_lane = max(totals.last_lane, lane)
+        totals.last_outbox = max(totals.last_outbox, outbox)
+        for lane in self.keys.keys() - held:
+            lanes.place(tx, lane)
+        tx.dirty = True

@@ -1,0 +1,553 @@
+"""The store of a queue: its shards together, and what they share. `api.Storage` is what everything above talks to."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+from weakref import WeakSet
+
+from .. import _files as files
+from .._clock import Clock, QueueTime, SteeredClock
+from .._config import QueueConfig
+from .._errors import (
+    ForkedProcess,
+    QueueClosed,
+    QueueNotFound,
+    ReadOnlyQueue,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StrictqError,
+)
+from .._observe import EventHook, Observers, notify
+from .._types import Event, OpenBreaker
+from . import catalog, fork, open_breakers
+from .catalog import Catalog
+from .commit.calls import OpenTransaction
+from .commit.checkpoint import PAGE_BYTES, SHORT_WAL_PAGES
+from .commit.connection import Durability
+from .commit.tx import NEVER
+from .disk import epoch, layout, locks, reserve
+from .disk.shared_flags import Waker, waker_of
+from .lanes import claim, outbox, send
+from .lanes.forget import Forgetting
+from .settings import OnMismatch, Settings
+from .shard import CHECKPOINT_WAIT_SECONDS, Shard
+from .upkeep import Upkeep
+
+Hook = Callable[[Event], None]
+Items = Sequence[send.Item]
+
+EAGER_SHARDS: Final = 16
+"""Up to so many shards are opened with the queue, so that a damaged one and a full outbox are noticed at once."""
+ROW_BYTES: Final = 400
+"""More than a message takes on the disk besides its body, and what its page leaves empty."""
+
+
+class Store(Settings):
+    """All shards of one queue, in one process."""
+
+    def __init__(
+        self,
+        directory: Path | None,
+        known: Catalog,
+        clock: Clock,
+        *,
+        durability: Durability,
+        read_only: bool = False,
+        hook: Hook | None = None,
+    ) -> None:
+        super().__init__(directory, known, read_only=read_only)
+        self.catalog = known._replace(durability=durability)
+        self.stored_durability = known.durability
+        self.clock = clock
+        self.steered = clock if isinstance(clock, SteeredClock) else None
+        self.epoch = known.epoch
+        self.time_offset = known.time_offset
+        self.time = QueueTime(clock, known.time_offset)
+        self.now = self.time.now
+        self.reserve: reserve.Reserve | None = None
+        self.short_of_space = False
+        """The reserve was given up, and is not back yet."""
+        self.presence: locks.Presence | None = None
+        self.observers = Observers()
+        if hook is not None:
+            self.observers.add(EventHook(hook))
+        self._memory_consumers: set[str] = set()
+        self._memory_notices: dict[open_breakers.PrivateNotice, OpenBreaker] = {}
+        self._own_locks: WeakSet[files.Lock] = WeakSet()
+        """Not a forked child's."""
+        self._empties: Counter[int] = Counter()
+        self._rotation = 0
+        self._pid = os.getpid()
+        self._closed = self._closing = False
+        self._owner = known.topology.owner
+        if len(known.topology) > 1:
+            from .._hashing import hash_key
+
+            self._hash_key = hash_key
+        if directory is None:
+            self.waker = Waker()
+        else:
+            self.waker = waker_of(directory, layout.WAKE, self, read_only=read_only)
+            if not read_only:
+                self.waker.begin_boot(clock.boot_id())
+                self.reserve = reserve.Reserve(directory, self.waker.tell_space, self)
+        self.suspects = self.waker.suspects
+        self.trust = self.waker.trust
+        self.shards = [
+            # A commit in memory costs less than waking a thread, as at "process".
+            Shard(self, part, directory, grouped=durability == "full" and directory is not None)
+            for part in known.topology
+        ]
+        if self.steered is not None:
+            self.steered.listen(self.waker.notify)
+        self._forgetting = [Forgetting(shard) for shard in self.shards]
+        self._forget_at = 0
+        """No shard has anything to forget before, in queue time."""
+        self._forgets = threading.Lock()
+        self._upkeep = Upkeep(self)
+        self._prepared_shards: list[Shard] | None = None
+        fork.register(self)
+
+    # ---- opening and closing
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        shards: int | None,
+        durability: Durability | None,
+        config: QueueConfig | None,
+        create: bool,
+        read_only: bool,
+        clock: Clock,
+        hook: Hook | None,
+        on_mismatch: OnMismatch = "error",
+    ) -> Store:
+        """Open or create the queue in a directory. What was given must agree with what is stored.
+
+        Args:
+            on_mismatch: with what is stored, of `config`; see `strictq.open`.
+        """
+        # The directory itself may be reached through links; what lies in it may not be one.
+        directory = Path(os.path.realpath(path))
+        if not layout.find(directory):
+            if read_only or not create:
+                raise QueueNotFound(f"there is no queue at {directory}")
+            fresh = catalog.new(shards or 1, durability or "full", config or QueueConfig(), clock)
+            layout.publish(directory, lambda place: catalog.build(place, fresh, clock))
+        known = catalog.read(directory, read_only=read_only)
+        level = catalog.agree(known, shards, durability, config if on_mismatch == "error" else None)
+        layout.check_own(directory, writing=not read_only)
+        presence = None if read_only else locks.Presence(directory)
+        store = None
+        try:
+            if presence is not None:
+                known = epoch.join(directory, known, presence, clock)
+            elif known.boot_id != clock.boot_id():
+                # Not opened for writing since this machine booted: look with the time that its next epoch will have.
+                known = known._replace(time_offset=epoch.next_offset(directory, known, clock))
+            store = cls(directory, known, clock, durability=level, read_only=read_only, hook=hook)
+            store.presence = presence
+            if not read_only:
+                store.app_schema = catalog.app_schema(directory, 0)
+            if config is not None:
+                store.compare(config, on_mismatch)
+            store._look_round()
+        except BaseException:
+            if store is not None:
+                store.die()
+            if presence is not None:
+                presence.leave()
+            raise
+        return store
+
+    @classmethod
+    def in_memory(
+        cls,
+        *,
+        shards: int | None,
+        durability: Durability | None,
+        config: QueueConfig | None,
+        clock: Clock,
+        hook: Hook | None,
+    ) -> Store:
+        """A queue with nothing on disk, private to this object."""
+        fresh = catalog.new(shards or 1, durability or "process", config or QueueConfig(), clock)
+        return cls(None, fresh, clock, durability=durability or "process", hook=hook)
+
+    def _look_round(self) -> None:
+        if len(self.shards) <= EAGER_SHARDS:
+            for shard in self.shards:
+                # A damaged shard is quarantined and the others serve; a busy one is opened later.
+                with suppress(StoreError):
+                    shard.open()
+            if not self.read_only:
+                with suppress(StrictqError):
+                    self.forward()
+        if not self.read_only:
+            self._has_reserve()
+            self._upkeep.start()
+
+    def close(self) -> None:
+        """Close every connection. Leases stay; closing twice does nothing.
+
+        The last process that has the queue open leaves empty WALs: another SQLite program that opens a shard then finds
+        nothing to checkpoint.
+
+        Raises:
+            InvalidArgument: this thread is inside a transaction of the queue; nothing was closed.
+        """
+        if self._pid == os.getpid():
+            OpenTransaction.require_none(self)
+            for shard in self.shards:
+                shard.require_outside()
+        if self._closing:
+            return  # by another thread, or by this one, which a signal interrupted
+        self._closing = True
+        self._end(empty=True)
+
+    def die(self) -> None:
+        """Close every connection as the end of the process would: a transaction of this thread that is open is undone."""
+        self._end(empty=False)
+
+    def _end(self, *, empty: bool) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._pid != os.getpid():
+            self.waker.leave(self)
+            return
+        self._upkeep.stop()
+        try:
+            if empty and self.presence is not None and self.presence.is_last():
+                for shard in self.shards:
+                    shard.close(last=True)
+                if self.presence.alone(0.0):  # no process opened it meanwhile
+                    for shard in self.shards:
+                        shard.wal.mark_empty()
+        finally:  # an interrupt leaves no connection open
+            self._leave()
+
+    def _leave(self) -> None:
+        for shard in self.shards:
+            shard.close(last=False)
+        for lock in list(self._own_locks):
+            lock.leave()
+        if self.presence is not None:
+            self.presence.leave()
+        self.waker.notify()
+        self.waker.leave(self)
+
+    def require_open(self, *, writing: bool = True, inside: bool = False) -> None:
+        """Refuse what can't be done with this queue object here.
+
+        Args:
+            inside: may also be done inside a transaction of this context.
+        """
+        if self._closed:
+            raise QueueClosed("the queue is closed")
+        if self._pid != os.getpid():
+            raise ForkedProcess("the queue came through a fork that it could not prepare for")
+        if writing and self.read_only:
+            raise ReadOnlyQueue("the queue was opened with read_only=True")
+        if writing and not inside:
+            OpenTransaction.require_none(self)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    # ---- routing
+
+    def shard_of(self, key: bytes) -> Shard:
+        """The shard of a stored key."""
+        if len(self.shards) == 1:
+            return self.shards[0]
+        return self.shards[self._owner(self._hash_key(key))]
+
+    def rotation(self) -> list[Shard]:
+        """Every shard, starting with another one each time."""
+        shards = self.shards
+        if len(shards) == 1:
+            return shards
+        self._rotation = at = (self._rotation + 1) % len(shards)
+        return shards[at:] + shards[:at]
+
+    # ---- sending
+
+    def send(self, shard: Shard, items: Items, checked: QueueConfig) -> list[send.Sent]:
+        """Append messages, all of one shard.
+
+        Args:
+            checked: the configuration that they were checked against.
+        """
+        self.require_room(shard, items)
+        return shard.run(send.Append(items, checked, self.depth_elsewhere(shard)))
+
+    def require_room(self, shard: Shard, items: Items = ()) -> None:
+        """Refuse to send while the reserve for acks is in use, and what a checkpoint would find no room for.
+
+        Raises:
+            StoreFull: nothing changed.
+        """
+        shard.require()
+        if self.reserve is not None and self.waker.short_of_space and not self._has_reserve():
+            raise StoreFull("the disk is full, and the reserve for acks is in use", shard=shard.number)
+        if shard.wal.cramped:
+            size = sum(len(body) + ROW_BYTES for _, body, *_ in items)
+            if not shard.has_room(size) or not self._leaves_room(shard, size):
+                raise StoreFull("the disk is full", shard=shard.number)
+
+    def _leaves_room(self, shard: Shard, size: int) -> bool:
+        """With the small reserve: is there room for so many bytes besides what consumers need?
+
+        Databases do not shrink, so what they may not take is kept in each round of filling and draining: the space of short
+        WALs and, for what a consumer writes before it frees a page, some of the pages that the last messages left.
+        """
+        if self.reserve is None or self.reserve.size() >= reserve.RESERVE_BYTES:
+            return True
+        # Twice, for what a consumer adds. Each page of a WAL may be new to its database: so WALs do not count as room here.
+        if (files.free_bytes(shard.path) or 0) - size >= 2 * self._room_for_wals():
+            return True
+        free = shard.glance(lambda db: int(db.pragma("freelist_count")))
+        return (free - SHORT_WAL_PAGES) * PAGE_BYTES >= size
+
+    def _has_reserve(self) -> bool:
+        there = self.reserve is None or self.reserve.there()
+        self.short_of_space = not there
+        return there
+
+    def make_room(self) -> None:
+        """On a full disk: give the reserve up for those who drain, and the space of every WAL that can be cut."""
+        self.short_of_space = True
+        if self.reserve is not None:
+            self.reserve.give_up()
+        self.cut_wals()
+
+    # ---- room on a full disk (reserve.Room)
+
+    def has_room(self, size: int) -> bool:
+        paths = [s.path for s in self.shards if s.path is not None]
+        free = (files.free_bytes(paths[0]) or 0) + sum(map(layout.wal_bytes, paths))
+        return free - size >= self._room_for_wals()
+
+    def _room_for_wals(self) -> int:
+        """A WAL is checkpointed at its limit, which it may pass by a batch. Where there are many, some are cut for others."""
+        return min(len(self.shards), 2) * SHORT_WAL_PAGES * PAGE_BYTES * 3 // 2
+
+    def is_drained(self) -> bool:
+        pages = free = 0
+        for shard in self.healthy():
+            with suppress(StrictqError):
+                pages += shard.glance(lambda db: int(db.pragma("page_count")))
+                free += shard.glance(lambda db: int(db.pragma("freelist_count")))
+        return 2 * free >= pages
+
+    def cut_wals(self) -> None:
+        for shard in self.healthy():
+            with suppress(StrictqError):
+                shard.cut_wal()
+
+    # ---- max_depth
+
+    def depth_elsewhere(self, shard: Shard) -> int:
+        """Unresolved messages of the other shards, as they are committed; 0 where max_depth is not set.
+
+        Looked at before this shard's lock is taken: two shards that waited for each other's would never end.
+        """
+        if self.config.max_depth is None:
+            return 0
+        return sum(s.pending() for s in self.healthy() if s is not shard)
+
+    # ---- claiming
+
+    def outlook(self, shard: Shard, seconds: float | None = None) -> tuple[bool, int | None]:
+        """Without the write lock: is anything claimable in this shard, and at which queue time may that change by itself?
+
+        Args:
+            seconds: in memory, where a shard has one connection: how long to wait for it; None: as every call does.
+        """
+        ready, deadline, due, epoch = shard.glance(claim.outlook, seconds)
+        if epoch != self.epoch:
+            return True, None  # not written since the machine booted: every lease in it is over
+        times = [t for t in (deadline, due) if t is not None]
+        soonest = min(times) if times else None
+        return bool(ready) or (soonest is not None and soonest <= self.now()), soonest
+
+    def soonest(self) -> int | None:
+        """When, in queue time, something becomes ready by itself; None: never. Looks at every lease."""
+        times = [s.glance(claim.soonest) for s in self.healthy()]
+        return min((at for at in times if at is not None), default=None)
+
+    def count_empty(self, shard: int) -> None:
+        self._empties[shard] += 1
+        if self.observers.counts:
+            notify(self.observers.counts, "empty_receives", 1, shard)
+
+    # ---- transactions that reach over shards
+
+    def forward(self, origins: Iterable[Shard] | None = None) -> None:
+        """Bring what waits in outboxes to its shards.
+
+        Raises:
+            ForwardPending: something could not be forwarded now; it will be.
+        """
+        outbox.forward(self.shards, self.healthy() if origins is None else origins)
+
+    # ---- named consumers
+
+    def notice(self) -> open_breakers.Notice | open_breakers.PrivateNotice:
+        """For a worker: where it reports that its breaker is open. Nothing is shown yet."""
+        if self.directory is None:
+            return open_breakers.PrivateNotice(self._memory_notices)
+        notice = open_breakers.Notice(self.directory)
+        self._own_locks.add(notice)
+        return notice
+
+    def notices(self) -> list[OpenBreaker]:
+        """What workers report, of all processes that are alive."""
+        return list(self._memory_notices.values()) if self.directory is None else open_breakers.read_all(self.directory)
+
+    def consumer_lock(self, name: str) -> locks.ConsumerLock | locks.PrivateLock:
+        """The lock that the holder of a named consumer has; not taken yet."""
+        if self.directory is None:
+            return locks.PrivateLock(self._memory_consumers, name)
+        lock = locks.ConsumerLock(self.directory, name, look=self.read_only)
+        self._own_locks.add(lock)
+        return lock
+
+    # ---- what shards tell and ask (commit.Host)
+
+    def reload_epoch(self) -> None:
+        """Another process began an epoch: continue in it."""
+        assert self.directory is not None
+        known = catalog.read(self.directory)
+        self.epoch, self.time_offset = known.epoch, known.time_offset
+        self.time = QueueTime(self.clock, known.time_offset)
+        self.now = self.time.now
+
+    def take_empty_receives(self, shard: int) -> int:
+        return self._empties.pop(shard, 0) if self._empties else 0
+
+    def unwritten_empties(self, shard: int) -> int:
+        return self._empties[shard]
+
+    def committed(self, _shard: int, events: list[Event], wake: bool) -> None:
+        if wake:
+            self.waker.notify()
+        for event in events:
+            notify(self.observers.events, event)
+
+    def quarantine(self, shard: int, error: StoreError) -> None:
+        """Take a damaged shard out of service; the others go on."""
+        if self.shards[shard].failed is None:
+            self.shards[shard].failed = error
+            notify(self.observers.events, Event("shard_quarantined", shard, detail=str(error)))
+
+    def suspect(self, shard: int) -> None:
+        """A sync of this shard failed: let every process know, and whoever opens it next."""
+        self.shards[shard].wal.mark_synced()
+        self.waker.suspect(shard)
+
+    def wal_grew(self, shard: int) -> None:
+        self._upkeep.wal_grew(shard)
+
+    # ---- upkeep
+
+    def checkpoint(self, shard: int) -> None:
+        self.shards[shard].checkpoint(CHECKPOINT_WAIT_SECONDS)
+
+    def tidy(self) -> None:
+        """What may be left from another process, or from a full disk, and what is to be forgotten."""
+        if self._closed:
+            return
+        self._look_for_files()
+        with suppress(StrictqError):
+            self.forward()
+        self.forget()
+        if not self._has_reserve():
+            self.cut_wals()  # so that there is room for it again, or for those who drain
+            self._has_reserve()
+
+    def forget(self) -> None:
+        """Forget idle lanes and old dedup ids that are due, in bounded steps."""
+        now = self.now()
+        if now < self._forget_at or not self._forgets.acquire(blocking=False):
+            return  # nothing is due, or another thread is forgetting
+        try:
+            due = NEVER
+            for each, shard in zip(self._forgetting, self.shards, strict=True):
+                if self._closing:
+                    return
+                if shard.busy:
+                    due = now  # perhaps for long: it is tried again
+                elif shard.failed is None:
+                    try:
+                        due = min(due, each.turn(now, self.config))
+                    except StrictqError:
+                        due = now  # the next caller that needs the shard meets it; this is tried again
+            self._forget_at = due
+        finally:
+            self._forgets.release()
+
+    def _look_for_files(self) -> None:
+        """A file that was deleted takes what is written to it all the same, and nobody will ever read it."""
+        for shard in self.healthy():
+            if shard.path is None:
+                continue
+            try:
+                os.stat(shard.path)
+            except FileNotFoundError:
+                deleted = f"{shard.path.name} was deleted while the queue was open: what was sent to it since is lost"
+                self.quarantine(shard.number, StoreCorrupt(deleted, shard=shard.number))
+            except OSError:
+                continue  # that is no proof; whoever uses the file meets it
+
+    # ---- forks
+
+    def before_fork(self) -> None:
+        self._prepared_shards = None
+        if self._closed or self._pid != os.getpid() or self.directory is None:
+            return
+        self._upkeep.pause()
+        done: list[Shard] = []
+        for shard in self.shards:
+            if not shard.quiesce():
+                for s in done:
+                    s.resume(child=False)
+                self._upkeep.resume(child=False)
+                return
+            done.append(shard)
+        self._prepared_shards = done
+
+    def after_fork(self, *, child: bool) -> None:
+        prepared, self._prepared_shards = self._prepared_shards, None
+        if prepared is None:
+            if child and not self._closed:
+                for shard in self.shards:
+                    shard.abandon()
+                if self.presence is not None:
+                    self.presence.leave()  # or the parent's would last as long as the child
+            return
+        for shard in prepared:
+            shard.resume(child=child)
+        self._upkeep.resume(child=child)
+        if child:
+            self._pid = os.getpid()
+            self._lock = threading.Lock()
+            self._forgets = threading.Lock()
+            self.observers.after_fork_in_child()
+            if self.presence is not None:
+                self.presence.split()
+            self.waker.after_fork_in_child()
+            for lock in list(self._own_locks):
+                lock.leave()  # or it would stay held for as long as the child lives

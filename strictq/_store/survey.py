@@ -1,0 +1,136 @@
+"""Looking at a queue over its shards, without changing it. What one shard has is read in lanes/inspect.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from .. import _files as files
+from .. import _hints as hints
+from .._durations import Model
+from .._errors import PartialFailure, StoreError
+from .._keys import decode_key
+from .._types import ShardStats, Stats
+from .commit.app_database import Rows
+from .commit.calls import bound
+from .lanes import history, inspect, operate
+from .lanes.headers import headers as decode_headers
+from .shard import Shard
+from .store import Store
+
+if TYPE_CHECKING:
+    from .._findings import DeadLetter, HistoryRecord, KeyDepth
+
+_COUNTS: Final = (
+    "ready", "in_flight", "delayed", "held", "dead", "lanes", "sends", "receives", "claims", "empty_receives", "acks", "retries",
+    "redeliveries", "expired", "dropped", "purged", "outbox", "disk_bytes", "wal_bytes", "handout_bytes",
+)  # fmt: skip
+"""What is added up over shards."""
+
+
+def stats(store: Store) -> Stats:
+    """Counts of the queue and of each shard, and what workers learned and report."""
+    shards = tuple(_shard_stats(store, shard) for shard in store.shards)
+    counts: dict[str, Any] = {name: sum(getattr(s, name) for s in shards) for name in _COUNTS}
+    claims = counts["claims"] + counts["empty_receives"]
+    drains = [s.drain_seconds for s in shards]
+    models: dict[str, str] = {}
+    with suppress(StoreError):  # a broken queue.db is no reason to hide what the shards say
+        models = store.estimates()
+    return Stats(
+        **counts,
+        oldest_age_seconds=max((s.oldest_age_seconds for s in shards if s.oldest_age_seconds is not None), default=None),
+        first_attempt_age_seconds=max(
+            (s.first_attempt_age_seconds for s in shards if s.first_attempt_age_seconds is not None), default=None
+        ),
+        empty_receive_ratio=counts["empty_receives"] / claims if claims else 0.0,
+        drain_seconds=None if None in drains else max((d for d in drains if d is not None), default=0.0),
+        shards=shards,
+        prepare=Model.from_json(models.get("prepare", "")).snapshot(),
+        process=Model.from_json(models.get("process", "")).snapshot(),
+        breakers=tuple(store.notices()),
+    )
+
+
+def _shard_stats(store: Store, shard: Shard) -> ShardStats:
+    try:
+        empties = store.unwritten_empties(shard.number)
+        return shard.look(lambda db: inspect.stats(db, shard.range, store.time, shard.path, empties))
+    except StoreError as e:
+        zeros: dict[str, Any] = dict.fromkeys(_COUNTS, 0)
+        return ShardStats(
+            shard=shard.number, hash_lo=shard.range.bounds[0], hash_hi=shard.range.bounds[1], **zeros,
+            oldest_age_seconds=None, first_attempt_age_seconds=None, drain_seconds=None,
+            quarantined=hints.QUARANTINED.of(message=Exception.__str__(e), hint=e.hint) if e.hint else str(e),
+        )  # fmt: skip
+
+
+def top_keys(store: Store, n: int, by: Literal["depth", "age"]) -> list[KeyDepth]:
+    """The n deepest keys, or those whose oldest message is oldest."""
+    found: list[KeyDepth] = []
+    for shard in store.healthy():
+        found += shard.look(lambda db: inspect.top_keys(db, n, by, store.time))
+    rank = "depth" if by == "depth" else "oldest_age_seconds"
+    return sorted(found, key=lambda k: getattr(k, rank), reverse=True)[:n]
+
+
+def dead_letters(store: Store, key: bytes | None, limit: int) -> list[DeadLetter]:
+    """Dead letters of one key, or of all shards in turn."""
+    with files.late():
+        from .._findings import DeadLetter
+
+    out: list[DeadLetter] = []
+    wall = store.time.to_wall
+    for shard in store.healthy() if key is None else [store.shard_of(key)]:
+        rows = shard.read(bound(operate.dead_letters, key, limit - len(out)))
+        out += [
+            DeadLetter(
+                key=decode_key(k), seq=seq, id=i, body=body, headers=decode_headers(headers, shard.number), kind=kind,
+                reason=reason, attempts=attempts, enqueued_at=wall(sent_at), died_at=wall(died_at),
+            )
+            for _, k, seq, i, body, headers, kind, reason, attempts, sent_at, died_at in rows
+        ]  # fmt: skip
+        if len(out) >= limit:
+            break
+    return out
+
+
+def records(store: Store, shard: int, after: int, key: bytes | None, limit: int) -> list[HistoryRecord]:
+    """Records of finished messages of one shard, or of one of its keys."""
+    with files.late():
+        from .._findings import HistoryRecord
+
+    wall = store.time.to_wall
+    rows = store.shards[shard].look(lambda db: history.page(db, after, key, limit))
+    return [
+        HistoryRecord(
+            shard, n, decode_key(k), seq, i, wall(sent_at), None if first_at is None else wall(first_at), wall(done_at),
+            attempts, prepare, process, size, size_hint, outcome, body,
+        )
+        for n, k, seq, i, sent_at, first_at, done_at, attempts, prepare, process, size, size_hint, outcome, body in rows
+    ]  # fmt: skip
+
+
+def records_end(store: Store, shard: int) -> int:
+    """The last number that a record of this shard ever had. It and all before survive a power cut when this returns."""
+    issued = store.shards[shard].look(history.issued)
+    store.shards[shard].sync()
+    return issued
+
+
+def query(store: Store, sql: str, params: Sequence[Any] | dict[str, Any], key: bytes | None) -> Rows:
+    """The rows of a program's own tables, of every shard that can be read, or of one key's."""
+    shards = store.shards if key is None else [store.shard_of(key)]
+    results: list[Any] = []
+    for shard in shards:
+        try:
+            results.append(shard.query(sql, params))
+        except StoreError as e:
+            results.append(e)
+    failed = [r for r in results if isinstance(r, StoreError)]
+    if failed:
+        if len(shards) == 1:
+            raise failed[0]
+        raise PartialFailure("some shards could not be read: their rows are missing", results) from failed[0]
+    return Rows.together(results)

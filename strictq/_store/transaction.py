@@ -1,0 +1,272 @@
+"""A transaction of the public interface, on one shard: acks, sends, a key's state and the program's SQL, all of it or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, TypeVar
+
+from .. import _hints as hints
+from .._errors import InvalidArgument, LeaseLost, StoreFull
+from .._keys import decode_key, shared_key
+from .._types import UNSET, Unset
+from .commit.app_database import AppDatabase
+from .commit.tx import Tx
+from .lanes import outbox, settle
+from .lanes.leases import Held, Settlement
+from .lanes.send import Item, send
+from .store import Store
+
+T = TypeVar("T")
+Statement = tuple[str, Sequence[Any] | dict[str, Any]]
+"""The program's SQL, and its parameters."""
+
+
+class Acks(NamedTuple):
+    """What a transaction acks: messages of one lease.
+
+    Attributes:
+        held: the lease, as the store gave it.
+        seqs: ascending, each once.
+        in_order: the first one must be the lowest unresolved message of the lease.
+    """
+
+    held: Held
+    seqs: Sequence[int]
+    in_order: bool = True
+
+
+class Changes(NamedTuple):
+    """What a transaction does besides its acks.
+
+    Attributes:
+        sends: to keys of any shard; those of other shards go through the outbox.
+        key_state: the new state of the transaction's key, None to delete it; UNSET: it stays.
+        statements: the program's SQL, run in order, before anything else.
+        took: seconds that prepare (None: there was none) and process took; history keeps them of what is acked.
+    """
+
+    sends: Sequence[Item] = ()
+    key_state: bytes | Unset | None = UNSET
+    statements: Sequence[Statement] = ()
+    took: tuple[float | None, float] | None = None
+
+
+class Placed(NamedTuple):
+    """Where a send of a transaction is.
+
+    Attributes:
+        shard: of its key.
+        seq: its position; None: not issued yet, because it goes to another shard.
+        id: its arrival number; to another shard, its number in the outbox. None: the transaction had happened before.
+        duplicate: nothing was stored, because its dedup_id was known.
+    """
+
+    shard: int
+    seq: int | None
+    id: int | None
+    duplicate: bool = False
+
+
+class Committed(NamedTuple):
+    """What came of a transaction.
+
+    Attributes:
+        shard: where it ran.
+        sent: of each send, in order.
+    """
+
+    shard: int
+    sent: list[Placed]
+
+    @property
+    def reaches_out(self) -> bool:
+        """It sent to other shards, which the outbox has to be forwarded to."""
+        return bool(self.sent) and any(placed.shard != self.shard for placed in self.sent)
+
+
+class _HappenedBefore(Exception):
+    """The transaction committed before, under the same token: roll back what was run again."""
+
+
+class _Work:
+    """One transaction, which may run more than once until it commits."""
+
+    def __init__(self, store: Store, key: bytes, acks: Acks | None) -> None:
+        self.store = store
+        self.key = shared_key(key)
+        self.shard = store.shard_of(self.key)
+        self.acks = acks
+
+    def happened(self, tx: Tx) -> bool:
+        """Did it commit before, under this token? If not, the lane must still be this holder's.
+
+        Raises:
+            LeaseLost, InvalidArgument: as for `transact`.
+        """
+        if self.acks is None:
+            return False
+        batch = self._batch(tx, self.acks)
+        if not self.acks.in_order:
+            return not settle.is_held(tx, batch)
+        first = batch.seqs[0]
+        lowest = settle.lowest_unresolved(tx, batch)
+        if lowest == first:
+            return False
+        if settle.done_before(tx, batch):
+            return True
+        if lowest is None:
+            raise LeaseLost(decode_key(batch.key), first, batch.token)
+        raise InvalidArgument(
+            f"seq {first} is not the lowest unresolved message of its lease: {lowest} is",
+            hint=hints.SETTLE_EARLIER,
+        )
+
+    def execute(self, tx: Tx, statements: Sequence[Statement]) -> None:
+        for sql, params in statements:
+            self.shard.app(tx).execute(sql, params)
+
+    def apply(self, tx: Tx, changes: Changes, *, happened: bool) -> Committed:
+        """Do everything but the COMMIT.
+
+        Raises:
+            _HappenedBefore: it did.
+        """
+        self.execute(tx, changes.statements)
+        if self.acks is not None and (happened or not settle.ack_lane(tx, self._batch(tx, self.acks, changes.took))):
+            raise _HappenedBefore
+        if changes.key_state is not UNSET:
+            settle.set_key_state(tx, self.key, changes.key_state)
+        return Committed(self.shard.number, self._send(tx, changes.sends) if changes.sends else [])
+
+    def _send(self, tx: Tx, items: Sequence[Item]) -> list[Placed]:
+        number = self.shard.number
+        sent: list[Placed | None] = []
+        here: list[Item] = []
+        for item in items:
+            shard = self.store.shard_of(item[0])
+            if shard is self.shard:
+                here.append(item)
+                sent.append(None)
+            else:
+                sent.append(Placed(shard.number, None, outbox.put(tx, shard.number, item)))
+        stored = iter(send(tx, here) if here else ())
+        return [Placed(number, *next(stored)) if at is None else at for at in sent]
+
+    def run(self, changes: Changes) -> Committed:
+        """One transaction from its BEGIN to its COMMIT; alone if it runs the program's SQL."""
+
+        def operation(tx: Tx) -> Committed:
+            return self.apply(tx, changes, happened=self.happened(tx))
+
+        try:
+            if not changes.statements:
+                return self.shard.run(operation)
+            with self.shard.alone() as tx:
+                done = operation(tx)
+        except _HappenedBefore:
+            return self.thrown_away(changes)
+        return done
+
+    def thrown_away(self, changes: Changes) -> Committed:
+        """What came of it where it had happened before: what the first run sent is not known any more."""
+        return Committed(self.shard.number, [Placed(self.store.shard_of(item[0]).number, None, None) for item in changes.sends])
+
+    @staticmethod
+    def _batch(tx: Tx, acks: Acks, took: tuple[float | None, float] | None = None) -> Settlement:
+        batch = acks.held.some(acks.seqs, took=took)
+        settle.locate(tx, [batch])
+        return batch
+
+
+def transact(store: Store, key: bytes, acks: Acks | None, changes: Changes) -> Committed:
+    """See Storage.transact."""
+    work = _Work(store, key, acks)
+    try:
+        return work.run(changes)
+    except StoreFull:
+        store.make_room()
+        return work.run(changes)
+
+
+class WriteTransaction:
+    """A transaction that is open: until it ends, no other caller can write to its shard. See Storage.begin."""
+
+    def __init__(self, store: Store, key: bytes, acks: Acks | None) -> None:
+        self._work = _Work(store, key, acks)
+        self._block: AbstractContextManager[Tx] = self._work.shard.alone()
+        self._tx: Tx = self._block.__enter__()
+        try:
+            self._happened = self._work.happened(self._tx)
+        except BaseException as e:
+            self.abandon(e)
+            raise
+
+    def key_state(self) -> bytes | None:
+        """Return the state of the key, as it is stored.
+
+        Raises:
+            InvalidArgument: the program's SQL undid the transaction.
+        """
+        self._tx.require_whole()
+        return settle.key_state(self._tx, self._work.key)
+
+    def execute(self, statements: Sequence[Statement]) -> None:
+        """Run the program's SQL, in order.
+
+        Raises:
+            InvalidArgument: it is wrong, may not be run, or undid the transaction. That statement is undone.
+        """
+        self._tx.require_whole()
+        self._work.execute(self._tx, statements)
+
+    def run(self, work: Callable[[AppDatabase], T]) -> T:
+        """Call `work` with the program's tables, and return what it returns.
+
+        Raises:
+            InvalidArgument: as for `execute`.
+        """
+        self._tx.require_whole()
+        app = self._work.shard.app(self._tx)
+        try:
+            return work(app)
+        finally:
+            app.live = False
+
+    def commit(self, changes: Changes) -> Committed:
+        """Do the rest, ack, and commit. Afterwards the transaction is over, whatever is raised.
+
+        Raises:
+            StoreFull: nothing happened. The reserve is released, so that a repetition finds room.
+            As for Storage.transact.
+        """
+        try:
+            return self._commit(changes)
+        except _HappenedBefore:
+            return self._work.thrown_away(changes)
+        except StoreFull:
+            self._work.store.make_room()
+            raise
+
+    def _commit(self, changes: Changes) -> Committed:
+        try:
+            self._tx.require_whole()
+            done = self._work.apply(self._tx, changes, happened=self._happened)
+            self._block.__exit__(None, None, None)
+        except BaseException as e:
+            # Where it has ended by itself this does nothing; interrupted on its way there, it would keep the shard's lock.
+            self.abandon(e)
+            raise
+        return done
+
+    def abandon(self, error: BaseException) -> None:
+        """Undo everything, because of this error.
+
+        Raises:
+            ForkedProcess, StoreError: it can't be undone in order; nothing happened all the same.
+        """
+        try:
+            self._block.__exit__(type(error), error, error.__traceback__)
+        except BaseException as e:
+            if e is not error:
+                raise

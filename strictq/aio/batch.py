@@ -1,0 +1,25 @@
+"""The awaited Batch."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from ..batch import give_back
+from .delivery import AsyncDelivery
+
+
+class AsyncBatch(list[AsyncDelivery]):
+    """A Batch whose block is `async with await q.receive() as batch`. Cancelled, it gives back the rest before it ends."""
+
+    __slots__ = ("_received",)
+
+    _received: tuple[AsyncDelivery, ...]
+
+    async def __aenter__(self) -> AsyncBatch:
+        self._received = tuple(self)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._received:
+            received = tuple(d._delivery for d in self._received)
+            await self._received[0]._queue._run_surely(give_back, received, error)

@@ -1,0 +1,114 @@
+"""Settling a delivery by its handle: a str that another process, or the same one after a restart, can use."""
+
+from __future__ import annotations
+
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error
+from typing import Final, NamedTuple
+
+from . import _hints as hints
+from ._errors import InvalidArgument, StrictqError
+from ._keys import KEY_BYTES_MAX, Key, decode_key
+from ._leased import MessageState
+from ._settling import Settling
+
+_HANDLE: Final = re.compile(r"sq1\.([0-9a-f]{16})\.([0-9]{1,19})\.([0-9]{1,19})\.([A-Za-z0-9_-]+={0,2})")
+"""Format 1: the first 16 digits of the queue's id, token, seq, and the stored key."""
+_NUMBER_MAX: Final = 2**62
+_ASIDE_BYTES: Final = 32
+"""More than the key of a keyless message has besides that of its lane."""
+
+
+class Handle(NamedTuple):
+    """What a handle says.
+
+    Attributes:
+        key: as it is stored.
+    """
+
+    queue_id: str
+    token: int
+    seq: int
+    key: bytes
+
+    def __str__(self) -> str:
+        return f"sq1.{self.queue_id[:16]}.{self.token}.{self.seq}.{urlsafe_b64encode(self.key).decode()}"
+
+    @classmethod
+    def parse(cls, handle: object, queue_id: str) -> Handle:
+        """Read a handle of this queue.
+
+        Raises:
+            InvalidArgument: it is not one.
+        """
+        match = _HANDLE.fullmatch(handle) if isinstance(handle, str) else None
+        if match is None:
+            raise InvalidArgument("this is not a handle of a delivery", hint=hints.GIVE_HANDLE)
+        short, token, seq = match[1], int(match[2]), int(match[3])
+        if short != queue_id[:16]:
+            raise InvalidArgument("this handle belongs to another queue", hint=hints.OPEN_ITS_QUEUE)
+        try:
+            key = urlsafe_b64decode(match[4])
+            decode_key(key)
+        except (Error, StrictqError):
+            key = b""
+        if not 1 < len(key) <= KEY_BYTES_MAX + _ASIDE_BYTES or not 0 < token < _NUMBER_MAX or not 0 < seq < _NUMBER_MAX:
+            raise InvalidArgument("this is not a handle of a delivery", hint=hints.GIVE_HANDLE)
+        return cls(queue_id, token, seq, key)
+
+
+class DeliveryRef:
+    """A delivery, named by its handle. Get one from `q.delivery(handle)`.
+
+    It has the verbs that settle and extend, and none of the message. Each is refused with LeaseLost once the lane was given
+    back or retaken; a late one is honoured as long as no other consumer took the lane.
+
+    Attributes:
+        handle: as given.
+        key: of the message; None for a keyless one.
+        seq: its position in its key's sequence.
+        token: the fencing token.
+    """
+
+    __slots__ = ("_parts", "_settling", "handle", "key", "seq", "token")
+
+    def __init__(self, settling: Settling, handle: str) -> None:
+        self._settling = settling
+        self._parts = parts = Handle.parse(handle, settling.queue_id)
+        self.handle = handle
+        self.key: Key | None = decode_key(parts.key)
+        self.seq = parts.seq
+        self.token = parts.token
+
+    def ack(self) -> None:
+        """Done: it is never delivered again.
+
+        Raises:
+            LeaseLost: the lane was given back or retaken, or the message is resolved otherwise; nothing changed.
+            OutcomeUnknown: it may have happened; ack again.
+        """
+        self._settling.ack([self._message()])
+
+    def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
+        """Give it back, and everything later that the lease holds. See Delivery.nack."""
+        self._settling.nack([self._message()], delay, reason, output)
+
+    def reject(self, reason: str, *, output: str | None = None) -> None:
+        """Dead-letter it now; the lane goes on with the next message. See Delivery.reject."""
+        self._settling.reject(self._message(), reason, output)
+
+    def defer(self, delay_seconds: float) -> None:
+        """Postpone it, and everything later that the lease holds, uncharged. See Delivery.defer."""
+        self._settling.defer([self._message()], delay_seconds)
+
+    def extend(self, seconds: float) -> None:
+        """Move the deadline of its lane's whole lease to `seconds` from now. See Delivery.extend."""
+        self._settling.extend([self._message().lease], seconds)
+
+    def _message(self) -> MessageState:
+        """A new one for each call: what became of the message is for the storage to say."""
+        return self._settling.named(self._parts.key, self._parts.token, self.seq)
+
+    def __repr__(self) -> str:
+        return f"DeliveryRef(key={self.key!r}, seq={self.seq}, token={self.token})"

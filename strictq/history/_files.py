@@ -1,0 +1,225 @@
+"""The files of an export: one for each shard and range of numbers, whole or not there. Imported late, with pyarrow.
+
+A file's name says which records it has: `history-QUEUE-SHARD-FIRST-LAST.parquet`. The ranges of a shard's files join without
+a gap, so a file that is gone from between two others is noticed; the oldest ones may be removed by whoever wants to.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Final
+
+import attrs
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .. import _files as files
+from .. import _hints as hints
+from .._errors import ExportError
+from ._records import SCHEMA
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows
+    fcntl = None  # type: ignore[assignment]
+
+_NAME: Final = re.compile(r"history-([0-9a-f]{32})-(\d{4})-(\d{12,19})-(\d{12,19})\.parquet")
+_UNFINISHED: Final = re.compile(r"\.export-[0-9a-f]{12}\.tmp")
+_IGNORED: Final = (".", "_")
+"""Spark, too, takes no file for data whose name begins so."""
+_METADATA: Final = b"strictq.history"
+FORMAT: Final = 1
+ROW_GROUP: Final = 100_000
+ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
+"""Of bodies: a row group ends where either is reached. What is not written yet is in memory."""
+
+
+@attrs.frozen
+class ExportFile:
+    """One file, as it lies there.
+
+    Attributes:
+        first, last: of the numbers that it stands for; those that were gone already when it was made included.
+        records: rows in it.
+        last_id: of its last record's message.
+    """
+
+    path: Path
+    shard: int
+    first: int
+    last: int
+    records: int
+    last_id: int
+
+
+@contextmanager
+def writable(path: Path) -> Iterator[None]:
+    """What the file system refuses becomes an ExportError."""
+    try:
+        yield
+    except OSError as e:
+        raise ExportError(
+            f"{path} can't be written: {e.strerror or e}", str(path), transient=e.errno in (errno.ENOSPC, errno.EDQUOT)
+        ) from e
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Make the directory if it is missing, and keep other exports out of it.
+
+    Raises:
+        ExportError: another export is at work there, or it can't be made.
+    """
+    with writable(directory):
+        files.make_directories(directory.parent)
+        with suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+            files.sync_directory(directory.parent)
+        if not directory.is_dir():
+            raise ExportError(f"{directory} is not a directory", str(directory), hint=hints.ANOTHER_PATH)
+        fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC) if fcntl is not None else None
+    try:
+        if fcntl is not None and fd is not None:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as e:
+                raise ExportError(
+                    f"another export is writing to {directory}", str(directory), hint=hints.LET_IT_FINISH, transient=True
+                ) from e
+        yield
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def export_files(directory: Path, queue_id: str) -> dict[int, list[ExportFile]]:
+    """The files that are there, by shard, in order; what a killed export left unfinished is removed.
+
+    Raises:
+        ExportError: something else is there, a file is damaged or missing, or two of them overlap.
+    """
+    found: dict[int, list[ExportFile]] = {}
+    with writable(directory):
+        names = sorted(os.listdir(directory))
+        for name in names:
+            if _UNFINISHED.fullmatch(name):
+                os.unlink(directory / name)
+    for name in names:
+        if not name.startswith(_IGNORED):
+            file = _read(directory / name, queue_id)
+            found.setdefault(file.shard, []).append(file)
+    for of_shard in found.values():
+        of_shard.sort(key=lambda p: p.first)
+        for before, file in pairwise(of_shard):
+            if file.first <= before.last:
+                raise ExportError(
+                    f"{before.path.name} and {file.path.name} have the same records",
+                    str(file.path), hint=hints.EXPORT_FOREIGN,
+                )  # fmt: skip
+            if file.first != before.last + 1:
+                raise ExportError(
+                    f"records {before.last + 1:,} to {file.first - 1:,} of shard {file.shard} are missing from {directory}",
+                    str(file.path), hint=hints.EXPORT_MISSING,
+                )  # fmt: skip
+    return found
+
+
+def _read(path: Path, queue_id: str) -> ExportFile:
+    match = _NAME.fullmatch(path.name)
+    if match is None or not stat.S_ISREG(os.lstat(path).st_mode):
+        raise ExportError(f"{path} is no file of an export", str(path), hint=hints.EXPORT_ALONE)
+    if match[1] != queue_id:
+        raise ExportError(f"{path} is an export of another queue, {match[1]}", str(path), hint=hints.EXPORT_EACH)
+    shard, first, last = int(match[2]), int(match[3]), int(match[4])
+    try:
+        metadata = pq.read_metadata(path)
+        footer: Any = json.loads((metadata.metadata or {})[_METADATA])
+        file = ExportFile(path, shard, first, last, metadata.num_rows, int(footer["last_id"]))
+        same = footer == _footer(queue_id, file)
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as e:
+        raise ExportError(f"{path} is damaged", str(path), hint=hints.EXPORT_DAMAGED) from e
+    if not same:
+        raise ExportError(f"{path} has other records than its name says", str(path), hint=hints.EXPORT_NAME)
+    return file
+
+
+def _footer(queue_id: str, file: ExportFile) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "queue_id": queue_id,
+        "shard": file.shard,
+        "first": file.first,
+        "last": file.last,
+        "records": file.records,
+        "last_id": file.last_id,
+    }
+
+
+class UnfinishedFile:
+    """A file in the making; a context manager that removes what was not published."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / f".export-{token_hex(6)}.tmp"
+        with writable(self._path):
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+            self._file = os.fdopen(os.open(self._path, flags, 0o600), "wb")
+        # Bodies differ from each other: a dictionary or bounds of them would be a second copy.
+        plain = [name for name in SCHEMA.names if name != "body"]
+        self._writer = pq.ParquetWriter(
+            self._file, SCHEMA, compression="zstd", use_dictionary=plain, write_statistics=plain, write_page_index=True
+        )
+        self._waiting: list[pa.RecordBatch] = []
+        self.records = 0
+        self.bytes = 0
+        self._flushed = (0, 0)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        self.records += batch.num_rows
+        self.bytes += batch.nbytes
+        if self.records - self._flushed[0] >= ROW_GROUP or self.bytes - self._flushed[1] >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        with writable(self._path):
+            self._writer.write_table(pa.Table.from_batches(self._waiting, SCHEMA), row_group_size=ROW_GROUP)
+        self._waiting.clear()
+        self._flushed = (self.records, self.bytes)
+
+    def publish(self, queue_id: str, shard: int, first: int, last: int, last_id: int) -> ExportFile:
+        """Write what is left, sync it, give it its name, and sync that, too: from here on it is there for good."""
+        name = f"history-{queue_id}-{shard:04d}-{first:012d}-{last:012d}.parquet"
+        file = ExportFile(self._directory / name, shard, first, last, self.records, last_id)
+        if self._waiting:
+            self._flush()
+        with writable(file.path):
+            self._writer.add_key_value_metadata({_METADATA: json.dumps(_footer(queue_id, file)).encode()})
+            self._writer.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.rename(self._path, file.path)
+            files.sync_directory(self._directory)
+        return file
+
+    def __enter__(self) -> UnfinishedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._file.closed:
+            with suppress(OSError, pa.ArrowException):
+                self._writer.close()
+            with suppress(OSError):
+                self._file.close()
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)

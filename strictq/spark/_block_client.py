@@ -1,0 +1,254 @@
+"""What executors ask a block server for: blocks of hand-outs, scans, staging. Nothing here touches a queue's files."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import ssl
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from .. import _hints as hints
+from .._errors import ServerRefused, ServerUnreachable, StrictqError
+from .._store.api import new_file
+from . import _block_protocol
+from ._block_protocol import Served
+
+PAUSE_SECONDS: Final = 0.05
+PAUSE_SECONDS_MAX: Final = 2.0
+LOST: Final = (OSError, http.client.HTTPException)
+"""What a server that is killed, is started again, or can't be reached, looks like from here."""
+
+
+class ServerPatience:
+    """How long a client goes on trying, counted anew from everything that it got."""
+
+    def __init__(
+        self, served: Served, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._served = served
+        self._clock = clock
+        self._sleep = sleep
+        self.renew()
+
+    def renew(self) -> None:
+        self._until = self._clock() + self._served.wait_seconds
+        self._pause = PAUSE_SECONDS
+
+    def wait(self, error: Exception) -> None:
+        """Pause before the next try.
+
+        Raises:
+            ServerUnreachable: the time is over.
+        """
+        left = self._until - self._clock()
+        if left <= 0:
+            served = self._served
+            raise ServerUnreachable(
+                f"the block server at {served.address} did not answer for {served.wait_seconds:g} seconds: {_describe(error)}",
+                served.address,
+            ) from error
+        # Not all executors at the same moment.
+        self._sleep(min(left, self._pause * random.uniform(0.5, 1.0)))
+        self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+# ---- one request
+
+
+@contextmanager
+def _asked(served: Served, method: str, target: str, body: bytes) -> Iterator[http.client.HTTPResponse]:
+    """Send a request on a connection of its own: a task makes few of them.
+
+    Raises:
+        ServerRefused: it does not take the token, or it is another one.
+        StrictqError: what the server met.
+        OSError, HTTPException: it is not there now.
+    """
+    timeout = max(served.wait_seconds, 1.0)
+    if served.authority is None:
+        connection = http.client.HTTPConnection(served.host, served.port, timeout=timeout)
+    else:
+        context = ssl.create_default_context(cadata=served.authority)
+        connection = http.client.HTTPSConnection(served.host, served.port, timeout=timeout, context=context)
+    try:
+        connection.request(method, target, body, {"Authorization": f"Bearer {served.token}"})
+        with connection.getresponse() as response:
+            if response.status != http.HTTPStatus.OK:
+                raise _refusal(served, response)
+            yield response
+    except ssl.SSLCertVerificationError as e:
+        raise ServerRefused(
+            f"the certificate of the block server at {served.address} is not accepted: {e.verify_message}", served.address,
+            hint=hints.CERTIFICATE_HOST,
+        ) from e  # fmt: skip
+    finally:
+        connection.close()
+
+
+def _refusal(served: Served, response: http.client.HTTPResponse) -> StrictqError:
+    if response.status == http.HTTPStatus.UNAUTHORIZED:
+        return ServerRefused(f"the block server at {served.address} does not take this token", served.address)
+    if response.status == http.HTTPStatus.UNPROCESSABLE_ENTITY:
+        return _block_protocol.told(response.read(_block_protocol.TOLD_BYTES_MAX))
+    return ServerRefused(
+        f"what answers at {served.address} is no block server of this version of strictq: {response.status}", served.address,
+        hint=hints.SAME_VERSION,
+    )  # fmt: skip
+
+
+def _frames(served: Served, target: str, request: Mapping[str, Any]) -> Iterator[bytes]:
+    """The data of each frame, to the end of the answer.
+
+    Raises:
+        IncompleteRead: the answer ends too early.
+    """
+    with _asked(served, "POST", target, json.dumps(request).encode()) as response:
+        while True:
+            kind, length = _block_protocol.HEAD.unpack(_exactly(response, _block_protocol.HEAD.size))
+            if length > (_block_protocol.FRAME_BYTES_MAX if kind == _block_protocol.DATA else _block_protocol.TOLD_BYTES_MAX):
+                raise ServerRefused(f"a frame of {length:,} bytes came from {served.address}", served.address)
+            data = _exactly(response, length)
+            if kind == _block_protocol.END:
+                return
+            if kind == _block_protocol.FAILED:
+                raise _block_protocol.told(data)
+            yield data
+
+
+def _exactly(response: http.client.HTTPResponse, size: int) -> bytes:
+    data = response.read(size) if size else b""
+    if len(data) != size:
+        raise http.client.IncompleteRead(data, size - len(data))
+    return data
+
+
+# ---- reading
+
+
+def blocks(
+    served: Served,
+    queue_id: str,
+    consumer: str,
+    n: int,
+    ranges: Iterable[tuple[int, int, int]],
+    patience: ServerPatience | None = None,
+) -> Iterator[bytes]:
+    """Blocks of a hand-out, in order. Where the server is lost, it goes on with the next one as soon as it is back.
+
+    Args:
+        ranges: (shard, first, last) each.
+    Raises:
+        ServerUnreachable, ServerRefused: it does not answer, or not us.
+        HandoutGone, StoreError: as if read from the files.
+    """
+    patience = patience or ServerPatience(served)
+    rest = list(ranges)
+    while rest:
+        try:
+            request = {"queue": queue_id, "consumer": consumer, "n": n, "blocks": rest}
+            for data in _frames(served, _block_protocol.BLOCKS, request):
+                shard, first, last = rest[0]
+                rest[:1] = [(shard, first + 1, last)] if first < last else []
+                yield data
+                patience.renew()  # what was done with it took its time
+        except LOST as e:
+            patience.wait(e)
+
+
+def scanned(served: Served, request: Mapping[str, Any], patience: ServerPatience | None = None) -> Iterator[bytes]:
+    """The batches of a scan. It is waited for before the first one: where a scan was broken off, Spark runs the task again.
+
+    Raises:
+        ServerUnreachable, ServerRefused: it does not answer, or not us; or it was lost on the way.
+        StoreError: as if read from the files.
+    """
+    patience = patience or ServerPatience(served)
+    began = False
+    while True:
+        try:
+            for data in _frames(served, _block_protocol.SCAN, request):
+                began = True
+                yield data
+            return
+        except LOST as e:
+            if began:
+                raise ServerUnreachable(
+                    f"the block server at {served.address} was lost on the way: {_describe(e)}", served.address,
+                    hint=hints.RUN_TASK_AGAIN,
+                ) from e  # fmt: skip
+            patience.wait(e)
+
+
+# ---- staging
+
+
+class Upload:
+    """A staged file that is written on the server's host, piece by piece: what pyarrow needs to write to it."""
+
+    def __init__(self, served: Served, where: Mapping[str, str], patience: ServerPatience | None = None) -> None:
+        self._served = served
+        self._where = where
+        self._patience = patience or ServerPatience(served)
+        self._waiting = bytearray()
+        self._sent = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        with memoryview(data) as view:
+            size = view.nbytes
+            self._waiting += view
+        while len(self._waiting) >= _block_protocol.PIECE_BYTES:
+            self._send(_block_protocol.PIECE_BYTES)
+        return size
+
+    def flush(self) -> None:
+        """Send everything."""
+        if self._waiting:
+            self._send(len(self._waiting))
+
+    def close(self) -> None:
+        """Write no more. What was not flushed is not sent."""
+        self.closed = True
+        self._waiting.clear()
+
+    def _send(self, size: int) -> None:
+        """One piece, again and again until the server has it: at its place it changes nothing if it was there."""
+        piece = bytes(self._waiting[:size])
+        target = f"{_block_protocol.STAGED}?{urlencode({**self._where, 'offset': self._sent})}"
+        self._patience.renew()
+        while True:
+            try:
+                with _asked(self._served, "PUT", target, piece):
+                    break
+            except LOST as e:
+                self._patience.wait(e)
+        del self._waiting[:size]
+        self._sent += size
+
+
+class RemoteStaging:
+    """The staged files of one writer, as `Staging` for those who do not have the queue's files."""
+
+    def __init__(self, served: Served, queue_id: str, writer: str) -> None:
+        self._served = served
+        self._where = {"queue": queue_id, "writer": writer}
+
+    def create(self, number: int, run: str) -> tuple[str, Upload]:
+        name = new_file(number, run)
+        return name, Upload(self._served, {**self._where, "name": name})
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Delete files, if the server is there. What stays is deleted with its batch."""
+        for name in names:
+            target = f"{_block_protocol.STAGED}?{urlencode({**self._where, 'name': name})}"
+            with suppress(StrictqError, *LOST), _asked(self._served, "DELETE", target, b""):
+                pass

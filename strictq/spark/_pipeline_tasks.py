@@ -1,0 +1,115 @@
+"""The two stages of a pipeline as they run on executors: user's functions, with what is around them, over Arrow batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import Any, Final
+
+import pyarrow as pa
+
+from .._errors import InvalidArgument
+from .._keys import decode_key
+from .._types import UNSET
+from . import _outcomes
+from ._outcomes import BatchJob, Outcome, failure, run_lane
+
+MESSAGE: Final = pa.schema(
+    [
+        ("lane", pa.int64()), ("seq", pa.int64()), ("raw_key", pa.binary()), ("body", pa.binary()),
+        ("headers", pa.map_(pa.string(), pa.string())), ("attempt", pa.int32()), ("enqueued_at", pa.float64()),
+    ]
+)  # fmt: skip
+"""How messages travel to executors. `lane` numbers the lanes of a batch."""
+STATES: Final = pa.field("state", pa.binary())
+FAULT: Final = [("kind", pa.string()), ("reason", pa.string()), ("delay", pa.float64())]
+"""What prepare's rows carry beside its own columns; kind is NULL where it went well."""
+
+Batches = Iterable[pa.RecordBatch]
+
+
+def shown(batch: pa.RecordBatch, key: pa.DataType) -> pa.RecordBatch:
+    """What prepare sees of messages: key, seq, body, headers, attempt, enqueued_at."""
+    keys = pa.array([decode_key(raw) for raw in batch.column("raw_key").to_pylist()], key)
+    seen = ("seq", "body", "headers", "attempt", "enqueued_at")
+    return pa.RecordBatch.from_arrays([keys, *(batch.column(name) for name in seen)], ["key", *seen])
+
+
+def prepare_schema(prepared: pa.Schema) -> pa.Schema:
+    """What the prepare stage gives: lane, seq, FAULT, and prepare's own columns."""
+    return pa.schema([("lane", pa.int64()), ("seq", pa.int64()), *FAULT, *prepared])
+
+
+def preparing(
+    prepare: Callable[[Any], Any], frames: str, key: pa.DataType, prepared: pa.Schema
+) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    """The prepare stage: a row for every message."""
+    schema = prepare_schema(prepared)
+
+    def call(batch: pa.RecordBatch) -> pa.Table:
+        given = shown(batch, key)
+        result = prepare(given.to_pandas() if frames == "pandas" else given)
+        if frames == "pandas":
+            result = pa.Table.from_pandas(result, schema=prepared, preserve_index=False)
+        elif isinstance(result, pa.RecordBatch):
+            result = pa.Table.from_batches([result])
+        if result.num_rows != batch.num_rows:
+            raise InvalidArgument(
+                f"prepare was given {batch.num_rows} messages and returned {result.num_rows} rows: it must return one for each"
+            )
+        return result.select(prepared.names).cast(prepared)
+
+    def attempt(batch: pa.RecordBatch) -> Iterator[pa.Table]:
+        """All rows at once; where that fails, halves, until those that fail are alone."""
+        try:
+            result = call(batch)
+            good = [batch.column("lane"), batch.column("seq"), *(pa.nulls(batch.num_rows, t) for _, t in FAULT)]
+            yield pa.Table.from_arrays([*good, *result.columns], schema=schema)
+        except Exception as e:
+            if batch.num_rows > 1:
+                half = batch.num_rows // 2
+                yield from attempt(batch.slice(0, half))
+                yield from attempt(batch.slice(half))
+                return
+            o = failure(e)
+            values = [
+                batch.column("lane"),
+                batch.column("seq"),
+                pa.array([o.kind]),
+                pa.array([o.reason]),
+                pa.array([o.delay], pa.float64()),
+            ]
+            yield pa.Table.from_arrays([*values, *(pa.nulls(1, f.type) for f in prepared)], schema=schema)
+
+    def stage(batches: Batches) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for table in attempt(batch):
+                yield from table.to_batches()
+
+    return stage
+
+
+def jobs_of(rows: Iterable[dict[str, Any]], prepared: list[str]) -> Iterator[BatchJob]:
+    """Jobs from rows of MESSAGE with state and prepare's columns."""
+    for row in rows:
+        yield BatchJob(
+            decode_key(row["raw_key"]), row["seq"], row["body"], dict(row["headers"] or ()), row["attempt"], row["enqueued_at"],
+            {name: row[name] for name in prepared}, row.get("state", UNSET),
+        )  # fmt: skip
+
+
+def processing(process: Callable[[BatchJob], Any], prepared: list[str]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    """The process stage, over rows that are sorted by lane and seq, each lane in one task: RESULT for every message."""
+
+    def rows(batches: Batches) -> Iterator[dict[str, Any]]:
+        for batch in batches:
+            yield from batch.to_pylist()
+
+    def stage(batches: Batches) -> Iterator[pa.RecordBatch]:
+        for lane, lane_rows in groupby(rows(batches), key=lambda row: row["lane"]):
+            given = list(lane_rows)
+            outcomes: list[Outcome] = run_lane(process, jobs_of(given, prepared), time.perf_counter)
+            yield _outcomes.to_arrow([(lane, row["seq"], o) for row, o in zip(given, outcomes, strict=True)])
+
+    return stage

@@ -1,0 +1,175 @@
+"""The circuit breaker: whether handlers fail so often that a worker must stop, and when it tries again.
+
+A pure state machine: no threads, no queue, no clock. A worker asks and feeds it under its board's lock, with the time as an
+argument.
+
+    closed --(too many failures)--> open --(a probe starts)--> probing --(it succeeds)--> closed
+                                     ^                             |
+                                     +------- (it fails) ----------+
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+
+from .._errors import InvalidArgument
+
+CLOSED: Final = "closed"
+OPEN: Final = "open"
+PROBING: Final = "probing"
+OUTCOMES_MAX: Final = 1000
+"""Outcomes kept: at more than this many in a window, the newest ones decide."""
+JITTER: Final = 0.1
+"""A wait for a probe is shorter by up to this fraction, so that the workers of a machine do not all probe at once."""
+
+
+def _seconds(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0.001 <= value <= 86_400:  # type: ignore[operator]
+        raise InvalidArgument(f"Breaker.{attribute.name} must be 0.001 to 86,400 seconds, not {value!r}")
+
+
+def _starts(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= OUTCOMES_MAX:
+        raise InvalidArgument(f"Breaker.{attribute.name} must be 1 to {OUTCOMES_MAX:,}, not {value!r}")
+
+
+def _ratio(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value <= 1:  # type: ignore[operator]
+        raise InvalidArgument(f"Breaker.{attribute.name} must be more than 0 and at most 1, not {value!r}")
+
+
+@attrs.frozen
+class Breaker:
+    """When a worker stops starting handlers because most of them fail, and how it tries again: `Worker(breaker=Breaker(...))`.
+
+    While it is open, messages that fail are charged no attempt, and the worker holds no message. It tries one message at a
+    time until one succeeds.
+
+    Attributes:
+        failure_ratio: it opens when at least this part of the handlers in the window failed; more than 0, at most 1.
+        starts_min: and at least this many of them ended, 1 to 1,000; and the failures are not all of one key, whose message may
+            be to blame.
+        window_seconds: handlers that ended longer ago do not count. Of more than 1,000 the newest 1,000 count.
+        probe_seconds: wait before the first try after it opened. It doubles with each try that fails.
+        probe_seconds_max: the longest wait between two tries, and how long a message that failed meanwhile is postponed.
+    Raises:
+        InvalidArgument: a value is out of range, or probe_seconds is more than probe_seconds_max.
+    """
+
+    failure_ratio: float = attrs.field(default=0.5, validator=_ratio)
+    starts_min: int = attrs.field(default=20, validator=_starts)
+    window_seconds: float = attrs.field(default=10.0, validator=_seconds)
+    probe_seconds: float = attrs.field(default=1.0, validator=_seconds)
+    probe_seconds_max: float = attrs.field(default=5.0, validator=_seconds)
+
+    def __attrs_post_init__(self) -> None:
+        if self.probe_seconds > self.probe_seconds_max:
+            raise InvalidArgument("Breaker.probe_seconds must not be more than probe_seconds_max")
+
+
+@attrs.frozen
+class Opened:
+    """Why a breaker is open.
+
+    Attributes:
+        at: when it opened, on the clock of the caller.
+        failures, ends: of so many handlers that ended in the window, so many failed.
+        error: the newest failure, a probe's included.
+        probes: tries that failed since.
+    """
+
+    at: float
+    failures: int
+    ends: int
+    error: str
+    probes: int = 0
+
+
+class Circuit:
+    """One worker's breaker.
+
+    Attributes:
+        state: CLOSED, OPEN or PROBING.
+        permit: what a handler must have been admitted with for its outcome to count. Those that were at work when the
+            breaker opened have an older one: they say nothing of what came after.
+        opened: why it is not closed; None: it is.
+        probe_at: when the next probe may start, where the state is OPEN.
+    """
+
+    def __init__(self, rules: Breaker, chance: Callable[[], float] = random.random) -> None:
+        """Args: chance: for jitter, 0.0 to 1.0."""
+        self.rules = rules
+        self.state = CLOSED
+        self.permit = 0
+        self.opened: Opened | None = None
+        self.probe_at = math.inf
+        self._chance = chance
+        self._outcomes: deque[tuple[float, bytes | None]] = deque()
+        """When a handler ended, and if it failed: the key."""
+        self._failures: Counter[bytes] = Counter()
+
+    def succeeded(self, permit: int, now: float) -> None:
+        """A handler did its work."""
+        if permit != self.permit or self.state == OPEN:
+            return
+        if self.state == PROBING:
+            self._close()
+        else:
+            self._count(now, None)
+
+    def failed(self, permit: int, now: float, error: str, key: bytes) -> None:
+        """A handler of this key failed."""
+        if permit != self.permit or self.state == OPEN:
+            return
+        if self.state == PROBING:
+            assert self.opened is not None
+            self._open(attrs.evolve(self.opened, error=error, probes=self.opened.probes + 1), now)
+            return
+        self._count(now, key)
+        ends, failures = len(self._outcomes), self._failures.total()
+        # Not where one key fails alone: its poison message would be tried for ever, and never charged.
+        if ends >= self.rules.starts_min and failures >= self.rules.failure_ratio * ends and len(self._failures) > 1:
+            self._open(Opened(now, failures, ends, error), now)
+
+    def probe(self) -> None:
+        """The next handler that starts is the probe."""
+        assert self.state == OPEN
+        self.state = PROBING
+
+    def unanswered(self, now: float) -> None:
+        """The probe ended without saying anything of the dependency: its message was rejected, deferred or lost."""
+        if self.state == PROBING and self.opened is not None:
+            self._open(self.opened, now)
+
+    def _open(self, why: Opened, now: float) -> None:
+        self.state, self.opened = OPEN, why
+        self.permit += 1
+        rules = self.rules
+        wait = min(rules.probe_seconds * 2.0 ** min(why.probes, 64), rules.probe_seconds_max)
+        self.probe_at = now + wait * (1.0 - JITTER * self._chance())
+        self._outcomes.clear()
+        self._failures.clear()
+
+    def _close(self) -> None:
+        self.state, self.opened, self.probe_at = CLOSED, None, math.inf
+
+    def _count(self, now: float, failed: bytes | None) -> None:
+        outcomes, failures = self._outcomes, self._failures
+        outcomes.append((now, failed))
+        if failed is not None:
+            failures[failed] += 1
+        oldest = now - self.rules.window_seconds
+        while outcomes[0][0] <= oldest or len(outcomes) > OUTCOMES_MAX:
+            _, key = outcomes.popleft()
+            if key is not None:
+                failures[key] -= 1
+                if not failures[key]:
+                    del failures[key]

@@ -1,0 +1,18 @@
+"""The limits that the scheduler keeps to."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class Limits:
+    """What the scheduler keeps to. See Worker."""
+
+    concurrency: int = 8
+    prepares: bool = False
+    prepared_max: int = 16
+    prepared_bytes_max: int = 64 * 1024 * 1024
+    batch: int = 1000
+    process_timeout: float | None = None
+    prepare_timeout: float | None = None

@@ -1,0 +1,234 @@
+"""The worker's one thread that talks to the queue: refills, commits, extends leases, gives back.
+
+It goes round when something happened (a handler came back, a message arrived, a time has come), and does all that is to be
+done in as few transactions as there can be. Its parts: buffer, settling, leases; what they share is in state.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .. import _hints as hints
+from .._errors import QueueClosed, StrictqError
+from .._store.api import POLL_SECONDS
+from .events import log
+from .outage import Outage
+from .prefetch import Buffer, Refill
+from .renewal import Leases
+from .settling import Outcomes
+from .state import State
+
+GATHER_SECONDS: Final = 0.005
+"""How long a group of acks may gather, should one of its neighbours take long after all."""
+SAVE_SECONDS: Final = 60.0
+
+
+class Keeper:
+    """Goes round until it is stopped and done.
+
+    Attributes:
+        crash: what ended the run, if it was an error.
+        outage: what the worker does while its breaker is open.
+    """
+
+    def __init__(self, state: State, refill: Refill, *, drain: bool, grace_seconds: float | None = None) -> None:
+        self.state = state
+        self.crash: BaseException | None = None
+        self._board = state.board
+        self._queue = state.queue
+        self._storage = state.client.storage
+        self._clock = state.clock
+        self._leases = Leases(state)
+        self._buffer = Buffer(state, self._leases, refill)
+        self._settling = Outcomes(state)
+        self.outage = Outage(state, self._buffer, refill.consumer)
+        self._drain = drain
+        self._grace = grace_seconds
+        self._stop_at: float | None = None
+        self._stopping = False
+        self._deadline_over = False
+        self._save_at = state.clock() + SAVE_SECONDS
+        self._stored = state.estimates.process.samples + state.estimates.prepare.samples > 0
+
+    def stop(self, deadline: float | None) -> None:
+        """Finish what runs, give back the rest; `deadline`: `clock()` at which to wait no longer. From any thread."""
+        if deadline is not None:
+            self._stop_at = deadline if self._stop_at is None else min(deadline, self._stop_at)
+        self._stopping = True
+        self.state.wake()
+
+    # ---- the rounds
+
+    def run(self) -> None:
+        """Go round until stopped and done. Whatever happens, what is held is given back."""
+        storage = self._storage
+        storage.listen(self.state.wake)
+        try:
+            try:
+                while (seconds := self._round()) is not None:
+                    self._sleep(seconds)
+            finally:
+                storage.unlisten(self.state.wake)
+                self._end()
+            if self.state.ending is not None:
+                raise self.state.ending
+        except QueueClosed:
+            self.crash = QueueClosed(
+                "the queue was closed while a worker ran on it; what the worker held comes back when its leases end",
+                hint=hints.STOP_WORKER,
+            )
+            raise self.crash from None
+        except BaseException as e:
+            self.crash = e
+            raise
+
+    def _round(self) -> float | None:
+        """Do all that is to be done now. Returns how long there will be nothing to do; None: it is over."""
+        now = self._clock()
+        board, state = self._board, self.state
+        if state.crashed is not None:
+            state.gave_up = True
+            raise state.crashed
+        if state.ending is not None and not self._stopping:
+            self.stop(None if self._grace is None else now + self._grace)
+        if self._stopping:
+            self._give_back()
+            if board.idle or self._deadline_over:
+                return None
+            if self._stop_at is not None and now >= self._stop_at:
+                self._abandon()
+        worked = now >= state.not_before and self._work(now)
+        self._leases.drop_expired()
+        self._leases.keep(now)
+        self._leases.give_up_late(now)
+        due = self._plan()
+        for executor in state.executors:
+            executor.wake()
+        if state.learned and now >= self._save_at:
+            self._save()
+        if self._drain and not worked and not self._stopping and board.idle and self._buffer.found_nothing is not None:
+            self._stopping = True
+            return 0.0
+        if self._drain and not worked and not self._stopping and self.outage.skip(now):
+            return 0.0
+        if worked and board.idle:
+            return 0.0  # so what may have become ready is looked for at once
+        return self._patience(due)
+
+    def _work(self, now: float) -> bool:
+        """What takes transactions. Whether there was anything."""
+        buffer, settling = self._buffer, self._settling
+        worked = settling.fail()
+        flowing = not self._stopping and self.outage.over
+        if flowing:
+            buffer.share(now)
+            worked |= buffer.refill(now)
+        elif not self._stopping:
+            worked |= self.outage.attend(now)
+        worked |= settling.go_on()
+        if flowing:
+            worked |= buffer.grow()
+        return worked
+
+    def _plan(self) -> float | None:
+        if not self._board.limits.prepares:
+            return None
+        with self._board.lock:
+            return self._board.plan(self._clock())
+
+    def _patience(self, due: float | None) -> float:
+        now = self._clock()
+        times = [self._leases.look_at]
+        board, state = self._board, self.state
+        with board.lock:
+            if due is not None:
+                times.append(due)
+            if not self._stopping and board.growing():
+                times.append(now + POLL_SECONDS)
+            if (deadline := board.next_deadline()) is not None:
+                times.append(deadline)
+            pending = board.failed or board.again or board.starting
+            if state.fast and (board.done or board.ready):
+                times.append(now + GATHER_SECONDS)
+            elif pending:
+                times.append(max(now, state.not_before))
+            if not self.outage.over:
+                times.append(self.outage.look_at(now))
+            elif self._buffer.is_low():
+                times.append(self._buffer.look_at)
+        if self._stop_at is not None:
+            times.append(self._stop_at)
+        return max(0.0, min(times) - now)
+
+    def _sleep(self, seconds: float) -> None:
+        """Until woken, until the time is over, or until another process sent something, or is idle, and it matters here."""
+        buffer, awake = self._buffer, self.state.awake
+        now = self._clock()
+        until = now + seconds
+        while True:
+            left = until - now
+            if left <= 0:
+                awake.acquire(blocking=False)
+                return
+            if not self._stopping and self.outage.over:
+                buffer.show_idle()
+            if awake.acquire(timeout=min(left, POLL_SECONDS)):
+                return
+            if buffer.found_nothing is not None and self._storage.seen() != buffer.found_nothing:
+                return
+            now = self._clock()
+            if buffer.should_share(now):
+                return
+
+    # ---- the end
+
+    def _give_back(self) -> None:
+        with self._board.lock:
+            back = self._board.stop()
+        self.state.release(back)
+
+    def _abandon(self) -> None:
+        """The deadline of stop is over: wait for nobody."""
+        self._deadline_over = self.state.gave_up = True
+        error = TimeoutError("the worker stopped before the handler was done")
+        with self._board.lock:
+            running = [*self._board.running, *self._board.preparing, *self._board.leaving]
+            for job in running:
+                self._board.give_up(job, error)
+        for job in running:
+            self.state.cancel(job)
+
+    def _end(self) -> None:
+        """Whatever ended it: nothing stays leased that can be given back, and what was learned is kept."""
+        self.outage.end()
+        if not self._storage.closed:
+            self._give_back()
+            self._settling.fail()
+            self._settling.go_on()
+            self._give_back()
+            self._save()
+        for lane in list(self._board.lanes.values()):
+            self.state.drop(lane)
+        with self._board.lock:
+            leaving = list(self._board.leaving)  # where an error ended it: they are waited for otherwise
+        for job in leaving:
+            self.state.gave_up = True
+            self.state.cancel(job)
+
+    def _save(self) -> None:
+        """Store what was learned. Not being able to costs nothing but learning it again."""
+        self._save_at = self._clock() + SAVE_SECONDS
+        if not self.state.learned:
+            return
+        estimates = self.state.estimates
+        try:
+            if self._stored and not self._queue._operations.estimates():  # reset, by somebody else: then what is known here, too
+                with self._board.lock:
+                    estimates.reset()
+                self._stored = False
+            else:
+                self._queue._operations.set_estimates(estimates.to_rows())
+                self._stored = True
+            self.state.learned = False
+        except StrictqError as e:
+            log.warning("what was learned of durations could not be stored: %s", e)

@@ -1,0 +1,252 @@
+"""The buffer in front of the handlers: what is leased ahead, and what of it is handed back to consumers that have nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from secrets import randbits
+from typing import Any, Final
+
+import attrs
+
+from .._errors import LeaseLost, PartialFailure, StoreError
+from .._keys import Key
+from .._store.api import NAME_BITS
+from ..delivery import Delivery
+from .renewal import Leases
+from .state import HOPELESS, State
+
+REFILL_SECONDS: Final = 0.5
+"""The buffer holds about so much work: more would be kept from other consumers."""
+SHARE_SECONDS: Final = 0.1
+"""And so much while another consumer is idle: what lies behind that would be done sooner by the other one."""
+PER_KEY_MIN: Final = 8
+PER_KEY_MAX: Final = 64
+GROW: Final = 4
+"""Messages that a lane at work takes in at a time."""
+
+
+@attrs.define
+class Refill:
+    """What the buffer asks the queue for. See Worker."""
+
+    batch: int
+    low_water: int | None
+    lease_seconds: float | None
+    keys: Any
+    consumer: str | None
+
+
+class Buffer:
+    """Leases ahead, lets lanes at work grow, hands back.
+
+    Attributes:
+        found_nothing: as the waker saw it when the queue had nothing ready; None: it had, or was not asked yet.
+        look_at: `clock()` at which to look again though nobody sent anything: a delay or a lease may end.
+    """
+
+    def __init__(self, state: State, leases: Leases, refill: Refill) -> None:
+        self._state = state
+        self._board = state.board
+        self._leases = leases
+        self._refill = refill
+        self._storage = state.client.storage
+        self._request = state.queue._receiving.request(
+            1, None, refill.lease_seconds, refill.keys, refill.consumer, charge=False, starts=True
+        )
+        self._per_key = PER_KEY_MIN
+        self._name = randbits(NAME_BITS)
+        self._shared_until = 0.0
+        self.found_nothing: tuple[int, int] | None = None
+        self.look_at = 0.0
+
+    # ---- how much
+
+    def _mean_seconds(self) -> float | None:
+        estimates = self._state.estimates
+        if estimates.given_process is not None:
+            return estimates.given_process
+        return estimates.process.predict(estimates.process.mean_size)
+
+    def _target(self) -> int:
+        """How many messages to hold: about REFILL_SECONDS of work, fewer where durations are uneven, or others are idle."""
+        slots = self._board.limits.concurrency
+        mean = self._mean_seconds()
+        sharing = self._state.clock() < self._shared_until
+        least = 0 if sharing else 2 * slots
+        if mean is None:
+            return min(self._refill.batch, least)
+        seconds = mean + 2 * self._state.estimates.process.deviation + 1e-6
+        return min(self._refill.batch, max(least, int((SHARE_SECONDS if sharing else REFILL_SECONDS) * slots / seconds)))
+
+    def low_water(self) -> int:
+        """Messages at which more are leased."""
+        return self._target() // 2 if self._refill.low_water is None else self._refill.low_water
+
+    def is_low(self) -> bool:
+        """There is room in the buffer, or a free slot."""
+        if len(self._board.lanes) < self._board.limits.concurrency:
+            return True
+        return self._target() > 0 and self._board.buffered <= self.low_water()
+
+    # ---- more
+
+    def refill(self, now: float) -> bool:
+        """Lease more, if there is room. Whether there was anything."""
+        board = self._board
+        if not self.is_low() or now < self._state.not_before:
+            return False
+        lanes_short = board.limits.concurrency - len(board.lanes)
+        room = max(1, self._target() - board.buffered, lanes_short * self._per_key)
+        deliveries = self._lease(now, room, self._per_key)
+        if not deliveries:
+            return False
+        self._adapt(deliveries, room)
+        self.take_in(deliveries, now)
+        return True
+
+    def lease_one(self, now: float) -> list[Delivery]:
+        """One message to try; where none is ready, one that waits because it failed. The caller takes it in."""
+        deliveries = self._lease(now, 1, 1)
+        if deliveries or self.found_nothing is None:
+            return deliveries
+        try:
+            if not self._state.queue._operations.end_failure_delays(self.keys, one=True):
+                return []
+        except StoreError as e:
+            self._state.complain(e)
+            return []
+        self.look_again()
+        return self._lease(now, 1, 1)
+
+    def look_again(self) -> None:
+        """Ask the queue at the next occasion, whatever it had before."""
+        self.found_nothing = None
+        self.look_at = 0.0
+
+    @property
+    def keys(self) -> list[Key] | None:
+        """The only keys that this worker takes."""
+        return self._refill.keys  # type: ignore[no-any-return]
+
+    def _lease(self, now: float, room: int, per_key: int) -> list[Delivery]:
+        """Ask the queue, unless it had nothing and nothing happened since."""
+        state = self._state
+        seen = self._storage.seen()
+        if self.found_nothing == seen and now < self.look_at:
+            return []
+        request = self._request._replace(room=room, per_key=per_key)
+        deliveries: list[Delivery] = []
+        try:
+            soonest = state.queue._receiving.receive_now(deliveries, request, wait_for_busy=False)
+        except (StoreError, PartialFailure) as e:
+            if all(isinstance(failure, HOPELESS) for failure in self._storage.failures(request.keys)):
+                raise  # no shard that could have anything works
+            state.complain(e)
+            self.look_at = state.not_before
+            return []
+        state.works()
+        self.look_at = now + self._storage.look_again(soonest)
+        self.found_nothing = None if deliveries else seen
+        return deliveries
+
+    def take_in(self, deliveries: list[Delivery], now: float) -> None:
+        """Put on the board what was leased."""
+        board, state = self._board, self._state
+        offset = state.clock() - self._storage.now() / 1e6
+        with board.lock:
+            board.add(deliveries, offset)
+        self._leases.soon(now, deliveries[0].lease._seconds / 1e6)
+        if state.loud:
+            for lane in {d.lease: board.lanes.get(d.lease) for d in deliveries}.values():
+                for job in tuple(lane.jobs) if lane is not None else ():
+                    state.tell("leased", job)
+
+    def _adapt(self, deliveries: Sequence[Delivery], room: int) -> None:
+        """Few lanes: more of each. Many lanes: heads of many, which can be worked on at once."""
+        if len(deliveries) >= room:
+            self._per_key = max(PER_KEY_MIN, self._per_key // 2)
+        elif len(deliveries) > self._per_key // 2:
+            self._per_key = min(PER_KEY_MAX, self._per_key * 2)
+
+    def grow(self) -> bool:
+        """Take in what follows in lanes at work, under the same lease, so that it can be prepared before its turn.
+
+        Not while other lanes wait for a slot: it is their turn, and their heads are prepared meanwhile.
+        """
+        board, state = self._board, self._state
+        with board.lock:
+            lanes = board.growing()
+        grew = False
+        seen: dict[int, int] = {}
+        for lane in lanes:
+            try:
+                shard = lane.lease.shard
+                if shard not in seen:
+                    # A send to a lane that somebody holds wakes nobody: so this is looked at now and then.
+                    seen[shard] = self._storage.arrivals(shard)
+                if lane.grown == seen[shard]:
+                    continue
+                more = lane.lease.more(GROW)
+            except (LeaseLost, *HOPELESS) as e:
+                state.lose(lane, e)
+                continue
+            except StoreError as e:
+                state.complain(e)
+                break
+            if not more:
+                lane.grown = seen[shard]  # not before something arrives
+            else:
+                grew = True
+                with board.lock:
+                    if lane.alive:
+                        board.add(more, 0.0)
+        return grew
+
+    # ---- other consumers
+
+    def show_idle(self) -> None:
+        """Let other workers know that this one has a free slot, and nothing for it."""
+        if (
+            self.found_nothing is not None
+            and self._refill.keys is None
+            and len(self._board.lanes) < self._board.limits.concurrency
+        ):
+            self._storage.show_idle(self._name)
+
+    def should_share(self, now: float) -> bool:
+        """Are there lanes that wait for a slot here, while some consumer elsewhere has nothing?"""
+        return (
+            len(self._board.lanes) > self._board.limits.concurrency
+            and now >= self._shared_until
+            and self._storage.is_another_idle(self._name)
+        )
+
+    def share(self, now: float) -> bool:
+        """Hand back half of the lanes that were not started yet: nothing of them was, so no attempt is charged.
+
+        Half, so that several idle consumers and this one come to equal parts in a few steps. What will be done here within
+        SHARE_SECONDS stays. Whether anything was handed back.
+        """
+        board, state = self._board, self._state
+        if not self.should_share(now):
+            return False
+        with board.lock:
+            lanes = board.unstarted()
+            mean = self._mean_seconds()
+            if mean is None:  # nothing is known: then what is at work says that it takes at least so long
+                mean = max((now - job._since for job in board.running), default=0.0)
+            here = int(SHARE_SECONDS * board.limits.concurrency / max(mean, 1e-9))
+            while lanes and here > 0:
+                here -= len(lanes.pop().jobs)
+            lanes = lanes[: (len(lanes) + 1) // 2]
+            back = [lane.jobs[0] for lane in lanes]
+            for lane in lanes:
+                board.drop(lane)
+        if not back:
+            return False
+        self._shared_until = now + SHARE_SECONDS
+        state.client.settling.release_rest([job._delivery for job in back])
+        if state.loud:
+            for job in back:
+                state.tell("released", job)
+        return True

@@ -1,0 +1,82 @@
+"""Leases and other deadlines: extended well before they end, and nothing is used after."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .._errors import LeaseLost
+from .job import HeldLane
+from .state import AGAIN_SECONDS, HOPELESS, State
+
+LOOK_SECONDS_MAX: Final = 5.0
+
+
+class Leases:
+    """Keeps what is held, lets go of what is over, gives up handlers that took too long.
+
+    Attributes:
+        look_at: `clock()` at which the leases are looked at next.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._board = state.board
+        self.look_at = 0.0
+
+    def soon(self, now: float, seconds: float) -> None:
+        """New leases of this length came: they may be shorter than those that the next look was planned for."""
+        self.look_at = min(self.look_at, now + seconds / 8)
+
+    def keep(self, now: float) -> None:
+        """Extend the leases that are half over."""
+        if now < self.look_at:
+            return
+        board = self._board
+        with board.lock:
+            worn = board.worn(now)
+            shortest = min((lane.length for lane in board.lanes.values()), default=self._state.queue.config.lease_seconds)
+        again = min(shortest / 8, LOOK_SECONDS_MAX)
+        by_length: dict[float, list[HeldLane]] = {}
+        for lane in worn:
+            by_length.setdefault(lane.length, []).append(lane)
+        for length, lanes in by_length.items():
+            results = self._state.client.settling.extended([lane.lease for lane in lanes], length)
+            offset = self._state.clock() - self._state.client.storage.now() / 1e6
+            for lane, error in zip(lanes, results, strict=True):
+                if error is None:
+                    lane.until = lane.lease._deadline / 1e6 + offset
+                elif isinstance(error, (LeaseLost, *HOPELESS)):
+                    self._state.lose(lane, error)
+                else:
+                    self._state.complain(error)
+                    again = min(again, AGAIN_SECONDS)
+        self.look_at = self._state.clock() + again
+
+    def give_up_late(self, now: float) -> None:
+        """Wait no longer for handlers that had their time."""
+        with self._board.lock:
+            late = self._board.overdue(now)
+            error = TimeoutError("the handler took longer than its timeout")
+            for job in late:
+                self._board.give_up(job, error)
+                self._state.failed(job, now, error)
+        for job in late:
+            self._state.timeouts += 1
+            self._state.gave_up = True
+            self._state.tell("timeout", job, detail="its handler is given up")
+            self._state.cancel(job)
+        if late:
+            self._state.wake()
+
+    def drop_expired(self) -> None:
+        """Let go of lanes whose lease ended before their turn came."""
+        board = self._board
+        if not board.expired:
+            return
+        with board.lock:
+            expired, board.expired = board.expired, []
+        for lane in expired:
+            if lane.alive:
+                first = lane.jobs[0]._delivery
+                self._state.lose(lane, LeaseLost(first.key, first.seq, first.token, "its lease ended before its turn came"))
+                self._state.client.settling.release_rest([first])

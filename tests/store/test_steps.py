@@ -1,0 +1,102 @@
+"""What takes long goes in bounded steps, between which others write: what they find, and what is left for the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from strictq import Message, Queue
+from strictq._store.lanes import history, operate
+from strictq.testing import FakeClock
+from tests.support.internals import connection_of
+from tests.support.queues import Opener, fill, labels
+
+
+@pytest.fixture(params=["memory", "disk"])
+def make(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Iterator[Opener]:
+    """Opens the queue of this test, once in memory and once on disk."""
+    opener = Opener(":memory:" if request.param == "memory" else str(tmp_path / "queue"), clock)
+    yield opener
+    opener.close()
+
+
+@pytest.fixture
+def q(make: Opener) -> Queue:
+    """A queue of one shard with the default configuration."""
+    return make()
+
+
+def test_dedup_ids_go_in_bounded_steps(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane may have very many, and nobody can write while one step deletes."""
+    monkeypatch.setattr(operate, "PURGE_STEP", 3)
+    for n in range(7):
+        q.send(b"", "k", dedup_id=str(n))
+    q.ack_many(q.receive(7))
+    left = []
+
+    def count(db: apsw.Connection) -> None:
+        left.append(db.execute("SELECT count(*) FROM dedup").get)
+
+    db = connection_of(q)
+    step = operate.purge_lane
+    monkeypatch.setattr(operate, "purge_lane", lambda tx, lane: (step(tx, lane), count(tx.db))[0])
+    assert q.purge("k") == 0
+    assert left == [4, 1, 0]
+    assert db.execute("SELECT count(*) FROM dedup").get == 0
+    assert not q.send(b"", "k", dedup_id="3").duplicate
+
+
+def test_a_purge_between_two_steps_of_which_another_receives_still_finds_who_kills(
+    make: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The purge ends a lease that ran out: what its holder had is one message at a time from then on, as for anybody."""
+    monkeypatch.setattr(operate, "PURGE_STEP", 1)
+    q = make()
+    fill(q, "k", 4)
+    q.receive(10, lease_seconds=10.0)
+    clock.advance(11.0)
+    step = operate.purge_lane
+    got: list[object] = []
+
+    def and_then(tx: object, lane: int) -> object:
+        if got:
+            return 0, False
+        result = step(tx, lane)  # type: ignore[arg-type]
+        got.append(None)
+        return result
+
+    monkeypatch.setattr(operate, "purge_lane", and_then)
+    assert q.purge("k") == 1
+    assert labels(q.receive(10)) == [("k", 2)]
+
+
+def test_a_redrive_that_waits_for_a_lane_without_messages_is_purged(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ack_first resolved all messages, only the dead letters are left to find the lane by."""
+    monkeypatch.setattr(operate, "PURGE_STEP", 2)
+    q.send_many([Message(b"x" * 900, key="k")] * 5)
+    for d in q.receive(5):
+        d.reject("no")
+    q.send(b"", "k")
+    (d,) = q.receive(ack_first=True)
+    assert q.redrive("k") == 5
+    assert q.purge() == 5
+    assert q.check() == []
+    d.done()
+    assert (q.receive(), q.dead_letters(), q.stats().depth) == ([], [], 0)
+
+
+def test_a_page_of_large_bodies_is_short_and_nothing_is_missed(make: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "PAGE_BYTES", 10_000)
+    q = make(history="bodies")
+    sizes = [3_000, 3_000, 3_000, 3_000, 50_000, 1, 1, 9_999, 1]
+    q.send_many([Message(b"x" * size, key="k") for size in sizes])
+    q.ack_many(q.receive())
+    pages: list[list[int]] = []
+    after = 0
+    while page := q.history(after=after):
+        after = page[-1].n
+        pages.append([r.size for r in page])
+    assert pages == [[3_000] * 4, [50_000], [1, 1, 9_999], [1]]

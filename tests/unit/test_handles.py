@@ -1,0 +1,274 @@
+"""Settling by handle, from another object, another process or after a restart; and several deliveries in one transaction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+import strictq
+from strictq import InvalidArgument, LeaseLost, Queue
+from strictq.testing import FakeClock
+from tests.support.internals import run_python
+from tests.support.queues import Opener, fill, labels, seqs
+
+ANOTHER = """
+import sys, strictq
+path, verb, handle, *arguments = sys.argv[1:]
+with strictq.open(path) as q:
+    try:
+        getattr(q.delivery(handle), verb)(*map(float, arguments))
+    except strictq.StrictqError as e:
+        print(type(e).__name__)
+    else:
+        print("done")
+"""
+
+
+def test_a_handle_is_a_str_and_says_what_it_names(q: Queue) -> None:
+    q.send(b"", "k")
+    (d,) = q.receive()
+    ref = q.delivery(d.handle)
+    assert type(d.handle) is str
+    assert d.handle.isascii()
+    assert (ref.handle, ref.key, ref.seq, ref.token) == (d.handle, "k", 1, d.token)
+
+
+@pytest.mark.parametrize("key", ["k", "é\u202e" * 100, b"\x00\xff", -5, 10**300, "x" * 1024])
+def test_any_key_has_one(q: Queue, key: str | bytes | int) -> None:
+    q.send(b"", key)
+    (d,) = q.receive()
+    ref = q.delivery(d.handle)
+    assert ref.key == key
+    ref.ack()
+    assert q.status(key, 1).state == "resolved"
+
+
+def test_ack_is_final_and_may_be_repeated(q: Queue) -> None:
+    fill(q, "k", 2)
+    one, two = q.receive()
+    ref = q.delivery(one.handle)
+    ref.ack()
+    ref.ack()  # P8: the first call happened
+    assert q.stats().depth == 1
+    two.ack()
+    with pytest.raises(LeaseLost):
+        ref.ack()  # the lane remembers its last resolution alone
+    assert q.receive() == []
+
+
+def test_nack_gives_back_what_is_later_and_charges(q: Queue) -> None:
+    fill(q, "k", 3)
+    _, two, _ = q.receive()
+    q.delivery(two.handle).nack(reason="no")
+    assert q.status("k", 2).last_error == "no"
+    assert q.stats().in_flight == 1
+
+
+def test_reject_defer_and_extend(q: Queue, clock: FakeClock) -> None:
+    fill(q, "a", 1)
+    fill(q, "b", 1)
+    fill(q, "c", 1)
+    a, b, c = q.receive()
+    q.delivery(a.handle).reject("never")
+    assert [(x.key, x.reason) for x in q.dead_letters()] == [("a", "never")]
+    q.delivery(b.handle).defer(10.0)
+    assert q.explain("b").state == "delayed"
+    q.delivery(c.handle).extend(100.0)
+    clock.advance(99.0)
+    assert labels(q.receive()) == [("b", 1)], "c is still held"
+    assert q.receive() == []
+    clock.advance(2.0)
+    assert labels(q.receive(keys=["c"])) == [("c", 1)]
+
+
+def test_a_dead_handle_changes_nothing(q: Queue, clock: FakeClock) -> None:
+    fill(q, "k", 2)
+    late = q.delivery(q.receive()[0].handle)
+    clock.advance(31.0)
+    assert seqs(q.receive())
+    for verb in (late.ack, late.nack, lambda: late.reject("x"), lambda: late.defer(1.0), lambda: late.extend(1.0)):
+        with pytest.raises(LeaseLost) as lost:
+            verb()
+        assert (lost.value.key, lost.value.seq, lost.value.token) == ("k", 1, late.token)
+    assert q.stats().depth == 2
+
+
+def test_a_late_one_counts_where_no_other_took_the_lane(q: Queue, clock: FakeClock) -> None:
+    fill(q, "k", 1)
+    late = q.delivery(q.receive()[0].handle)
+    clock.advance(31.0)
+    late.ack()
+    assert q.stats().depth == 0
+
+
+def test_a_handle_of_a_lane_that_is_not_there(q: Queue) -> None:
+    q.send(b"", "k")
+    (d,) = q.receive()
+    other = d.handle.rpartition(".")[0] + ".c25ldmVy"  # snever
+    with pytest.raises(LeaseLost):
+        q.delivery(other).ack()
+    assert q.stats().in_flight == 1
+
+
+def test_keyless_messages_have_handles(make: Opener) -> None:
+    q = make(keyless="random")
+    q.send(b"1")
+    (d,) = q.receive()
+    q.delivery(d.handle).defer(0.0)
+    (again,) = q.receive()
+    assert again.attempt == 1
+    assert q.delivery(again.handle).key is None
+    q.delivery(again.handle).ack()
+    assert q.stats().depth == 0
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_another_process_settles(tmp_path: Path, shards: int) -> None:
+    path = tmp_path / "queue"
+    with strictq.open(path, shards=shards, durability="process") as q:
+        for key in "abcde":
+            fill(q, key, 1)
+        handles = {d.key: d.handle for d in q.receive()}
+        for key, verb, *arguments in (("a", "ack"), ("b", "nack", 0), ("c", "defer", 60), ("d", "extend", 60), ("e", "ack")):
+            assert run_python(ANOTHER, path, verb, handles[key], *arguments).split() == ["done"]
+        assert [q.explain(key).state for key in "abcde"] == ["empty", "ready", "delayed", "in_flight", "empty"]
+        assert run_python(ANOTHER, path, "ack", handles["b"]).split() == ["LeaseLost"]
+
+
+def test_after_a_restart(disk: Opener) -> None:
+    q = disk()
+    fill(q, "k", 2)
+    one, two = (d.handle for d in q.receive())
+    q.close()
+    q = disk()
+    q.delivery(one).ack()
+    q.delivery(two).ack()
+    assert q.stats().depth == 0
+
+
+def test_another_queues_handle_is_refused(tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "a") as a, strictq.open(tmp_path / "b") as b:
+        for q in (a, b):
+            q.send(b"", "k")
+        (mine,), (other,) = a.receive(), b.receive()
+        assert mine.token == other.token
+        with pytest.raises(InvalidArgument, match="another queue"):
+            b.delivery(mine.handle)
+        assert b.stats().in_flight == 1
+
+
+@pytest.mark.parametrize("handle", ["", "k", "sq1.0.0.0.", None, 5, b"sq1", "sq1." + "0" * 16 + ".1.1.???", "x" * 10_000])
+def test_what_is_no_handle_is_refused(q: Queue, handle: object) -> None:
+    with pytest.raises(InvalidArgument, match="handle"):
+        q.delivery(handle)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("change", [".0.1.", f".{2**63}.1.", ".1.0.", f".1.{10**18 * 9}."])
+def test_numbers_out_of_range_are_refused(q: Queue, change: str) -> None:
+    q.send(b"", "k")
+    (d,) = q.receive()
+    version, short, _, _, key = d.handle.split(".")
+    with pytest.raises(InvalidArgument, match="handle"):
+        q.delivery(f"{version}.{short}{change}{key}")
+
+
+def test_the_verbs_are_awaited(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with strictq.open_async(tmp_path / "queue") as q:
+            for key in "abcde":
+                await q.send(b"", key)
+            refs = {d.key: q.delivery(d.handle) for d in await q.receive()}
+            await refs["a"].ack()
+            await refs["b"].nack(0.0)
+            await refs["c"].defer(60.0)
+            await refs["d"].extend(60.0)
+            await refs["e"].reject("no")
+            assert [(await q.explain(key)).state for key in "abcde"] == ["empty", "ready", "delayed", "in_flight", "empty"]
+            assert (refs["a"].key, refs["a"].seq, type(refs["a"].handle)) == ("a", 1, str)
+
+    anyio.run(main)
+
+
+# ---- several deliveries in one transaction
+
+
+def test_deliveries_are_acked_together_with_the_effects(q: Queue) -> None:
+    fill(q, "k", 4)
+    one, two, three, four = q.receive()
+    two.ack()
+    with q.transaction(deliveries=[four, one]) as tx:
+        tx.send(b"sent", "next")
+        tx.key_state = b"state"
+    assert q.stats().depth == 2
+    assert three.key_state == b"state"
+    three.ack()
+    assert [d.body for d in q.receive()] == [b"sent"]
+
+
+def test_nothing_happens_if_one_of_them_is_resolved(q: Queue) -> None:
+    fill(q, "k", 3)
+    one, two, three = q.receive()
+    q.delivery(two.handle).ack()
+    with pytest.raises(LeaseLost), q.transaction(deliveries=[one, two, three]) as tx:
+        tx.send(b"", "next")
+    assert q.stats().depth == 2
+    assert q.explain("next").depth == 0
+
+
+def test_nothing_happens_if_the_block_raises(q: Queue) -> None:
+    fill(q, "k", 2)
+    ds = q.receive()
+    with pytest.raises(LookupError), q.transaction(deliveries=ds) as tx:
+        tx.send(b"", "next")
+        raise LookupError
+    assert q.stats().depth == 2
+    q.ack_many(ds)
+
+
+def test_a_repeated_transaction_of_several_happens_once(q: Queue) -> None:
+    fill(q, "k", 2)
+    ds = q.receive()
+    with q.transaction(deliveries=ds) as tx:
+        tx.send(b"", "next")
+    for d in ds:
+        d._state = 0  # as after OutcomeUnknown
+    with q.transaction(deliveries=ds) as tx:
+        tx.send(b"", "next")
+    assert q.explain("next").depth == 1
+
+
+def test_a_read_inside_sees_that_the_lease_is_live(q: Queue, clock: FakeClock) -> None:
+    fill(q, "k", 2)
+    ds = q.receive()
+    clock.advance(31.0)
+    assert q.receive()
+    with pytest.raises(LeaseLost), q.transaction(deliveries=ds) as tx:
+        _ = tx.key_state
+    assert q.stats().depth == 2
+
+
+def test_what_is_no_set_of_deliveries_of_one_lease_is_refused(q: Queue) -> None:
+    fill(q, "a", 2)
+    fill(q, "b", 1)
+    one, two, other = q.receive()
+    for given in ([], [one, other], [one, one], 5, ["x"]):
+        with pytest.raises(InvalidArgument):
+            q.transaction(deliveries=given)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument):
+        q.transaction(one, deliveries=[two])
+    with pytest.raises(InvalidArgument):
+        q.transaction()
+
+
+def test_async_deliveries_in_one_transaction(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with strictq.open_async(tmp_path / "queue") as q:
+            await q.send_many([strictq.Message(b"", key="k")] * 3)
+            ds = await q.receive()
+            async with q.transaction(deliveries=ds[:2]) as tx:
+                tx.send(b"", "next")
+            assert (await q.stats()).depth == 2
+
+    anyio.run(main)

@@ -1,0 +1,90 @@
+"""Observers of a queue on which a worker runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+import strictq
+from strictq import Observer, Queue, Worker, WorkerEvent
+from tests.worker.conftest import Make
+
+
+class Recorder(Observer):
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+        self.stages: Counter[str] = Counter()
+
+    def worker_event(self, event: WorkerEvent) -> None:
+        self.kinds.append(event.kind)
+
+    def duration(self, name: str, seconds: float, shard: int) -> None:
+        assert seconds >= 0
+        if name in ("prepare", "process"):
+            assert shard == 0
+            self.stages[name] += 1
+
+
+def test_an_observer_sees_what_the_workers_own_hook_sees(q: Queue) -> None:
+    q.send(b"", key="k")
+    q.send(b"", key="l")
+    seen = Recorder()
+    own: list[WorkerEvent] = []
+    with q.observe(seen):
+        Worker(q, lambda job: None, lambda job: None, on_event=own.append, concurrency=1).run(drain=True)
+    assert seen.kinds == [event.kind for event in own]
+    assert Counter(seen.kinds) == dict.fromkeys(("leased", "preparing", "prepared", "processing", "acked"), 2)
+    assert seen.stages == {"prepare": 2, "process": 2}
+
+
+def test_handlers_that_fail_are_timed_too_and_say_where(make: Make) -> None:
+    q = make(max_attempts=1)
+    q.send(b"", key="k")
+    seen = Recorder()
+    own: list[WorkerEvent] = []
+
+    def fail(job: object) -> None:
+        raise RuntimeError("boom")
+
+    with q.observe(seen):
+        Worker(q, fail, on_event=own.append).run(drain=True)
+    assert seen.stages == {"process": 1}
+    (poison,) = [event for event in own if event.kind == "poison"]
+    assert poison.where.startswith(__file__)
+    assert poison.where.endswith(" in fail")
+
+
+def test_an_observer_of_events_alone_makes_no_worker_talk(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    from strictq.worker import state
+
+    class Quiet(Observer):
+        def event(self, event: strictq.Event) -> None:
+            pass
+
+    made: list[str] = []
+    monkeypatch.setattr(state, "WorkerEvent", lambda kind, *rest: made.append(kind))
+    q.send(b"", key="k")
+    with q.observe(Quiet()):
+        Worker(q, lambda job: None).run(drain=True)
+    assert made == []
+    assert q.stats().acks == 1
+
+
+def test_an_observer_that_fails_does_no_harm(q: Queue) -> None:
+    class Broken(Observer):
+        def worker_event(self, event: WorkerEvent) -> None:
+            raise RuntimeError
+
+        def duration(self, name: str, seconds: float, shard: int) -> None:
+            raise RuntimeError
+
+        def count(self, name: str, n: int, shard: int) -> None:
+            raise RuntimeError
+
+    for n in range(5):
+        q.send(b"", key=n)
+    with q.observe(Broken()):
+        worker = Worker(q, lambda job: None, lambda job: None)
+        worker.run(drain=True)
+    assert worker.stats().acked == q.stats().acks == 5
