@@ -64,6 +64,8 @@ ONLY_IN = {
 NEVER = {"pickle", "cPickle", "marshal", "shelve", "dill", "sqlite3"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
+EXAMPLES = sorted((ROOT / "docs" / "examples").rglob("*.py"))
 
 
 def part(path: Path) -> str:
@@ -77,7 +79,7 @@ def tree(path: Path) -> ast.Module:
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """(line, absolute dotted name) of every import, wherever it stands."""
-    package = ["strictq", *path.relative_to(PACKAGE).parts[:-1]]
+    package = list(path.relative_to(ROOT).parts[:-1])
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -102,11 +104,11 @@ def imports_at_the_top(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def case(path: Path) -> str:
-    return str(path.relative_to(PACKAGE))
+    return str(path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else ROOT))
 
 
 def test_there_is_something_to_check() -> None:
-    assert len(FILES) > 5
+    assert min(map(len, (FILES, BENCHMARKS, EXAMPLES))) > 2
 
 
 @pytest.mark.parametrize("path", FILES, ids=case)
@@ -128,13 +130,39 @@ def test_imports_point_down(path: Path) -> None:
             assert LAYER[here] >= LAYER["testing"], f"{path}:{line} imports the package's __init__ from below it"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if part(path) != "_store"], ids=case)
-def test_the_store_has_one_door(path: Path) -> None:
+def behind_the_api(path: Path) -> Iterator[str]:
+    """Every place of a file that imports a module of the store other than its api, or reaches through the api."""
     for line, name in imports(path):
-        if name.startswith("strictq._store"):
-            assert re.match(r"strictq\._store\.api(\.|$)", name), f"{path}:{line}: {name} is not of the store's api"
+        if name.startswith("strictq._store") and not re.match(r"strictq\._store\.api(\.|$)", name):
+            yield f"{path}:{line} imports {name}"
     for node in ast.walk(tree(path)):
-        assert not (isinstance(node, ast.Attribute) and node.attr == "_store"), f"{path}:{node.lineno} reaches behind the api"
+        if isinstance(node, ast.Attribute) and node.attr == "_store":
+            yield f"{path}:{node.lineno} reaches through the api: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize("path", [*(path for path in FILES if part(path) != "_store"), *BENCHMARKS, *EXAMPLES], ids=case)
+def test_the_store_has_one_door(path: Path) -> None:
+    assert list(behind_the_api(path)) == []
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=case)
+def test_examples_use_public_names_only(path: Path) -> None:
+    for line, name in imports(path):
+        if name.startswith("strictq"):
+            assert "._" not in name, f"{path}:{line} imports {name}"
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
+            assert ast.unparse(node.value) in {"self", "cls"}, f"{path}:{node.lineno}: {ast.unparse(node)} is private"
+
+
+def test_a_way_round_the_api_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    file = tmp_path / "case.py"
+    file.write_text("from strictq._store import shard, api\nfrom strictq._store.api import Storage\nq._storage._store.shards\n")
+    assert [found.removeprefix(str(file)) for found in behind_the_api(file)] == [
+        ":1 imports strictq._store.shard",
+        ":3 reaches through the api: q._storage._store",
+    ]
 
 
 def module_graph() -> dict[str, set[str]]:

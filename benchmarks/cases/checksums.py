@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from unittest.mock import patch
 
 from benchmarks.bench import Bench
 from benchmarks.measure import Figure, Sample, interleave, prebuilt, sample
 from benchmarks.workload import life, messages, open_queue, warm
 from strictq import Queue
-from strictq._store.disk import checksums as engine
+from strictq._store.api import without_checksums
 
 BATCH = 1000
 
@@ -20,10 +19,9 @@ def checksums(bench: Bench) -> Iterator[Figure]:
     number, keys = bench.sizes.batches, bench.sizes.keys
     with ExitStack() as stack:
         place = stack.enter_context(bench.place("checksums"))
-        stack.enter_context(patch.object(engine, "require", lambda _db, _shard: None))
         q = stack.enter_context(open_queue(place / "with", "process"))
-        with patch.object(engine, "lay_out", lambda _db: None):
-            plain = stack.enter_context(open_queue(place / "without", "process"))
+        stack.enter_context(without_checksums())
+        plain = stack.enter_context(open_queue(place / "without", "process"))
         for queue in (q, plain):
             warm(queue, keys)
         todo = messages(number, keys)

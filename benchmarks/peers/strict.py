@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import strictq
+from strictq.bench.floor import sqlite_version
 
-from .peer import FEATURES, About, Opening, SqlitePeer, pragmas
+from .peer import FEATURES, SYNCHRONOUS_NAMES, About, Opening, SqlitePeer
 
 
 def shards_for(writers: int) -> int:
@@ -36,7 +37,12 @@ class Strictq(SqlitePeer):
         self.q = strictq.open(path, shards=shards, durability=opening.durability, config=config, clock=opening.clock)
 
     def settings(self) -> dict[str, str]:
-        return self.q._storage._store.shards[0]._writer.use(lambda db: pragmas(db.execute))
+        found = self.q._storage.sqlite_settings
+        return {
+            "synchronous": SYNCHRONOUS_NAMES[found.synchronous],
+            "journal_mode": found.journal_mode,
+            "sqlite": sqlite_version(),
+        }
 
     @staticmethod
     def native(pairs: Sequence[tuple[str, bytes]]) -> list[strictq.Message]:
@@ -62,8 +68,7 @@ class Strictq(SqlitePeer):
             self.q.ack_many(handed)
 
     def rest(self) -> None:
-        store = self.q._storage._store
-        while store._upkeep._grown:  # a checkpoint that its thread has begun, or is about to
+        while self.q._storage.checkpointing:
             time.sleep(0.0005)
 
     def close(self) -> None:

@@ -7,7 +7,8 @@ folders beside it; the values that the calls take and return are named here, so 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -30,7 +31,7 @@ from .commit.app_database import AppDatabase, Rows
 from .commit.calls import OpenTransaction, TransactionName, bound
 from .commit.connection import MEMORY, require_sound_sqlite
 from .commit.tx import Totals
-from .disk import layout
+from .disk import checksums, layout
 from .disk.shared_flags import NAME_BITS, POLL_SECONDS
 from .handouts import Allowance, Handouts, Holding, Want
 from .lanes import handout, inspect, operate, settle
@@ -70,6 +71,27 @@ def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
         from .salvage.salvage import salvage
 
         return salvage(path, out, clock)
+
+
+@contextmanager
+def without_checksums() -> Iterator[None]:
+    """Create queues whose pages carry no checksums, for as long as the block lasts: only to measure what checksums cost.
+
+    It applies to all threads. In the block no connection requires checksums; after it, a queue made in it is refused.
+    """
+    lay_out, require = checksums.lay_out, checksums.require
+    checksums.lay_out, checksums.require = lambda _db: None, lambda _db, _shard: None
+    try:
+        yield
+    finally:
+        checksums.lay_out, checksums.require = lay_out, require
+
+
+class SqliteSettings(NamedTuple):
+    """How durable SQLite writes are, as a connection reports it."""
+
+    synchronous: int
+    journal_mode: str
 
 
 class QueueFacts(NamedTuple):
@@ -196,6 +218,18 @@ class Storage:
     def config(self) -> QueueConfig:
         """The settings, as this process last saw them."""
         return self._store.config
+
+    @property
+    def sqlite_settings(self) -> SqliteSettings:
+        """What the connection that writes to the first shard reports; the others are set up as it is."""
+        return self._store.shards[0]._writer.use(
+            lambda db: SqliteSettings(int(db.pragma("synchronous")), str(db.pragma("journal_mode")))
+        )
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether this object's own thread has a WAL to checkpoint, or is checkpointing one."""
+        return bool(self._store._upkeep._grown)
 
     def refresh_config(self) -> bool:
         """Read the newest settings. Returns whether they are others."""

@@ -11,8 +11,9 @@ import pytest
 
 import strictq
 from strictq import ConfigError, StoreCorrupt
+from strictq._store.api import without_checksums
 from strictq._store.disk import checksums
-from tests.support.internals import PAGE_BYTES, connected, run_python, shard_file, shard_of, store_of
+from tests.support.internals import PAGE_BYTES, connected, run_python, shard_file, shard_of, store_of, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard
 
 FIRST = """
@@ -125,6 +126,18 @@ def test_a_queue_without_checksums_is_refused_and_not_touched(disk: Opener) -> N
     assert drain(q) == [(keys[1], 1), (keys[1], 2)]
     q.close()
     assert old.read_bytes() == before
+
+
+def test_a_queue_made_to_measure_the_cost_of_checksums_has_none(disk: Opener) -> None:
+    with without_checksums():
+        q = disk()
+        fill(q, "k", 2)
+        q.close()
+        assert tamper(shard_file(disk.path), "PRAGMA checksum_verification") == [("0",)]
+        assert len(drain(disk())) == 2
+        disk.close()
+    with pytest.raises(StoreCorrupt, match="no checksums"):
+        disk().send(b"", "k")
 
 
 def test_damage_is_met_while_the_queue_is_open_too(disk: Opener) -> None:
