@@ -46,7 +46,7 @@ from ._errors import (
     UnknownMessage,
 )
 from ._observe import Observation, Observer
-from ._types import DurationEstimate, Event, Message, OpenBreaker, Receipt, ShardStats, Stats
+from ._types import CONTENT_HASH, DurationEstimate, Event, Message, OpenBreaker, Receipt, ShardStats, Stats
 from .batch import Batch
 from .delivery import Delivery, Lease
 from .handle import DeliveryRef
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from .worker import Breaker, Defer, Job, Reject, Retry, Worker, WorkerStats
 
 __all__ = [
+    "CONTENT_HASH",
     "AsyncBatch",
     "AsyncDelivery",
     "AsyncDeliveryRef",

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
 import attrs
 
 from . import _hints as hints
 from . import _validate as validate
+from ._clock import SystemClock
 from ._config import BODY_BYTES_MAX, QueueConfig
 from ._errors import InvalidArgument, OutcomeUnknown
 from ._keys import KEYLESS, Key, encode_key
 from ._sending import Sending
 from ._store.api import Changes, Committed, Item, Placed, Statement
-from ._types import UNSET, Message, Receipt, Unset
+from ._types import UNSET, Body, ContentHash, Message, Receipt, SendOptions, Unset, to_send
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 PENDING: Final = "the transaction that this message is sent in has not committed yet"
 FAILED: Final = "the transaction that this message was to be sent in failed: it was not sent"
@@ -134,9 +138,12 @@ class Effects:
             InvalidArgument, MessageTooLarge: it can't be sent; nothing was recorded.
         """
         if self._sending is None:
-            validate.item(message, KEYLESS if message.key is None else encode_key(message.key), ANY_QUEUE)
-            if message.headers is not None:
-                message = attrs.evolve(message, headers=dict(message.headers))
+            item = validate.item(
+                message, KEYLESS if message.key is None else encode_key(message.key), ANY_QUEUE, SystemClock().wall
+            )
+            # A copy: the program may change what it gave.
+            headers = None if message.headers is None else dict(message.headers)
+            message = attrs.evolve(message, body=item[1], headers=headers)
             send = Send(message, None, PendingReceipt(message.key, ELSEWHERE))
         else:
             send = Send(message, self._sending.item(message), PendingReceipt(message.key))
@@ -194,7 +201,9 @@ class Effects:
 
     def changes(self, took: tuple[float | None, float] | None = None) -> Changes:
         """As the store takes them. See Changes for `took`."""
-        items = [send.item for send in self.sends if send.item is not None] if self.sends else ()
+        items: Sequence[Item] = ()
+        if self.sends and self._sending is not None:
+            items = [self._sending.due_now(send.message, send.item) for send in self.sends if send.item is not None]
         return Changes(items, self.key_state, self.statements, took)
 
     def committed(self, done: Committed) -> None:
@@ -224,11 +233,12 @@ class Recording:
 
     def send(
         self,
-        body: bytes,
+        body: Body | Message,
         key: Key | None = None,
         *,
-        dedup_id: str | None = None,
+        dedup_id: str | ContentHash | None = None,
         delay: float = 0.0,
+        at: datetime | None = None,
         ttl: float | None = None,
         headers: Mapping[str, str] | None = None,
         size_hint: float | None = None,
@@ -247,12 +257,21 @@ class Recording:
                 Nothing happened.
             LeaseLost: the job was cancelled; nothing happened.
         """
-        return self._effects_for("send").send(
-            Message(
-                body, key=key, dedup_id=dedup_id, delay=delay, ttl=ttl, headers=headers, size_hint=size_hint,
-                prepare_seconds=prepare_seconds, process_seconds=process_seconds,
-            )
+        message = Message(
+            b"" if isinstance(body, Message) else body,
+            key=key, dedup_id=dedup_id, delay=delay, at=at, ttl=ttl, headers=headers, size_hint=size_hint,
+            prepare_seconds=prepare_seconds, process_seconds=process_seconds,
         )  # fmt: skip
+        return self._effects_for("send").send(to_send(body, message))
+
+    def send_json(self, value: Any, key: Key | None = None, **options: Unpack[SendOptions]) -> PendingReceipt:
+        """Send a value as compact UTF-8 JSON when the transaction commits. See `send`; `json()` of the message gives it back.
+
+        Raises:
+            InvalidArgument: the value can't be written as JSON, NaN and infinity included; or as `send`. Nothing happened.
+            LeaseLost: the job was cancelled; nothing happened.
+        """
+        return self._effects_for("send_json").send(Message.json(value, key=key, **options))
 
     def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> None:
         """Run a statement on the program's app_* tables when the transaction commits (or at the next `run`), in order.

@@ -81,7 +81,12 @@ SETTLED_ALREADY: Final = Coded("settled_already", "nothing is left to do for it:
 AFTER_COMMIT: Final = Coded("after_commit", "read it after the with block of the transaction ended well")
 OTHER_QUEUE_OBJECT: Final = Coded("other_queue_object", "settle it through the one that received it")
 GIVE_REASON: Final = Coded("give_reason", "say why, for whoever looks at the dead letter")
-ENCODE_BODY: Final = Coded("encode_body", "encode it, or use Message.json()")
+ENCODE_BODY: Final = Coded("encode_body", "encode it, or use send_json() or Message.json()")
+INSIDE_MESSAGE: Final = Coded("inside_message", "give the key and the options to the Message")
+AWARE_DATETIME: Final = Coded(
+    "aware_datetime",
+    "give it a time zone, as in datetime(2030, 1, 31, 8, tzinfo=ZoneInfo('Europe/Berlin')) or datetime.now(UTC)",
+)
 USE_ASYNC_WITH: Final = Coded("use_async_with", "use it inside `async with strictq.open_async(...)`")
 USE_ACK: Final = Coded("use_ack", "use ack()")
 GIVE_HANDLE: Final = Coded("give_handle", "give the str that d.handle returned")

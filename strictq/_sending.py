@@ -136,6 +136,13 @@ class Sending:
         """
         return self._checked(message)[0]
 
+    def due_now(self, message: Message, item: Item) -> Item:
+        """A message that was checked before, as the storage takes it now: the wait for its time of day is shorter by then."""
+        key, body, options, times = item
+        if message.at is None or options is None:
+            return item
+        return key, body, options._replace(delay=validate.remaining(message.at, self._storage.clock.wall())), times
+
     def _checked(self, message: Message) -> tuple[Item, QueueConfig]:
         _, (item,), config = self._items_of([message])
         return item, config
@@ -171,6 +178,7 @@ class Sending:
                 m.dedup_id is None
                 and type(m.delay) is float
                 and not m.delay
+                and m.at is None
                 and m.ttl is None
                 and m.headers is None
                 and m.size_hint is None
@@ -181,13 +189,13 @@ class Sending:
             ):
                 items.append((raw, body, None, None))
             else:
-                items.append(validate.item(m, raw, config))
+                items.append(validate.item(m, raw, config, self._storage.clock.wall))
         return given
 
     def _keyless(self, message: Message, config: QueueConfig) -> bytes:
         if config.keyless == "refuse":
             raise InvalidArgument("a message needs a key", hint=hints.LET_KEYLESS)
         if message.dedup_id is not None:
-            return keyless_by_hash(validate.name("dedup_id", message.dedup_id))
+            return keyless_by_hash(validate.dedup_id(message.dedup_id, validate.body_bytes(message.body)))
         lane = next(self._turn) if config.keyless == "round_robin" else random.randrange(config.keyless_lanes)
         return keyless_lane(lane % config.keyless_lanes)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict
 
 import attrs
 
+from . import _hints as hints
 from ._errors import InvalidArgument
 from ._keys import Key
 from ._views import Report, as_dict
 
+if TYPE_CHECKING:
+    from datetime import datetime
+
+Body = bytes | bytearray | memoryview
+"""What a message's content may be given as; stored, and received, as bytes."""
 State = Literal["ready", "in_flight", "delayed", "held", "dead", "resolved"]
 
 
@@ -26,25 +32,38 @@ UNSET: Final = Unset.UNSET
 """A state of a key that was not given: None would delete it."""
 
 
+class ContentHash(Enum):
+    """The type of CONTENT_HASH. An enum, so that it is the same object in another process."""
+
+    CONTENT_HASH = "content_hash"
+
+
+CONTENT_HASH: Final = ContentHash.CONTENT_HASH
+"""A dedup_id made of the body: a second send of the same bytes to the same key within the dedup window stores nothing."""
+
+
 @attrs.frozen(kw_only=True)
 class Message:
     """One message to send. Checked when it is sent.
 
     Attributes:
-        body: the content, bytes; may be empty.
+        body: the content, bytes-like; may be empty.
         key: str, bytes or int; messages of one key are handed out in order. None only where the queue allows keyless.
-        dedup_id: within the dedup window a second send with the same key and id stores nothing.
+        dedup_id: within the dedup window a second send with the same key and id stores nothing. CONTENT_HASH: the id is a hash
+            of the body.
         delay: seconds before it may be handed out; later messages of its key wait for it.
+        at: instead of delay, the time of day before which it may not be handed out: an aware datetime. In the past: at once.
         ttl: seconds after which it expires if nobody holds it; None: the queue's ttl_seconds.
         headers: str → str, stored with the message.
         size_hint: what the duration of its work depends on, any unit; None: the body's size.
         prepare_seconds, process_seconds: estimates for a worker; None: learned.
     """
 
-    body: bytes = attrs.field(kw_only=False)
+    body: Body = attrs.field(kw_only=False)
     key: Key | None = None
-    dedup_id: str | None = None
+    dedup_id: str | ContentHash | None = None
     delay: float = 0.0
+    at: datetime | None = None
     ttl: float | None = None
     headers: Mapping[str, str] | None = None
     size_hint: float | None = None
@@ -63,6 +82,34 @@ class Message:
             return cls(text.encode(), **options)
         except (TypeError, ValueError, RecursionError) as e:
             raise InvalidArgument(f"the value cannot be written as JSON: {e}") from None
+
+
+class SendOptions(TypedDict, total=False):
+    """What a send may be given besides a body and a key. See Message."""
+
+    dedup_id: str | ContentHash | None
+    delay: float
+    at: datetime | None
+    ttl: float | None
+    headers: Mapping[str, str] | None
+    size_hint: float | None
+    prepare_seconds: float | None
+    process_seconds: float | None
+
+
+def to_send(given: Body | Message, made: Message) -> Message:
+    """Return the message that a send was given in the place of a body, or else the one made of its arguments.
+
+    Args:
+        made: of all arguments; where the first one is a Message, of the others.
+    Raises:
+        InvalidArgument: a Message was given with arguments that belong in it.
+    """
+    if not isinstance(given, Message):
+        return made
+    if made != Message(b""):
+        raise InvalidArgument("send(Message(...)) takes no other arguments", hint=hints.INSIDE_MESSAGE)
+    return given
 
 
 class Receipt(NamedTuple):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from . import _hints as hints
 from ._config import FOREVER_SECONDS, QueueConfig
 from ._errors import InvalidArgument, MessageTooLarge
 from ._keys import encode_key
 from ._store.api import Item, Options
-from ._types import Message
+from ._types import CONTENT_HASH, ContentHash, Message
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 MESSAGES_MAX: Final = 100_000
 """Most messages of one receive."""
@@ -111,32 +114,98 @@ def headers(value: object) -> str | None:
     return encoded if value else None
 
 
-_PARTS: Final = attrgetter("body", "dedup_id", "delay", "ttl", "headers", "size_hint", "prepare_seconds", "process_seconds")
-_PLAIN: Final = (None, 0.0, None, None, None, None, None)
+def body_bytes(value: object) -> bytes:
+    """A body as bytes: a copy of what may change.
+
+    Raises:
+        InvalidArgument: it is not bytes-like.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        try:
+            return bytes(memoryview(value))
+        except (ValueError, BufferError) as e:
+            raise InvalidArgument(f"the body can't be read: {e}") from None
+    raise InvalidArgument(f"a body must be bytes-like, not {type(value).__name__}", hint=hints.ENCODE_BODY)
 
 
-def item(message: Message, key: bytes, config: QueueConfig) -> Item:
+def dedup_id(given: str | ContentHash, body: bytes) -> str:
+    """A dedup id as it is stored.
+
+    Raises:
+        InvalidArgument: it is not a str that can be one.
+    """
+    if given is not CONTENT_HASH:
+        return name("dedup_id", given)
+    from ._hashing import content_id  # few programs need it
+
+    return content_id(body)
+
+
+def wall_microseconds(at: object) -> int:
+    """An aware datetime as microseconds since 1970.
+
+    Raises:
+        InvalidArgument: it is naive, or not a datetime.
+    """
+    from datetime import UTC, datetime, timedelta
+
+    if not isinstance(at, datetime):
+        raise InvalidArgument(f"at must be a datetime, not {type(at).__name__}", hint=hints.AWARE_DATETIME)
+    if at.utcoffset() is None:
+        raise InvalidArgument("at must be an aware datetime: this one has no time zone", hint=hints.AWARE_DATETIME)
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def delay_until(at: datetime, wall: int) -> int:
+    """The delay, microseconds, of a message that is due at this time; 0 if that is past.
+
+    Args:
+        wall: the time of day now, microseconds since 1970.
+    Raises:
+        InvalidArgument: it is no time that a message can wait for.
+    """
+    if wall_microseconds(at) - wall > FOREVER_SECONDS * _MICROSECONDS:
+        raise InvalidArgument(f"at must be at most {FOREVER_SECONDS:,.10g} seconds from now, not {at.isoformat()}")
+    return remaining(at, wall)
+
+
+def remaining(at: datetime, wall: int) -> int:
+    """The same of a message that was checked before: it can't be refused because the time of day was set meanwhile."""
+    return min(max(0, wall_microseconds(at) - wall), round(FOREVER_SECONDS * _MICROSECONDS))
+
+
+_PARTS: Final = attrgetter("body", "dedup_id", "delay", "at", "ttl", "headers", "size_hint", "prepare_seconds", "process_seconds")
+_PLAIN: Final = (None, 0.0, None, None, None, None, None, None)
+
+
+def item(message: Message, key: bytes, config: QueueConfig, wall: Callable[[], int]) -> Item:
     """Check a message, and return it as the store takes it: the only way from the one form to the other.
 
     Runs for every message: plain ones are recognised by one comparison.
 
     Args:
         key: in stored form.
+        wall: what tells the time of day, microseconds since 1970.
     Raises:
         InvalidArgument, MessageTooLarge: it can't be sent to a queue of these settings.
     """
     parts = _PARTS(message)
     body = parts[0]
     if type(body) is not bytes:
-        raise InvalidArgument(f"a body must be bytes, not {type(body).__name__}", hint=hints.ENCODE_BODY)
+        body = body_bytes(body)
     if len(body) > config.max_body_bytes:
         raise MessageTooLarge(f"a body may have {config.max_body_bytes:,} bytes, this one has {len(body):,}")
     if parts[1:] == _PLAIN and parts[2] is not False:
         return (key, body, None, None)
-    _, dedup_id, delay, ttl, header, size_hint, prepare_seconds, process_seconds = parts
+    _, dedup, delay, at, ttl, header, size_hint, prepare_seconds, process_seconds = parts
+    wait = microseconds("delay", delay)
+    if at is not None:
+        if wait:
+            raise InvalidArgument("a message has either a delay or a time at which it is due, not both")
+        wait = delay_until(at, wall())
     options = Options(
-        dedup_id=None if dedup_id is None else name("dedup_id", dedup_id),
-        delay=microseconds("delay", delay),
+        dedup_id=None if dedup is None else dedup_id(dedup, body),
+        delay=wait,
         ttl=None if ttl is None else microseconds("ttl", ttl, minimum=0.001),
         headers=headers(header),
         size_hint=number("size_hint", size_hint),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from . import _validate as validate
 from ._client import Client
@@ -16,13 +16,15 @@ from ._operating import Operations
 from ._receiving import Receiving, leased_ahead
 from ._settling import listed
 from ._store.api import Rows, Storage
-from ._types import Event, Message, Receipt, Stats
+from ._types import Body, ContentHash, Event, Message, Receipt, SendOptions, Stats, to_send
 from .batch import Batch
 from .delivery import Delivery
 from .handle import DeliveryRef
 from .transaction import Transaction, transaction_of
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from ._findings import (
         ConsumerStatus,
         DeadLetter,
@@ -110,11 +112,12 @@ class Queue:
 
     def send(
         self,
-        body: bytes,
+        body: Body | Message,
         key: Key | None = None,
         *,
-        dedup_id: str | None = None,
+        dedup_id: str | ContentHash | None = None,
         delay: float = 0.0,
+        at: datetime | None = None,
         ttl: float | None = None,
         headers: Mapping[str, str] | None = None,
         size_hint: float | None = None,
@@ -124,10 +127,13 @@ class Queue:
         """Append a message to its key's sequence. Durable on return.
 
         Args:
-            body: the content; may be empty.
+            body: the content, bytes-like; may be empty. Or a Message, which has all of the other arguments in it.
             key: str, bytes or int. None only where the queue's `keyless` allows it.
-            dedup_id: within the dedup window, a second send with this key and id stores nothing.
+            dedup_id: within the dedup window, a second send with this key and id stores nothing. `strictq.CONTENT_HASH`: the
+                id is a hash of the body.
             delay: seconds before it may be handed out; later messages of its key wait for it.
+            at: instead of delay, an aware datetime before which it may not be handed out. In the past: at once. A wait that has
+                begun goes on by the machine's clock, and takes no notice if the time of day is set.
             ttl: seconds after which it expires if nobody holds it; None: the queue's ttl_seconds.
             headers: str → str.
             size_hint, prepare_seconds, process_seconds: estimates for a worker.
@@ -138,12 +144,23 @@ class Queue:
             OutcomeUnknown: it may have happened; safe to repeat with a dedup_id.
         Source: docs/explanation/guarantees.md
         """
-        return self._client.sending.send(
-            Message(
-                body, key=key, dedup_id=dedup_id, delay=delay, ttl=ttl, headers=headers, size_hint=size_hint,
-                prepare_seconds=prepare_seconds, process_seconds=process_seconds,
-            )
+        message = Message(
+            b"" if isinstance(body, Message) else body,
+            key=key, dedup_id=dedup_id, delay=delay, at=at, ttl=ttl, headers=headers, size_hint=size_hint,
+            prepare_seconds=prepare_seconds, process_seconds=process_seconds,
         )  # fmt: skip
+        return self._client.sending.send(to_send(body, message))
+
+    def send_json(self, value: Any, key: Key | None = None, **options: Unpack[SendOptions]) -> Receipt:
+        """Append a message whose body is a value as compact UTF-8 JSON. `json()` of the delivery gives it back.
+
+        Args:
+            value: what `json.dumps` can write, NaN and infinity excepted.
+            key, options: as for `send`.
+        Raises:
+            InvalidArgument: the value can't be written as JSON; nothing changed. And as `send`.
+        """
+        return self._client.sending.send(Message.json(value, key=key, **options))
 
     def send_many(self, messages: Iterable[Message]) -> list[Receipt]:
         """Append many messages, in order. Atomic per shard: one transaction for each shard that is touched.

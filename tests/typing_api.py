@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -33,6 +34,9 @@ def send(q: strictq.Queue) -> None:
     receipts = q.send_many([strictq.Message(b"x", key=1), strictq.Message.json({"a": [1, None]}, key=b"k")])
     assert_type(receipts, list[strictq.Receipt])
     q.send_many(strictq.Message(b"%d" % n, key=n) for n in range(3))
+    assert_type(q.send_json({"a": None}, "k", at=datetime.now(UTC), dedup_id=strictq.CONTENT_HASH), strictq.Receipt)
+    assert_type(q.send(strictq.Message(bytearray(b"x"), key=1, dedup_id=strictq.CONTENT_HASH)), strictq.Receipt)
+    q.send(memoryview(b"x"), "k")
 
 
 def receive(q: strictq.Queue) -> None:
@@ -74,6 +78,7 @@ def transact(q: strictq.Queue, d: strictq.Delivery) -> None:
         tx.key_state = (tx.key_state or b"") + b"x"
         tx.key_state = None
         pending = tx.send(b"next", key="other", delay=2.0)
+        assert_type(tx.send_json([1], key="other", at=datetime.now(UTC)), strictq.PendingReceipt)
         assert_type(pending, strictq.PendingReceipt)
         tx.execute("INSERT INTO app_t VALUES (?)", (1,))
         count: int = tx.run(lambda db: db.execute("SELECT count(*) FROM app_t").get)
@@ -145,6 +150,7 @@ async def asynchronously() -> None:
     async with strictq.open_async("c", shards=2) as q:
         assert_type(q, strictq.AsyncQueue)
         assert_type(await q.send(b"x", key="k"), strictq.Receipt)
+        assert_type(await q.send_json([], key="k", ttl=3.0), strictq.Receipt)
         async with await q.receive(5, wait=1.0) as batch:
             assert_type(batch, strictq.AsyncBatch)
         for d in await q.receive(5, wait=1.0):

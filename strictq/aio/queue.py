@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import anyio
 import anyio.lowlevel
@@ -32,13 +32,16 @@ from .._leased import OPEN
 from .._observe import ANY_SHARD, Observation, Observer
 from .._receiving import leased_ahead
 from .._store.api import POLL_SECONDS, Request, Rows
-from .._types import Event, Message, Receipt, Stats
+from .._types import Body, ContentHash, Event, Message, Receipt, SendOptions, Stats
 from ..delivery import Delivery
 from ..queue import Queue
 from .batch import AsyncBatch
 from .delivery import AsyncDelivery, AsyncDeliveryRef
 from .threads import Calls, from_any_thread
 from .transaction import AsyncTransaction
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 
 class AsyncQueue(Calls):
@@ -109,11 +112,12 @@ class AsyncQueue(Calls):
 
     async def send(
         self,
-        body: bytes,
+        body: Body | Message,
         key: Key | None = None,
         *,
-        dedup_id: str | None = None,
+        dedup_id: str | ContentHash | None = None,
         delay: float = 0.0,
+        at: datetime | None = None,
         ttl: float | None = None,
         headers: Mapping[str, str] | None = None,
         size_hint: float | None = None,
@@ -122,9 +126,13 @@ class AsyncQueue(Calls):
     ) -> Receipt:
         """See Queue.send."""
         return await self._run(
-            self.sync.send, body, key, dedup_id=dedup_id, delay=delay, ttl=ttl, headers=headers, size_hint=size_hint,
+            self.sync.send, body, key, dedup_id=dedup_id, delay=delay, at=at, ttl=ttl, headers=headers, size_hint=size_hint,
             prepare_seconds=prepare_seconds, process_seconds=process_seconds,
         )  # fmt: skip
+
+    async def send_json(self, value: Any, key: Key | None = None, **options: Unpack[SendOptions]) -> Receipt:
+        """See Queue.send_json."""
+        return await self._run(self.sync.send_json, value, key, **options)
 
     async def send_many(self, messages: Iterable[Message]) -> list[Receipt]:
         """See Queue.send_many."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import attrs
 import pyarrow as pa
 
 from .. import _hints as hints
+from .. import _validate as validate
 from .._effects import Effects, Recording
 from .._errors import InvalidArgument
 from .._handlers import require_ran
@@ -18,6 +20,7 @@ from ..delivery import describe
 from ..worker import Defer, Reject, Retry
 
 DONE, FAILED, DEFERRED, REJECTED, SKIPPED = "done", "failed", "deferred", "rejected", "skipped"
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 ENDS_LANE: Final = (FAILED, DEFERRED)
 """What follows one of these in its lane is not run: the message comes again first."""
 
@@ -179,9 +182,9 @@ _PARAM: Final = pa.struct(
 )
 _SEND: Final = pa.struct(
     [
-        ("body", pa.binary()), ("key", pa.binary()), ("dedup_id", pa.string()), ("delay", pa.float64()), ("ttl", pa.float64()),
-        ("headers", pa.map_(pa.string(), pa.string())), ("size_hint", pa.float64()), ("prepare_seconds", pa.float64()),
-        ("process_seconds", pa.float64()),
+        ("body", pa.binary()), ("key", pa.binary()), ("dedup_id", pa.string()), ("delay", pa.float64()), ("at", pa.int64()),
+        ("ttl", pa.float64()), ("headers", pa.map_(pa.string(), pa.string())), ("size_hint", pa.float64()),
+        ("prepare_seconds", pa.float64()), ("process_seconds", pa.float64()),
     ]
 )  # fmt: skip
 RESULT: Final = pa.schema(
@@ -226,10 +229,10 @@ def _outcome(row: dict[str, Any]) -> Outcome:
 
 
 def _send_row(m: Message) -> dict[str, Any]:
-    row = {
-        name: getattr(m, name) for name in ("body", "dedup_id", "delay", "ttl", "size_hint", "prepare_seconds", "process_seconds")
-    }
+    row = {name: getattr(m, name) for name in ("body", "delay", "ttl", "size_hint", "prepare_seconds", "process_seconds")}
     return row | {
+        "dedup_id": None if m.dedup_id is None else validate.dedup_id(m.dedup_id, validate.body_bytes(m.body)),
+        "at": None if m.at is None else validate.wall_microseconds(m.at),
         "key": None if m.key is None else encode_key(m.key),
         "headers": None if m.headers is None else list(m.headers.items()),
     }
@@ -238,6 +241,7 @@ def _send_row(m: Message) -> dict[str, Any]:
 def _message(row: dict[str, Any]) -> Message:
     row["key"] = None if row["key"] is None else decode_key(row["key"])
     row["headers"] = None if row["headers"] is None else dict(row["headers"])
+    row["at"] = None if row["at"] is None else EPOCH + timedelta(microseconds=row["at"])
     return Message(**row)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +19,9 @@ import pytest
 
 import strictq
 import strictq.spark
-from strictq import Message, Queue, QueueConfig, Reject, Retry, StoreBusy
-from strictq.spark._outcomes import BatchJob, run_lane
+from strictq import CONTENT_HASH, Message, Queue, QueueConfig, Reject, Retry, StoreBusy
+from strictq._effects import Effects
+from strictq.spark._outcomes import BatchJob, Outcome, from_arrow, run_lane, to_arrow
 from tests.support.internals import ROOT, store_of
 from tests.support.pipelines import PREPARED, chain, double, expected
 from tests.support.queues import AT_ONCE, keys_by_shard
@@ -54,6 +57,18 @@ def drain(q: Queue, prefix: str) -> dict[str, list[bytes]]:
             found.setdefault(d.key, []).append(d.body)
         q.ack_many(ds)
     return found
+
+
+def test_all_that_a_send_can_say_travels_from_executors_to_the_driver() -> None:
+    effects = Effects()
+    due = datetime(2030, 1, 31, 8, 0, 0, 1, tzinfo=timezone(timedelta(hours=2)))
+    effects.send(Message(bytearray(b"x"), key=7, dedup_id=CONTENT_HASH, at=due, ttl=5.0, headers={"a": "b"}, size_hint=2.0))
+    effects.send(Message.json([1]))
+    table = pa.Table.from_batches([to_arrow([(0, 1, Outcome(effects=effects))])])
+    dated, plain = (send.message for send in from_arrow(table)[0, 1].effects.sends)
+    content = "blake2b:" + hashlib.blake2b(b"x", digest_size=32).hexdigest()
+    assert dated == Message(b"x", key=7, dedup_id=content, at=due, ttl=5.0, headers={"a": "b"}, size_hint=2.0)
+    assert plain == Message(b"[1]")
 
 
 @pytest.mark.parametrize("where", ["driver", "executors"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import unicodedata
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ def test_keys_must_be_a_collection_of_keys(q: Queue) -> None:
 # --- bodies --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("body", ["text", bytearray(b"x"), memoryview(b"x"), None, 5, ["x"]], ids=short)
+@pytest.mark.parametrize("body", ["text", None, 5, ["x"], array("B", [1])], ids=short)
 def test_body_that_is_not_bytes(q: Queue, body: Any) -> None:
     with pytest.raises(InvalidArgument):
         q.send(body, "k")

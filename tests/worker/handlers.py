@@ -89,3 +89,11 @@ def catches_a_bad_send(job: Any) -> None:
         job.send("text", key="out")
     except ValueError as e:
         job.send(str(e).split(" (")[0].encode(), key="out")
+
+
+def sends_in_all_forms(job: Any) -> None:
+    """JSON, and a body that changes before the worker has it."""
+    job.send_json({"seq": job.seq}, key="out")
+    body = bytearray(b"changed later")
+    job.send(body, key="out")
+    body[:] = b"x"

@@ -87,7 +87,7 @@ def test_a_bad_send_can_be_caught_in_another_process_as_in_a_thread(make: Any) -
     q = make()
     q.send(b"", key="k")
     Worker(q, handlers.catches_a_bad_send, executor="process", concurrency=1, keys=["k"]).run(drain=True)
-    assert [m.body for m in q.peek("out")] == [b"a body must be bytes, not str"]
+    assert [m.body for m in q.peek("out")] == [b"a body must be bytes-like, not str"]
 
 
 @pytest.mark.parametrize("happened", [False, True])
