@@ -259,6 +259,47 @@ SAME_INTERPRETER: Final = Coded(
     "same_interpreter",
     'before the session starts: os.environ["PYSPARK_PYTHON"] = sys.executable, or an interpreter of the same version',
 )
+DID_YOU_MEAN: Final = Coded("did_you_mean", "did you mean {name}?")
+OPTION_OF: Final = Coded("option_of", "it is an option of {uses}")
+OPTION_CALLED: Final = Coded("option_called", "use the option {option}")
+OPTION_BACKLOG: Final = Coded(
+    "option_backlog",
+    "a queue delivers what is unresolved, oldest first, and a restarted query goes on where it was; "
+    "to skip a backlog, call q.purge()",
+)
+OPTION_AVAILABLE_NOW: Final = Coded(
+    "option_available_now",
+    "a read ends at what had arrived when it was planned; for a stream use .trigger(availableNow=True)",
+)
+OPTION_TRIGGER_INTERVAL: Final = Coded(
+    "option_trigger_interval",
+    "to let batches fill, use a longer .trigger(processingTime=...)",
+)
+OPTION_NO_LOSS: Final = Coded(
+    "option_no_loss",
+    "messages stay in the queue until they are acked, and a checkpoint that is older than keepBatches is always an error",
+)
+OPTION_KAFKA_CLIENT: Final = Coded(
+    "option_kafka_client",
+    "a queue is a directory, named by the option path; no client is configured",
+)
+OPTION_OLDEST_FIRST: Final = Coded("option_oldest_first", "the oldest ready message is always delivered first")
+OPTION_TTL: Final = Coded("option_ttl", "messages expire by the queue's ttl_seconds; see q.configure()")
+OPTION_ACKED_REMOVED: Final = Coded(
+    "option_acked_removed", "acked messages are removed; QueueConfig(history=...) keeps a record of them"
+)
+OPTION_NO_FILES: Final = Coded("option_no_files", "a queue holds messages, not files; filter rows in the query")
+OPTION_PARSE_BODIES: Final = Coded(
+    "option_parse_bodies",
+    "a body is bytes; parse it in the query, for example with from_json(CAST(body AS STRING), ...)",
+)
+LOCAL_PATH: Final = Coded(
+    "local_path",
+    "keep the queue on a local disk of the driver's host; executors elsewhere read it through strictq.spark.serve",
+)
+ON_DISK: Final = Coded("on_disk", "open it at a path; other processes can't see a queue in memory")
+ONE_PATH: Final = Coded("one_path", "load one queue at a time, and union the DataFrames")
+TEMPORARY_VIEW: Final = Coded("temporary_view", "use CREATE TEMPORARY VIEW name USING strictq OPTIONS (path '...')")
 OPTIONS_ARE: Final = Coded("options_are", "the options are {options}")
 COLUMNS_ARE: Final = Coded("columns_are", "the columns are {columns}")
 SELECT_COLUMNS: Final = Coded("select_columns", "select only what is to be sent: {columns}, and the column of option orderBy")

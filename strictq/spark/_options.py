@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 import attrs
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -12,14 +15,18 @@ from pyspark.sql.types import StringType, StructType
 
 from .. import _hints as hints
 from .. import _validate as validate
-from .._errors import InvalidArgument
+from .._errors import InvalidArgument, QueueNotFound
 from .._handouts import HANDOUT_BYTES, HANDOUT_MESSAGES_MAX, KEEP, LOCK_SECONDS
+from .._store.api import Storage
+from ._option_names import is_stream, require_known
 from ._schema import KEY_TYPES, KeyType, key_type, read_schema
 
 MESSAGES: Final = 100_000
 PARTITION_MESSAGES: Final = 50_000
 TABLE_PARTITION_MESSAGES: Final = 500_000
 """Of a task that reads a table: it keeps none of them, and starting a task takes Spark as long as many thousand messages."""
+MEMORY: Final = ":memory:"
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 STATES: Final = ("pending", "dead", "history")
 
 
@@ -45,12 +52,23 @@ def path_of(options: Mapping[str, str]) -> str:
     """The queue's directory, absolute.
 
     Raises:
-        InvalidArgument: there is no option path.
+        InvalidArgument: there is no option path, or it names no directory of this host.
     """
+    if "paths" in options:
+        raise InvalidArgument("a read has one queue", hint=hints.ONE_PATH)
     text = options.get("path")
     if not text or "\0" in text:
         raise InvalidArgument("the option path is missing", hint=hints.OPTION_PATH)
-    return os.path.abspath(text)
+    if text == MEMORY:
+        raise InvalidArgument("Spark can't read a queue in memory", hint=hints.ON_DISK)
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        return os.path.abspath(text)
+    uri = urlsplit(text)
+    if scheme[1].lower() != "file" or uri.netloc not in ("", "localhost"):
+        where = f"{scheme[1]}:" if scheme[1].lower() != "file" else f"the host {uri.netloc}"
+        raise InvalidArgument(f"a queue is on a local disk, not at {where}", hint=hints.LOCAL_PATH)
+    return os.path.abspath(unquote(uri.path))
 
 
 def key_type_of(options: Mapping[str, str], schema: StructType) -> KeyType:
@@ -146,6 +164,7 @@ class BatchOptions:
         Raises:
             InvalidArgument: nothing changed.
         """
+        require_known(options, "table")
         path = path_of(options)
         require_columns(options, schema)
         # Keys that are not wanted may be of any type.
@@ -185,6 +204,7 @@ class StreamOptions:
         Raises:
             InvalidArgument: nothing changed.
         """
+        require_known(options, "stream")
         if state_of(options) != STATES[0]:
             raise InvalidArgument("a stream reads what is pending", hint=hints.READ_BATCH)
         consumer = options.get("consumer")
@@ -205,3 +225,17 @@ class StreamOptions:
             keep=number(options, "keepBatches", KEEP, 1_000_000),
             wait_seconds=number(options, "consumerWaitSeconds", LOCK_SECONDS, 3_600, 0),
         )
+
+
+def read_columns(options: Mapping[str, str]) -> StructType:
+    """What reading with these options gives, after checking everything that can be checked before Spark plans the read.
+
+    Raises:
+        InvalidArgument: an option is wrong; nothing changed.
+        QueueNotFound, StoreError: there is no queue at the path, or it can't be read.
+    """
+    found = columns(options)
+    of = (StreamOptions if is_stream(options) else BatchOptions).of(options, found)
+    if Storage.facts(Path(of.path), read_only=True) is None:
+        raise QueueNotFound(f"there is no queue at {of.path}", hint=hints.MAKE_QUEUE_IN_DRIVER)
+    return found

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from ._options import columns
+from .. import _hints as hints
+from .._errors import InvalidArgument
+from ._option_names import OF_TABLES, require_known_somewhere
+from ._options import path_of, read_columns
 
 if TYPE_CHECKING:
     from .batch import BatchReader
@@ -16,14 +19,25 @@ if TYPE_CHECKING:
 
 
 class StrictqDataSource(DataSource):
-    """A queue's directory as a table of messages. Spark makes these objects in processes of its own."""
+    """A queue's directory as a table of messages. Spark makes these objects in processes of its own.
+
+    What is wrong with the options is said as soon as there is one of these: at `load` or `save`, not when the query runs.
+    """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        if all(name in options for name in OF_TABLES[:2]):
+            # It could be created, but is then read without any of its options, the path included.
+            raise InvalidArgument("Spark gives a Python data source no options of a table", hint=hints.TEMPORARY_VIEW)
+        path_of(options)
+        require_known_somewhere(options)
 
     @classmethod
     def name(cls) -> str:
         return "strictq"
 
     def schema(self) -> StructType:
-        return columns(self.options)
+        return read_columns(self.options)
 
     def reader(self, schema: StructType) -> BatchReader:
         from .batch import BatchReader

@@ -28,14 +28,13 @@ from ._apply import StagedFile, apply, finish_others
 from ._block_client import RemoteStaging, Upload
 from ._block_protocol import Served, find
 from ._columns import Layout, layout, staged
+from ._option_names import Use, require_known
+from ._options import path_of
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 ON_MISMATCH: Final = ("fail", "skip")
-OPTIONS: Final = ("path", "jobId", "orderBy", "onMismatch", "server")
-OF_SPARK: Final = ("checkpointlocation", "queryname")
-"""Options that Spark itself adds, in lower case."""
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 
@@ -82,7 +81,7 @@ class Target:
         return Staging(self.path, writer)
 
 
-def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Target:
+def target(options: Mapping[str, str], schema: StructType, use: Use, *, overwrite: bool) -> Target:
     """Check everything that can be checked before the first row.
 
     Raises:
@@ -91,17 +90,11 @@ def target(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -
     if overwrite:
         hint = hints.APPEND_ONLY
         raise InvalidArgument("a queue can't be overwritten", hint=hint)
-    known = {*OF_SPARK, *(name.lower() for name in OPTIONS)}
-    for name in options:
-        if name.lower() not in known and not name.lower().startswith(("spark.", "__")):
-            raise InvalidArgument(f"there is no option {name}", hint=hints.OPTIONS_ARE.of(options=", ".join(OPTIONS)))
-    text = options.get("path")
-    if not text or "\0" in text:
-        raise InvalidArgument("the option path is missing", hint=hints.OPTION_PATH)
+    require_known(options, use)
+    path = Path(os.path.realpath(path_of(options)))
     on_mismatch = options.get("onMismatch", "fail").lower()
     if on_mismatch not in ON_MISMATCH:
         raise InvalidArgument(f"the option onMismatch must be {' or '.join(ON_MISMATCH)}, not {on_mismatch!r}")
-    path = Path(os.path.realpath(text))
     known_queue = Storage.facts(path)
     if known_queue is None:
         raise QueueNotFound(f"there is no queue at {path}", hint=hints.MAKE_QUEUE_IN_DRIVER)
@@ -191,6 +184,7 @@ class BatchWriter(DataSourceArrowWriter):
     """`df.write.format("strictq")`: a job's rows, written once for each job id."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        require_known(options, "write")
         job = options.get("jobId")
         if not job:
             raise InvalidArgument(
@@ -198,7 +192,7 @@ class BatchWriter(DataSourceArrowWriter):
                 hint=hints.NAME_WRITE,
             )
         self._token = Token.job(validate.name("jobId", job))
-        self._target = target(options, schema, overwrite=overwrite)
+        self._target = target(options, schema, "write", overwrite=overwrite)
 
     def write(self, iterator: Iterator[RecordBatch]) -> TaskCommit:
         return stage(self._target, self._token, _task().partitionId(), iterator)
@@ -215,7 +209,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """`df.writeStream.format("strictq")`: each micro-batch of a query, written once."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        self._target = target(options, schema, overwrite=overwrite)
+        self._target = target(options, schema, "sink", overwrite=overwrite)
 
     def write(self, iterator: Iterator[RecordBatch]) -> TaskCommit:
         task = _task()

@@ -7,6 +7,7 @@ consumer. docs/explanation/spark.md says who does what and when.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -51,13 +52,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("strictq")`. An offset names the queue, the consumer, and the number of a hand-out."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._options = StreamOptions.of(options, schema)
+        self._given = options
         self._server = options.get("server")
         self._served: _block_protocol.Served | None = None
         self._schema = schema
         self._queue: Queue | None = None
         self._held: Holder | None = None
         self._arrived: dict[int, int] | None = None
+
+    @cached_property
+    def _options(self) -> StreamOptions:
+        """Checked at the first use: of an error in the constructor, Spark's runner shows an error of its own instead."""
+        return StreamOptions.of(self._given, self._schema)
 
     # ---- in the process of the query
 

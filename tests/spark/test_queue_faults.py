@@ -177,6 +177,69 @@ def test_a_limit_that_is_none(spark: SparkSession, q: Queue, tmp_path: Path, mos
     finish(spark, q.path, tmp_path, maxMessagesPerTrigger=31)
 
 
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"consumer": "etl", "maxMessagePerTrigger": "10"}, r"did you mean maxMessagesPerTrigger\?"),
+        ({"consumer": "etl", "maxOffsetsPerTrigger": "10"}, "use the option maxMessagesPerTrigger"),
+        ({"consumer": "etl", "startingOffsets": "latest"}, r"to skip a backlog, call q\.purge"),
+        ({"consumer": "etl", "keepBatches": "many"}, "keepBatches must be a whole number"),
+        ({"consumer": "etl", "state": "dead"}, "a stream reads what is pending"),
+        ({"consumer": "x" * 300}, "the option consumer must have 1 to 256 characters"),
+        ({"maxMessagesPerTrigger": "10"}, "the option consumer is missing"),
+        ({"consumer": "etl", "keyType": "long"}, "keyType must be one of string, binary, int, stored"),
+        ({"consumer": "etl", "path": "hdfs://host/q"}, r"not at hdfs: \(.*strictq\.spark\.serve"),
+        ({"consumer": "etl", "path": "file://host/q"}, "not at the host host"),
+        ({"consumer": "etl", "path": ":memory:"}, "can't read a queue in memory"),
+        ({"consumer": "etl", "path": "/nowhere/at/all"}, "there is no queue at /nowhere/at/all"),
+        ({"consumer": "etl", "path": ""}, "the option path is missing"),
+        ({"consumer": "etl", "jobId": "j"}, r"jobid of spark\.readStream \(it is an option of df\.write"),
+    ],
+)
+def test_a_stream_that_can_never_run_is_refused_when_it_is_loaded(
+    spark: SparkSession, q: Queue, options: dict[str, str], match: str
+) -> None:
+    with pytest.raises(Exception, match=match) as e:
+        spark.readStream.format("strictq").options(**{"path": q.path, **options}).load()
+    assert "strictq._errors" in str(e.value)
+    assert str(e.value).count("Traceback") == 1, "the reason alone"
+
+
+def test_a_read_has_one_queue(spark: SparkSession, q: Queue) -> None:
+    with pytest.raises(Exception, match="a read has one queue"):
+        spark.read.format("strictq").load([q.path, q.path])
+
+
+def test_with_a_schema_the_same_is_said_once_when_the_query_starts(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
+    """Spark asks nothing about the columns then, so nothing is known before."""
+    df = spark.readStream.format("strictq").options(path=q.path, jobId="j").schema("key STRING").load()
+    with pytest.raises(Exception, match="it is an option of df") as e:
+        run(df, tmp_path / "checkpoint", lambda df, _: df.collect())
+    assert "UnboundLocalError" not in str(e.value)
+
+
+def test_a_path_may_be_a_uri_of_this_host(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "with space"
+    with strictq.open(path, durability="process") as q:
+        q.send(b"x", "k")
+    for uri in (path.as_uri(), f"file:{path}", f"file://localhost{path}"):
+        assert spark.read.format("strictq").load(uri).count() == 1
+    with strictq.open(path) as q:
+        df = spark.sql("SELECT 'k' AS key, 'y' AS body")
+        df.write.format("strictq").options(path=path.as_uri(), jobId="j").mode("append").save()
+        assert q.stats().depth == 2
+
+
+def test_sql_reads_a_queue_as_a_view_and_not_as_a_table(spark: SparkSession, q: Queue) -> None:
+    spark.sql(f"CREATE TEMPORARY VIEW of_queue USING strictq OPTIONS (path '{q.path}', messagesPerPartition '10')")
+    try:
+        assert spark.sql("SELECT count(*) FROM of_queue WHERE key = 'k1'").collect()[0][0] == SENT
+    finally:
+        spark.sql("DROP VIEW of_queue")
+    with pytest.raises(Exception, match=r"no options of a table \(use CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE of_queue USING strictq OPTIONS (path '{q.path}')")
+
+
 # ---- beside others
 
 

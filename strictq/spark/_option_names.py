@@ -1,0 +1,157 @@
+"""Which options a read or a write takes, and what is said about any other name.
+
+Spark hands over options in lower case, whatever the program wrote, and adds some of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Final, Literal
+
+from .. import _hints as hints
+from .._errors import InvalidArgument
+from .._hints import Coded
+
+Use = Literal["table", "stream", "write", "sink"]
+
+OPTIONS: Final[dict[Use, tuple[str, ...]]] = {
+    "table": ("path", "keyType", "state", "messagesPerPartition", "server"),
+    "stream": (
+        "path", "consumer", "keyType", "state", "maxMessagesPerTrigger", "maxBytesPerTrigger", "messagesPerPartition",
+        "keepBatches", "consumerWaitSeconds", "server",
+    ),
+    "write": ("path", "jobId", "orderBy", "onMismatch", "server"),
+    "sink": ("path", "orderBy", "onMismatch", "server"),
+}  # fmt: skip
+"""What each use of a queue takes."""
+CALLED: Final[dict[Use, str]] = {
+    "table": "spark.read", "stream": "spark.readStream", "write": "df.write", "sink": "df.writeStream",
+}  # fmt: skip
+STREAM_ONLY: Final = frozenset(OPTIONS["stream"]) - frozenset(OPTIONS["table"])
+OF_WRITES: Final = ("checkpointlocation", "queryname")
+"""Options that Spark hands to the sink of a stream, in lower case."""
+OF_TABLES: Final = ("provider", "owner", "location")
+"""What Spark says of a table that is being created, beside the options that the statement names."""
+
+_FIRST: Final = hints.OPTION_OLDEST_FIRST
+_PARSE: Final = hints.OPTION_PARSE_BODIES
+_REMOVED: Final = hints.OPTION_ACKED_REMOVED
+_END: Final = hints.OPTION_AVAILABLE_NOW
+_FILL: Final = hints.OPTION_TRIGGER_INTERVAL
+_BACKLOG: Final = hints.OPTION_BACKLOG
+_KAFKA: Final = hints.OPTION_KAFKA_CLIENT
+_FILES: Final = hints.OPTION_NO_FILES
+
+ELSEWHERE: Final[dict[str, str | Coded]] = {
+    # Kafka's
+    "maxoffsetspertrigger": "maxMessagesPerTrigger",
+    "minoffsetspertrigger": _FILL,
+    "maxtriggerdelay": _FILL,
+    "startingoffsets": _BACKLOG,
+    "startingoffsetsbytimestamp": _BACKLOG,
+    "startingoffsetsbytimestampstrategy": _BACKLOG,
+    "startingtimestamp": _BACKLOG,
+    "endingoffsets": _END,
+    "endingoffsetsbytimestamp": _END,
+    "endingtimestamp": _END,
+    "failondataloss": hints.OPTION_NO_LOSS,
+    "minpartitions": "messagesPerPartition",
+    "maxrecordsperpartition": "messagesPerPartition",
+    "groupidprefix": "consumer",
+    "kafka.group.id": "consumer",
+    "subscribe": "path",
+    "subscribepattern": "path",
+    "assign": "path",
+    "topic": "path",
+    "fetchoffset.numretries": _KAFKA,
+    "fetchoffset.retryintervalms": _KAFKA,
+    "kafkaconsumer.polltimeoutms": _KAFKA,
+    # the file source's
+    "maxfilespertrigger": "maxMessagesPerTrigger",
+    "maxcachedfiles": _FIRST,
+    "discardcachedinputratio": _FIRST,
+    "latestfirst": _FIRST,
+    "maxfileage": hints.OPTION_TTL,
+    "cleansource": _REMOVED,
+    "sourcearchivedir": _REMOVED,
+    "filenameonly": _FILES,
+    "pathglobfilter": _FILES,
+    "recursivefilelookup": _FILES,
+    "modifiedbefore": _FILES,
+    "modifiedafter": _FILES,
+    "ignorecorruptfiles": _FILES,
+    "ignoremissingfiles": _FILES,
+    "maxrecordsperfile": _FILES,
+    "compression": _FILES,
+    "basepath": _FILES,
+    # those of formats
+    **dict.fromkeys(
+        (
+            "header", "inferschema", "multiline", "sep", "delimiter", "encoding", "charset", "mode", "quote", "escape",
+            "dateformat", "timestampformat", "mergeschema", "columnnameofcorruptrecord", "wholetext", "linesep", "nullvalue",
+            "rowtag",
+        ),
+        _PARSE,
+    ),
+    # of table formats, and the rate source
+    "startingversion": _BACKLOG,
+    "ignorechanges": _REMOVED,
+    "ignoredeletes": _REMOVED,
+    "skipchangecommits": _REMOVED,
+    "rowspersecond": "maxMessagesPerTrigger",
+    "rowsperbatch": "maxMessagesPerTrigger",
+}  # fmt: skip
+"""What other sources have, in lower case: the option that stands for it here, or why there is none."""
+
+
+def require_known(options: Iterable[str], use: Use) -> None:
+    """Refuse options that a use does not have.
+
+    Raises:
+        InvalidArgument: one is not an option of it; the hint says which was meant, where that can be told.
+    """
+    for name in _foreign(options, {each.lower() for each in OPTIONS[use]}, sink=use in ("write", "sink")):
+        _refuse(name, OPTIONS[use], f" of {CALLED[use]}")
+
+
+def require_known_somewhere(options: Iterable[str]) -> None:
+    """Refuse options that no use has: the same, before Spark says which it is.
+
+    Raises:
+        InvalidArgument: as for `require_known`.
+    """
+    every = {each: None for names in OPTIONS.values() for each in names}
+    for name in _foreign(options, {each.lower() for each in every}, sink=True):
+        _refuse(name, tuple(every), "")
+
+
+def is_stream(options: Mapping[str, str]) -> bool:
+    """Whether a read is meant as a stream: Spark asks for the columns of both in the same way."""
+    return any(name in options for name in STREAM_ONLY)
+
+
+def _foreign(options: Iterable[str], known: set[str], *, sink: bool) -> list[str]:
+    if sink:
+        known = known.union(OF_WRITES)
+    return [name for name in options if name.lower() not in known and not name.lower().startswith(("spark.", "__"))]
+
+
+def _refuse(name: str, names: tuple[str, ...], where: str) -> None:
+    lower = {each.lower(): each for each in names}
+    elsewhere = ELSEWHERE.get(name.lower(), _KAFKA if name.lower().startswith("kafka.") else None)
+    uses = [CALLED[use] for use, those in OPTIONS.items() if name.lower() in map(str.lower, those)]
+    if name.lower() in OF_WRITES:
+        uses = [CALLED["sink"]]
+    hint: str
+    if isinstance(elsewhere, Coded):
+        hint = elsewhere
+    elif elsewhere is not None:
+        hint = hints.OPTION_CALLED.of(option=elsewhere)
+    elif uses:
+        hint = hints.OPTION_OF.of(uses=" and ".join(uses))
+    elif close := get_close_matches(name.lower(), lower, 1, 0.7):
+        hint = hints.DID_YOU_MEAN.of(name=lower[close[0]])
+    else:
+        hint = hints.OPTIONS_ARE.of(options=", ".join(names))
+    raise InvalidArgument(f"there is no option {name}{where}", hint=hint)
