@@ -1,4 +1,4 @@
-"""What every test stands on, and what tests/spark and tests/history share: one Spark session, the place of a queue."""
+"""What every test stands on: a clock that stands still, queues in memory and on disk, and one Spark session."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from strictq import Queue
+from strictq.testing import FakeClock
+from tests.support.queues import Opener
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -18,6 +22,34 @@ if TYPE_CHECKING:
 # interrupt programs would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """Time that moves only when the test says so."""
+    return FakeClock()
+
+
+@pytest.fixture(params=["memory", "disk"])
+def make(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Iterator[Opener]:
+    """Opens the queue of this test, once in memory and once on disk."""
+    opener = Opener(":memory:" if request.param == "memory" else str(tmp_path / "queue"), clock)
+    yield opener
+    opener.close()
+
+
+@pytest.fixture
+def disk(tmp_path: Path, clock: FakeClock) -> Iterator[Opener]:
+    """Opens the queue of this test on disk, as often as wanted."""
+    opener = Opener(str(tmp_path / "queue"), clock)
+    yield opener
+    opener.close()
+
+
+@pytest.fixture
+def q(make: Opener) -> Queue:
+    """A queue of one shard with the default configuration."""
+    return make()
 
 
 @pytest.fixture(scope="session")

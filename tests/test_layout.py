@@ -66,6 +66,17 @@ NEVER = {"pickle", "cPickle", "marshal", "shelve", "dill", "sqlite3"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 EXAMPLES = sorted((ROOT / "docs" / "examples").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+# Tests that may know the inside of the store: those about it, and those that look at raw files and break them on purpose.
+INSIDE = {"store", "power", "faults"}
+INSIDE_SUPPORT = {
+    "support/internals.py",  # hands out the inside
+    "support/injection.py",  # breaks it for tests that must not know it
+    "support/guarded/sitecustomize.py",  # stands between strictq and apsw
+    "support/faults.py", "support/flips.py", "support/formats.py", "support/powercut.py", "support/powercut_reading.py",
+    "support/powercut_run.py", "support/powercut_verify.py", "support/programs.py", "support/scans.py",
+}  # fmt: skip
 
 
 def part(path: Path) -> str:
@@ -143,6 +154,30 @@ def behind_the_api(path: Path) -> Iterator[str]:
 @pytest.mark.parametrize("path", [*(path for path in FILES if part(path) != "_store"), *BENCHMARKS, *EXAMPLES], ids=case)
 def test_the_store_has_one_door(path: Path) -> None:
     assert list(behind_the_api(path)) == []
+
+
+def may_look_inside(path: Path) -> bool:
+    """Whether a file of the tests may look behind the store's api, or at its files with SQL."""
+    place = path.relative_to(ROOT / "tests")
+    return place.parts[0] in INSIDE or str(place) in INSIDE_SUPPORT
+
+
+def looks_inside(path: Path) -> Iterator[str]:
+    """Every place of a file of the tests that does."""
+    yield from behind_the_api(path)
+    for line, name in imports(path):
+        if re.match(r"(tests\.support\.internals|apsw|sqlite3|strictq\._sql)\b", name):
+            yield f"{path}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("path", [path for path in TESTS if not may_look_inside(path)], ids=case)
+def test_other_tests_do_not_know_the_inside_of_the_store(path: Path) -> None:
+    assert list(looks_inside(path)) == []
+
+
+@pytest.mark.parametrize("place", sorted(INSIDE_SUPPORT))
+def test_a_permission_to_look_inside_is_needed(place: str) -> None:
+    assert list(looks_inside(ROOT / "tests" / place)), f"{place} needs none"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=case)

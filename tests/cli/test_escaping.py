@@ -12,7 +12,7 @@ import pytest
 
 import strictq
 from strictq.cli._words import encoded
-from tests.support.internals import PATIENCE_SECONDS
+from tests.support.running import PATIENCE_SECONDS
 
 NASTY = "".join(map(chr, [
     0x07, 0x1B, 0x7F, *range(0x80, 0xA0), 0xAD, 0x61C, 0x200B, 0x200C, 0x200D, 0x200E, 0x200F, 0x2028,

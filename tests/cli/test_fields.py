@@ -17,7 +17,8 @@ from strictq import Message, Queue, QueueConfig, _query_reports
 from strictq.cli import COMMANDS
 from tests.support.command import in_process, json_lines
 from tests.support.handouts import holder
-from tests.support.internals import ROOT, store_of
+from tests.support.injection import lose_ready
+from tests.support.running import ROOT
 
 REFERENCE = ROOT / "docs" / "reference" / "cli.md"
 TABLE = re.compile(r"^`strictq ([A-Za-z -]+) --json`[^\n]*:\n\n((?:\|.*\n)+)", re.M)
@@ -153,7 +154,7 @@ def stats(w: World) -> None:
         h.close()
         holder(q, "new").close()
         w.run("stats", w.path)
-        opened = store_of(q).notice()
+        opened = q._storage.notice()
         opened.put(strictq.OpenBreaker("etl", time.time(), 30, 40, "no network", 3))
         w.run("stats", w.path)
         opened.remove()
@@ -302,8 +303,7 @@ def check(w: World) -> None:
     w.run("check", w.path)
     with w.open() as q:
         q.send(b"", key="k")
-        shard = store_of(q).shards[next(s.shard for s in q.stats().shards if s.ready)]
-        shard.run(lambda tx: tx.db.execute("DELETE FROM ready"))
+        lose_ready(q, "k")
     w.run("check", w.path, codes=(1,))
     w.run("check", w.path, "--fix")
 

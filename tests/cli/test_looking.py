@@ -17,7 +17,7 @@ from strictq import Message
 from tests.support.campaign import wait_until
 from tests.support.command import in_process, json_lines, strictq_command
 from tests.support.handouts import holder, read
-from tests.support.internals import store_of
+from tests.support.injection import lose_ready
 
 
 @pytest.fixture
@@ -334,8 +334,7 @@ def reject_all(q: strictq.Queue) -> None:
 
 def lose_the_place(q: strictq.Queue) -> None:
     """Nobody would be handed k any more."""
-    for shard in store_of(q).shards:
-        shard.run(lambda tx: tx.db.execute("DELETE FROM ready WHERE lane = (SELECT id FROM lane WHERE key = ?)", (b"sk",)))
+    lose_ready(q, "k")
     assert taken(q) == []
 
 
@@ -487,7 +486,7 @@ def test_check_saves_what_can_be_saved(q: strictq.Queue, path: Path, tmp_path: P
     assert in_process("check", path, "--salvage", tmp_path / "whole").exit_code == 2, "it exists"
     assert in_process("check", path, "--salvage", tmp_path / "new", "--fix").exit_code == 2
     with strictq.open(path, create=False) as again, strictq.open(tmp_path / "whole", create=False) as saved:
-        shard = next(i for i in range(2) if store_of(again).shards[i].read(lambda db: db.execute("SELECT 1 FROM message").get))
+        shard = next(s.shard for s in again.stats().shards if s.depth)
         assert [m.seq for m in saved.peek("k")] == [1, 2, 3]
     for suffix in ("", "-wal"):
         Path(f"{path / f'shard-{shard:04d}.db'}{suffix}").unlink()
@@ -499,8 +498,7 @@ def test_check_saves_what_can_be_saved(q: strictq.Queue, path: Path, tmp_path: P
 
 def test_check_fixes(q: strictq.Queue, path: Path) -> None:
     fill(q, "k", 3)
-    shard = store_of(q).shards[next(s.shard for s in q.stats().shards if s.ready)]
-    shard.run(lambda tx: tx.db.execute("DELETE FROM ready"))
+    lose_ready(q, "k")
     result = in_process("check", path, "--json")
     found = json.loads(result.stdout)
     assert (result.exit_code, found["ok"]) == (1, False)

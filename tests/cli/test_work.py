@@ -18,7 +18,6 @@ from rich.console import Console
 
 import strictq
 from strictq.cli.work import progress
-from tests.support.internals import store_of
 from tests.support.queues import AT_ONCE
 
 PATIENCE_SECONDS = 60.0
@@ -274,7 +273,7 @@ def test_commands_that_fail_open_a_breaker_that_other_processes_see(path: Path, 
     left = [p.name for p in path.iterdir() if "breaker-" in p.name]
     assert len(left) == (number == signal.SIGKILL)
     with strictq.open(path) as q:
-        notice = store_of(q).notice()
+        notice = q._storage.notice()
         for _ in range(2):  # a breaker may open again
             notice.put(shown)
             assert q.stats().breakers == (shown,)

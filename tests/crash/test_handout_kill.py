@@ -13,7 +13,7 @@ from pathlib import Path
 import strictq
 from strictq import Message
 from tests.support.handout_programs import open_queue
-from tests.support.internals import PATIENCE_SECONDS, ROOT
+from tests.support.running import PATIENCE_SECONDS, ROOT
 
 KEYS = [f"k{n}" for n in range(9)]
 KILLS = 12

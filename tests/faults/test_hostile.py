@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 import strictq
 from strictq import Message, QueueConfig, StoreCorrupt, StrictqError
 from strictq.testing import FakeClock
-from tests.support.internals import connected, connection_of, shard_file, store_of, tamper
+from tests.support.internals import connected, connection_of, store_of, tamper
 from tests.support.powercut import quiet
 from tests.support.powercut_campaign import fast_directory
-from tests.support.queues import Opener, fill, keys_by_shard, labels
+from tests.support.queues import Opener, fill, keys_by_shard, labels, shard_file
 
 FUZZ = int(os.environ.get("STRICTQ_FUZZ", "60"))
 fuzz = settings(

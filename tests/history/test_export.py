@@ -19,7 +19,8 @@ import pytest
 import strictq
 from strictq import ExportError, HistoryRecord, InvalidArgument, Message, Queue, QueueConfig
 from strictq.history import Exported, _files, export_history
-from tests.support.internals import PATIENCE_SECONDS, ROOT, shard_file, tamper
+from tests.support.queues import shard_file
+from tests.support.running import PATIENCE_SECONDS, ROOT
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MIXED: list[str | bytes | int] = ["a", "7", 7, b"7", -1, "ü", b"\x00\xff", 10**30]
@@ -112,17 +113,18 @@ def test_every_column_of_every_record(make: Callable[..., Queue], out: Path) -> 
     }
 
 
-def test_measured_durations_and_ends_without_an_attempt(make: Callable[..., Queue], queue_path: str, out: Path) -> None:
+def test_measured_durations_and_ends_without_an_attempt(make: Callable[..., Queue], out: Path) -> None:
     q = make()
-    live(q, 2)
+    q.send(b"", "k")
+    strictq.Worker(q, lambda job: None, prepare=lambda job: None).run(drain=True)
+    live(q, 1)
     q.send(b"", "gone")
     q.purge("gone")
-    q.close()
-    tamper(shard_file(queue_path), "UPDATE history SET prepare_seconds = 0.25, process_seconds = 1.5 WHERE n = 1")
-    q = strictq.open(queue_path)
+    (measured, *_) = records(q)
     export_history(q, out)
     q.close()
-    assert [(r["prepare_seconds"], r["process_seconds"]) for r in rows(out)] == [(0.25, 1.5), (None, None), (None, None)]
+    assert None not in (durations := (measured.prepare_seconds, measured.process_seconds))
+    assert [(r["prepare_seconds"], r["process_seconds"]) for r in rows(out)] == [durations, (None, None), (None, None)]
     assert [r["first_attempt_at"] is None for r in rows(out)] == [False, False, True]
 
 

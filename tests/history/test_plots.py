@@ -18,8 +18,8 @@ import strictq
 from strictq import InvalidArgument, QueueConfig
 from strictq.cli import app
 from strictq.history import plots
-from tests.support.internals import ROOT
 from tests.support.records import generate, write
+from tests.support.running import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

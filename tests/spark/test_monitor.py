@@ -14,8 +14,8 @@ import strictq
 from strictq import QueryReport, Queue, _query_reports
 from strictq.spark._monitor import QUERIES_MAX, Monitor, Read
 from tests.support.handouts import holder
-from tests.support.internals import PATIENCE_SECONDS
 from tests.support.ledgers import Ledger, send_chains
+from tests.support.running import PATIENCE_SECONDS
 
 from .streams import load, run, start
 

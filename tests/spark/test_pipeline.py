@@ -22,9 +22,10 @@ import strictq.spark
 from strictq import CONTENT_HASH, Message, Queue, QueueConfig, Reject, Retry, StoreBusy
 from strictq._effects import Effects
 from strictq.spark._outcomes import BatchJob, Outcome, from_arrow, run_lane, to_arrow
-from tests.support.internals import ROOT, store_of
+from tests.support.injection import refuse_writes
 from tests.support.pipelines import PREPARED, chain, double, expected
 from tests.support.queues import AT_ONCE, keys_by_shard
+from tests.support.running import ROOT
 
 from .streams import END_SECONDS
 
@@ -451,13 +452,10 @@ def test_a_send_that_another_shard_can_not_take_yet_is_committed(
     q.send(b"1", here)
     q.send(b"2", here)
 
-    def busy(operation: Any) -> Any:
-        raise StoreBusy("not now", shard=1)
-
     with monkeypatch.context() as m:
-        m.setattr(store_of(q).shards[1], "drain", busy)
+        refuse_writes(m, lambda shard: StoreBusy("not now", shard=1) if shard == 1 else None)
         done = strictq.spark.pipeline(spark, q, process=lambda job: job.send(job.body, key=there)).run()
     assert (done.acked, done.retried, done.lost) == (2, 0, 0)
-    store_of(q).forward()
+    q._storage.forward(0)
     assert [m.body for m in q.peek(there)] == [b"1", b"2"]
     assert q.status(here, 2).state == "resolved"

@@ -14,9 +14,10 @@ import pytest
 
 import strictq
 from strictq import Job, Queue, QueueConfig, Worker
-from strictq._store.migrate import FORMAT
-from tests.support.internals import mounted, shard_file, tamper, unmounted
+from tests.support.injection import restamp
 from tests.support.ledgers import Ledger, bodies, send_chains
+from tests.support.queues import shard_file
+from tests.support.running import mounted, unmounted
 from tests.support.sparks import assert_ledger, ledger, staged, write
 
 from .streams import END_SECONDS, load, run
@@ -118,12 +119,12 @@ def test_it_has_a_newer_format(spark: SparkSession, q: Queue, tmp_path: Path) ->
     path = q.path
     q.close()
     for file in (Path(path) / "queue.db", shard_file(path)):
-        tamper(file, f"PRAGMA user_version = {FORMAT + 1}")
-        with pytest.raises(Exception, match=rf"format {FORMAT + 1} is newer"):
+        newer = restamp(file, 1)
+        with pytest.raises(Exception, match=rf"format {newer} is newer"):
             run(load(spark, path), tmp_path / "checkpoint", Ledger(tmp_path / "ledger"))
-        with pytest.raises(Exception, match=rf"format {FORMAT + 1} is newer"):
+        with pytest.raises(Exception, match=rf"format {newer} is newer"):
             spark.read.format("strictq").option("path", path).load().collect()
-        tamper(file, f"PRAGMA user_version = {FORMAT}")
+        restamp(file, -1)
         with strictq.open(path) as again:
             assert again.stats().in_flight == 0, "the other shard, too, has handed out nothing"
     finish(spark, path, tmp_path)
@@ -132,10 +133,10 @@ def test_it_has_a_newer_format(spark: SparkSession, q: Queue, tmp_path: Path) ->
 def test_a_sink_whose_queue_has_a_newer_format(spark: SparkSession, queue_path: str) -> None:
     strictq.open(queue_path, shards=2, durability="process").close()
     for file in (Path(queue_path) / "queue.db", shard_file(queue_path)):
-        tamper(file, f"PRAGMA user_version = {FORMAT + 1}")
-        with pytest.raises(Exception, match=rf"format {FORMAT + 1} is newer"):
+        newer = restamp(file, 1)
+        with pytest.raises(Exception, match=rf"format {newer} is newer"):
             write(ledger(spark, 100), queue_path, "job")
-        tamper(file, f"PRAGMA user_version = {FORMAT}")
+        restamp(file, -1)
     write(ledger(spark, 100), queue_path, "job")
     assert staged(queue_path) == []
     assert_ledger(queue_path, 100)

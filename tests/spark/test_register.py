@@ -14,7 +14,7 @@ import strictq
 import strictq.spark
 from strictq import _extras
 from strictq.spark._interpreter import require_interpreter
-from tests.support.internals import ROOT
+from tests.support.running import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

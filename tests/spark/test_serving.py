@@ -40,7 +40,7 @@ from strictq._store.api import Block, Staging, new_run
 from strictq.spark import BlockServer, _block_client, _block_protocol, _block_server, serve
 from strictq.spark._block_protocol import Served
 from tests.support.campaign import wait_until
-from tests.support.internals import PATIENCE_SECONDS
+from tests.support.running import PATIENCE_SECONDS
 
 TOKEN = "a-token-of-the-tests"
 PAYLOAD = 1000

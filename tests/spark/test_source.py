@@ -13,8 +13,8 @@ import pytest
 import strictq
 from strictq import Message, Queue
 from strictq.spark import _ack_listener
-from tests.support.internals import PATIENCE_SECONDS
 from tests.support.ledgers import Ledger, bodies, send_chains
+from tests.support.running import PATIENCE_SECONDS
 
 from .streams import END_SECONDS, load, run, start
 

@@ -15,8 +15,8 @@ import pytest
 
 import strictq
 from strictq import Queue
-from tests.support.internals import ROOT
 from tests.support.ledgers import Ledger, send_chains
+from tests.support.running import ROOT
 
 from .streams import END_SECONDS, load, run, start
 

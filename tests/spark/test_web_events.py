@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.internals import ROOT
+from tests.support.running import ROOT
 
 from .streams import STARTS
 

@@ -21,8 +21,9 @@ from strictq._store.commit import checkpoint, connection, writer
 from strictq._store.shard import Shard
 from strictq._store.store import Store
 from tests.support.campaign import wait_until
-from tests.support.internals import PATIENCE_SECONDS, store_of
+from tests.support.internals import store_of
 from tests.support.queues import keys_by_shard
+from tests.support.running import PATIENCE_SECONDS
 
 T = TypeVar("T")
 A, B = keys_by_shard(2).values()

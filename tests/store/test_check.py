@@ -16,8 +16,8 @@ import strictq
 from strictq import Message, Queue
 from strictq._store.lanes import check as check_module
 from strictq.testing import FakeClock
-from tests.support.internals import connected, connection_of, fold, seal, shard_file, store_of, tamper
-from tests.support.queues import Opener, drain, fill, keys_by_shard
+from tests.support.internals import connected, connection_of, fold, seal, store_of, tamper
+from tests.support.queues import Opener, drain, fill, keys_by_shard, shard_file
 
 PAGE = 4096
 

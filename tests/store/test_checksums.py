@@ -13,8 +13,9 @@ import strictq
 from strictq import ConfigError, StoreCorrupt
 from strictq._store.api import without_checksums
 from strictq._store.disk import checksums
-from tests.support.internals import PAGE_BYTES, connected, run_python, shard_file, shard_of, store_of, tamper
-from tests.support.queues import Opener, drain, fill, keys_by_shard
+from tests.support.internals import PAGE_BYTES, connected, shard_of, store_of, tamper
+from tests.support.queues import Opener, drain, fill, keys_by_shard, shard_file
+from tests.support.running import run_python
 
 FIRST = """
 import sys, apsw, strictq

@@ -13,15 +13,16 @@ import apsw
 import pytest
 
 import strictq
-from strictq import Delivery, InvalidArgument, LeaseLost, OutcomeUnknown, Queue, StoreFull
+from strictq import Delivery, InvalidArgument, LeaseLost, Observer, OutcomeUnknown, Queue, StoreFull
 from strictq._store.commit.tx import Tx
 from strictq._store.commit.writer import Writer
 from strictq._store.lanes.leases import Settlement
 from strictq._store.lanes.send import Append
 from strictq._store.lanes.settle import Ack
 from tests.support.campaign import wait_until
-from tests.support.internals import PATIENCE_SECONDS, at_rest, connection_of, failing, shard_of, writer_of
+from tests.support.internals import at_rest, connection_of, failing, shard_of, writer_of
 from tests.support.queues import Opener, drain, fill, seqs
+from tests.support.running import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -885,3 +886,21 @@ def test_a_commit_path_that_came_through_a_fork_unprepared_touches_nothing(disk:
         assert writer._db is db
     finally:
         writer._pid = os.getpid()
+
+
+class Counting(Observer):
+    def count(self, name: str, n: int, shard: int) -> None:
+        """Nothing: that it is there is enough."""
+
+
+def test_what_nobody_watches_is_not_looked_at(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    from strictq._store.commit.tx import Totals
+
+    taken: list[Any] = []
+    counts = Totals.counts
+    monkeypatch.setattr(Totals, "counts", lambda self: taken.append(self) or counts(self))
+    q.send(b"", "k")
+    assert taken == []
+    with q.observe(Counting()):
+        q.send(b"", "k")
+    assert len(taken) == 2

@@ -20,8 +20,9 @@ from strictq import ConfigError, Message, Queue, StoreCorrupt
 from strictq._store.commit import checkpoint, connection
 from strictq._store.commit.connection import connect, connect_catalog, require_sound_sqlite
 from tests.support.campaign import wait_until
-from tests.support.internals import ROOT, connection_of, connections, run_python, shard_file, shard_of, store_of, tamper
-from tests.support.queues import Opener, drain, fill
+from tests.support.internals import connection_of, connections, shard_of, store_of, tamper
+from tests.support.queues import Opener, drain, fill, shard_file
+from tests.support.running import ROOT, run_python
 
 FULL, NORMAL, EXTRA = 2, 1, 3
 

@@ -18,10 +18,10 @@ from strictq import StoreError, StoreFull
 from strictq import _hints as hints
 from strictq.testing import FakeClock
 from tests.support.faults import CODES, Count, Plan, fresh
-from tests.support.internals import PATIENCE_SECONDS, mounted, stuff, unmounted
 from tests.support.powercut import recording
 from tests.support.powercut_campaign import fast_directory
 from tests.support.queues import fill
+from tests.support.running import PATIENCE_SECONDS, mounted, stuff, unmounted
 
 SCRIPT = """
 import json, os, resource, sys

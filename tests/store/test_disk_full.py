@@ -17,20 +17,9 @@ import strictq
 from strictq import Message, Queue, StoreFull
 from strictq._store.disk import layout
 from strictq._store.disk import reserve as reserve_file
-from tests.support.internals import (
-    at_rest,
-    connection_of,
-    in_threads,
-    mounted,
-    run_python,
-    shard_file,
-    shard_of,
-    store_of,
-    stuff,
-    unmounted,
-    writer_of,
-)
-from tests.support.queues import drain, fill, labels
+from tests.support.internals import at_rest, connection_of, shard_of, store_of, writer_of
+from tests.support.queues import drain, fill, labels, shard_file
+from tests.support.running import in_threads, mounted, run_python, stuff, unmounted
 
 MEGABYTES = 32
 

@@ -14,7 +14,9 @@ import strictq
 from strictq import Event, StoreCorrupt
 from strictq._store.disk import layout, locks, wal_file
 from tests.support.flips import flip
-from tests.support.internals import PAGE_BYTES, ROOT, run_python, shard_file
+from tests.support.internals import PAGE_BYTES
+from tests.support.queues import shard_file
+from tests.support.running import ROOT, run_python
 
 SENT = 40
 KILLED = """

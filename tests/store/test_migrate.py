@@ -12,8 +12,9 @@ from strictq import SchemaMismatch, StoreCorrupt, StoreError, StrictqError
 from strictq._store import migrate
 from strictq._store.migrate import CATALOG_ID, FORMAT, SHARD_ID
 from tests.support.formats import NEXT, add_column, become_next
-from tests.support.internals import connected, in_threads, shard_file, store_of, tamper
-from tests.support.queues import Opener, drain, fill
+from tests.support.internals import connected, store_of, tamper
+from tests.support.queues import Opener, drain, fill, shard_file
+from tests.support.running import in_threads
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from strictq._store.lanes import outbox
 from strictq._store.shard import Shard
 from strictq._store.store import Store
 from strictq.testing import FakeClock
-from tests.support.internals import failing, run_python, shard_file, shard_of, store_of, tamper
-from tests.support.queues import Opener, drain, fill, keys_by_shard, labels, seqs
+from tests.support.internals import failing, shard_of, store_of, tamper
+from tests.support.queues import Opener, drain, fill, keys_by_shard, labels, seqs, shard_file
+from tests.support.running import run_python
 
 KEYS = keys_by_shard(3)
 HERE, THERE, ELSEWHERE = KEYS[0], KEYS[1], KEYS[2]

@@ -19,8 +19,8 @@ from strictq._handouts import Holder
 from strictq._query_reports import read, write
 from strictq._store.bulk.staging import Staging, new_file, new_run
 from strictq._store.disk import layout
-from tests.support.internals import PATIENCE_SECONDS
 from tests.support.queues import fill, labels
+from tests.support.running import PATIENCE_SECONDS
 
 OURS = ["wake", "presence", "marks", "reserve"]
 DATABASES = ["queue.db", "shard-0000.db", "shard-0000.db-wal", "shard-0000.db-shm"]

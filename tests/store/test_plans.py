@@ -29,8 +29,8 @@ from strictq._sql import (
     Statements,
     repeat,
 )
-from tests.support.internals import shard_file, shard_of, writer_of
-from tests.support.queues import Opener
+from tests.support.internals import shard_of, writer_of
+from tests.support.queues import Opener, shard_file
 
 
 @pytest.fixture(scope="module")

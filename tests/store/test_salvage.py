@@ -23,10 +23,10 @@ from strictq._sql import SALVAGE
 from strictq._store.disk import locks
 from strictq.testing import FakeClock
 from tests.support.handouts import Label, by_key, drain, holder, read
-from tests.support.internals import PAGE_BYTES, connection_of, shard_file, store_of, tamper
+from tests.support.internals import PAGE_BYTES, connection_of, store_of, tamper
 from tests.support.powercut import quiet
 from tests.support.powercut_campaign import fast_directory
-from tests.support.queues import fill, keys_by_shard
+from tests.support.queues import fill, keys_by_shard, shard_file
 
 FLIPS = int(os.environ.get("STRICTQ_FLIPS", "100")) // 2
 SEED = int(os.environ.get("STRICTQ_FLIP_SEED", "1"))

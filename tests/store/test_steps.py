@@ -11,7 +11,7 @@ import pytest
 from strictq import Message, Queue
 from strictq._store.lanes import history, operate
 from strictq.testing import FakeClock
-from tests.support.internals import connection_of
+from tests.support.internals import connection_of, writer_of
 from tests.support.queues import Opener, fill, labels
 
 
@@ -100,3 +100,37 @@ def test_a_page_of_large_bodies_is_short_and_nothing_is_missed(make: Opener, mon
         after = page[-1].n
         pages.append([r.size for r in page])
     assert pages == [[3_000] * 4, [50_000], [1, 1, 9_999], [1]]
+
+
+def test_a_run_of_expired_lanes_does_not_hold_the_lock(make: Opener, clock: FakeClock) -> None:
+    from strictq._store.lanes.claim import CULL_STEP
+
+    q = make()
+    q.send_many([Message(b"", key=n, ttl=1.0) for n in range(5_000)])
+    clock.advance(2.0)
+    db = connection_of(q)
+    moved = []
+    real = writer_of(q)._commit
+
+    def commit(calls):
+        before = db.total_changes()
+        tx = real(calls)
+        moved.append(db.total_changes() - before)
+        return tx
+
+    writer_of(q)._commit = commit
+    q.receive()
+    assert max(moved) < 10 * CULL_STEP  # 9,601 more lanes' rows are moved in the first of them
+
+
+def test_the_end_of_a_lease_with_many_redrives_is_bounded(q: Queue) -> None:
+    n = 3_000
+    q.send_many([Message(b"", key="k") for _ in range(n)])
+    ds = q.receive(n)
+    for d in ds[1:]:
+        d.reject("no")
+    assert q.redrive("k") == n - 1
+    db = connection_of(q)
+    before = db.total_changes()
+    ds[0].ack()
+    assert db.total_changes() - before < 3 * 600

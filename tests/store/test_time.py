@@ -15,8 +15,9 @@ import strictq
 from strictq import ConfigError, LeaseLost
 from strictq._store.disk import epoch, locks
 from strictq.testing import FakeClock
-from tests.support.internals import ROOT, shard_of, store_of, tamper
+from tests.support.internals import shard_of, store_of, tamper
 from tests.support.queues import Opener, drain, fill, labels
+from tests.support.running import ROOT
 
 DAY = 86400.0
 YEARS_1970_TO_NOW = 1_700_000_000.0

@@ -16,8 +16,9 @@ from strictq._hashing import hash_key
 from strictq._keys import encode_key, keyless_by_hash, keyless_lane
 from strictq._store.topology import HASHES, SHARDS_MAX, Range, Topology
 from strictq.testing import FakeClock
-from tests.support.internals import fold, in_threads, shard_file, store_of, tamper
-from tests.support.queues import Opener, drain, fill, keys_by_shard
+from tests.support.internals import fold, store_of, tamper
+from tests.support.queues import Opener, drain, fill, keys_by_shard, shard_file
+from tests.support.running import in_threads
 
 # Computed once, and never to change: what is stored on disks lies where these say. (key, hash)
 VECTORS: list[tuple[str | bytes | int, int]] = [

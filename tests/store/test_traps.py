@@ -25,21 +25,11 @@ import pytest
 import strictq
 from strictq import Delivery, Message, Queue, StrictqError
 from strictq._store.commit import checkpoint
+from strictq._store.store import Store
 from strictq.testing import FakeClock
-from tests.support.internals import (
-    at_rest,
-    connection_of,
-    in_threads,
-    mounted,
-    run_python,
-    shard_file,
-    shard_of,
-    store_of,
-    tamper,
-    unmounted,
-    writer_of,
-)
-from tests.support.queues import Opener, ack_all, drain, fill, keys_by_shard, seqs
+from tests.support.internals import at_rest, connection_of, shard_of, store_of, tamper, writer_of
+from tests.support.queues import Opener, ack_all, drain, fill, keys_by_shard, seqs, shard_file
+from tests.support.running import in_threads, mounted, run_python, unmounted
 
 # --- numbers that are never used twice ----------------------------------------------------------------------------------
 
@@ -615,3 +605,26 @@ def test_bodies_around_the_inline_limit_come_back_whole(disk: Opener) -> None:
 
 def test_thresholds_of_checkpoints_are_shared_by_the_shards() -> None:
     assert checkpoint.WAL_PAGES // 16 >= checkpoint.WAL_PAGES_MIN
+
+
+def test_a_whole_lease_is_not_acked_if_a_message_of_it_is_not_there(disk: Opener) -> None:
+    """It cannot be, unless the shard is damaged; then those that are there are acked, and nobody is told that it was, too."""
+    q = disk()
+    fill(q, "k", 3)
+    ds = q.receive(3)
+    connection_of(q).execute("DELETE FROM message WHERE seq = 2")
+    with pytest.raises(strictq.StrictqError):
+        q.ack_many(ds)
+    assert q.stats().acks == 2
+
+
+def test_stats_do_without_a_queue_db_that_can_not_be_read(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    q = disk()
+    q.send(b"x", key=1)
+
+    def broken(self: object) -> dict[str, str]:
+        raise strictq.StoreError("queue.db can't be read", shard=-1)
+
+    monkeypatch.setattr(Store, "estimates", broken)
+    assert q.stats().depth == 1
+    assert q.stats().process.samples == 0

@@ -15,8 +15,9 @@ import strictq
 from strictq import Message, Queue
 from strictq._store import upkeep
 from strictq._store.commit import checkpoint, connection
-from tests.support.internals import PATIENCE_SECONDS, connected, connections, shard_file, store_of
-from tests.support.queues import Opener
+from tests.support.internals import connected, connections, store_of
+from tests.support.queues import Opener, shard_file
+from tests.support.running import PATIENCE_SECONDS
 
 PAGES = 20
 PAGE_BYTES = 4096

@@ -15,7 +15,8 @@ from strictq import _files as files
 from strictq._store.disk.shared_flags import Waker, waker_of
 from strictq._store.store import Store
 from tests.support.campaign import wait_until
-from tests.support.internals import PATIENCE_SECONDS, in_threads, run_python, store_of
+from tests.support.internals import store_of
+from tests.support.running import PATIENCE_SECONDS, in_threads, run_python
 
 
 def in_background(waker: Waker, seen: tuple[int, int], seconds: float = PATIENCE_SECONDS) -> threading.Thread:

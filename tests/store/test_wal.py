@@ -14,9 +14,9 @@ import strictq
 from strictq import StoreCorrupt
 from strictq._store.disk import layout, wal_file
 from strictq.testing import FakeClock
-from tests.support.internals import PAGE_BYTES, connection_of, shard_file, shard_of, store_of
+from tests.support.internals import PAGE_BYTES, connection_of, shard_of, store_of
 from tests.support.powercut import quiet
-from tests.support.queues import drain
+from tests.support.queues import drain, shard_file
 
 FRAME = wal_file.FRAME_HEADER_BYTES + PAGE_BYTES
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from strictq import Queue
 from strictq._handouts import Holder, read_block, rejected
-from strictq._store.api import Block, Held, Piece
-from strictq._store.lanes.leases import BODY, ID, SEQ
+from strictq._store.api import Block, Fields, Held, Piece
 
 Label = tuple[str, int, str]
 """Stored key, seq, body."""
@@ -19,7 +18,7 @@ PER_BLOCK = 4
 def encode(leases: Sequence[Held], shard: int) -> Iterator[Block]:
     """Blocks of a few messages of one lane each."""
     for held in leases:
-        found = [(r[SEQ], r[BODY], r[ID]) for r in held.rows]
+        found = [(Fields.seq(r), Fields.body(r), Fields.id(r)) for r in held.rows]
         for piece in held.pieces:
             found += unpacked(piece)
         for at in range(0, len(found), PER_BLOCK):

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import struct
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import apsw
-import pytest
 
 from strictq import Queue
-from strictq._store.commit.tx import Tx
 from strictq._store.commit.writer import Writer
 from strictq._store.disk import checksums
 from strictq._store.shard import Shard
 from strictq._store.store import Store
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE_BYTES = 4096
-PATIENCE_SECONDS = 60.0
-"""How long anything may take on a machine that does ten other things."""
 
 
 def store_of(q: Queue) -> Store:
@@ -99,29 +90,6 @@ def fold(file: Path) -> None:
     db.close()
 
 
-def shard_file(q_path: str | Path, number: int = 0) -> Path:
-    """The file of a shard."""
-    return Path(q_path) / f"shard-{number:04d}.db"
-
-
-def run_python(script: str, *arguments: object, **options: Any) -> str:
-    """Run a script in a process of its own; what it printed.
-
-    Raises:
-        AssertionError: it failed; with what it wrote to stderr.
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        **options,
-    )
-    assert done.returncode == 0, done.stderr
-    return str(done.stdout)
-
-
 class Faulty:
     """Stands before a connection and lets chosen statements fail, before or after they took effect."""
 
@@ -169,63 +137,3 @@ def failing(q: Queue, statement: str, error: BaseException, *, after: bool = Fal
     finally:
         if isinstance(writer._db, Faulty):
             writer._db = real
-
-
-def behind_next_commit(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
-    """The next commit is slow: this happens when it is done, and before its caller is told."""
-    end = Writer._end
-
-    def slow(self: Writer, tx: Tx) -> None:
-        end(self, tx)
-        monkeypatch.setattr(Writer, "_end", end)
-        happens()
-
-    monkeypatch.setattr(Writer, "_end", slow)
-
-
-def mounted(*command: str) -> bool:
-    """Run a mount command; whether this machine permits it."""
-    try:
-        return subprocess.run(["mount", *command], capture_output=True, timeout=PATIENCE_SECONDS).returncode == 0
-    except OSError:
-        return False
-
-
-def unmounted(place: Path) -> None:
-    """Undo it, whoever still uses it."""
-    subprocess.run(["umount", "--lazy", str(place)], capture_output=True, timeout=PATIENCE_SECONDS)
-
-
-def stuff(place: Path, name: str = "stuffing") -> Path:
-    """Fill a file system to the last byte with a file."""
-    file = place / name
-    fd = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-    try:
-        for size in (1 << 20, 1 << 16, 1 << 12, 1):
-            try:
-                while os.write(fd, b"\0" * size):
-                    pass
-            except OSError:
-                continue
-    finally:
-        os.close(fd)
-    return file
-
-
-def in_threads(works: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run each in a thread of its own; what they returned or raised, in order."""
-    results: list[Any] = [None] * len(works)
-
-    def run(i: int) -> None:
-        try:
-            results[i] = works[i]()
-        except BaseException as e:
-            results[i] = e
-
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(works))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_SECONDS)
-    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
-    return results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import strictq
@@ -90,3 +91,8 @@ def keys_by_shard(shards: int) -> dict[int, str]:
             found.setdefault(d.shard, str(d.key))
     assert sorted(found) == list(range(shards)), "the hash leaves a shard empty"
     return dict(sorted(found.items()))
+
+
+def shard_file(q_path: str | Path, number: int = 0) -> Path:
+    """The file of a shard."""
+    return Path(q_path) / f"shard-{number:04d}.db"

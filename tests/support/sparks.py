@@ -18,7 +18,7 @@ import pytest
 
 import strictq
 from strictq.spark import session_options
-from tests.support.internals import PATIENCE_SECONDS
+from tests.support.running import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

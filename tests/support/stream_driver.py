@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import strictq.spark
-from tests.support.internals import PATIENCE_SECONDS
 from tests.support.ledgers import Ledger
+from tests.support.running import PATIENCE_SECONDS
 from tests.support.sparks import environment, settings
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 import strictq
 from strictq import testing
 from strictq._clock import SteeredClock
+from strictq._store.api import Storage
 from strictq.testing import FakeClock, Idle, clock_of
-from tests.support.internals import store_of
 
 PATIENCE_SECONDS = 60.0
 
@@ -67,12 +67,12 @@ def test_a_receive_that_waits_in_another_thread_is_woken_when_the_clock_moves() 
         assert [d.key for d in got] == ["k"]
 
 
-def test_a_receives_patience_ends_by_the_fake_clock() -> None:
+def test_a_receives_patience_ends_by_the_fake_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     with testing.open() as q:
         got: list[object] = []
         looked = threading.Event()
-        count = store_of(q).count_empty
-        store_of(q).count_empty = lambda shard: (count(shard), looked.set())[0]  # type: ignore[method-assign, func-returns-value]
+        wait = Storage.wait
+        monkeypatch.setattr(Storage, "wait", lambda *a, **options: (looked.set(), wait(*a, **options)))
         thread = threading.Thread(target=lambda: got.append(q.receive(wait=PATIENCE_SECONDS * 100)))
         thread.start()
         assert looked.wait(PATIENCE_SECONDS)

@@ -21,7 +21,6 @@ from strictq.testing import (
     run_until_idle,
     run_until_idle_async,
 )
-from tests.support.internals import store_of
 
 HOUR = 3600.0
 
@@ -123,12 +122,12 @@ def test_retry_and_reject_are_answers_not_failures(q: Queue) -> None:
 def test_drain_plays_deferrals_out_and_they_are_no_failures(q: Queue) -> None:
     """A service that is closed for a day, whatever max_attempts says."""
     q.send(b"", key="k")
-    opens = store_of(q).now() + 80_000_000_000
+    opens = q._storage.now() + 80_000_000_000
     attempts = []
 
     def process(job: strictq.Job) -> None:
         attempts.append(job.attempt)
-        if store_of(q).now() < opens:
+        if q._storage.now() < opens:
             raise Defer(1000.0)
 
     done = testing.drain(q, process)

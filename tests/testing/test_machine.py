@@ -9,8 +9,8 @@ import pytest
 
 import strictq
 from strictq import testing
-from strictq._store.disk import epoch
 from strictq.testing import FakeClock, Machine, clock_of
+from tests.support.injection import impatient
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_what_is_in_memory_cannot_be_opened_again(machine: Machine) -> None:
 
 
 def test_a_directory_of_a_machine_is_not_the_real_machines(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epoch, "ANOTHER_KERNEL_SECONDS", 0.01)
+    impatient(monkeypatch, 0.01)
     q = machine.open()
     with pytest.raises(strictq.ConfigError, match="another machine"):
         strictq.open(q.path)

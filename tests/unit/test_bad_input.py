@@ -19,7 +19,7 @@ import pytest
 import strictq
 from strictq import Event, InvalidArgument, Message, MessageTooLarge, Queue, StrictqError
 from strictq.testing import FakeClock
-from tests.support.internals import fold, store_of, tamper
+from tests.support.injection import fold, maintain, restamp
 from tests.support.queues import Opener, drain, fill, keys_by_shard, labels
 
 NAN, INF = float("nan"), float("inf")
@@ -704,8 +704,7 @@ def other_database(file: Path) -> None:
 
 def newer(file: Path) -> None:
     """A version from the future wrote it."""
-    ((version,),) = tamper(file, "PRAGMA user_version")
-    tamper(file, f"PRAGMA user_version = {version + 1000}")
+    restamp(file, 1000)
 
 
 def without_side_files(path: Path) -> None:
@@ -769,7 +768,7 @@ def test_a_directory_that_is_deleted_under_an_open_queue_is_told_of(disk: Opener
     q = disk(shards=2, on_event=events.append)
     fill(q, "k", 3)
     shutil.rmtree(disk.path)
-    store_of(q).tidy()  # as the queue's own thread does every two seconds
+    maintain(q)
     assert [(e.kind, e.shard) for e in events] == [("shard_quarantined", 0), ("shard_quarantined", 1)]
     with pytest.raises(strictq.StoreCorrupt, match=r"was deleted while the queue was open"):
         q.send(b"", "k")

@@ -23,7 +23,7 @@ from benchmarks.peers.plots import draw, rates
 from benchmarks.peers.strict import Strictq
 from benchmarks.peers.table import JSON, PAGE, goals, matrix, page, points, processor
 from benchmarks.peers.work import drain, in_threads, life, life_beside_others, pairs
-from tests.support.internals import PATIENCE_SECONDS
+from tests.support.running import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 DURABILITIES: tuple[Durability, ...] = ("full", "process")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -15,7 +13,7 @@ import strictq
 import strictq.testing
 from strictq import ConfigError, QueueConfig
 from strictq.testing import FakeClock
-from tests.support.internals import shard_of, tamper
+from tests.support.injection import refuse_writes
 from tests.support.queues import Opener, fill, keys_by_shard, seqs
 
 
@@ -154,56 +152,6 @@ def test_a_config_knows_what_it_was_given() -> None:
     assert config == QueueConfig()
     assert hash(config) == hash(QueueConfig())
     assert repr(config) == repr(QueueConfig())
-
-
-# ---- settings of a newer version
-
-NEWER = {"retry_politely": True, "shards_of": {"a": [1, 2.5, None]}}
-
-
-STORED = {
-    "queue.db": ("queue", "config", "1"),
-    "shard-0000.db": ("meta", "value", "name = 'config'"),
-    "shard-0001.db": ("meta", "value", "name = 'config'"),
-}
-
-
-def stored_settings(disk: Opener) -> list[dict[str, Any]]:
-    """The configuration as queue.db and each shard have it."""
-    found = [
-        tamper(Path(disk.path) / name, f"SELECT {column} FROM {table} WHERE {which}")
-        for name, (table, column, which) in STORED.items()
-    ]
-    return [json.loads(text) for ((text,),) in found]
-
-
-def with_newer_settings(disk: Opener) -> None:
-    """A queue whose configuration a newer version of strictq wrote."""
-    disk(shards=2, max_attempts=3).close()
-    newer = json.dumps(stored_settings(disk)[0] | NEWER)
-    for name, (table, column, which) in STORED.items():
-        tamper(Path(disk.path) / name, f"UPDATE {table} SET {column} = '{newer}' WHERE {which}")
-
-
-def test_settings_of_a_newer_version_are_ignored_and_kept(disk: Opener) -> None:
-    with_newer_settings(disk)
-    with disk(max_attempts=3) as q:
-        assert q.config == QueueConfig(max_attempts=3)
-        assert "retry_politely" not in repr(q.config)
-        q.configure(lease_seconds=5.0)
-        q.send(b"", "k")
-        with pytest.raises(ConfigError, match="unknown setting"):
-            q.configure(retry_politely=False)
-    for stored in stored_settings(disk):
-        assert stored == stored | NEWER
-        assert (stored["lease_seconds"], stored["max_attempts"]) == (5.0, 3)
-    assert disk().check() == []
-
-
-def test_settings_of_a_newer_version_outlive_an_update_at_open(disk: Opener) -> None:
-    with_newer_settings(disk)
-    disk.open(config=QueueConfig(max_attempts=4), on_config_mismatch="update").close()
-    assert all(stored == stored | NEWER and stored["max_attempts"] == 4 for stored in stored_settings(disk))
 
 
 def test_other_number_of_shards_at_reopen_is_refused(disk: Opener) -> None:
@@ -406,13 +354,8 @@ def test_relative_path_does_not_follow_the_working_directory(tmp_path: Path, mon
 def test_configure_gives_every_shard_that_can_be_reached_its_copy(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     q, other = disk(shards=3), disk()
     keys = keys_by_shard(3)
-    busy = shard_of(q, 0)
-
-    def refuse(_operation: object) -> None:
-        raise strictq.StoreBusy("somebody writes", shard=0)
-
     with monkeypatch.context() as patch, pytest.raises(strictq.StoreBusy):
-        patch.setattr(busy, "run", refuse)
+        refuse_writes(patch, lambda shard: strictq.StoreBusy("another process writes", shard=0) if shard == 0 else None)
         q.configure(max_attempts=2)
     other.send(b"", keys[2])
     assert other.config.max_attempts == 2

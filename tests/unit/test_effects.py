@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-import apsw
 import pytest
 
 import strictq
 from strictq import ForwardPending, InvalidArgument, LeaseLost, Message, MessageTooLarge, PendingReceipt, Queue, Receipt
 from strictq._effects import Effects
 from strictq._types import UNSET
-from tests.support.internals import failing, store_of
+from tests.support.injection import commit_fails, quarantine
 from tests.support.queues import Opener, fill, keys_by_shard
 
 HERE, THERE = keys_by_shard(2).values()
@@ -67,7 +66,7 @@ def test_a_send_to_another_shard_has_its_number_in_the_outbox(two: Queue) -> Non
 
 def test_a_send_that_has_yet_to_arrive_has_it_too(disk: Opener) -> None:
     q = disk(shards=2)
-    store_of(q).shards[1].failed = strictq.StoreCorrupt("damaged", shard=1)
+    quarantine(q, 1)
     with pytest.raises(ForwardPending), q.transaction(key=HERE) as tx:
         here, there = tx.send(b"", HERE), tx.send(b"", THERE)
     assert (here.seq, there.seq, there.id, there.shard) == (1, None, 1, 1)
@@ -138,7 +137,7 @@ def test_after_an_unknown_outcome_the_repetition_tells(disk: Opener, happened: b
         return attempts[-1]
 
     attempts: list[PendingReceipt] = []
-    with failing(q, "COMMIT", apsw.IOError("no answer"), after=happened), pytest.raises(strictq.OutcomeUnknown):
+    with commit_fails(q, happened=happened), pytest.raises(strictq.OutcomeUnknown):
         attempt()
     assert unreadable(attempts[0], "not known")
     again = attempt()

@@ -10,8 +10,8 @@ import pytest
 import strictq
 from strictq import InvalidArgument, LeaseLost, Queue
 from strictq.testing import FakeClock
-from tests.support.internals import run_python
 from tests.support.queues import Opener, fill, labels, seqs
+from tests.support.running import run_python
 
 ANOTHER = """
 import sys, strictq

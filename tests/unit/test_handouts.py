@@ -8,8 +8,7 @@ from strictq import InvalidArgument, Queue
 from strictq._handouts import Holder
 from strictq.testing import FakeClock
 from tests.support.handouts import by_key, drain, encode, holder, read
-from tests.support.internals import store_of
-from tests.support.queues import Opener, fill, labels
+from tests.support.queues import fill, labels
 
 
 def test_a_hand_out_has_what_was_ready_in_order(q: Queue) -> None:
@@ -46,15 +45,6 @@ def test_start_is_acked_and_the_lanes_go_on(q: Queue) -> None:
     stats = q.stats()
     assert (stats.acks, stats.depth) == (4, 0)
     assert q.check() == []
-
-
-def test_nothing_ready_is_no_hand_out_and_writes_nothing(disk: Opener) -> None:
-    q = disk(shards=2)
-    h = holder(q)
-    before = [shard._writer.use(lambda db: db.total_changes()) for shard in store_of(q).shards]
-    assert [h.take(0) for _ in range(20)] == [0] * 20
-    assert [shard._writer.use(lambda db: db.total_changes()) for shard in store_of(q).shards] == before
-    assert q.consumers()[0].last == 0
 
 
 def test_a_lane_gives_nothing_to_the_next_before_the_ack(q: Queue) -> None:

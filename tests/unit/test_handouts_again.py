@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import strictq
-from strictq import HandoutGone, InvalidArgument, Queue, StoreFull
+from strictq import HandoutGone, InvalidArgument, Queue
 from strictq._handouts import Holder
 from strictq._store.api import Block
 from strictq.testing import FakeClock
 from tests.support.handouts import by_key, holder, read
-from tests.support.internals import failing, store_of
+from tests.support.injection import commit_fails
 from tests.support.queues import Opener, fill, keys_by_shard, labels
 
 
@@ -105,74 +105,15 @@ def test_kept_hand_outs_count_in_bytes_and_not_in_depth(q: Queue) -> None:
     assert q.consumers()[0].kept_bytes == stats.handout_bytes
 
 
-def one_shard_each(disk: Opener, n: int) -> tuple[Queue, dict[int, str], Holder]:
-    """A queue of two shards, n messages of a key in each, and a holder."""
-    q = disk(shards=2)
-    keys = keys_by_shard(2)
-    for key in keys.values():
-        fill(q, key, n)
-    return q, keys, holder(q)
-
-
-def test_after_a_crash_between_two_shards_the_part_is_the_hand_out(disk: Opener) -> None:
-    q, keys, h = one_shard_each(disk, 2)
-    shards = store_of(q).rotation()
-    second = shards[0]  # the next rotation begins with the other one
-    with failing(q, "INSERT INTO handout ", KeyboardInterrupt(), number=second.number), pytest.raises(KeyboardInterrupt):
-        h.take(0)
-    done = 1 - second.number
-    assert read(q, h, h.take(0)) == [(f"s{keys[done]}", 1, "1"), (f"s{keys[done]}", 2, "2")]
-    disk.close()
-    q = disk()
-    h = holder(q)
-    assert h.take(0) == 1
-    assert by_key(read(q, h, 1)) == {f"s{keys[done]}": [1, 2]}
-    assert by_key(read(q, h, h.take(1))) == {f"s{keys[second.number]}": [1, 2]}
-    assert q.check() == []
-
-
-def test_after_a_crash_between_two_acks_the_other_shard_follows(disk: Opener) -> None:
-    q, _, h = one_shard_each(disk, 1)
-    h.take(0)
-    with failing(q, "UPDATE handout SET state = 'acked'", KeyboardInterrupt(), number=1), pytest.raises(KeyboardInterrupt):
-        h.take(1)
-    disk.close()
-    q = disk()
-    assert [(c.acked, c.open, c.in_flight) for c in q.consumers()] == [(1, 1, 1)]
-    h = holder(q)
-    assert (h.acked, q.stats().acks) == (1, 2)
-    assert h.take(0) == 1, "an older start is still served"
-    assert q.check() == []
-
-
-def test_a_shard_that_fails_does_not_take_the_others_part_along(disk: Opener) -> None:
-    q, keys, h = one_shard_each(disk, 1)
-    second = store_of(q).rotation()[0].number
-    with failing(q, "INSERT INTO handout ", strictq.StoreBusy("busy", shard=second), number=second):
-        assert h.take(0) == 1
-    assert by_key(read(q, h, 1)) == {f"s{keys[1 - second]}": [1]}
-    assert by_key(read(q, h, h.take(1))) == {f"s{keys[second]}": [1]}
-
-
 def test_an_unknown_outcome_is_looked_up(disk: Opener) -> None:
     q = disk()  # in memory, a failed commit loses everything
     fill(q, "a", 2)
     h = holder(q)
-    with failing(q, "COMMIT", OSError(5, "io"), after=True), pytest.raises(OSError):
+    with commit_fails(q, happened=True), pytest.raises(strictq.OutcomeUnknown):
         h.take(0, messages_max=1)
     assert h.last == 1
     assert h.take(0) == 1
     assert read(q, h, 1) == [("sa", 1, "1")]
-
-
-def test_on_a_full_disk_acks_go_on(q: Queue) -> None:
-    fill(q, "a", 2)
-    h = holder(q)
-    h.take(0, messages_max=1)
-    with failing(q, "INSERT INTO handout ", StoreFull("full", shard=0)), pytest.raises(StoreFull):
-        h.take(1)
-    assert q.stats().acks == 1
-    assert by_key(read(q, h, h.take(1))) == {"sa": [2]}
 
 
 def test_what_the_encoder_raises_undoes_the_hand_out(q: Queue) -> None:

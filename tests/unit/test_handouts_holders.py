@@ -15,8 +15,8 @@ from strictq import ConsumerBusy, ConsumerLost, HandoutGone, InvalidArgument, Qu
 from strictq._consumers import acknowledge
 from strictq._handouts import Holder
 from tests.support.handouts import by_key, encode, holder, read
-from tests.support.internals import PATIENCE_SECONDS, ROOT, in_threads
 from tests.support.queues import Opener, fill, keys_by_shard
+from tests.support.running import PATIENCE_SECONDS, ROOT, in_threads
 
 
 def test_a_second_holder_is_refused_while_the_first_lives(q: Queue) -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 import strictq
-from strictq import ConsumerBusy, ConsumerLost, HandoutGone, InvalidArgument, Message, Queue, StoreCorrupt, UnknownMessage
+from strictq import ConsumerBusy, ConsumerLost, HandoutGone, InvalidArgument, Message, Queue, UnknownMessage
 from strictq._handouts import Holder, read_block
 from strictq._store.api import Block
 from strictq.testing import FakeClock
 from tests.support.handouts import by_key, holder, read
-from tests.support.internals import failing, shard_file, tamper
 from tests.support.queues import Opener, fill, keys_by_shard, labels
 
 
@@ -45,28 +44,6 @@ def test_release_by_force_fences_the_holder(q: Queue) -> None:
     with pytest.raises(ConsumerLost):
         h.take(1)
     assert [d.attempt for d in q.receive()] == [1, 1], "nobody was charged"
-
-
-def test_a_release_that_was_cut_short_is_finished(disk: Opener) -> None:
-    q = disk(shards=2)
-    keys = keys_by_shard(2)
-    for key in keys.values():
-        fill(q, key, 2)
-    h = holder(q)
-    h.take(0)
-    h.close()
-    with failing(q, "UPDATE handout SET state = 'released'", KeyboardInterrupt(), number=1), pytest.raises(KeyboardInterrupt):
-        q.release_consumer("etl")
-    problems = q.check()
-    assert {p.rule for p in problems} == {"handout"}
-    assert all(p.fixable for p in problems)
-    disk.close()
-    q = disk()
-    h = holder(q)
-    assert (h.acked, h.last) == (1, 1)
-    assert q.check() == []
-    assert q.stats().acks == 0
-    assert by_key(read(q, h, h.take(1))) == {f"s{key}": [1, 2] for key in keys.values()}
 
 
 def test_rejecting_a_message_takes_it_out_of_its_hand_out(q: Queue) -> None:
@@ -102,26 +79,6 @@ def test_what_is_left_of_a_hand_out_is_acked(q: Queue, out: set[int]) -> None:
     assert (q.stats().acks, q.stats().depth, q.stats().dead) == (9 - len(out), 0, len(out))
     assert {q.status("b", seq).state for seq in out} == {"dead"}
     assert q.check() == []
-
-
-def test_an_ack_of_a_damaged_hand_out_changes_nothing(disk: Opener) -> None:
-    q = disk()
-    fill(q, "a", 3)
-    fill(q, "b", 1)
-    h = holder(q)
-    h.take(0)
-    h.close()
-    disk.close()
-    tamper(shard_file(q.path), "DELETE FROM message WHERE seq = 2")
-    q = disk()
-    h = holder(q)
-    with pytest.raises(StoreCorrupt, match="count other messages than there are"):
-        h.ack(1)
-    assert (q.stats().acks, q.stats().depth) == (0, 4)
-    q.check(fix=True)
-    q.send(b"", "b")
-    assert by_key(read(q, h, h.take(1))) == {"sb": [2]}
-    assert {p.rule for p in q.check()} == {"lane_counts"}, "what was lost stays lost"
 
 
 def test_rejecting_what_nobody_or_a_consumer_holds(q: Queue, clock: FakeClock) -> None:
@@ -219,33 +176,6 @@ def test_a_read_only_queue_reads_hand_outs(disk: Opener) -> None:
 
 
 # --- check
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "DELETE FROM handout_block WHERE part = 0",
-        "UPDATE handout_block SET data = zeroblob(3)",
-        "UPDATE handout SET messages = messages + 1",
-        "DELETE FROM handout",
-        "DELETE FROM consumer",
-        "UPDATE consumer SET last = 0",
-        "UPDATE consumer SET acked = 1",
-        "UPDATE handout SET state = 'acked'",
-        "INSERT INTO handout_rejected VALUES ('etl', 9, 1)",
-        "DELETE FROM lease",
-        "UPDATE lease SET consumer = 'other'",
-    ],
-)
-def test_check_finds_what_is_wrong_with_hand_outs(disk: Opener, damage: str) -> None:
-    q = disk()
-    fill(q, "a", 6)
-    h = holder(q)
-    h.take(0)
-    assert q.check() == []
-    disk.close()
-    tamper(shard_file(q.path), damage)
-    assert "handout" in {p.rule for p in disk().check()}
 
 
 def test_files_of_consumers_are_private(disk: Opener) -> None:

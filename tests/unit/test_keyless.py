@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-import apsw
 import pytest
 
 import strictq
 from strictq import Message, Queue
 from strictq.testing import FakeClock
-from tests.support.internals import failing
+from tests.support.injection import commit_fails
 from tests.support.queues import Opener, ack_all
 
 SPREADS = ["random", "round_robin"]
@@ -123,7 +122,7 @@ def test_its_end_may_be_repeated_too(make: Opener, clock: FakeClock, aside: str,
             with q.transaction(d) as tx:
                 tx.send(b"", "next")
 
-    with failing(q, "COMMIT", apsw.IOError("the answer was lost"), after=True), suppress(strictq.StrictqError):
+    with commit_fails(q, happened=True), suppress(strictq.StrictqError):
         once()
     once()
     assert len(q.peek("next")) == (end == "transaction")

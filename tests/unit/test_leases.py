@@ -10,7 +10,7 @@ from strictq._leased import OPEN
 from strictq._settling import Settling
 from strictq.delivery import Delivery
 from strictq.testing import FakeClock
-from tests.support.internals import behind_next_commit, connection_of
+from tests.support.injection import behind_next_commit
 from tests.support.queues import Opener, ack_all, fill, labels, seqs
 
 
@@ -580,14 +580,3 @@ def test_a_commit_that_took_most_of_the_lease_is_made_up_for(
     (d,) = q.receive(1, lease_seconds=10.0)
     assert d.lease.expires_in > 9.0
     d.ack()
-
-
-def test_a_whole_lease_is_not_acked_if_a_message_of_it_is_not_there(disk: Opener) -> None:
-    """It cannot be, unless the shard is damaged; then those that are there are acked, and nobody is told that it was, too."""
-    q = disk()
-    fill(q, "k", 3)
-    ds = q.receive(3)
-    connection_of(q).execute("DELETE FROM message WHERE seq = 2")
-    with pytest.raises(strictq.StrictqError):
-        q.ack_many(ds)
-    assert q.stats().acks == 2

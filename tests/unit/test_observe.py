@@ -13,7 +13,6 @@ import pytest
 import strictq
 from strictq import Event, InvalidArgument, Message, Observer, Queue
 from strictq.testing import FakeClock
-from tests.support.internals import store_of
 from tests.support.queues import Opener, fill
 
 STATS = ("sends", "receives", "claims", "acks", "retries", "redeliveries", "expired", "dropped", "purged", "empty_receives")
@@ -144,26 +143,13 @@ def test_only_what_is_overridden_is_called(q: Queue) -> None:
         def count(self, name: str, n: int, shard: int) -> None:
             pass
 
-    observers = store_of(q).observers
+    observers = q._storage.observers
     with q.observe(Nothing()):
         assert (observers.events, observers.worker_events, observers.counts, observers.durations) == ((), (), (), ())
     with q.observe(Counting()):
         assert len(observers.counts) == 1
         assert (observers.events, observers.durations) == ((), ())
     assert observers.counts == ()
-
-
-def test_what_nobody_watches_is_not_looked_at(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    from strictq._store.commit.tx import Totals
-
-    taken: list[Any] = []
-    counts = Totals.counts
-    monkeypatch.setattr(Totals, "counts", lambda self: taken.append(self) or counts(self))
-    q.send(b"", "k")
-    assert taken == []
-    with q.observe(Recorder()):
-        q.send(b"", "k")
-    assert len(taken) == 2
 
 
 def test_it_ends_with_close_or_a_with_block(q: Queue) -> None:

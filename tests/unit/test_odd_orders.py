@@ -7,7 +7,6 @@ import pytest
 import strictq
 from strictq import Message, Queue
 from strictq.testing import FakeClock
-from tests.support.internals import connection_of, writer_of
 from tests.support.queues import Opener
 
 
@@ -21,27 +20,6 @@ def test_leaving_consume_after_a_nack_in_the_middle_keeps_the_lease_sound(q: Que
             break
     assert q.check() == []  # "the lease of lane 1 counts 2 messages, 3 lie in 1..3"
     got[0].nack()  # StoreError: CHECK constraint failed: pending >= 0
-
-
-def test_a_run_of_expired_lanes_does_not_hold_the_lock(make: Opener, clock: FakeClock) -> None:
-    from strictq._store.lanes.claim import CULL_STEP
-
-    q = make()
-    q.send_many([Message(b"", key=n, ttl=1.0) for n in range(5_000)])
-    clock.advance(2.0)
-    db = connection_of(q)
-    moved = []
-    real = writer_of(q)._commit
-
-    def commit(calls):
-        before = db.total_changes()
-        tx = real(calls)
-        moved.append(db.total_changes() - before)
-        return tx
-
-    writer_of(q)._commit = commit
-    q.receive()
-    assert max(moved) < 10 * CULL_STEP  # 9,601 more lanes' rows are moved in the first of them
 
 
 def test_released_keyless_poison_is_tried_again(make: Opener) -> None:
@@ -109,16 +87,3 @@ def test_purged_dead_letters_take_their_private_lane_with_them(make: Opener, clo
     q.receive()[0].reject("no")
     q.purge(dead=True)
     assert q.stats().lanes == 1
-
-
-def test_the_end_of_a_lease_with_many_redrives_is_bounded(q: Queue) -> None:
-    n = 3_000
-    q.send_many([Message(b"", key="k") for _ in range(n)])
-    ds = q.receive(n)
-    for d in ds[1:]:
-        d.reject("no")
-    assert q.redrive("k") == n - 1
-    db = connection_of(q)
-    before = db.total_changes()
-    ds[0].ack()
-    assert db.total_changes() - before < 3 * 600

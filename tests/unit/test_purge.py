@@ -6,7 +6,7 @@ import pytest
 
 from strictq import Message, Queue
 from strictq.testing import FakeClock
-from tests.support.internals import behind_next_commit
+from tests.support.injection import behind_next_commit
 from tests.support.queues import Opener, drain, fill, labels, seqs
 
 

@@ -11,7 +11,7 @@ import pytest
 import strictq
 from strictq import Message, Queue
 from strictq.testing import FakeClock
-from tests.support.internals import behind_next_commit
+from tests.support.injection import behind_next_commit
 from tests.support.queues import Opener, ack_all, drain, fill, keys_by_shard, labels, seqs
 
 

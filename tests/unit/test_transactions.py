@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import strictq
 from strictq import LeaseLost, Queue, StrictqError
 from strictq._keys import Key
 from strictq.testing import FakeClock
-from tests.support.internals import tamper
+from tests.support.injection import record_app_schema
 from tests.support.queues import Opener, ack_all, drain, fill, keys_by_shard, labels, seqs
 
 LEDGER = "CREATE TABLE IF NOT EXISTS app_ledger (n INTEGER PRIMARY KEY, what TEXT NOT NULL) STRICT"
@@ -539,7 +538,7 @@ def test_app_schema_that_a_shard_can_not_have_does_not_keep_the_queue_from_being
     q.app_schema(LEDGER)
     twice_in_one_shard(q)
     q.close()
-    tamper(Path(disk.path) / "queue.db", f"INSERT INTO app_schema (sql) VALUES ('{UNIQUE}')")
+    record_app_schema(disk.path, UNIQUE)
     q = disk()
     assert [q.send(b"", key).seq for key in keys_by_shard(2).values()] == [1, 1]
     assert len(drain(q)) == 2

@@ -12,10 +12,10 @@ import pytest
 
 import strictq
 from strictq import Message, Worker
-from strictq._store.commit import connection
 from strictq.testing import FakeClock
 from tests.support.campaign import wait_until
 from tests.support.faults import FOREVER, Plan
+from tests.support.injection import impatient
 from tests.support.powercut import Journal, recording
 from tests.support.powercut_campaign import fast_directory
 from tests.support.powercut_run import PLACE
@@ -28,7 +28,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
     with fast_directory(tmp_path) as directory, pytest.MonkeyPatch.context() as patch:
         (directory / "work").mkdir()
         with recording(directory / "work", FakeClock()) as journal:
-            patch.setattr(connection, "BUSY_SECONDS", 0.02)
+            impatient(patch, 0.02)
             yield journal
 
 

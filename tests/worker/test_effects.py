@@ -6,12 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 import strictq
 from strictq import InvalidArgument, Job, PendingReceipt, Queue, QueueConfig, Worker
-from tests.support.internals import failing
+from tests.support.injection import commit_fails
 from tests.support.queues import AT_ONCE
 from tests.worker import handlers
 
@@ -101,7 +100,7 @@ def test_what_a_job_ran_is_not_lost_where_the_answer_of_the_commit_was(tmp_path:
         def process(job: Job) -> None:
             attempts.append(job.attempt)
             if job.attempt == 1:
-                stack.enter_context(failing(q, "COMMIT", apsw.IOError("no answer"), after=happened))
+                stack.enter_context(commit_fails(q, happened=happened))
             job.run(lambda db: db.execute("INSERT INTO app_t VALUES (1)"))
             job.send(b"", key="out")
 

@@ -15,7 +15,6 @@ from strictq import DurationEstimate, InvalidArgument, Worker
 from strictq._durations import Model
 from strictq.worker.estimates import Estimates
 from strictq.worker.margin import Margin
-from tests.support.internals import store_of
 
 
 def test_nothing_learned_is_unknown() -> None:
@@ -194,18 +193,6 @@ def test_a_read_only_queue_can_not_reset_them(tmp_path: Path) -> None:
     strictq.open(tmp_path / "queue").close()
     with strictq.open(tmp_path / "queue", read_only=True) as q, pytest.raises(strictq.ReadOnlyQueue):
         q.reset_estimates()
-
-
-def test_stats_do_without_a_queue_db_that_can_not_be_read(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    q = make()
-    q.send(b"x", key=1)
-
-    def broken(self: object) -> dict[str, str]:
-        raise strictq.StoreError("queue.db can't be read", shard=-1)
-
-    monkeypatch.setattr(type(store_of(q)), "estimates", broken)
-    assert q.stats().depth == 1
-    assert q.stats().process.samples == 0
 
 
 def test_without_learning_nothing_is_kept(q: strictq.Queue) -> None:

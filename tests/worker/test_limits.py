@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import count
 from typing import Any
 
 import pytest
 
 import strictq
 from strictq import Message, Queue, StoreBusy, StoreCorrupt, StoreFull, Worker
-from strictq._store.shard import Shard
+from tests.support.injection import refuse_writes
 
 PATIENCE_SECONDS = 30.0
 
@@ -48,16 +49,7 @@ def test_a_shard_that_breaks_stops_nobody_but_its_own_keys(make: Any, monkeypatc
     q.send_many([Message(b"", key=n) for n in range(40) for _ in range(5)])
     there = q.stats().shards[0].depth
     broken, first = StoreCorrupt("shard 0 is damaged", shard=0), threading.Event()
-    for name in ("run", "drain"):
-        whole = getattr(Shard, name)
-
-        def call(self: Shard, operation: Any, *rest: Any, whole: Any = whole) -> Any:
-            if self.number == 0 and first.is_set():
-                self.failed = broken
-                raise broken
-            return whole(self, operation, *rest)
-
-        monkeypatch.setattr(Shard, name, call)
+    refuse_writes(monkeypatch, lambda shard: broken if shard == 0 and first.is_set() else None)
 
     def process(job: Any) -> None:
         if job._delivery.shard == 0:
@@ -82,17 +74,8 @@ def test_a_store_that_fails_for_a_while_loses_and_doubles_nothing(
     """Acks, starts, receives and commits all fail at times; every effect is there once in the end."""
     q.app_schema("CREATE TABLE app_seen (lane INTEGER, n INTEGER) STRICT")
     q.send_many([Message(b"", key=n % 5) for n in range(100)])
-    calls = [0]
-    for name in ("run", "drain"):
-        whole = getattr(Shard, name)
-
-        def sometimes(self: Shard, operation: Any, *rest: Any, whole: Any = whole) -> Any:
-            calls[0] += 1
-            if calls[0] % 7 == 3:
-                raise error("for a while", shard=0)
-            return whole(self, operation, *rest)
-
-        monkeypatch.setattr(Shard, name, sometimes)
+    calls = count(1)
+    refuse_writes(monkeypatch, lambda shard: error("for a while", shard=shard) if next(calls) % 7 == 3 else None)
     seen: dict[int, list[int]] = {n: [] for n in range(5)}
 
     def process(job: Any) -> None:

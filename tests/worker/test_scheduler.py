@@ -14,7 +14,6 @@ from strictq.worker.estimates import Estimates
 from strictq.worker.job import PREPARED, READY, Job
 from strictq.worker.limits import Limits
 from strictq.worker.schedule import Board
-from tests.support.internals import store_of
 
 
 class Stage:
@@ -28,7 +27,7 @@ class Stage:
         self.due: float | None = None
 
     def lease(self, per_key: int = 10) -> None:
-        self.board.add(self.q.receive(1000, per_key=per_key, lease_seconds=3600), self.now - store_of(self.q).now() / 1e6)
+        self.board.add(self.q.receive(1000, per_key=per_key, lease_seconds=3600), self.now - self.q._storage.now() / 1e6)
         self.turn()
 
     def turn(self) -> None:
@@ -335,7 +334,7 @@ def test_what_was_retried_is_started_only_when_it_runs(q: Queue) -> None:
         estimates.process.learn(1.0, 1e-5)
     board = Board(Limits(concurrency=1), estimates)
     assert board.ahead() > 6
-    board.add(q.receive(10, per_key=1), 0.0 - store_of(q).now() / 1e6)
+    board.add(q.receive(10, per_key=1), 0.0 - q._storage.now() / 1e6)
     board.select()
     assert [job.attempt for job in board.starting] == [1, 1, 1, 1]
     starting = board.take_work()[1]

@@ -15,7 +15,7 @@ import pytest
 
 import strictq
 from strictq import Message, Queue, Worker
-from strictq._store.disk.shared_flags import Waker
+from strictq._store.api import Storage
 from strictq.worker.estimates import Estimates
 from strictq.worker.limits import Limits
 from strictq.worker.prefetch import Buffer, Refill
@@ -23,7 +23,6 @@ from strictq.worker.renewal import Leases
 from strictq.worker.schedule import Board
 from strictq.worker.state import State
 from tests.support.campaign import ROOT, wait_until
-from tests.support.internals import store_of
 
 
 class Busy:
@@ -150,13 +149,13 @@ def test_nobody_idle_nothing_handed_back(q: Queue, monkeypatch: pytest.MonkeyPat
     fill(q)
     with Busy(q) as busy:
         looked = []
-        whole = Waker.somebody_idle
+        whole = Storage.is_another_idle
 
-        def look(self: Waker, name: int) -> bool:
+        def look(self: Storage, name: int) -> bool:
             looked.append(whole(self, name))
             return looked[-1]
 
-        monkeypatch.setattr(Waker, "somebody_idle", look)
+        monkeypatch.setattr(Storage, "is_another_idle", look)
         wait_until(lambda: len(looked) > 5, "the worker to look")
         assert not any(looked)
         assert busy.worker.stats().buffered == 7
@@ -179,7 +178,7 @@ def test_quick_work_is_not_handed_back(q: Queue, seconds: float, left: int) -> N
     buffer = Buffer(state, Leases(state), Refill(50, None, None, None, None))
     board.take_work()
     assert not buffer.share(100.0), "nobody is idle"
-    store_of(q).waker.show_idle()
+    q._storage.show_idle()
     assert buffer.share(100.0) is (left < 49)
     assert board.buffered == left
     assert not buffer.share(100.0), "not again at once"
@@ -190,7 +189,7 @@ def test_lanes_at_work_or_being_prepared_are_not_parted_with(q: Queue) -> None:
     for key in "abcde":
         q.send(b"", key=key, process_seconds=1.0, prepare_seconds=0.1)
     board = Board(Limits(concurrency=1, prepares=True, prepared_max=3), Estimates())
-    board.add(q.receive(5, per_key=1), time.monotonic() - store_of(q).now() / 1e6)
+    board.add(q.receive(5, per_key=1), time.monotonic() - q._storage.now() / 1e6)
     now = time.monotonic()
     board.plan(now)
     first = board.take_prepare(now)

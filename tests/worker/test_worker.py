@@ -19,7 +19,6 @@ import trio
 
 import strictq
 from strictq import Defer, InvalidArgument, Job, Queue, QueueClosed, Reject, Retry, Worker
-from tests.support.internals import store_of
 
 Kind = Callable[[Callable[[Any], Any]], Callable[[Any], Any]]
 PATIENCE_SECONDS = 30.0
@@ -515,7 +514,7 @@ def test_a_prepare_that_hangs_keeps_nobody_from_stopping(make: Any, kind: Kind, 
     def process(job: Job) -> None:
         assert hangs.wait(PATIENCE_SECONDS)
         if ends != "deadline":  # else it is waited for no longer, either
-            wait_for(lambda: worker._stop is not None or store_of(q).closed)
+            wait_for(lambda: worker._stop is not None or q._storage.closed)
 
     async def process_async(job: Any) -> None:
         await anyio.to_thread.run_sync(process, job)

@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from strictq import Message, Queue
-from strictq._store import upkeep
 from strictq._store.lanes import forget
 from strictq.testing import FakeClock
 from tests.support.campaign import wait_until
+from tests.support.injection import maintain, maintain_every
 from tests.support.internals import connection_of, store_of
 from tests.support.queues import Opener, fill
 
@@ -18,7 +18,7 @@ from tests.support.queues import Opener, fill
 @pytest.fixture(autouse=True)
 def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's thread never comes to its turn by itself: the tests take it."""
-    monkeypatch.setattr(upkeep, "PERIOD_SECONDS", 3600.0)
+    maintain_every(monkeypatch, 3600.0)
 
 
 def pass_turn(q: Queue) -> None:
@@ -26,7 +26,7 @@ def pass_turn(q: Queue) -> None:
     if q.path is None:
         assert q.receive(1, keys=["no such key"]) == []
     else:
-        store_of(q).tidy()
+        maintain(q)
 
 
 def rows(q: Queue, table: str) -> int:
@@ -123,7 +123,7 @@ def test_a_queue_with_nothing_to_forget_is_not_written(make: Opener, clock: Fake
 
 
 def test_the_engines_thread_forgets(disk: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "PERIOD_SECONDS", 0.01)
+    maintain_every(monkeypatch, 0.01)
     q = disk(idle_lane_seconds=1.0)
     q.send(b"", "k")
     q.receive()[0].ack()

@@ -1,0 +1,100 @@
+"""Fault injection for tests of every layer: a queue or a path goes in, and nothing of the store's inside comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from strictq import Queue, StoreCorrupt, StoreError
+from strictq._keys import Key, encode_key
+from strictq._store import upkeep
+from strictq._store.commit import connection
+from strictq._store.commit.tx import Tx
+from strictq._store.commit.writer import Writer
+from strictq._store.disk import epoch
+from strictq._store.shard import Shard
+from tests.support.internals import failing, shard_of, store_of, tamper
+from tests.support.internals import fold as fold
+
+
+@contextmanager
+def commit_fails(q: Queue, *, happened: bool, number: int = 0) -> Iterator[None]:
+    """Let the next commit of a shard in this block fail, once, before or after it took effect."""
+    with failing(q, "COMMIT", apsw.IOError("no answer"), after=happened, number=number):
+        yield
+
+
+def behind_next_commit(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """The next commit is slow: this happens when it is done, and before its caller is told."""
+    end = Writer._end
+
+    def slow(self: Writer, tx: Tx) -> None:
+        end(self, tx)
+        monkeypatch.setattr(Writer, "_end", end)
+        happens()
+
+    monkeypatch.setattr(Writer, "_end", slow)
+
+
+def refuse_writes(patch: pytest.MonkeyPatch, refusal: Callable[[int], StoreError | None]) -> None:
+    """Ask before each write, receive and settlement of a shard whether it fails, and how.
+
+    Args:
+        refusal: given the shard's number. After a StoreCorrupt the shard stays quarantined.
+    """
+    for name in ("run", "drain"):
+        whole = getattr(Shard, name)
+
+        def call(self: Shard, operation: Any, *rest: Any, whole: Callable[..., Any] = whole) -> Any:
+            error = refusal(self.number)
+            if error is None:
+                return whole(self, operation, *rest)
+            if isinstance(error, StoreCorrupt):
+                self.failed = error
+            raise error
+
+        patch.setattr(Shard, name, call)
+
+
+def quarantine(q: Queue, number: int) -> None:
+    """Take a shard for damaged, as after a page with a wrong checksum."""
+    shard_of(q, number).failed = StoreCorrupt("damaged", shard=number)
+
+
+def lose_ready(q: Queue, key: Key) -> None:
+    """Take a key's lane out of the order of ready lanes, as a bug would: it is never handed out again, and check() finds it."""
+    shard = store_of(q).shard_of(encode_key(key))
+    shard.run(lambda tx: tx.db.execute("DELETE FROM ready WHERE lane = (SELECT id FROM lane WHERE key = ?)", (encode_key(key),)))
+
+
+def maintain(q: Queue) -> None:
+    """Do what the queue's own thread does every two seconds."""
+    store_of(q).tidy()
+
+
+def maintain_every(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let the queue's own thread do it after so many seconds."""
+    patch.setattr(upkeep, "PERIOD_SECONDS", seconds)
+
+
+def impatient(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Wait no longer than this for a lock of SQLite's, or for another kernel to show that it uses the directory."""
+    patch.setattr(connection, "BUSY_SECONDS", seconds)
+    patch.setattr(epoch, "ANOTHER_KERNEL_SECONDS", seconds)
+
+
+def restamp(file: Path, by: int) -> int:
+    """Raise or lower the version of the format that a file of a closed queue names. Returns the new one."""
+    ((version,),) = tamper(file, "PRAGMA user_version")
+    tamper(file, f"PRAGMA user_version = {version + by}")
+    return int(version) + by
+
+
+def record_app_schema(q_path: str, sql: str) -> None:
+    """Store the schema of a program's tables in queue.db of a closed queue, whether its shards can have it or not."""
+    tamper(Path(q_path) / "queue.db", f"INSERT INTO app_schema (sql) VALUES ('{sql}')")
