@@ -311,6 +311,29 @@ def test_every_statement_says_what_it_is_for_and_stands_once() -> None:
         known[sql] = name
 
 
+def test_a_statement_names_the_modules_that_run_it() -> None:
+    """Before the first colon of its comment: `module`, or `module.function`, by the names that they have now."""
+    runs: dict[str, set[str]] = {}
+    functions: dict[str, set[str]] = {}
+    for path in FILES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id.isupper():
+                file = "floor" if node.value.id == "_SQL" else node.value.id.lower()
+                runs.setdefault(f"{file}.{node.attr}", set()).add(path.stem)
+            elif isinstance(node, ast.FunctionDef):
+                functions.setdefault(path.stem, set()).add(node.name)
+    for name, comment, _ in statements():
+        head = " ".join(comment).removeprefix("--").partition(":")[0]
+        modules = runs.get(name, set())
+        if name.endswith(".schema"):
+            continue
+        assert modules, f"nothing runs {name}"
+        assert modules & set(re.findall(r"\w+", head)), f"{name} is run by {modules}, and its comment says: {head}"
+        for module, function in re.findall(r"\b([a-z_]+)\.([a-z_]+)", head):
+            assert module in modules, f"{name} is not run by {module}"
+            assert function in functions[module], f"there is no {module}.{function}, which {name} names"
+
+
 @pytest.mark.parametrize("path", FILES, ids=case)
 def test_nothing_runs_text_as_code(path: Path) -> None:
     for node in ast.walk(tree(path)):

@@ -14,15 +14,15 @@ CREATE INDEX applied_until ON applied (until) WHERE until IS NOT NULL;
 CREATE INDEX applied_open ON applied (writer) WHERE files IS NOT NULL;
 
 -- name: find
--- applied: one batch. Index: primary key.
+-- applied: one batch. Takes writer, batch. Index: primary key.
 SELECT parts, rows, files FROM applied WHERE writer = ? AND batch = ?;
 
 -- name: newest
--- applied: the newest batch of a writer. Index: primary key.
+-- applied: the newest batch of a writer. Takes writer. Index: primary key.
 SELECT max(batch) FROM applied WHERE writer = ?;
 
 -- name: decide
--- applied.operation: record a batch as decided, before its first part. Takes writer, batch, rows, files, until.
+-- applied.decide and applied.put_whole: record a batch as decided, before its first part. Takes writer, batch, rows, files, until.
 INSERT INTO applied (writer, batch, parts, rows, files, until) VALUES (?, ?, 0, ?, ?, ?);
 
 -- name: advance
@@ -34,11 +34,11 @@ INSERT INTO applied (writer, batch, parts, until) VALUES (?, ?, ?, ?) ON CONFLIC
 UPDATE applied SET files = NULL WHERE writer = ? AND batch = ?;
 
 -- name: forget_batches
--- applied: what is older than the batches that are kept. Index: primary key.
+-- applied: what is older than the batches that are kept. Takes writer, last batch to forget. Index: primary key.
 DELETE FROM applied WHERE writer = ? AND batch <= ? AND files IS NULL;
 
 -- name: outlived
--- applied: a bounded step of forgetting. Index: applied_until.
+-- applied: a bounded step of forgetting. Takes now. Index: applied_until.
 SELECT writer, batch FROM applied WHERE until <= ? AND files IS NULL ORDER BY until LIMIT 8;
 
 -- name: delete

@@ -27,7 +27,8 @@ CREATE TABLE estimate (
 ) STRICT;
 
 -- name: insert_queue
--- catalog.build: the one row of a new queue, at version 1 and epoch 1. Takes queue_id, created_at, durability, config, boot_id, time_offset.
+-- catalog.build: the one row of a new queue, at version 1 and epoch 1.
+-- Takes queue_id, created_at, durability, config, boot_id, time_offset.
 INSERT INTO queue VALUES (1, ?, ?, ?, ?, 1, 1, ?, ?);
 
 -- name: insert_topology
@@ -43,11 +44,11 @@ SELECT queue_id, durability, config, config_version, epoch, boot_id, time_offset
 SELECT shard, file, hash_lo, hash_hi FROM topology ORDER BY shard;
 
 -- name: read_app_schema
--- catalog.app_schema: the texts with a larger id, in the order in which shards run them. Index: primary key.
+-- catalog.app_schema: the texts with a larger id, in the order in which shards run them. Takes id. Index: primary key.
 SELECT id, sql FROM app_schema WHERE id > ? ORDER BY id;
 
 -- name: add_app_schema
--- catalog.add_app_schema: record a text; one that is known stays where it is.
+-- catalog.add_app_schema: record a text; one that is known stays where it is. Takes the text.
 INSERT INTO app_schema (sql) VALUES (?) ON CONFLICT (sql) DO NOTHING;
 
 -- name: raise_epoch
@@ -55,15 +56,16 @@ INSERT INTO app_schema (sql) VALUES (?) ON CONFLICT (sql) DO NOTHING;
 UPDATE queue SET epoch = epoch + 1, boot_id = ?, time_offset = ?;
 
 -- name: begin_at_epoch
--- salvage: in a new queue that continues a damaged one.
+-- catalog.begin_at_epoch: in a new queue that continues a damaged one. Takes epoch.
 UPDATE queue SET epoch = ?;
 
 -- name: set_config
--- catalog.set_config: compare and set. Takes config, expected version; returns the new version, or no row where another process was faster.
+-- catalog.set_config: compare and set.
+-- Takes config, expected version; returns the new version, or no row where another process was faster. The table has one row.
 UPDATE queue SET config = ?, config_version = config_version + 1 WHERE config_version = ? RETURNING config_version;
 
 -- name: read_estimates
--- catalog.estimates: what workers learned, by stage.
+-- catalog.estimates: what workers learned, by stage. Index: primary key.
 SELECT stage, model FROM estimate ORDER BY stage;
 
 -- name: set_estimate

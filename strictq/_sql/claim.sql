@@ -1,18 +1,19 @@
 -- name: outlook
--- router: without a write lock, is there anything to claim, and when is the next lease or delay over?
+-- claim.outlook: without a write lock, is there anything to claim, and when is the next lease or delay over?
 -- Indexes: ready's primary key, delayed_due.
 SELECT EXISTS (SELECT 1 FROM ready), next_deadline, (SELECT min(due) FROM delayed), epoch FROM counter;
 
 -- name: soonest
--- router: the same time, exactly. Scans the leases: for clocks that a test steers, which are moved to it.
+-- claim.soonest: the same time, exactly. Scans the leases: for clocks that a test steers, which are moved to it.
 SELECT min(at) FROM (SELECT min(deadline) AS at FROM lease WHERE expired = 0 UNION ALL SELECT min(due) FROM delayed);
 
 -- name: expired_leases
--- sweeps.expire_leases: a bounded step. Scans the leases, which are as many as lanes in flight, and only when one may be over.
+-- sweeps.expire_leases: a bounded step. Takes now, limit.
+-- Scans the leases, which are as many as lanes in flight, and only when one may be over.
 SELECT lane, ack_first FROM lease WHERE expired = 0 AND deadline <= ? LIMIT ?;
 
 -- name: next_deadline
--- sweeps.expire_leases: after a step that found them all.
+-- sweeps.expire_leases and check: after a step that found them all. Scans the leases.
 SELECT min(deadline), count(*) FROM lease WHERE expired = 0;
 
 -- name: mark_expired
@@ -20,12 +21,12 @@ SELECT min(deadline), count(*) FROM lease WHERE expired = 0;
 UPDATE lease SET expired = 1 WHERE lane = ?;
 
 -- name: end_epoch
--- frame: leases of an earlier boot end with it.
--- Those of hand-outs have no deadline, and go on.
+-- writer: leases of an earlier boot end with it.
+-- Those of hand-outs have no deadline, and go on. Scans the leases.
 UPDATE lease SET deadline = 0 WHERE expired = 0 AND deadline < 4611686018427387904;
 
 -- name: due_lanes
--- sweeps.wake_delayed: a bounded step. Index: delayed_due.
+-- sweeps.wake_delayed: a bounded step. Takes now, limit. Index: delayed_due.
 SELECT lane FROM delayed WHERE due <= ? ORDER BY due LIMIT ?;
 
 -- name: failure_delays
@@ -80,15 +81,16 @@ FROM lane l CROSS JOIN (
 WHERE l.id = ?1;
 
 -- name: ready_lanes
--- claim with per_key: the lanes alone. Index: ready's primary key.
+-- claim with per_key: the lanes alone. Takes the positions after which and up to which, limit. Index: ready's primary key.
 SELECT r.position, r.lane FROM ready r WHERE r.position > ? AND r.position <= ? ORDER BY r.position LIMIT ?;
 
 -- name: ready_of
--- claim with keys: position of one lane. Index: the UNIQUE one on lane.
+-- claim with keys: position of one lane. Takes lane. Index: the UNIQUE one on lane.
 SELECT position, careful FROM ready WHERE lane = ?;
 
 -- name: lane_messages
--- claim: the same columns for one lane from a seq on. Takes lane, position, careful, seq, limit.
+-- claim and settle.more: the same columns for one lane from a seq on. Takes lane, position, careful, seq, limit.
+-- Indexes: primary keys of lane and message.
 SELECT ?2, ?3, l.key, m.lane, m.seq, m.due, m.expires, m.attempts,
        m.id, m.sent_at, m.headers, m.size_hint, m.prepare_seconds, m.process_seconds, m.body
 FROM lane l CROSS JOIN message m ON m.lane = l.id
@@ -96,6 +98,7 @@ WHERE l.id = ?1 AND m.seq >= ?4 ORDER BY m.seq LIMIT ?5;
 
 -- name: heads_of
 -- claim with per_key: the same columns for a lane from the list. Takes position, lane, limit.
+-- Indexes: primary keys of ready, lane and message.
 SELECT r.position, r.careful, l.key, m.lane, m.seq, m.due, m.expires, m.attempts,
        m.id, m.sent_at, m.headers, m.size_hint, m.prepare_seconds, m.process_seconds, m.body
 FROM ready r CROSS JOIN lane l ON l.id = r.lane CROSS JOIN message m ON m.lane = r.lane
@@ -117,7 +120,7 @@ SELECT length(data) FROM body WHERE id = ?;
 SELECT data FROM body WHERE id = ?;
 
 -- name: insert_lease
--- claim: lease lanes, many rows a statement. The primary key allows one lease a lane.
+-- claim: lease lanes, many rows a statement. The primary key allows one lease a lane. Takes the columns in order.
 INSERT INTO lease (lane, token, consumer, lo, hi, started, pending, leased_at, deadline, ack_first) VALUES {{ (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) }};
 
 -- name: drop_position

@@ -1,53 +1,53 @@
 -- The floor of measurements: what is left of a queue when everything that makes it one is taken away. See strictq/bench/floor.py.
 
 -- name: page_size
--- bench.floor: as strictq's files have it.
+-- floor: as strictq's files have it.
 PRAGMA page_size = 4096;
 
 -- name: wal
--- bench.floor: WAL mode. Returns a row, which must be read before the next statement runs.
+-- floor: WAL mode. Returns a row, which must be read before the next statement runs.
 PRAGMA journal_mode = wal;
 
 -- name: full
--- bench.floor: what durability 'full' sets.
+-- floor: what durability 'full' sets.
 PRAGMA synchronous = full;
 
 -- name: process
--- bench.floor: what durability 'process' sets.
+-- floor: what durability 'process' sets.
 PRAGMA synchronous = normal;
 
 -- name: cache
--- bench.floor: 64 MiB of page cache.
+-- floor: 64 MiB of page cache.
 PRAGMA cache_size = -65536;
 
 -- name: schema
--- bench.floor: the plainest table that can hold the same messages.
+-- floor: the plainest table that can hold the same messages.
 CREATE TABLE message (id INTEGER PRIMARY KEY AUTOINCREMENT, lane INT, seq INT, sent_at INT, body BLOB);
 
 -- name: insert
--- bench.floor: append one message.
+-- floor: append one message.
 INSERT INTO message (lane, seq, sent_at, body) VALUES (?, ?, ?, ?);
 
 -- name: read
--- bench.floor: one batch. Takes the ids before its first and of its last message. Index: rowid.
+-- floor: one batch. Takes the ids before its first and of its last message. Index: rowid.
 SELECT id, lane, seq, sent_at, body FROM message WHERE id > ? AND id <= ? ORDER BY id;
 
 -- name: delete
--- bench.floor: one batch, as it was read. Index: rowid.
+-- floor: one batch, as it was read. Index: rowid.
 DELETE FROM message WHERE id > ? AND id <= ?;
 
 -- name: empty
--- bench.floor: start a round with an empty table.
+-- floor: start a round with an empty table.
 DELETE FROM message;
 
 -- name: checkpoint
--- bench.floor: between rounds, so that no round pays for the one before.
+-- floor: between rounds, so that no round pays for the one before.
 PRAGMA wal_checkpoint(restart);
 
 -- name: begin
--- bench.floor: one transaction a batch.
+-- floor: one transaction a batch.
 BEGIN IMMEDIATE;
 
 -- name: commit
--- bench.floor: its end.
+-- floor: its end.
 COMMIT;

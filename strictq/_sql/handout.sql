@@ -43,11 +43,11 @@ CREATE TABLE handout_rejected (
 CREATE INDEX lease_handout ON lease (token) WHERE deadline = 4611686018427387904;
 
 -- name: consumer
--- handout.require, handout.look: by primary key.
+-- handout.require, handout.look: by primary key. Takes name.
 SELECT epoch, last, acked, floor FROM consumer WHERE name = ?;
 
 -- name: consumers
--- handout.standings and salvage: every named consumer.
+-- handout.standings and handouts: every named consumer. Index: primary key.
 SELECT name, epoch, last, acked, floor FROM consumer ORDER BY name;
 
 -- name: add_consumer
@@ -63,7 +63,7 @@ UPDATE consumer SET epoch = ? WHERE name = ?;
 UPDATE consumer SET last = ? WHERE name = ?;
 
 -- name: set_acked
--- handout.ack and release: hand-outs up to n are settled; never moves back. Takes n, name. Index: primary key.
+-- handout.ack, handout.release and handouts: hand-outs up to n are settled; never moves back. Takes n, name. Index: primary key.
 UPDATE consumer SET acked = max(acked, ?) WHERE name = ?;
 
 -- name: set_floor
@@ -71,27 +71,28 @@ UPDATE consumer SET acked = max(acked, ?) WHERE name = ?;
 UPDATE consumer SET floor = max(floor, ?) WHERE name = ?;
 
 -- name: open_handouts
--- handout.ack, handout.release: those that are not resolved, oldest first. Index: handout_open.
+-- handout.ack, handout.release: those that are not resolved, oldest first. Takes consumer, n. Index: handout_open.
 SELECT n, token FROM handout INDEXED BY handout_open WHERE consumer = ? AND n <= ? AND state = 'open' ORDER BY n;
 
 -- name: open_since
--- standings. Index: handout_open.
+-- handout.standings: when the oldest open hand-out was made. Takes consumer. Index: handout_open.
 SELECT min(made_at) FROM handout INDEXED BY handout_open WHERE consumer = ? AND state = 'open';
 
 -- name: kept
--- standings: as many rows as hand-outs are kept. Index: primary key.
+-- handout.standings: as many rows as hand-outs are kept. Takes consumer. Index: primary key.
 SELECT n, bytes FROM handout WHERE consumer = ? AND state <> 'released';
 
 -- name: bytes_total
--- stats: as many rows as hand-outs are kept.
+-- inspect.stats: as many rows as hand-outs are kept.
 SELECT ifnull(sum(bytes), 0) FROM handout;
 
 -- name: in_flight
--- status of a consumer: unresolved messages of one hand-out. Index: lease_handout.
+-- handout.standings and handout.pending_behind: unresolved messages of one hand-out. Takes token. Index: lease_handout.
 SELECT ifnull(sum(pending), 0) FROM lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904;
 
 -- name: oldest
--- status of a consumer: when the oldest heads of one hand-out's lanes were sent; bounded. Indexes: lease_handout, primary key.
+-- handout.standings: when the oldest heads of one hand-out's lanes were sent; bounded. Takes token, how many lanes.
+-- Indexes: lease_handout, primary key.
 SELECT min(m.sent_at)
 FROM (SELECT lane FROM lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904 LIMIT ?) r
 CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
@@ -105,7 +106,7 @@ INSERT INTO handout (consumer, n, state, token, messages, bytes, made_at) VALUES
 SELECT state FROM handout WHERE consumer = ? AND n = ?;
 
 -- name: handout_of
--- handout.reject, explain: the hand-out that holds a lease. Index: handout_open.
+-- handout.reject and inspect.explain: the hand-out that holds a lease. Takes consumer, token. Index: handout_open.
 SELECT n FROM handout INDEXED BY handout_open WHERE consumer = ? AND state = 'open' AND token = ?;
 
 -- name: resolve
@@ -113,19 +114,19 @@ SELECT n FROM handout INDEXED BY handout_open WHERE consumer = ? AND state = 'op
 UPDATE handout SET state = 'acked' WHERE consumer = ? AND n = ?;
 
 -- name: give_up
--- handout.release: it was given back. Takes consumer, n. Index: primary key.
+-- handout.release and handouts: it was given back. Takes consumer, n. Index: primary key.
 UPDATE handout SET state = 'released', bytes = 0 WHERE consumer = ? AND n = ?;
 
 -- name: released
--- handout.finish_release: those whose leases may not all be given back yet. Index: primary key.
+-- handout.finish_release: those whose leases may not all be given back yet. Takes consumer. Index: primary key.
 SELECT n, token FROM handout WHERE consumer = ? AND state = 'released' ORDER BY n;
 
 -- name: some_leases
--- handout.finish_release: a bounded step. Index: lease_handout.
+-- handout.finish_release: a bounded step. Takes token, limit. Index: lease_handout.
 SELECT lane FROM lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904 LIMIT ?;
 
 -- name: leases
--- handout.ack: what a hand-out holds. Indexes: lease_handout, primary key of lane.
+-- handout.ack: what a hand-out holds. Takes token. Indexes: lease_handout, primary key of lane.
 SELECT e.lane, l.key, e.lo, e.hi, e.pending, e.redrive
 FROM lease e INDEXED BY lease_handout CROSS JOIN lane l ON l.id = e.lane
 WHERE e.token = ? AND e.deadline = 4611686018427387904;
@@ -135,16 +136,16 @@ WHERE e.token = ? AND e.deadline = 4611686018427387904;
 SELECT EXISTS (SELECT 1 FROM body WHERE id > 0);
 
 -- name: apart
--- handout.ack: its bodies that lie apart. Indexes: lease_handout, primary key of message.
+-- handout.ack: its bodies that lie apart. Takes token. Indexes: lease_handout, primary key of message.
 SELECT e.lane, m.id FROM lease e INDEXED BY lease_handout CROSS JOIN message m ON m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi
 WHERE e.token = ? AND e.deadline = 4611686018427387904 AND m.body IS NULL;
 
 -- name: insert_block
--- handout.record and salvage: one block. Takes consumer, n, part, messages, fresh, data.
+-- handout.record and handouts: one block. Takes consumer, n, part, messages, fresh, data.
 INSERT INTO handout_block VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: parts
--- handout.parts: by primary key; the blocks themselves are not read.
+-- handout.parts: by primary key; the blocks themselves are not read. Takes consumer, n.
 SELECT part, messages, length(data), fresh FROM handout_block WHERE consumer = ? AND n = ? ORDER BY part;
 
 -- name: block
@@ -160,7 +161,7 @@ INSERT INTO handout_rejected VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
 SELECT id FROM handout_rejected WHERE consumer = ? AND n = ? ORDER BY id;
 
 -- name: too_old
--- handout.prune: a bounded step of the oldest that need not be kept. Index: primary key.
+-- handout.prune: a bounded step of the oldest that need not be kept. Takes consumer, n, limit. Index: primary key.
 SELECT n FROM handout WHERE consumer = ? AND n <= ? AND state <> 'open' ORDER BY n LIMIT ?;
 
 -- name: delete_handout

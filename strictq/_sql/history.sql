@@ -15,36 +15,37 @@ FROM message m CROSS JOIN lane l ON l.id = m.lane LEFT JOIN body b ON m.body IS 
 WHERE m.lane = ?7 AND m.seq BETWEEN ?8 AND ?9 ORDER BY m.seq;
 
 -- name: bounds
--- history.trim: the oldest and the newest record. Two seeks.
+-- history: the oldest and the newest record. Two seeks.
 SELECT (SELECT min(n) FROM history), (SELECT max(n) FROM history);
 
 -- name: issued
--- history.issued: the last number ever given to a record, whether or not it is still there.
+-- history.issued: the last number ever given to a record, whether or not it is still there. Reads SQLite's own table, one row of it.
 SELECT seq FROM sqlite_sequence WHERE name = 'history';
 
 -- name: done_at
--- history: when the record with this number ended. Index: primary key.
+-- history: when the record with this number ended. Takes the number. Index: primary key.
 SELECT done_at FROM history WHERE n = ?;
 
 -- name: forget
--- history.trim, a bounded step of the oldest: up to the first number, and of these what is not among the newest that may stay
+-- history: a bounded step of the oldest, up to the first number, and of these what is not among the newest that may stay
 -- (up to the second number) or was done before the time. Index: primary key.
 DELETE FROM history WHERE n <= ?1 AND (n <= ?2 OR done_at < ?3);
 
 -- name: page
--- Reading, in order of being done, from a number on. Index: primary key.
+-- history.page: records in the order in which they were written, from a number on. Takes the number, limit. Index: primary key.
 SELECT n, key, seq, arrival, sent_at, first_at, done_at, attempts, prepare_seconds, process_seconds, size, size_hint, outcome, body
 FROM history WHERE n > ? ORDER BY n LIMIT ?;
 
 -- name: page_of
--- The same for one key: reads all records from the number on.
+-- history.page: the same for one key. Takes the number, key, limit. Reads all records from the number on.
 SELECT n, key, seq, arrival, sent_at, first_at, done_at, attempts, prepare_seconds, process_seconds, size, size_hint, outcome, body
 FROM history WHERE n > ? AND key = ? ORDER BY n LIMIT ?;
 
 -- name: delete_step
--- purge: a bounded step of everything up to a number.
+-- history.purge_step: a bounded step of everything up to a number. Takes the number, limit. Index: primary key.
 DELETE FROM history WHERE n IN (SELECT n FROM history WHERE n <= ? ORDER BY n LIMIT ?);
 
 -- name: delete_of
--- purge: a bounded step of one key's, from a number on: it looks at so many records. Takes first, last, key.
+-- history.purge_step: a bounded step of one key's, from a number on: it looks at so many records. Takes first, last, key.
+-- Index: primary key.
 DELETE FROM history WHERE n BETWEEN ? AND ? AND key = ?;

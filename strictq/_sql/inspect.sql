@@ -3,7 +3,7 @@
 SELECT due FROM delayed WHERE lane = ?;
 
 -- name: peek
--- Index: primary key.
+-- inspect.peek and inspect.explain: the first messages of a lane. Takes lane, limit. Index: primary key.
 SELECT m.seq, m.id, ifnull(m.body, b.data), m.headers, m.attempts & 4294967295, m.sent_at, m.due, m.expires, m.error,
        m.attempts >> 32, m.first_at
 FROM message m LEFT JOIN body b ON m.body IS NULL AND b.id = m.id WHERE m.lane = ? ORDER BY m.seq LIMIT ?;
@@ -21,16 +21,16 @@ SELECT attempts, reason, output FROM dead WHERE lane = ? AND seq = ?;
 SELECT count(*) FROM dead WHERE lane = ?;
 
 -- name: in_flight
--- stats: messages of leases that run. Takes now.
+-- inspect.stats and inspect.waiting: messages of leases that run. Takes now. Scans the leases.
 SELECT ifnull(sum(pending), 0) FROM lease WHERE expired = 0 AND deadline > ?;
 
 -- name: in_delayed
--- stats: messages of lanes whose head is not due. Takes now. One seek a delayed lane.
+-- inspect.stats and inspect.waiting: messages of lanes whose head is not due. Takes now. One seek a delayed lane.
 SELECT ifnull(sum(max(ifnull((SELECT max(m.seq) FROM message m WHERE m.lane = l.id), 0), l.last_seq) - l.resolved), 0)
 FROM delayed d INDEXED BY delayed_due CROSS JOIN lane l ON l.id = d.lane WHERE d.due > ?;
 
 -- name: in_held
--- stats: messages of held lanes that no running lease has. Takes now. Index: lane_held.
+-- inspect.stats and inspect.waiting: messages of held lanes that no running lease has. Takes now. Index: lane_held.
 SELECT ifnull(sum(max(ifnull((SELECT max(m.seq) FROM message m WHERE m.lane = l.id), 0), l.last_seq) - l.resolved
     - ifnull((SELECT e.pending FROM lease e WHERE e.lane = l.id AND e.expired = 0 AND e.deadline > ?), 0)), 0)
 FROM lane l INDEXED BY lane_held WHERE l.hold IS NOT NULL;
@@ -40,7 +40,7 @@ FROM lane l INDEXED BY lane_held WHERE l.hold IS NOT NULL;
 SELECT count(*) FROM outbox;
 
 -- name: oldest
--- stats: when the oldest head of a lane was sent, and the oldest message without an attempt. Looks at the first ?1 lanes of each
+-- inspect.stats: when the oldest head of a lane was sent, and the oldest message without an attempt. Looks at the first ?1 lanes of each
 -- state. Without an attempt is the head, or else the first message behind all that was charged or started: one seek more.
 -- Indexes: primary keys, delayed_due, lane_held.
 SELECT min(m.sent_at), min(CASE
@@ -58,27 +58,28 @@ FROM (
 ) r CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
 
 -- name: oldest_ready
--- waiting: when the oldest head of a ready lane was sent; bounded.
+-- inspect.waiting: when the oldest head of a ready lane was sent; bounded. Takes how many lanes. Indexes: primary keys.
 SELECT min(m.sent_at)
 FROM (SELECT lane FROM ready ORDER BY position LIMIT ?) r
 CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
 
 -- name: oldest_over
--- waiting: the same for lanes whose lease ran out; bounded. Takes now.
+-- inspect.waiting: the same for lanes whose lease ran out; bounded. Takes now. Scans the leases, up to so many.
 SELECT min(m.sent_at)
 FROM (SELECT lane FROM lease WHERE expired = 1 OR deadline <= ? LIMIT ?) r
 CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
 
 -- name: next_lane
--- top_keys: a walk over the lanes that have messages, one seek each. Index: primary key of message.
+-- inspect.top_keys and operate.next_lane: a walk over the lanes that have messages, one seek each. Takes the lane before.
+-- Index: primary key of message.
 SELECT lane FROM message WHERE lane > ? ORDER BY lane LIMIT 1;
 
 -- name: depth_and_age
--- top_keys: depth and oldest message of one lane, two seeks.
+-- inspect.top_keys: depth and oldest message of one lane, two seeks. Takes lane.
 SELECT max(ifnull((SELECT max(m.seq) FROM message m WHERE m.lane = l.id), 0), l.last_seq) - l.resolved,
        (SELECT m.sent_at FROM message m WHERE m.lane = l.id ORDER BY m.seq LIMIT 1)
 FROM lane l WHERE l.id = ?;
 
 -- name: key_state
--- inspect.key_state: by stored key. Index: lane's unique key, primary key.
+-- inspect.key_state: by stored key. Takes key. Index: lane's unique key, primary key.
 SELECT s.value FROM lane l CROSS JOIN key_state s ON s.lane = l.id WHERE l.key = ?;

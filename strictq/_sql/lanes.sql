@@ -1,9 +1,9 @@
 -- name: by_key
--- lanes.find: id of a key's lane. Index: the UNIQUE one on key.
+-- lanes.find, inspect and operate: id of a key's lane. Takes key. Index: the UNIQUE one on key.
 SELECT id FROM lane WHERE key = ?;
 
 -- name: get
--- lanes.get: by primary key.
+-- lanes.get, inspect and settle: by primary key. Takes id.
 SELECT id, key, last_seq, resolved, solo_to, charged_to, hold, held_at, active_at, done_token, done_kind, done_lo, done_hi, done_gaps
 FROM lane WHERE id = ?;
 
@@ -16,15 +16,15 @@ INSERT INTO lane (id, key, last_seq, resolved, active_at) VALUES {{ (?, ?, ?, ?,
 DELETE FROM lane WHERE id = ?;
 
 -- name: head
--- lanes.place: the lane's first unresolved message. Index: primary key.
+-- lanes.place: the lane's first unresolved message. Takes lane. Index: primary key.
 SELECT seq, id, due FROM message WHERE lane = ? ORDER BY seq LIMIT 1;
 
 -- name: tail
--- Newest seq of a lane that has messages, else NULL. Index: primary key.
+-- lanes.tail and inspect: newest seq of a lane that has messages, else NULL. Takes lane. Index: primary key.
 SELECT max(seq) FROM message WHERE lane = ?;
 
 -- name: lease
--- lanes.lease_of: by primary key.
+-- lanes.lease_of and inspect: by primary key. Takes lane.
 SELECT lane, token, consumer, lo, hi, started, pending, leased_at, deadline, expired, ack_first, redrive, closed FROM lease WHERE lane = ?;
 
 -- name: delete_lease
@@ -36,11 +36,11 @@ DELETE FROM lease WHERE lane = ?;
 INSERT INTO ready (position, lane, careful) VALUES {{ (?, ?, ?) }};
 
 -- name: drop_ready
--- Index: the UNIQUE one on lane.
+-- lanes.unlist: a lane that is listed as ready. Takes lane. Index: the UNIQUE one on lane.
 DELETE FROM ready WHERE lane = ?;
 
 -- name: add_delayed
--- lanes: list a lane whose head is not due. Takes lane, due.
+-- lanes and settle: list a lane whose head is not due. Takes lane, due.
 INSERT INTO delayed (lane, due) VALUES (?, ?);
 
 -- name: move_delayed
@@ -52,19 +52,19 @@ UPDATE delayed SET due = ? WHERE lane = ?;
 DELETE FROM delayed WHERE lane = ?;
 
 -- name: resolve
--- lanes.remove: seqs left `message`. Takes highest seq, how many, now, lane.
+-- lanes.remove: seqs left `message`. Takes highest seq, how many, now, lane. Index: rowid.
 UPDATE lane SET last_seq = max(last_seq, ?), resolved = resolved + ?, active_at = ? WHERE id = ?;
 
 -- name: remember
--- lanes.remember: the last resolution, for a retried call.
+-- lanes.remember: the last resolution, for a retried call. Takes token, kind, first and last seq, gaps, id. Index: rowid.
 UPDATE lane SET done_token = ?, done_kind = ?, done_lo = ?, done_hi = ?, done_gaps = ? WHERE id = ?;
 
 -- name: set_solo
--- lanes.retake: deliver one message at a time up to a seq, and look for attempts up to a seq. Takes both, lane. Index: rowid.
+-- lanes.retake and salvage: deliver one message at a time up to a seq, and look for attempts up to a seq. Takes both, lane. Index: rowid.
 UPDATE lane SET solo_to = max(solo_to, ?), charged_to = max(charged_to, ?) WHERE id = ?;
 
 -- name: set_charged
--- lanes: no message behind this seq has attempts. Takes seq, lane. Index: rowid.
+-- lanes and settle: no message behind this seq has attempts. Takes seq, lane. Index: rowid.
 UPDATE lane SET charged_to = max(charged_to, ?) WHERE id = ?;
 
 -- name: set_hold
@@ -93,7 +93,7 @@ UPDATE message SET due = NULL WHERE lane = ? AND seq <= ? AND attempts > 0;
 UPDATE lane SET charged_to = 0, solo_to = 0 WHERE id = ?;
 
 -- name: message
--- attempts: the starts alone. Index: primary key.
+-- lanes, settle and claim: one message, its attempts as starts alone. Takes lane, seq. Index: primary key.
 SELECT seq, id, sent_at, due, expires, attempts & 4294967295, headers, size_hint, prepare_seconds, process_seconds, error, output,
        first_at, body
 FROM message WHERE lane = ? AND seq = ?;
@@ -107,7 +107,8 @@ DELETE FROM message WHERE lane = ? AND seq BETWEEN ? AND ?;
 DELETE FROM message WHERE lane = ? AND seq = ?;
 
 -- name: delete_body
--- Wherever a message or dead letter ends: its body, if it is stored out of line. Takes the arrival number. Index: rowid.
+-- lanes.remove, operate and check: the body of a message or dead letter that ends, if it is stored out of line.
+-- Takes the arrival number. Index: rowid.
 DELETE FROM body WHERE id = ?;
 
 -- name: bury
@@ -117,7 +118,8 @@ SELECT lane, seq, id, sent_at, ?, ?, ?, ?, headers, size_hint, prepare_seconds, 
 FROM message WHERE lane = ? AND seq = ?;
 
 -- name: set_due
--- settle: the delay and the error of a nack or a defer. Takes due, error, output (kept where NULL is given), lane, seq.
+-- settle and sweeps.end_failure_delays: the delay and the error of a nack or a defer.
+-- Takes due, error, output (kept where NULL is given), lane, seq. Index: primary key.
 UPDATE message SET due = ?, error = ifnull(?, error), output = ifnull(?, output) WHERE lane = ? AND seq = ?;
 
 -- name: set_output
@@ -131,7 +133,7 @@ SELECT ?, 1, id, sent_at, ?, expires, attempts, headers, size_hint, prepare_seco
 FROM message WHERE lane = ? AND seq = ?;
 
 -- name: waiting_redrives
--- Dead letters that wait for the lane's lease to end: a bounded step. Index: dead_waiting.
+-- lanes.revive_some: dead letters that wait for the lane's lease to end: a bounded step. Takes lane, limit. Index: dead_waiting.
 SELECT seq FROM dead INDEXED BY dead_waiting WHERE lane = ? AND redrive = 1 ORDER BY seq LIMIT ?;
 
 -- name: redrive
@@ -141,7 +143,7 @@ SELECT lane, seq, id, sent_at, headers, size_hint, prepare_seconds, process_seco
 FROM dead WHERE lane = ? AND seq = ?;
 
 -- name: delete_dead
--- lanes.revive and salvage: one dead letter. Takes lane, seq. Index: primary key.
+-- lanes.revive, operate.purge_lane and salvage: one dead letter. Takes lane, seq. Index: primary key.
 DELETE FROM dead WHERE lane = ? AND seq = ?;
 
 -- name: unresolve
@@ -149,7 +151,7 @@ DELETE FROM dead WHERE lane = ? AND seq = ?;
 UPDATE lane SET resolved = resolved - ? WHERE id = ?;
 
 -- name: lane_has_rows
--- lanes.forgettable: anything that must keep the lane alive.
+-- lanes.end_aside and lanes.forget_idle: anything that must keep the lane alive. Takes lane. Indexes: primary keys.
 SELECT EXISTS (SELECT 1 FROM message WHERE lane = ?1) OR EXISTS (SELECT 1 FROM dead WHERE lane = ?1)
     OR EXISTS (SELECT 1 FROM dedup WHERE lane = ?1) OR EXISTS (SELECT 1 FROM key_state WHERE lane = ?1)
     OR EXISTS (SELECT 1 FROM lease WHERE lane = ?1);

@@ -1,5 +1,5 @@
 -- name: dead_letters
--- operate: of the whole shard. Index: primary key of dead.
+-- operate: of the whole shard. Takes limit. Index: primary key of dead.
 SELECT d.lane, l.key, d.seq, d.id, ifnull(d.body, b.data), d.headers, d.kind, d.reason, d.attempts, d.sent_at, d.died_at
 FROM dead d CROSS JOIN lane l ON l.id = d.lane LEFT JOIN body b ON d.body IS NULL AND b.id = d.id
 ORDER BY d.lane, d.seq LIMIT ?;
@@ -11,7 +11,7 @@ FROM dead d CROSS JOIN lane l ON l.id = d.lane LEFT JOIN body b ON d.body IS NUL
 WHERE d.lane = ? ORDER BY d.seq LIMIT ?;
 
 -- name: dead_of
--- redrive: those of a lane that are not on their way back yet.
+-- operate.redrive: those of a lane that are not on their way back yet. Takes lane, limit. Index: primary key.
 SELECT seq FROM dead WHERE lane = ? AND redrive = 0 ORDER BY seq LIMIT ?;
 
 -- name: is_dead
@@ -19,11 +19,12 @@ SELECT seq FROM dead WHERE lane = ? AND redrive = 0 ORDER BY seq LIMIT ?;
 SELECT redrive FROM dead WHERE lane = ? AND seq = ?;
 
 -- name: lanes_with_dead
--- redrive, purge: a walk over lanes in bounded steps. Index: primary key of dead.
+-- operate.lanes_with_dead and operate.next_dead_lane: a walk over lanes in bounded steps. Takes the lane before, limit.
+-- Index: primary key of dead.
 SELECT DISTINCT lane FROM dead WHERE lane > ? ORDER BY lane LIMIT ?;
 
 -- name: forget_redrives
--- purge: a lease for whose end no dead letter waits any more. Index: dead_waiting.
+-- operate: a lease for whose end no dead letter waits any more. Takes lane. Index: dead_waiting.
 UPDATE lease SET redrive = 0
 WHERE lane = ?1 AND redrive = 1 AND NOT EXISTS (SELECT 1 FROM dead INDEXED BY dead_waiting WHERE lane = ?1 AND redrive = 1);
 
@@ -40,11 +41,12 @@ UPDATE lease SET redrive = 1 WHERE lane = ?;
 SELECT seq, id, body IS NULL FROM dead WHERE lane = ? ORDER BY seq LIMIT ?;
 
 -- name: waiting_rows
--- purge: dead letters that wait for the end of their lane's lease, to go back: a bounded step. Index: dead_waiting.
+-- operate.purge_lane: dead letters that wait for the end of their lane's lease, to go back: a bounded step. Takes lane, limit.
+-- Index: dead_waiting.
 SELECT seq, id, body IS NULL FROM dead INDEXED BY dead_waiting WHERE lane = ? AND redrive = 1 ORDER BY seq LIMIT ?;
 
 -- name: next_waiting_lane
--- purge: the next lane with such dead letters. Index: dead_waiting.
+-- operate.next_waiting_lane: the next lane with such dead letters. Takes the lane before. Index: dead_waiting.
 SELECT lane FROM dead INDEXED BY dead_waiting WHERE redrive = 1 AND lane > ? ORDER BY lane LIMIT 1;
 
 -- name: delete_dead_to
@@ -52,11 +54,12 @@ SELECT lane FROM dead INDEXED BY dead_waiting WHERE redrive = 1 AND lane > ? ORD
 DELETE FROM dead WHERE lane = ? AND seq <= ?;
 
 -- name: messages_outside
--- purge: a bounded step of a lane's messages that its lease (lo to hi) does not hold. Index: primary key.
+-- operate.purge_lane: a bounded step of a lane's messages that its lease (lo to hi) does not hold. Takes lane, lo, hi, limit.
+-- Index: primary key.
 SELECT seq, id, body IS NULL FROM message WHERE lane = ?1 AND seq NOT BETWEEN ?2 AND ?3 ORDER BY seq LIMIT ?4;
 
 -- name: delete_dedup_of
--- purge: a bounded step. Index: primary key.
+-- operate.purge_lane: a bounded step. Takes lane, limit. Index: primary key.
 DELETE FROM dedup WHERE lane = ?1 AND dedup_id IN (SELECT dedup_id FROM dedup WHERE lane = ?1 LIMIT ?2);
 
 -- name: next_dedup_lane
@@ -64,5 +67,5 @@ DELETE FROM dedup WHERE lane = ?1 AND dedup_id IN (SELECT dedup_id FROM dedup WH
 SELECT lane FROM dedup WHERE lane > ? ORDER BY lane LIMIT 1;
 
 -- name: held_lanes
--- release of keyless lanes. Index: lane_held.
+-- operate.release_keyless: held lanes of keyless messages. Index: lane_held.
 SELECT id, key FROM lane WHERE hold IS NOT NULL;

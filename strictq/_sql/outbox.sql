@@ -1,14 +1,14 @@
 -- name: insert
--- outbox.put: a send to another shard, in the transaction that makes it.
+-- outbox.put: a send to another shard, in the transaction that makes it. Takes the columns in order.
 INSERT INTO outbox (destination, id, key, sent_at, due, expires, dedup_id, headers, size_hint, prepare_seconds, process_seconds, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: destinations
--- forward: which shards have something coming. A skip over the primary key.
+-- outbox.destinations: which shards have something coming. A skip over the primary key.
 SELECT DISTINCT destination FROM outbox ORDER BY destination;
 
 -- name: waiting
--- forward: the oldest of one destination. Index: primary key.
+-- outbox.waiting: the oldest of one destination. Takes destination, limit. Index: primary key.
 SELECT id, key, sent_at, due, expires, dedup_id, headers, size_hint, prepare_seconds, process_seconds, body
 FROM outbox WHERE destination = ? ORDER BY id LIMIT ?;
 

@@ -1,3 +1,5 @@
+-- What salvage writes into a new queue, and what it asks of it. A statement that names no index reads whole tables.
+
 -- name: lane
 -- salvage: rows as they were read.
 INSERT INTO lane VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
@@ -39,57 +41,57 @@ INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 INSERT INTO applied VALUES (?, ?, ?, ?, ?, ?);
 
 -- name: consumer
--- salvage_handouts: a named consumer.
+-- handouts.copy: a named consumer.
 INSERT INTO consumer VALUES (?, ?, ?, ?, ?);
 
 -- name: handout
--- salvage_handouts: a hand-out.
+-- handouts.copy: a hand-out.
 INSERT INTO handout VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: handout_rejected
--- salvage_handouts: a message to leave out.
+-- handouts.copy: a message to leave out.
 INSERT INTO handout_rejected VALUES (?, ?, ?);
 
 -- name: lease
--- salvage: of hand-outs only.
+-- handouts.copy: of hand-outs only.
 INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: handouts_unknown
--- salvage: consumers without a row, and the last of their hand-outs.
+-- handouts.settle: consumers without a row, and the last of their hand-outs.
 SELECT consumer, max(n) FROM handout WHERE consumer NOT IN (SELECT name FROM consumer) GROUP BY consumer;
 
 -- name: handouts_of
--- salvage_handouts.settle: every hand-out of a consumer. Index: primary key.
+-- handouts.settle: every hand-out of a consumer. Index: primary key.
 SELECT n, state FROM handout WHERE consumer = ?;
 
 -- name: handouts_beyond
--- salvage: hand-outs that fit to nothing that their consumer's row says.
+-- handouts.settle: hand-outs that fit to nothing that their consumer's row says.
 SELECT h.consumer, h.n FROM handout h JOIN consumer c ON c.name = h.consumer
 WHERE h.n > c.last OR h.n <= c.floor OR (h.state = 'open') <> (h.n > c.acked);
 
 -- name: handouts_short
--- salvage: open hand-outs that lack messages.
+-- handouts.settle: open hand-outs that lack messages.
 SELECT DISTINCT h.consumer, h.n FROM handout h JOIN lease e ON e.token = h.token AND e.deadline = 4611686018427387904
 WHERE h.state = 'open' AND e.pending <> (SELECT count(*) FROM message m WHERE m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi);
 
 -- name: empty_handout
--- salvage_handouts: a hand-out that was given back has no messages. Takes consumer, n. Index: primary key.
+-- handouts: a hand-out that was given back has no messages. Takes consumer, n. Index: primary key.
 UPDATE handout SET messages = 0 WHERE consumer = ? AND n = ?;
 
 -- name: drop_blocks
--- salvage: of what was released, or of nothing.
+-- handouts.settle: of what was released, or of nothing.
 DELETE FROM handout_block WHERE (consumer, n) NOT IN (SELECT consumer, n FROM handout WHERE state <> 'released');
 
 -- name: drop_rejected
--- salvage_handouts.settle: of hand-outs that can't be read any more. Reads all.
+-- handouts.settle: of hand-outs that can't be read any more. Reads all.
 DELETE FROM handout_rejected WHERE (consumer, n) NOT IN (SELECT consumer, n FROM handout WHERE state <> 'released');
 
 -- name: drop_leases
--- salvage_handouts.settle: leases of hand-outs that are not open. Reads all.
+-- handouts.settle: leases of hand-outs that are not open. Reads all.
 DELETE FROM lease WHERE (consumer, token) NOT IN (SELECT consumer, token FROM handout WHERE state = 'open');
 
 -- name: held_lanes
--- salvage_handouts.settle: lanes that stay leased.
+-- handouts.settle: lanes that stay leased.
 SELECT lane FROM lease;
 
 -- name: lane_counts

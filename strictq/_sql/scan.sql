@@ -44,7 +44,7 @@ WHERE l.id >= ?1 AND l.id <= ?3 AND m.id <= ?4 AND m.seq > CASE l.id WHEN ?1 THE
 GROUP BY l.id ORDER BY l.id;
 
 -- name: set_aside
--- scan.keyless: messages that left a lane for one of their own since the plan. Takes the first key, the first key behind,
+-- scan: messages that left a lane for one of their own since the plan. Takes the first key, the first key behind,
 -- the newest lane of the plan, and between which arrivals. Indexes: the UNIQUE one on key, primary key of message.
 SELECT NULL, 0, l.key, m.lane, m.seq, m.due, m.expires, m.attempts & 4294967295, m.id, m.sent_at, m.headers, m.size_hint, m.prepare_seconds,
        m.process_seconds, m.body
@@ -52,7 +52,7 @@ FROM lane l CROSS JOIN message m ON m.lane = l.id
 WHERE l.key > ? AND l.key < ? AND l.id > ? AND m.id > ? AND m.id <= ?;
 
 -- name: key
--- scan.columns, scan.keyless: by primary key.
+-- scan: the key of a lane, by primary key. Takes id.
 SELECT key FROM lane WHERE id = ?;
 
 -- name: dead

@@ -1,13 +1,13 @@
 -- name: lanes_by_key
 -- send: for each key its lane, the tail of its sequence, and whether a first message must list it as ready or delayed.
--- Indexes: lane's UNIQUE one on key, message's and lease's primary keys.
+-- Takes the keys. Indexes: lane's UNIQUE one on key, message's and lease's primary keys.
 SELECT l.key, l.id,
        ifnull((SELECT max(m.seq) FROM message m WHERE m.lane = l.id), 0), l.last_seq,
        l.hold IS NULL AND NOT EXISTS (SELECT 1 FROM lease e WHERE e.lane = l.id)
 FROM lane l WHERE l.key IN ({{ ? }});
 
 -- name: insert_plain
--- send: messages without options, in lane order.
+-- send: messages without options, in lane order. Takes the columns in order.
 INSERT INTO message (lane, seq, id, sent_at, expires, body) VALUES {{ (?, ?, ?, ?, ?, ?) }};
 
 -- name: insert_full
@@ -16,7 +16,7 @@ INSERT INTO message (lane, seq, id, sent_at, due, expires, headers, size_hint, p
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_body
--- send and bulk: a body that is stored out of line. Takes the arrival number, data.
+-- send and insert: a body that is stored out of line. Takes the arrival number, data.
 INSERT INTO body (id, data) VALUES (?, ?);
 
 -- name: find_dedup
@@ -24,7 +24,8 @@ INSERT INTO body (id, data) VALUES (?, ?);
 SELECT seq, id FROM dedup WHERE lane = ? AND dedup_id = ? AND until > ?;
 
 -- name: remember_dedup
--- send: an id and the message it stands for; an id whose window is over is replaced. Takes lane, dedup_id, seq, id, until.
+-- send and lanes.end_aside: an id and the message it stands for; an id whose window is over is replaced.
+-- Takes lane, dedup_id, seq, id, until.
 INSERT INTO dedup (lane, dedup_id, seq, id, until) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (lane, dedup_id) DO UPDATE SET seq = excluded.seq, id = excluded.id, until = excluded.until;
 

@@ -1,9 +1,9 @@
 -- name: end_whole_lease
--- settle.ack, the common case: a live lease whose messages are all acked at once.
+-- settle.ack_whole and advance: a live lease whose messages are all acked at once. Takes lane, token, lo, hi, pending. Index: primary key.
 DELETE FROM lease WHERE lane = ? AND token = ? AND lo = ? AND hi = ? AND pending = ? AND expired = 0 AND redrive = 0 AND ack_first = 0;
 
 -- name: finish_lane
--- lanes.remove_acked: takes highest seq, how many, now, token, lowest, highest, lane.
+-- lanes.remove_acked: takes highest seq, how many, now, token, lowest, highest, lane. Index: rowid.
 UPDATE lane SET last_seq = max(last_seq, ?), resolved = resolved + ?, active_at = ?,
     done_token = ?, done_kind = 'ack', done_lo = ?, done_hi = ?, done_gaps = NULL WHERE id = ?;
 
@@ -15,7 +15,7 @@ FROM carray(?) c CROSS JOIN lane l ON l.id = c.value
 CROSS JOIN message m ON m.lane = l.id AND m.seq = (SELECT min(seq) FROM message WHERE lane = l.id);
 
 -- name: rows_between
--- settle: which seqs of a lease are unresolved, and where their bodies lie. Index: primary key.
+-- settle and handout: which seqs of a lease are unresolved, and where their bodies lie. Takes lane, first and last seq. Index: primary key.
 SELECT seq, id, body IS NULL, attempts FROM message WHERE lane = ? AND seq BETWEEN ? AND ? ORDER BY seq;
 
 -- name: set_started
@@ -37,11 +37,12 @@ WHERE lane = ? AND token = ? AND lo <= ? AND hi >= ? AND pending > 1 AND ack_fir
 UPDATE lease SET deadline = ?, expired = 0 WHERE lane = ?;
 
 -- name: shrink
--- settle: fewer unresolved messages.
+-- settle.shrink and check.fix: fewer unresolved messages. Takes their number, lane. Index: primary key.
 UPDATE lease SET pending = ? WHERE lane = ?;
 
 -- name: close
--- settle: the end of a lease was given back: fewer messages, a new end, and it grows no more.
+-- settle: the end of a lease was given back: fewer messages, a new end, and it grows no more. Takes pending, last seq, lane.
+-- Index: primary key.
 UPDATE lease SET pending = ?1, hi = ?2, started = min(started, ?2), closed = 1 WHERE lane = ?3;
 
 -- name: grow
@@ -49,11 +50,11 @@ UPDATE lease SET pending = ?1, hi = ?2, started = min(started, ?2), closed = 1 W
 UPDATE lease SET hi = ?, pending = pending + ? WHERE lane = ?;
 
 -- name: earlier
--- settle.more: is there an unresolved message that the lease does not hold, before it?
+-- settle.more: is there an unresolved message that the lease does not hold, before it? Takes lane, seq. Index: primary key.
 SELECT EXISTS (SELECT 1 FROM message WHERE lane = ? AND seq < ?);
 
 -- name: key_state
--- settle.key_state: by lane. Index: primary key.
+-- settle.key_state: by lane. Takes lane. Index: primary key.
 SELECT value FROM key_state WHERE lane = ?;
 
 -- name: set_key_state

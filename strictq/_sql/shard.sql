@@ -189,13 +189,13 @@ CREATE TABLE history (
 INSERT INTO counter VALUES (1, ?, ?, ?, ?, 0, 0, 0, 0, 0, 4611686018427387904, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0);
 
 -- name: read_counter
--- frame: at the start of every transaction.
+-- tx, and catalog, check and checkpoint: at the start of every transaction.
 SELECT config_version, epoch, time_offset, last_time, last_id, last_token, last_lane, last_outbox, seq_floor, next_deadline, lanes,
        pending, dead, sends, receives, claims, empty_receives, acks, retries, redeliveries, expired, dropped, purged, ack_rate, ack_rate_at
 FROM counter;
 
 -- name: write_counter
--- frame: before the COMMIT of a transaction that changed anything.
+-- writer: before the COMMIT of a transaction that changed anything. Takes the columns in order.
 UPDATE counter SET config_version = ?, epoch = ?, time_offset = ?, last_time = ?, last_id = ?, last_token = ?, last_lane = ?,
     last_outbox = ?, seq_floor = ?, next_deadline = ?, lanes = ?, pending = ?, dead = ?, sends = ?, receives = ?, claims = ?, empty_receives = ?, acks = ?,
     retries = ?, redeliveries = ?, expired = ?, dropped = ?, purged = ?, ack_rate = ?, ack_rate_at = ?;
@@ -205,21 +205,21 @@ UPDATE counter SET config_version = ?, epoch = ?, time_offset = ?, last_time = ?
 SELECT type, name, tbl_name, rootpage, sql FROM sqlite_schema;
 
 -- name: counter_page
--- shard: when it verifies its WAL, where the counter row lies.
+-- checkpoint and foreign: when it verifies its WAL, where the counter row lies. Scans the schema.
 SELECT rootpage FROM sqlite_schema WHERE name = 'counter';
 
 -- name: set_epoch
--- commit: the first write of an epoch. Takes epoch, time_offset.
+-- writer: the first write of an epoch. Takes epoch, time_offset.
 UPDATE counter SET epoch = ?, time_offset = ?;
 
 -- name: read_meta
--- One value of what the shard belongs to. Takes name. Index: primary key.
+-- shard, writer and catalog: one value of what the shard belongs to. Takes name. Index: primary key.
 SELECT value FROM meta WHERE name = ?;
 
 -- name: write_meta
--- Set one such value. Takes name, value.
+-- shard, writer, catalog.lay_out_shard and salvage: set one such value. Takes name, value.
 INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: has_meta
--- Whether the file was laid out at all.
+-- catalog.verify_shard and checkpoint: whether the file was laid out at all. Scans the schema.
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'meta';
