@@ -26,6 +26,7 @@ from ._errors import (
     ForwardPending,
     HandoutGone,
     InvalidArgument,
+    InvalidBody,
     LeaseLost,
     MessageTooLarge,
     MissingExtra,
@@ -50,7 +51,8 @@ from ._types import CONTENT_HASH, DurationEstimate, Event, Message, OpenBreaker,
 from .batch import Batch
 from .delivery import Delivery, Lease
 from .handle import DeliveryRef
-from .opening import open, open_async, salvage
+from .opening import open as open
+from .opening import open_async, salvage
 from .queue import Queue
 from .transaction import Transaction
 
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     from .aio import AsyncBatch, AsyncDelivery, AsyncDeliveryRef, AsyncLease, AsyncQueue, AsyncTransaction
     from .worker import Breaker, Defer, Job, Reject, Retry, Worker, WorkerStats
 
+# Without `open`: `from strictq import *` must not hide the one that opens files.
 __all__ = [
     "CONTENT_HASH",
     "AsyncBatch",
@@ -100,6 +103,7 @@ __all__ = [
     "HandoutGone",
     "HistoryRecord",
     "InvalidArgument",
+    "InvalidBody",
     "Job",
     "KeyDepth",
     "Lease",
@@ -145,7 +149,6 @@ __all__ = [
     "WorkerEvent",
     "WorkerStats",
     "__version__",
-    "open",
     "open_async",
     "salvage",
 ]

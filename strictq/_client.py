@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
+from . import _hints as hints
+from ._errors import InvalidArgument
 from ._sending import Sending
 from ._settling import Settling
 from ._store.api import Storage
@@ -23,3 +27,12 @@ class Client:
         self.storage = storage
         self.sending = Sending(storage)
         self.settling = Settling(storage)
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_share(self)
+
+
+def cannot_share(what: object) -> InvalidArgument:
+    """Return the error for a queue, or for what belongs to one, that is pickled or copied."""
+    name = "what belongs to a queue" if isinstance(what, Client) else type(what).__name__
+    return InvalidArgument(f"{name} can't be pickled or copied: the queue has files open", hint=hints.SEND_PATH)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, Final, Literal
 
 import attrs
 
+from . import _hints as hints
 from ._errors import ConfigError
 
 FOREVER_SECONDS = 10 * 365 * 86400.0
@@ -50,11 +51,29 @@ def _remembers_given(cls: type[QueueConfig]) -> type[QueueConfig]:
 
     @functools.wraps(init)
     def __init__(self: QueueConfig, **given: Any) -> None:
+        require_known(given)
         init(self, **given)
         self._remember(given.keys(), {})
 
     cls.__init__ = __init__  # type: ignore[method-assign]
     return cls
+
+
+def require_known(names: Iterable[str]) -> None:
+    """Refuse names that no setting has.
+
+    Raises:
+        ConfigError: one of them is unknown; the hint has the nearest setting, if one is near.
+    """
+    known = [a.name for a in attrs.fields(QueueConfig)]
+    unknown = sorted(set(names) - set(known))
+    if not unknown:
+        return
+    from difflib import get_close_matches  # few programs need it
+
+    near = get_close_matches(unknown[0], known, 1)
+    hint = hints.DID_YOU_MEAN.of(name=near[0]) if near else hints.SETTINGS_ARE.of(settings=", ".join(known))
+    raise ConfigError(f"unknown setting {unknown[0]!r}", hint=hint)
 
 
 def _one_of(*choices: str) -> Any:
@@ -152,9 +171,7 @@ class QueueConfig(_Remembered):
 
     def evolve(self, **changes: Any) -> QueueConfig:
         """This configuration with some values changed, validated again."""
-        known = {a.name for a in attrs.fields(QueueConfig)}
-        if unknown := sorted(set(changes) - known):
-            raise ConfigError(f"unknown setting {unknown[0]!r}; the settings are {', '.join(sorted(known))}")
+        require_known(changes)
         return attrs.evolve(self, **changes)._remember(self.given | changes.keys(), self._unknown)
 
     @property

@@ -11,6 +11,7 @@ StrictqError                     .transient  .hint
 ├── LeaseLost                        the token is dead, or the message is resolved; nothing changed
 ├── QueueFull                        QueueConfig.max_depth is reached; nothing changed
 ├── UnknownMessage                   that (key, seq) was never sent
+├── InvalidBody (ValueError)         json() of a message whose body is not JSON
 ├── ConsumerBusy                     another holder has the named consumer; nothing changed
 ├── ConsumerLost                     the named consumer was taken over or released; nothing changed
 ├── HandoutGone                      that hand-out can't be served; nothing changed
@@ -111,6 +112,9 @@ class LeaseLost(StrictqError):
         key: the lane's key (None for a keyless message).
         seq: the message's position in its key.
         token: the fencing token that was refused.
+        lease_seconds: how long the lease was; None: not known here.
+        over_seconds: how long ago it ended, as far as this process knows; negative: its time was not over.
+        holder: the consumer that holds the lane now; None: no other one, or not known.
     """
 
     hint = hints.LEASE_LOST
@@ -122,6 +126,22 @@ class LeaseLost(StrictqError):
         self.key = key
         self.seq = seq
         self.token = token
+        self.lease_seconds: float | None = None
+        self.over_seconds: float | None = None
+        self.holder: str | None = None
+
+    def explain(self, length: float | None, over: float | None, holder: str | None, *, given_back: bool = False) -> None:
+        """Add what the holder knew of its lease: see the attributes. given_back: with an earlier message of its key."""
+        self.lease_seconds, self.over_seconds, self.holder = length, over, holder
+        parts = [str(self.args[0])]
+        if given_back:
+            parts.append("it was given back together with an earlier message of its key")
+        elif length is not None and over is not None and over >= 0:
+            parts.append(f"its lease of {length:g} s has been over for {over:.1f} s")
+            self.hint = hints.LEASE_OVER
+        if holder is not None:
+            parts.append(f"consumer {holder} holds the key now")
+        self.args = ("; ".join(parts),)
 
 
 class QueueFull(StrictqError):
@@ -133,6 +153,22 @@ class QueueFull(StrictqError):
 
 class UnknownMessage(StrictqError):
     """No message with that key and seq was ever sent."""
+
+
+class InvalidBody(StrictqError, ValueError):
+    """`json()` was called on a message whose body is not JSON. Nothing changed.
+
+    Attributes:
+        key: of the message; None for a keyless one.
+        seq: its position in its key.
+    """
+
+    hint = hints.JSON_BODY
+
+    def __init__(self, key: str | bytes | int | None, seq: int, why: str) -> None:
+        super().__init__(f"the body of key {key!r}, seq {seq} is not JSON: {why}")
+        self.key = key
+        self.seq = seq
 
 
 class ConsumerBusy(StrictqError):

@@ -6,13 +6,12 @@ one is made.
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal
 
 import attrs
 
 from ._keys import Key
-from ._types import State
+from ._types import State, body_as_json
 from ._views import Report
 
 
@@ -39,7 +38,7 @@ class DeadLetter(Report):
 
     def json(self) -> Any:
         """The body, decoded as JSON."""
-        return json.loads(self.body)
+        return body_as_json(self.body, self.key, self.seq)
 
 
 @attrs.frozen
@@ -65,7 +64,7 @@ class PeekedMessage(Report):
 
     def json(self) -> Any:
         """The body, decoded as JSON."""
-        return json.loads(self.body)
+        return body_as_json(self.body, self.key, self.seq)
 
 
 @attrs.frozen

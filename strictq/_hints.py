@@ -41,6 +41,11 @@ QUEUE_NOT_FOUND: Final = Coded("queue_not_found", "check the path, or open it wi
 QUEUE_CLOSED: Final = Coded("queue_closed", "open it again with strictq.open()")
 READ_ONLY_QUEUE: Final = Coded("read_only_queue", "open it without read_only=True")
 LEASE_LOST: Final = Coded("lease_lost", "drop the work on this message: whoever holds the key now will do it")
+LEASE_OVER: Final = Coded(
+    "lease_over",
+    "drop the work on this message: it is delivered again; receive it with a longer lease_seconds, call d.extend() while you "
+    "work, or use a Worker, which does",
+)
 QUEUE_FULL: Final = Coded("queue_full", "wait for consumers to catch up, or raise max_depth with q.configure()")
 CONSUMER_BUSY: Final = Coded("consumer_busy", "stop the other holder (a query, say), or use another consumer name")
 CONSUMER_LOST: Final = Coded("consumer_lost", "start again, if the other holder is not meant to go on")
@@ -100,6 +105,15 @@ HANDLER_YIELDS: Final = Coded(
     "handler_yields",
     "make {what} a function without yield, def or async def, that returns when its work is done",
 )
+
+SEND_PATH: Final = Coded("send_path", "give the other process the path, q.path, and open the queue there with strictq.open()")
+SHARE_HANDLE: Final = Coded("share_handle", "give d.handle, a str, and use q.delivery(handle) there")
+JSON_BODY: Final = Coded(
+    "json_body", "send it with q.send_json(), or read d.body; raise Reject to dead-letter what can't be read"
+)
+SETTINGS_ARE: Final = Coded("settings_are", "the settings are {settings}")
+NOT_A_URL: Final = Coded("not_a_url", "a queue is a directory: give its path, {path!r} for example")
+NO_HOME: Final = Coded("no_home", "write the path in full; a directory whose name begins with ~ is './~…'")
 
 # ---- the store
 

@@ -7,9 +7,10 @@ from typing import Final
 from ._keys import Key, decode_key
 from ._store.api import Held, Storage
 
-# States of a message, as far as this process knows.
-OPEN: Final = 0
-SETTLED: Final = 1
+# States of a message, as far as this process knows. All but OPEN are settled.
+OPEN, ACKED, NACKED, DEFERRED, REJECTED, DONE = range(6)
+SETTLED_AS: Final = {ACKED: "acked", NACKED: "nacked", DEFERRED: "deferred", REJECTED: "rejected", DONE: "done"}
+"""What became of a message, by its state."""
 
 
 class Origin:

@@ -13,7 +13,7 @@ from ._client import Client
 from ._errors import LeaseLost
 from ._files import late
 from ._keys import Key
-from ._leased import SETTLED, Origin
+from ._leased import OPEN, Origin
 from ._observe import ANY_SHARD
 from ._store.api import Claimed, Request
 from .delivery import Delivery, Lease
@@ -132,7 +132,7 @@ class Receiving:
     def begin(self, d: Delivery) -> bool:
         """Start a delivery that `consume` is about to hand out, with enough of its lease left. False: it is not its holder's."""
         lease = d.lease
-        if d._state == SETTLED or d.seq > lease._hi:
+        if d._state != OPEN or d.seq > lease._hi:
             return False  # given back with an earlier one
         lost = lease._deadline - self._storage.now() <= lease._seconds // 2 and self._is_lost(lease)
         if lease.ack_first:

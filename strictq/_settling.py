@@ -14,8 +14,21 @@ from typing import Any, Final, TypeVar
 from . import _hints as hints
 from . import _validate as validate
 from ._errors import InvalidArgument, LeaseLost, PartialFailure, StoreError, StrictqError
-from ._keys import shared_key
-from ._leased import OPEN, SETTLED, LeaseState, MessageState, NamedLease, NamedMessage, Origin
+from ._keys import is_keyless, shared_key
+from ._leased import (
+    ACKED,
+    DEFERRED,
+    DONE,
+    NACKED,
+    OPEN,
+    REJECTED,
+    SETTLED_AS,
+    LeaseState,
+    MessageState,
+    NamedLease,
+    NamedMessage,
+    Origin,
+)
 from ._store.api import Failure, Fields, Held, Row, Settlement, Storage
 
 RELEASES_TOGETHER: Final = 100
@@ -71,11 +84,11 @@ class Settling:
         trouble = self._act_on_all(work, self._storage.ack)
         if not trouble and not any(results):
             for d in given:
-                d._state = SETTLED
+                d._state = ACKED
             for lease, batch in work:
                 lease._open -= len(batch.seqs)
             return
-        self._settled(given, results, trouble)
+        self._settled(given, results, trouble, ACKED)
 
     def _whole_leases(self, given: Sequence[MessageState]) -> _Work | None:
         """The common case, fast: every lease that occurs is given with all its messages. None: it is not so."""
@@ -98,7 +111,7 @@ class Settling:
         groups: dict[LeaseState, set[int]] = {}
         for i, d in enumerate(given):
             seqs = groups.setdefault(self.own(d), set())
-            if d._state == SETTLED or d.seq in seqs:
+            if d._state != OPEN or d.seq in seqs:
                 results[i] = _settled_before(d)
             else:
                 seqs.add(d.seq)
@@ -126,7 +139,7 @@ class Settling:
             given_up.extend(outcomes)
             return outcomes
 
-        self._postpone(given, act)
+        self._postpone(given, act, NACKED)
         return True in given_up
 
     def defer(self, given: Sequence[MessageState], delay_seconds: float) -> None:
@@ -136,7 +149,7 @@ class Settling:
             LeaseLost, PartialFailure: as for ack.
         """
         wait = validate.microseconds("delay_seconds", delay_seconds)
-        self._postpone(given, lambda shard, heads: self._storage.defer(shard, heads, wait))
+        self._postpone(given, lambda shard, heads: self._storage.defer(shard, heads, wait), DEFERRED)
 
     def defer_failed(
         self, given: Sequence[MessageState], delay_seconds: float, failures: Sequence[Failure]
@@ -158,7 +171,7 @@ class Settling:
             return self._storage.defer(shard, heads, wait, [said[head.key, head.token] for head in heads])
 
         try:
-            self._postpone(given, act)
+            self._postpone(given, act, DEFERRED)
         except PartialFailure as e:
             return list(e.results)
         except (LeaseLost, StoreError) as e:
@@ -174,9 +187,9 @@ class Settling:
         why = validate.reason(reason)
         said = validate.text("output", output)
         self.require_unsettled(d)
-        self._settle([d], lambda shard, batches: self._storage.reject(shard, batches, why, said))
+        self._settle([d], lambda shard, batches: self._storage.reject(shard, batches, why, said), REJECTED)
 
-    def _postpone(self, given: Sequence[MessageState], act: _Act) -> None:
+    def _postpone(self, given: Sequence[MessageState], act: _Act, state: int) -> None:
         # Of each lease, the first one given stands for all: it gives back everything later.
         first: dict[LeaseState, int] = {}
         for d in given:
@@ -184,20 +197,20 @@ class Settling:
             if d._state == OPEN:
                 first[lease] = min(first.get(lease, d.seq), d.seq)
         try:
-            self._settle(given, act)
+            self._settle(given, act, state)
         finally:
             # Also where some of them failed: those that are settled took what lies behind them along.
             for d in given:
-                if d._state == SETTLED and first.get(d.lease) == d.seq:
+                if d._state == state and first.get(d.lease) == d.seq:
                     d.lease._given_back(d.seq)
 
-    def _settle(self, given: Sequence[MessageState], act: _Act) -> None:
+    def _settle(self, given: Sequence[MessageState], act: _Act, state: int) -> None:
         """Do it for the first message given of each lease. What becomes of it becomes of the others."""
         self._storage.require_open()
         results: list[Any] = [None] * len(given)
         work = [(lease, lease._held.some(seqs[:1])) for lease, seqs in self._by_lease(given, results)]
         trouble = self._act_on_all(work, act)
-        self._settled(given, results, trouble)
+        self._settled(given, results, trouble, state)
 
     # ---- how a call ends
 
@@ -217,14 +230,16 @@ class Settling:
                 trouble.update((lease, lost) for (lease, _), lost in zip(entries, outcomes, strict=True) if lost)
         return trouble
 
-    def _settled(self, given: Sequence[MessageState], results: list[Any], trouble: dict[LeaseState, Any]) -> None:
+    def _settled(self, given: Sequence[MessageState], results: list[Any], trouble: dict[LeaseState, Any], state: int) -> None:
         for i, d in enumerate(given):
             if results[i] is None:
                 lost = trouble.get(d.lease)
                 results[i] = lost.get(d.seq) if isinstance(lost, dict) else lost if isinstance(lost, StrictqError) else None
             if results[i] is None:
-                d._state = SETTLED
+                d._state = state
                 d.lease._open -= 1
+            elif isinstance(lost := results[i], LeaseLost) and lost.lease_seconds is None and d._state == OPEN:
+                self.explain_loss(d.lease, lost)
         _raise_lost("some deliveries were lost", results)
 
     # ---- attempts
@@ -240,7 +255,7 @@ class Settling:
         self._storage.require_open()
         # Where it is charged already, and no other consumer can have the lane, there is nothing to write.
         if d.seq > lease._started or lease._deadline <= self._storage.now():
-            _raise_first(self._storage.start(lease.shard, [self.settlement(d)]))
+            self._raise_first(lease, self._storage.start(lease.shard, [self.settlement(d)]))
             lease._started = max(lease._started, d.seq)
         d._begun = True
 
@@ -280,15 +295,15 @@ class Settling:
             return
         for (d, after), batch in zip(pairs, acks, strict=True):
             if refused and batch in refused:
-                failed[d] = refused[batch]
+                failed[d] = self.explain_loss(d.lease, refused[batch])
                 continue
-            d._state = SETTLED
+            d._state = ACKED
             d.lease._open -= 1
             if after is not None:
                 d.lease._started = max(d.lease._started, after.seq)
         for d, batch in zip(fresh, starts, strict=True):
             if refused and batch in refused:
-                failed[d] = refused[batch]
+                failed[d] = self.explain_loss(d.lease, refused[batch])
             else:
                 d.lease._started = max(d.lease._started, d.seq)
 
@@ -329,7 +344,7 @@ class Settling:
                 continue
             for lease, deadline in zip(some, deadlines, strict=True):
                 if isinstance(deadline, LeaseLost):
-                    outcome[lease] = deadline
+                    outcome[lease] = self.explain_loss(lease, deadline)
                 else:
                     lease._deadline = deadline
                     outcome[lease] = None
@@ -345,7 +360,11 @@ class Settling:
         validate.whole("n", n, 1, validate.MESSAGES_MAX)
         if lease.ack_first:
             raise InvalidArgument("a lease of ack_first does not grow")
-        rows = self._storage.more(lease.shard, lease._held, lease._lo, n)
+        try:
+            rows = self._storage.more(lease.shard, lease._held, lease._lo, n)
+        except LeaseLost as e:
+            self.explain_loss(lease, e)
+            raise
         if rows:
             lease._hi = Fields.seq(rows[-1])
             lease._open += len(rows)
@@ -358,7 +377,7 @@ class Settling:
             LeaseLost: nothing changed.
         """
         self._storage.require_open()
-        _raise_first(self._storage.release(lease.shard, [lease._held.some([seq])]))
+        self._raise_first(lease, self._storage.release(lease.shard, [lease._held.some([seq])]))
         lease._given_back(seq)
 
     def done(self, d: MessageState) -> None:
@@ -368,7 +387,7 @@ class Settling:
         if lease._open == 1:
             self.release(lease, lease._lo)
         lease._open -= 1
-        d._state = SETTLED
+        d._state = DONE
 
     # ---- the rest
 
@@ -431,19 +450,43 @@ class Settling:
         Raises:
             LeaseLost: it is settled already.
         """
-        if d._state == SETTLED:
+        if d._state != OPEN:
             raise _settled_before(d)
 
     @staticmethod
     def settled(d: MessageState) -> None:
         """It was resolved, with other effects, in a transaction."""
-        d._state = SETTLED
+        d._state = ACKED
         d.lease._open -= 1
 
     @staticmethod
     def settlement(d: MessageState, *others: MessageState) -> Settlement:
         """Messages of one lease, seqs ascending, as the storage takes them."""
         return d.lease._held.some([d.seq, *(other.seq for other in others)], took=getattr(d, "_took", None))
+
+    # ---- lost leases
+
+    def explain_loss(self, lease: LeaseState, error: LeaseLost) -> LeaseLost:
+        """Add to an error what is known of the lease here, and who holds its lane now. Returns the error."""
+        length = lease._seconds / 1e6 if lease._seconds else None
+        over = (self._storage.now() - lease._deadline) / 1e6 if lease._seconds else None
+        error.explain(length, over, self._holder(lease), given_back=error.seq > lease._hi)
+        return error
+
+    def _holder(self, lease: LeaseState) -> str | None:
+        """The consumer that holds a lease's lane now; None: no other one, or it can't be said."""
+        if is_keyless(lease._held.key):
+            return None
+        try:
+            now = self._storage.explain(lease._held.key)
+        except StrictqError:
+            return None
+        return now.by if now.token not in (None, lease.token) else None
+
+    def _raise_first(self, lease: LeaseState, results: Sequence[LeaseLost | None]) -> None:
+        for error in results:
+            if error is not None:
+                raise self.explain_loss(lease, error)
 
     # ---- what deliveries read
 
@@ -470,15 +513,9 @@ def _raise_lost(text: str, results: Sequence[Any]) -> None:
     raise PartialFailure(text, list(results)) from bad[0]
 
 
-def _raise_first(results: Sequence[LeaseLost | None]) -> None:
-    for error in results:
-        if error is not None:
-            raise error
-
-
 def _settled_before(d: MessageState) -> LeaseLost:
-    hint = hints.SETTLED_ALREADY
-    return LeaseLost(d.key, d.seq, d.token, "this delivery is settled already", hint=hint)
+    how = f"is already {SETTLED_AS[d._state]}" if d._state != OPEN else "was given twice"
+    return LeaseLost(d.key, d.seq, d.token, f"this delivery {how}", hint=hints.SETTLED_ALREADY)
 
 
 def _not_ours() -> InvalidArgument:

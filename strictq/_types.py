@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict
 import attrs
 
 from . import _hints as hints
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, InvalidBody
 from ._keys import Key
 from ._views import Report, as_dict
 
@@ -110,6 +110,18 @@ def to_send(given: Body | Message, made: Message) -> Message:
     if made != Message(b""):
         raise InvalidArgument("send(Message(...)) takes no other arguments", hint=hints.INSIDE_MESSAGE)
     return given
+
+
+def body_as_json(body: bytes, key: Key | None, seq: int) -> Any:
+    """A body, decoded as JSON, for the message that it is of.
+
+    Raises:
+        InvalidBody: it is not JSON.
+    """
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as e:
+        raise InvalidBody(key, seq, str(e)) from None
 
 
 class Receipt(NamedTuple):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from . import _hints as hints
 from ._client import Client
 from ._errors import InvalidArgument, LeaseLost
 from ._keys import Key
-from ._leased import OPEN, SETTLED, LeaseState, MessageState, Origin
+from ._leased import OPEN, LeaseState, MessageState, Origin
 from ._store.api import Fields, Held, Row, decode_headers
+from ._types import body_as_json
 from .handle import Handle
 
 
@@ -155,8 +155,12 @@ class Delivery(MessageState):
         return self.lease._client.settling.key_state(self.lease._held.key)
 
     def json(self) -> Any:
-        """The body, decoded as JSON."""
-        return json.loads(self.body)
+        """The body, decoded as JSON.
+
+        Raises:
+            InvalidBody: it is not JSON.
+        """
+        return body_as_json(self.body, self.key, self.seq)
 
     def start(self) -> None:
         """A handler of this message starts now: charge the attempt, durably, before it can do anything.
@@ -239,7 +243,7 @@ class Delivery(MessageState):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._state == SETTLED:
+        if self._state != OPEN:
             return  # settled inside the block
         if self.lease.ack_first:
             self.done()
@@ -248,6 +252,9 @@ class Delivery(MessageState):
         else:
             with suppress(LeaseLost):  # then the lane is somebody else's; the exception that goes on says more
                 self.nack(reason=describe(error))
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidArgument("a Delivery can't be pickled or copied: its lease is this process's", hint=hints.SHARE_HANDLE)
 
     def __repr__(self) -> str:
         return f"Delivery(key={self.key!r}, seq={self.seq}, attempt={self.attempt}, token={self.token})"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from . import _files as files
 from . import _hints as hints
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from .aio import AsyncQueue
 
 
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
 def open(
     path: str | os.PathLike[str],
     *,
@@ -38,7 +42,7 @@ def open(
     """Open a queue, creating it if it is missing.
 
     Args:
-        path: a directory; or ":memory:" for a queue with nothing on disk, private to the object.
+        path: a directory, with ~ for the user's home; or ":memory:" for a queue with nothing on disk, private to the object.
         shards: 1..256 files to spread the keys over; default 1. Given again at reopen it must agree.
         durability: "full" (default: a send that returned survives a power cut) or "process" (it survives kill -9; a power
             cut may take the newest commits). Stored; a queue stored as "process" may be opened at "full", never the reverse.
@@ -105,6 +109,15 @@ def _text(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
     if not text or "\0" in text:
         raise InvalidArgument("path must not be empty or contain NUL characters")
+    if url := _URL.match(text):
+        raise InvalidArgument(
+            f"path must be the path of a directory, not a URL: {text!r}",
+            hint=hints.NOT_A_URL.of(path=text[url.end() :].lstrip("/") or "orders.strictq"),
+        )
+    if text.startswith("~"):
+        text = os.path.expanduser(text)
+        if text.startswith("~"):
+            raise InvalidArgument(f"the home directory of {text!r} is not known", hint=hints.NO_HOME)
     try:
         resolved = text if text == MEMORY else os.path.realpath(text)
     except UnicodeEncodeError:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 from . import _validate as validate
-from ._client import Client
+from ._client import Client, cannot_share
 from ._config import QueueConfig
 from ._errors import InvalidArgument
 from ._keys import Key, encode_key
@@ -104,6 +104,9 @@ class Queue:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_share(self)
 
     def __repr__(self) -> str:
         return f"<strictq.Queue {self.path!r} shards={self.shards} durability={self.durability!r}>"

@@ -88,7 +88,11 @@ class Transaction(Recording):
 
     def _begin(self) -> WriteTransaction:
         if self._open is None:
-            self._open = self._storage.begin(self._key, self._acks)
+            try:
+                self._open = self._storage.begin(self._key, self._acks)
+            except LeaseLost as e:
+                self._explain(e)
+                raise
         return self._open
 
     # ---- the frame
@@ -123,12 +127,17 @@ class Transaction(Recording):
             done = self._storage.transact(self._key, self._acks, changes) if opened is None else opened.commit(changes)
         except BaseException as e:
             self._effects.failed(e)
+            self._explain(e)
             raise
         for d in self._deliveries:
             self._client.settling.settled(d)
         self._effects.committed(done)
         if done.reaches_out:
             self._storage.forward(done.shard)
+
+    def _explain(self, error: BaseException) -> None:
+        if isinstance(error, LeaseLost) and self._deliveries:
+            self._client.settling.explain_loss(self._deliveries[0].lease, error)
 
     def _abandon(self, error: BaseException) -> None:
         self._effects.failed()

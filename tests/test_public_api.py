@@ -13,7 +13,7 @@ import pytest
 import strictq
 from strictq import _errors
 
-PUBLIC = sorted(strictq.__all__)
+PUBLIC = sorted([*strictq.__all__, "open"])
 
 # The names that design and documentation promise.
 PROMISED = [
@@ -36,7 +36,7 @@ PROMISED = [
     *("StrictqError", "InvalidArgument", "MessageTooLarge", "ConfigError", "QueueNotFound", "QueueClosed"),
     *("ReadOnlyQueue", "LeaseLost", "QueueFull", "UnknownMessage", "PartialFailure", "ForwardPending", "ForkedProcess"),
     *("ExportError", "ServerRefused", "ServerUnreachable"),
-    *("StoreError", "StoreBusy", "StoreFull", "StoreCorrupt", "SchemaMismatch", "OutcomeUnknown"),
+    *("StoreError", "StoreBusy", "StoreFull", "StoreCorrupt", "SchemaMismatch", "OutcomeUnknown", "InvalidBody"),
 ]
 # A handler raises these to tell its worker what to do; nobody catches them.
 SIGNALS = {"Retry", "Defer", "Reject"}
@@ -51,13 +51,19 @@ def test_all_is_what_there_is() -> None:
         for name, value in vars(strictq).items()
         if not name.startswith("_") and not isinstance(value, ModuleType) and name not in {"annotations", "TYPE_CHECKING"}
     }
-    assert there <= set(strictq.__all__)
+    assert there - {"open"} <= set(strictq.__all__)
     assert set(strictq.__all__) <= set(dir(strictq))
+
+
+def test_a_star_import_leaves_open_alone() -> None:
+    code = "from strictq import *; import builtins; print(open is builtins.open, Queue.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["True", "Queue"]
 
 
 @pytest.mark.parametrize("name", PROMISED)
 def test_promised_names(name: str) -> None:
-    assert name in strictq.__all__
+    assert name in PUBLIC
 
 
 def test_version() -> None:

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from .._errors import LeaseLost
 from .._keys import Key
-from .._leased import SETTLED
+from .._leased import OPEN
 from ..delivery import Delivery, Lease, MessageView, describe
 from ..handle import DeliveryRef
 from .threads import Calls
@@ -65,7 +65,7 @@ class AsyncDelivery(MessageView):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._delivery._state == SETTLED:
+        if self._delivery._state != OPEN:
             return
         # Also when the block was cancelled: giving the message back must not be.
         surely = self._queue._run_surely

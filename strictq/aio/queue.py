@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
 import anyio
 import anyio.lowlevel
@@ -15,6 +15,7 @@ import anyio.to_thread
 
 from .. import _hints as hints
 from .. import _validate as validate
+from .._client import cannot_share
 from .._config import QueueConfig
 from .._errors import QueueClosed, StrictqError
 from .._findings import (
@@ -62,6 +63,9 @@ class AsyncQueue(Calls):
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._queue is not None:
             await self._run_inside_surely(self._queue.close)
+
+    def __reduce__(self) -> NoReturn:
+        raise cannot_share(self)
 
     @property
     def sync(self) -> Queue:

@@ -17,6 +17,7 @@ WORDS: Final[dict[str, str]] = {
     "outcome_unknown": "it happened, or it did not: look with strictq stats, and repeat the command if need be",
     "partial_failure": "what succeeded stays done: put right what is wrong, and repeat the command",
     "lease_lost": "somebody else has the message now, and will do it",
+    "lease_over": "the message is delivered again; give a longer --lease if its work takes so long",
     # These say that the command itself did something wrong: whoever gave it can do nothing.
     "queue_closed": "",
     "read_only_queue": "",
@@ -56,7 +57,7 @@ SAME: Final = frozenset(
     prepare_keys prepared_columns rename_column same_version run_task_again install_java java_version leave_key_type_out
     declare_nullable read_batch name_query encode_json give_announce see_stderr host_and_port give_pem name_write
     own_checkpoint cast_column same_interpreter options_are columns_are select_columns install_there never_sent empty
-    leased delayed ready quarantined
+    leased delayed ready quarantined did_you_mean settings_are not_a_url no_home
     """.split()  # noqa: SIM905
 )
 """Codes of sentences that say the same to a program and at the command line."""
@@ -66,7 +67,8 @@ NO_COMMAND: Final = frozenset(
     guard_main use_execute await_serve read_binary keyless_rows certificate_host executors_need_server option_path
     with_key_state give_queue use_worker server_options_path serve_again server_options executors_or_again make_queue
     make_token append_only make_queue_in_driver all_columns rename_to jump_wall await_drain retry_failures
-    use_fake_clock machine_open after_commit did_you_mean option_of option_called option_backlog option_available_now
+    use_fake_clock machine_open after_commit inside_message aware_datetime send_path share_handle json_body
+    option_of option_called option_backlog option_available_now
     option_trigger_interval option_no_loss option_kafka_client option_oldest_first option_ttl option_acked_removed
     option_no_files option_parse_bodies local_path on_disk temporary_view one_path
     """.split()  # noqa: SIM905

@@ -12,6 +12,7 @@ import click
 
 import strictq
 from strictq import ConfigError, QueueConfig
+from strictq._config import require_known
 from strictq.cli._arguments import Decorator, Durability, json_option, looking, operating, queue_argument
 from strictq.cli._command import OK, USAGE, Failure, command, explained, many, printable
 from strictq.cli._render import show
@@ -110,9 +111,7 @@ def changes(settings: Sequence[str]) -> dict[str, Any]:
         if not is_pair:
             raise Failure(f"{pair!r} is not NAME=VALUE", USAGE)
         found[name.strip()] = _value(value.strip())
-    known = [a.name for a in attrs.fields(QueueConfig)]
-    if unknown := [name for name in found if name not in known]:
-        raise ConfigError(f"unknown setting {unknown[0]!r}", hint=f"the settings are {', '.join(known)}")
+    require_known(found)
     return found
 
 

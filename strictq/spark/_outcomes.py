@@ -15,7 +15,7 @@ from .._effects import Effects, Recording
 from .._errors import InvalidArgument
 from .._handlers import require_ran
 from .._keys import Key, decode_key, encode_key
-from .._types import UNSET, Message, Unset
+from .._types import UNSET, Message, Unset, body_as_json
 from ..delivery import describe
 from ..worker import Defer, Reject, Retry
 
@@ -103,9 +103,7 @@ class BatchJob(Recording):
 
     def json(self) -> Any:
         """The body, decoded as JSON."""
-        import json
-
-        return json.loads(self.body)
+        return body_as_json(self.body, self.key, self.seq)
 
     @property
     def key_state(self) -> bytes | None:

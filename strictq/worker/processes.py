@@ -24,7 +24,7 @@ from .._effects import Effects, Recording
 from .._errors import InvalidArgument, LeaseLost
 from .._handlers import require_ran
 from .._keys import Key
-from .._types import UNSET
+from .._types import UNSET, body_as_json
 from ..delivery import describe
 from .job import RUNNING, Defer, Job, Reject, Retry
 
@@ -235,9 +235,7 @@ class RemoteJob(Recording):
 
     def json(self) -> Any:
         """The body, decoded as JSON."""
-        import json
-
-        return json.loads(self.body)
+        return body_as_json(self.body, self.key, self.seq)
 
     def _effects_for(self, verb: str) -> Effects:
         if not self._may_change:

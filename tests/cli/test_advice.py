@@ -57,6 +57,7 @@ def test_every_hint_that_an_error_can_carry_has_a_code() -> None:
 
 
 REST: dict[type, tuple[object, ...]] = {
+    strictq.InvalidBody: (1, "why"),
     strictq.LeaseLost: (1, 1),
     strictq.PartialFailure: ([],),
     strictq.ServerUnreachable: ("here",),

@@ -126,7 +126,7 @@ def test_a_wrong_marker_says_what_is_wrong(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(
         [
             "*@pytest.mark.strictq takes named arguments only, not (True,)*",
-            "*unknown setting 'max_attemps'; the settings are *max_attempts*",
+            "*unknown setting 'max_attemps' (did you mean max_attempts?)*",
             "*max_attempts must be a whole number*",
         ]
     )

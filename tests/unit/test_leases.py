@@ -100,7 +100,7 @@ def test_settling_twice_speaks_of_that_and_of_no_other_holder(q: Queue) -> None:
     d.ack()
     with pytest.raises(LeaseLost) as caught:
         d.nack()
-    assert "settled already" in str(caught.value)
+    assert "already acked" in str(caught.value)
     assert caught.value.hint == "nothing is left to do for it: ack, nack or reject a delivery once"
 
 

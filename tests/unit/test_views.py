@@ -149,11 +149,13 @@ def test_an_error(q: Queue) -> None:
         d.nack()
     values = through_json(caught.value)
     assert values["type"] == "LeaseLost"
-    assert values["message"].startswith("this delivery is settled already: key 'k'")
+    assert values["message"].startswith("this delivery is already acked: key 'k'")
     assert values["code"] == "settled_already" == caught.value.hint_code
     assert values["hint"] == caught.value.hint
     assert values["transient"] is False
-    assert values["fields"] == {"key": "k", "key_type": "str", "seq": 1, "token": d.token}
+    assert values["fields"] == {
+        "key": "k", "key_type": "str", "seq": 1, "token": d.token, "lease_seconds": None, "over_seconds": None, "holder": None,
+    }  # fmt: skip
 
 
 def test_an_error_of_a_shard_and_its_cause() -> None:

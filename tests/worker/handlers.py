@@ -97,3 +97,8 @@ def sends_in_all_forms(job: Any) -> None:
     body = bytearray(b"changed later")
     job.send(body, key="out")
     body[:] = b"x"
+
+
+def reads_json(job: Any) -> None:
+    """Fails where the body is none."""
+    job.json()
