@@ -47,7 +47,8 @@ from ._errors import (
     UnknownMessage,
 )
 from ._observe import Observation, Observer
-from ._types import CONTENT_HASH, DurationEstimate, Event, Message, OpenBreaker, Receipt, ShardStats, Stats
+from ._stats import DurationEstimate, OpenBreaker, ShardStats, Stats
+from ._types import CONTENT_HASH, Event, Message, Receipt
 from .batch import Batch
 from .delivery import Delivery, Lease
 from .handle import DeliveryRef

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import attrs
 
-from ._types import DurationEstimate
+from ._stats import DurationEstimate
 
 HORIZON: Final = 100
 """Samples that count."""

@@ -13,8 +13,8 @@ from . import _validate as validate
 from ._config import QueueConfig
 from ._errors import InvalidArgument
 from ._keys import Key, encode_key
+from ._stats import Stats
 from ._store.api import Rows, Storage
-from ._types import Stats
 
 if TYPE_CHECKING:
     from ._findings import (

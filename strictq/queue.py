@@ -15,8 +15,9 @@ from ._observe import EventHook, Observation, Observer
 from ._operating import Operations
 from ._receiving import Receiving, leased_ahead
 from ._settling import listed
+from ._stats import Stats
 from ._store.api import Rows, Storage
-from ._types import Body, ContentHash, Event, Message, Receipt, SendOptions, Stats, to_send
+from ._types import Body, ContentHash, Event, Message, Receipt, SendOptions, to_send
 from .batch import Batch
 from .delivery import Delivery
 from .handle import DeliveryRef

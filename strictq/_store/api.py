@@ -19,7 +19,7 @@ from .._clock import Clock
 from .._config import QueueConfig
 from .._errors import LeaseLost, StoreError
 from .._observe import Observers
-from .._types import Stats
+from .._stats import Stats
 from . import catalog, receive, survey, waiting
 from .bulk.applied import Applied, Size, Token
 from .bulk.bulk import Bulk

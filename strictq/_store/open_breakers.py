@@ -15,7 +15,7 @@ import attrs
 
 from .._errors import StoreError
 from .._files import Lock, open_regular
-from .._types import OpenBreaker
+from .._stats import OpenBreaker
 from .disk.layout import BREAKER
 
 try:

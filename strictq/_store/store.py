@@ -25,7 +25,8 @@ from .._errors import (
     StrictqError,
 )
 from .._observe import EventHook, Observers, notify
-from .._types import Event, OpenBreaker
+from .._stats import OpenBreaker
+from .._types import Event
 from . import catalog, fork, open_breakers
 from .catalog import Catalog
 from .commit.calls import OpenTransaction

@@ -11,7 +11,7 @@ from .. import _hints as hints
 from .._durations import Model
 from .._errors import PartialFailure, StoreError
 from .._keys import decode_key
-from .._types import ShardStats, Stats
+from .._stats import ShardStats, Stats
 from .commit.app_database import Rows
 from .commit.calls import bound
 from .lanes import history, inspect, operate

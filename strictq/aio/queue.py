@@ -32,8 +32,9 @@ from .._keys import Key
 from .._leased import OPEN
 from .._observe import ANY_SHARD, Observation, Observer
 from .._receiving import leased_ahead
+from .._stats import Stats
 from .._store.api import POLL_SECONDS, Request, Rows
-from .._types import Body, ContentHash, Event, Message, Receipt, SendOptions, Stats
+from .._types import Body, ContentHash, Event, Message, Receipt, SendOptions
 from ..delivery import Delivery
 from ..queue import Queue
 from .batch import AsyncBatch

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from .. import _validate as validate
 from .._durations import OUTLIER, SECONDS_MAX, SIZE_MAX, Model
 from .._errors import InvalidArgument
-from .._types import DurationEstimate
+from .._stats import DurationEstimate
 from ..queue import Queue
 from ._queries import ROWS_MAX, positive, require_columns
 

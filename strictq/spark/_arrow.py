@@ -1,4 +1,4 @@
-"""Messages as Arrow record batches, with the columns of `_schema.read_schema`. Imported late, with pyspark."""
+"""Messages as Arrow record batches, with the columns of `_table_columns.read_schema`. Imported late, with pyspark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .. import _hints as hints
 from .._errors import InvalidArgument, StoreCorrupt
 from .._keys import decode_key
 from .._store.api import Block, BlockSize, Held, ListedColumns, PackedColumns, Piece, leased_columns
-from ._schema import KEY_TYPES, KeyType
+from ._table_columns import KEY_TYPES, KeyType
 
 ROWS: Final = 2_000
 """Messages of a batch: small enough that what is built stays in the processor's cache, which doubles the speed."""

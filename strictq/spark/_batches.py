@@ -14,7 +14,7 @@ from .._errors import InvalidArgument
 from .._keys import decode_key
 from ..delivery import Delivery, Lease
 from ._pipeline_tasks import MESSAGE, STATES
-from ._schema import KEY_TYPES, KeyType
+from ._table_columns import KEY_TYPES, KeyType
 
 RESERVED: Final = frozenset({*MESSAGE.names, "key", "kind", "reason", "delay", "state"})
 

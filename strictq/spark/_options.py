@@ -19,7 +19,7 @@ from .._errors import InvalidArgument, QueueNotFound
 from .._handouts import HANDOUT_BYTES, HANDOUT_MESSAGES_MAX, KEEP, LOCK_SECONDS
 from .._store.api import Storage
 from ._option_names import is_stream, require_known
-from ._schema import KEY_TYPES, KeyType, key_type, read_schema
+from ._table_columns import KEY_TYPES, KeyType, key_type, read_schema
 
 MESSAGES: Final = 100_000
 PARTITION_MESSAGES: Final = 50_000

@@ -18,7 +18,7 @@ from . import _outcomes, ordering
 from ._batches import LeasedBatch, Rows, first_line, require_keys, spark_type
 from ._outcomes import ENDS_LANE, FAILED, SKIPPED, BatchJob, Outcome, run_lane
 from ._pipeline_tasks import FAULT, prepare_schema, preparing, processing
-from ._schema import KEY_TYPES, KeyType
+from ._table_columns import KEY_TYPES, KeyType
 
 SPLIT_JOBS_MAX: Final = 64
 """Spark jobs spent on finding the messages that kill their tasks, for each batch and stage."""

@@ -18,7 +18,7 @@ from . import _block_client
 from ._arrow import SIZE, Builder, arrow_schema, pack, project, runs
 from ._block_protocol import Served, entries, flag, number, text
 from ._options import BatchOptions
-from ._schema import KeyType, key_type, read_schema
+from ._table_columns import KeyType, key_type, read_schema
 
 STORED: Final = {"enqueued_at": "sent_at", "attempt": "attempts"}
 """What the queue calls columns that Spark sees by another name."""

@@ -20,7 +20,7 @@ from .._errors import StoreError
 from .._files import open_regular
 from .._keys import keyless_by_hash, keyless_lane
 from .._store.api import BulkRows, Item, Options, PlainRows
-from ._columns import OPTIONS, ORDER
+from ._sink_rows import OPTIONS, ORDER
 
 PART_ROWS: Final = 50_000
 PART_BYTES: Final = 16 * 1024 * 1024

@@ -35,7 +35,7 @@ def ordered(df: DataFrame, *, key: str = "key", order_by: str = "seq", partition
     Source: docs/explanation/spark.md
     """
     need_spark()
-    from ._columns import BYTES, ORDERED, WHOLE
+    from ._sink_rows import BYTES, ORDERED, WHOLE
 
     for name in (key, order_by):
         found = [field.dataType for field in df.schema.fields if field.name == name]

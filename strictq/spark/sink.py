@@ -27,9 +27,9 @@ from ..opening import open as open_queue
 from ._apply import StagedFile, apply, finish_others
 from ._block_client import RemoteStaging, Upload
 from ._block_protocol import Served, find
-from ._columns import Layout, layout, staged
 from ._option_names import Use, require_known
 from ._options import path_of
+from ._sink_rows import Layout, layout, staged
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

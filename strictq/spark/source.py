@@ -25,7 +25,7 @@ from . import _block_client, _block_protocol
 from ._arrow import Builder, arrow_schema, encoder, unpack
 from ._opened import looking, settle
 from ._options import StreamOptions
-from ._schema import read_schema
+from ._table_columns import read_schema
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .._errors import StoreError
 from .._receiving import default_consumer
-from .._types import OpenBreaker
+from .._stats import OpenBreaker
 from .breaker import CLOSED, OPEN, PROBING
 from .events import log
 from .state import State

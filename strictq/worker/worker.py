@@ -21,7 +21,7 @@ from .._errors import InvalidArgument
 from .._findings import WorkerEvent
 from .._handlers import is_async, require_runs
 from .._keys import Key
-from .._types import DurationEstimate, OpenBreaker
+from .._stats import DurationEstimate, OpenBreaker
 from .._views import Report
 from ..queue import Queue
 from . import threads

@@ -17,7 +17,7 @@ from strictq._store.api import ListedColumns, Piece
 from strictq.spark import _arrow
 from strictq.spark._arrow import Builder, arrow_schema, encoder, pack, unpack
 from strictq.spark._options import BatchOptions, StreamOptions
-from strictq.spark._schema import key_type, read_schema
+from strictq.spark._table_columns import key_type, read_schema
 from strictq.testing import FakeClock
 from tests.support.scans import small_pieces
 

@@ -18,7 +18,7 @@ from strictq._keys import Key, encode_key
 from strictq._store.api import ListedColumns, PackedColumns
 from strictq.spark._arrow import SIZE, Builder, arrow_schema, runs
 from strictq.spark._scanning import Scan
-from strictq.spark._schema import key_type, read_schema
+from strictq.spark._table_columns import key_type, read_schema
 from strictq.testing import FakeClock
 from tests.support.scans import (
     ALWAYS,
@@ -300,7 +300,7 @@ def test_keys_come_with_those_that_are_none(kind: str, keys: list[Any]) -> None:
 ALONE = """
 import sys
 import strictq
-from strictq.spark._schema import read_schema
+from strictq.spark._table_columns import read_schema
 from strictq.spark.batch import BatchReader
 path = sys.argv[1]
 with strictq.open(path) as q:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import apsw
 import pytest
 
@@ -13,20 +10,6 @@ from strictq._store.lanes import history, operate
 from strictq.testing import FakeClock
 from tests.support.internals import connection_of, writer_of
 from tests.support.queues import Opener, fill, labels
-
-
-@pytest.fixture(params=["memory", "disk"])
-def make(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Iterator[Opener]:
-    """Opens the queue of this test, once in memory and once on disk."""
-    opener = Opener(":memory:" if request.param == "memory" else str(tmp_path / "queue"), clock)
-    yield opener
-    opener.close()
-
-
-@pytest.fixture
-def q(make: Opener) -> Queue:
-    """A queue of one shard with the default configuration."""
-    return make()
 
 
 def test_dedup_ids_go_in_bounded_steps(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from ..._config import QueueConfig
 from ..._errors import UnknownMessage
 from ..._keys import decode_key
 from ..._sql import HANDOUT, INSPECT, LANES
-from ..._types import ShardStats, State
+from ..._stats import ShardStats
+from ..._types import State
 from ..commit.tx import NEVER, SECOND, Totals, decayed_rate
 from ..topology import Range
 from .headers import headers as stored_headers

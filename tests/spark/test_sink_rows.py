@@ -10,7 +10,7 @@ import strictq
 
 pa = pytest.importorskip("pyarrow")
 
-from strictq.spark._columns import OPTIONS, Layout, staged  # noqa: E402 - needs pyarrow
+from strictq.spark._sink_rows import OPTIONS, Layout, staged  # noqa: E402 - needs pyarrow
 
 LAYOUT = Layout("s", OPTIONS, None, False, 100)
 EMPTY: dict[str, Any] = dict.fromkeys(OPTIONS)

@@ -1,0 +1,138 @@
+"""What `Queue.stats` returns: counts of a queue and of its shards. `_store/lanes/inspect.py` and `_store/survey.py` fill them."""
+
+from __future__ import annotations
+
+import attrs
+
+from ._views import Report
+
+
+@attrs.frozen
+class ShardStats(Report):
+    """Counts of one shard, from one consistent read.
+
+    Messages are counted in exactly one of ready, in_flight, delayed and held; those behind the head of a lane that is in
+    flight count as ready, those behind a delayed or held head as delayed or held. Totals (`sends` …) count since the
+    queue was created; `claims` and `empty_receives` count looks of receives at this shard that found something, or nothing;
+    `redeliveries` messages whose lease ran out; `handout_bytes` is what hand-outs to named consumers keep (within disk_bytes).
+    `oldest_age_seconds` is the age of the oldest head of a lane, `first_attempt_age_seconds` that of the oldest message
+    without an attempt, wherever in its lane. Ages are exact up to 10,000 lanes in a state, and a lower bound beyond.
+
+    `hash_lo` and `hash_hi` are the first and the last hash of the keys that the shard holds, 16 hex digits each.
+    """
+
+    shard: int
+    hash_lo: str
+    hash_hi: str
+    ready: int
+    in_flight: int
+    delayed: int
+    held: int
+    dead: int
+    lanes: int
+    oldest_age_seconds: float | None
+    first_attempt_age_seconds: float | None
+    sends: int
+    receives: int
+    claims: int
+    empty_receives: int
+    acks: int
+    retries: int
+    redeliveries: int
+    expired: int
+    dropped: int
+    purged: int
+    outbox: int
+    drain_seconds: float | None
+    disk_bytes: int
+    wal_bytes: int
+    handout_bytes: int
+    quarantined: str | None = None
+
+    @property
+    def depth(self) -> int:
+        """Unresolved messages."""
+        return self.ready + self.in_flight + self.delayed + self.held
+
+
+@attrs.frozen
+class DurationEstimate(Report):
+    """What workers learned of how long one stage takes: an exponentially weighted regression of seconds on size.
+
+    A message of some size is expected to take mean_seconds + slope * (size - mean_size), never less than 0.
+
+    Attributes:
+        samples: durations learned from; 0: nothing is known, and the rest is 0.
+        mean_seconds, mean_size: of about the last hundred; a size is a message's size_hint, or its body's bytes.
+        slope: seconds per unit of size.
+        deviation: mean distance from what was expected, seconds.
+    """
+
+    samples: int = 0
+    mean_seconds: float = 0.0
+    mean_size: float = 0.0
+    slope: float = 0.0
+    deviation: float = 0.0
+
+
+@attrs.frozen
+class OpenBreaker(Report):
+    """A worker's circuit breaker that is open: the worker starts no handlers, because most of them failed. See Breaker.
+
+    Attributes:
+        consumer: the worker's, as `explain` shows it.
+        since: when it opened, seconds since 1970.
+        failures, ends: of so many handlers that ended in its window then, so many failed.
+        error: the newest failure.
+        probes: tries that failed since.
+    """
+
+    consumer: str
+    since: float
+    failures: int
+    ends: int
+    error: str
+    probes: int = 0
+
+
+@attrs.frozen
+class Stats(Report):
+    """Counts of a queue: the sum over its shards, and each shard's own. See ShardStats for what each one means.
+
+    `prepare` and `process` are what workers learned of durations, as it is stored with the queue: by a worker at work once a
+    minute, and when it ends. `breakers` are the open circuit breakers of workers in all processes, the oldest first.
+    """
+
+    ready: int
+    in_flight: int
+    delayed: int
+    held: int
+    dead: int
+    lanes: int
+    oldest_age_seconds: float | None
+    first_attempt_age_seconds: float | None
+    empty_receive_ratio: float
+    sends: int
+    receives: int
+    claims: int
+    empty_receives: int
+    acks: int
+    retries: int
+    redeliveries: int
+    expired: int
+    dropped: int
+    purged: int
+    outbox: int
+    drain_seconds: float | None
+    disk_bytes: int
+    wal_bytes: int
+    handout_bytes: int
+    shards: tuple[ShardStats, ...]
+    prepare: DurationEstimate = DurationEstimate()
+    process: DurationEstimate = DurationEstimate()
+    breakers: tuple[OpenBreaker, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """Unresolved messages."""
+        return self.ready + self.in_flight + self.delayed + self.held
