@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from .. import _hints as hints
 from .._errors import ConfigError, StoreBusy, StrictqError
-from .._parallel import run_all
+from .._parallel import AT_ONCE, run_all
 from .._store.api import Applied, Bulk, Size, Staging, Token
 from ..queue import Queue
 from ._staged import Cut, StagedPart, StagedRows
@@ -49,7 +49,7 @@ def apply(queue: Queue, token: Token, files: Sequence[StagedFile], *, skip_other
         with place.locked() as held:
             if not held:
                 raise StoreBusy(f"another process is at {token}", shard=bulk.home(token))
-            known = _write(bulk, Cut(queue.config.keyless_lanes), place, token, files)
+            known = _write(bulk, _cut(queue), place, token, files)
     place.drop_up_to(token.number)
     if known is not None and known.rows != rows and not skip_others:
         raise ConfigError(
@@ -66,9 +66,16 @@ def finish_others(queue: Queue) -> None:
         place = bulk.staging(token.writer)
         with suppress(StrictqError), place.locked(wait=False) as held:
             if held:
-                _write(bulk, Cut(queue.config.keyless_lanes), place, token, [])
+                _write(bulk, _cut(queue), place, token, [])
                 place.drop_up_to(token.number)
     bulk.sweep_staging(bulk.unfinished() if left else ())
+
+
+def _cut(queue: Queue) -> Cut:
+    """Parts of which as many as are written at a time have the rows and bytes of one transaction at most."""
+    whole = Cut(queue.config.keyless_lanes)
+    at_once = min(queue.shards, AT_ONCE)
+    return whole._replace(rows=max(whole.rows // at_once, 1), bytes=max(whole.bytes // at_once, 1))
 
 
 def _write(bulk: Bulk, cut: Cut, place: Staging, token: Token, files: Sequence[StagedFile]) -> Applied | None:

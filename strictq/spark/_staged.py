@@ -5,8 +5,11 @@ Everything here follows from the files alone: whoever opens them again gets the 
 
 from __future__ import annotations
 
+import mmap
 import os
+from array import array
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -40,11 +43,19 @@ class Cut(NamedTuple):
     bytes: int = PART_BYTES
 
 
-Integers = np.ndarray[Any, np.dtype[np.int64]]
+Integers = np.ndarray[Any, np.dtype[Any]]
+
+_INT32_ROWS: Final = 2_000_000_000
+COMPARED: Final = 50_000
+"""Keys that are compared at a time."""
 
 
 class StagedRows:
-    """The rows of a batch, over all of its files."""
+    """The rows of a batch, over all of its files.
+
+    A row is known by its number: arrays of numbers are all that is kept for each of them, and keys and bodies stay in the
+    mapped files. A key is known by the number of the first row that has it, a lane for keyless rows by a number behind those.
+    """
 
     def __init__(self, paths: Sequence[tuple[Path, int]]) -> None:
         """Map the files.
@@ -54,23 +65,30 @@ class StagedRows:
         Raises:
             StoreError: a file is missing or not whole; nothing changed.
         """
+        self._maps: list[mmap.mmap] = []
         self._batches: list[pa.RecordBatch] = []
         for path, rows in paths:
-            batches = _read(path)
+            mapped, batches = _read(path)
             if sum(len(b) for b in batches) != rows:
                 raise StoreError(f"the staging file {path.name} is not whole", shard=-1, hint=hints.RUN_BATCH_AGAIN)
-            self._batches += (b for b in batches if len(b))
+            if rows:
+                self._maps.append(mapped)
+                self._batches += (b for b in batches if len(b))
         self.rows = sum(len(b) for b in self._batches)
+        self._number = np.dtype(np.int32 if self.rows < _INT32_ROWS else np.int64)
         self._starts = np.cumsum([0, *(len(b) for b in self._batches)])
-        sizes = self._column("body", lambda column: pc.binary_length(column), pa.int32())
-        self._sizes: Integers = sizes.astype(np.int64)
+        self._sizes: Integers = np.empty(self.rows, np.int32)
+        for start, batch in zip(self._starts, self._batches, strict=False):
+            self._sizes[start : start + len(batch)] = pc.binary_length(batch.column("body")).to_numpy()
         self.body_bytes_max = int(self._sizes.max()) if self.rows else 0
         self.has_options = any(_has(b, name) for b in self._batches for name in OPTIONS)
         self.keyless = any(b.column("key").null_count for b in self._batches)
 
-    def _column(self, name: str, change: Callable[[Any], Any], kind: Any) -> Any:
-        chunks = [change(b.column(name)) for b in self._batches]
-        return pa.chunked_array(chunks, type=kind).to_numpy()
+    def forget_pages(self) -> None:
+        """Take the files' pages out of this process: they stay in the system's cache, and are mapped again where needed."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for mapped in self._maps:
+                mapped.madvise(mmap.MADV_DONTNEED)
 
     # ---- what goes where
 
@@ -82,46 +100,119 @@ class StagedRows:
         """
         if not self.rows:
             return {}
-        codes, keys = self._codes(cut.keyless_lanes)
-        shards = np.fromiter((shard_of(key) for key in keys), np.int64, len(keys))
-        # BulkRows by shard, key, and arrival; then the same with the order column instead of the arrival within a key.
-        group = shards[codes] * len(keys) + codes
-        slots = np.argsort(group, kind="stable")
-        rows = slots
+        lanes, shards, keyless = self._lanes(shard_of, cut.keyless_lanes)
+        ends = np.cumsum([np.count_nonzero(shards == shard) for shard in range(int(shards.max()) + 1)]).tolist()
+        # Rows by shard, key, and arrival; then the same with the order column instead of the arrival within a key.
+        group = shards.astype(np.int64)
+        del shards
+        group *= self.rows + len(keyless)
+        group += lanes
+        rows = None
         if ORDER in self._batches[0].schema.names:
-            rows = np.lexsort((np.arange(self.rows), self._order(), group))
-        shard_of_row = shards[codes[rows]]
+            rows = np.lexsort((self._order(), group)).astype(self._number)
+        slots = self._sorted(group)
+        del group
+        rows = slots if rows is None else rows
         found: dict[int, list[StagedPart]] = {}
-        for shard in np.unique(shard_of_row).tolist():
-            lo, hi = np.searchsorted(shard_of_row, [shard, shard + 1]).tolist()
-            found[shard] = [
-                StagedPart(self, keys, codes[rows[a:b]], rows[a:b], slots[a:b]) for a, b in self._cut(rows[lo:hi], lo, cut)
-            ]
+        for shard, (lo, hi) in enumerate(pairwise([0, *ends])):
+            if lo < hi:
+                found[shard] = [
+                    StagedPart(self, lanes, keyless, rows[a:b], slots[a:b]) for a, b in self._cut(rows[lo:hi], lo, cut)
+                ]
+        self.forget_pages()
+        pa.default_memory_pool().release_unused()
         return found
 
-    def _codes(self, keyless_lanes: int) -> tuple[Integers, list[bytes]]:
-        """For each row the number of its key, and the keys."""
-        column = pa.chunked_array([b.column("key") for b in self._batches])
-        encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
-        keys: list[bytes] = encoded.dictionary.to_pylist()
-        codes: Integers = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
-        if self.keyless:
-            alone = np.flatnonzero(codes < 0)
-            lanes = [keyless_lane(n) for n in range(keyless_lanes)]
-            codes[alone] = len(keys) + np.arange(len(alone)) % keyless_lanes
-            if any(_has(b, "dedup_id") for b in self._batches):
-                lanes += self._by_dedup(alone, codes, len(keys) + len(lanes))
-            keys = keys + lanes
-        return codes, keys
+    def _sorted(self, values: Integers) -> Integers:
+        """The places of values, smallest first; of equal ones in their order. The values are lost.
 
-    def _by_dedup(self, alone: Integers, codes: Integers, first: int) -> list[bytes]:
+        Where value and place fit into one number, that is sorted in place: it takes no more room, and less time.
+        """
+        bits = len(values).bit_length()
+        if int(values.max()) >> (63 - bits):
+            return np.argsort(values, kind="stable").astype(self._number)
+        values <<= bits
+        values += np.arange(len(values), dtype=self._number)
+        values.sort()
+        values &= (1 << bits) - 1
+        return values.astype(self._number)
+
+    def _lanes(self, shard_of: Callable[[bytes], int], keyless_lanes: int) -> tuple[Integers, Integers, list[bytes]]:
+        """For each row the number of its key, and its shard; and the keys of lanes for keyless rows."""
+        # Of each batch its different keys: a hash, the first row that has it, and the shard. Pages of these arrays that are
+        # never written take no memory.
+        hashes: Integers = np.empty(self.rows, np.int64)
+        firsts: Integers = np.empty(self.rows, self._number)
+        owners: Integers = np.empty(self.rows, np.int16)
+        lanes: Integers = np.empty(self.rows, self._number)
+        n = 0
+        for start, batch in zip(self._starts, self._batches, strict=False):
+            encoded = batch.column("key").dictionary_encode()
+            codes = encoded.indices.fill_null(-1).to_numpy()
+            keys = encoded.dictionary.to_pylist()
+            end = n + len(keys)
+            hashes[n:end] = np.fromiter(map(_hash, keys), np.int64, len(keys))
+            owners[n:end] = np.fromiter(map(shard_of, keys), np.int16, len(keys))
+            firsts[n:end] = start + np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1) > 0)
+            lanes[start : start + len(batch)] = np.where(codes < 0, -1, codes + n)
+            n = end
+        alone = np.flatnonzero(lanes < 0) if self.keyless else None
+        shards = owners[lanes]
+        self._merge(hashes[:n], firsts[:n])
+        del hashes, owners
+        lanes = firsts[lanes]
+        del firsts
+        names: list[bytes] = []
+        if alone is not None:
+            names = [keyless_lane(at) for at in range(keyless_lanes)]
+            lanes[alone] = np.arange(len(alone)) % keyless_lanes
+            if any(_has(b, "dedup_id") for b in self._batches):
+                names += self._by_dedup(alone, lanes, len(names))
+            shards[alone] = np.fromiter(map(shard_of, names), np.int16, len(names))[lanes[alone]]
+            lanes[alone] += self.rows
+        return lanes, shards, names
+
+    def _merge(self, hashes: Integers, firsts: Integers) -> None:
+        """Of the keys that were found in each batch: give those that are the same key the same first row, the earliest.
+
+        By hashes, because a table of all keys would take several times the room of the rows' numbers.
+        """
+        # As many bits of the hash as leave room for a place.
+        bits = len(hashes).bit_length()
+        hashes &= -1 << bits
+        hashes += np.arange(len(hashes), dtype=self._number)
+        hashes.sort()
+        found = []
+        for at in range(0, len(hashes) - 1, COMPARED):
+            some = hashes[at : at + COMPARED + 1]
+            found.append(at + 1 + np.flatnonzero((some[1:] ^ some[:-1]) >> bits == 0))
+        again = np.concatenate(found) if found else np.empty(0, np.int64)
+        if not len(again):
+            return
+        hashes &= (1 << bits) - 1
+        order = hashes.astype(self._number)
+        leaders = np.arange(len(order), dtype=self._number)
+        leaders[again] = 0
+        np.maximum.accumulate(leaders, out=leaders)
+        others: dict[bytes, int] = {}
+        for at in range(0, len(again), COMPARED):
+            places = again[at : at + COMPARED]
+            mine = firsts[order[places]]
+            theirs = firsts[order[leaders[places]]]
+            equal = pc.equal(self._taken("key", mine), self._taken("key", theirs)).to_numpy(zero_copy_only=False)
+            for place in np.flatnonzero(~equal).tolist():  # two keys with the same bits of their hashes
+                (key,) = self._taken("key", mine[place : place + 1]).to_pylist()
+                theirs[place] = others.setdefault(key, int(mine[place]))
+            firsts[order[places]] = theirs
+
+    def _by_dedup(self, alone: Integers, lanes: Integers, first: int) -> list[bytes]:
         """A keyless message's dedup id chooses its lane, so that a repeated one is recognised. Returns these lanes."""
         known: dict[bytes, int] = {}
         for row in alone.tolist():
             options = self.options(row)
             if options is not None and options.dedup_id is not None:
                 lane = keyless_by_hash(options.dedup_id)
-                codes[row] = first + known.setdefault(lane, len(known))
+                lanes[row] = first + known.setdefault(lane, len(known))
         return list(known)
 
     def _order(self) -> Any:
@@ -135,27 +226,41 @@ class StagedRows:
 
     def _cut(self, rows: Integers, start: int, cut: Cut) -> Iterator[tuple[int, int]]:
         """Ranges of at most so many rows and bytes; one row, if it alone has more."""
-        filled = np.cumsum(self._sizes[rows])
         at = 0
         while at < len(rows):
-            before = int(filled[at - 1]) if at else 0
-            end = int(np.searchsorted(filled, before + cut.bytes, side="right"))
-            end = min(max(end, at + 1), at + cut.rows)
+            filled = np.cumsum(self._sizes[rows[at : at + cut.rows]], dtype=np.int64)
+            end = at + max(int(np.searchsorted(filled, cut.bytes, side="right")), 1)
             yield start + at, start + end
             at = end
 
     # ---- values of rows
 
-    def bodies(self, rows: Integers) -> Any:
-        """The bodies of these rows, as an array of bytes objects."""
+    def keys(self, lanes: Integers, keyless: Sequence[bytes]) -> list[bytes]:
+        """The stored keys that have these numbers."""
+        real = lanes < self.rows
+        found = np.empty(len(lanes), object)
+        if real.any():
+            found[real] = self._taken("key", lanes[real]).to_numpy(zero_copy_only=False)
+        for place in np.flatnonzero(~real).tolist():
+            found[place] = keyless[lanes[place] - self.rows]
+        keys: list[bytes] = found.tolist()
+        return keys
+
+    def bodies(self, rows: Integers) -> list[bytes]:
+        """The bodies of these rows."""
+        bodies: list[bytes] = self._taken("body", rows).to_numpy(zero_copy_only=False).tolist()
+        return bodies
+
+    def _taken(self, name: str, rows: Integers) -> Any:
+        """A column of these rows, as one array."""
         taken: list[Any] = []
         order: list[Integers] = []
         for places, batch, at in self._by_batch(rows):
-            taken.append(batch.column("body").take(pa.array(at)))
+            taken.append(batch.column(name).take(pa.array(at)))
             order.append(places)
         back = np.empty(len(rows), np.int64)
         back[np.concatenate(order)] = np.arange(len(rows))
-        return pa.concat_arrays(taken).take(pa.array(back)).to_numpy(zero_copy_only=False)
+        return pa.concat_arrays(taken).take(pa.array(back))
 
     def options(self, row: int) -> Options | None:
         """The options of one row; None: it has none."""
@@ -198,36 +303,44 @@ class StagedPart:
     """Some rows of one shard, grouped by key: one transaction.
 
     Args:
-        codes: of each row the number of its key in `all_keys`.
+        lanes: of every row of the batch the number of its key.
+        keyless: keys of the lanes for keyless rows.
         rows: which rows, group by group, in the order of each group's sequence.
         slots: the arrival of each: those of its group, ascending.
     """
 
     _staged: StagedRows
-    _all_keys: list[bytes]
-    _codes: Integers
+    _lanes: Integers
+    _keyless: list[bytes]
     _rows: Integers
     _slots: Integers
 
     def rows(self) -> BulkRows:
         """The messages: in columns, where none of them has options."""
         order = np.argsort(self._slots, kind="stable")
-        return self._items(order) if self._staged.has_options else self._columns(order)
+        found = self._items(order) if self._staged.has_options else self._columns(order)
+        self._staged.forget_pages()
+        return found
 
     def _columns(self, order: Integers) -> PlainRows:
         places = np.empty(len(order), np.int64)
         places[order] = np.arange(len(order))
-        begins = np.flatnonzero(np.diff(self._codes, prepend=-1))
-        keys = [self._all_keys[code] for code in self._codes[begins].tolist()]
+        lanes = self._lanes[self._rows]
+        begins = np.flatnonzero(np.diff(lanes, prepend=-1))
+        keys = self._staged.keys(lanes[begins], self._keyless)
         counts = np.diff(begins, append=len(order)).tolist()
-        return PlainRows(keys, counts, places.tolist(), self._staged.bodies(self._rows).tolist())
+        return PlainRows(keys, counts, array("q", places.tobytes()), self._staged.bodies(self._rows))
 
     def _items(self, order: Integers) -> list[Item]:
         """One by one, in the order of arrival."""
         rows = self._rows[order]
         options = self._staged.all_options(rows)
-        keys = [self._all_keys[code] for code in self._codes[order].tolist()]
-        return [(k, b, o, None) for k, b, o in zip(keys, self._staged.bodies(rows).tolist(), options, strict=True)]
+        keys = self._staged.keys(self._lanes[rows], self._keyless)
+        return [(k, b, o, None) for k, b, o in zip(keys, self._staged.bodies(rows), options, strict=True)]
+
+
+_hash: Final = hash
+"""Of a key, in this process: what follows from it is checked, and does not depend on its value."""
 
 
 def _has(batch: pa.RecordBatch, name: str) -> bool:
@@ -235,16 +348,19 @@ def _has(batch: pa.RecordBatch, name: str) -> bool:
     return name in batch.schema.names and batch.column(name).null_count < len(batch)
 
 
-def _read(path: Path) -> list[pa.RecordBatch]:
+def _read(path: Path) -> tuple[mmap.mmap, list[pa.RecordBatch]]:
     try:
-        os.close(open_regular(path, os.O_RDONLY))  # opening a FIFO as Arrow does would wait for ever
-        # The map stays open as long as a batch of it is used.
-        with pa.ipc.open_stream(pa.memory_map(str(path), "rb")) as reader:
-            return list(reader)
+        fd = open_regular(path, os.O_RDONLY)
+        try:
+            mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)  # stays as long as a batch of it is used
+        finally:
+            os.close(fd)
+        with pa.ipc.open_stream(pa.py_buffer(mapped)) as reader:
+            return mapped, list(reader)
     except FileNotFoundError as e:
         raise StoreError(
             f"the staging file {path} is missing", shard=-1, cause=e,
             hint=hints.EXECUTORS_OR_AGAIN,
         ) from e  # fmt: skip
-    except (pa.ArrowInvalid, OSError) as e:
+    except (pa.ArrowInvalid, OSError, ValueError) as e:  # ValueError: the file is empty
         raise StoreError(f"the staging file {path.name} can't be read: {e}", shard=-1, cause=e) from e

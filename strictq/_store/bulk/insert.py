@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -14,6 +15,8 @@ from ..lanes.send import INLINE_BYTES_MAX, Item
 COLUMNS: Final = 6
 CHUNK_ROWS: Final = 16_384
 """BulkRows whose values are laid out for SQLite at once."""
+CHUNK_KEYS: Final = 4_096
+"""Lanes that are looked up, or made, at once."""
 
 
 class PlainRows(NamedTuple):
@@ -41,20 +44,38 @@ def append(tx: Tx, rows: BulkRows) -> None:
     if not isinstance(rows, PlainRows):
         send.send(tx, rows)
         return
-    known = send.tails(tx, sorted(rows.keys))
-    tails = [known[key] for key in rows.keys]
-    first = send.issue(tx, zip(tails, rows.counts, strict=True))
-    begins = list(accumulate(rows.counts, initial=0))[:-1]
-    ready = [(first + rows.places[at], tail.lane, 0) for at, tail in zip(begins, tails, strict=True) if tail.unlisted]
-    # Lane by lane: neighbours in the table are written together.
-    order = sorted(range(len(tails)), key=lambda n: tails[n].lane)
+    keys, counts, places = rows.keys, rows.counts, rows.places
+    first = tx.totals.last_id + 1
+    begins = array("q", accumulate(counts, initial=0))
     expires = send.times_of(tx.now, None, tx.config).expires
+    listed = array("q", bytes(8 * len(places)))  # by place: the lane that its message lists, or 0
+    in_key_order = sorted(range(len(keys)), key=keys.__getitem__)
+    # Some lanes at a time: what is known of all of them would take several times the room of their messages.
+    for at in range(0, len(keys), CHUNK_KEYS):
+        some = in_key_order[at : at + CHUNK_KEYS]
+        known = send.tails(tx, [keys[n] for n in some])
+        send.issue(tx, [(known[keys[n]], counts[n]) for n in some])
+        some.sort(key=lambda n: known[keys[n]].lane)  # neighbours in the table are written together
+        _append_lanes(tx, rows, [(known[keys[n]], begins[n], counts[n]) for n in some], first, expires, listed)
+    assert tx.totals.last_id == first + len(places) - 1, "nothing else issues arrival numbers meanwhile"
+    for at in range(0, len(listed), CHUNK_ROWS):
+        ready = [(first + at + n, lane, 0) for n, lane in enumerate(listed[at : at + CHUNK_ROWS]) if lane]
+        if ready:
+            insert_rows(tx, lanes.READY, ready)
+            tx.wake = True
+
+
+def _append_lanes(
+    tx: Tx, rows: PlainRows, some: list[tuple[send.Tail, int, int]], first: int, expires: int | None, listed: array[int]
+) -> None:
+    """The messages of some lanes: (lane, where its messages begin, how many it has). Notes which lanes are to be listed."""
     lane_of: list[int] = []
     seqs: list[int] = []
     places: list[int] = []
     bodies: list[bytes] = []
-    for n in order:
-        tail, count, at = tails[n], rows.counts[n], begins[n]
+    for tail, at, count in some:
+        if tail.unlisted:
+            listed[rows.places[at]] = tail.lane
         if count == 1:  # a slice of each would take twice the time, and there may be a key for each message
             lane_of.append(tail.lane)
             seqs.append(tail.next)
@@ -69,10 +90,6 @@ def append(tx: Tx, rows: BulkRows) -> None:
             _insert(tx, lane_of, seqs, [first + place for place in places], bodies, expires)
             lane_of, seqs, places, bodies = [], [], [], []
     _insert(tx, lane_of, seqs, [first + place for place in places], bodies, expires)
-    if ready:
-        ready.sort()
-        insert_rows(tx, lanes.READY, ready)
-        tx.wake = True
 
 
 def _insert(tx: Tx, lane_of: list[int], seqs: list[int], ids: list[int], bodies: list[bytes], expires: int | None) -> None:
