@@ -99,7 +99,7 @@ class Model:
             values: dict[str, Any] = json.loads(text)
             samples = int(values.pop("samples"))
             model = cls(samples, **{name: float(value) for name, value in values.items()})
-        except (ValueError, TypeError, AttributeError, KeyError):
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
             return cls()
         numbers = (model.mean_size, model.mean_seconds, model.variance, model.covariance, model.deviation)
         return model if model.samples >= 0 and all(map(math.isfinite, numbers)) else cls()

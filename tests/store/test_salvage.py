@@ -343,9 +343,9 @@ def test_every_row_has_a_place_for_each_column() -> None:
     with strictq.open(":memory:") as q:
         db = connection_of(q)
         for name in SALVAGE.names():
-            if SALVAGE.__getattr__(name).startswith("INSERT"):
+            if getattr(SALVAGE, name).startswith("INSERT"):
                 columns = db.execute("SELECT count(*) FROM pragma_table_info(?)", (name,)).get
-                assert SALVAGE.__getattr__(name).count("?") == columns, name
+                assert getattr(SALVAGE, name).count("?") == columns, name
 
 
 def test_quarantine_names_the_way_out(place: Path) -> None:

@@ -45,6 +45,7 @@ def settings(place: Path) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.default.parallelism": "2",
+        "spark.python.authenticate.socketTimeout": "120s",  # on a busy machine a worker may take long to start
         "spark.sql.warehouse.dir": str(place / "warehouse"),
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={place}",
         **session_options(),

@@ -214,3 +214,18 @@ def test_estimates_given_must_be_seconds(q: strictq.Queue, name: str, value: obj
 def test_a_message_with_a_wrong_hint_is_refused_at_its_send(q: strictq.Queue, options: dict[str, float]) -> None:
     with pytest.raises(InvalidArgument):
         q.send(b"x", key=1, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"samples": Infinity}',
+        '{"samples": 1, "mean_size": "x"}',
+        '{"samples": 1, "surprise": 1}',
+        "[]",
+        "",
+    ],
+)
+def test_what_can_not_be_read_is_learned_again(text: str) -> None:
+    assert Model.from_json(text) == Model()

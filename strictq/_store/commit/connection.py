@@ -212,8 +212,9 @@ def check_file(path: Path, shard: int, *, writing: bool) -> None:
         files.require_regular(file, found, writing=writing or part == "-shm", shard=shard)
 
 
-NONSENSE: Final = (UnicodeDecodeError, json.JSONDecodeError, TypeError)
-"""What our own code meets in rows that it did not write: invalid UTF-8 or JSON, a missing row, a value of another type."""
+NONSENSE: Final = (UnicodeDecodeError, json.JSONDecodeError, RecursionError, TypeError)
+"""What our own code meets in rows that it did not write: invalid UTF-8 or JSON, JSON that is nested too deeply, a missing row, a
+value of another type."""
 
 UNBINDABLE: Final = (OverflowError, UnicodeEncodeError)
 """What apsw raises for a value that it cannot bind. It says nothing about the file, so it never quarantines a shard.
