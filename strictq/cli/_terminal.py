@@ -16,7 +16,7 @@ from rich.text import Text
 from strictq.cli._render import Alarm, Block, Fine, Heading
 
 NARROW_COLUMNS: Final = 60
-REFRESH_PER_SECOND: Final = 4.0
+REFRESH_PER_SECOND: Final = 2.0
 GAP_COLUMNS: Final = 3
 """Between two columns of a table: a space of each, and the box's."""
 
@@ -91,11 +91,11 @@ def listing(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
     out.print(table)
 
 
-def line(text: Callable[[], str]) -> AbstractContextManager[Any]:
-    """A line that changes, on stderr, and is gone in the end."""
+def line(text: Callable[[], str], console: Terminal | None = None) -> AbstractContextManager[Any]:
+    """A line that changes, on stderr, and is gone in the end. What is printed on the same console meanwhile appears above it."""
     from rich.live import Live
 
     def shown() -> RenderableType:
         return Text(text(), overflow="ellipsis", no_wrap=True)
 
-    return Live(console=messages(), get_renderable=shown, refresh_per_second=REFRESH_PER_SECOND, transient=True)
+    return Live(console=console or messages(), get_renderable=shown, refresh_per_second=REFRESH_PER_SECOND, transient=True)

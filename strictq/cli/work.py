@@ -12,21 +12,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.live import Live
 from rich.logging import RichHandler
-from rich.table import Table
 
 import strictq
 from strictq.cli._arguments import PATH, Seconds
 from strictq.cli._command import OK, USAGE, Failure, command, many
 from strictq.cli._render import is_screen
-from strictq.cli._terminal import Terminal, messages
+from strictq.cli._terminal import Terminal, line, messages
 from strictq.cli._words import emit
 from strictq.worker import Breaker, Worker, WorkerStats
 from strictq.worker.command import Command, shell
-
-REFRESH_PER_SECOND: Final = 2.0
-
 
 EXAMPLES: Final = """
 strictq work orders.strictq -- ./import-order --verbose
@@ -133,25 +128,17 @@ def _view(terminal: Terminal, q: strictq.Queue, worker: Worker, *, quiet: bool) 
     if quiet or not is_screen(sys.stderr):
         return nullcontext()
     started = time.monotonic()
-    return Live(
-        console=terminal,
-        get_renderable=lambda: progress(q.stats(), worker.stats(), time.monotonic() - started),
-        refresh_per_second=REFRESH_PER_SECOND,
-        transient=True,
-    )
+    return line(lambda: progress(q.stats(), worker.stats(), time.monotonic() - started), terminal)
 
 
-def progress(queue: strictq.Stats, worker: WorkerStats, seconds: float) -> Table:
-    """Lanes in flight, rate, backlog and the time left for it."""
+def progress(queue: strictq.Stats, worker: WorkerStats, seconds: float) -> str:
+    """The backlog, the time left for it, and what is in flight. A narrow terminal shows the beginning."""
     rate = worker.acked / seconds if seconds > 0 else 0.0
     left = f"{queue.depth / rate:,.0f} s" if rate > 0 and queue.depth else "-"
-    table = Table.grid(padding=(0, 2))
-    table.add_row("at work", "prepared", "done", "retried", "a second", "backlog", "time left")
-    table.add_row(
-        f"{worker.running:,}", f"{worker.prepared:,}", f"{worker.acked:,}", f"{worker.retried:,}", f"{rate:,.1f}",
-        f"{queue.depth:,}", left,
-    )  # fmt: skip
-    return table
+    return (
+        f"time left {left}, backlog {queue.depth:,}, {rate:,.1f} a second; "
+        f"{worker.running:,} at work, {worker.prepared:,} prepared, {worker.acked:,} done, {worker.retried:,} retried"
+    )
 
 
 def summary(stats: WorkerStats, seconds: float) -> str:
