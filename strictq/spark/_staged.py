@@ -46,6 +46,8 @@ class Cut(NamedTuple):
 Integers = np.ndarray[Any, np.dtype[Any]]
 
 _INT32_ROWS: Final = 2_000_000_000
+BATCHES_MAPPED: Final = 16
+"""Record batches that are read before their pages are given back."""
 COMPARED: Final = 50_000
 """Keys that are compared at a time."""
 
@@ -78,11 +80,18 @@ class StagedRows:
         self._number = np.dtype(np.int32 if self.rows < _INT32_ROWS else np.int64)
         self._starts = np.cumsum([0, *(len(b) for b in self._batches)])
         self._sizes: Integers = np.empty(self.rows, np.int32)
-        for start, batch in zip(self._starts, self._batches, strict=False):
+        for start, batch in self._each():
             self._sizes[start : start + len(batch)] = pc.binary_length(batch.column("body")).to_numpy()
         self.body_bytes_max = int(self._sizes.max()) if self.rows else 0
         self.has_options = any(_has(b, name) for b in self._batches for name in OPTIONS)
         self.keyless = any(b.column("key").null_count for b in self._batches)
+
+    def _each(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The number of each batch's first row, and the batch. Of the files only the pages of some batches stay mapped."""
+        for number, (start, batch) in enumerate(zip(self._starts.tolist(), self._batches, strict=False)):
+            if number % BATCHES_MAPPED == 0:
+                self.forget_pages()
+            yield start, batch
 
     def forget_pages(self) -> None:
         """Take the files' pages out of this process: they stay in the system's cache, and are mapped again where needed."""
@@ -146,7 +155,7 @@ class StagedRows:
         owners: Integers = np.empty(self.rows, np.int16)
         lanes: Integers = np.empty(self.rows, self._number)
         n = 0
-        for start, batch in zip(self._starts, self._batches, strict=False):
+        for start, batch in self._each():
             encoded = batch.column("key").dictionary_encode()
             codes = encoded.indices.fill_null(-1).to_numpy()
             keys = encoded.dictionary.to_pylist()

@@ -16,7 +16,7 @@ from strictq._store.api import PlainRows
 pa = pytest.importorskip("pyarrow")
 
 from strictq.spark import _staged  # noqa: E402 - needs pyarrow
-from strictq.spark._columns import ORDER  # noqa: E402
+from strictq.spark._sink_rows import ORDER  # noqa: E402
 from strictq.spark._staged import Cut, StagedRows  # noqa: E402
 
 SHARDS = 3
