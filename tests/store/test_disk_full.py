@@ -340,7 +340,7 @@ def test_waking_on_a_full_disk_does_not_kill_the_process(small: Path) -> None:
     """Storing into the hole of a mapped file is a bus error where the disk has no block for it."""
     strictq.open(small / "queue").close()
     script = (
-        "import os, sys, strictq\nfrom pathlib import Path\nfrom tests.support.internals import stuff\n"
+        "import os, sys, strictq\nfrom pathlib import Path\nfrom tests.support.running import stuff\n"
         "Path(sys.argv[1], 'queue', 'wake').write_bytes(b'')\n"  # as a new queue has it
         "q = strictq.open(Path(sys.argv[1], 'queue'))\nstuff(Path(sys.argv[1]))\nq.close()\nprint('alive')\n"
     )
