@@ -16,10 +16,10 @@ from .._hints import Coded
 Use = Literal["table", "stream", "write", "sink"]
 
 OPTIONS: Final[dict[Use, tuple[str, ...]]] = {
-    "table": ("path", "keyType", "state", "messagesPerPartition", "server"),
+    "table": ("path", "keyType", "includeHeaders", "state", "messagesPerPartition", "server"),
     "stream": (
-        "path", "consumer", "keyType", "state", "maxMessagesPerTrigger", "maxBytesPerTrigger", "messagesPerPartition",
-        "keepBatches", "consumerWaitSeconds", "server",
+        "path", "consumer", "keyType", "includeHeaders", "state", "maxMessagesPerTrigger", "maxBytesPerTrigger",
+        "messagesPerPartition", "keepBatches", "consumerWaitSeconds", "server",
     ),
     "write": ("path", "jobId", "orderBy", "onMismatch", "server"),
     "sink": ("path", "orderBy", "onMismatch", "server"),

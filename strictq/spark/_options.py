@@ -48,6 +48,18 @@ def number(options: Mapping[str, str], name: str, default: int, maximum: int, mi
     return value
 
 
+def truth(options: Mapping[str, str], name: str, default: bool) -> bool:
+    """An option that is true or false.
+
+    Raises:
+        InvalidArgument: it is neither.
+    """
+    text = options.get(name, "true" if default else "false").lower()
+    if text not in ("true", "false"):
+        raise InvalidArgument(f"the option {name} must be true or false, not {text!r}")
+    return text == "true"
+
+
 def path_of(options: Mapping[str, str]) -> str:
     """The queue's directory, absolute.
 
@@ -145,7 +157,10 @@ def columns(options: Mapping[str, str], keys: KeyType | None = None) -> StructTy
         from ..history._records import SCHEMA  # needs pyarrow
 
         return from_arrow_schema(SCHEMA)
-    return read_schema(keys or key_type(options.get("keyType")), dead=state == "dead")
+    every = read_schema(keys or key_type(options.get("keyType")), dead=state == "dead")
+    if truth(options, "includeHeaders", True):
+        return every
+    return StructType([field for field in every if field.name != "headers"])
 
 
 @attrs.frozen

@@ -9,6 +9,7 @@ from pyspark.sql.types import StructType
 
 from .. import _hints as hints
 from .._errors import InvalidArgument
+from .._extras import need_spark
 from ._option_names import OF_TABLES, require_known_somewhere
 from ._options import path_of, read_columns
 
@@ -26,6 +27,7 @@ class StrictqDataSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
+        need_spark()  # Spark finds this class by itself, too, where `register` never looked
         if all(name in options for name in OF_TABLES[:2]):
             # It could be created, but is then read without any of its options, the path included.
             raise InvalidArgument("Spark gives a Python data source no options of a table", hint=hints.TEMPORARY_VIEW)

@@ -6,9 +6,10 @@ consumer. docs/explanation/spark.md says who does what and when.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -29,6 +30,10 @@ from ._table_columns import read_schema
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
+
+
+REPORT_SHARE: Final = 10
+"""Counting what is left takes one of so many parts of the time."""
 
 
 @attrs.frozen
@@ -59,6 +64,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._queue: Queue | None = None
         self._held: Holder | None = None
         self._arrived: dict[int, int] | None = None
+        self._report_at = 0.0
+        self._reported: dict[str, Any] | None = None
 
     @cached_property
     def _options(self) -> StreamOptions:
@@ -127,6 +134,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else HANDOUT_MESSAGES_MAX
         following = self._handouts().take(n, messages_max=most, bytes_max=self._options.bytes_max, arrived=self._arrived)
         return start if following == n else self._offset(n, following)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """What Spark's progress shows as the source's newest offset: how much the query has yet to process.
+
+        To count it takes longer the more lanes are leased, and Spark asks after every poll: it is counted as often as takes a
+        tenth of the time at most, and in between the last count is repeated.
+        """
+        if self._held is None:
+            return None
+        began = time.monotonic()
+        if began >= self._report_at:
+            self._reported = self._count(self._held)
+            self._report_at = began + REPORT_SHARE * (time.monotonic() - began)
+        return self._reported
+
+    def _count(self, held: Holder) -> dict[str, Any]:
+        assert self._queue is not None
+        stats = self._queue.stats()
+        in_hand = sum(part.messages for part in held.parts(held.last)) if held.last > held.acked else 0
+        return {
+            "queue": self._queue.queue_id, "consumer": self._options.consumer, "n": held.last, "lag": stats.ready + in_hand,
+            "oldest_age_seconds": stats.oldest_age_seconds, "path": self._options.path,
+        }  # fmt: skip
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         last = self._number(end)

@@ -168,3 +168,13 @@ def test_the_history_has_no_key_type_to_choose_and_is_no_stream(spark: SparkSess
     with pytest.raises(Exception, match="a stream reads what is pending"):
         stream = spark.readStream.format("strictq").options(path=q.path, consumer="etl", state="history").load()
         stream.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination()
+
+
+def test_headers_may_be_left_out(spark: SparkSession, q: Queue) -> None:
+    q.send(b"x", "k", headers={"a": "1"})
+    assert table(spark, q, includeHeaders="true").columns == table(spark, q).columns
+    df = table(spark, q, includeHeaders="false")
+    assert df.columns == [name for name in table(spark, q).columns if name != "headers"]
+    assert [(r.key, bytes(r.body)) for r in df.collect()] == [("k", b"x")]
+    with pytest.raises(Exception, match="includeHeaders must be true or false, not 'yes'"):
+        table(spark, q, includeHeaders="yes")

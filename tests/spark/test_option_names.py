@@ -90,6 +90,7 @@ def test_an_option_of_another_use_says_whose_it_is(use: Use, name: str, uses: st
 def test_a_name_like_no_other_lists_those_that_there_are() -> None:
     hint = refused("xyzzy", "sink").hint
     assert all(name in hint for name in OPTIONS["sink"])
+    require_known({"includeHeaders": "true"}, "stream")  # Kafka's name, too
     with pytest.raises(strictq.InvalidArgument, match="there is no option xyzzy ") as e:
         require_known_somewhere({"xyzzy": ""})
     assert all(name in e.value.hint for names in OPTIONS.values() for name in names)

@@ -145,3 +145,33 @@ def test_a_pipeline_looks_where_spark_works_for_it(
         strictq.spark.pipeline(spark, q, process=print)  # in this program
         monkeypatch.setattr(spark.sparkContext, "master", "spark://elsewhere:7077")
         strictq.spark.pipeline(spark, q, process=print, where="executors")  # of other machines
+
+
+# ---- without registering
+
+
+def test_spark_finds_it_by_itself() -> None:
+    """As Spark looks for data sources, in a process of its own: what it writes names each source it found."""
+    from io import BytesIO
+
+    from pyspark.sql.worker.lookup_data_sources import _main
+
+    found = BytesIO()
+    _main(BytesIO(), found)
+    assert b"\0\0\0\7strictq" in found.getvalue()
+    assert b"strictq.spark.datasource" in found.getvalue()
+
+
+def test_a_session_that_nobody_registered_with_reads_and_writes(spark: SparkSession, queue_path: str) -> None:
+    strictq.open(queue_path).close()
+    fresh = spark.newSession()
+    rows = fresh.sql("SELECT 'k' AS key, 'b' AS body")
+    rows.write.format("strictq").options(path=queue_path, jobId="j").mode("append").save()
+    assert fresh.read.format("strictq").load(queue_path).count() == 1
+
+
+@pytest.mark.parametrize("package", ["pyspark", "pyarrow", "numpy"])
+def test_without_the_extra_other_sources_go_on(package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; import pyspark_strictq; print('imported')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "imported\n", done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -420,3 +421,21 @@ def test_lanes_are_not_split_between_tasks(spark: SparkSession, q: Queue, checkp
         assert r.seq == last.get(r.key, 0) + 1
         last[r.key] = r.seq
     assert all(len(tasks) == 1 for tasks in where.values())
+
+
+def test_progress_says_how_much_is_left(spark: SparkSession, queue_path: str, tmp_path: Path) -> None:
+    with strictq.open(queue_path, shards=2, durability="process") as q:
+        q.send_many([strictq.Message(b"x", key=f"k{n}") for n in range(50)])
+        q.send(b"late", "late", delay=1000.0)
+        query = run(load(spark, q.path, maxMessagesPerTrigger=20), tmp_path / "checkpoint", lambda df, _: df.collect())
+        sources = [json.loads(progress.sources[0].json) for progress in query.recentProgress if progress.numInputRows]
+    assert [source["numInputRows"] for source in sources] == [20, 20, 10]
+    for source, n in zip(sources, (1, 2, 3), strict=True):
+        left = source["latestOffset"]
+        assert (left["queue"], left["consumer"], left["n"], left["path"]) == (q.queue_id, "etl", n, q.path)
+        assert left["oldest_age_seconds"] >= 0
+    # The first count is of the first batch; a later one may be as old as ten times what it took.
+    lags = [source["latestOffset"]["lag"] for source in sources]
+    assert lags[0] == 50
+    assert lags == sorted(lags, reverse=True)
+    assert set(lags) <= {50, 30, 10}
