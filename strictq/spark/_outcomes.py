@@ -23,6 +23,8 @@ DONE, FAILED, DEFERRED, REJECTED, SKIPPED = "done", "failed", "deferred", "rejec
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 ENDS_LANE: Final = (FAILED, DEFERRED)
 """What follows one of these in its lane is not run: the message comes again first."""
+OF_DATA: Final = (ValueError, TypeError, LookupError, ArithmeticError)
+"""Errors of parsing and computing: what a body can be the reason for, and an outage is not."""
 
 Param = None | bool | int | float | str | bytes
 
@@ -37,6 +39,8 @@ class Outcome:
         delay: seconds until it is tried again; None: as the queue is configured (FAILED only).
         effects: what commits with the ack.
         seconds: what the handler took.
+        of_data: it failed with an error that comes from what a message is, and not from what is around it.
+        behind: so many messages behind it in its lane failed likewise, each by itself: they are charged with it.
     """
 
     kind: str = DONE
@@ -45,6 +49,8 @@ class Outcome:
     output: str | None = None
     effects: Effects = attrs.Factory(Effects)
     seconds: float = 0.0
+    of_data: bool = False
+    behind: int = 0
 
     @property
     def has_effects(self) -> bool:
@@ -60,7 +66,7 @@ def failure(error: BaseException, output: str | None = None) -> Outcome:
         return Outcome(DEFERRED, delay=error.delay_seconds)
     if isinstance(error, Retry):
         return Outcome(FAILED, error.reason or str(error), error.delay, output)
-    return Outcome(FAILED, describe(error), output=output)
+    return Outcome(FAILED, describe(error), output=output, of_data=isinstance(error, OF_DATA))
 
 
 class BatchJob(Recording):

@@ -23,7 +23,7 @@ MESSAGE: Final = pa.schema(
 )  # fmt: skip
 """How messages travel to executors. `lane` numbers the lanes of a batch."""
 STATES: Final = pa.field("state", pa.binary())
-FAULT: Final = [("kind", pa.string()), ("reason", pa.string()), ("delay", pa.float64())]
+FAULT: Final = [("kind", pa.string()), ("reason", pa.string()), ("delay", pa.float64()), ("of_data", pa.bool_())]
 """What prepare's rows carry beside its own columns; kind is NULL where it went well."""
 
 Batches = Iterable[pa.RecordBatch]
@@ -79,6 +79,7 @@ def preparing(
                 pa.array([o.kind]),
                 pa.array([o.reason]),
                 pa.array([o.delay], pa.float64()),
+                pa.array([o.of_data]),
             ]
             yield pa.Table.from_arrays([*values, *(pa.nulls(1, f.type) for f in prepared)], schema=schema)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from typing import Any, Final
 
 import attrs
@@ -90,8 +91,8 @@ class Stages:
         names = [name for name, _ in FAULT]
         for row in done.to_pylist():
             place = row.pop("lane"), row.pop("seq")
-            kind, reason, delay = (row.pop(name) for name in names)
-            batch.prepared[place] = row if kind is None else Outcome(kind, reason, delay)
+            kind, reason, delay, of_data = (row.pop(name) for name in names)
+            batch.prepared[place] = row if kind is None else Outcome(kind, reason, delay, of_data=bool(of_data))
 
     # ---- process
 
@@ -179,8 +180,21 @@ def _ready(batch: LeasedBatch, lane: list[Delivery]) -> tuple[list[Delivery], li
     for i, d in enumerate(lane):
         found = batch.found(d)
         if isinstance(found, Outcome):
+            found = attrs.evolve(found, behind=_failed_likewise(batch, found, lane[i + 1 :]))
             return lane[:i], [found, *(Outcome(SKIPPED) for _ in lane[i + 1 :])]
     return lane, []
+
+
+def _failed_likewise(batch: LeasedBatch, first: Outcome, behind: list[Delivery]) -> int:
+    """How many messages right behind one that prepare failed for did so, too, each because of what it is.
+
+    Prepare ran for each of them, so each is charged. Otherwise a lane with many bad bodies would take as many batches for each of
+    them as it has attempts. A failure with another reason, an outage say, is charged to the first one only.
+    """
+    if not (first.kind == FAILED and first.of_data):
+        return 0
+    found = (batch.found(d) for d in behind)
+    return sum(1 for _ in takewhile(lambda o: isinstance(o, Outcome) and o.kind == FAILED and o.of_data, found))
 
 
 def _with_rest(outcomes: list[Outcome], rest: list[Outcome]) -> list[Outcome]:

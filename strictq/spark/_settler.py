@@ -51,7 +51,9 @@ class Settler:
                 for lease in self._ack_plain(plain, counts):
                     work.pop(lease, None)
                 heads = [(d, o) for d, o in heads if d.lease in work]
-                ended = pool.map(lambda head: self._settle_one(head[0], head[1], counts), heads)
+                # What is left of a head's lane lies behind it.
+                charged = [work[d.lease][o.behind - 1][0] if o.behind else d for d, o in heads]
+                ended = pool.map(lambda head, last: self._settle_one(head[0], head[1], counts, last), heads, charged)
                 for (d, _), goes_on in zip(heads, ended, strict=True):
                     if not goes_on:
                         self.broken.add(d.lease)
@@ -105,14 +107,20 @@ class Settler:
         self.broken |= lost
         return lost
 
-    def _settle_one(self, d: Delivery, o: Outcome, counts: Counts) -> bool:
-        """A message with effects, or one that failed. Does its lane go on?"""
+    def _settle_one(self, d: Delivery, o: Outcome, counts: Counts, last: Delivery) -> bool:
+        """A message with effects, or one that failed. Does its lane go on?
+
+        Args:
+            last: of a message that failed, the last one that is charged with it.
+        """
         try:
             if o.kind == REJECTED:
                 d.reject(o.reason or "rejected", output=o.output)
                 counts.add(rejected=1)
                 return True
             if o.kind == FAILED:
+                if last is not d:
+                    last.start()
                 d.nack(o.delay, o.reason, output=o.output)
                 counts.add(retried=1)
                 return False

@@ -459,3 +459,28 @@ def test_a_send_that_another_shard_can_not_take_yet_is_committed(
     q._storage.forward(0)
     assert [m.body for m in q.peek(there)] == [b"1", b"2"]
     assert q.status(here, 2).state == "resolved"
+
+
+@pytest.mark.parametrize(("error", "batches"), [(ValueError, 4), (OSError, 20)])
+def test_bad_bodies_of_one_key_are_charged_together_and_an_outage_to_the_first(
+    spark: SparkSession, q: Queue, error: type[Exception], batches: int
+) -> None:
+    """Ten bodies that no prepare can parse: each is tried as often as the queue says, in as many batches as one of them takes."""
+    bad = range(2, 12)
+    q.send_many([Message(b"bad" if n in bad else b"%d" % n, key=f"k{k}") for k in range(2) for n in range(1, 13)])
+
+    def prepare(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if b"bad" in batch.column("body").to_pylist():
+            raise error("not a number")
+        return double(batch)
+
+    done: list[tuple[Any, int]] = []
+    stats = strictq.spark.pipeline(
+        spark, q, prepare=prepare, prepared=PREPARED, process=lambda job: done.append((job.key, job.seq)), concurrency=1,
+    ).run()  # fmt: skip
+    assert stats.batches <= batches if error is ValueError else stats.batches >= batches
+    assert (stats.acked, q.stats().depth) == (4, 0)
+    assert sorted(done) == [("k0", 1), ("k0", 12), ("k1", 1), ("k1", 12)]
+    dead = {(d.key, d.seq): d for d in q.dead_letters()}
+    assert set(dead) == {(f"k{k}", n) for k in range(2) for n in bad}
+    assert {(d.kind, d.attempts) for d in dead.values()} == {("poison", 2)}
