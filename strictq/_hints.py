@@ -307,6 +307,7 @@ OPTION_PARSE_BODIES: Final = Coded(
     "option_parse_bodies",
     "a body is bytes; parse it in the query, for example with from_json(CAST(body AS STRING), ...)",
 )
+FILTER_KEYS: Final = Coded("filter_keys", "leave the option keys out, and filter in the query")
 LOCAL_PATH: Final = Coded(
     "local_path",
     "keep the queue on a local disk of the driver's host; executors elsewhere read it through strictq.spark.serve",

@@ -1,5 +1,5 @@
 -- name: by_key
--- lanes.find, inspect and operate: id of a key's lane. Takes key. Index: the UNIQUE one on key.
+-- lanes.find, inspect, operate and scan: id of a key's lane. Takes key. Index: the UNIQUE one on key.
 SELECT id FROM lane WHERE key = ?;
 
 -- name: get

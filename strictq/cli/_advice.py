@@ -70,7 +70,7 @@ NO_COMMAND: Final = frozenset(
     use_fake_clock machine_open after_commit inside_message aware_datetime send_path share_handle json_body
     option_of option_called option_backlog option_available_now
     option_trigger_interval option_no_loss option_kafka_client option_oldest_first option_ttl option_acked_removed
-    option_no_files option_parse_bodies local_path on_disk temporary_view one_path
+    option_no_files option_parse_bodies filter_keys local_path on_disk temporary_view one_path
     """.split()  # noqa: SIM905
 )
 """Codes of sentences that speak of calls, in parts of the library that no command uses so."""

@@ -16,7 +16,7 @@ from .._hints import Coded
 Use = Literal["table", "stream", "write", "sink"]
 
 OPTIONS: Final[dict[Use, tuple[str, ...]]] = {
-    "table": ("path", "keyType", "includeHeaders", "state", "messagesPerPartition", "server"),
+    "table": ("path", "keyType", "keys", "includeHeaders", "state", "messagesPerPartition", "server"),
     "stream": (
         "path", "consumer", "keyType", "includeHeaders", "state", "maxMessagesPerTrigger", "maxBytesPerTrigger",
         "messagesPerPartition", "keepBatches", "consumerWaitSeconds", "server",

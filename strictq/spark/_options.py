@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import attrs
@@ -17,6 +18,7 @@ from .. import _hints as hints
 from .. import _validate as validate
 from .._errors import InvalidArgument, QueueNotFound
 from .._handouts import HANDOUT_BYTES, HANDOUT_MESSAGES_MAX, KEEP, LOCK_SECONDS
+from .._keys import encode_key
 from .._store.api import Storage
 from ._option_names import is_stream, require_known
 from ._table_columns import KEY_TYPES, KeyType, key_type, read_schema
@@ -25,6 +27,7 @@ MESSAGES: Final = 100_000
 PARTITION_MESSAGES: Final = 50_000
 TABLE_PARTITION_MESSAGES: Final = 500_000
 """Of a task that reads a table: it keeps none of them, and starting a task takes Spark as long as many thousand messages."""
+KEYS_MAX: Final = 10_000
 MEMORY: Final = ":memory:"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 STATES: Final = ("pending", "dead", "history")
@@ -46,6 +49,33 @@ def number(options: Mapping[str, str], name: str, default: int, maximum: int, mi
     if not minimum <= value <= maximum:
         raise InvalidArgument(f"the option {name} must be a whole number from {minimum:,} to {maximum:,}, not {text!r}")
     return value
+
+
+def keys_of(options: Mapping[str, str], schema: StructType) -> tuple[bytes, ...] | None:
+    """The option keys, as stored keys; None: it is not given.
+
+    Raises:
+        InvalidArgument: it is no list of keys, or does not go with another option.
+    """
+    text = options.get("keys")
+    if text is None:
+        return None
+    kind = key_type_of(options, schema)
+    if state_of(options) == "history" or kind not in ("string", "int"):
+        raise InvalidArgument(
+            "the option keys is for tables of what is pending or dead, with string or int keys", hint=hints.FILTER_KEYS
+        )
+    try:
+        given: Any = json.loads(text)
+    except ValueError:
+        given = None
+    wanted = KEY_TYPES[kind].accepts
+    if not isinstance(given, list) or not given or any(type(key) is not wanted for key in given):
+        example = '["a", "b"]' if kind == "string" else "[1, 2]"
+        raise InvalidArgument(f"the option keys must be a JSON list of keys, such as {example}, not {text!r}")
+    if len(given) > KEYS_MAX:
+        raise InvalidArgument(f"the option keys has {len(given):,} keys, and may have {KEYS_MAX:,}", hint=hints.FILTER_KEYS)
+    return tuple(dict.fromkeys(map(encode_key, given)))
 
 
 def truth(options: Mapping[str, str], name: str, default: bool) -> bool:
@@ -165,12 +195,17 @@ def columns(options: Mapping[str, str], keys: KeyType | None = None) -> StructTy
 
 @attrs.frozen
 class BatchOptions:
-    """What a batch reader was given."""
+    """What a batch reader was given.
+
+    Attributes:
+        keys: stored keys whose messages are read; None: all.
+    """
 
     path: str
     key_type: KeyType
     state: str
     partition_messages: int
+    keys: tuple[bytes, ...] | None
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType) -> BatchOptions:
@@ -189,6 +224,7 @@ class BatchOptions:
             key_type="stored" if anyhow else key_type_of(options, schema),
             state=state_of(options),
             partition_messages=number(options, "messagesPerPartition", TABLE_PARTITION_MESSAGES, 1 << 40),
+            keys=keys_of(options, schema),
         )
 
 

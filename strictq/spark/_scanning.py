@@ -40,7 +40,8 @@ class Scan:
     @classmethod
     def planned(cls, queue: Queue, options: BatchOptions) -> Iterator[Scan]:
         """One for each task."""
-        planned = queue._storage.bulk.plan(dead=options.state == "dead", messages=options.partition_messages)
+        dead, messages = options.state == "dead", options.partition_messages
+        planned = queue._storage.bulk.plan(dead=dead, messages=messages, keys=options.keys)
         return (cls(part.shard, part.dead, options.key_type, part.place) for part in planned)
 
     @classmethod

@@ -170,6 +170,26 @@ def test_the_history_has_no_key_type_to_choose_and_is_no_stream(spark: SparkSess
         stream.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination()
 
 
+def test_some_keys_alone(spark: SparkSession, q: Queue) -> None:
+    q.send_many([Message(b"%d" % n, key=f"k{n % 7}") for n in range(70)])
+    q.send(b"int", 3)
+    q.reject("k2", 1, "no")
+    rows = table(spark, q, keys='["k2", "k5", "nobody", "k5"]').collect()
+    assert {r.key for r in rows} == {"k2", "k5"}
+    assert sorted(int(r.body) for r in rows) == [n for n in range(70) if n % 7 in (2, 5) and n != 2]
+    assert [r.body for r in table(spark, q, keys="[3]", keyType="int").collect()] == [b"int"]
+    assert [(r.key, r.seq) for r in table(spark, q, keys='["k1", "k2"]', state="dead").collect()] == [("k2", 1)]
+    assert table(spark, q, keys='["nobody"]').count() == 0
+    for options, match in (
+        ({"keys": "k1,k2"}, "must be a JSON list of keys"),
+        ({"keys": "[1]"}, "must be a JSON list of keys"),
+        ({"keys": '["x"]', "keyType": "stored"}, "with string or int keys"),
+        ({"keys": '["x"]', "state": "history"}, "with string or int keys"),
+    ):
+        with pytest.raises(Exception, match=match):
+            table(spark, q, **options)
+
+
 def test_headers_may_be_left_out(spark: SparkSession, q: Queue) -> None:
     q.send(b"x", "k", headers={"a": "1"})
     assert table(spark, q, includeHeaders="true").columns == table(spark, q).columns

@@ -52,6 +52,26 @@ def test_everything_once_in_lane_order_whatever_the_tasks(q: Queue, per_task: in
     assert len(plan.tasks) <= max(1, 17 // per_task + 1)
 
 
+@pytest.mark.parametrize("dead", [False, True])
+def test_the_messages_of_some_keys(q: Queue, dead: bool) -> None:
+    for key in ("a", "b", "c", "d"):
+        fill(q, key, 5)
+        for n in range(1, 6 if dead else 1):
+            q.reject(key, n, "no")
+    found = {}
+    for keys in ([b"sd", b"sa", b"snobody"], [b"snobody"], []):
+        (part, *more) = scan.ranges(shard_of(q), dead=dead, per_task=2, keys=keys) or [None]
+        assert not more
+        plan, segments = (None, []) if part is None else scan.planned(part)
+        found[len(keys)] = [
+            (decode_key(row[KEY]), row[SEQ])
+            for segment in segments
+            for rows in (scan.dead if dead else scan.pending)(shard_of(q), plan, segment)
+            for row in rows
+        ]
+    assert found == {3: [(k, n) for k in "ad" for n in range(1, 6)], 1: [], 0: []}
+
+
 def test_nothing_is_no_task(q: Queue) -> None:
     assert scan.plan_shard(shard_of(q), dead=False, per_task=10).tasks == ()
     fill(q, "a", 1)

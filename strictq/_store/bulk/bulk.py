@@ -37,13 +37,23 @@ class Bulk:
 
     # ---- reading
 
-    def plan(self, *, dead: bool, messages: int) -> list[MessageRange]:
+    def plan(self, *, dead: bool, messages: int, keys: Collection[bytes] | None = None) -> list[MessageRange]:
         """Divide what is pending (or dead) now into ranges of about so many messages. A key's messages are in one of them.
 
+        Args:
+            keys: stored keys, each once: only their messages, in one range for each shard. None: all messages.
         Raises:
             StoreError: a shard can't be read.
         """
-        return [part for shard in self._store.shards for part in scan.ranges(shard, dead=dead, per_task=messages)]
+        of: dict[int, list[bytes]] = {}
+        for key in keys or ():
+            of.setdefault(self.shard_of(key), []).append(key)
+        shards = self._store.shards if keys is None else [self._store.shards[number] for number in sorted(of)]
+        return [
+            part
+            for shard in shards
+            for part in scan.ranges(shard, dead=dead, per_task=messages, keys=None if keys is None else of[shard.number])
+        ]
 
     def read(
         self, part: MessageRange, wanted: Collection[str], runs: Runs, size: BlockSize

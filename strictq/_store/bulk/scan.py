@@ -18,7 +18,7 @@ import attrs
 
 from ..._errors import InvalidArgument, StoreCorrupt
 from ..._keys import ASIDE
-from ..._sql import CLAIM, SCAN, choose
+from ..._sql import CLAIM, LANES, SCAN, choose
 from ..commit.calls import bound
 from ..commit.tx import NEVER, Totals
 from ..lanes.leases import BODY, ID, KEY, LANE, SEQ, Row
@@ -298,14 +298,26 @@ def _keyless(shard: Shard, plan: Plan, lane: int) -> Iterator[list[Row]]:
             seq, seen = rows[-1][SEQ], rows[-1][ID]
 
 
+def plan_keys(db: apsw.Connection, keys: Collection[bytes]) -> Plan:
+    """How to read what is pending (or dead) of these keys now: one task, with a segment for each key's lane."""
+    totals = Totals.read(db)
+    found = [db.execute(LANES.by_key, (key,)).get for key in keys]
+    segments = tuple(Segment(lane - 1, lane) for lane in sorted(lane for lane in found if lane is not None))
+    return Plan(totals.last_id, totals.last_lane, (segments,) if segments else ())
+
+
 def plan_shard(shard: Shard, *, dead: bool, per_task: int) -> Plan:
     """`plan`, in a short read transaction."""
     return shard.look(lambda db: plan(db, dead=dead, per_task=per_task))
 
 
-def ranges(shard: Shard, *, dead: bool, per_task: int) -> list[MessageRange]:
-    """A plan, as ranges that can be given away: one for each task."""
-    found = plan_shard(shard, dead=dead, per_task=per_task)
+def ranges(shard: Shard, *, dead: bool, per_task: int, keys: Collection[bytes] | None = None) -> list[MessageRange]:
+    """A plan, as ranges that can be given away: one for each task.
+
+    Args:
+        keys: only the messages of these keys of the shard; None: all.
+    """
+    found = plan_shard(shard, dead=dead, per_task=per_task) if keys is None else shard.look(bound(plan_keys, keys))
     return [
         MessageRange(
             shard.number, dead, (found.newest, found.last_lane, *(n for s in task for n in (s.after, s.last, int(s.keyless))))
