@@ -171,6 +171,15 @@ async def asynchronously() -> None:
         assert_type(await q.stats(), strictq.Stats)
 
 
+def work(q: strictq.Queue, p: strictq.Queue) -> None:
+    def process_batch(jobs: list[strictq.Job]) -> None:
+        jobs[0].fail(strictq.Retry(3.0))
+        jobs[0].fail("why")
+
+    worker = strictq.Worker([q, p], process_batch=process_batch, batch_max=10, batch_wait_seconds=0.5)
+    assert_type(worker.workers, tuple[strictq.Worker, ...])
+
+
 def test_with_it(machine: testing.Machine) -> None:
     q = testing.open(shards=2, max_attempts=3)
     assert_type(q, strictq.Queue)

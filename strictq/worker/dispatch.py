@@ -6,9 +6,10 @@ import time
 from typing import Any, Final
 
 from .._errors import StrictqError
+from .batches import BatchBoard
 from .events import reason_of
 from .forecast import size_of
-from .job import Job
+from .job import Job, JobBatch
 from .state import ENDING, State
 
 FAST_SECONDS: Final = 0.001
@@ -40,6 +41,49 @@ class Handover:
         if job is not None and self._state.loud:
             self._state.tell("preparing", job)
         return job
+
+    def take_group(self) -> JobBatch | None:
+        """The next messages for a batch handler that is free."""
+        assert isinstance(self._board, BatchBoard)
+        with self._board.lock:
+            group = self._board.take_group(self._clock())
+        if group is not None and self._state.loud:
+            for job in group.jobs:
+                self._state.tell("processing", job)
+        return group
+
+    def processed_group(self, group: JobBatch, error: BaseException | None) -> None:
+        """A batch handler came back. The keeper settles its messages."""
+        board, state = self._board, self._state
+        assert isinstance(board, BatchBoard)
+        if isinstance(error, ENDING):
+            state.end(error)
+        now = self._clock()
+        seconds = now - group.jobs[0]._since
+        state.took("process", group.jobs[0], seconds)
+        with board.lock:
+            known = [job for job in group.jobs if board.processed(job)]
+            late = [job for job in group.jobs if job not in known]
+            for job in known:
+                job._since = seconds
+                if error is not None:
+                    job._failure = error
+                if state.queue.config.history != "off":
+                    job._delivery._took = (None, seconds)
+            group.jobs, group.taken = known, False
+            if known:
+                board.finished.append(group)
+                # One outcome for the breaker: it is one call of whatever the handler calls.
+                good = next((job for job in known if job._failure is None), None)
+                if good is not None:
+                    state.succeeded(good, now)
+                else:
+                    assert known[0]._failure is not None
+                    state.failed(known[0], now, known[0]._failure)
+        for job in late:
+            job._undo()
+            state.tell("lost", job, seconds=seconds, detail="its handler came back too late: nothing of it happened")
+        state.wake()
 
     def prepared(self, job: Job, result: Any, error: BaseException | None, weight: int) -> None:
         """A prepare handler came back."""
@@ -95,7 +139,7 @@ class Handover:
 
     def commit(self, job: Job) -> None:
         """Commit a job's effects with its ack. Takes a transaction: not for an event loop's thread."""
-        error = self._commit(job)
+        error = commit(job)
         now = self._clock()
         with self._board.lock:
             if error is None:
@@ -110,20 +154,22 @@ class Handover:
             self._state.tell("acked", job, seconds=job._since)
         self._state.wake()
 
-    def _commit(self, job: Job) -> BaseException | None:
-        for turn in range(COMMITS_MAX):
-            # Only the handler can repeat what it did by `run`. If OutcomeUnknown turns out to have happened, the second run of
-            # what can be repeated is thrown away, and the nack of what can't be is refused.
-            repeatable = job._tx is None
-            try:
-                job._commit()
-            except StrictqError as e:
-                failure = e
-            except Exception as e:
-                return e
-            else:
-                return None
-            if not (repeatable and failure.transient) or turn == COMMITS_MAX - 1:
-                return failure
-            time.sleep(min(0.02 * 2**turn, 0.2))
-        raise AssertionError
+
+def commit(job: Job) -> BaseException | None:
+    """Commit a job's effects with its ack, again where that may help. Returns why it failed."""
+    for turn in range(COMMITS_MAX):
+        # Only the handler can repeat what it did by `run`. If OutcomeUnknown turns out to have happened, the second run of
+        # what can be repeated is thrown away, and the nack of what can't be is refused.
+        repeatable = job._tx is None
+        try:
+            job._commit()
+        except StrictqError as e:
+            failure = e
+        except Exception as e:
+            return e
+        else:
+            return None
+        if not (repeatable and failure.transient) or turn == COMMITS_MAX - 1:
+            return failure
+        time.sleep(min(0.02 * 2**turn, 0.2))
+    raise AssertionError

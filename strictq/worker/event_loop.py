@@ -12,6 +12,7 @@ import anyio.to_thread
 
 from ..aio.threads import from_any_thread
 from . import tasks
+from .batches import BatchBoard
 from .dispatch import Handover
 from .loop import Keeper
 from .threads import Threads
@@ -29,7 +30,11 @@ async def serve(
     state = keeper.state
     board = state.board
     crews: list[tasks.Tasks] = []
-    if not any(pool.stage == "process" for pool in pools):
+    if isinstance(board, BatchBoard):
+        if not pools:
+            work = partial(tasks.run_group, handover, process)
+            crews.append(tasks.Tasks(slots, handover.take_group, board.ready_groups.__len__, work))
+    elif not any(pool.stage == "process" for pool in pools):
         work = partial(tasks.run_process, handover, process)
         crews.append(tasks.Tasks(slots, handover.take_process, board.ready.__len__, work))
     if prepare is not None and not any(pool.stage == "prepare" for pool in pools):

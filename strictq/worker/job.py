@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+import attrs
+
+from .. import _hints as hints
 from .. import _validate as validate
 from .._client import Client
 from .._effects import Effects, Recording
@@ -68,6 +71,12 @@ class Reject(Exception):
         self.reason = reason
 
 
+class FailedInBatch(Exception):
+    """Why a message of a batch failed, in the handler's words."""
+
+    speaks_for_itself = True
+
+
 class Job(Recording, MessageView):
     """One message in the hands of a worker: first of its prepare, then of its process handler.
 
@@ -80,8 +89,8 @@ class Job(Recording, MessageView):
     """
 
     __slots__ = (
-        "_cancelled", "_due", "_effects", "_error", "_lane", "_margin", "_permit", "_prepared_in", "_since", "_size", "_stage",
-        "_tx", "_weight", "deadline", "prepared",
+        "_cancelled", "_due", "_effects", "_error", "_failure", "_group", "_lane", "_margin", "_permit", "_prepared_in", "_since",
+        "_size", "_stage", "_tx", "_weight", "deadline", "prepared",
     )  # fmt: skip
 
     def __init__(self, delivery: Delivery, lane: HeldLane) -> None:
@@ -92,6 +101,8 @@ class Job(Recording, MessageView):
         self._error: BaseException | None = None
         self._effects: Effects | None = None
         """Made when there is the first."""
+        self._failure: BaseException | None = None
+        self._group: JobBatch | None = None
         self._tx: Transaction | None = None
         self._size: float | None = None
         self._permit = 0
@@ -102,6 +113,22 @@ class Job(Recording, MessageView):
         self._prepared_in: float | None = None
         self.prepared: Any = None
         self.deadline: float | None = None
+
+    def fail(self, error: Exception | str) -> None:
+        """Say that this message of a batch failed, when the others did not. For `process_batch`; another handler raises.
+
+        What the handler does for this message does not happen. It is retried, and what follows it in its key goes back with it.
+
+        Args:
+            error: why; a Retry, Defer or Reject has the effect that raising it has.
+        Raises:
+            InvalidArgument: this is not a batch, or its handler is through.
+        """
+        if self._group is None or self._stage != RUNNING:
+            raise InvalidArgument("fail is for the messages of a batch, in its handler", hint=hints.RAISE_INSTEAD)
+        if not isinstance(error, Exception | str):
+            raise InvalidArgument(f"error must be an exception or a str, not {type(error).__name__}")
+        self._failure = FailedInBatch(error) if isinstance(error, str) else error
 
     @property
     def cancelled(self) -> bool:
@@ -128,11 +155,23 @@ class Job(Recording, MessageView):
         return self._delivery.lease._client
 
     @property
+    def queue_path(self) -> str:
+        """The path of the queue that it comes from, or ":memory:"."""
+        directory = self._client.storage.directory
+        return ":memory:" if directory is None else str(directory)
+
+    @property
     def key_state(self) -> bytes | None:
-        """The durable state of its key: what this handler set, else what is stored. A set value is stored with the ack."""
+        """The durable state of its key: what this handler set, else what is stored. A set value is stored with the ack.
+
+        In a batch, what the handler set for an earlier message of the key counts, too.
+        """
         state = UNSET if self._effects is None else self._effects.key_state
         if state is not UNSET:
             return state
+        for job in () if self._group is None else self._group.before(self):
+            if job._effects is not None and job._effects.key_state is not UNSET:
+                return job._effects.key_state
         return self._delivery.key_state if self._tx is None else self._tx.key_state
 
     @key_state.setter
@@ -152,6 +191,10 @@ class Job(Recording, MessageView):
             InvalidArgument: the SQL is wrong, or this is prepare.
         """
         effects = self._effects_for("run")
+        if self._group is not None:
+            raise InvalidArgument(
+                "run is not for batches: it would hold the shard for as long as they take", hint=hints.USE_JOB_EXECUTE
+            )
         if self._tx is None:
             self._tx = transaction_of(self._client, [self._delivery], effects=effects).__enter__()
         return self._tx.run(work)
@@ -218,3 +261,33 @@ class HeldLane:
         self.selected = False
         self.free_at = 0.0
         self.grown: Any = None
+
+
+@attrs.define(eq=False)
+class JobBatch:
+    """Messages that one call of a handler is given.
+
+    Attributes:
+        jobs: of each lane in order.
+        starting: lanes whose start is not committed yet.
+        taken: a handler has it.
+    """
+
+    jobs: list[Job]
+    starting: set[HeldLane] = attrs.Factory(set)
+    taken: bool = False
+
+    @property
+    def live(self) -> list[Job]:
+        """Those whose lane is still held."""
+        return [job for job in self.jobs if job._lane.alive and STARTING <= job._stage < OVER]
+
+    def before(self, job: Job) -> Iterator[Job]:
+        """Those of its lane that come before a job and have not failed, the last one first."""
+        same = [other for other in self.jobs if other._lane is job._lane and other.seq < job.seq and other._failure is None]
+        return reversed(same)
+
+    @property
+    def given_up(self) -> bool:
+        """No message of it is waited for."""
+        return all(job._cancelled for job in self.jobs)

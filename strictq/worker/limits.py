@@ -7,7 +7,7 @@ import attrs
 
 @attrs.frozen
 class Limits:
-    """What the scheduler keeps to. See Worker."""
+    """What the scheduler keeps to. See Worker. `batch_max` is 0 where handlers get single messages."""
 
     concurrency: int = 8
     prepares: bool = False
@@ -16,3 +16,5 @@ class Limits:
     batch: int = 1000
     process_timeout: float | None = None
     prepare_timeout: float | None = None
+    batch_max: int = 0
+    batch_wait: float = 0.0

@@ -126,12 +126,13 @@ class Keeper:
         elif not self._stopping:
             worked |= self.outage.attend(now)
         worked |= settling.go_on()
+        worked |= settling.finish()
         if flowing:
             worked |= buffer.grow()
         return worked
 
     def _plan(self) -> float | None:
-        if not self._board.limits.prepares:
+        if not (self._board.limits.prepares or self._board.limits.batch_max):
             return None
         with self._board.lock:
             return self._board.plan(self._clock())
@@ -203,6 +204,7 @@ class Keeper:
         self.outage.end()
         if not self._storage.closed:
             self._give_back()
+            self._settling.finish()
             self._settling.fail()
             self._settling.go_on()
             self._give_back()

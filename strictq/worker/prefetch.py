@@ -53,7 +53,7 @@ class Buffer:
         self._request = state.queue._receiving.request(
             1, None, refill.lease_seconds, refill.keys, refill.consumer, charge=False, starts=True
         )
-        self._per_key = PER_KEY_MIN
+        self._per_key = max(PER_KEY_MIN, self._board.limits.batch_max)
         self._name = randbits(NAME_BITS)
         self._shared_until = 0.0
         self.found_nothing: tuple[int, int] | None = None
@@ -70,8 +70,10 @@ class Buffer:
     def _target(self) -> int:
         """How many messages to hold: about REFILL_SECONDS of work, fewer where durations are uneven, or others are idle."""
         slots = self._board.limits.concurrency
-        mean = self._mean_seconds()
         sharing = self._state.clock() < self._shared_until
+        if self._board.limits.batch_max:
+            return min(self._refill.batch, (1 if sharing else 2) * slots * self._board.limits.batch_max)
+        mean = self._mean_seconds()
         least = 0 if sharing else 2 * slots
         if mean is None:
             return min(self._refill.batch, least)
@@ -163,6 +165,8 @@ class Buffer:
 
     def _adapt(self, deliveries: Sequence[Delivery], room: int) -> None:
         """Few lanes: more of each. Many lanes: heads of many, which can be worked on at once."""
+        if self._board.limits.batch_max:
+            return
         if len(deliveries) >= room:
             self._per_key = max(PER_KEY_MIN, self._per_key // 2)
         elif len(deliveries) > self._per_key // 2:
@@ -186,7 +190,7 @@ class Buffer:
                     seen[shard] = self._storage.arrivals(shard)
                 if lane.grown == seen[shard]:
                     continue
-                more = lane.lease.more(GROW)
+                more = lane.lease.more(max(GROW, board.limits.batch_max - len(lane.jobs)))
             except (LeaseLost, *HOPELESS) as e:
                 state.lose(lane, e)
                 continue

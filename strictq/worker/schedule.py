@@ -266,13 +266,16 @@ class Board:
             if self.limits.prepares:
                 self._unhold(job)
                 self.waits.append(now - job._since)
-            job._stage = RUNNING
-            job._since = now
-            timeout = self.limits.process_timeout
-            job.deadline = None if timeout is None else now + timeout
-            self.running.add(job)
+            self._run(job, now)
             return job
         return None
+
+    def _run(self, job: Job, now: float) -> None:
+        job._stage = RUNNING
+        job._since = now
+        timeout = self.limits.process_timeout
+        job.deadline = None if timeout is None else now + timeout
+        self.running.add(job)
 
     def processed(self, job: Job) -> bool:
         """Its handler came back. False: too late, it was given up."""
@@ -404,18 +407,19 @@ class Board:
             head = lane.jobs[0]
             if head._stage == PREPARED and head._error is not None:
                 self._begin(head)  # its prepare failed, and it is first: it has failed, now as well as in its turn
-            if head._stage not in (RUNNING, SETTLING):
+            kept = next((n for n, job in enumerate(lane.jobs) if job._stage not in (RUNNING, SETTLING)), len(lane.jobs))
+            if not kept:
                 back.append(head)
                 self.leaving.update(self.drop(lane))
-            elif len(lane.jobs) > 1:
-                back.append(lane.jobs[1])
-                self._cut(lane)
+            elif kept < len(lane.jobs):
+                back.append(lane.jobs[kept])
+                self._cut(lane, kept)
         self.starting = []
         self.ready.clear()
         return back
 
-    def _cut(self, lane: HeldLane) -> None:
-        while len(lane.jobs) > 1:
+    def _cut(self, lane: HeldLane, kept: int) -> None:
+        while len(lane.jobs) > kept:
             job = lane.jobs.pop()
             self.jobs -= 1
             self._let_go(job)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
-from .._errors import LeaseLost, StoreError
+from .._errors import LeaseLost, PartialFailure, StoreError
+from .batches import BatchBoard
 from .breaker import CLOSED
+from .dispatch import commit
 from .events import reason_of, where
-from .job import Defer, Job, Reject, Retry
+from .job import SETTLING, Defer, HeldLane, Job, JobBatch, Reject, Retry
 from .state import HOPELESS, State
 
 LEARNED_MAX = 64
@@ -86,11 +88,104 @@ class Outcomes:
         self._state.complain(error)
         self._board.refused(job, after, ack=ack)
 
+    def finish(self) -> bool:
+        """Settle groups whose handlers came back. Whether there were any."""
+        board = self._board
+        if not isinstance(board, BatchBoard):
+            return False
+        with board.lock:
+            groups, board.finished = board.finished, []
+        for group in groups:
+            lanes: dict[HeldLane, list[Job]] = {}
+            for job in group.jobs:
+                if job._lane.alive and job._stage == SETTLING:
+                    lanes.setdefault(job._lane, []).append(job)
+            plain = [lane for lane, jobs in lanes.items() if not any(job._failure or job._has_effects for job in jobs)]
+            self._ack_all(board, [job for lane in plain for job in lanes[lane]])
+            for lane in lanes.keys() - set(plain):
+                self._finish_lane(board, lanes[lane])
+        return bool(groups)
+
+    def _ack_all(self, board: BatchBoard, jobs: list[Job]) -> None:
+        """Ack messages without effects, in one transaction a shard."""
+        errors: Sequence[Any] = [None] * len(jobs)
+        try:
+            self._client.settling.ack([job._delivery for job in jobs])
+        except PartialFailure as e:
+            errors = e.results
+        except (LeaseLost, StoreError) as e:
+            errors = [e] * len(jobs)
+        good = [job for job, error in zip(jobs, errors, strict=True) if error is None]
+        self._acked(board, good)
+        again = []
+        for job, error in zip(jobs, errors, strict=True):
+            if isinstance(error, (LeaseLost, *HOPELESS)):
+                if job._lane.alive:
+                    self._state.lose(job._lane, error)
+            elif error is not None:
+                again.append(job)
+                self._state.complain(error)
+        self._again(board, again)
+
+    def _finish_lane(self, board: BatchBoard, jobs: list[Job]) -> None:
+        """Settle the messages of one lane, in order, one by one: some failed, or have effects."""
+        for n, job in enumerate(jobs):
+            with board.lock:
+                first = bool(job._lane.jobs) and job._lane.jobs[0] is job
+            if not first:  # what is before it is still to be settled
+                self._again(board, jobs[n:])
+                return
+            error = job._failure
+            if error is None:
+                error = commit(job) if job._has_effects else self._ack_one(job)
+                if error is None:
+                    self._acked(board, [job])
+                    continue
+                if not job._has_effects and isinstance(error, StoreError) and not isinstance(error, HOPELESS):
+                    self._state.complain(error)
+                    self._again(board, jobs[n:])
+                    return
+            else:
+                job._undo()
+            if isinstance(error, Reject):
+                self._settle_one(job, error)
+                continue
+            for other in jobs[n + 1 :]:  # they go back with it
+                other._undo()
+            with board.lock:
+                board.failed.append((job, error))
+            return
+
+    def _ack_one(self, job: Job) -> BaseException | None:
+        try:
+            self._client.settling.ack([job._delivery])
+        except (LeaseLost, StoreError) as e:
+            return e
+        return None
+
+    def _acked(self, board: BatchBoard, jobs: list[Job]) -> None:
+        with board.lock:
+            board.acked(jobs, self._state.clock())
+            self._state.acked += len(jobs)
+        if jobs:
+            self._state.works()
+        if self._state.loud:
+            for job in jobs:
+                self._state.tell("acked", job, seconds=job._since)
+
+    @staticmethod
+    def _again(board: BatchBoard, jobs: list[Job]) -> None:
+        if jobs:
+            with board.lock:
+                board.finished.append(JobBatch(jobs))
+
     def fail(self) -> bool:
         """Give back, or dead-letter, what failed. Whether there was anything."""
         board = self._board
         with board.lock:
             failed, board.failed = board.failed, []
+        # Of one lane the first one counts: what is behind it goes back with it.
+        failed.sort(key=lambda each: each[0].seq)
         for n, (job, error) in enumerate(failed):
             if self._is_broken():
                 self._postpone(failed[n:])
@@ -168,6 +263,7 @@ class Outcomes:
                 d.defer(asked)
                 self._deferred(job, f"{_reason(error)}; {UNCHARGED}")
                 return
+            self._spare(job)
             poison = self._client.settling.nack([d], asked, _reason(error), job._said)
         except (LeaseLost, *HOPELESS) as e:
             self._state.lose(job._lane, e)
@@ -180,6 +276,15 @@ class Outcomes:
         self._state.retried += 1
         self._state.drop(job._lane)
         self._tell_of_failure(job, error, poison)
+
+    def _spare(self, job: Job) -> None:
+        """Give back what ran behind a message in its batch: it goes back with it, but did not fail, and is charged nothing."""
+        if job._group is None:
+            return
+        with self._board.lock:
+            behind = next((other for other in job._lane.jobs if other.seq > job.seq), None)
+        if behind is not None:
+            self._client.settling.release_rest([behind._delivery])
 
     def _tell_of_failure(self, job: Job, error: BaseException, poison: bool) -> None:
         at = "" if isinstance(error, Retry) else where(error)

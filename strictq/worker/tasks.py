@@ -16,7 +16,7 @@ import anyio.to_thread
 from .._handlers import require_ran
 from ..aio.threads import from_any_thread
 from .dispatch import Handover
-from .job import Job
+from .job import Job, JobBatch
 from .state import ENDING, Executor
 from .threads import weigh
 
@@ -38,7 +38,7 @@ class _Slot:
 
     def __init__(self, scope: anyio.CancelScope) -> None:
         self.scope = scope
-        self.job: Job | None = None
+        self.job: Job | JobBatch | None = None
 
 
 class Tasks(Executor):
@@ -47,9 +47,9 @@ class Tasks(Executor):
     def __init__(
         self,
         slots: int,
-        take: Callable[[], Job | None],
+        take: Callable[[], Job | JobBatch | None],
         waiting: Callable[[], int],
-        work: Callable[[Job], Awaitable[None]],
+        work: Callable[[Any], Awaitable[None]],
     ) -> None:
         self._slots = slots
         self._take = take
@@ -76,8 +76,10 @@ class Tasks(Executor):
         self._called = False
         while self._doomed:
             job = self._doomed.popleft()
+            if job._group is not None and not job._group.given_up:
+                continue  # the other messages of its batch are still waited for
             for slot in self._at_work:
-                if slot.job is job:  # still: its task may have gone on to another one
+                if slot.job is (job._group or job):  # still: its task may have gone on to another one
                     slot.scope.cancel()
         event, self._event = self._event, anyio.Event()
         event.set()
@@ -151,6 +153,19 @@ async def run_process(handover: Handover, handler: AsyncHandler, job: Job) -> No
         # Cancelled or not: what is being committed is waited for.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(handover.commit, job)
+
+
+async def run_group(handover: Handover, handler: AsyncHandler, group: JobBatch) -> None:
+    """Call a batch handler, and tell how it went."""
+    error: BaseException | None = None
+    try:
+        require_ran("the handler", await handler(list(group.jobs)))
+    except BaseException as e:
+        if _not_the_handlers(e):
+            handover.processed_group(group, _told(e))
+            raise
+        error = e
+    handover.processed_group(group, error)
 
 
 def _told(error: BaseException) -> BaseException:

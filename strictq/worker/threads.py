@@ -11,10 +11,10 @@ from typing import Any, Final
 from .._handlers import require_ran
 from .dispatch import Handover
 from .events import log
-from .job import Job
+from .job import Job, JobBatch
 from .state import Executor
 
-Handler = Callable[[Job], Any]
+Handler = Callable[[Any], Any]
 ZOMBIES_MAX: Final = 4
 """Threads, in multiples of the slots, that may hang in handlers nobody waits for, and are replaced."""
 
@@ -40,7 +40,13 @@ def run_process(handover: Handover, handler: Handler, job: Job) -> None:
         handover.commit(job)
 
 
-def _call(handler: Handler, job: Job) -> tuple[Any, BaseException | None]:
+def run_group(handover: Handover, handler: Handler, group: JobBatch) -> None:
+    """Call a batch handler, and tell how it went."""
+    _, error = _call(handler, list(group.jobs))
+    handover.processed_group(group, error)
+
+
+def _call(handler: Handler, job: Any) -> tuple[Any, BaseException | None]:
     try:
         result = require_ran("the handler", handler(job))
     except BaseException as e:  # which of them end the program is not decided here
@@ -54,7 +60,7 @@ class _Thread:
     def __init__(self) -> None:
         self.wake = threading.Lock()
         self.wake.acquire()
-        self.job: Job | None = None
+        self.job: Job | JobBatch | None = None
         self.zombie = False
 
 
@@ -65,9 +71,9 @@ class Threads(Executor):
         self,
         name: str,
         slots: int,
-        take: Callable[[], Job | None],
+        take: Callable[[], Job | JobBatch | None],
         waiting: Callable[[], int],
-        work: Callable[[Job], None],
+        work: Callable[[Any], None],
         *,
         failed: Callable[[BaseException], None],
         before: Callable[[], None] | None = None,
@@ -105,7 +111,9 @@ class Threads(Executor):
     def cancel(self, job: Job) -> None:
         """The thread can't be stopped. It ends by itself when its handler comes back; another one takes its place."""
         with self._lock:
-            mine = next((t for t in self._all if t.job is job), None)
+            if job._group is not None and not job._group.given_up:
+                return  # the other messages of its batch are still waited for
+            mine = next((t for t in self._all if t.job is (job._group or job)), None)
             if mine is None:
                 return
             if self._zombies >= ZOMBIES_MAX * self._slots:
@@ -140,7 +148,7 @@ class Threads(Executor):
         except BaseException as e:  # not a handler's, those are caught: then nobody else would notice
             self._failed(e)
 
-    def _next(self, mine: _Thread) -> Job | None:
+    def _next(self, mine: _Thread) -> Job | JobBatch | None:
         while True:
             if self._over:
                 return None

@@ -7,7 +7,7 @@ import signal
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +25,7 @@ from .._stats import DurationEstimate, OpenBreaker
 from .._views import Report
 from ..queue import Queue
 from . import threads
+from .batches import BatchBoard
 from .breaker import Breaker, Circuit
 from .dispatch import Handover
 from .estimates import Estimates
@@ -33,12 +34,14 @@ from .limits import Limits
 from .loop import Keeper
 from .prefetch import Refill
 from .schedule import Board
+from .several import Several
 from .state import Driver, State
 
 if TYPE_CHECKING:
     from ..aio import AsyncQueue
 
 BATCH = 2000
+BATCH_MAX = 100
 ZOMBIE_SECONDS = 0.5
 DEFAULT_BREAKER = Breaker()
 
@@ -94,10 +97,13 @@ class Worker:
 
     def __init__(
         self,
-        queue: Queue | AsyncQueue,
-        process: Callable[..., Any],
+        queue: Queue | AsyncQueue | Sequence[Queue | AsyncQueue],
+        process: Callable[..., Any] | None = None,
         prepare: Callable[..., Any] | None = None,
         *,
+        process_batch: Callable[..., Any] | None = None,
+        batch_max: int = BATCH_MAX,
+        batch_wait_seconds: float = 0.0,
         concurrency: int = 8,
         executor: Literal["thread", "process"] = "thread",
         timeout_seconds: float | None = None,
@@ -118,8 +124,15 @@ class Worker:
         """Nothing starts before `run` or `serve`.
 
         Args:
+            queue: where the messages are; or a list of queues. All that is said below, concurrency included, is of each of them.
             process, prepare: handlers; each is given a Job. A generator function is refused, because calling it runs none of it.
-            concurrency: 1..10,000 messages processed at once, each of another key; as many may be prepared.
+            process_batch: instead of process: a handler that is given a list of Jobs, those of a key in order. When it returns,
+                all are acked, except those that it called `job.fail(error)` for. When it raises, all have failed. A message that
+                failed is tried again by itself; what follows it in its key goes back with it, and is charged no attempt.
+            batch_max: 1..10,000 messages in a batch.
+            batch_wait_seconds: how long a batch that is not full waits for more.
+            concurrency: 1..10,000 messages processed at once, each of another key; as many may be prepared. Of process_batch:
+                so many batches, no two of which have messages of one key.
             executor: "thread", or "process": plain handlers run in processes of their own, for work that keeps the processor
                 busy. They must be importable by name, and so must be what prepare returns.
             timeout_seconds, prepare_timeout_seconds: a handler that takes longer is given up, and its message retried. None:
@@ -140,9 +153,35 @@ class Worker:
         Raises:
             InvalidArgument: an argument that can never work; nothing happened.
         """
+        self._several: Several | None = None
+        if isinstance(queue, list | tuple):
+            queues = [each if isinstance(each, Queue) else _sync(each) for each in queue]
+            if not queues or len({each.queue_id for each in queues}) != len(queues):
+                raise InvalidArgument("a worker takes one queue or more, each given once")
+            self._several = Several([
+                Worker(
+                    each, process, prepare, process_batch=process_batch, batch_max=batch_max,
+                    batch_wait_seconds=batch_wait_seconds, concurrency=concurrency, executor=executor,
+                    timeout_seconds=timeout_seconds, prepare_timeout_seconds=prepare_timeout_seconds,
+                    process_seconds=process_seconds, prepare_seconds=prepare_seconds, learn=learn, prepared_max=prepared_max,
+                    prepared_bytes_max=prepared_bytes_max, batch=batch, low_water=low_water, lease_seconds=lease_seconds,
+                    keys=keys, consumer=consumer, breaker=breaker, on_event=on_event,
+                )
+                for each in queues
+            ])  # fmt: skip
+            queue = queues[0]
         self._queue: Queue = queue if isinstance(queue, Queue) else _sync(queue)
         self._queue._client.storage.require_open()
-        self._process = _handler("process", process)
+        if process is None and process_batch is None:
+            raise InvalidArgument("process must be a handler", hint=hints.BATCH_OR_SINGLE)
+        if process is not None and process_batch is not None:
+            raise InvalidArgument("a worker takes either process or process_batch", hint=hints.BATCH_OR_SINGLE)
+        batches = process_batch is not None
+        self._process = _handler("process", process) if process_batch is None else _handler("process_batch", process_batch)
+        if batches and (prepare is not None or executor == "process"):
+            raise InvalidArgument("process_batch goes with neither prepare nor executor='process'")
+        validate.whole("batch_max", batch_max, 1, 10_000)
+        batch_wait = validate.microseconds("batch_wait_seconds", batch_wait_seconds) / 1e6
         self._prepare = None if prepare is None else _handler("prepare", prepare)
         validate.whole("concurrency", concurrency, 1, 10_000)
         validate.whole("batch", batch, 1, validate.MESSAGES_MAX)
@@ -179,17 +218,21 @@ class Worker:
             prepares=prepare is not None,
             prepared_max=2 * concurrency if prepared_max is None else prepared_max,
             prepared_bytes_max=prepared_bytes_max,
-            batch=batch,
+            batch=max(batch, batch_max) if batches else batch,
             process_timeout=timeout_seconds,
             prepare_timeout=prepare_timeout_seconds,
+            batch_max=batch_max if batches else 0,
+            batch_wait=batch_wait,
         )
         circuit = None if breaker is None else Circuit(breaker)
         self._breaker_given = breaker is not DEFAULT_BREAKER
         self._any_async = any(is_async(h) for h in (self._process, self._prepare) if h is not None)
-        self._board = Board(limits, self._estimates, AsyncJob if is_async(self._process) else Job, circuit)
+        self._board = (BatchBoard if batches else Board)(
+            limits, self._estimates, AsyncJob if is_async(self._process) else Job, circuit
+        )
         self._driver: Driver | None = None
         wanted = None if keys is None else validate.keys(keys) and list(keys)
-        self._refill = Refill(batch, low_water, lease_seconds, wanted, consumer)
+        self._refill = Refill(limits.batch, low_water, lease_seconds, wanted, consumer)
         # What is wrong with these is said now.
         self._queue._receiving.request(1, None, lease_seconds, wanted, consumer)
         self._keeper: Keeper | None = None
@@ -221,6 +264,15 @@ class Worker:
         if _in_event_loop():
             raise InvalidArgument("run() would block the event loop of this thread", hint=hints.AWAIT_SERVE)
         self._claim()
+        if self._several is not None:
+            with self._signals(grace_seconds):
+                if self._any_async:
+                    import anyio
+
+                    anyio.run(partial(self._several.serve, drain=drain))
+                else:
+                    self._several.run(drain=drain, grace_seconds=grace_seconds)
+            return
         if self._any_async:
             import anyio
 
@@ -243,6 +295,9 @@ class Worker:
         Cancelled, it cancels its handlers, gives back what it holds, and raises.
         """
         self._claim()
+        if self._several is not None:
+            await self._several.serve(drain=drain)
+            return
         await self._serve(drain)
 
     async def _serve(self, drain: bool, grace_seconds: float | None = None) -> None:
@@ -262,6 +317,9 @@ class Worker:
             validate.microseconds("deadline_seconds", deadline_seconds)
         # No lock: this is called by signal handlers, too.
         self._stop = (deadline_seconds,)
+        if self._several is not None:
+            self._several.stop(deadline_seconds)
+            return
         if self._keeper is not None:
             self._keeper.stop(None if deadline_seconds is None else self._keeper.state.clock() + deadline_seconds)
 
@@ -278,6 +336,8 @@ class Worker:
         self._estimates.load(self._queue._operations.estimates())
         if drain and not self._breaker_given:
             self._board.circuit = None  # or a handler that always fails would keep the run from ending
+        if drain and isinstance(self._board, BatchBoard):
+            self._board.wait = 0.0  # it ends when nothing is ready, so there is nothing to wait for
         state = State(self._queue, self._board, self._estimates, on_event=self._on_event, driver=self._driver)
         self._keeper = keeper = Keeper(state, self._refill, drain=drain, grace_seconds=grace_seconds)
         if self._stop is not None:  # a signal, or another thread, was quicker
@@ -287,10 +347,13 @@ class Worker:
     def _pools(self, state: State) -> Iterator[threads.Threads]:
         """Threads for the handlers that are plain functions."""
         board, handover = self._board, Handover(state)
-        for name, handler, take, waiting, work in (
+        stages: list[tuple[str, Callable[..., Any] | None, Callable[[], Any], Sized, Callable[..., None]]] = [
             ("prepare", self._prepare, handover.take_prepare, board.to_prepare, threads.run_prepare),
             ("process", self._process, handover.take_process, board.ready, threads.run_process),
-        ):
+        ]
+        if isinstance(board, BatchBoard):
+            stages = [("process", self._process, handover.take_group, board.ready_groups, threads.run_group)]
+        for name, handler, take, waiting, work in stages:
             if handler is None or is_async(handler):
                 continue
             before = leave = None
@@ -329,7 +392,13 @@ class Worker:
     # ---- looking
 
     def stats(self) -> WorkerStats:
-        """What it did, holds, and knows of durations. Before it runs: what is stored with the queue."""
+        """What it did, holds, and knows of durations. Before it runs: what is stored with the queue.
+
+        Of several queues: the sums; what is known of durations is in the stats of each of the `workers`.
+        """
+        if self._several is not None:
+            totals: WorkerStats = self._several.stats()
+            return totals
         board, state = self._board, self._keeper.state if self._keeper else None
         if state is None:
             self._estimates.load(self._queue._operations.estimates())
@@ -356,8 +425,17 @@ class Worker:
                 process=self._estimates.process.snapshot(),
             )
 
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The worker of each queue; of one queue, this one."""
+        return (self,) if self._several is None else self._several.workers
+
     def reset_estimates(self) -> None:
         """Forget what was learned of durations, here and in the queue."""
+        if self._several is not None:
+            for worker in self._several.workers:
+                worker.reset_estimates()
+            return
         with self._board.lock:
             self._estimates.reset()
         self._queue.reset_estimates()
@@ -381,7 +459,8 @@ def _handler(what: str, handler: Any) -> Callable[..., Any]:
     try:
         inspect.signature(handler).bind(object())
     except TypeError as e:
-        raise InvalidArgument(f"{what} must take one argument, the job: {e}") from None
+        argument = "the jobs" if what == "process_batch" else "the job"
+        raise InvalidArgument(f"{what} must take one argument, {argument}: {e}") from None
     except ValueError:
         pass  # some builtins have no signature
     return handler  # type: ignore[no-any-return]

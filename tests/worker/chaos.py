@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 
-from strictq import Retry
+from strictq import Reject, Retry
 from tests.support.recorded import body_of
 from tests.support.stress_worker import KEYS
 
@@ -73,6 +73,25 @@ def _effects(job: Any) -> None:
 
 def process(job: Any) -> None:
     time.sleep(_decide(job))
+
+
+def process_batch(jobs: list[Any]) -> None:
+    """Some fail alone, some take all of the batch with them."""
+    seconds = 0.0
+    for job in jobs:
+        job.prepared = job.seq
+        try:
+            seconds = max(seconds, _decide(job))
+        except Exception as e:
+            if _chance().random() < 0.1:
+                raise
+            job.fail(Reject("chance") if _chance().random() < 0.3 else e)
+    time.sleep(seconds)
+
+
+async def aprocess_batch(jobs: list[Any]) -> None:
+    process_batch(jobs)
+    await anyio.sleep(0)
 
 
 async def aprocess(job: Any) -> None:

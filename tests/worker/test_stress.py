@@ -35,7 +35,7 @@ class Workers(Campaign):
         self.pids.add(worker.pid)
         return worker
 
-    def tend(self, processes: int, seconds: float) -> None:
+    def tend(self, processes: int, seconds: float, *, any_process: bool = False) -> None:
         """Keep so many at work for so long; those that a handler killed are replaced, and some are killed from here."""
         chance = random.Random(self.seed)
         for _ in range(processes):
@@ -45,7 +45,7 @@ class Workers(Campaign):
         end = time.monotonic() + seconds
         # Then quietly, until handlers in processes of their own had their part: on a busy machine they take long to start.
         while (disturb := time.monotonic() < end) or (
-            not self.makers() - self.pids and time.monotonic() < end + PATIENCE_SECONDS
+            not any_process and not self.makers() - self.pids and time.monotonic() < end + PATIENCE_SECONDS
         ):
             time.sleep(chance.uniform(0.05, 0.3))
             for worker in [w for w in self.workers if w.poll() is not None]:
@@ -93,6 +93,17 @@ def test_processes_that_fail_hang_and_die(campaign: Workers, shards: int) -> Non
         assert counts[verb] > 5, counts
     assert campaign.makers() & campaign.pids, "handlers in threads and tasks"
     assert campaign.makers() - campaign.pids, "handlers in processes of their own"
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_batches_that_fail_in_part_and_as_a_whole(campaign: Workers, shards: int) -> None:
+    campaign.shards, campaign.seed, campaign.kinds = shards, shards + 10, ("batch", "async batch")
+    campaign.create()
+    campaign.tend(3, 5.0, any_process=True)
+    campaign.end()
+    counts = tally(campaign.settle())
+    for verb in ("send", "receive", "ack", "start", "transact", "nack", "reject"):
+        assert counts[verb] > 5, counts
 
 
 def test_a_message_that_kills_its_process_ends_as_poison_and_its_neighbours_do_not(tmp_path: Path) -> None:

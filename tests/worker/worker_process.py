@@ -2,7 +2,7 @@
 
     python -m tests.worker.worker_process QUEUE HISTORY SEED KIND
 
-KIND: "plain", "async" or "process" (handlers in processes of their own). SIGTERM: stop and exit with 0.
+KIND: "plain", "async", "process" (handlers in processes of their own), "batch" or "async batch". SIGTERM: stop and exit with 0.
 """
 
 from __future__ import annotations
@@ -69,6 +69,19 @@ class RecordedSettling(Settling):
             outcomes = [type(failed[d]).__name__ if d in failed else OK for d in ds]
             self.recorder.result(call, verb, "PartialFailure" if set(outcomes) - {OK} else OK, outcomes)
         return failed
+
+    def ack(self, given: Any) -> None:
+        acts = [Act(repr(d.key), d.seq, d.token) for d in given]
+        call = self.recorder.invoke("ack", acts)
+        try:
+            super().ack(given)
+        except strictq.PartialFailure as e:
+            self.recorder.result(call, "ack", "PartialFailure", [OK if r is None else type(r).__name__ for r in e.results])
+            raise
+        except strictq.StrictqError as e:
+            self.recorder.result(call, "ack", type(e).__name__)
+            raise
+        self.recorder.result(call, "ack")
 
     def _one(self, verb: str, act: Any, call: Any) -> Any:
         number = self.recorder.invoke(verb, [act])
@@ -158,10 +171,12 @@ def main() -> None:
 
         feeder = threading.Thread(target=feed)
         feeder.start()
+        handlers: dict[str, Any] = {"process": chaos.aprocess if kind == "async" else chaos.process, "prepare": chaos.prepare}
+        if "batch" in kind:
+            handlers = {"process_batch": chaos.aprocess_batch if kind == "async batch" else chaos.process_batch, "batch_max": 10}
         worker = Worker(
             queue,
-            chaos.aprocess if kind == "async" else chaos.process,
-            chaos.prepare,
+            **handlers,
             executor="process" if kind == "process" else "thread",
             concurrency=2 if kind == "process" else 4,
             timeout_seconds=0.3,

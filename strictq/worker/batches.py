@@ -1,0 +1,183 @@
+"""Batches: several messages in one call of a handler. The scheduler for them, beside the one for single messages.
+
+A group takes the first messages of lanes that wait, several of a lane in order, up to `batch_max`. Its messages are started
+together, run together, and are settled lane by lane. A lane has messages in one group at a time, so what is behind them starts
+after they are settled. A message that was tried before is a group by itself: the one that fails the call cannot fail its
+neighbours again, and one that kills its process is found.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from .breaker import CLOSED, Circuit
+from .estimates import Estimates
+from .job import BUFFERED, READY, STARTING, HeldLane, Job, JobBatch
+from .limits import Limits
+from .schedule import Board
+
+
+class BatchBoard(Board):
+    """All lanes that a worker with a batch handler holds. See Board.
+
+    Attributes:
+        groups: those that are formed and not settled.
+        ready_groups: those that a free handler can take.
+        wait: seconds that a batch that is not full waits for more.
+        finished: their handlers came back; what became of each job is in its `_failure`.
+    """
+
+    def __init__(self, limits: Limits, estimates: Estimates, job: type[Job] = Job, circuit: Circuit | None = None) -> None:
+        super().__init__(limits, estimates, job, circuit)
+        self.groups: set[JobBatch] = set()
+        self.ready_groups: deque[JobBatch] = deque()
+        self.finished: list[JobBatch] = []
+        self.wait = limits.batch_wait
+        self._since: float | None = None
+
+    @property
+    def buffered(self) -> int:
+        return self.jobs - sum(len(group.live) for group in self.groups)
+
+    # ---- forming groups
+
+    def plan(self, now: float) -> float | None:
+        """Form groups where handlers are free for them. Returns when a batch that is not full has waited long enough."""
+        self.groups = {group for group in self.groups if group.live or (group.taken and not group.given_up)}
+        if self.resting:
+            return None
+        while len(self.groups) < self.limits.concurrency:
+            jobs = self._first_again() or self._next(self.limits.batch_max)
+            if not jobs:
+                self._since = None
+                return None
+            if self._since is None:
+                self._since = now
+            due = self._since + self.wait
+            if len(jobs) < self.limits.batch_max and jobs[0].attempt == 1 and now < due and not self._probing:
+                return due
+            self._since = None
+            self._start(jobs)
+        return None
+
+    @property
+    def _probing(self) -> bool:
+        return self.circuit is not None and self.circuit.state != CLOSED
+
+    def _unstarted(self) -> Iterator[HeldLane]:
+        """Lanes that wait, in order; forgets those that do not wait any more."""
+        waiting = self._waiting
+        for _ in range(len(waiting)):
+            lane = waiting.popleft()
+            if lane.alive and not lane.selected and lane.jobs:
+                waiting.append(lane)
+        yield from tuple(waiting)
+
+    def _first_again(self) -> list[Job]:
+        """A message that was tried before, alone."""
+        return next(([lane.jobs[0]] for lane in self._unstarted() if lane.jobs[0].attempt > 1), [])
+
+    def _next(self, most: int) -> list[Job]:
+        jobs: list[Job] = []
+        for lane in self._unstarted():
+            for job in lane.jobs:
+                if len(jobs) == most:
+                    return jobs
+                if job.attempt > 1:
+                    break
+                jobs.append(job)
+        return jobs
+
+    def _start(self, jobs: list[Job]) -> None:
+        group = JobBatch(jobs)
+        self.groups.add(group)
+        last = {job._lane: job for job in jobs}
+        for job in jobs:
+            job._stage, job._group = STARTING, group
+        for lane in last:
+            lane.selected = True
+            self.selected[lane] = None
+        # At once: a lane that comes back to wait before it was looked at would stand there twice.
+        self._waiting = deque(lane for lane in self._waiting if not lane.selected)
+        group.starting = set(last)
+        # To start a message charges those before it in its lease, too.
+        self.starting += last.values()
+
+    def growing(self) -> list[HeldLane]:
+        """Lanes that wait for a batch to fill: what arrives in them meanwhile belongs to it."""
+        if self._since is None or self.resting:
+            return []
+        return [lane for lane in self._unstarted() if lane.lease._open > 0]
+
+    # ---- what the keeper does in transactions
+
+    def take_work(self) -> tuple[list[tuple[Job, Job | None]], list[Job]]:
+        starting, self.starting = self.starting, []
+        return [], [job for job in starting if job._lane.alive]
+
+    def settled(self, pairs: Iterable[tuple[Job, Job | None]], starting: Iterable[Job], now: float) -> None:  # noqa: ARG002
+        assert not pairs
+        for job in starting:
+            self._started(job._group, job._lane)
+
+    def _started(self, group: JobBatch | None, lane: HeldLane) -> None:
+        if group is None or lane not in group.starting:
+            return
+        group.starting.discard(lane)
+        if group.starting:
+            return
+        for job in group.live:
+            job._stage = READY
+        if group.live:
+            self.ready_groups.append(group)
+
+    def acked(self, jobs: Iterable[Job], now: float) -> None:
+        """These are resolved; of each lane in order, its first ones."""
+        lanes: dict[HeldLane, None] = {}
+        for job in jobs:
+            if job._lane.alive:
+                self._pop(job, now)
+                lanes[job._lane] = None
+        for lane in lanes:
+            self._go_on(lane)
+
+    def _go_on(self, lane: HeldLane) -> None:
+        if lane.alive and lane.jobs and lane.jobs[0]._stage == BUFFERED and lane.selected:
+            lane.selected = False
+            self.selected.pop(lane, None)
+            self._waiting.append(lane)
+
+    def drop(self, lane: HeldLane) -> list[Job]:
+        groups = {job._group for job in lane.jobs}
+        working = super().drop(lane)
+        for group in groups:
+            self._started(group, lane)
+        return working
+
+    # ---- process
+
+    def take_group(self, now: float) -> JobBatch | None:
+        """The next group for a free handler."""
+        while self.ready_groups and not self.resting:
+            group = self.ready_groups.popleft()
+            for lane in {job._lane for job in group.live if job._lane.until <= now}:
+                self.expired.append(lane)
+            group.jobs = [job for job in group.live if job._lane.until > now]
+            if not group.jobs:
+                continue
+            group.taken = True
+            for job in group.jobs:
+                self._run(job, now)
+            return group
+        return None
+
+    def give_back(self) -> list[Job]:
+        back = super().give_back()
+        self.ready_groups.clear()
+        self._since = None
+        return back
+
+    @property
+    def idle(self) -> bool:
+        return super().idle and not self.finished

@@ -1,0 +1,94 @@
+"""Several queues in one worker: a worker for each, which start, stop and fail together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from .._types import DurationEstimate
+
+SUMMED = (
+    "acked", "retried", "rejected", "lost", "timeouts", "poison", "deferred", "running", "preparing", "prepared", "buffered",
+    "prepared_bytes",
+)  # fmt: skip
+
+
+class Runs(Protocol):
+    """What is used of a worker of one queue."""
+
+    def run(self, *, drain: bool = False, grace_seconds: float | None = None) -> None: ...
+
+    async def serve(self, *, drain: bool = False) -> None: ...
+
+    def stop(self, deadline_seconds: float | None = None) -> None: ...
+
+    def stats(self) -> Any: ...
+
+
+class Several:
+    """The workers of one Worker with several queues."""
+
+    def __init__(self, workers: Sequence[Any]) -> None:
+        self.workers: tuple[Any, ...] = tuple(workers)
+
+    def run(self, *, drain: bool, grace_seconds: float | None) -> None:
+        """Run each in a thread of its own, until all have ended. When one fails, stop the others and raise its error."""
+        errors: list[BaseException] = []
+
+        def run(worker: Runs) -> None:
+            try:
+                worker.run(drain=drain, grace_seconds=grace_seconds)
+            except BaseException as e:  # SystemExit, too: it is raised in the caller's thread
+                errors.append(e)
+                self.stop(None)
+
+        threads = [threading.Thread(target=run, args=(w,), name="strictq-worker", daemon=True) for w in self.workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    async def serve(self, *, drain: bool) -> None:
+        """The same as tasks of the caller's event loop."""
+        import anyio
+
+        errors: list[Exception | SystemExit] = []
+
+        async def serve(worker: Runs) -> None:
+            try:
+                await worker.serve(drain=drain)
+            except (Exception, SystemExit) as e:  # one error, not a group of them
+                errors.append(e)
+                self.stop(None)
+
+        async with anyio.create_task_group() as group:
+            for worker in self.workers:
+                group.start_soon(serve, worker)
+        if errors:
+            raise errors[0]
+
+    def stop(self, deadline_seconds: float | None) -> None:
+        """Stop all of them. From any thread; safe in signal handlers."""
+        for worker in self.workers:
+            worker.stop(deadline_seconds)
+
+    def stats(self) -> Any:
+        """The sums. Estimates are each queue's own."""
+        each = [worker.stats() for worker in self.workers]
+        totals: dict[str, Any] = {name: sum(getattr(s, name) for s in each) for name in SUMMED}
+        return attrs.evolve(
+            each[0],
+            **totals,
+            prepared_wait_seconds=max(
+                (s.prepared_wait_seconds for s in each if s.prepared_wait_seconds is not None), default=None
+            ),
+            margin_seconds=max(s.margin_seconds for s in each),
+            prepare=DurationEstimate(),
+            process=DurationEstimate(),
+            breaker=next((s.breaker for s in each if s.breaker is not None), None),
+        )

@@ -1,0 +1,133 @@
+"""One worker on several queues."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import strictq
+from strictq import InvalidArgument, Job, Queue, QueueClosed, Worker
+from strictq.testing import awaited
+from tests.support.campaign import wait_until
+from tests.support.queues import fill
+
+
+@pytest.fixture
+def queues(tmp_path: Path) -> Iterator[list[Queue]]:
+    with strictq.open(tmp_path / "one", durability="process") as one, strictq.open(":memory:") as two:
+        yield [one, two]
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_the_messages_of_all_of_them_are_handled_in_order(queues: list[Queue], kind: str) -> None:
+    for q in queues:
+        for key in "ab":
+            fill(q, key, 5)
+    seen: list[tuple[str, Any, int]] = []
+
+    def plain(job: Job) -> None:
+        seen.append((job.queue_path, job.key, job.seq))
+
+    async def asynchronous(job: Job) -> None:
+        await anyio.lowlevel.checkpoint()
+        plain(job)
+
+    worker = Worker(queues, plain if kind == "plain" else asynchronous)
+    worker.run(drain=True)
+    for q in queues:
+        for key in "ab":
+            assert [seq for path, k, seq in seen if (path, k) == (q.path, key)] == [1, 2, 3, 4, 5]
+        assert q.stats().acks == 10
+    assert worker.stats().acked == 20
+    assert [w.stats().acked for w in worker.workers] == [10, 10]
+
+
+def test_a_batch_is_of_one_queue(queues: list[Queue]) -> None:
+    for q in queues:
+        fill(q, "a", 5)
+    batches: list[set[str]] = []
+    Worker(queues, process_batch=lambda jobs: batches.append({job.queue_path for job in jobs})).run(drain=True)
+    assert sorted(batches, key=str) == sorted([{q.path} for q in queues], key=str)
+
+
+def test_async_queues_are_served_in_the_callers_loop(queues: list[Queue]) -> None:
+    for q in queues:
+        fill(q, "a", 3)
+    loops = set()
+
+    async def process(job: Job) -> None:
+        loops.add(threading.get_ident())
+
+    async def run() -> None:
+        await Worker([awaited(q) for q in queues], process).serve(drain=True)
+
+    anyio.run(run)
+    assert loops == {threading.get_ident()}
+    assert [q.stats().acks for q in queues] == [3, 3]
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_when_one_fails_the_others_stop_and_the_error_is_raised(queues: list[Queue], kind: str) -> None:
+    fill(queues[0], "a", 1)
+    fill(queues[1], "a", 1)
+
+    def plain(job: Job) -> None:
+        if job.queue_path == ":memory:":
+            queues[1].close()
+
+    async def asynchronous(job: Job) -> None:
+        plain(job)
+
+    with pytest.raises(QueueClosed):
+        Worker(queues, plain if kind == "plain" else asynchronous).run()
+    assert queues[0].stats().in_flight == 0
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_handler_may_end_the_program(queues: list[Queue], kind: str) -> None:
+    fill(queues[1], "a", 1)
+
+    def plain(job: Job) -> None:
+        raise SystemExit(7)
+
+    async def asynchronous(job: Job) -> None:
+        raise SystemExit(7)
+
+    with pytest.raises(SystemExit) as caught:
+        Worker(queues, plain if kind == "plain" else asynchronous).run()
+    assert caught.value.code == 7
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_signal_stops_all_of_them(queues: list[Queue], kind: str) -> None:
+    for q in queues:
+        q.send(b"", "a")
+
+    def plain(job: Job) -> None: ...
+
+    async def asynchronous(job: Job) -> None: ...
+
+    worker = Worker(queues, plain if kind == "plain" else asynchronous)
+
+    def interrupt() -> None:
+        wait_until(lambda: worker.stats().acked == 2, "both queues to be worked on")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    worker.run()
+    thread.join()
+    assert worker.stats().acked == 2
+
+
+def test_no_queue_or_one_twice_is_refused(queues: list[Queue]) -> None:
+    for bad in ([], [queues[0], queues[0]], [queues[0], "path"]):
+        with pytest.raises(InvalidArgument):
+            Worker(bad, print)  # type: ignore[arg-type]
