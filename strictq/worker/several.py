@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from .._types import DurationEstimate
+from .._stats import DurationEstimate
 
 SUMMED = (
     "acked", "retried", "rejected", "lost", "timeouts", "poison", "deferred", "running", "preparing", "prepared", "buffered",
