@@ -300,10 +300,14 @@ class StagedRows:
         """These rows by the record batch they lie in: places in `rows`, the batch, rows in the batch."""
         order = np.argsort(rows, kind="stable")
         ordered = rows[order]
-        bounds = np.searchsorted(ordered, self._starts)
+        bounds = np.searchsorted(ordered, self._starts).tolist()
+        read = 0
         for number, batch in enumerate(self._batches):
-            lo, hi = int(bounds[number]), int(bounds[number + 1])
+            lo, hi = bounds[number], bounds[number + 1]
             if lo < hi:
+                if read % BATCHES_MAPPED == 0:
+                    self.forget_pages()
+                read += 1
                 yield order[lo:hi], batch, ordered[lo:hi] - self._starts[number]
 
 

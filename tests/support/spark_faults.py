@@ -146,6 +146,10 @@ class FaultyStreamWriter(Faulty, StreamWriter):
 class FaultySource(StrictqDataSource):
     """`format("faulty")`: "strictq", with the option `faults`."""
 
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(_without(options))
+        self.options = options  # with the faults: both are needed later
+
     @classmethod
     def name(cls) -> str:
         return "faulty"
