@@ -73,11 +73,13 @@ if TYPE_CHECKING:
         WorkerEvent,
     )
     from .aio import AsyncBatch, AsyncDelivery, AsyncDeliveryRef, AsyncLease, AsyncQueue, AsyncTransaction
+    from .app import App
     from .worker import Breaker, Defer, Job, Reject, Retry, Worker, WorkerStats
 
 # Without `open`: `from strictq import *` must not hide the one that opens files.
 __all__ = [
     "CONTENT_HASH",
+    "App",
     "AsyncBatch",
     "AsyncDelivery",
     "AsyncDeliveryRef",
@@ -162,6 +164,7 @@ _LATE = {
         "Problem", "QueryReport", "Salvaged", "WorkerEvent",
     ),
     "aio": ("AsyncBatch", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
+    "app": ("App",),
     "worker": ("Breaker", "Defer", "Job", "Reject", "Retry", "Worker", "WorkerStats"),
 }  # fmt: skip
 

@@ -86,6 +86,7 @@ SETTLED_ALREADY: Final = Coded("settled_already", "nothing is left to do for it:
 RAISE_INSTEAD: Final = Coded("raise_instead", "raise Retry, Defer, Reject or any exception")
 USE_JOB_EXECUTE: Final = Coded("use_job_execute", "use job.execute(), which runs with the ack")
 BATCH_OR_SINGLE: Final = Coded("batch_or_single", "give process, which gets one job, or process_batch, which gets a list of them")
+TYPES_ARE: Final = Coded("types_are", "the types with a handler: {types}")
 AFTER_COMMIT: Final = Coded("after_commit", "read it after the with block of the transaction ended well")
 OTHER_QUEUE_OBJECT: Final = Coded("other_queue_object", "settle it through the one that received it")
 GIVE_REASON: Final = Coded("give_reason", "say why, for whoever looks at the dead letter")

@@ -41,6 +41,7 @@ LAYERS = [
     {"aio"},
     {"opening"},
     {"testing", "worker", "replication", "history"},
+    {"app"},
     {"spark"},
     {"demo", "bench"},
     {"cli"},

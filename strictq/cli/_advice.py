@@ -67,7 +67,7 @@ NO_COMMAND: Final = frozenset(
     guard_main use_execute await_serve read_binary keyless_rows certificate_host executors_need_server option_path
     with_key_state give_queue use_worker server_options_path serve_again server_options executors_or_again make_queue
     make_token append_only make_queue_in_driver all_columns rename_to jump_wall await_drain retry_failures
-    use_fake_clock machine_open after_commit inside_message raise_instead use_job_execute batch_or_single
+    use_fake_clock machine_open after_commit inside_message types_are raise_instead use_job_execute batch_or_single
     aware_datetime send_path share_handle json_body
     option_of option_called option_backlog option_available_now
     option_trigger_interval option_no_loss option_kafka_client option_oldest_first option_ttl option_acked_removed

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import attrs
 
 
@@ -14,7 +17,7 @@ class Limits:
     prepared_max: int = 16
     prepared_bytes_max: int = 64 * 1024 * 1024
     batch: int = 1000
-    process_timeout: float | None = None
+    process_timeout: float | Callable[[Any], float | None] | None = None
     prepare_timeout: float | None = None
     batch_max: int = 0
     batch_wait: float = 0.0

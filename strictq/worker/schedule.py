@@ -274,6 +274,8 @@ class Board:
         job._stage = RUNNING
         job._since = now
         timeout = self.limits.process_timeout
+        if callable(timeout):
+            timeout = timeout(job)
         job.deadline = None if timeout is None else now + timeout
         self.running.add(job)
 

@@ -106,7 +106,7 @@ class Worker:
         batch_wait_seconds: float = 0.0,
         concurrency: int = 8,
         executor: Literal["thread", "process"] = "thread",
-        timeout_seconds: float | None = None,
+        timeout_seconds: float | Callable[[Job], float | None] | None = None,
         prepare_timeout_seconds: float | None = None,
         process_seconds: float | None = None,
         prepare_seconds: float | None = None,
@@ -136,7 +136,7 @@ class Worker:
             executor: "thread", or "process": plain handlers run in processes of their own, for work that keeps the processor
                 busy. They must be importable by name, and so must be what prepare returns.
             timeout_seconds, prepare_timeout_seconds: a handler that takes longer is given up, and its message retried. None:
-                never; the lease is extended as long as the handler runs.
+                never; the lease is extended as long as the handler runs. timeout_seconds may be a quick function of the job.
             process_seconds, prepare_seconds: what to expect of every message that says nothing itself; None: learned.
             learn: learn durations, and keep them with the queue.
             prepared_max: results, and prepares at work, that wait for their turn; None: twice the concurrency.
@@ -191,7 +191,7 @@ class Worker:
         if prepared_max is not None:
             validate.whole("prepared_max", prepared_max, 1, 1_000_000)
         for name, value in (("timeout_seconds", timeout_seconds), ("prepare_timeout_seconds", prepare_timeout_seconds)):
-            if value is not None:
+            if value is not None and not callable(value):
                 validate.microseconds(name, value, minimum=0.001)
         if executor not in ("thread", "process"):
             raise InvalidArgument(f"executor must be 'thread' or 'process', not {executor!r}")

@@ -1,0 +1,230 @@
+"""App: handlers by the type of a message, with JSON arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import attrs
+
+from . import _hints as hints
+from . import _validate as validate
+from ._errors import InvalidArgument, InvalidBody
+from ._handlers import is_async, require_ran, require_runs
+from ._keys import Key
+from ._types import Message, Receipt, SendOptions
+from .delivery import describe
+from .queue import Queue
+from .worker import AsyncJob, Defer, Job, Reject, Retry, Worker
+
+if TYPE_CHECKING:
+    from .aio import AsyncQueue
+
+TYPE_HEADER: Final = "strictq-type"
+"""The header that says which handler a message is for."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@attrs.frozen
+class Registered:
+    """A registered handler and its policy.
+
+    Attributes:
+        takes_job: it has a parameter `job`, and is given the Job.
+    """
+
+    type: str
+    function: Callable[..., Any]
+    signature: inspect.Signature
+    takes_job: bool
+    timeout_seconds: float | None
+    attempts_max: int | None
+    retry_delay_seconds: float | None
+
+    def arguments(self, job: Job) -> dict[str, Any]:
+        """Return what the function is called with.
+
+        Raises:
+            Reject: the body is not a JSON object, or has other arguments than the function takes: no retry can help.
+        """
+        try:
+            given = job.json()
+        except InvalidBody as e:
+            raise Reject(str(e)) from None
+        if not isinstance(given, dict):
+            raise Reject(f"the body of a {self.type!r} message must be a JSON object of arguments")
+        arguments = {**given, "job": job} if self.takes_job else given
+        try:
+            self.signature.bind(**arguments)
+        except TypeError as e:
+            raise Reject(f"the arguments do not fit the handler of {self.type!r}: {e}") from None
+        return arguments
+
+    def fail(self, job: Job, error: Exception) -> NoReturn:
+        """Raise what the handler's policy makes of a failure."""
+        if isinstance(error, Retry | Defer | Reject):
+            raise error
+        if self.attempts_max is not None and job.attempt >= self.attempts_max:
+            raise Reject(f"failed {job.attempt} times, at last: {describe(error)}"[: validate.TEXT_CHARS_MAX]) from error
+        if self.retry_delay_seconds is not None:
+            raise Retry(self.retry_delay_seconds, describe(error)) from error
+        raise error
+
+
+class App:
+    """Handlers for the messages of a queue, chosen by the message's type.
+
+        app = strictq.App(queue)
+
+        @app.handler("charge")
+        def charge(order: int, cents: int) -> None: ...
+
+        app.send("charge", key="customer-7", order=1, cents=500)
+        app.worker().run()
+
+    Handlers may be plain or `async def`. Where one of them is async, all run in an event loop, the plain ones in threads, and
+    `job.run` is for the async ones: a plain one uses `job.execute`.
+    """
+
+    def __init__(self, queue: Queue | AsyncQueue) -> None:
+        """Args: queue: where messages are sent, and handled."""
+        inner = queue if isinstance(queue, Queue) else getattr(queue, "sync", None)
+        if not isinstance(inner, Queue):
+            raise InvalidArgument(f"an App takes a Queue, not {type(queue).__name__}")
+        self.queue = inner
+        self._handlers: dict[str, Registered] = {}
+
+    @property
+    def handlers(self) -> Mapping[str, Registered]:
+        """The handlers by type."""
+        return dict(self._handlers)
+
+    def handler(
+        self,
+        type: str,
+        *,
+        timeout_seconds: float | None = None,
+        attempts_max: int | None = None,
+        retry_delay_seconds: float | None = None,
+    ) -> Callable[[F], F]:
+        """Register the decorated function as the handler of a type. It is called with the arguments of `send`.
+
+        A parameter named `job` gets the Job; see Job for what it can do. The function itself stays as it is.
+
+        Args:
+            type: 1 to 256 characters; one handler each.
+            timeout_seconds: a call that takes longer is given up, and its message retried. None: the worker's `timeout_seconds`.
+            attempts_max: dead-letter the message when it has failed so often. None: the queue's max_attempts decides. That one
+                holds in any case.
+            retry_delay_seconds: wait so long before each retry. None: the queue's retry delay and backoff.
+        Raises:
+            InvalidArgument: the type has a handler, or the function can't be one; nothing changed.
+        """
+        name = validate.name("type", type)
+        if timeout_seconds is not None:
+            validate.microseconds("timeout_seconds", timeout_seconds, minimum=0.001)
+        if attempts_max is not None:
+            validate.whole("attempts_max", attempts_max, 1, 1_000_000)
+        if retry_delay_seconds is not None:
+            validate.microseconds("retry_delay_seconds", retry_delay_seconds)
+
+        def register(function: F) -> F:
+            if name in self._handlers:
+                raise InvalidArgument(f"the type {name!r} has a handler already")
+            require_runs("handler", function)
+            signature = inspect.signature(function)
+            if any(p.kind is p.POSITIONAL_ONLY for p in signature.parameters.values()):
+                raise InvalidArgument("a handler's arguments are given by name: it must have no positional-only parameters")
+            if taken := {"key", "options"} & signature.parameters.keys():
+                raise InvalidArgument(f"a handler can't have a parameter {min(taken)!r}: send has one of that name")
+            takes_job = "job" in signature.parameters
+            self._handlers[name] = Registered(
+                name, function, signature, takes_job, timeout_seconds, attempts_max, retry_delay_seconds
+            )
+            return function
+
+        return register
+
+    def message(self, type: str, /, key: Key | None = None, options: SendOptions | None = None, **arguments: Any) -> Message:
+        """Return the message of a call, for `q.send`, `tx.send`, `job.send` and `q.send_many`.
+
+        Raises:
+            InvalidArgument: no handler has this type, the arguments do not fit it, or they can't be written as JSON.
+        """
+        handler = self._handlers.get(type)
+        if handler is None:
+            raise InvalidArgument(f"no handler of {type!r} is registered", hint=hints.TYPES_ARE.of(types=self._types()))
+        try:
+            handler.signature.bind(**arguments, **({"job": None} if handler.takes_job else {}))
+        except TypeError as e:
+            raise InvalidArgument(f"the arguments do not fit the handler of {type!r}: {e}") from None
+        given: SendOptions = {} if options is None else options
+        headers = {**(given.get("headers") or {}), TYPE_HEADER: type}
+        return Message.json(arguments, key=key, **{**given, "headers": headers})
+
+    def send(self, type: str, /, key: Key | None = None, options: SendOptions | None = None, **arguments: Any) -> Receipt:
+        """Send a message for the handler of a type. Durable on return.
+
+        Args:
+            key: as for `q.send`: messages of one key are handled in order.
+            options: what `q.send` takes besides, such as {"delay": 5.0, "dedup_id": "x"}.
+            arguments: what the handler is called with; values that JSON can hold.
+        Raises:
+            InvalidArgument: no handler has this type, the arguments do not fit it, or they can't be written as JSON; nothing
+                changed. And as `q.send`.
+        """
+        return self.queue.send(self.message(type, key, options, **arguments))
+
+    # ---- work
+
+    @property
+    def process(self) -> Callable[[Any], Any]:
+        """A handler for a Worker, or for `strictq.testing.drain`, that calls the handler of the message's type."""
+        if any(is_async(handler.function) for handler in self._handlers.values()):
+            return self._process_async
+        return self._process
+
+    def worker(self, **options: Any) -> Worker:
+        """Return a Worker that runs the handlers. Options as for Worker."""
+        if not self._handlers:
+            raise InvalidArgument("the app has no handlers")
+        default = options.pop("timeout_seconds", None)
+        return Worker(self.queue, self.process, timeout_seconds=lambda job: self._timeout(job, default), **options)
+
+    def _types(self) -> str:
+        return ", ".join(sorted(self._handlers)) or "none"
+
+    def _of(self, job: Job) -> Registered:
+        type = job.headers.get(TYPE_HEADER)
+        if type is None:
+            raise Reject(f"the message has no type: the header {TYPE_HEADER} is missing")
+        handler = self._handlers.get(type)
+        if handler is None:
+            raise Reject(f"no handler of {type!r} is registered; the types are {self._types()}")
+        return handler
+
+    def _timeout(self, job: Job, default: float | None) -> float | None:
+        handler = self._handlers.get(job.headers.get(TYPE_HEADER, ""))
+        return default if handler is None or handler.timeout_seconds is None else handler.timeout_seconds
+
+    def _process(self, job: Job) -> None:
+        handler = self._of(job)
+        arguments = handler.arguments(job)
+        try:
+            require_ran("the handler", handler.function(**arguments))
+        except Exception as e:
+            handler.fail(job, e)
+
+    async def _process_async(self, job: AsyncJob) -> None:
+        from anyio.to_thread import run_sync
+
+        handler = self._of(job)
+        arguments = handler.arguments(job)
+        try:
+            if is_async(handler.function):
+                require_ran("the handler", await handler.function(**arguments))
+            else:
+                require_ran("the handler", await run_sync(lambda: handler.function(**arguments), abandon_on_cancel=True))
+        except Exception as e:
+            handler.fail(job, e)

@@ -1,0 +1,217 @@
+"""App: which handler gets a message, with what, and what becomes of it when it fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import anyio
+import pytest
+
+import strictq
+from strictq import App, Defer, InvalidArgument, Job, Queue, Reject, Retry
+from strictq.testing import awaited, clock_of, drain
+
+Calls = list[Any]
+
+
+@pytest.fixture
+def queue(strict_queue: Queue) -> Iterator[Queue]:
+    """The plugin's queue."""
+    return strict_queue  # type: ignore[return-value]
+
+
+def test_each_type_has_its_handler_and_keys_keep_their_order(queue: Queue) -> None:
+    app, calls = App(queue), []
+
+    @app.handler("a")
+    def a(n: int) -> None:
+        calls.append(("a", n))
+
+    @app.handler("b")
+    async def b(n: int, text: str = "none") -> None:
+        await anyio.lowlevel.checkpoint()
+        calls.append(("b", n, text))
+
+    for n in range(3):
+        assert app.send("a", key="k", n=n).seq == 2 * n + 1
+        app.send("b", key="k", n=n)
+    drain(queue, app.process)
+    assert calls == [each for n in range(3) for each in (("a", n), ("b", n, "none"))]
+
+
+def test_a_handler_is_called_with_what_was_sent(queue: Queue) -> None:
+    app, calls = App(queue), []
+
+    @app.handler("t")
+    def handle(**arguments: Any) -> None:
+        calls.append(arguments)
+
+    sent = {"n": 1, "text": "ü", "nothing": None, "list": [1, {"a": 2.5}], "self": 1, "type": "x"}
+    app.send("t", key="k", **sent)
+    drain(queue, app.process)
+    assert calls == [sent]
+    handle(direct=1)
+    assert calls[-1] == {"direct": 1}, "the function stays as it is"
+
+
+def test_a_job_is_given_and_its_effects_commit(queue: Queue) -> None:
+    app, calls = App(queue), []
+
+    @app.handler("first")
+    def first(job: Job, n: int) -> None:
+        job.send(app.message("second", key="other", options={"headers": {"h": "1"}}, n=n + 1))
+
+    @app.handler("second")
+    def second(n: int, job: Job) -> None:
+        calls.append((n, job.key, job.headers["h"]))
+
+    app.send("first", key="k", n=1)
+    drain(queue, app.process)
+    assert calls == [(2, "other", "1")]
+
+
+def test_options_are_those_of_send(queue: Queue) -> None:
+    app, calls = App(queue), []
+    app.handler("t")(lambda: calls.append(clock_of(queue).now))
+    start = clock_of(queue).now
+    app.send("t", key="k", options={"delay": 60.0, "dedup_id": "x"})
+    assert app.send("t", key="k", options={"dedup_id": "x"}).duplicate
+    drain(queue, app.process)
+    assert len(calls) == 1
+    assert calls[0] - start >= 60.0
+
+
+def test_an_async_queue_will_do(queue: Queue) -> None:
+    assert App(awaited(queue)).queue is queue
+    with pytest.raises(InvalidArgument, match="takes a Queue"):
+        App("path")  # type: ignore[arg-type]
+
+
+# ---- what fails
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_handler_has_a_policy_of_its_own(queue: Queue, kind: str) -> None:
+    app, attempts = App(queue), []
+
+    def fail(job: Job) -> None:
+        attempts.append((job.attempt, clock_of(queue).now))
+        raise ValueError("broken")
+
+    async def fail_async(job: Job) -> None:
+        fail(job)
+
+    app.handler("t", attempts_max=3, retry_delay_seconds=7.0)(fail if kind == "plain" else fail_async)
+    app.send("t", key="k")
+    drain(queue, app.process, failures="retry")
+    assert [n for n, _ in attempts] == [1, 2, 3]
+    assert all(b - a >= 7.0 for (_, a), (_, b) in pairwise(attempts))
+    (dead,) = queue.dead_letters()
+    assert (dead.kind, dead.reason) == ("rejected", "failed 3 times, at last: ValueError: broken")
+
+
+@pytest.mark.parametrize("signal", [Retry(600.0), Defer(600.0)], ids=["Retry", "Defer"])
+def test_what_a_handler_asks_for_goes_before_its_policy(queue: Queue, signal: Exception) -> None:
+    app = App(queue)
+
+    @app.handler("t", attempts_max=1)
+    def handle() -> None:
+        raise signal
+
+    app.send("t", key="k")
+    drain(queue, app.process, failures="retry", skip=False)
+    assert queue.peek("k")[0].state == "delayed"
+
+
+def test_what_no_handler_can_take_is_dead_at_once(queue: Queue) -> None:
+    app, calls = App(queue), []
+    app.handler("t")(lambda n: calls.append(n))
+    header = {"strictq-type": "t"}
+    queue.send_json({"n": 1}, key="no type")
+    queue.send_json({"n": 1}, key="other type", headers={"strictq-type": "u"})
+    queue.send_json({"m": 1}, key="other argument", headers=header)
+    queue.send_json([1], key="no object", headers=header)
+    queue.send(b"{", key="no JSON", headers=header)
+    drain(queue, app.process, failures="retry")
+    assert {d.key: d.attempts for d in queue.dead_letters()} == dict.fromkeys(
+        ("no type", "other type", "other argument", "no object", "no JSON"), 1
+    )
+    reasons = {d.key: str(d.reason) for d in queue.dead_letters()}
+    assert "no handler of 'u' is registered; the types are t" in reasons["other type"]
+    assert "seq 1 is not JSON" in reasons["no JSON"]
+    assert calls == []
+
+
+def test_a_handlers_timeout_is_its_own() -> None:
+    with strictq.open(":memory:", config=strictq.QueueConfig(max_attempts=1, retry_for_seconds=0.0)) as q:
+        app, release = App(q), threading.Event()
+        app.handler("slow", timeout_seconds=0.05)(lambda: release.wait(20))
+        app.handler("fast")(lambda: None)
+        app.send("slow", key="a")
+        app.send("fast", key="b")
+        worker = app.worker()
+        worker.run(drain=True)
+        release.set()
+        assert [d.key for d in q.dead_letters()] == ["a"]
+        assert (worker.stats().acked, worker.stats().timeouts) == (1, 1)
+
+
+# ---- what is refused
+
+
+def test_sends_that_no_handler_can_take_are_refused(queue: Queue) -> None:
+    app = App(queue)
+    app.handler("t")(lambda n: None)
+    for call in (
+        lambda: app.send("u", key="k", n=1),
+        lambda: app.send("t", key="k"),
+        lambda: app.send("t", key="k", n=1, m=2),
+        lambda: app.send("t", key="k", n=object()),
+    ):
+        with pytest.raises(InvalidArgument):
+            call()
+    assert queue.stats().depth == 0
+
+
+def test_functions_that_cannot_be_handlers_are_refused(queue: Queue) -> None:
+    app = App(queue)
+    with pytest.raises(InvalidArgument, match="no handlers"):
+        app.worker()
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    def positional(n: int, /) -> None: ...
+
+    def keyed(key: str) -> None: ...
+
+    for bad in (generator, positional, keyed, 5):
+        with pytest.raises(InvalidArgument):
+            app.handler("t")(bad)  # type: ignore[type-var]
+    for name, options in (
+        ("", {}),
+        ("t", {"timeout_seconds": 0.0}),
+        ("t", {"attempts_max": 0}),
+        ("t", {"retry_delay_seconds": -1}),
+    ):
+        with pytest.raises(InvalidArgument):
+            app.handler(name, **options)
+    app.handler("t")(lambda: None)
+    with pytest.raises(InvalidArgument, match="has a handler already"):
+        app.handler("t")(lambda: None)
+    assert list(app.handlers) == ["t"]
+
+
+def test_a_rejection_is_kept(queue: Queue) -> None:
+    app = App(queue)
+
+    @app.handler("t", attempts_max=5)
+    def handle() -> None:
+        raise Reject("never")
+
+    app.send("t", key="k")
+    drain(queue, app.process, failures="retry")
+    assert [d.reason for d in queue.dead_letters()] == ["never"]
