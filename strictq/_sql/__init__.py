@@ -78,6 +78,7 @@ CHECK: Final = Statements("check")
 SALVAGE: Final = Statements("salvage")
 HISTORY: Final = Statements("history")
 APPLIED: Final = Statements("applied")
+HOT: Final = Statements("hot")
 
 SHARD_SCHEMA: Final = "\n".join((SHARD.schema, APPLIED.schema, HANDOUT.schema))
 """All tables of a shard. Those of features that stand on their own are in those features' files."""

@@ -1,7 +1,7 @@
 -- name: outlook
 -- claim.outlook: without a write lock, is there anything to claim, and when is the next lease or delay over?
 -- Indexes: ready's primary key, delayed_due.
-SELECT EXISTS (SELECT 1 FROM ready), next_deadline, (SELECT min(due) FROM delayed), epoch FROM counter;
+SELECT EXISTS (SELECT 1 FROM ready), next_deadline, (SELECT min(due) FROM delayed), epoch, config_version, 0, 0 FROM counter;
 
 -- name: soonest
 -- claim.soonest: the same time, exactly. Scans the leases: for clocks that a test steers, which are moved to it.

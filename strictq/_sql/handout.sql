@@ -88,13 +88,13 @@ SELECT ifnull(sum(bytes), 0) FROM handout;
 
 -- name: in_flight
 -- handout.standings and handout.pending_behind: unresolved messages of one hand-out. Takes token. Index: lease_handout.
-SELECT ifnull(sum(pending), 0) FROM lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904;
+SELECT ifnull(sum(pending), 0) FROM main.lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904;
 
 -- name: oldest
 -- handout.standings: when the oldest heads of one hand-out's lanes were sent; bounded. Takes token, how many lanes.
 -- Indexes: lease_handout, primary key.
 SELECT min(m.sent_at)
-FROM (SELECT lane FROM lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904 LIMIT ?) r
+FROM (SELECT lane FROM main.lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904 LIMIT ?) r
 CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
 
 -- name: insert_handout
@@ -123,12 +123,12 @@ SELECT n, token FROM handout WHERE consumer = ? AND state = 'released' ORDER BY 
 
 -- name: some_leases
 -- handout.finish_release: a bounded step. Takes token, limit. Index: lease_handout.
-SELECT lane FROM lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904 LIMIT ?;
+SELECT lane FROM main.lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904 LIMIT ?;
 
 -- name: leases
 -- handout.ack: what a hand-out holds. Takes token. Indexes: lease_handout, primary key of lane.
 SELECT e.lane, l.key, e.lo, e.hi, e.pending, e.redrive
-FROM lease e INDEXED BY lease_handout CROSS JOIN lane l ON l.id = e.lane
+FROM main.lease e INDEXED BY lease_handout CROSS JOIN lane l ON l.id = e.lane
 WHERE e.token = ? AND e.deadline = 4611686018427387904;
 
 -- name: any_apart
@@ -137,7 +137,7 @@ SELECT EXISTS (SELECT 1 FROM body WHERE id > 0);
 
 -- name: apart
 -- handout.ack: its bodies that lie apart. Takes token. Indexes: lease_handout, primary key of message.
-SELECT e.lane, m.id FROM lease e INDEXED BY lease_handout CROSS JOIN message m ON m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi
+SELECT e.lane, m.id FROM main.lease e INDEXED BY lease_handout CROSS JOIN message m ON m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi
 WHERE e.token = ? AND e.deadline = 4611686018427387904 AND m.body IS NULL;
 
 -- name: insert_block

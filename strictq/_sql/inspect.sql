@@ -33,7 +33,7 @@ FROM delayed d INDEXED BY delayed_due CROSS JOIN lane l ON l.id = d.lane WHERE d
 -- inspect.stats and inspect.waiting: messages of held lanes that no running lease has. Takes now. Index: lane_held.
 SELECT ifnull(sum(max(ifnull((SELECT max(m.seq) FROM message m WHERE m.lane = l.id), 0), l.last_seq) - l.resolved
     - ifnull((SELECT e.pending FROM lease e WHERE e.lane = l.id AND e.expired = 0 AND e.deadline > ?), 0)), 0)
-FROM lane l INDEXED BY lane_held WHERE l.hold IS NOT NULL;
+FROM main.lane l INDEXED BY lane_held WHERE l.hold IS NOT NULL;
 
 -- name: outbox
 -- inspect.stats: sends to other shards that have not arrived.
@@ -54,7 +54,7 @@ FROM (
     SELECT lane FROM (SELECT lane FROM ready ORDER BY position LIMIT ?1)
     UNION ALL SELECT lane FROM (SELECT lane FROM lease LIMIT ?1)
     UNION ALL SELECT lane FROM (SELECT lane FROM delayed ORDER BY due LIMIT ?1)
-    UNION ALL SELECT lane FROM (SELECT id AS lane FROM lane INDEXED BY lane_held WHERE hold IS NOT NULL LIMIT ?1)
+    UNION ALL SELECT lane FROM (SELECT id AS lane FROM main.lane INDEXED BY lane_held WHERE hold IS NOT NULL LIMIT ?1)
 ) r CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
 
 -- name: oldest_ready

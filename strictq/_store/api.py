@@ -30,7 +30,6 @@ from .bulk.staging import Staging, new_file, new_run
 from .commit.app_database import AppDatabase, Rows
 from .commit.calls import OpenTransaction, TransactionName, bound
 from .commit.connection import MEMORY, require_sound_sqlite
-from .commit.tx import Totals
 from .disk import checksums, layout
 from .disk.shared_flags import NAME_BITS, POLL_SECONDS
 from .handouts import Allowance, Handouts, Holding, Want
@@ -308,7 +307,7 @@ class Storage:
 
     def arrivals(self, shard: int) -> int:
         """Another number whenever something arrived in the shard. Takes no lock."""
-        return self._store.shards[shard].glance(_last_id)
+        return self._store.shards[shard].newest()
 
     def notice(self) -> Notice | PrivateNotice:
         """Where a worker reports that its breaker is open. Nothing is shown yet."""
@@ -609,10 +608,6 @@ class Storage:
         return survey.query(self._store, sql, params, key)
 
     # ---- hand-outs of named consumers, and bulk reads and writes
-
-
-def _last_id(db: apsw.Connection) -> int:
-    return Totals.read(db).last_id
 
 
 __all__ = [

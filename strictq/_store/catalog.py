@@ -15,7 +15,7 @@ from .. import _hints as hints
 from .._clock import Clock
 from .._config import QueueConfig
 from .._errors import ConfigError, StoreCorrupt, StoreError
-from .._sql import CATALOG, CHECK, SHARD, SHARD_SCHEMA
+from .._sql import CATALOG, CHECK, HOT, SHARD, SHARD_SCHEMA
 from . import migrate
 from .commit.connection import Durability, check_file, connect, connect_catalog, translate
 from .commit.tx import EPOCHS, NEVER, Totals
@@ -83,6 +83,8 @@ def lay_out_shard(db: apsw.Connection, catalog: Catalog, part: Range, clock: Clo
     """The tables of a new shard, and the copy it keeps of what it belongs to."""
     with _writing(db):
         db.execute(SHARD_SCHEMA).fetchall()
+        if catalog.config.hot_lanes and db.filename:
+            db.execute(HOT.schema).fetchall()
         now = clock.boot() + catalog.time_offset
         db.execute(SHARD.insert_counter, (catalog.config_version, catalog.epoch, catalog.time_offset, now))
         db.executemany(SHARD.write_meta, list(_identity(catalog, part).items()))
@@ -162,7 +164,8 @@ def last_time(directory: Path, part: Range) -> int:
     try:
         db = connect(str(directory / part.file), durability="process")
         try:
-            return Totals.read(db).last_time
+            at: int = Totals.read(db).last_time if db.execute(HOT.exists).get is None else db.execute(HOT.last_time).get
+            return at
         finally:
             db.close()
     except apsw.Error as e:

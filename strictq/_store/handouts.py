@@ -15,7 +15,7 @@ from .. import _files as files
 from .._errors import OutcomeUnknown, StoreError, StoreFull
 from .._parallel import run_all
 from .commit.calls import bound
-from .commit.tx import NEVER, SECOND, Totals, Tx
+from .commit.tx import NEVER, SECOND, Tx
 from .disk.locks import ConsumerLock, PrivateLock
 from .lanes import handout, inspect
 from .lanes.claim import Request
@@ -143,7 +143,7 @@ class Handouts:
 
     def arrived(self) -> dict[int, int]:
         """The newest arrival number of each shard."""
-        return {s.number: s.glance(lambda db: Totals.read(db).last_id) for s in self._store.shards}
+        return {s.number: s.newest() for s in self._store.shards}
 
     def pending(self, name: str, known: Mapping[int, Known], start: int, *, every: bool) -> dict[int, int]:
         """Unresolved messages of each shard behind hand-out `start`, beginning with another shard each time.

@@ -11,7 +11,7 @@ import apsw
 
 from .. import _hints as hints
 from .._errors import SchemaMismatch, StoreCorrupt, StoreError
-from .._sql import CATALOG, SHARD, SHARD_SCHEMA
+from .._sql import CATALOG, HOT, SHARD, SHARD_SCHEMA
 from .disk import checksums
 
 FORMAT: Final = 1
@@ -81,8 +81,9 @@ def require_schema(db: apsw.Connection, kind: int, shard: int, version: int) -> 
     Raises:
         StoreCorrupt: it has not.
     """
-    expected = dict(_expected(kind, version, tuple(STEPS[kind].items())))
     objects: list[Any] = db.execute(SHARD.objects).fetchall()
+    logs = kind == SHARD_ID and any(name == "counted" for _, name, *_ in objects)
+    expected = dict(_expected(kind, version, tuple(STEPS[kind].items()), logs))
     for type_, name, table, root, sql in objects:
         found = (type_, table, _plain(sql))
         if str(name).startswith("sqlite_stat") or (kind == SHARD_ID and _is_programs(type_, name, table, root)):
@@ -106,14 +107,20 @@ def _plain(sql: str | None) -> str | None:
 
 
 @lru_cache
-def _expected(kind: int, version: int, steps: tuple[tuple[int, Step], ...]) -> tuple[tuple[str, Object], ...]:
-    """Name → type, table and text of everything in a new file of this format."""
+def _expected(kind: int, version: int, steps: tuple[tuple[int, Step], ...], logs: bool) -> tuple[tuple[str, Object], ...]:
+    """Name → type, table and text of everything in a new file of this format.
+
+    Args:
+        logs: it has those of hot lanes.
+    """
     db = apsw.Connection(":memory:")
     try:
         db.execute(_SCHEMAS[kind]).fetchall()
         for before, step in steps:
             if before < version:
                 step(db)
+        if logs:
+            db.execute(HOT.schema).fetchall()
         objects: list[Any] = db.execute(SHARD.objects).fetchall()
         return tuple((name, (type_, table, _plain(sql))) for type_, name, table, _, sql in objects)
     finally:

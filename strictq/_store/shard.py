@@ -16,7 +16,7 @@ from .. import _hints as hints
 from .._clock import Clock
 from .._errors import InvalidArgument, SchemaMismatch, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
 from .._observe import logger
-from .._sql import SHARD
+from .._sql import HOT, SHARD
 from .._types import Event
 from . import catalog, migrate
 from .commit.app_database import AppDatabase, Guard, Rows
@@ -27,6 +27,9 @@ from .commit.reader import Reader
 from .commit.tx import Totals, Tx
 from .commit.writer import Host, Writer
 from .disk import layout
+from .hot import cooling
+from .hot.look import Shadows
+from .hot.memory import Memory
 from .topology import Range
 
 T = TypeVar("T")
@@ -57,15 +60,21 @@ class Shard:
         self.incarnation = ""
         self._host = host
         self._guard: Guard | None = None
-        self._writer = Writer(self._open, part, host, grouped=grouped, in_memory=self.path is None)
+        self.hot = Memory(part.shard) if self.path is not None else None
+        self._writer = Writer(
+            self._open, part, host, grouped=grouped, in_memory=self.path is None, hot=self.hot, end_boot=cooling.cool_all
+        )
         self.wal = ShardWal(host, self.number, self.path, self._writer, self._connect)
-        self._reader = Reader(self._connect, self._writer, part.shard, host)
+        self._reader = Reader(self._connect, self._writer, part.shard, host, self._shadows())
         """For looks that may take long."""
-        self._glances = Reader(self._connect, self._writer, part.shard, host)
+        self._glances = Reader(self._connect, self._writer, part.shard, host, self._shadows())
         """For short ones, while the writing connection is in use."""
         self.checkpoint_lock = threading.Lock()
         self.failed: StoreError | None = None
         """Why this shard is quarantined."""
+
+    def _shadows(self) -> Shadows | None:
+        return None if self.hot is None else Shadows(self.number)
 
     # ---- opening
 
@@ -176,6 +185,20 @@ class Shard:
                 self.checkpoint()
         return result
 
+    def cool(self) -> None:
+        """Move what is hot to the tables, in bounded steps."""
+        while self.has_logs and not self.run(cooling.cool_some):
+            pass
+
+    @property
+    def has_logs(self) -> bool:
+        """May there be hot lanes?"""
+        if self.hot is None:
+            return False
+        if self._writer.logs is None:
+            self._writer.logs = self._glances.glance(lambda db: db.execute(HOT.exists).get) is not None
+        return self._writer.logs
+
     def drain(self, operation: Operation[T], seconds: float | None = None) -> T:
         """The same for what makes room (acks, receives): on a full disk the reserve is given up for it."""
         for _ in range(DRAIN_TRIES):
@@ -228,6 +251,8 @@ class Shard:
         self.require()
         if self.path is None:
             return self._writer.read(look)
+        if self.has_logs:
+            return self._glances.look(look)
         try:
             return self._writer.read(look, 0.0)
         except StoreBusy:
@@ -255,9 +280,14 @@ class Shard:
     def pending(self) -> int:
         """Unresolved messages, as they are committed. Never waits for a transaction, not even for the caller's own."""
         self.require()
+        look = _pending_with_logs if self.has_logs else _pending
         if self.busy:
-            return self._writer.pending if self.path is None else self._glances.glance(_pending)
-        return self.glance(_pending)
+            return self._writer.pending if self.path is None else self._glances.glance(look)
+        return self.glance(look)
+
+    def newest(self) -> int:
+        """The newest arrival number."""
+        return self.glance(_newest_with_logs if self.has_logs else _newest)
 
     def require(self) -> None:
         """Raise what this shard was quarantined for."""
@@ -271,14 +301,18 @@ class Shard:
             return self._writer.use(lambda db: self._query(db, self._guard, sql, params))
         return self.look(lambda db: self._query(db, Guard(db), sql, params))
 
-    def look(self, look: Callable[[apsw.Connection], T]) -> T:
-        """A long look, on a connection that no writer waits for."""
+    def look(self, look: Callable[[apsw.Connection], T], *, hot: bool = True) -> T:
+        """A long look, on a connection that no writer waits for.
+
+        Args:
+            hot: it sees hot lanes, too, as if they were in the tables.
+        """
         self.require()
         if self.path is None:
             return self._writer.read(look)
         if self._reader.db is None:
             self._writer.require_outside()
-        return self._reader.look(look)
+        return self._reader.look(look, shadows=hot)
 
     @staticmethod
     def _query(db: apsw.Connection, guard: Guard | None, sql: str, params: Any) -> Rows:
@@ -361,6 +395,20 @@ class Shard:
 
 def _pending(db: apsw.Connection) -> int:
     return Totals.read(db).pending
+
+
+def _pending_with_logs(db: apsw.Connection) -> int:
+    pending: int = db.execute(HOT.pending).get
+    return pending
+
+
+def _newest(db: apsw.Connection) -> int:
+    return Totals.read(db).last_id
+
+
+def _newest_with_logs(db: apsw.Connection) -> int:
+    newest: int = db.execute(HOT.last_id).get
+    return newest
 
 
 def _again(error: StoreError) -> StoreError:

@@ -377,16 +377,21 @@ class Store(Settings):
         Args:
             seconds: in memory, where a shard has one connection: how long to wait for it; None: as every call does.
         """
-        ready, deadline, due, epoch = shard.glance(claim.outlook, seconds)
-        if epoch != self.epoch:
-            return True, None  # not written since the machine booted: every lease in it is over
+        logs = shard.has_logs
+        ready, deadline, due, epoch, version, *newest = shard.glance(claim.outlook_with_logs if logs else claim.outlook, seconds)
+        if epoch != self.epoch or version != self.settings[1]:
+            return True, None  # not written since the machine booted: every lease in it is over; or hot lanes may be new to it
+        if logs and shard.hot is not None:
+            if shard.hot.is_behind(*newest) or shard.hot.looks_ready:
+                return True, None
+            deadline = min(deadline, shard.hot.next_deadline)
         times = [t for t in (deadline, due) if t is not None]
         soonest = min(times) if times else None
         return bool(ready) or (soonest is not None and soonest <= self.now()), soonest
 
     def soonest(self) -> int | None:
         """When, in queue time, something becomes ready by itself; None: never. Looks at every lease."""
-        times = [s.glance(claim.soonest) for s in self.healthy()]
+        times = [s.look(claim.soonest) if s.has_logs else s.glance(claim.soonest) for s in self.healthy()]
         return min((at for at in times if at is not None), default=None)
 
     def count_empty(self, shard: int) -> None:

@@ -131,7 +131,7 @@ def columns(
     columns = _Columns(shard.number, plan, segment, wanted, runs)
     pause, paused = 1, 0
     while not columns.whole:
-        found = None if paused else shard.look(columns.step)
+        found = None if paused else shard.look(columns.step, hot=False)
         if found is not None:
             pause = 1
             if found.messages:
@@ -141,7 +141,7 @@ def columns(
             paused -= 1
         else:
             paused, pause = pause, min(2 * pause, PAUSE_MAX)
-        rows, columns.whole = shard.look(bound(_step, SCAN.messages, (*columns.at, segment.last, plan.newest, STEP)))
+        rows, columns.whole = shard.look(bound(_step, SCAN.messages, (*columns.at, segment.last, plan.newest, STEP)), hot=False)
         if rows:
             yield rows
             columns.at = rows[-1][LANE], rows[-1][SEQ]
@@ -241,7 +241,7 @@ def dead(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
 def _walk(shard: Shard, statement: str, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
     lane, seq = segment.after, NEVER
     while True:
-        rows, whole = shard.look(bound(_step, statement, (lane, seq, segment.last, plan.newest, STEP)))
+        rows, whole = shard.look(bound(_step, statement, (lane, seq, segment.last, plan.newest, STEP)), hot=False)
         if rows:
             yield rows
             lane, seq = rows[-1][LANE], rows[-1][SEQ]
@@ -291,7 +291,7 @@ def _keyless(shard: Shard, plan: Plan, lane: int) -> Iterator[list[Row]]:
 
     whole = False
     while not whole:
-        rows, moved, whole = shard.look(step)
+        rows, moved, whole = shard.look(step, hot=False)
         if rows or moved:
             yield sorted(rows + moved, key=itemgetter(ID)) if moved else rows
         if rows:
@@ -307,8 +307,10 @@ def plan_keys(db: apsw.Connection, keys: Collection[bytes]) -> Plan:
 
 
 def plan_shard(shard: Shard, *, dead: bool, per_task: int) -> Plan:
-    """`plan`, in a short read transaction."""
-    return shard.look(lambda db: plan(db, dead=dead, per_task=per_task))
+    """`plan`, in a short read transaction. What is pending then lies in the tables, until it is resolved."""
+    if not dead:
+        shard.cool()
+    return shard.look(lambda db: plan(db, dead=dead, per_task=per_task), hot=False)
 
 
 def ranges(shard: Shard, *, dead: bool, per_task: int, keys: Collection[bytes] | None = None) -> list[MessageRange]:

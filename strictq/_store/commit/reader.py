@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import apsw
 
@@ -14,6 +14,9 @@ from ..._errors import StoreCorrupt
 from ..disk import checksums
 from .connection import BUSY_SECONDS, NONSENSE, UNBINDABLE, leak, translate
 from .writer import Host, Writer, in_read_transaction
+
+if TYPE_CHECKING:
+    from ..hot.look import Shadows
 
 T = TypeVar("T")
 
@@ -26,9 +29,18 @@ class Reader:
     Args:
         connect: opens a connection to the shard.
         writer: the shard's writer; it verifies the file when it opens.
+        shadows: what `look` sees besides the tables.
     """
 
-    def __init__(self, connect: Callable[..., apsw.Connection], writer: Writer, shard: int, host: Host) -> None:
+    def __init__(
+        self,
+        connect: Callable[..., apsw.Connection],
+        writer: Writer,
+        shard: int,
+        host: Host,
+        shadows: Shadows | None = None,
+    ) -> None:
+        self._shadows = shadows
         self._connect = connect
         self._writer = writer
         self._shard = shard
@@ -36,9 +48,27 @@ class Reader:
         self.db: apsw.Connection | None = None
         self._lock = threading.Lock()
 
-    def look(self, look: Callable[[apsw.Connection], T]) -> T:
-        """Run `look` in a read transaction."""
-        return self.glance(lambda db: in_read_transaction(db, look))
+    def look(self, look: Callable[[apsw.Connection], T], *, shadows: bool = True) -> T:
+        """Run `look` in a read transaction.
+
+        Args:
+            shadows: it sees these, too.
+        """
+        return self.glance(lambda db: in_read_transaction(db, look) if self._shadows is None else self._looked(db, look, shadows))
+
+    def _looked(self, db: apsw.Connection, look: Callable[[apsw.Connection], T], wanted: bool) -> T:
+        assert self._shadows is not None
+        db.execute("BEGIN")
+        try:
+            self._shadows.prepare(db, wanted)
+            found = look(db)
+            db.execute("COMMIT")  # keeps the temporary tables
+        except BaseException:
+            self._shadows.forget()
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+        return found
 
     def glance(self, look: Callable[[apsw.Connection], T]) -> T:
         """Run `look`, which is a single statement or keeps its own transaction."""

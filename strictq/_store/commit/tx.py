@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import apsw
 import attrs
@@ -16,6 +16,9 @@ from ..._errors import InvalidArgument
 from ..._keys import decode_key
 from ..._sql import SHARD
 from ..._types import Event
+
+if TYPE_CHECKING:
+    from ..hot.memory import Memory
 
 TOKEN_BITS: Final = 40
 """A token is epoch * 2**40 + a number that no shard issues twice."""
@@ -105,6 +108,8 @@ class Tx:
         "db",
         "dirty",
         "events",
+        "hot",
+        "hot_changes",
         "many",
         "now",
         "run",
@@ -115,9 +120,20 @@ class Tx:
     )
 
     def __init__(
-        self, db: apsw.Connection, shard: int, totals: Totals, now: int, config: QueueConfig, changes_before: int
+        self,
+        db: apsw.Connection,
+        shard: int,
+        totals: Totals,
+        now: int,
+        config: QueueConfig,
+        changes_before: int,
+        hot: Memory | None = None,
     ) -> None:
         self.changes_before = changes_before
+        self.hot = hot
+        """The shard's hot lanes; None: it has none."""
+        self.hot_changes = 0
+        """Rows written to the logs, which the counter row need not include."""
         self.counts_before: tuple[int, ...] | None = None
         """Where an observer counts: what there was."""
         self.committed = False
@@ -159,8 +175,7 @@ class Tx:
         """Acks, and their exponentially weighted rate."""
         totals = self.totals
         totals.acks += n
-        totals.ack_rate = decayed_rate(totals, self.now) + n / RATE_SECONDS
-        totals.ack_rate_at = self.now
+        totals.ack_rate, totals.ack_rate_at = add_acks(totals.ack_rate, totals.ack_rate_at, self.now, n)
 
     def report(
         self, kind: Any, key: bytes | None = None, seq: int | None = None, token: int | None = None, detail: str = ""
@@ -186,6 +201,11 @@ def insert_rows(tx: Tx, statements: dict[int, str], rows: Sequence[tuple[Any, ..
             tx.run(statement, tuple(chain.from_iterable(rows[at : at + n])))
             at += n
             left -= n
+
+
+def add_acks(rate: float, rate_at: int, now: int, n: int) -> tuple[float, int]:
+    """The rate of acks after n more, and its time."""
+    return rate * math.exp(-max(now - rate_at, 0) / (RATE_SECONDS * SECOND)) + n / RATE_SECONDS, now
 
 
 def decayed_rate(totals: Totals, now: int) -> float:

@@ -31,7 +31,7 @@ from ..._errors import (
     StrictqError,
 )
 from ..._observe import Observers, notify
-from ..._sql import CLAIM, SHARD
+from ..._sql import CLAIM, HOT, SHARD
 from ..._types import Event
 from ..topology import Range
 from .calls import Call, Operation, is_mine, whoami
@@ -40,6 +40,7 @@ from .group_commit import Grouping
 from .tx import COUNTED, Totals, Tx
 
 if TYPE_CHECKING:
+    from ..hot.memory import Memory
     from .calls import Mergeable
 
 T = TypeVar("T")
@@ -86,8 +87,26 @@ _DISTRUST: Final = (*_UNSURE, apsw.CorruptError, apsw.NotADBError, *NONSENSE)
 class Writer:
     """Runs operations on one shard's file, each in a write transaction, alone or in a group."""
 
-    def __init__(self, opener: Opener, part: Range, host: Host, *, grouped: bool, in_memory: bool = False) -> None:
+    def __init__(
+        self,
+        opener: Opener,
+        part: Range,
+        host: Host,
+        *,
+        grouped: bool,
+        in_memory: bool = False,
+        hot: Memory | None = None,
+        end_boot: Callable[[Tx], None] = lambda _tx: None,
+    ) -> None:
+        """Args:
+        hot: the shard's hot lanes.
+        end_boot: called before the leases of the boot before are ended.
+        """
         self._opener = opener
+        self._hot = hot
+        self.logs: bool | None = None
+        """Whether the shard has logs for hot lanes; None: it was not looked at yet."""
+        self._end_boot = end_boot
         self._in_memory = in_memory
         self._shard = part.shard
         self._range = part
@@ -247,7 +266,7 @@ class Writer:
     def _guarded(self, tx: Tx, call: Call) -> None:
         """One operation of a group: if it fails, only it is undone."""
         before = copy.copy(tx.totals)
-        events = len(tx.events)
+        events, hot_changes = len(tx.events), tx.hot_changes
         tx.run("SAVEPOINT operation")
         try:
             call.result = call.operation(tx)
@@ -258,6 +277,9 @@ class Writer:
             tx.run("ROLLBACK TO operation")
             tx.run("RELEASE operation")
             tx.totals = before
+            tx.hot_changes = hot_changes
+            if tx.hot is not None:
+                tx.hot.undone(tx.db)
             del tx.events[events:]
             call.error = translate(e, self._shard)
 
@@ -275,14 +297,26 @@ class Writer:
             if totals.config_version != host.settings[1]:
                 self._require_range(db)
                 self._agree_on_config(db, totals)
+            hot = self._hot if self._has_logs(db, host.settings[0]) else None
+            if hot is not None:
+                hot.agree(db, totals)
+            tx = Tx(db, self._shard, totals, host.now(), host.settings[0], before, hot)
             if totals.epoch != host.epoch:
-                self._agree_on_epoch(db, totals)
-            tx = Tx(db, self._shard, totals, host.now(), host.settings[0], before)
+                self._agree_on_epoch(tx)
             if self._observers.counts:
                 tx.counts_before = totals.counts()
             return tx
         except BaseException as e:
             raise self._undo(e) from None
+
+    def _has_logs(self, db: apsw.Connection, config: QueueConfig) -> bool:
+        """Has the shard logs for hot lanes? They are made when hot lanes are wanted first, and stay."""
+        if self.logs is None:
+            self.logs = db.execute(HOT.exists).get is not None
+        if not self.logs and config.hot_lanes and self._hot is not None:
+            db.execute(HOT.schema).fetchall()
+            self.logs = True
+        return self.logs
 
     def _require_range(self, db: apsw.Connection) -> None:
         """Refuse to write where this process routes keys by another range than the shard's.
@@ -300,18 +334,21 @@ class Writer:
     def _agree_on_config(self, db: apsw.Connection, totals: Totals) -> None:
         host = self._host
         config, version = host.settings
+        self.logs = None
         if totals.config_version > version:
             host.adopt_config(db.execute(SHARD.read_meta, ("config",)).get, totals.config_version)
         else:
             db.execute(SHARD.write_meta, ("config", config.to_json()))
             totals.config_version = version
 
-    def _agree_on_epoch(self, db: apsw.Connection, totals: Totals) -> None:
-        host = self._host
+    def _agree_on_epoch(self, tx: Tx) -> None:
+        host, db, totals = self._host, tx.db, tx.totals
         if totals.epoch > host.epoch:
             host.reload_epoch()
+            tx.now = host.now()
         if totals.epoch < host.epoch:
             # The first write here since the machine booted: leases of the boot before are over.
+            self._end_boot(tx)
             totals.epoch = host.epoch
             totals.time_offset = host.time_offset
             totals.next_deadline = 0
@@ -321,8 +358,10 @@ class Writer:
     def _write_totals(self, tx: Tx) -> None:
         """The counter row, if anything else was written."""
         tx.require_whole()
-        if tx.db.total_changes() == tx.changes_before and not tx.dirty:
-            return
+        if tx.db.total_changes() - tx.changes_before == tx.hot_changes and not tx.dirty:
+            return  # the logs say what the counter row does not include
+        if tx.hot is not None:
+            tx.hot.counted(tx.db, tx.totals)
         tx.totals.last_time = max(tx.totals.last_time, tx.now)
         tx.totals.empty_receives += self._host.take_empty_receives(self._shard)
         tx.run(SHARD.write_counter, tx.totals.values())
@@ -331,6 +370,8 @@ class Writer:
         try:
             tx.run("COMMIT")
             tx.committed = True
+            if tx.hot is not None:
+                tx.hot.unsure = False
             self.pending = tx.totals.pending
         except apsw.Error as e:
             self._roll_back(tx)
@@ -349,6 +390,7 @@ class Writer:
 
     def _roll_back(self, tx: Tx) -> None:
         """What the COMMIT did not end."""
+        self.logs = None
         with suppress(apsw.Error):
             if tx.db.in_transaction:
                 tx.run("ROLLBACK")
@@ -357,6 +399,7 @@ class Writer:
     def _undo(self, error: BaseException) -> BaseException:
         """Roll back and say what is to be raised. The connection is dropped where it can't be trusted any more."""
         db = self._db
+        self.logs = None
         try:
             if db is not None and db.in_transaction:
                 db.execute("ROLLBACK")
@@ -416,6 +459,9 @@ class Writer:
         if self._db is not None and self._suspects(self._shard):
             self._drop_connection()  # another process saw a sync fail: to open it again puts it right
         if self._db is None:
+            if self._hot is not None:
+                self.logs = None
+                self._hot.unsure = True  # other numbers may stand for what is written from now on: commits may have been lost
             self._db = self._opener()
             self._db.set_busy_handler(self._lock_wait)
         elif self._db.in_transaction:

@@ -9,6 +9,7 @@ from typing import Any
 from ..._errors import LeaseLost
 from ..._sql import SETTLE
 from ..commit.tx import Tx
+from ..hot import tier
 from . import lanes, settle
 from .leases import Settlement
 
@@ -37,6 +38,12 @@ class Advance:
     def __call__(self, tx: Tx) -> dict[Settlement, LeaseLost]:
         """What was refused: it changed nothing. The rest took effect."""
         heads, last, starting = self._heads, self._last, self._starting
+        hot = tx.hot
+        if hot is not None and hot.lanes and tx.config.history == "off":
+            left = set(tier.ack(tx, hot, [*heads, *(batch for batch, _, _ in last)]))
+            heads = [batch for batch in heads if batch in left]
+            last = [entry for entry in last if entry[0] in left]
+            starting = tier.start(tx, hot, starting)
         settle.locate(tx, [*heads, *(batch for batch, _, _ in last), *starting])
         singly: list[Settlement] = []
         if heads and not _ack_heads(tx, heads):

@@ -290,6 +290,8 @@ def check_queue(store: Store, *, fix: bool) -> list[Problem]:
     problems = check_catalog(store)
     for shard in store.shards:
         try:
+            if fix:
+                shard.cool()  # a repair names lanes of the tables
             found = shard.look(bound(check, shard.number, shard.range.owns, len(store.shards)))
         except StoreError as e:
             files.require_descriptors()

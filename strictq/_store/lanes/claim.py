@@ -12,9 +12,11 @@ from typing import Any, Final, NamedTuple
 
 import apsw
 
-from ..._sql import CLAIM, LANES, repeated
+from ..._sql import CLAIM, HOT, LANES, repeated
 from ..bulk import packing
 from ..commit.tx import NEVER, SECOND, Tx, insert_rows
+from ..hot import cooling, tier
+from ..hot.memory import Claim, HotLane, Memory
 from . import history, lanes, retries, sweeps
 from .leases import ATTEMPTS, BODY, CAREFUL, DUE, EXPIRES, HEADERS, ID, KEY, LANE, POSITION, SEQ, Claimed, Held, Row
 
@@ -63,6 +65,10 @@ class _Claim:
         self.cull = CULL_STEP
         self.stop = False
         self.rows: list[tuple[Any, ...]] = []
+        self.hot: list[tuple[HotLane, int]] = []
+        """Hot lanes that are leased, and how many of their messages."""
+        self.after = -1
+        """The last position of a cold lane that was looked at."""
         self.positions: list[int] = []
         length = request.lease
         self.out = Claimed(tx.shard, int(tx.config.lease_seconds * SECOND) if length is None else length)
@@ -136,12 +142,27 @@ class _Claim:
         self.room -= n
         return held
 
+    def take_hot(self, lane: HotLane, n: int) -> None:
+        """Lease the first messages of a hot lane."""
+        token = self.token
+        if not token:
+            self.token = token = self.tx.new_token()
+        self.hot.append((lane, n))
+        self.out.leases.append(Held(0, lane.key, token, self.deadline, lane.rows[:n]))
+        self.room -= n
+
     def finish(self) -> Claimed:
         tx = self.tx
-        if self.rows:
+        if self.rows or self.hot:
             self.out.messages = n = self.request.room - self.room
             tx.totals.receives += n
             tx.totals.claims += 1
+        if self.hot:
+            assert tx.hot is not None
+            request = self.request
+            before = lanes.SAYS_STARTS if request.starts else 1
+            tier.take(tx, tx.hot, self.hot, Claim(self.token, tx.now, self.deadline, before, request.charge, request.consumer))
+        if self.rows:
             self._unlist()
             if len(self.rows) > 1:
                 self.rows.sort()
@@ -171,10 +192,14 @@ class _Claim:
 def claim(tx: Tx, request: Request) -> Claimed:
     """Lease the oldest ready heads, whole lanes at a time (or `per_key` messages of each)."""
     work = _Claim(tx, request)
+    if tx.hot is not None and tx.hot.lanes and not _ready_for_hot(work):
+        return work.finish()
     work.out.more = sweeps.expire_leases(tx) | sweeps.wake_delayed(tx)
     work.last = tx.totals.last_id if request.arrived_to is None else min(request.arrived_to, tx.totals.last_id)
     if request.keys is not None:
         _claim_keys(work, request.keys)
+    elif tx.hot is not None and tx.hot.lanes:
+        _claim_both(work, tx.hot)
     elif request.per_key is None:
         if request.packed:
             _claim_packed(work)
@@ -187,15 +212,66 @@ def claim(tx: Tx, request: Request) -> Claimed:
     return work.finish()
 
 
+def _ready_for_hot(work: _Claim) -> bool:
+    """Cool what this claim can't take hot. False: there is more to cool than one transaction may; claim again."""
+    tx, request = work.tx, work.request
+    assert tx.hot is not None
+    if over := tx.hot.expired(tx.now, sweeps.SWEEP_STEP):
+        cooling.cool(tx, over)
+    if request.ack_first or request.endless or request.arrived_to is not None or request.bytes_max is not None:
+        work.out.more = not cooling.cool_some(tx)
+        return not work.out.more
+    return True
+
+
+def _claim_both(work: _Claim, hot: Memory) -> None:
+    """Hot and cold lanes, in one order: that of positions, which for a hot lane is its head's arrival number."""
+    tx, last = work.tx, work.last
+    most = work.request.per_key or work.room
+    while work.room > 0 and not work.stop:
+        head = hot.head()
+        cold = tx.run(HOT.next_cold, (work.after,)).get
+        if cold is not None and cold > last:
+            cold = None
+        if head is not None and (cold is None or head[0] < cold):
+            _take_hot(work, hot, head[1], most, cold)
+        elif cold is not None:
+            work.last = last if head is None else min(head[0], last)
+            if work.request.per_key is None:
+                _claim_whole(work)
+            else:
+                _claim_heads(work, work.request.per_key)
+            work.after = max(work.after, work.last)
+        else:
+            return
+
+
+def _take_hot(work: _Claim, hot: Memory, lane: HotLane, most: int, cold: int | None) -> None:
+    """Lease a hot lane, and those behind it up to a cold lane's position."""
+    now = work.tx.now
+    while True:
+        rows = lane.rows
+        n = min(len(rows), most, work.room)
+        hot.unsure = True
+        if any(row[EXPIRES] is not None and row[EXPIRES] <= now for row in rows[:n]):
+            cooling.cool(work.tx, [lane])  # at its position in the cold order, where it comes next
+            return
+        hot.pop()
+        work.take_hot(lane, n)
+        head = hot.head()
+        if head is None or work.room <= 0 or (cold is not None and head[0] > cold):
+            return
+        lane = head[1]
+
+
 def _claim_whole(work: _Claim) -> None:
     """Rules 1 to 3: the oldest ready head, as many more of its lane as fit, and again."""
-    after = -1
     while work.room > 0 and not work.stop:
         limit = work.room
-        rows = work.tx.run(CLAIM.ready_messages, (after, work.last, limit)).fetchall()
+        rows = work.tx.run(CLAIM.ready_messages, (work.after, work.last, limit)).fetchall()
         if not rows:
             return
-        after = rows[-1][POSITION]
+        work.after = rows[-1][POSITION]
         _take_lanes(work, rows, None, cut=len(rows) == limit)
         if len(rows) < limit:
             return
@@ -238,13 +314,12 @@ def _claim_moved(work: _Claim, arrived_to: int) -> None:
 
 
 def _claim_heads(work: _Claim, per_key: int) -> None:
-    after = -1
     while work.room > 0 and not work.stop:
         want = min(HEAD_PAGE, -(-work.room // per_key))
-        listed = work.tx.run(CLAIM.ready_lanes, (after, work.last, want)).fetchall()
+        listed = work.tx.run(CLAIM.ready_lanes, (work.after, work.last, want)).fetchall()
         if not listed:
             return
-        after = listed[-1][0]
+        work.after = listed[-1][0]
         rows = work.tx.many(CLAIM.heads_of, [(position, per_key) for position, _ in listed]).fetchall()
         _take_lanes(work, rows, per_key)
         if len(listed) < want:
@@ -402,9 +477,20 @@ def with_body(tx: Tx, row: Row) -> Row:
     return row if row[BODY] is not None else (*row[:BODY], tx.run(CLAIM.body, (row[ID],)).get)
 
 
-def outlook(db: apsw.Connection) -> tuple[int, int | None, int | None, int]:
-    """Is a lane listed as ready; the time before which no lease ends; the next due time; the epoch of the last write."""
-    row: tuple[int, int | None, int | None, int] = db.execute(CLAIM.outlook).get
+Outlook = tuple[int, int, int | None, int, int, int, int]
+"""Is a lane listed as ready; the time before which no lease ends; the next due time; the epoch of the last write; the version of the
+settings; the newest rows of journal and inbox."""
+
+
+def outlook(db: apsw.Connection) -> Outlook:
+    """What can be claimed from the tables."""
+    row: Outlook = db.execute(CLAIM.outlook).get
+    return row
+
+
+def outlook_with_logs(db: apsw.Connection) -> Outlook:
+    """The same, for a shard that has logs."""
+    row: Outlook = db.execute(HOT.outlook).get
     return row
 
 

@@ -9,7 +9,6 @@ lane's `last_seq` and `resolved`, the running totals, the bodies that lie apart 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterable, Sequence
 from random import randint
 from typing import Any, Final, NamedTuple, Protocol
@@ -17,6 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from ..._keys import ASIDE, is_keyless
 from ..._sql import LANES, SEND, SETTLE, repeated
 from ..commit.tx import SECOND, Tx, insert_rows
+from ..hot import cooling
 from . import history, retries
 
 REVIVE_STEP: Final = 500
@@ -73,7 +73,8 @@ class LeaseRow(NamedTuple):
 
 
 def find(tx: Tx, key: bytes) -> int | None:
-    """The lane of a key, if it exists."""
+    """The lane of a key, if it exists. If it was hot, it is cold now."""
+    cooling.cool_key(tx, key)
     lane: int | None = tx.run(LANES.by_key, (key,)).get
     return lane
 
@@ -387,23 +388,6 @@ def retake(tx: Tx, lease: LeaseRow) -> None:
     tx.run(LANES.delete_lease, (lease.lane,))
     tx.totals.redeliveries += lease.pending
     tx.report("lease_lost", get(tx, lease.lane).key, lease.lo, lease.token, f"the lease of {lease.consumer} ran out")
-
-
-# ---- the last resolution of a lane, for retried calls
-
-
-def remember(tx: Tx, lane: int, token: int, kind: str, seqs: Sequence[int]) -> None:
-    lo, hi = seqs[0], seqs[-1]
-    gaps = None if hi - lo + 1 == len(seqs) else json.dumps(sorted(set(range(lo, hi + 1)) - set(seqs)))
-    tx.run(LANES.remember, (token, kind, lo, hi, gaps, lane))
-
-
-def remembers(lane: Lane, token: int, kind: str, seqs: Iterable[int]) -> bool:
-    """Was exactly this done under this token by the lane's last resolution?"""
-    if lane.done_token != token or lane.done_kind != kind or lane.done_lo is None or lane.done_hi is None:
-        return False
-    gaps: set[int] = set(json.loads(lane.done_gaps)) if lane.done_gaps else set()
-    return all(lane.done_lo <= seq <= lane.done_hi and seq not in gaps for seq in seqs)
 
 
 # ---- forgetting

@@ -16,6 +16,7 @@ from ..._keys import is_keyless
 from ..._sql import INSPECT, LANES, OPERATE
 from ..commit.calls import bound
 from ..commit.tx import Tx
+from ..hot import cooling
 from ..shard import Shard
 from . import history, lanes, sweeps
 
@@ -77,6 +78,7 @@ def dead_letters(db: apsw.Connection, key: bytes | None, limit: int) -> list[tup
 
 def redrive(tx: Tx, lane: int, seqs: Sequence[int] | None) -> int:
     """Put dead messages of a lane back, now or when its lease ends. Returns how many, REDRIVE_STEP at most."""
+    cooling.cool_lane(tx, lane)
     if seqs is None:
         seqs = [seq for (seq,) in tx.run(OPERATE.dead_of, (lane, REDRIVE_STEP))]
     else:
@@ -105,6 +107,7 @@ def purge_lane(tx: Tx, lane: int) -> tuple[int, bool]:
     Returns:
         How many messages, and whether anything may be left.
     """
+    cooling.cool_lane(tx, lane)
     lease = lanes.lease_of(tx, lane)
     if lease is not None and not lease.ack_first and (lease.expired or lease.deadline <= tx.now):
         # Its time is over and nobody took the lane: it ends here, and its messages are purged with the others.
@@ -173,9 +176,16 @@ def next_dead_lane(db: apsw.Connection, after: int) -> int | None:
 # ---- over many transactions
 
 
+def _lane_of(shard: Shard, key: bytes) -> int | None:
+    """The lane of a key, which is not hot then."""
+    if shard.has_logs:
+        return shard.run(bound(lanes.find, key))
+    return shard.read(lambda db: db.execute(LANES.by_key, (key,)).get)
+
+
 def redrive_key(store: Store, key: bytes, seqs: Sequence[int] | None) -> int:
     shard = store.shard_of(key)
-    lane = shard.read(lambda db: db.execute(LANES.by_key, (key,)).get)
+    lane = _lane_of(shard, key)
     if lane is None:
         return 0
     return _redrive_lane(shard, lane, seqs)
@@ -212,14 +222,15 @@ def release_all_keyless(store: Store) -> int:
 def purge(store: Store, key: bytes | None, *, dead: bool) -> int:
     if key is not None:
         shard = store.shard_of(key)
-        lane = shard.read(lambda db: db.execute(LANES.by_key, (key,)).get)
+        lane = _lane_of(shard, key)
         return 0 if lane is None else _purge_lane(shard, lane, dead)
     total = 0
     for shard in store.healthy():
+        shard.cool()
         dead_lane = next_dead_lane if dead else next_waiting_lane
         for walk in (next_lane, next_dedup_lane, dead_lane):
             after = 0
-            while (lane := shard.read(bound(walk, after))) is not None:
+            while (lane := shard.glance(bound(walk, after))) is not None:
                 total += _purge_lane(shard, lane, dead)
                 after = lane
     return total
@@ -281,7 +292,7 @@ def _with_failure_delays(store: Store, one: bool) -> Iterator[tuple[Shard, list[
 def _lanes_of(store: Store, keys: Sequence[bytes], step: int) -> Iterator[tuple[Shard, list[int]]]:
     for shard in store.healthy():
         mine = [key for key in keys if store.shard_of(key) is shard]
-        looked = shard.look(lambda db: [db.execute(LANES.by_key, (key,)).get for key in mine])  # noqa: B023 - called at once
+        looked = [_lane_of(shard, key) for key in mine]
         found = [lane for lane in looked if lane is not None]
         for start in range(0, len(found), step):
             yield shard, found[start : start + step]

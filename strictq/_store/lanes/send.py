@@ -7,7 +7,7 @@ Callers of `send`, sends that arrive from another shard's outbox, and bulk write
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -18,7 +18,10 @@ from ..._errors import InvalidArgument, MessageTooLarge, QueueFull
 from ..._keys import is_keyless
 from ..._sql import SEND, repeated
 from ..commit.tx import SECOND, Tx, insert_rows
+from ..hot import cooling, tier
+from ..hot.memory import HotLane, Memory
 from . import lanes
+from .leases import Row
 
 FORGET_STEPS_MAX: Final = 64
 """Steps of forgetting idle lanes in one transaction, however many lanes are new."""
@@ -77,7 +80,7 @@ class Tail:
         self.unlisted = unlisted
 
 
-def issue(tx: Tx, wanted: Iterable[tuple[Tail, int]]) -> int:
+def issue(tx: Tx, wanted: Iterable[tuple[Tail | HotLane, int]]) -> int:
     """Reserve numbers for new messages, and count these: the next seqs of each lane, and as many arrival numbers of the shard.
 
     Nothing else issues a seq or the id of a message. (What keeps its message's id moves: a keyless message that is set aside is
@@ -158,6 +161,16 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
     """
     totals = tx.totals
     counts = _by_key(items)
+    hot = tx.hot
+    if hot is not None:
+        lanes_of = _hot_lanes(tx, hot, items, counts)
+        if len(lanes_of) == len(counts):
+            limit = tx.config.max_depth
+            if limit is not None and depth_elsewhere is not None and totals.pending + len(items) + depth_elsewhere > limit:
+                raise QueueFull(f"the queue has reached max_depth={limit}")
+            return _send_hot(tx, hot, items, counts, lanes_of)
+        if lanes_of:
+            return _send_apart(tx, items, lanes_of, depth_elsewhere)
     known = tails(tx, sorted(counts))  # in key order, so that the index is walked and not jumped about in
     before = totals.pending
     sent: list[Sent] = []
@@ -180,16 +193,104 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
     return sent
 
 
-def tails(tx: Tx, keys: Sequence[bytes]) -> dict[bytes, Tail]:
-    """The lane of each of these keys, made if there is none. They are sorted, and each is there once."""
-    found: dict[bytes, Tail] = {}
+def _hot_lanes(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, int]) -> dict[bytes, HotLane]:
+    """The lanes of these keys that are hot, or will be by their next message: those that are free and empty become hot.
+
+    A lane that a message with options for the tables is sent to does not, and one that would have too many messages.
+    """
+    if tx.config.history != "off" or not tx.config.hot_lanes:
+        return {}
+    unfit = {item[0] for item in items if item[2] is not None and not _suits_the_logs(*item[2:])}
+    known = hot.lanes
+    found: dict[bytes, HotLane] = {}
+    missing: list[bytes] = []
+    for key, n in counts.items():
+        lane = known.get(key)
+        if key in unfit or n > cooling.LANE_ROWS_MAX:
+            continue
+        if lane is None:
+            missing.append(key)
+        elif len(lane.rows) + n <= cooling.LANE_ROWS_MAX:
+            found[key] = lane
+    if missing:
+        missing.sort()
+        rows = {row[0]: row for row in _look_up(tx, missing)}
+        for key in missing:
+            row = rows.get(key)
+            if row is None:
+                found[key] = HotLane(key, tx.totals.seq_floor)
+            elif not row[2] and row[4]:
+                found[key] = HotLane(key, row[3])
+    return found
+
+
+def _suits_the_logs(options: Options, times: Times | None) -> bool:
+    return options.dedup_id is None and (options.delay <= 0 if times is None else times.due is None)
+
+
+def _send_hot(
+    tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, int], lanes_of: dict[bytes, HotLane]
+) -> list[Sent]:
+    """Append messages to hot lanes."""
+    hot.unsure = True
+    arrival = issue(tx, [(lanes_of[key], n) for key, n in counts.items()])
+    now = tx.now
+    expires = times_of(now, None, tx.config).expires
+    arrivals: list[tuple[HotLane, Row]] = []
+    sent: list[Sent] = []
+    stored: bytes | None
+    for key, body, options, times in items:
+        lane = lanes_of[key]
+        seq = lane.next
+        lane.next = seq + 1
+        stored = body
+        if len(body) > INLINE_BYTES_MAX:
+            tx.run(SEND.insert_body, (arrival, body))
+            tx.hot_changes += 1
+            stored = None
+        if options is None:
+            row: Row = (arrival, 0, key, 0, seq, None, expires, 0, arrival, now, None, None, None, None, stored)
+        else:
+            at, _, ends = times or times_of(now, options, tx.config)
+            row = (
+                arrival, 0, key, 0, seq, None, ends, 0, arrival, at, options.headers, options.size_hint, options.prepare_seconds,
+                options.process_seconds, stored,
+            )  # fmt: skip
+        arrivals.append((lane, row))
+        sent.append((seq, arrival, False))
+        arrival += 1
+    hot.lanes.update(lanes_of)
+    tier.write_arrivals(tx, hot, arrivals)
+    cooling.fold(tx)
+    return sent
+
+
+def _send_apart(tx: Tx, items: Sequence[Item], lanes_of: dict[bytes, HotLane], depth_elsewhere: int | None) -> list[Sent]:
+    """Some lanes are hot and some are cold: two sends in one."""
+    cold = [item for item in items if item[0] not in lanes_of]
+    some = [item for item in items if item[0] in lanes_of]
+    first = iter(send(tx, cold, depth_elsewhere=depth_elsewhere))
+    second = iter(send(tx, some, depth_elsewhere=depth_elsewhere))
+    return [next(second if item[0] in lanes_of else first) for item in items]
+
+
+def _look_up(tx: Tx, keys: Sequence[bytes]) -> Iterator[tuple[bytes, int, int, int, int]]:
+    """Rows of SEND.lanes_by_key, for the keys that have a lane in the tables."""
     at, left = 0, len(keys)
     for n, statement in _LOOKUPS.items():
         while left >= n:
-            for key, lane, newest, last_seq, free in tx.run(statement, keys[at : at + n]):
-                found[key] = Tail(lane, newest if newest > last_seq else last_seq, not newest and bool(free))
+            yield from tx.run(statement, keys[at : at + n])
             at += n
             left -= n
+
+
+def tails(tx: Tx, keys: Sequence[bytes]) -> dict[bytes, Tail]:
+    """The lane of each of these keys, made if there is none. They are sorted, and each is there once. No lane of theirs is hot then."""
+    if tx.hot is not None and (warm := [lane for key in keys if (lane := tx.hot.lanes.get(key)) is not None]):
+        cooling.cool(tx, warm)
+    found: dict[bytes, Tail] = {}
+    for key, lane, newest, last_seq, free in _look_up(tx, keys):
+        found[key] = Tail(lane, newest if newest > last_seq else last_seq, not newest and bool(free))
     if (known := len(found)) != len(keys):
         new = [key for key in keys if key not in found]
         for lane, key in enumerate(new, lanes.create_many(tx, new)):

@@ -17,7 +17,8 @@ from ..._errors import LeaseLost
 from ..._keys import ASIDE, decode_key, is_keyless
 from ..._sql import CLAIM, LANES, SETTLE
 from ..commit.tx import Tx, insert_rows
-from . import lanes, retries
+from ..hot import tier
+from . import lanes, resolution, retries
 from .claim import HEAD_PAGE, is_plain, with_body
 from .leases import SEQ, Lost, Row, Settlement
 
@@ -48,6 +49,14 @@ class Ack:
 
 def ack(tx: Tx, batches: Sequence[Settlement]) -> list[Lost]:
     """Resolve messages for good. The valid ones take effect, the others come back."""
+    hot = tx.hot
+    if hot is not None and hot.lanes and tx.config.history == "off":
+        left = tier.ack(tx, hot, batches)
+        if not left:
+            return [{} for _ in batches]
+        if len(left) < len(batches):
+            lost = dict(zip(left, ack(tx, left), strict=True))
+            return [lost.get(batch, {}) for batch in batches]
     locate(tx, batches)
     done = False
     if whole := [b for b in batches if b.whole]:
@@ -137,7 +146,7 @@ def ack_lane(tx: Tx, batch: Settlement) -> bool:
         return False
     lanes.remove(tx, batch.lane, rows, batch.end)
     tx.count_acks(len(rows))
-    lanes.remember(tx, batch.lane, batch.token, "ack", batch.seqs)
+    resolution.remember(tx, batch.lane, batch.token, "ack", batch.seqs)
     shrink(tx, lease, len(rows), start=batch.start)
     return True
 
@@ -154,7 +163,7 @@ def is_held(tx: Tx, batch: Settlement) -> bool:
 def done_before(tx: Tx, batch: Settlement) -> bool:
     """Was this batch acked by the lane's last resolution?"""
     row = tx.run(LANES.get, (batch.lane,)).get
-    return row is not None and lanes.remembers(lanes.Lane._make(row), batch.token, "ack", batch.seqs)
+    return row is not None and resolution.remembers(lanes.Lane._make(row), batch.token, "ack", batch.seqs)
 
 
 def _live(tx: Tx, batch: Settlement) -> lanes.LeaseRow | None:
@@ -184,7 +193,7 @@ def _held_rows(tx: Tx, batch: Settlement, kind: str) -> tuple[lanes.LeaseRow | N
         if len(rows) == len(wanted):
             return lease, rows
     row = tx.run(LANES.get, (batch.lane,)).get
-    if row is not None and lanes.remembers(lanes.Lane._make(row), batch.token, kind, seqs):
+    if row is not None and resolution.remembers(lanes.Lane._make(row), batch.token, kind, seqs):
         return None, []
     why = "the lease was lost" if lease is None else "the message is resolved or not of this lease"
     raise _lost(batch, why=why)
@@ -208,6 +217,14 @@ def shrink(
 
 def start(tx: Tx, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
     """Handlers of these messages start, one of each batch: charge them, durably."""
+    hot = tx.hot
+    if hot is not None and hot.lanes:
+        left = tier.start(tx, hot, batches)
+        if not left:
+            return [None] * len(batches)
+        if len(left) < len(batches):
+            refused = dict(zip(left, start(tx, left), strict=True))
+            return [refused.get(batch) for batch in batches]
     return _one_by_one(tx, batches, lambda b: _start_lane(tx, b))
 
 
@@ -242,7 +259,7 @@ def _nack_lane(tx: Tx, batch: Settlement, delay: int | None, reason: str | None,
     tx.run(LANES.set_charged, (started, lane))
     stored = rows[0][3] + retries.FAILED
     tx.totals.retries += 1
-    lanes.remember(tx, lane, batch.token, "nack", [seq])
+    resolution.remember(tx, lane, batch.token, "nack", [seq])
     if delay is None:
         due = lanes.due_after(tx, retries.retry_delay(tx.config, batch.key, retries.starts(stored)), failed=True)
     else:
@@ -276,7 +293,7 @@ def _defer_lane(tx: Tx, batch: Settlement, delay: int, failure: str | None, outp
     due = lanes.due_after(tx, delay, failed=failure is not None)
     rows = tx.run(SETTLE.rows_between, (batch.lane, seq, lease.hi)).fetchall()
     tx.run(LANES.set_due, (due, failure, output, batch.lane, seq))
-    lanes.remember(tx, batch.lane, batch.token, "nack", [seq])
+    resolution.remember(tx, batch.lane, batch.token, "nack", [seq])
     _give_back(tx, lease, batch, len(rows), due, aside=True)
 
 
@@ -309,7 +326,7 @@ def _reject_lane(tx: Tx, batch: Settlement, reason: str, output: str | None) -> 
     if output is not None:
         tx.run(LANES.set_output, (output, batch.lane, seq))
     lanes.bury(tx, batch.lane, batch.key, seq, kind="rejected", reason=reason, starts=starts)
-    lanes.remember(tx, batch.lane, batch.token, "reject", [seq])
+    resolution.remember(tx, batch.lane, batch.token, "reject", [seq])
     shrink(tx, lease, 1)
 
 

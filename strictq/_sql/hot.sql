@@ -1,0 +1,193 @@
+-- name: schema
+-- What hot lanes are kept in: every arrival, and what became of it. docs/explanation/storage.md says how the two are read together.
+CREATE TABLE inbox (
+    id              INTEGER PRIMARY KEY,           -- arrival number: the same sequence as counter.last_id
+    key             BLOB    NOT NULL,
+    seq             INTEGER NOT NULL,
+    sent_at         INTEGER NOT NULL,
+    expires         INTEGER,
+    headers         TEXT,
+    size_hint       REAL,
+    prepare_seconds REAL,
+    process_seconds REAL,
+    body            BLOB                           -- NULL: in `body`
+) STRICT;
+CREATE TABLE journal (
+    id       INTEGER PRIMARY KEY,                  -- without a hole: a writer that missed one reads it first
+    kind     INTEGER NOT NULL,                     -- 1 claim, 2 ack, 3 start, 4 cool
+    at       INTEGER NOT NULL,                     -- queue time
+    top      INTEGER NOT NULL,                     -- newest row of inbox that was there before it
+    count    INTEGER NOT NULL,                     -- messages
+    token    INTEGER NOT NULL,                     -- claim: of its leases; else 0
+    deadline INTEGER NOT NULL,                     -- claim: of its leases; cool: rows of inbox up to here are gone
+    before   INTEGER NOT NULL,                     -- claim: while nothing is started, lease.started is so far before its first message
+    charged  INTEGER NOT NULL,                     -- claim: 1: a message that is alone in its lease counts as started
+    consumer TEXT,                                 -- claim
+    data     BLOB    NOT NULL                      -- arrival numbers, 8 bytes each, little-endian; cool: keys
+) STRICT;
+CREATE TABLE counted (
+    one         INTEGER PRIMARY KEY CHECK (one = 1),
+    inbox_top   INTEGER NOT NULL,                  -- the counter row includes rows of inbox up to here,
+    journal_top INTEGER NOT NULL                   -- and of journal
+) STRICT;
+INSERT INTO counted VALUES (1, 0, 0);
+
+-- name: exists
+-- writer, look: has the shard logs?
+SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'counted';
+
+-- name: newest
+-- memory: at the start of every transaction, and by looks: has anything been written that this memory does not have, and what does
+-- the counter row include? Rowid seeks.
+SELECT ifnull((SELECT max(id) FROM journal), 0), ifnull((SELECT max(id) FROM inbox), 0), inbox_top, journal_top FROM counted;
+
+-- name: write_counted
+-- memory: beside the counter row. Takes both.
+UPDATE counted SET inbox_top = ?, journal_top = ?;
+
+-- name: arrivals
+-- memory: rows that it does not have yet, as the rows that a claim of a lane gives. Takes the last one that it has. Index: rowid.
+SELECT id, 0, key, 0, seq, NULL, expires, 0, id, sent_at, headers, size_hint, prepare_seconds, process_seconds, body
+FROM inbox WHERE id > ? ORDER BY id;
+
+-- name: events
+-- memory: the same for the journal. Index: rowid.
+SELECT id, kind, at, top, count, token, deadline, before, charged, consumer, data FROM journal WHERE id > ? ORDER BY id;
+
+-- name: insert_plain
+-- tier.send: messages without options, many rows a statement.
+INSERT INTO inbox (id, key, seq, sent_at, expires, body) VALUES {{ (?, ?, ?, ?, ?, ?) }};
+
+-- name: insert_full
+-- tier.send: a message with options.
+INSERT INTO inbox (id, key, seq, sent_at, expires, headers, size_hint, prepare_seconds, process_seconds, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: insert_event
+-- memory: one row of the journal.
+INSERT INTO journal (id, kind, at, top, count, token, deadline, before, charged, consumer, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: cut_inbox
+-- cooling: rows that no memory needs. Takes the last of them. Index: rowid.
+DELETE FROM inbox WHERE id <= ?;
+
+-- name: cut_journal
+-- cooling: the same. Takes the last of them. Index: rowid.
+DELETE FROM journal WHERE id <= ?;
+
+-- name: insert_message
+-- cooling: messages of lanes that cool, in lane order. Takes lane, seq, id, sent_at, expires, headers, size_hint, prepare_seconds,
+-- process_seconds, body.
+INSERT INTO message (lane, seq, id, sent_at, expires, headers, size_hint, prepare_seconds, process_seconds, body)
+VALUES {{ (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) }};
+
+-- name: lanes_of
+-- cooling: the ids of the lanes of keys. Index: lane's UNIQUE one on key.
+SELECT key, id FROM lane WHERE key IN ({{ ? }});
+
+-- name: write_lane
+-- cooling: what a lane has been through. Takes last_seq, resolved, active_at, lane. Index: rowid.
+UPDATE lane SET last_seq = max(last_seq, ?), resolved = ?, active_at = max(active_at, ?) WHERE id = ?;
+
+-- name: insert_lease
+-- cooling: the lease of a lane that cools.
+INSERT INTO lease (lane, token, consumer, lo, hi, started, pending, leased_at, deadline) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: next_cold
+-- tier.claim: the next lane of the cold order behind a position. Index: primary key.
+SELECT position FROM ready WHERE position > ? ORDER BY position LIMIT 1;
+
+
+-- name: outlook
+-- claim.outlook: CLAIM.outlook, and the newest rows of the logs. Indexes: as there, rowids.
+SELECT EXISTS (SELECT 1 FROM ready), next_deadline, (SELECT min(due) FROM delayed), epoch, config_version,
+       ifnull((SELECT max(id) FROM journal), 0), ifnull((SELECT max(id) FROM inbox), 0) FROM counter;
+
+-- name: last_id
+-- The newest arrival number of the shard. Index: rowid.
+SELECT max(last_id, ifnull((SELECT max(id) FROM inbox), 0)) FROM counter;
+
+-- name: pending
+-- Unresolved messages of the shard. Indexes: rowids.
+SELECT pending + (SELECT count(*) FROM inbox WHERE id > inbox_top)
+       - (SELECT ifnull(sum(count), 0) FROM journal WHERE id > journal_top AND kind = 2) FROM counter, counted;
+
+-- name: last_time
+-- catalog.last_time: queue time of the last write. Indexes: rowids.
+SELECT max(last_time, ifnull((SELECT at FROM journal ORDER BY id DESC LIMIT 1), 0),
+           ifnull((SELECT sent_at FROM inbox ORDER BY id DESC LIMIT 1), 0)) FROM counter;
+
+-- name: make_shadows
+-- look: tables of this connection for what hot lanes hold.
+CREATE TEMP TABLE hot_lane AS SELECT * FROM main.lane WHERE 0;
+CREATE INDEX temp.hot_lane_id ON hot_lane (id);
+CREATE INDEX temp.hot_lane_key ON hot_lane (key);
+CREATE TEMP TABLE hot_message AS SELECT * FROM main.message WHERE 0;
+CREATE INDEX temp.hot_message_seq ON hot_message (lane, seq);
+CREATE TEMP TABLE hot_lease AS SELECT * FROM main.lease WHERE 0;
+CREATE INDEX temp.hot_lease_lane ON hot_lease (lane);
+CREATE TEMP TABLE hot_ready AS SELECT * FROM main.ready WHERE 0;
+CREATE INDEX temp.hot_ready_position ON hot_ready (position);
+CREATE TEMP TABLE hot_counter AS SELECT * FROM main.counter WHERE 0;
+
+-- name: show_shadows
+-- look: from here on every statement of this connection sees them in the tables that they belong to.
+CREATE TEMP VIEW lane AS SELECT * FROM main.lane WHERE id NOT IN (SELECT id FROM temp.hot_lane) UNION ALL SELECT * FROM temp.hot_lane;
+CREATE TEMP VIEW message AS SELECT * FROM main.message UNION ALL SELECT * FROM temp.hot_message;
+CREATE TEMP VIEW lease AS SELECT * FROM main.lease UNION ALL SELECT * FROM temp.hot_lease;
+CREATE TEMP VIEW ready AS SELECT * FROM main.ready UNION ALL SELECT * FROM temp.hot_ready;
+CREATE TEMP VIEW counter AS SELECT * FROM temp.hot_counter;
+
+-- name: hide_shadows
+-- look: there are no hot lanes.
+DROP VIEW temp.lane;
+DROP VIEW temp.message;
+DROP VIEW temp.lease;
+DROP VIEW temp.ready;
+DROP VIEW temp.counter;
+
+-- name: empty_shadows
+-- look: before they are filled again.
+DELETE FROM temp.hot_lane;
+DELETE FROM temp.hot_message;
+DELETE FROM temp.hot_lease;
+DELETE FROM temp.hot_ready;
+
+-- name: shadow_lane
+-- look: a hot lane that has no row.
+INSERT INTO temp.hot_lane (id, key, last_seq, resolved, solo_to, charged_to, active_at) VALUES (?, ?, 0, 0, 0, 0, 0);
+
+-- name: shadow_known
+-- look: a hot lane that has one. Takes its key.
+INSERT INTO temp.hot_lane SELECT * FROM main.lane WHERE key = ? RETURNING id;
+
+-- name: shadow_state
+-- look: what it has been through since. Takes last_seq, resolved, active_at, lane.
+UPDATE temp.hot_lane SET last_seq = max(last_seq, ?), resolved = ?, active_at = max(active_at, ?) WHERE id = ?;
+
+-- name: shadow_done
+-- look: its last acks. Takes token, lowest and highest seq, gaps, lane.
+UPDATE temp.hot_lane SET done_token = ?, done_kind = 'ack', done_lo = ?, done_hi = ?, done_gaps = ? WHERE id = ?;
+
+-- name: shadow_message
+-- look: an unresolved message.
+INSERT INTO temp.hot_message (lane, seq, id, sent_at, expires, attempts, headers, size_hint, prepare_seconds, process_seconds, body)
+VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?);
+
+-- name: shadow_lease
+-- look: a live lease.
+INSERT INTO temp.hot_lease (lane, token, consumer, lo, hi, started, pending, leased_at, deadline, expired, ack_first, redrive, closed)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0);
+
+-- name: shadow_ready
+-- look: a lane in the order.
+INSERT INTO temp.hot_ready (position, lane, careful) VALUES (?, ?, 0);
+
+-- name: shadow_counter
+-- look: the counter row with what the logs add to it. Takes the values of Totals.
+INSERT INTO temp.hot_counter VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: empty_counter
+-- look: before it is written again.
+DELETE FROM temp.hot_counter;

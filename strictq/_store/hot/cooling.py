@@ -1,0 +1,179 @@
+"""Hot lanes cool: what they hold moves to the tables of `lanes/`, and the logs behind it are cut.
+
+A lane cools when something is wanted of it that only those tables know (`cool`), or when its oldest row in the inbox is old
+(`fold`). A row of the journal says so to every other memory, in the same transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from ..._sql import HOT, LANES, repeated
+from ..commit.tx import Tx, insert_rows
+from ..lanes import resolution
+from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT
+from .memory import COOL, Event, HotLane, Memory, encoded_keys
+
+WINDOW: Final = 16_384
+"""Rows of the inbox behind which lanes cool."""
+STEP: Final = 1_024
+"""Rows of the inbox that one transaction folds, unless it adds more."""
+EVENTS_MAX: Final = 4 * WINDOW
+"""Rows of the journal: with more, every lane cools."""
+LANE_ROWS_MAX: Final = 4_096
+"""A lane with more unresolved messages is a backlog, and cools."""
+_IDS: Final = repeated(HOT.lanes_of, 64, 16, 4, 1)
+_NEW: Final = repeated(LANES.insert, 64, 16, 4, 1)
+_READY: Final = repeated(LANES.add_ready, 64, 16, 4, 1)
+_MESSAGES: Final = repeated(HOT.insert_message, 64, 16, 4, 1)
+
+
+def cool(tx: Tx, some: Iterable[HotLane]) -> None:
+    """Move some hot lanes to the tables, with their messages and leases as they are."""
+    assert tx.hot is not None
+    _cool(tx, tx.hot, list(some), 0)
+
+
+def cool_key(tx: Tx, key: bytes) -> None:
+    """Move the lane of this key to the tables, if it is hot."""
+    if tx.hot is not None and (lane := tx.hot.lanes.get(key)) is not None:
+        _cool(tx, tx.hot, [lane], 0)
+
+
+def cool_lane(tx: Tx, lane: int) -> None:
+    """The same for the lane with this id."""
+    if tx.hot is not None and tx.hot.lanes and (row := tx.run(LANES.get, (lane,)).get) is not None:
+        cool_key(tx, row[1])
+
+
+def cool_all(tx: Tx) -> None:
+    """Move every hot lane to the tables, and empty the logs."""
+    if tx.hot is not None and (tx.hot.rows or tx.hot.lanes):
+        _cool(tx, tx.hot, list(tx.hot.lanes.values()), tx.hot.top)
+
+
+def cool_some(tx: Tx) -> bool:
+    """A bounded step towards `cool_all`. Returns whether no lane is hot any more."""
+    hot = tx.hot
+    if hot is not None and hot.lanes:
+        if hot.rows > STEP:
+            _cool_to(tx, hot, hot.row_at(STEP - 1), STEP)
+        else:
+            cool_all(tx)
+    return hot is None or not hot.lanes
+
+
+def fold(tx: Tx) -> None:
+    """A bounded step, where the logs are long: cool the lanes whose oldest row is oldest, and cut the rows that no lane needs."""
+    hot = tx.hot
+    if hot is None:
+        return
+    if len(hot.events) > EVENTS_MAX:
+        cool_all(tx)
+    elif (over := hot.rows - WINDOW) >= STEP:
+        _cool_to(tx, hot, hot.row_at(over - 1), over)
+
+
+def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:
+    owners = hot.owners(rows)
+    leaving = [lane for lane in owners if lane.low <= upto]
+    for lane in owners:
+        if lane.low > upto and lane.done is not None and lane.done.low <= upto:
+            _remember(tx, lane)
+    _cool(tx, hot, leaving, upto)
+
+
+def _remember(tx: Tx, lane: HotLane) -> None:
+    """A lane that stays hot: its last acks are kept in its row, for a retried call."""
+    number = tx.run(LANES.by_key, (lane.key,)).get
+    if number is None:
+        number = _new_rows(tx, [lane])
+    assert lane.done is not None
+    resolution.remember(tx, number, lane.done.token, "ack", lane.done.seqs)
+
+
+def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int) -> None:
+    """Write what lanes hold to the tables, and take them out of the logs.
+
+    Args:
+        upto: rows of the inbox up to here are cut: no other lane needs one.
+    """
+    if not leaving and not upto:
+        return
+    hot.unsure = True
+    numbered = sorted(_numbered(tx, leaving), key=lambda each: each[0])
+    _write(tx, numbered)
+    keys = [lane.key for lane in leaving if lane.touched > upto]
+    hot.seen += 1
+    tx.run(HOT.insert_event, (hot.seen, COOL, tx.now, hot.top, 0, 0, upto, 0, 0, None, encoded_keys(keys)))
+    hot.events.append(Event(hot.seen, COOL, tx.now, 0, hot.top if keys else upto))
+    hot.cool(keys, upto)
+    if upto:
+        tx.run(HOT.cut_inbox, (upto,))
+        cut = 0
+        while len(hot.events) > 1 and hot.events[0].hi <= upto:
+            cut = hot.events.popleft().id
+        if cut:
+            tx.run(HOT.cut_journal, (cut,))
+    tx.dirty = True  # the counter row includes what was cut
+
+
+def _numbered(tx: Tx, leaving: Sequence[HotLane]) -> list[tuple[int, HotLane]]:
+    """The lanes with their ids; rows of `lane` are made where there are none."""
+    by_key = {lane.key: lane for lane in leaving}
+    keys = sorted(by_key)
+    found: dict[bytes, int] = {}
+    at, left = 0, len(keys)
+    for n, statement in _IDS.items():
+        while left >= n:
+            found.update(tx.run(statement, keys[at : at + n]))
+            at += n
+            left -= n
+    new = [by_key[key] for key in keys if key not in found]
+    if new:
+        first = _new_rows(tx, new)
+        found.update((lane.key, first + n) for n, lane in enumerate(new))
+    return [(found[lane.key], lane) for lane in leaving]
+
+
+def _new_rows(tx: Tx, new: Sequence[HotLane]) -> int:
+    """Rows of `lane`, their ids ascending from the one returned."""
+    totals = tx.totals
+    first = totals.last_lane + 1
+    insert_rows(tx, _NEW, [(first + n, lane.key, 0, 0, tx.now) for n, lane in enumerate(new)])
+    totals.last_lane += len(new)
+    totals.lanes += len(new)
+    return first
+
+
+def _write(tx: Tx, numbered: Sequence[tuple[int, HotLane]]) -> None:
+    messages: list[tuple[Any, ...]] = []
+    states: list[tuple[Any, ...]] = []
+    leases: list[tuple[Any, ...]] = []
+    ready: list[tuple[int, int, int]] = []
+    for number, lane in numbered:
+        rows = lane.rows
+        for r in rows:
+            messages.append(
+                (number, r[SEQ], r[ID], r[SENT_AT], r[EXPIRES], r[HEADERS], r[SIZE_HINT], r[PREPARE], r[PROCESS], r[BODY])
+            )
+        left = rows[0][SEQ] - 1 if rows and rows[-1][SEQ] == lane.seq else lane.seq
+        states.append((left, lane.seq - len(rows), lane.active_at, number))
+        lease = lane.lease
+        if lease is not None:
+            claim = lease.claim
+            leases.append(
+                (number, claim.token, claim.consumer, lease.lo, lease.hi, lease.started, lease.pending, claim.at, claim.deadline)
+            )
+            tx.totals.next_deadline = min(tx.totals.next_deadline, claim.deadline)
+        elif rows:
+            ready.append((rows[0][ID], number, 0))
+    insert_rows(tx, _MESSAGES, messages)
+    tx.many(HOT.write_lane, states)
+    for number, lane in numbered:
+        if lane.done is not None:
+            resolution.remember(tx, number, lane.done.token, "ack", lane.done.seqs)
+    if leases:
+        tx.many(HOT.insert_lease, leases)
+    insert_rows(tx, _READY, ready)

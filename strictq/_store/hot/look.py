@@ -1,0 +1,100 @@
+"""Looks at a shard that has hot lanes: its tables, as a connection that only reads would see them if every lane had cooled.
+
+The rows that hot lanes would have lie in temporary tables of the connection, and temporary views with the names of the shard's
+tables show both. So every statement that looks at lanes, messages and leases works on hot lanes, too, and nothing is written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import apsw
+
+from ..._sql import HOT
+from ..commit.tx import Totals
+from ..lanes import resolution
+from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT
+from .memory import Memory
+
+class Shadows:
+    """The hot lanes of a shard in the temporary tables of one connection. Used inside its read transactions, one at a time."""
+
+    def __init__(self, shard: int) -> None:
+        self._memory = Memory(shard)
+        self._made: apsw.Connection | None = None
+        """The connection that has the tables."""
+        self._shown = False
+        self._filled: tuple[int, int, int] | None = None
+        self._unnumbered = 0
+        self._logs = False
+
+    def prepare(self, db: apsw.Connection, wanted: bool) -> None:
+        """Bring the views up to date with what this read transaction sees; without them, if they are not wanted."""
+        if self._made is not None and self._made is not db:
+            self._made, self._shown, self._filled = None, False, None
+            self._memory.unsure = True
+        if self._shown:
+            db.execute(HOT.hide_shadows).fetchall()
+            self._shown = False
+        if not wanted:
+            return
+        if not self._logs:
+            self._logs = db.execute(HOT.exists).get is not None
+            if not self._logs:
+                return
+        memory = self._memory
+        totals = Totals.read(db)
+        memory.agree(db, totals)
+        if not memory.rows:
+            return
+        if self._made is None:
+            db.execute(HOT.make_shadows).fetchall()
+            self._made = db
+        state = (memory.seen, memory.top, totals.last_lane)
+        if self._filled != state:
+            db.execute(HOT.empty_shadows).fetchall()
+            self._unnumbered = self._fill(db, totals.last_lane)
+            self._filled = state
+        totals.next_deadline = min(totals.next_deadline, memory.next_deadline)
+        totals.last_lane += self._unnumbered
+        totals.lanes += self._unnumbered
+        db.execute(HOT.empty_counter)
+        db.execute(HOT.shadow_counter, totals.values())
+        db.execute(HOT.show_shadows).fetchall()
+        self._shown = True
+
+    def forget(self) -> None:
+        """What was prepared was undone."""
+        self._made, self._shown, self._filled = None, False, None
+        self._memory.unsure = True
+
+    def _fill(self, db: apsw.Connection, last_lane: int) -> int:
+        """Returns how many of the lanes have no row yet. They are shown with the numbers behind the last one."""
+        unnumbered = 0
+        messages: list[tuple[Any, ...]] = []
+        for lane in self._memory.lanes.values():
+            number = db.execute(HOT.shadow_known, (lane.key,)).get
+            if number is None:
+                unnumbered += 1
+                number = last_lane + unnumbered
+                db.execute(HOT.shadow_lane, (number, lane.key))
+            rows = lane.rows
+            for r in rows:
+                messages.append(
+                    (number, r[SEQ], r[ID], r[SENT_AT], r[EXPIRES], r[HEADERS], r[SIZE_HINT], r[PREPARE], r[PROCESS], r[BODY])
+                )
+            left = rows[0][SEQ] - 1 if rows and rows[-1][SEQ] == lane.seq else lane.seq
+            db.execute(HOT.shadow_state, (left, lane.seq - len(rows), lane.active_at, number))
+            if lane.done is not None:
+                seqs = lane.done.seqs
+                db.execute(HOT.shadow_done, (lane.done.token, seqs[0], seqs[-1], resolution.gaps(seqs), number))
+            if lane.lease is not None:
+                lease, claim = lane.lease, lane.lease.claim
+                db.execute(
+                    HOT.shadow_lease,
+                    (number, claim.token, claim.consumer, lease.lo, lease.hi, lease.started, lease.pending, claim.at, claim.deadline),
+                )
+            elif rows:
+                db.execute(HOT.shadow_ready, (rows[0][ID], number))
+        db.executemany(HOT.shadow_message, messages)
+        return unnumbered

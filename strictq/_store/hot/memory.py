@@ -1,0 +1,435 @@
+"""What the logs of a shard say, as one process knows it: its hot lanes, their messages, their leases and their order.
+
+A lane is hot or cold, never both. A cold lane lies in the tables of `lanes/`. A hot lane has no row in `message`, `ready`, `delayed`
+or `lease`: its messages are rows of `inbox`, and what became of them is rows of `journal`. Memory is a function of these two
+tables, read in the order in which they were written: each row of the journal says which row of the inbox was the newest then
+(`top`). It is the same function for what this process writes, for what others wrote, and for a process that begins.
+
+A transaction changes memory before its COMMIT, with the shard's write lock held. `unsure` is set before the first change and
+cleared after the COMMIT. Where it is found set, by an error, an interrupt or a fork, memory is built anew from the tables.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
+import apsw
+
+from ..._errors import StoreCorrupt
+from ..._sql import HOT
+from ..commit.tx import NEVER, TOKEN_BITS, Totals, add_acks
+from ..lanes.leases import ID, KEY, SEQ, Row
+
+CLAIM, ACK, START, COOL = 1, 2, 3, 4
+"""Kinds of rows of the journal."""
+_KEY_BYTES: Final = 2
+"""How the length of a key is written in a row that names keys."""
+
+
+class Claim(NamedTuple):
+    """What the leases of one claim have in common.
+
+    Attributes:
+        before: how far before its first message `started` of a lease is, while nothing is started. See `lanes.SAYS_STARTS`.
+        charged: a message that is alone in its lease counts as started.
+    """
+
+    token: int
+    at: int
+    deadline: int
+    before: int
+    charged: bool
+    consumer: str
+
+
+class HotLease:
+    """Who holds the first messages of a hot lane.
+
+    Attributes:
+        lo, hi: its messages are those of the lane with lo <= seq <= hi.
+        low: the arrival number of the first message that it ever held.
+        started: as in the table `lease`.
+        pending: how many are unresolved. They are the first rows of the lane.
+    """
+
+    __slots__ = ("claim", "hi", "lo", "low", "pending", "started")
+
+    def __init__(self, claim: Claim, rows: Sequence[Row]) -> None:
+        self.claim = claim
+        self.lo = lo = rows[0][SEQ]
+        self.hi = rows[-1][SEQ]
+        self.low = rows[0][ID]
+        self.pending = len(rows)
+        self.started = lo if claim.charged and self.pending == 1 else lo - claim.before
+
+
+class Done(NamedTuple):
+    """The acks of a hot lane in the last row of the journal that has any, for a retried call.
+
+    Attributes:
+        low: the lowest arrival number in that row, of whatever lane.
+        seqs: ascending.
+    """
+
+    token: int
+    low: int
+    seqs: Sequence[int]
+
+
+class HotLane:
+    """One hot lane. `send.issue` numbers its messages, as those of a `Tail`.
+
+    Attributes:
+        seq: the newest seq that was issued.
+        next: of the seqs that `issue` reserved last, the first that no message has yet.
+        rows: unresolved messages, seq ascending; the lease's first.
+        touched: the arrival number of its newest message, resolved or not.
+        gone: it has cooled. Its key may be hot again, as another object.
+    """
+
+    __slots__ = ("active_at", "done", "gone", "key", "lease", "next", "rows", "seq", "touched")
+
+    def __init__(self, key: bytes, seq: int) -> None:
+        self.key = key
+        self.seq = seq
+        self.next = seq + 1
+        self.rows: list[Row] = []
+        self.lease: HotLease | None = None
+        self.done: Done | None = None
+        self.touched = 0
+        self.active_at = 0
+        self.gone = False
+
+    @property
+    def low(self) -> int:
+        """The lowest row of the inbox that this lane still needs."""
+        if self.lease is not None:
+            return self.lease.low
+        return self.rows[0][ID] if self.rows else self.touched
+
+    @property
+    def leased(self) -> Sequence[Row]:
+        """The unresolved messages of its lease."""
+        return self.rows[: self.lease.pending] if self.lease is not None else ()
+
+
+class Event(NamedTuple):
+    """A row of the journal, without its data.
+
+    Attributes:
+        hi: the highest row of the inbox that it is about.
+    """
+
+    id: int
+    kind: int
+    at: int
+    count: int
+    hi: int
+
+
+class Memory:
+    """The hot lanes of one shard. Only who holds the shard's write lock uses it, but for `is_behind` and `looks_ready`."""
+
+    def __init__(self, shard: int) -> None:
+        self._shard = shard
+        self.unsure = True
+        self.rebuilds = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.lanes: dict[bytes, HotLane] = {}
+        self.seen = 0
+        self.top = 0
+        """The newest row of the journal, and of the inbox, that memory has."""
+        self.events: deque[Event] = deque()
+        self.last_token = 0
+        self.next_deadline = NEVER
+        """No lease ends before it."""
+        # Rows of the inbox, and whose they are.
+        self._ids: list[int] = []
+        self._owners: list[HotLane] = []
+        # Lanes that may be ready, by the arrival numbers of their heads: those that were empty, and those that had a lease.
+        self._fifo: deque[tuple[int, HotLane]] = deque()
+        self._heap: list[tuple[int, HotLane]] = []
+        self._base: list[int] | None = None
+        self._sends = self._receives = self._claims = self._acks = 0
+        self._rate, self._rate_at = 0.0, 0
+
+    # ---- agreeing with the tables
+
+    def agree(self, db: apsw.Connection, totals: Totals) -> None:
+        """Learn what other processes wrote, and add to the totals of a transaction what its counter row does not include."""
+        seen, top, *base = db.execute(HOT.newest).get
+        if self.unsure or (seen, top) != (self.seen, self.top):
+            self._catch_up(db, seen, top)
+            self._base = None
+        if self._base != base:
+            self._recount(totals, *base)
+        totals.last_id = max(totals.last_id, self.top)
+        totals.last_token = max(totals.last_token, self.last_token)
+        totals.sends += self._sends
+        totals.pending += self._sends - self._acks
+        totals.receives += self._receives
+        totals.claims += self._claims
+        totals.acks += self._acks
+        totals.ack_rate, totals.ack_rate_at = self._rate, self._rate_at
+
+    def undone(self, db: apsw.Connection) -> None:
+        """An operation of a group was undone, in a transaction that goes on."""
+        if self.unsure:
+            self._catch_up(db, *db.execute(HOT.newest).get[:2])
+            self.unsure = True  # until the COMMIT
+            self._base = None
+
+    def _catch_up(self, db: apsw.Connection, seen: int, top: int) -> None:
+        if self.unsure or seen < self.seen or (top < self.top and seen == self.seen):
+            self._clear()
+        events = db.execute(HOT.events, (self.seen,)).fetchall()
+        if self.seen and any(e[0] != self.seen + 1 + n or (e[1] == COOL and e[6] > self.top) for n, e in enumerate(events)):
+            self._clear()  # rows that it does not have were cut
+            events = db.execute(HOT.events, (0,)).fetchall()
+        if not self.seen:
+            self.rebuilds += 1
+        self.unsure = True
+        arrivals = iter(db.execute(HOT.arrivals, (self.top,)).fetchall())
+        arrival: Row | None = next(arrivals, None)
+        for id_, kind, at, before, count, token, deadline, started, charged, consumer, data in events:
+            if self.seen and id_ != self.seen + 1:
+                raise StoreCorrupt(f"its journal has no row {self.seen + 1}", shard=self._shard)
+            while arrival is not None and arrival[ID] <= before:
+                self._arrived(arrival)
+                arrival = next(arrivals, None)
+            self.seen = id_
+            if kind == COOL:
+                self.cool(decoded_keys(data), deadline)
+                self.events.append(Event(id_, kind, at, 0, before))
+            else:
+                claim = Claim(token, at, deadline, started, bool(charged), consumer or "")
+                self._happened(Event(id_, kind, at, count, 0), claim, array("q", data))
+        while arrival is not None:
+            self._arrived(arrival)
+            arrival = next(arrivals, None)
+        self.seen = seen
+        self.top = max(self.top, top)
+        self.unsure = False
+
+    def _arrived(self, row: Row) -> None:
+        lane = self.lanes.get(row[KEY])
+        if lane is None:
+            lane = self.enter(row[KEY], row[SEQ])
+        lane.seq = row[SEQ]
+        self.arrive(lane, row)
+
+    def _happened(self, event: Event, claim: Claim, ids: array[int]) -> None:
+        """A row of the journal: its messages are grouped lane by lane. What belonged to lanes that have cooled is left out."""
+        groups: dict[HotLane, set[int]] = {}
+        known = self._ids
+        for i in ids:
+            at = bisect_right(known, i) - 1
+            if at >= 0 and known[at] == i and not (lane := self._owners[at]).gone:
+                groups.setdefault(lane, set()).add(i)
+        picked = [(lane, [row for row in lane.rows if row[ID] in some]) for lane, some in groups.items()]
+        if any(len(rows) != len(groups[lane]) for lane, rows in picked):
+            raise StoreCorrupt(f"row {event.id} of its journal names messages that are resolved", shard=self._shard)
+        self.events.append(event._replace(hi=max(ids)))
+        if event.kind == CLAIM:
+            for lane, rows in picked:
+                if lane.lease is not None or rows[-1] is not lane.rows[len(rows) - 1]:
+                    raise StoreCorrupt(f"row {event.id} of its journal leases messages twice", shard=self._shard)
+            self.lease([(lane, len(rows)) for lane, rows in picked], claim)
+        elif event.kind == ACK:
+            # Where some of its rows are gone from the inbox, the lanes' rows remember the acks.
+            first = known[0] if known else NEVER
+            low = min(ids)
+            self.ack(picked, event.at, low if low >= first else None)
+        else:
+            self.start([(lane, row[SEQ]) for lane, rows in picked for row in rows])
+
+    def _recount(self, totals: Totals, inbox_top: int, journal_top: int) -> None:
+        """Another transaction wrote the counter row: what does that not include yet?"""
+        self._base = [inbox_top, journal_top]
+        self._sends = len(self._ids) - bisect_right(self._ids, inbox_top)
+        self._receives = self._claims = self._acks = 0
+        self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
+        new: list[Event] = []
+        for event in reversed(self.events):
+            if event.id <= journal_top:
+                break
+            new.append(event)
+        for event in reversed(new):
+            self._count(event)
+
+    def _count(self, event: Event) -> None:
+        if event.kind == CLAIM:
+            self._receives += event.count
+            self._claims += 1
+        elif event.kind == ACK:
+            self._acks += event.count
+            self._rate, self._rate_at = add_acks(self._rate, self._rate_at, event.at, event.count)
+
+    def note(self, event: Event) -> None:
+        """A row of the journal was written by this process."""
+        self.events.append(event)
+        self._count(event)
+
+    def counted(self, db: apsw.Connection, totals: Totals) -> None:
+        """A transaction writes the counter row now, with everything that memory has."""
+        self.unsure = True
+        self._base = [self.top, self.seen]
+        db.execute(HOT.write_counted, self._base)
+        self._sends = self._receives = self._claims = self._acks = 0
+        self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
+
+    # ---- what happens: the same for what this process writes and for what it reads
+
+    def enter(self, key: bytes, first: int) -> HotLane:
+        """A lane becomes hot. Its next message has the seq `first`."""
+        lane = self.lanes[key] = HotLane(key, first - 1)
+        return lane
+
+    def arrive(self, lane: HotLane, row: Row) -> None:
+        """A message was sent."""
+        arrival = row[ID]
+        rows = lane.rows
+        if not rows:
+            self._fifo.append((arrival, lane))
+        rows.append(row)
+        lane.touched = self.top = arrival
+        self._ids.append(arrival)
+        self._owners.append(lane)
+        self._sends += 1
+
+    def lease(self, taken: Iterable[tuple[HotLane, int]], claim: Claim) -> None:
+        """The first messages of some lanes were leased."""
+        for lane, n in taken:
+            lane.lease = HotLease(claim, lane.rows[:n])
+        self.next_deadline = min(self.next_deadline, claim.deadline)
+        self.last_token = max(self.last_token, claim.token & ((1 << TOKEN_BITS) - 1))
+
+    def ack(self, picked: Iterable[tuple[HotLane, Sequence[Row]]], at: int, low: int | None) -> None:
+        """Messages of some leases were acked; each lane occurs once.
+
+        Args:
+            low: the lowest arrival number of all; None: not all of them are in the inbox any more.
+        """
+        for lane, rows in picked:
+            lease = lane.lease
+            assert lease is not None
+            n = len(rows)
+            if rows[-1] is lane.rows[n - 1]:
+                del lane.rows[:n]
+            else:
+                gone = {row[ID] for row in rows}
+                lane.rows = [row for row in lane.rows if row[ID] not in gone]
+            lane.active_at = at
+            lane.done = None if low is None else Done(lease.claim.token, low, [row[SEQ] for row in rows])
+            lease.pending -= n
+            if not lease.pending:
+                lane.lease = None
+                if lane.rows:
+                    heappush(self._heap, (lane.rows[0][ID], lane))
+
+    def start(self, some: Iterable[tuple[HotLane, int]]) -> None:
+        """Handlers of messages were started."""
+        for lane, seq in some:
+            assert lane.lease is not None
+            lane.lease.started = max(lane.lease.started, seq)
+
+    def cool(self, keys: Iterable[bytes], upto: int) -> None:
+        """Lanes left the logs: those of these keys, and those whose newest message is a row of the inbox up to `upto`."""
+        for key in keys:
+            if (lane := self.lanes.get(key)) is not None:
+                self._leave(lane)
+        n = bisect_right(self._ids, upto)
+        for lane in self._owners[:n]:
+            if lane.gone:
+                continue
+            if lane.touched <= upto:
+                self._leave(lane)
+            elif lane.done is not None and lane.done.low <= upto:
+                lane.done = None
+        del self._ids[:n], self._owners[:n]
+
+    def _leave(self, lane: HotLane) -> None:
+        lane.gone = True
+        del self.lanes[lane.key]
+
+    # ---- the order of ready lanes
+
+    def head(self) -> tuple[int, HotLane] | None:
+        """The lane whose head is the oldest of all that are ready, and that head's arrival number; None: none is ready."""
+        fifo, heap = self._fifo, self._heap
+        while fifo or heap:
+            first = heap and (not fifo or heap[0][0] < fifo[0][0])
+            entry = heap[0] if first else fifo[0]
+            arrival, lane = entry
+            if lane.rows and lane.rows[0][ID] == arrival and lane.lease is None and not lane.gone:
+                return entry
+            if first:
+                heappop(heap)
+            else:
+                fifo.popleft()
+        return None
+
+    def pop(self) -> None:
+        """Take what `head` returned out of the order."""
+        if self._heap and (not self._fifo or self._heap[0][0] < self._fifo[0][0]):
+            heappop(self._heap)
+        else:
+            self._fifo.popleft()
+
+    def put_back(self, lane: HotLane) -> None:
+        """Back into the order: it was popped, and is not leased."""
+        heappush(self._heap, (lane.rows[0][ID], lane))
+
+    def expired(self, now: int, limit: int) -> list[HotLane]:
+        """Lanes whose leases are over by time, `limit` at most."""
+        if now < self.next_deadline:
+            return []
+        leased = [lane for lane in self.lanes.values() if lane.lease is not None]
+        over = [lane for lane in leased if lane.lease.claim.deadline <= now]
+        self.next_deadline = min((lane.lease.claim.deadline for lane in leased), default=NEVER)
+        return over[:limit]
+
+    # ---- from any thread
+
+    def is_behind(self, seen: int, top: int) -> bool:
+        """Was something written that memory does not have?"""
+        return self.unsure or (seen, top) != (self.seen, self.top)
+
+    @property
+    def looks_ready(self) -> bool:
+        """May a lane be ready?"""
+        return bool(self._fifo or self._heap)
+
+    @property
+    def rows(self) -> int:
+        """Of the inbox."""
+        return len(self._ids)
+
+    def row_at(self, n: int) -> int:
+        """The arrival number of the n-th row of the inbox."""
+        return self._ids[n]
+
+    def owners(self, n: int) -> list[HotLane]:
+        """Whose the first n rows of the inbox are, each once, without those that have cooled."""
+        return [lane for lane in dict.fromkeys(self._owners[:n]) if not lane.gone]
+
+
+def encoded_keys(keys: Iterable[bytes]) -> bytes:
+    return b"".join(len(key).to_bytes(_KEY_BYTES, "little") + key for key in keys)
+
+
+def decoded_keys(data: bytes) -> list[bytes]:
+    keys: list[bytes] = []
+    at = 0
+    while at < len(data):
+        start = at + _KEY_BYTES
+        at = start + int.from_bytes(data[at:start], "little")
+        keys.append(data[start:at])
+    return keys

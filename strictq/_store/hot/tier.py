@@ -1,0 +1,153 @@
+"""What is done with hot lanes: messages are sent to them, leased from them, acked and started there.
+
+Each function does what it can here and leaves the rest to the tables: the lanes it can't serve cool, or are named in what it
+returns. Everything is checked before anything changes, so what is refused costs no rebuilding of memory.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import Any, Final
+
+from ..._sql import HOT, LANES, repeated
+from ..commit.tx import Tx, insert_rows
+from ..lanes.leases import BODY, ID, SEQ, Row, Settlement
+from .memory import ACK, CLAIM, START, Claim, Event, HotLane, Memory
+
+_SEQ_OF: Final = itemgetter(SEQ)
+INSERTS: Final = repeated(HOT.insert_plain, 128, 16, 4, 1)
+
+
+def write_arrivals(tx: Tx, hot: Memory, arrivals: Sequence[tuple[HotLane, Row]]) -> None:
+    """Add numbered messages to the inbox, their arrival numbers ascending, and to their lanes."""
+    hot.unsure = True
+    plain: list[tuple[Any, ...]] = []
+    for _, (i, _, key, _, seq, _, expires, _, _, at, headers, size, prepare, process, body) in arrivals:
+        if headers is None and size is None and prepare is None and process is None:
+            plain.append((i, key, seq, at, expires, body))
+        else:
+            tx.run(HOT.insert_full, (i, key, seq, at, expires, headers, size, prepare, process, body))
+    insert_rows(tx, INSERTS, plain)
+    tx.hot_changes += len(arrivals)
+    for lane, row in arrivals:
+        if not lane.rows:
+            tx.wake = True
+        hot.arrive(lane, row)
+
+
+def take(tx: Tx, hot: Memory, taken: Sequence[tuple[HotLane, int]], claim: Claim) -> None:
+    """Lease the first messages of some lanes, which were popped from the order."""
+    ids = array("q", [row[ID] for lane, n in taken for row in lane.rows[:n]])
+    _note(tx, hot, CLAIM, ids, claim)
+    hot.lease(taken, claim)
+
+
+def ack(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
+    """Resolve what live leases of hot lanes hold unresolved. Returns the settlements of which that can't be said: nothing of those
+    is done.
+    """
+    picked: dict[HotLane, list[Row]] = {}
+    starting: list[tuple[HotLane, int]] = []
+    left: list[Settlement] = []
+    for batch in batches:
+        lane = _held(hot, batch)
+        rows = None if lane is None else _unresolved(lane, batch.seqs, picked.get(lane))
+        if lane is None or rows is None:
+            left.append(batch)
+            continue
+        known = picked.setdefault(lane, [])
+        known += rows
+        if batch.start is not None:
+            starting.append((lane, batch.start))
+    if not picked:
+        return left
+    for lane, rows in picked.items():
+        rows.sort(key=_SEQ_OF)
+    ids = array("q", [row[ID] for rows in picked.values() for row in rows])
+    apart = [(row[ID],) for rows in picked.values() for row in rows if row[BODY] is None]
+    hot.unsure = True
+    if apart:
+        before = tx.db.total_changes()
+        tx.many(LANES.delete_body, apart)
+        tx.hot_changes += tx.db.total_changes() - before
+    _note(tx, hot, ACK, ids)
+    hot.ack(picked.items(), tx.now, min(ids))
+    tx.totals.pending -= len(ids)
+    tx.count_acks(len(ids))
+    if any(lane.lease is None and lane.rows for lane in picked):
+        tx.wake = True
+    _start(tx, hot, [(lane, seq) for lane, seq in starting if lane.lease is not None and seq <= lane.lease.hi])
+    return left
+
+
+def start(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
+    """Handlers of messages of hot lanes start. Returns the settlements that are not of live leases of hot lanes."""
+    starting: list[tuple[HotLane, int]] = []
+    left: list[Settlement] = []
+    for batch in batches:
+        lane = _held(hot, batch)
+        if lane is None or lane.lease is None or not lane.lease.lo <= batch.seqs[0] <= lane.lease.hi:
+            left.append(batch)
+        else:
+            starting.append((lane, batch.seqs[0]))
+    _start(tx, hot, starting)
+    return left
+
+
+def _start(tx: Tx, hot: Memory, starting: Iterable[tuple[HotLane, int]]) -> None:
+    some: list[tuple[HotLane, int]] = []
+    ids = array("q")
+    for lane, seq in starting:
+        assert lane.lease is not None
+        if lane.lease.started < seq:
+            row = next((row for row in lane.rows[: lane.lease.pending] if row[SEQ] == seq), None)
+            if row is not None:
+                some.append((lane, seq))
+                ids.append(row[ID])
+    if some:
+        _note(tx, hot, START, ids)
+        hot.start(some)
+
+
+def _held(hot: Memory, batch: Settlement) -> HotLane | None:
+    """The hot lane of a settlement, if its token is live there."""
+    lane = hot.lanes.get(batch.key)
+    if lane is None or lane.lease is None or lane.lease.claim.token != batch.token:
+        return None
+    return lane
+
+
+def _unresolved(lane: HotLane, seqs: Sequence[int], known: Sequence[Row] | None) -> Sequence[Row] | None:
+    """The rows of these seqs, all of which the lane's lease holds unresolved; None: it does not."""
+    assert lane.lease is not None
+    n = lane.lease.pending
+    rows = lane.rows
+    if known is None and len(seqs) <= n and rows[len(seqs) - 1][SEQ] == seqs[-1] and rows[0][SEQ] == seqs[0]:
+        first = rows[: len(seqs)]
+        if seqs[-1] - seqs[0] + 1 == len(seqs) or all(row[SEQ] == seq for row, seq in zip(first, seqs, strict=True)):
+            return first
+    wanted = set(seqs)
+    if known is not None and not wanted.isdisjoint(row[SEQ] for row in known):
+        return None
+    found = [row for row in rows[:n] if row[SEQ] in wanted]
+    return found if len(found) == len(seqs) == len(wanted) else None
+
+
+def _note(tx: Tx, hot: Memory, kind: int, ids: array[int], claim: Claim | None = None) -> None:
+    """Write a row of the journal."""
+    hot.unsure = True
+    hot.seen += 1
+    count = len(ids)
+    token, deadline, before, charged, consumer = (
+        (0, 0, 0, False, None) if claim is None else (claim.token, claim.deadline, claim.before, claim.charged, claim.consumer)
+    )
+    tx.run(
+        HOT.insert_event,
+        (hot.seen, kind, tx.now, hot.top, count, token, deadline, before, charged, consumer, ids.tobytes()),
+    )
+    tx.hot_changes += 1
+    hot.note(Event(hot.seen, kind, tx.now, count, max(ids)))
+
+
