@@ -7,12 +7,12 @@ A lane cools when something is wanted of it that only those tables know (`cool`)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_rows
 from ..lanes import resolution
-from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT
+from ..lanes.leases import ID
 from .memory import COOL, Event, HotLane, Memory, encoded_keys
 
 WINDOW: Final = 16_384
@@ -148,32 +148,12 @@ def _new_rows(tx: Tx, new: Sequence[HotLane]) -> int:
 
 
 def _write(tx: Tx, numbered: Sequence[tuple[int, HotLane]]) -> None:
-    messages: list[tuple[Any, ...]] = []
-    states: list[tuple[Any, ...]] = []
-    leases: list[tuple[Any, ...]] = []
-    ready: list[tuple[int, int, int]] = []
-    for number, lane in numbered:
-        rows = lane.rows
-        for r in rows:
-            messages.append(
-                (number, r[SEQ], r[ID], r[SENT_AT], r[EXPIRES], r[HEADERS], r[SIZE_HINT], r[PREPARE], r[PROCESS], r[BODY])
-            )
-        left = rows[0][SEQ] - 1 if rows and rows[-1][SEQ] == lane.seq else lane.seq
-        states.append((left, lane.seq - len(rows), lane.active_at, number))
-        lease = lane.lease
-        if lease is not None:
-            claim = lease.claim
-            leases.append(
-                (number, claim.token, claim.consumer, lease.lo, lease.hi, lease.started, lease.pending, claim.at, claim.deadline)
-            )
-            tx.totals.next_deadline = min(tx.totals.next_deadline, claim.deadline)
-        elif rows:
-            ready.append((rows[0][ID], number, 0))
-    insert_rows(tx, _MESSAGES, messages)
-    tx.many(HOT.write_lane, states)
+    insert_rows(tx, _MESSAGES, [row for number, lane in numbered for row in lane.message_rows(number)])
+    tx.many(HOT.write_lane, [lane.state_row(number) for number, lane in numbered])
     for number, lane in numbered:
         if lane.done is not None:
             resolution.remember(tx, number, lane.done.token, "ack", lane.done.seqs)
-    if leases:
+    if leases := [row for number, lane in numbered if (row := lane.lease_row(number)) is not None]:
         tx.many(HOT.insert_lease, leases)
-    insert_rows(tx, _READY, ready)
+        tx.totals.next_deadline = min(tx.totals.next_deadline, *(row[-1] for row in leases))
+    insert_rows(tx, _READY, [(lane.rows[0][ID], number, 0) for number, lane in numbered if lane.rows and lane.lease is None])

@@ -6,15 +6,14 @@ tables show both. So every statement that looks at lanes, messages and leases wo
 
 from __future__ import annotations
 
-from typing import Any
-
 import apsw
 
 from ..._sql import HOT
 from ..commit.tx import Totals
 from ..lanes import resolution
-from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT
+from ..lanes.leases import ID
 from .memory import Memory
+
 
 class Shadows:
     """The hot lanes of a shard in the temporary tables of one connection. Used inside its read transactions, one at a time."""
@@ -71,30 +70,19 @@ class Shadows:
     def _fill(self, db: apsw.Connection, last_lane: int) -> int:
         """Returns how many of the lanes have no row yet. They are shown with the numbers behind the last one."""
         unnumbered = 0
-        messages: list[tuple[Any, ...]] = []
         for lane in self._memory.lanes.values():
             number = db.execute(HOT.shadow_known, (lane.key,)).get
             if number is None:
                 unnumbered += 1
                 number = last_lane + unnumbered
                 db.execute(HOT.shadow_lane, (number, lane.key))
-            rows = lane.rows
-            for r in rows:
-                messages.append(
-                    (number, r[SEQ], r[ID], r[SENT_AT], r[EXPIRES], r[HEADERS], r[SIZE_HINT], r[PREPARE], r[PROCESS], r[BODY])
-                )
-            left = rows[0][SEQ] - 1 if rows and rows[-1][SEQ] == lane.seq else lane.seq
-            db.execute(HOT.shadow_state, (left, lane.seq - len(rows), lane.active_at, number))
+            db.execute(HOT.shadow_state, lane.state_row(number))
+            db.executemany(HOT.shadow_message, lane.message_rows(number))
             if lane.done is not None:
                 seqs = lane.done.seqs
                 db.execute(HOT.shadow_done, (lane.done.token, seqs[0], seqs[-1], resolution.gaps(seqs), number))
-            if lane.lease is not None:
-                lease, claim = lane.lease, lane.lease.claim
-                db.execute(
-                    HOT.shadow_lease,
-                    (number, claim.token, claim.consumer, lease.lo, lease.hi, lease.started, lease.pending, claim.at, claim.deadline),
-                )
-            elif rows:
-                db.execute(HOT.shadow_ready, (rows[0][ID], number))
-        db.executemany(HOT.shadow_message, messages)
+            if lease := lane.lease_row(number):
+                db.execute(HOT.shadow_lease, lease)
+            elif lane.rows:
+                db.execute(HOT.shadow_ready, (lane.rows[0][ID], number))
         return unnumbered

@@ -1,9 +1,9 @@
 """What the logs of a shard say, as one process knows it: its hot lanes, their messages, their leases and their order.
 
-A lane is hot or cold, never both. A cold lane lies in the tables of `lanes/`. A hot lane has no row in `message`, `ready`, `delayed`
-or `lease`: its messages are rows of `inbox`, and what became of them is rows of `journal`. Memory is a function of these two
-tables, read in the order in which they were written: each row of the journal says which row of the inbox was the newest then
-(`top`). It is the same function for what this process writes, for what others wrote, and for a process that begins.
+A lane is hot or cold, never both. A cold lane lies in the tables of `lanes/`. A hot lane has no row in `message`, `ready`,
+`delayed` or `lease`: its messages are rows of `inbox`, and what became of them is rows of `journal`. Memory is a function of
+these two tables, read in the order in which they were written: each row of the journal says which row of the inbox was the
+newest then (`top`). It is the same function for what this process writes, for what others wrote, and for a process that begins.
 
 A transaction changes memory before its COMMIT, with the shard's write lock held. `unsure` is set before the first change and
 cleared after the COMMIT. Where it is found set, by an error, an interrupt or a fork, memory is built anew from the tables.
@@ -16,14 +16,14 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import apsw
 
 from ..._errors import StoreCorrupt
 from ..._sql import HOT
 from ..commit.tx import NEVER, TOKEN_BITS, Totals, add_acks
-from ..lanes.leases import ID, KEY, SEQ, Row
+from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, KEY, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT, Row
 
 CLAIM, ACK, START, COOL = 1, 2, 3, 4
 """Kinds of rows of the journal."""
@@ -110,25 +110,47 @@ class HotLane:
         """The lowest row of the inbox that this lane still needs."""
         if self.lease is not None:
             return self.lease.low
-        return self.rows[0][ID] if self.rows else self.touched
+        first: int = self.rows[0][ID] if self.rows else self.touched
+        return first
 
-    @property
-    def leased(self) -> Sequence[Row]:
-        """The unresolved messages of its lease."""
-        return self.rows[: self.lease.pending] if self.lease is not None else ()
+    # What it would be in the tables, if its number were this one.
+
+    def state_row(self, number: int) -> tuple[int, int, int, int]:
+        """last_seq, resolved, active_at and the number."""
+        rows = self.rows
+        last_seq = rows[0][SEQ] - 1 if rows and rows[-1][SEQ] == self.seq else self.seq
+        return last_seq, self.seq - len(rows), self.active_at, number
+
+    def message_rows(self, number: int) -> list[tuple[Any, ...]]:
+        """Of each message the number, seq, id, sent_at, expires, headers, size_hint, prepare_seconds, process_seconds and body."""
+        return [
+            (number, r[SEQ], r[ID], r[SENT_AT], r[EXPIRES], r[HEADERS], r[SIZE_HINT], r[PREPARE], r[PROCESS], r[BODY])
+            for r in self.rows
+        ]
+
+    def lease_row(self, number: int) -> tuple[int, int, str, int, int, int, int, int, int] | None:
+        """The number, token, consumer, lo, hi, started, pending, leased_at and deadline of its lease; None: it has none."""
+        lease = self.lease
+        if lease is None:
+            return None
+        claim = lease.claim
+        return (
+            number, claim.token, claim.consumer, lease.lo, lease.hi, lease.started, lease.pending, claim.at, claim.deadline,
+        )  # fmt: skip
 
 
 class Event(NamedTuple):
     """A row of the journal, without its data.
 
     Attributes:
+        messages: how many it is about.
         hi: the highest row of the inbox that it is about.
     """
 
     id: int
     kind: int
     at: int
-    count: int
+    messages: int
     hi: int
 
 
@@ -189,7 +211,7 @@ class Memory:
     def _catch_up(self, db: apsw.Connection, seen: int, top: int) -> None:
         if self.unsure or seen < self.seen or (top < self.top and seen == self.seen):
             self._clear()
-        events = db.execute(HOT.events, (self.seen,)).fetchall()
+        events: list[Any] = db.execute(HOT.events, (self.seen,)).fetchall()
         if self.seen and any(e[0] != self.seen + 1 + n or (e[1] == COOL and e[6] > self.top) for n, e in enumerate(events)):
             self._clear()  # rows that it does not have were cut
             events = db.execute(HOT.events, (0,)).fetchall()
@@ -266,11 +288,11 @@ class Memory:
 
     def _count(self, event: Event) -> None:
         if event.kind == CLAIM:
-            self._receives += event.count
+            self._receives += event.messages
             self._claims += 1
         elif event.kind == ACK:
-            self._acks += event.count
-            self._rate, self._rate_at = add_acks(self._rate, self._rate_at, event.at, event.count)
+            self._acks += event.messages
+            self._rate, self._rate_at = add_acks(self._rate, self._rate_at, event.at, event.messages)
 
     def note(self, event: Event) -> None:
         """A row of the journal was written by this process."""
@@ -391,10 +413,9 @@ class Memory:
         """Lanes whose leases are over by time, `limit` at most."""
         if now < self.next_deadline:
             return []
-        leased = [lane for lane in self.lanes.values() if lane.lease is not None]
-        over = [lane for lane in leased if lane.lease.claim.deadline <= now]
-        self.next_deadline = min((lane.lease.claim.deadline for lane in leased), default=NEVER)
-        return over[:limit]
+        ends = [(lane.lease.claim.deadline, lane) for lane in self.lanes.values() if lane.lease is not None]
+        self.next_deadline = min((deadline for deadline, _ in ends), default=NEVER)
+        return [lane for deadline, lane in ends if deadline <= now][:limit]
 
     # ---- from any thread
 

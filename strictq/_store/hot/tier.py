@@ -45,8 +45,10 @@ def take(tx: Tx, hot: Memory, taken: Sequence[tuple[HotLane, int]], claim: Claim
 
 
 def ack(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
-    """Resolve what live leases of hot lanes hold unresolved. Returns the settlements of which that can't be said: nothing of those
-    is done.
+    """Resolve what live leases of hot lanes hold unresolved.
+
+    Returns:
+        The settlements of which that can't be said. Nothing of those is done.
     """
     picked: dict[HotLane, list[Row]] = {}
     starting: list[tuple[HotLane, int]] = []
@@ -63,7 +65,7 @@ def ack(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
             starting.append((lane, batch.start))
     if not picked:
         return left
-    for lane, rows in picked.items():
+    for rows in picked.values():
         rows.sort(key=_SEQ_OF)
     ids = array("q", [row[ID] for rows in picked.values() for row in rows])
     apart = [(row[ID],) for rows in picked.values() for row in rows if row[BODY] is None]
@@ -83,7 +85,11 @@ def ack(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
 
 
 def start(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
-    """Handlers of messages of hot lanes start. Returns the settlements that are not of live leases of hot lanes."""
+    """Handlers of messages of hot lanes start.
+
+    Returns:
+        The settlements that are not of live leases of hot lanes.
+    """
     starting: list[tuple[HotLane, int]] = []
     left: list[Settlement] = []
     for batch in batches:
@@ -149,5 +155,3 @@ def _note(tx: Tx, hot: Memory, kind: int, ids: array[int], claim: Claim | None =
     )
     tx.hot_changes += 1
     hot.note(Event(hot.seen, kind, tx.now, count, max(ids)))
-
-

@@ -478,8 +478,8 @@ def with_body(tx: Tx, row: Row) -> Row:
 
 
 Outlook = tuple[int, int, int | None, int, int, int, int]
-"""Is a lane listed as ready; the time before which no lease ends; the next due time; the epoch of the last write; the version of the
-settings; the newest rows of journal and inbox."""
+"""Is a lane listed as ready; the time before which no lease ends; the next due time; the epoch of the last write; the version of
+the settings; the newest rows of journal and inbox."""
 
 
 def outlook(db: apsw.Connection) -> Outlook:

@@ -9,7 +9,7 @@ lane's `last_seq` and `resolved`, the running totals, the bodies that lie apart 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from random import randint
 from typing import Any, Final, NamedTuple, Protocol
 

@@ -180,7 +180,8 @@ def _lane_of(shard: Shard, key: bytes) -> int | None:
     """The lane of a key, which is not hot then."""
     if shard.has_logs:
         return shard.run(bound(lanes.find, key))
-    return shard.read(lambda db: db.execute(LANES.by_key, (key,)).get)
+    lane: int | None = shard.read(lambda db: db.execute(LANES.by_key, (key,)).get)
+    return lane
 
 
 def redrive_key(store: Store, key: bytes, seqs: Sequence[int] | None) -> int:

@@ -200,7 +200,7 @@ def _hot_lanes(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, i
     """
     if tx.config.history != "off" or not tx.config.hot_lanes:
         return {}
-    unfit = {item[0] for item in items if item[2] is not None and not _suits_the_logs(*item[2:])}
+    unfit = {key for key, _, options, times in items if options is not None and not _suits_the_logs(options, times)}
     known = hot.lanes
     found: dict[bytes, HotLane] = {}
     missing: list[bytes] = []
@@ -228,9 +228,7 @@ def _suits_the_logs(options: Options, times: Times | None) -> bool:
     return options.dedup_id is None and (options.delay <= 0 if times is None else times.due is None)
 
 
-def _send_hot(
-    tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, int], lanes_of: dict[bytes, HotLane]
-) -> list[Sent]:
+def _send_hot(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, int], lanes_of: dict[bytes, HotLane]) -> list[Sent]:
     """Append messages to hot lanes."""
     hot.unsure = True
     arrival = issue(tx, [(lanes_of[key], n) for key, n in counts.items()])
@@ -285,8 +283,12 @@ def _look_up(tx: Tx, keys: Sequence[bytes]) -> Iterator[tuple[bytes, int, int, i
 
 
 def tails(tx: Tx, keys: Sequence[bytes]) -> dict[bytes, Tail]:
-    """The lane of each of these keys, made if there is none. They are sorted, and each is there once. No lane of theirs is hot then."""
-    if tx.hot is not None and (warm := [lane for key in keys if (lane := tx.hot.lanes.get(key)) is not None]):
+    """The lane of each of these keys, made if there is none. No lane of theirs is hot then.
+
+    Args:
+        keys: sorted, each once.
+    """
+    if tx.hot is not None and (warm := [hot for key in keys if (hot := tx.hot.lanes.get(key)) is not None]):
         cooling.cool(tx, warm)
     found: dict[bytes, Tail] = {}
     for key, lane, newest, last_seq, free in _look_up(tx, keys):

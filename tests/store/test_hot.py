@@ -1,0 +1,413 @@
+"""Hot lanes: whatever happened, every memory says what the logs say, and the logs say what happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+import strictq
+from strictq import Message, QueueConfig
+from strictq._store.hot import cooling
+from strictq._store.hot.memory import Memory, decoded_keys, encoded_keys
+from strictq._store.lanes.leases import ID
+from strictq.testing import FakeClock
+from tests.support.internals import shard_of
+
+KEYS = ["a", "b", b"c", 4, "e" * 300]
+HOT = QueueConfig(hot_lanes=True, retry_delay_seconds=0.0, max_attempts=None)
+ACTS = [
+    "send", "send_many", "receive", "receive", "ack", "ack_many", "ack_part", "nack", "defer", "start", "extend", "reject",
+    "release", "hold", "delayed", "ttl", "dedup", "wait", "look", "transaction",
+]  # fmt: skip
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs that are folded after a few rows, in small steps."""
+    monkeypatch.setattr(cooling, "WINDOW", 24)
+    monkeypatch.setattr(cooling, "STEP", 8)
+    monkeypatch.setattr(cooling, "EVENTS_MAX", 60)
+    monkeypatch.setattr(cooling, "LANE_ROWS_MAX", 12)
+
+
+def state(memory: Memory) -> dict[bytes, Any]:
+    """All that a memory knows of its lanes."""
+    return {
+        key: (
+            lane.seq,
+            [row[ID] for row in lane.rows],
+            lane.touched,
+            None
+            if lane.lease is None
+            else (lane.lease.claim, lane.lease.lo, lane.lease.hi, lane.lease.pending, lane.lease.started),
+            None if lane.done is None else (lane.done.token, list(lane.done.seqs)),
+        )
+        for key, lane in memory.lanes.items()
+    }
+
+
+def ready(memory: Memory) -> list[bytes]:
+    """The order of ready lanes, as claims would meet them."""
+    waiting = [(lane.rows[0][ID], key) for key, lane in memory.lanes.items() if lane.rows and lane.lease is None]
+    head = memory.head()
+    assert (None if head is None else head[1].key) == (min(waiting)[1] if waiting else None)
+    return [key for _, key in sorted(waiting)]
+
+
+def require_agreement(*queues: strictq.Queue) -> None:
+    """The memories of all queue objects are equal, and equal to one that is built from the tables."""
+    for number in range(queues[0].stats().shards.__len__()):
+        fresh: Memory | None = None
+        for q in queues:
+            shard = shard_of(q, number)
+            shard.run(lambda _tx: None)
+            memory = shard.hot
+            assert memory is not None
+            if fresh is None:
+                fresh = Memory(number)
+                built = fresh
+                shard.run(lambda tx: built.agree(tx.db, tx.totals))  # noqa: B023 - called at once
+            assert state(memory) == state(fresh)
+            assert ready(memory) == ready(fresh)
+    assert queues[0].check() == []
+
+
+class Walk:
+    """A random program of two queue objects over one directory, and what it may expect."""
+
+    def __init__(self, path: str, seed: int, shards: int) -> None:
+        self.random = random.Random(seed)
+        self.clock = FakeClock()
+        first = strictq.open(path, shards=shards, config=HOT, durability="process", clock=self.clock)
+        self.queues = [first, strictq.open(path, clock=self.clock)]
+        self.hands: list[strictq.Delivery] = []
+        self.owners: dict[int, strictq.Queue] = {}
+        self.sent: dict[Any, int] = defaultdict(int)
+        self.acked: dict[Any, set[int]] = defaultdict(set)
+
+    def step(self) -> None:
+        r = self.random
+        q = r.choice(self.queues)
+        getattr(self, r.choice(ACTS))(q)
+
+    def send(self, q: strictq.Queue, **options: Any) -> None:
+        key = self.random.choice(KEYS)
+        receipt = q.send(b"x" * self.random.choice([1, 900]), key=key, **options)
+        self.sent[key] += 1
+        assert receipt.seq == self.sent[key]
+
+    def delayed(self, q: strictq.Queue) -> None:
+        self.send(q, delay=self.random.choice([0.5, 40.0]))
+
+    def ttl(self, q: strictq.Queue) -> None:
+        self.send(q, ttl=1_000_000.0, headers={"h": "1"}, size_hint=3.0)
+
+    def dedup(self, q: strictq.Queue) -> None:
+        key = self.random.choice(KEYS)
+        receipt = q.send(b"d", key=key, dedup_id="d")
+        if not receipt.duplicate:
+            self.sent[key] += 1
+            assert receipt.seq == self.sent[key]
+
+    def send_many(self, q: strictq.Queue) -> None:
+        keys = [self.random.choice(KEYS) for _ in range(self.random.randrange(1, 12))]
+        for receipt, key in zip(q.send_many([Message(b"m", key=key) for key in keys]), keys, strict=True):
+            self.sent[key] += 1
+            assert (receipt.key, receipt.seq) == (key, self.sent[key])
+
+    def receive(self, q: strictq.Queue) -> None:
+        r = self.random
+        options: dict[str, Any] = r.choice([{}, {}, {"per_key": 1}, {"per_key": 2}, {"keys": [r.choice(KEYS)]}])
+        got = q.receive(r.randrange(1, 30), lease_seconds=r.choice([30.0, 5.0]), **options)
+        self.hands += got
+        self.owners |= {id(d): q for d in got}
+
+    def _pick(self, n: int = 1) -> list[strictq.Delivery]:
+        self.random.shuffle(self.hands)
+        some, self.hands = self.hands[:n], self.hands[n:]
+        return some
+
+    def _settle(self, act: Any, d: strictq.Delivery) -> bool:
+        try:
+            act()
+        except strictq.LeaseLost:
+            return False
+        return True
+
+    def _acked(self, d: strictq.Delivery) -> None:
+        assert d.seq not in self.acked[d.key], f"seq {d.seq} of {d.key!r} was handed out after its ack"
+        self.acked[d.key].add(d.seq)
+
+    def ack(self, _q: strictq.Queue) -> None:
+        for d in self._pick():
+            if self._settle(d.ack, d):
+                self._acked(d)
+                again = self.queues[0].delivery(d.handle)
+                again.ack()  # the same call once more does nothing
+
+    def ack_many(self, q: strictq.Queue) -> None:
+        self._ack_all(self._pick(len(self.hands)))
+
+    def ack_part(self, q: strictq.Queue) -> None:
+        self._ack_all(self._pick(self.random.randrange(1, 6)))
+
+    def _ack_all(self, some: list[strictq.Delivery]) -> None:
+        for q in self.queues:
+            mine = [d for d in some if self.owners[id(d)] is q]
+            if mine:
+                self._ack_through(q, mine)
+
+    def _ack_through(self, owner: strictq.Queue, some: list[strictq.Delivery]) -> None:
+        some.sort(key=lambda d: d.id)
+        try:
+            owner.ack_many(some)
+            lost: set[int] = set()
+        except strictq.LeaseLost:
+            assert len(some) == 1
+            return
+        except strictq.PartialFailure as e:
+            lost = {id(d) for d, error in zip(some, e.results, strict=True) if error is not None}
+        for d in some:
+            if id(d) not in lost:
+                self._acked(d)
+
+    def nack(self, _q: strictq.Queue) -> None:
+        for d in self._pick():
+            self._settle(d.nack, d)
+
+    def defer(self, _q: strictq.Queue) -> None:
+        for d in self._pick():
+            self._settle(lambda: d.defer(0.0), d)  # noqa: B023 - called at once
+
+    def start(self, _q: strictq.Queue) -> None:
+        if self.hands:
+            d = self.random.choice(self.hands)
+            self._settle(d.start, d)
+
+    def extend(self, _q: strictq.Queue) -> None:
+        if self.hands:
+            d = self.random.choice(self.hands)
+            self._settle(lambda: d.extend(60.0), d)
+
+    def reject(self, q: strictq.Queue) -> None:
+        for d in self._pick():
+            if self._settle(lambda: d.reject("no"), d):  # noqa: B023 - called at once
+                q.redrive(key=d.key)
+
+    def release(self, _q: strictq.Queue) -> None:
+        for d in self._pick():
+            self._settle(d.lease.release, d)
+
+    def hold(self, q: strictq.Queue) -> None:
+        key = self.random.choice(KEYS)
+        q.hold(key)
+        if self.random.random() < 0.8:
+            q.release(key)
+
+    def wait(self, _q: strictq.Queue) -> None:
+        self.clock.advance(self.random.choice([1.0, 6.0, 31.0]))
+
+    def look(self, q: strictq.Queue) -> None:
+        key = self.random.choice(KEYS)
+        depth = q.explain(key).depth
+        assert len(q.peek(key, 1000)) == depth
+        assert sum(k.depth for k in q.top_keys(100)) == q.stats().depth
+
+    def transaction(self, q: strictq.Queue) -> None:
+        key = self.random.choice(KEYS)
+        with q.transaction(key="a") as tx:
+            tx.send(b"t", key=key)
+        self.sent[key] += 1
+
+    def drain(self) -> None:
+        """Everything that was sent is acked in the end, in order."""
+        q = self.queues[0]
+        self.hands.clear()
+        for key in KEYS:
+            q.release(key)
+        self.clock.advance(100.0)
+        for _ in range(10_000):
+            got = q.receive(50)
+            if not got:
+                break
+            for d in got:
+                assert all(seq in self.acked[d.key] for seq in range(1, d.seq))
+                d.ack()
+                self._acked(d)
+        assert {key: set(range(1, n + 1)) for key, n in self.sent.items()} == {key: self.acked[key] for key in self.sent}
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_memory_agrees(queue_path: str, seed: int, shards: int) -> None:
+    walk = Walk(queue_path, seed, shards)
+    for n in range(250):
+        walk.step()
+        if n % 3 == 0:
+            require_agreement(*walk.queues)
+    walk.drain()
+    require_agreement(*walk.queues)
+    for q in walk.queues:
+        q.close()
+
+
+class Interrupted(BaseException):
+    """What a signal raises between two statements."""
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("seed", range(6))
+def test_interrupts_between_any_two_statements(queue_path: str, seed: int) -> None:
+    """Whatever is interrupted, memory is never ahead of the tables or behind them."""
+    walk = Walk(queue_path, seed, 1)
+    r = random.Random(seed)
+    for _ in range(150):
+        left = r.randrange(1, 12)
+
+        def trace(_cursor: object, _sql: str, _bindings: object) -> bool:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Interrupted
+            return True
+
+        connections = [shard_of(q, 0)._writer._db for q in walk.queues]
+        for db in connections:
+            if isinstance(db, apsw.Connection):
+                db.exec_trace = trace
+        q = r.choice(walk.queues)
+        try:
+            match r.randrange(4):
+                case 0:
+                    q.send(b"1", key=r.choice(KEYS))
+                case 1:
+                    walk.hands += q.receive(r.randrange(1, 9))
+                case 2 if walk.hands:
+                    d = walk.hands.pop(r.randrange(len(walk.hands)))
+                    d.ack()
+                case _:
+                    q.send_many([Message(b"m", key=r.choice(KEYS)) for _ in range(5)])
+        except (Interrupted, strictq.StrictqError):
+            pass
+        finally:
+            for db in connections:
+                if isinstance(db, apsw.Connection):
+                    db.exec_trace = None
+        require_agreement(*walk.queues)
+    for q in walk.queues:
+        q.close()
+
+
+_PROGRAM = """
+import random, sys
+import strictq
+from strictq._store.hot import cooling
+cooling.WINDOW, cooling.STEP, cooling.EVENTS_MAX = 24, 8, 60
+r = random.Random(int(sys.argv[2]))
+q = strictq.open(sys.argv[1])
+print("ready", flush=True)
+while True:
+    for _ in range(r.randrange(4)):
+        receipt = q.send(b"x", key=r.choice("abcdef"))
+        print("sent", receipt.key, receipt.seq, flush=True)
+    for d in q.receive(r.randrange(1, 8), lease_seconds=1.0):
+        print("got", d.key, d.seq, flush=True)
+        choice = r.random()
+        try:
+            if choice < 0.8:
+                d.ack()
+                print("acked", d.key, d.seq, flush=True)
+            elif choice < 0.9:
+                d.nack(delay=0.0)
+        except strictq.LeaseLost:
+            pass
+"""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_kills_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
+    """Two processes, killed again and again: what was acked is not handed out again, what was sent is there, and in order."""
+    path = tmp_path / "q"
+    strictq.open(path, config=HOT, durability="process").close()
+    sent: dict[str, set[int]] = defaultdict(set)
+    acked: dict[str, set[int]] = defaultdict(set)
+    r = random.Random(seed)
+    for turn in range(4):
+        outputs = [tmp_path / f"{turn}-{n}" for n in range(2)]
+        running = []
+        for n, output in enumerate(outputs):
+            with output.open("w") as f:
+                running.append(
+                    subprocess.Popen([sys.executable, "-c", _PROGRAM, str(path), str(seed * 100 + turn * 2 + n)], stdout=f)
+                )
+        deadline = time.monotonic() + 60
+        while not all("ready" in output.read_text() for output in outputs) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(r.uniform(0.1, 0.6))
+        for process in running:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+        for output in outputs:
+            for line in output.read_text().splitlines():
+                what, *rest = line.split()
+                if len(rest) == 2 and rest[1].isdigit() and line in output.read_text().split("\n"):
+                    key, seq = rest[0], int(rest[1])
+                    if what == "sent":
+                        sent[key].add(seq)
+                    elif what == "acked":
+                        assert seq not in acked[key]
+                        acked[key].add(seq)
+        with strictq.open(path) as q:
+            assert q.check() == []
+            for key, seqs in sent.items():
+                there = {m.seq for m in q.peek(key, 100_000)}
+                assert not there & acked[key], "an acked message is back"
+                assert seqs - acked[key] <= there | set(range(1, min(there, default=max(seqs) + 1))), "a sent message is gone"
+
+
+def test_turning_them_on_and_off(queue_path: str) -> None:
+    with strictq.open(queue_path) as q, strictq.open(queue_path) as other:
+        q.send(b"1", key="a")
+        q.configure(hot_lanes=True)
+        other.send(b"2", key="a")
+        other.send(b"1", key="b")
+        memory = shard_of(q, 0).hot
+        assert memory is not None
+        q.send(b"2", key="b")
+        assert list(memory.lanes) == [b"sb"]
+        q.configure(hot_lanes=False)
+        q.send(b"3", key="b")
+        assert not memory.lanes
+        assert [(d.key, d.seq, d.body) for d in other.receive(10)] == [
+            ("a", 1, b"1"), ("a", 2, b"2"), ("b", 1, b"1"), ("b", 2, b"2"), ("b", 3, b"3"),
+        ]  # fmt: skip
+        assert q.check() == []
+
+
+def test_a_hole_in_the_journal_is_corruption(queue_path: str) -> None:
+    with strictq.open(queue_path, config=HOT) as q:
+        for n in range(3):
+            q.send(b"%d" % n, key="a")
+            q.receive(1)[0].ack()
+    db = apsw.Connection(str(Path(queue_path) / "shard-0000.db"), vfs="cksmvfs")
+    db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    db.execute("DELETE FROM journal WHERE id = 3")
+    db.close()
+    with strictq.open(queue_path) as q, pytest.raises(strictq.StoreCorrupt, match="journal has no row 3"):
+        q.send(b"", key="a")
+
+
+def test_keys_in_a_row_of_the_journal() -> None:
+    keys = [b"sa", b"", b"b" + bytes(1024), b"i-1"]
+    assert decoded_keys(encoded_keys(keys)) == keys

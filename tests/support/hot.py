@@ -1,0 +1,24 @@
+"""Every queue with hot lanes, for a run of tests that were not written for them: `STRICTQ_HOT_LANES=1 python -m pytest …`."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from strictq import QueueConfig
+
+WANTED = os.environ.get("STRICTQ_HOT_LANES") == "1"
+
+
+def by_default() -> None:
+    """From here on a QueueConfig has hot lanes unless it says otherwise."""
+    before = QueueConfig.__init__
+
+    @functools.wraps(before)
+    def init(self: QueueConfig, **given: Any) -> None:
+        before(self, **given)
+        if "hot_lanes" not in given:
+            object.__setattr__(self, "hot_lanes", True)
+
+    QueueConfig.__init__ = init  # type: ignore[method-assign]
