@@ -21,7 +21,7 @@ from strictq._store.hot import cooling
 from strictq._store.hot.memory import Memory, decoded_keys, encoded_keys
 from strictq._store.lanes.leases import ID
 from strictq.testing import FakeClock
-from tests.support.internals import shard_of
+from tests.support.internals import shard_of, store_of
 
 KEYS = ["a", "b", b"c", 4, "e" * 300]
 HOT = QueueConfig(hot_lanes=True, retry_delay_seconds=0.0, max_attempts=None)
@@ -406,6 +406,36 @@ def test_a_hole_in_the_journal_is_corruption(queue_path: str) -> None:
     db.close()
     with strictq.open(queue_path) as q, pytest.raises(strictq.StoreCorrupt, match="journal has no row 3"):
         q.send(b"", key="a")
+
+
+def test_salvage_saves_hot_messages(tmp_path: Path) -> None:
+    """What is not acked is there again, at its seq; what is acked is not, and its seq is not issued again."""
+    path, out = tmp_path / "q", tmp_path / "out"
+    q = strictq.open(path, config=HOT, durability="process")
+    for n in range(4):
+        for key in ("a", "b", "c", "d"):
+            q.send(b"%d" % n * (1 if key == "a" else 1000), key=key)
+    for d in q.receive(6):  # all of a, the first two of b
+        d.ack()
+    q.hold("c")  # it cools
+    for d in q.receive(4, keys=None):
+        assert d.key in ("b", "d")
+    for _ in range(2):
+        q.send(b"new", key="d")
+    store_of(q).die()
+    saved = strictq.salvage(path, out)
+    assert (saved.messages, saved.dead, saved.lost) == (12, 0, ())
+    with strictq.open(out) as q:
+        assert q.check() == []
+        found = {key: [(m.seq, m.body[:3]) for m in q.peek(key, 10)] for key in ("a", "b", "c", "d")}
+        assert found == {
+            "a": [],
+            "b": [(3, b"222"), (4, b"333")],
+            "c": [(1, b"000"), (2, b"111"), (3, b"222"), (4, b"333")],
+            "d": [(1, b"000"), (2, b"111"), (3, b"222"), (4, b"333"), (5, b"new"), (6, b"new")],
+        }
+        assert q.explain("c").state == "held"
+        assert [q.send(b"", key=key).seq for key in ("a", "b", "d")] == [5, 5, 7]
 
 
 def test_keys_in_a_row_of_the_journal() -> None:

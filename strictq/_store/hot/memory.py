@@ -108,10 +108,12 @@ class HotLane:
     @property
     def low(self) -> int:
         """The lowest row of the inbox that this lane still needs."""
+        low: int = self.touched
         if self.lease is not None:
-            return self.lease.low
-        first: int = self.rows[0][ID] if self.rows else self.touched
-        return first
+            low = self.lease.low
+        elif self.rows:
+            low = self.rows[0][ID]
+        return low
 
     # What it would be in the tables, if its number were this one.
 
@@ -122,7 +124,7 @@ class HotLane:
         return last_seq, self.seq - len(rows), self.active_at, number
 
     def message_rows(self, number: int) -> list[tuple[Any, ...]]:
-        """Of each message the number, seq, id, sent_at, expires, headers, size_hint, prepare_seconds, process_seconds and body."""
+        """Of each message: number, seq, id, sent_at, expires, headers, size_hint, prepare_seconds, process_seconds, body."""
         return [
             (number, r[SEQ], r[ID], r[SENT_AT], r[EXPIRES], r[HEADERS], r[SIZE_HINT], r[PREPARE], r[PROCESS], r[BODY])
             for r in self.rows

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache, partial
@@ -36,6 +37,7 @@ from ..commit.connection import MEMORY, connect
 from ..commit.tx import Totals, Tx
 from ..disk import layout, locks, wal_file
 from ..disk.pages import File, Row, Tree, free_pages
+from ..hot.memory import ACK, COOL, decoded_keys
 from ..lanes import check, lanes
 from ..store import Store
 from ..topology import Range
@@ -59,6 +61,8 @@ _SHAPES: Final[dict[str, tuple[int, tuple[tuple[type, ...], ...], int]]] = {
     "dedup": (2, (_NUMBER, (str,), _NUMBER), 5),
     "applied": (2, ((str,), _NUMBER, _NUMBER), 6),
     "history": (0, ((type(None),), (bytes,)), 14),
+    "inbox": (0, ((type(None),), (bytes,), _NUMBER, _NUMBER), 10),
+    "journal": (0, ((type(None),), _NUMBER, _NUMBER, _NUMBER), 11),
 }
 """Those whose pages can be told from those of any other table. (Of `key_state`, whose rows look like bodies, they can't.)"""
 
@@ -257,6 +261,10 @@ class _Source:
         """Lanes and bodies that are from pages whose checksum is wrong."""
         self.open_ended: set[int] = set()
         """Lanes whose newest messages may be lost."""
+        self.issued: dict[int, int] = {}
+        """The highest seq of a lane that is known to have been issued, where its row in `lane` does not say so."""
+        self.last_id = 0
+        """The newest arrival number in the logs."""
         if file is not None:
             self._read_schema(file)
         self.totals = self._read_totals()
@@ -277,6 +285,7 @@ class _Source:
             self.note("its schema is damaged: the program's own tables are not saved")
             return
         self.app = [(name, root) for name, root in tables.items() if str(name).startswith("app_")]
+        self.roots.update((name, tables[name]) for name in ("inbox", "journal") if name in tables)
         kinds = {row[1]: row[0] for _, row in Tree(file, 1).rows() if len(row) == 5}
         self.app = [(name, root) for name, root in self.app if kinds[name] == "table"]
 
@@ -323,6 +332,8 @@ class _Source:
             lost: list[tuple[Row | None, Row | None]] = []
             self._put(shard, statement, self._of_known_lanes(table, lost, leases))
             self._tell(table, lost)
+        if "inbox" in self.roots:
+            self._save_hot(shard)
         self._put(shard, SALVAGE.dedup, (row for _, row in self.rows("dedup")))
         self._put(shard, SALVAGE.key_state, ((rowid, *row[1:]) for rowid, row in self.rows("key_state")))
         self._put(shard, SALVAGE.inlet, (row for _, row in self.rows("inlet")))
@@ -402,6 +413,42 @@ class _Source:
             self.note(f"{unknown} rows of {table} are lost: their keys can't be read")
             self.whole.lost.append(LostRange(self.part.shard, None, 1, None))
 
+    def _save_hot(self, shard: Any) -> None:
+        """The messages of hot lanes: as far as the journal says, they are neither acked nor in the tables. Leases are over."""
+        lost: list[tuple[Row | None, Row | None]] = []
+        acked: set[int] = set()
+        cooled: dict[bytes, int] = {}
+        for _, row in self.rows("journal", lost):
+            _, kind, _, top, *_, data = row
+            with suppress(TypeError, ValueError, IndexError):
+                if kind == ACK:
+                    acked.update(array("q", data))
+                elif kind == COOL:
+                    cooled.update((key, max(top, cooled.get(key, 0))) for key in decoded_keys(data))
+        if lost:
+            self.note("a part of its journal is lost: messages that were acked a short time ago may be handed out again")
+        numbers = {key: lane for lane, key in self.keys.items()}
+        messages: list[Row] = []
+        for rowid, row in self.rows("inbox", lost):
+            _, key, seq, sent_at, expires, headers, size_hint, prepare, process, body = row
+            if rowid is None or rowid <= cooled.get(key, 0):
+                continue
+            lane = numbers.get(key)
+            if lane is None:
+                lane = numbers[key] = max(self.keys, default=0) + 1
+                self.keys[lane] = key
+                self._put(shard, SALVAGE.lane, [(lane, key, 0, 0, 0, 0, None, None, sent_at, None, None, None, None, None)])
+            self.last_id = max(self.last_id, rowid)
+            if rowid in acked:
+                self.issued[lane] = max(self.issued.get(lane, 0), seq)
+            else:
+                messages.append(
+                    (lane, seq, rowid, sent_at, None, expires, 0, headers, size_hint, prepare, process, None, None, None, body)
+                )
+        self._put(shard, SALVAGE.message, messages)
+        if lost:
+            self.whole.lost.append(LostRange(self.part.shard, None, 1, None))
+
     def _save_outbox(self, shard: Any) -> None:
         incarnation = next((row[1] for _, row in self.rows("meta") if row[0] == "incarnation"), None)
         waiting = [row for _, row in self.rows("outbox")]
@@ -461,7 +508,7 @@ class _Source:
     # ---- the end
 
     def _finish(self, tx: Tx, leases: dict[int | None, Row], *, hole: bool) -> None:
-        issued: dict[int, int] = {}
+        issued = self.issued
         for table, lane, seq in tx.run(CHECK.body_missing).fetchall():
             issued[lane] = max(issued.get(lane, 0), seq)
             tx.run(LANES.delete_message if table == "message" else LANES.delete_dead, (lane, seq))
@@ -481,7 +528,7 @@ class _Source:
                 tx.run(LANES.set_solo, (lease[4], lease[4], lane))
         arrival, buried, position, lane, _token, outbox, _done = tx.run(CHECK.maxima).get
         totals.pending, totals.dead, totals.lanes = tx.run(CHECK.totals).get
-        totals.last_id = max(totals.last_id, arrival, buried, position)
+        totals.last_id = max(totals.last_id, arrival, buried, position, self.last_id)
         totals.last_lane = max(totals.last_lane, lane)
         totals.last_outbox = max(totals.last_outbox, outbox)
         for lane in self.keys.keys() - held:
