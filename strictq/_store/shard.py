@@ -285,6 +285,17 @@ class Shard:
             return self._writer.pending if self.path is None else self._glances.glance(look)
         return self.glance(look)
 
+    def hot_outlook(self, newest: tuple[int, int]) -> tuple[bool, int]:
+        """Return whether a hot lane may be ready, and the time before which no lease of theirs ends. Waits for no transaction.
+
+        Args:
+            newest: the last rows of the logs.
+        """
+        assert self.hot is not None
+        if self.hot.is_behind(*newest):
+            return self._glances.hot_outlook()
+        return self.hot.looks_ready, self.hot.next_deadline
+
     def newest(self) -> int:
         """The newest arrival number."""
         return self.glance(_newest_with_logs if self.has_logs else _newest)

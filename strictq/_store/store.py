@@ -381,10 +381,9 @@ class Store(Settings):
         ready, deadline, due, epoch, version, *newest = shard.glance(claim.outlook_with_logs if logs else claim.outlook, seconds)
         if epoch != self.epoch or version != self.settings[1]:
             return True, None  # not written since the machine booted: every lease in it is over; or hot lanes may be new to it
-        if logs and shard.hot is not None:
-            if shard.hot.is_behind(*newest) or shard.hot.looks_ready:
-                return True, None
-            deadline = min(deadline, shard.hot.next_deadline)
+        if logs:
+            hot, first = shard.hot_outlook((newest[0], newest[1]))
+            ready, deadline = ready or hot, min(deadline, first)
         times = [t for t in (deadline, due) if t is not None]
         soonest = min(times) if times else None
         return bool(ready) or (soonest is not None and soonest <= self.now()), soonest

@@ -377,7 +377,7 @@ def test_kills_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
 
 
 def test_turning_them_on_and_off(queue_path: str) -> None:
-    with strictq.open(queue_path) as q, strictq.open(queue_path) as other:
+    with strictq.open(queue_path, config=QueueConfig(hot_lanes=False)) as q, strictq.open(queue_path) as other:
         q.send(b"1", key="a")
         q.configure(hot_lanes=True)
         other.send(b"2", key="a")

@@ -12,6 +12,7 @@ import apsw
 from ... import _files as files
 from ..._errors import StoreCorrupt
 from ..disk import checksums
+from .calls import bound
 from .connection import BUSY_SECONDS, NONSENSE, UNBINDABLE, leak, translate
 from .writer import Host, Writer, in_read_transaction
 
@@ -55,6 +56,11 @@ class Reader:
             shadows: it sees these, too.
         """
         return self.glance(lambda db: in_read_transaction(db, look) if self._shadows is None else self._looked(db, look, shadows))
+
+    def hot_outlook(self) -> tuple[bool, int]:
+        """See Shadows.outlook."""
+        assert self._shadows is not None
+        return self.glance(bound(in_read_transaction, self._shadows.outlook))
 
     def _looked(self, db: apsw.Connection, look: Callable[[apsw.Connection], T], wanted: bool) -> T:
         assert self._shadows is not None

@@ -62,6 +62,11 @@ class Shadows:
         db.execute(HOT.show_shadows).fetchall()
         self._shown = True
 
+    def outlook(self, db: apsw.Connection) -> tuple[bool, int]:
+        """Return whether a hot lane is ready, and the time before which no lease of theirs ends."""
+        self._memory.agree(db, Totals.read(db))
+        return self._memory.head() is not None, self._memory.next_deadline
+
     def forget(self) -> None:
         """What was prepared was undone."""
         self._made, self._shown, self._filled = None, False, None
