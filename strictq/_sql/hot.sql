@@ -33,11 +33,11 @@ CREATE TABLE counted (
 INSERT INTO counted VALUES (1, 0, 0);
 
 -- name: exists
--- writer, look: has the shard logs?
+-- writer, look, shard, catalog and checkpoint: has the shard logs?
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'counted';
 
 -- name: newest
--- memory: at the start of every transaction, and by looks: has anything been written that this memory does not have, and what does
+-- memory: at the start of every transaction and look: has anything been written that this memory does not have, and what does
 -- the counter row include? Rowid seeks.
 SELECT ifnull((SELECT max(id) FROM journal), 0), ifnull((SELECT max(id) FROM inbox), 0), inbox_top, journal_top FROM counted;
 
@@ -55,16 +55,16 @@ FROM inbox WHERE id > ? ORDER BY id;
 SELECT id, kind, at, top, count, token, deadline, before, charged, consumer, data FROM journal WHERE id > ? ORDER BY id;
 
 -- name: insert_plain
--- tier.send: messages without options, many rows a statement.
+-- tier.write_arrivals: messages without options, many rows a statement. Takes id, key, seq, sent_at, expires, body.
 INSERT INTO inbox (id, key, seq, sent_at, expires, body) VALUES {{ (?, ?, ?, ?, ?, ?) }};
 
 -- name: insert_full
--- tier.send: a message with options.
+-- tier.write_arrivals: a message with options. Takes every column.
 INSERT INTO inbox (id, key, seq, sent_at, expires, headers, size_hint, prepare_seconds, process_seconds, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_event
--- memory: one row of the journal.
+-- tier and cooling: one row of the journal. Takes every column.
 INSERT INTO journal (id, kind, at, top, count, token, deadline, before, charged, consumer, data)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
@@ -91,25 +91,25 @@ SELECT key, id FROM lane WHERE key IN ({{ ? }});
 UPDATE lane SET last_seq = max(last_seq, ?), resolved = ?, active_at = max(active_at, ?) WHERE id = ?;
 
 -- name: insert_lease
--- cooling: the lease of a lane that cools.
+-- cooling: the lease of a lane that cools. Takes what `HotLane.lease_row` gives.
 INSERT INTO lease (lane, token, consumer, lo, hi, started, pending, leased_at, deadline) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: next_cold
--- tier.claim: the next lane of the cold order behind a position. Index: primary key.
+-- claim: the next lane of the cold order behind a position. Index: primary key.
 SELECT position FROM ready WHERE position > ? ORDER BY position LIMIT 1;
 
 
 -- name: outlook
--- claim.outlook: CLAIM.outlook, and the newest rows of the logs. Indexes: as there, rowids.
+-- claim.outlook_with_logs: CLAIM.outlook, and the newest rows of the logs. Indexes: as there, rowids.
 SELECT EXISTS (SELECT 1 FROM ready), next_deadline, (SELECT min(due) FROM delayed), epoch, config_version,
        ifnull((SELECT max(id) FROM journal), 0), ifnull((SELECT max(id) FROM inbox), 0) FROM counter;
 
 -- name: last_id
--- The newest arrival number of the shard. Index: rowid.
+-- shard: the newest arrival number. Index: rowid.
 SELECT max(last_id, ifnull((SELECT max(id) FROM inbox), 0)) FROM counter;
 
 -- name: pending
--- Unresolved messages of the shard. Indexes: rowids.
+-- shard: unresolved messages. Indexes: rowids.
 SELECT pending + (SELECT count(*) FROM inbox WHERE id > inbox_top)
        - (SELECT ifnull(sum(count), 0) FROM journal WHERE id > journal_top AND kind = 2) FROM counter, counted;
 

@@ -8,7 +8,7 @@ SELECT id, key, last_seq, resolved, solo_to, charged_to, hold, held_at, active_a
 FROM lane WHERE id = ?;
 
 -- name: insert
--- lanes.create_many: new lanes, many rows a statement. Takes id, key, last_seq, resolved, active_at.
+-- lanes.create_many, cooling: new lanes, many rows a statement. Takes id, key, last_seq, resolved, active_at.
 INSERT INTO lane (id, key, last_seq, resolved, active_at) VALUES {{ (?, ?, ?, ?, ?) }};
 
 -- name: delete
@@ -32,7 +32,7 @@ SELECT lane, token, consumer, lo, hi, started, pending, leased_at, deadline, exp
 DELETE FROM lease WHERE lane = ?;
 
 -- name: add_ready
--- lanes: list lanes as ready, many rows a statement. Takes position, lane, careful.
+-- lanes, cooling: list lanes as ready, many rows a statement. Takes position, lane, careful.
 INSERT INTO ready (position, lane, careful) VALUES {{ (?, ?, ?) }};
 
 -- name: drop_ready
@@ -56,7 +56,7 @@ DELETE FROM delayed WHERE lane = ?;
 UPDATE lane SET last_seq = max(last_seq, ?), resolved = resolved + ?, active_at = ? WHERE id = ?;
 
 -- name: remember
--- lanes.remember: the last resolution, for a retried call. Takes token, kind, first and last seq, gaps, id. Index: rowid.
+-- resolution.remember: the last resolution, for a retried call. Takes token, kind, first and last seq, gaps, id. Index: rowid.
 UPDATE lane SET done_token = ?, done_kind = ?, done_lo = ?, done_hi = ?, done_gaps = ? WHERE id = ?;
 
 -- name: set_solo

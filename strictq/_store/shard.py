@@ -196,7 +196,7 @@ class Shard:
         if self.hot is None:
             return False
         if self._writer.logs is None:
-            self._writer.logs = self._glances.glance(lambda db: db.execute(HOT.exists).get) is not None
+            self._writer.logs = self.glance(lambda db: db.execute(HOT.exists).get) is not None
         return self._writer.logs
 
     def drain(self, operation: Operation[T], seconds: float | None = None) -> T:

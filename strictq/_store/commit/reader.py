@@ -63,18 +63,21 @@ class Reader:
         return self.glance(bound(in_read_transaction, self._shadows.outlook))
 
     def _looked(self, db: apsw.Connection, look: Callable[[apsw.Connection], T], wanted: bool) -> T:
-        assert self._shadows is not None
-        db.execute("BEGIN")
-        try:
-            self._shadows.prepare(db, wanted)
+        shadows = self._shadows
+        assert shadows is not None
+
+        def shown(db: apsw.Connection) -> T:
+            changed = shadows.prepare(db, wanted)
             found = look(db)
-            db.execute("COMMIT")  # keeps the temporary tables
+            if changed:
+                db.execute("COMMIT")  # keeps the temporary tables
+            return found
+
+        try:
+            return in_read_transaction(db, shown)
         except BaseException:
-            self._shadows.forget()
-            if db.in_transaction:
-                db.execute("ROLLBACK")
+            shadows.forget()
             raise
-        return found
 
     def glance(self, look: Callable[[apsw.Connection], T]) -> T:
         """Run `look`, which is a single statement or keeps its own transaction."""

@@ -13,7 +13,7 @@ from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_rows
 from ..lanes import resolution
 from ..lanes.leases import ID
-from .memory import COOL, Event, HotLane, Memory, encoded_keys
+from .memory import COOL, Entry, HotLane, Memory, encoded_keys
 
 WINDOW: Final = 16_384
 """Rows of the inbox behind which lanes cool."""
@@ -107,7 +107,7 @@ def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int) -> None:
     keys = [lane.key for lane in leaving if lane.touched > upto]
     hot.seen += 1
     tx.run(HOT.insert_event, (hot.seen, COOL, tx.now, hot.top, 0, 0, upto, 0, 0, None, encoded_keys(keys)))
-    hot.events.append(Event(hot.seen, COOL, tx.now, 0, hot.top if keys else upto))
+    hot.events.append(Entry(hot.seen, COOL, tx.now, 0, hot.top if keys else upto))
     hot.cool(keys, upto)
     if upto:
         tx.run(HOT.cut_inbox, (upto,))

@@ -27,25 +27,29 @@ class Shadows:
         self._unnumbered = 0
         self._logs = False
 
-    def prepare(self, db: apsw.Connection, wanted: bool) -> None:
-        """Bring the views up to date with what this read transaction sees; without them, if they are not wanted."""
-        if self._made is not None and self._made is not db:
-            self._made, self._shown, self._filled = None, False, None
-            self._memory.unsure = True
-        if self._shown:
-            db.execute(HOT.hide_shadows).fetchall()
-            self._shown = False
-        if not wanted:
-            return
+    def prepare(self, db: apsw.Connection, wanted: bool) -> bool:
+        """Bring the views up to date with what this read transaction sees; without them, if they are not wanted.
+
+        Returns:
+            Whether temporary tables changed: a rollback would undo that.
+        """
         if not self._logs:
             self._logs = db.execute(HOT.exists).get is not None
             if not self._logs:
-                return
+                return False
+        if self._made is not None and self._made is not db:
+            self.forget()
+        hidden = self._shown
+        if hidden:
+            db.execute(HOT.hide_shadows).fetchall()
+            self._shown = False
+        if not wanted:
+            return hidden
         memory = self._memory
         totals = Totals.read(db)
         memory.agree(db, totals)
         if not memory.rows:
-            return
+            return hidden
         if self._made is None:
             db.execute(HOT.make_shadows).fetchall()
             self._made = db
@@ -61,6 +65,7 @@ class Shadows:
         db.execute(HOT.shadow_counter, totals.values())
         db.execute(HOT.show_shadows).fetchall()
         self._shown = True
+        return True
 
     def outlook(self, db: apsw.Connection) -> tuple[bool, int]:
         """Return whether a hot lane is ready, and the time before which no lease of theirs ends."""

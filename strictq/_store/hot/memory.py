@@ -141,7 +141,7 @@ class HotLane:
         )  # fmt: skip
 
 
-class Event(NamedTuple):
+class Entry(NamedTuple):
     """A row of the journal, without its data.
 
     Attributes:
@@ -170,7 +170,7 @@ class Memory:
         self.seen = 0
         self.top = 0
         """The newest row of the journal, and of the inbox, that memory has."""
-        self.events: deque[Event] = deque()
+        self.events: deque[Entry] = deque()
         self.last_token = 0
         self.next_deadline = NEVER
         """No lease ends before it."""
@@ -231,10 +231,10 @@ class Memory:
             self.seen = id_
             if kind == COOL:
                 self.cool(decoded_keys(data), deadline)
-                self.events.append(Event(id_, kind, at, 0, before))
+                self.events.append(Entry(id_, kind, at, 0, before))
             else:
                 claim = Claim(token, at, deadline, started, bool(charged), consumer or "")
-                self._happened(Event(id_, kind, at, count, 0), claim, array("q", data))
+                self._happened(Entry(id_, kind, at, count, 0), claim, array("q", data))
         while arrival is not None:
             self._arrived(arrival)
             arrival = next(arrivals, None)
@@ -249,7 +249,7 @@ class Memory:
         lane.seq = row[SEQ]
         self.arrive(lane, row)
 
-    def _happened(self, event: Event, claim: Claim, ids: array[int]) -> None:
+    def _happened(self, event: Entry, claim: Claim, ids: array[int]) -> None:
         """A row of the journal: its messages are grouped lane by lane. What belonged to lanes that have cooled is left out."""
         groups: dict[HotLane, set[int]] = {}
         known = self._ids
@@ -280,7 +280,7 @@ class Memory:
         self._sends = len(self._ids) - bisect_right(self._ids, inbox_top)
         self._receives = self._claims = self._acks = 0
         self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
-        new: list[Event] = []
+        new: list[Entry] = []
         for event in reversed(self.events):
             if event.id <= journal_top:
                 break
@@ -288,7 +288,7 @@ class Memory:
         for event in reversed(new):
             self._count(event)
 
-    def _count(self, event: Event) -> None:
+    def _count(self, event: Entry) -> None:
         if event.kind == CLAIM:
             self._receives += event.messages
             self._claims += 1
@@ -296,7 +296,7 @@ class Memory:
             self._acks += event.messages
             self._rate, self._rate_at = add_acks(self._rate, self._rate_at, event.at, event.messages)
 
-    def note(self, event: Event) -> None:
+    def note(self, event: Entry) -> None:
         """A row of the journal was written by this process."""
         self.events.append(event)
         self._count(event)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_rows
 from ..lanes.leases import BODY, ID, SEQ, Row, Settlement
-from .memory import ACK, CLAIM, START, Claim, Event, HotLane, Memory
+from .memory import ACK, CLAIM, START, Claim, Entry, HotLane, Memory
 
 _SEQ_OF: Final = itemgetter(SEQ)
 INSERTS: Final = repeated(HOT.insert_plain, 128, 16, 4, 1)
@@ -154,4 +154,4 @@ def _note(tx: Tx, hot: Memory, kind: int, ids: array[int], claim: Claim | None =
         (hot.seen, kind, tx.now, hot.top, count, token, deadline, before, charged, consumer, ids.tobytes()),
     )
     tx.hot_changes += 1
-    hot.note(Event(hot.seen, kind, tx.now, count, max(ids)))
+    hot.note(Entry(hot.seen, kind, tx.now, count, max(ids)))
