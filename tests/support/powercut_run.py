@@ -158,14 +158,15 @@ class Program:
             self.queue.app_schema(f"CREATE TABLE IF NOT EXISTS app_more_{self.random.randint(0, 9)} (x INTEGER) STRICT")
 
 
-def record(root: Path, *, seed: int, level: Level, shards: int, steps: int) -> Run:
+def record(root: Path, *, seed: int, level: Level, shards: int, steps: int, hot_lanes: bool = False) -> Run:
     """Make a queue under `root` and work on it."""
+    config = CONFIG.evolve(hot_lanes=True) if hot_lanes else CONFIG
     clock = FakeClock()
     chance = random.Random(seed)
     with recording(root, clock) as journal:
         recorder = Recorder()
         recorder.journal = journal
-        queue = strictq.open(Path(journal.root, PLACE), shards=shards, durability=level, config=CONFIG, clock=clock)
+        queue = strictq.open(Path(journal.root, PLACE), shards=shards, durability=level, config=config, clock=clock)
         journal.note("opened")
         queue.app_schema(SCHEMA)
         journal.note("ready")

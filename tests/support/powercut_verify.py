@@ -86,6 +86,33 @@ class Facts:
         self.tokens: dict[str, int] = defaultdict(int)
         for row in snap.all("lease"):
             self.tokens[repr(self.keys[row["lane"]])] = row["token"]
+        if "inbox" in snap.tables:
+            self._add_hot(snap, bodies)
+
+    def _add_hot(self, snap: Snapshot, bodies: dict[int, bytes]) -> None:
+        """What the logs of hot lanes say: a message waits if no ack names it, and its lane has not cooled since."""
+        acked: set[int] = set()
+        cooled: dict[bytes, int] = {}
+        leased: dict[int, int] = {}
+        for row in sorted(snap.all("journal"), key=lambda row: row["id"]):
+            data = row["data"]
+            if row["kind"] == 4:
+                while data:
+                    size = int.from_bytes(data[:2], "little")
+                    cooled[data[2 : 2 + size]] = row["top"]
+                    data = data[2 + size :]
+                continue
+            numbers = {int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)}
+            if row["kind"] == 1:
+                leased |= dict.fromkeys(numbers, row["token"])
+            elif row["kind"] == 2:
+                acked |= numbers
+        for row in snap.all("inbox"):
+            key = repr(decode_key(row["key"]))
+            if row["id"] in leased:
+                self.tokens[key] = max(self.tokens[key], leased[row["id"]])
+            if row["id"] not in acked and row["id"] > cooled.get(row["key"], 0):
+                self.pending[key, row["seq"]] = row["body"] if row["body"] is not None else bodies[row["id"]]
 
 
 class Verifier:
