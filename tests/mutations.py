@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 600.0
 POWER = ("tests/power",)
 NOTHING = "pass"
+HOT_LANES = ("tests/store/test_hot.py",)
 SHORT = {"STRICTQ_POWERCUT_IMAGES": "1500", "STRICTQ_FLIPS": "50", "STRICTQ_FAULT_POINTS": "60"}
 """How far the campaigns go, unless the environment says otherwise."""
 
@@ -54,6 +55,63 @@ def _store(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
 
 
 MUTATIONS = [
+    # Hot lanes: memory is what the logs say.
+    _store(
+        "memory is compared with the logs",
+        "hot/memory.py",
+        "        if self.unsure or (seen, top) != (self.seen, self.top):\n            self._catch_up",
+        "        if self.unsure:\n            self._catch_up",
+        *HOT_LANES,
+    ),
+    _store(
+        "memory is thrown away unless the COMMIT succeeded",
+        "hot/memory.py",
+        "        if self.unsure or seen < self.seen or (top < self.top and seen == self.seen):\n            self._clear()\n",
+        "        if seen < self.seen:\n            self._clear()\n",
+        *HOT_LANES,
+    ),
+    _store(
+        "the logs are read in the order in which they were written",
+        "hot/memory.py",
+        "            while arrival is not None and arrival[ID] <= before:\n",
+        "            while arrival is not None:\n",
+        *HOT_LANES,
+    ),
+    _store(
+        "a lane keeps its lease while it is folded",
+        "hot/memory.py",
+        "            low = self.lease.low\n",
+        "            pass\n",
+        *HOT_LANES,
+    ),
+    _store(
+        "a hole in the journal is noticed",
+        "hot/memory.py",
+        "            if self.seen and id_ != self.seen + 1:\n",
+        "            if False:\n",
+        *HOT_LANES,
+    ),
+    _store(
+        "what was folded does not count twice",
+        "hot/memory.py",
+        "        db.execute(HOT.write_counted, self._base)\n",
+        "",
+        *HOT_LANES,
+    ),
+    _store(
+        "a lane that cools is named in the journal",
+        "hot/cooling.py",
+        "    keys = [lane.key for lane in leaving if lane.touched > upto]\n",
+        "    keys: list[bytes] = []\n",
+        *HOT_LANES,
+    ),
+    _store(
+        "the journal is not cut before its messages",
+        "hot/cooling.py",
+        "        while len(hot.events) > 1 and hot.events[0].hi <= upto:\n",
+        "        while len(hot.events) > 1:\n",
+        *HOT_LANES,
+    ),
     # What reaches the disk, and when.
     _store(
         "the sync of a commit at full", "commit/connection.py", '"full" if durability == "full" else "normal"', '"normal"', *POWER
@@ -548,8 +606,8 @@ MUTATIONS = [
     Mutation(
         "what a job ran is repeated by its handler only",
         "strictq/worker/dispatch.py",
-        "            repeatable = job._tx is None\n",
-        "            repeatable = True\n",
+        "        repeatable = job._tx is None\n",
+        "        repeatable = True\n",
         ("tests/worker/test_effects.py",),
     ),
     Mutation(
