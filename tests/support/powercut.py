@@ -270,7 +270,8 @@ class Watched(apsw.Connection):
     file = ""
 
     def execute(self, statements: str, *args: Any, **options: Any) -> Any:
-        if statements != "COMMIT" or not self.file:
+        # A look that keeps temporary tables ends with a COMMIT, too, and writes nothing.
+        if statements != "COMMIT" or not self.file or self.txn_state("main") != apsw.mapping_txn_state["SQLITE_TXN_WRITE"]:
             return super().execute(statements, *args, **options)
         number = self.journal.committing(self.file, self)
         cursor = super().execute(statements, *args, **options)
