@@ -244,7 +244,7 @@ def test_a_home_that_is_not_known_is_refused(tmp_path: Path, monkeypatch: pytest
     assert [p.name for p in tmp_path.iterdir()] == ["~really"]
 
 
-@pytest.mark.parametrize("url", ["sqlite:///x", "redis://localhost:6379/0", "file:///tmp/x", "sqlite+aiosqlite:///a/b"])
+@pytest.mark.parametrize("url", ["sqlite:///x", "redis://localhost:6379/0", "file:///data/x", "sqlite+aiosqlite:///a/b"])
 def test_a_url_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidArgument, match="not a URL") as caught:
