@@ -154,7 +154,7 @@ def test_rows_without_a_key_where_the_queue_allows_them(spark: SparkSession, mak
 def test_several_parts_and_shards(spark: SparkSession, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Committed in this process, so that parts can be made small."""
     from strictq._store.api import Staging, Token, new_run
-    from strictq.spark import _apply, _columns, _staged, sink
+    from strictq.spark import _apply, _sink_rows, _staged, sink
 
     path = make(shards=3)
     monkeypatch.setattr(_staged.Cut.__new__, "__defaults__", (70, 1_000_000))
@@ -163,7 +163,7 @@ def test_several_parts_and_shards(spark: SparkSession, make: Callable[..., str],
     run = new_run()
     for table in ledger(spark, 2_000, keys=30).toArrow().to_reader(max_chunksize=300):
         output = sink.Output(place, 0, run)
-        output.write(_columns.staged(table, _columns.Layout("s", (), "n", False, 1000)))
+        output.write(_sink_rows.staged(table, _sink_rows.Layout("s", (), "n", False, 1000)))
         output.close()
         assert output.name is not None
         files.append(_apply.StagedFile(output.name, output.rows))

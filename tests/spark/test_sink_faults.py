@@ -122,7 +122,7 @@ def test_two_attempts_of_one_task_are_one(spark: SparkSession, path: str, tmp_pa
     from strictq.spark import sink
 
     df = ledger(spark, ROWS)
-    target = sink.target({"path": path, "orderBy": "n"}, df.schema, overwrite=False)
+    target = sink.target({"path": path, "orderBy": "n"}, df.schema, "write", overwrite=False)
     batches = df.toArrow().to_batches()
     token = Token.query("q", 0)
     first, second = (sink.stage(target, token, 0, iter(batches)) for _ in range(2))

@@ -179,7 +179,7 @@ def test_misuse_is_refused(q: Queue) -> None:
         drain(q, lambda job: None, failures="ignore")  # type: ignore[arg-type]
     with pytest.raises(strictq.InvalidArgument, match="failures='retry'"):
         drain(q, len, executor="process")
-    with pytest.raises(strictq.InvalidArgument, match="process must be callable"):
+    with pytest.raises(strictq.InvalidArgument, match="process must be a handler"):
         drain(q, None)  # type: ignore[arg-type]
     with strictq.open(":memory:") as real:
         with pytest.raises(strictq.InvalidArgument, match="own clock"):
