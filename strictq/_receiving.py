@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, MutableSequence
 from contextlib import suppress
+from functools import lru_cache
 
+from . import _process
 from . import _validate as validate
 from ._client import Client
 from ._errors import LeaseLost
@@ -46,6 +47,9 @@ class Receiving:
         Raises:
             InvalidArgument: an argument is invalid.
         """
+        plain = per_key is lease_seconds is keys is consumer is None and not ack_first and charge and not starts
+        if plain and type(max_messages) is int:
+            return _plain_request(max_messages, default_consumer())
         validate.whole("max_messages", max_messages, 1, validate.MESSAGES_MAX)
         if per_key is not None:
             validate.whole("per_key", per_key, 1, validate.MESSAGES_MAX)
@@ -62,6 +66,9 @@ class Receiving:
         """
         storage = self._storage
         storage.require_open()
+        if type(wait) is float and not wait:
+            self.receive_now(out, request, wait_for_busy=True)
+            return
         patience = storage.patience(None if wait is None else validate.microseconds("wait", wait))
         waits_since = 0.0
         while True:
@@ -161,13 +168,20 @@ def leased_ahead(max_messages: int, *, ack_first: bool) -> int:
     return 1 if ack_first else max_messages
 
 
+@lru_cache(maxsize=64, typed=True)
+def _plain_request(max_messages: int, consumer: str) -> Request:
+    """With nothing but a number: most receives ask for the same again and again."""
+    validate.whole("max_messages", max_messages, 1, validate.MESSAGES_MAX)
+    return Request(max_messages, None, None, consumer)
+
+
 _consumer: tuple[int, str] | None = None
 
 
 def default_consumer() -> str:
     """Host name and process id."""
     global _consumer
-    pid = os.getpid()
+    pid = _process.pid
     if _consumer is None or _consumer[0] != pid:
         with late():
             import socket  # only who receives needs a name

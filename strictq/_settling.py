@@ -95,7 +95,7 @@ class Settling:
         try:
             if len(set(given)) != len(given) or any(map(_STATE, given)):
                 return None
-            counts: Counter[LeaseState] = Counter(map(_LEASE, given))
+            counts = {given[0].lease: 1} if len(given) == 1 else Counter(map(_LEASE, given))
         except (AttributeError, TypeError):
             return None  # something else among them
         work = []
@@ -218,7 +218,7 @@ class Settling:
         """Do it, shard by shard. What was refused of each lease, or why its shard failed; leases without trouble are left out."""
         by_shard: dict[int, _Work] = {}
         for entry in work:
-            by_shard.setdefault(entry[0].shard, []).append(entry)
+            by_shard.setdefault(entry[0]._origin.shard, []).append(entry)
         trouble: dict[LeaseState, Any] = {}
         for shard, entries in by_shard.items():
             try:

@@ -148,6 +148,12 @@ class Queue:
             OutcomeUnknown: it may have happened; safe to repeat with a dedup_id.
         Source: docs/explanation/guarantees.md
         """
+        if (
+            dedup_id is at is ttl is headers is size_hint is prepare_seconds is process_seconds is None
+            and delay == 0.0
+            and not isinstance(body, Message)
+        ):
+            return self._client.sending.send_body(body, key)
         message = Message(
             b"" if isinstance(body, Message) else body,
             key=key, dedup_id=dedup_id, delay=delay, at=at, ttl=ttl, headers=headers, size_hint=size_hint,

@@ -28,22 +28,27 @@ CREATE TABLE journal (
 CREATE TABLE counted (
     one         INTEGER PRIMARY KEY CHECK (one = 1),
     inbox_top   INTEGER NOT NULL,                  -- the counter row includes rows of inbox up to here,
-    journal_top INTEGER NOT NULL                   -- and of journal
+    journal_top INTEGER NOT NULL,                  -- and of journal
+    gate        INTEGER NOT NULL                   -- how often the counter row was written
 ) STRICT;
-INSERT INTO counted VALUES (1, 0, 0);
+INSERT INTO counted VALUES (1, 0, 0, 0);
 
 -- name: exists
 -- writer, look, shard, catalog and checkpoint: has the shard logs?
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'counted';
 
 -- name: newest
--- memory: at the start of every transaction and look: has anything been written that this memory does not have, and what does
--- the counter row include? Rowid seeks.
-SELECT ifnull((SELECT max(id) FROM journal), 0), ifnull((SELECT max(id) FROM inbox), 0), inbox_top, journal_top FROM counted;
+-- memory: at the start of every transaction and look: has anything been written that this memory does not have? Whoever writes
+-- to other tables writes the counter row, too, and then the gate is another. Rowid seeks.
+SELECT ifnull((SELECT max(id) FROM journal), 0), ifnull((SELECT max(id) FROM inbox), 0), gate FROM counted;
+
+-- name: counted
+-- memory: what does the counter row include?
+SELECT inbox_top, journal_top FROM counted;
 
 -- name: write_counted
 -- memory: beside the counter row. Takes both.
-UPDATE counted SET inbox_top = ?, journal_top = ?;
+UPDATE counted SET inbox_top = ?, journal_top = ?, gate = gate + 1 RETURNING gate;
 
 -- name: arrivals
 -- memory: rows that it does not have yet, as the rows that a claim of a lane gives. Takes the last one that it has. Index: rowid.
@@ -98,6 +103,10 @@ INSERT INTO lease (lane, token, consumer, lo, hi, started, pending, leased_at, d
 -- claim: the next lane of the cold order behind a position. Index: primary key.
 SELECT position FROM ready WHERE position > ? ORDER BY position LIMIT 1;
 
+
+-- name: listed
+-- memory: is a lane listed as ready, and when does the next delay end? Indexes: primary keys.
+SELECT EXISTS (SELECT 1 FROM ready), (SELECT min(due) FROM delayed);
 
 -- name: outlook
 -- claim.outlook_with_logs: CLAIM.outlook, and the newest rows of the logs. Indexes: as there, rowids.

@@ -164,6 +164,8 @@ def _give_back(brought: list[Brought]) -> None:
 def _claimable(store: Store, keys: Sequence[bytes] | None) -> Sequence[Shard]:
     """The shards to ask, in rotation. Quarantined ones are passed over, unless there are no others."""
     shards = store.rotation()
+    if len(shards) == 1:
+        return shards
     if keys is not None:
         wanted = {store.shard_of(key).number for key in keys}
         shards = [s for s in shards if s.number in wanted]

@@ -176,7 +176,8 @@ class Shard:
 
     def run(self, operation: Operation[T], seconds: float | None = None) -> T:
         """Run an operation in a write transaction; durable on return. See Writer.run for its arguments and errors."""
-        self.require()
+        if self.failed is not None:
+            self.require()
         result = self._writer.run(operation, seconds)
         if self.wal.overgrown:
             # Writers outrun the engine's thread: whoever comes now waits for a checkpoint, or the WAL would grow for ever
@@ -246,17 +247,21 @@ class Shard:
         self.require()
         self._writer.read(lambda _db: None)
 
-    def read(self, look: Callable[[apsw.Connection], T]) -> T:
-        """A short look in a read transaction: at what is committed, without waiting for a transaction that is under way."""
+    def read(self, look: Callable[[apsw.Connection], T], *, hot: bool = True) -> T:
+        """A short look in a read transaction: at what is committed, without waiting for a transaction that is under way.
+
+        Args:
+            hot: it sees hot lanes, too, as if they were in the tables.
+        """
         self.require()
         if self.path is None:
             return self._writer.read(look)
-        if self.has_logs:
+        if hot and self.has_logs:
             return self._glances.look(look)
         try:
             return self._writer.read(look, 0.0)
         except StoreBusy:
-            return self._glances.look(look)
+            return self._glances.look(look, shadows=hot)
 
     def glance(self, look: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
         """The same by a single statement, which needs no transaction around it.

@@ -12,6 +12,7 @@ from typing import Final
 from weakref import WeakSet
 
 from .. import _files as files
+from .. import _process
 from .._clock import Clock, QueueTime, SteeredClock
 from .._config import QueueConfig
 from .._errors import (
@@ -29,7 +30,7 @@ from .._stats import OpenBreaker
 from .._types import Event
 from . import catalog, fork, open_breakers
 from .catalog import Catalog
-from .commit.calls import OpenTransaction
+from .commit.calls import OpenTransaction, open_transaction
 from .commit.checkpoint import PAGE_BYTES, SHORT_WAL_PAGES
 from .commit.connection import Durability
 from .commit.tx import NEVER
@@ -85,7 +86,7 @@ class Store(Settings):
         """Not a forked child's."""
         self._empties: Counter[int] = Counter()
         self._rotation = 0
-        self._pid = os.getpid()
+        self._pid = _process.pid
         self._closed = self._closing = False
         self._owner = known.topology.owner
         if len(known.topology) > 1:
@@ -206,7 +207,7 @@ class Store(Settings):
         Raises:
             InvalidArgument: this thread is inside a transaction of the queue; nothing was closed.
         """
-        if self._pid == os.getpid():
+        if self._pid == _process.pid:
             OpenTransaction.require_none(self)
             for shard in self.shards:
                 shard.require_outside()
@@ -224,7 +225,7 @@ class Store(Settings):
             if self._closed:
                 return
             self._closed = True
-        if self._pid != os.getpid():
+        if self._pid != _process.pid:
             self.waker.leave(self)
             return
         self._upkeep.stop()
@@ -256,11 +257,11 @@ class Store(Settings):
         """
         if self._closed:
             raise QueueClosed("the queue is closed")
-        if self._pid != os.getpid():
+        if self._pid != _process.pid:
             raise ForkedProcess("the queue came through a fork that it could not prepare for")
         if writing and self.read_only:
             raise ReadOnlyQueue("the queue was opened with read_only=True")
-        if writing and not inside:
+        if writing and not inside and open_transaction.get() is not None:
             OpenTransaction.require_none(self)
 
     @property
@@ -292,7 +293,8 @@ class Store(Settings):
             checked: the configuration that they were checked against.
         """
         self.require_room(shard, items)
-        return shard.run(send.Append(items, checked, self.depth_elsewhere(shard)))
+        elsewhere = 0 if self.settings[0].max_depth is None else self.depth_elsewhere(shard)
+        return shard.run(send.Append(items, checked, elsewhere))
 
     def require_room(self, shard: Shard, items: Items = ()) -> None:
         """Refuse to send while the reserve for acks is in use, and what a checkpoint would find no room for.
@@ -300,7 +302,8 @@ class Store(Settings):
         Raises:
             StoreFull: nothing changed.
         """
-        shard.require()
+        if shard.failed is not None:
+            shard.require()
         if self.reserve is not None and self.waker.short_of_space and not self._has_reserve():
             raise StoreFull("the disk is full, and the reserve for acks is in use", shard=shard.number)
         if shard.wal.cramped:
@@ -521,7 +524,7 @@ class Store(Settings):
 
     def before_fork(self) -> None:
         self._prepared_shards = None
-        if self._closed or self._pid != os.getpid() or self.directory is None:
+        if self._closed or self._pid != _process.pid or self.directory is None:
             return
         self._upkeep.pause()
         done: list[Shard] = []
@@ -547,7 +550,7 @@ class Store(Settings):
             shard.resume(child=child)
         self._upkeep.resume(child=child)
         if child:
-            self._pid = os.getpid()
+            self._pid = _process.pid
             self._lock = threading.Lock()
             self._forgets = threading.Lock()
             self.observers.after_fork_in_child()

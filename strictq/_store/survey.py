@@ -83,7 +83,7 @@ def dead_letters(store: Store, key: bytes | None, limit: int) -> list[DeadLetter
     out: list[DeadLetter] = []
     wall = store.time.to_wall
     for shard in store.healthy() if key is None else [store.shard_of(key)]:
-        rows = shard.read(bound(operate.dead_letters, key, limit - len(out)))
+        rows = shard.read(bound(operate.dead_letters, key, limit - len(out)), hot=False)
         out += [
             DeadLetter(
                 key=decode_key(k), seq=seq, id=i, body=body, headers=decode_headers(headers, shard.number), kind=kind,

@@ -96,7 +96,7 @@ class Bulk:
         Raises:
             ConfigError: the batch is older than what is remembered of its writer.
         """
-        return self._shard(self.home(token)).read(bound(applied.find, token))
+        return self._shard(self.home(token)).read(bound(applied.find, token), hot=False)
 
     def decide(self, token: Token, size: Size, files: str) -> Applied:
         """Make these files the batch, unless others are already. Durable on return; returns what is decided.
@@ -147,7 +147,7 @@ class Bulk:
 
     def unfinished(self) -> list[Token]:
         """Batches that were decided and are not whole: their writers died on the way."""
-        return [token for shard in self._store.healthy() for token in shard.read(applied.unfinished)]
+        return [token for shard in self._store.healthy() for token in shard.read(applied.unfinished, hot=False)]
 
     # ---- their files
 

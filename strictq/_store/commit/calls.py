@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from ... import _hints as hints
+from ... import _process
 from ..._errors import InvalidArgument
 from .tx import Tx
 
@@ -46,13 +46,13 @@ class OpenTransaction:
     __slots__ = ("_outer", "_pid", "_store")
 
     def __init__(self, store: object) -> None:
-        outer: OpenTransaction | None = _open_transaction.get()
+        outer: OpenTransaction | None = open_transaction.get()
         while outer is not None and outer._store is None:
             outer = outer._outer
         self._outer: OpenTransaction | None = outer
         self._store: object | None = store
-        self._pid = os.getpid()
-        _open_transaction.set(self)
+        self._pid = _process.pid
+        open_transaction.set(self)
 
     def end(self) -> None:
         self._store = None
@@ -64,10 +64,10 @@ class OpenTransaction:
         Raises:
             InvalidArgument: this context is inside such a transaction; nothing changed.
         """
-        block = _open_transaction.get()
+        block = open_transaction.get()
         while block is not None:
             # In a child that was forked inside the block, the block never ends.
-            if block._store is store and block._pid == os.getpid():
+            if block._store is store and block._pid == _process.pid:
                 raise InvalidArgument(
                     "this is inside a transaction of the queue, and would not be part of it; nothing was changed",
                     hint=hints.USE_TX_METHODS,
@@ -75,7 +75,7 @@ class OpenTransaction:
             block = block._outer
 
 
-_open_transaction: ContextVar[OpenTransaction | None] = ContextVar("strictq_open_transaction", default=None)
+open_transaction: ContextVar[OpenTransaction | None] = ContextVar("strictqopen_transaction", default=None)
 """The innermost; transactions of different queues may be open inside each other."""
 
 
@@ -146,8 +146,3 @@ class Call:
         """What it did, or met, is undone."""
         self.result = self.error = None
         self.finished = False
-
-    def outcome(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.result

@@ -71,6 +71,8 @@ class ShardWal:
         self._most = WAL_GROWTH * self._checkpoint_at
         """Pages; less where the disk has little room: a checkpoint may have to add all of them to the database."""
         self._looked_at = 0
+        self._quiet_to = 0
+        """Commits up to here, in pages of the WAL, ask for nothing."""
         self._checkpointer: apsw.Connection | None = None
         self._mark: wal_file.Mark | None = None
         self._full = host.catalog.durability == "full"
@@ -170,10 +172,13 @@ class ShardWal:
             db.set_wal_hook(self._committed)
             self._note_frames()  # before there are any: a process may be killed between its first commit and the hook
             self._noted = False
+            self._quiet_to = 0
 
     def _committed(self, _db: apsw.Connection, _name: str, pages: int) -> int:
         """SQLite's WAL hook. The commit is done: whatever goes wrong here must not look as if it were not."""
         before, self.pages = self.pages, pages
+        if before < pages < self._quiet_to:
+            return apsw.SQLITE_OK
         try:
             self._wal_grew(pages, began=pages <= before)
         except Exception:
@@ -192,6 +197,7 @@ class ShardWal:
             self._note_frames()
         if pages >= self._checkpoint_at:
             self._host.wal_grew(self._shard)
+        self._quiet_to = 0 if self._full else min(self._looked_at + SHORT_WAL_PAGES, self._checkpoint_at)
 
     def _note_frames(self) -> None:
         """Let the mark say that the WAL has frames. At "full" those of a commit are on the disk; else, and before there are any,

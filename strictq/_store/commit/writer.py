@@ -7,7 +7,6 @@ thread, so there a plain lock serves.
 from __future__ import annotations
 
 import copy
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import apsw
 
 from ... import _files as files
 from ... import _hints as hints
+from ... import _process
 from ..._config import QueueConfig
 from ..._errors import (
     ForkedProcess,
@@ -113,7 +113,7 @@ class Writer:
         self._host = host
         self._grouped = grouped
         self._db: apsw.Connection | None = None
-        self._pid = os.getpid()
+        self._pid = _process.pid
         self._closed = False
         self._inside = False
         self._suspects = host.suspects
@@ -144,18 +144,23 @@ class Writer:
             OutcomeUnknown: the COMMIT failed.
             Whatever the operation raises: nothing changed.
         """
-        self.require_outside()  # it would wait for itself, and everybody for the transaction that this thread has open
+        if self._owner:
+            self.require_outside()  # it would wait for itself, and everybody for the transaction that this thread has open
         began = time.monotonic() if self._observers.durations else 0.0
         call = Call(operation, BUSY_SECONDS if seconds is None else 0.0 if self._in_vain else seconds)
         try:
-            self._told(self._grouping.commit(call) if self._grouped else self._locked(lambda: self._commit([call]), call.seconds))
+            tx = self._grouping.commit(call) if self._grouped else self._commit_alone(call)
         except StoreBusy:
             if seconds is not None:
                 self._in_vain = True
             raise
+        if tx is not None and (tx.wake or tx.events or tx.counts_before is not None):
+            self._told(tx)
         if began:
             self._observers.timed("commit", began, self._shard)
-        return call.outcome()  # type: ignore[no-any-return]
+        if call.error is not None:
+            raise call.error
+        return call.result  # type: ignore[no-any-return]
 
     def read(self, look: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
         """Run `look` in a read transaction on the writing connection: short looks only."""
@@ -203,10 +208,23 @@ class Writer:
 
     # ---- one transaction
 
-    def _commit(self, calls: list[Call], join: Callable[[], None] = lambda: None) -> Tx:
+    def _commit_alone(self, call: Call) -> Tx:
+        """One call in a transaction of its own. As `_locked`, written out: every call at "process" comes through here."""
+        held: list[bool] = []
+        try:
+            held += map(self._lock.acquire, _WAIT, (call.seconds,))
+            self._taken(held, call.seconds)
+            return self._commit([call])
+        finally:
+            if held and held[0]:
+                self._owner = 0
+                self._lock.release()
+
+    def _commit(self, calls: list[Call], join: Callable[[], None] | None = None) -> Tx:
         tx = self._begin()
         try:
-            join()
+            if join is not None:
+                join()
             if len(calls) == 1:
                 calls[0].result = calls[0].operation(tx)
             else:
@@ -285,7 +303,9 @@ class Writer:
 
     def _begin(self) -> Tx:
         host = self._host
-        db = self._connection()
+        db = self._db
+        if db is None or db.in_transaction or self._suspects(self._shard):
+            db = self._connection()
         try:
             db.execute("BEGIN IMMEDIATE")
         except BaseException as e:
@@ -293,12 +313,14 @@ class Writer:
         try:
             before = db.total_changes()
             self._in_vain = False
-            totals = Totals.read(db)
+            hot = self._hot if self.logs else None
+            totals = Totals.read(db) if hot is None else hot.begin(db)
             if totals.config_version != host.settings[1]:
                 self._require_range(db)
                 self._agree_on_config(db, totals)
-            hot = self._hot if self._has_logs(db, host.settings[0]) else None
-            if hot is not None:
+            if not self.logs and self._has_logs(db, host.settings[0]) and hot is None:
+                hot = self._hot
+                assert hot is not None
                 hot.agree(db, totals)
             tx = Tx(db, self._shard, totals, host.now(), host.settings[0], before, hot)
             if totals.epoch != host.epoch:
@@ -311,9 +333,11 @@ class Writer:
 
     def _has_logs(self, db: apsw.Connection, config: QueueConfig) -> bool:
         """Has the shard logs for hot lanes? They are made when hot lanes are wanted first, and stay."""
+        if self._hot is None:
+            return False
         if self.logs is None:
             self.logs = db.execute(HOT.exists).get is not None
-        if not self.logs and config.hot_lanes and self._hot is not None:
+        if not self.logs and config.hot_lanes:
             db.execute(HOT.schema).fetchall()
             self.logs = True
         return self.logs
@@ -357,7 +381,8 @@ class Writer:
 
     def _write_totals(self, tx: Tx) -> None:
         """The counter row, if anything else was written."""
-        tx.require_whole()
+        if not tx.db.in_transaction:
+            tx.require_whole()
         if tx.db.total_changes() - tx.changes_before == tx.hot_changes and not tx.dirty:
             return  # the logs say what the counter row does not include
         if tx.hot is not None:
@@ -371,7 +396,7 @@ class Writer:
             tx.run("COMMIT")
             tx.committed = True
             if tx.hot is not None:
-                tx.hot.unsure = False
+                tx.hot.committed(tx.totals)
             self.pending = tx.totals.pending
         except apsw.Error as e:
             self._roll_back(tx)
@@ -494,7 +519,7 @@ class Writer:
 
     def require(self) -> None:
         """Refuse to work after close, or in a child that was not prepared."""
-        if self._pid != os.getpid():
+        if self._pid != _process.pid:
             raise ForkedProcess("the queue came through a fork that it could not prepare for")
         if self._closed:
             raise QueueClosed("the queue is closed")
@@ -511,7 +536,8 @@ class Writer:
             raise StoreBusy("another thread holds the shard's write lock", shard=self._shard)
         self._owner = threading.get_ident()
         self._lock_wait.seconds = seconds
-        self.require()
+        if self._closed or self._pid != _process.pid:
+            self.require()
 
     def _connected(self, work: Callable[[apsw.Connection], T], failures: tuple[type[Exception], ...], seconds: float | None) -> T:
         """Run `work` on the connection with the lock held; what it raises of `failures` is told as ours."""
@@ -586,7 +612,7 @@ class Writer:
             # The threads that waited here exist in the parent only; an open block of this thread still holds its lock.
             owner = self._owner
             self._make_locks()
-            self._pid = os.getpid()
+            self._pid = _process.pid
             if self._inside:
                 self._lock.acquire()
                 self._owner = owner

@@ -49,7 +49,7 @@ def cool_lane(tx: Tx, lane: int) -> None:
 
 def cool_all(tx: Tx) -> None:
     """Move every hot lane to the tables, and empty the logs."""
-    if tx.hot is not None and (tx.hot.rows or tx.hot.lanes):
+    if tx.hot is not None and (tx.hot.ids or tx.hot.lanes):
         _cool(tx, tx.hot, list(tx.hot.lanes.values()), tx.hot.top)
 
 
@@ -57,8 +57,8 @@ def cool_some(tx: Tx) -> bool:
     """A bounded step towards `cool_all`. Returns whether no lane is hot any more."""
     hot = tx.hot
     if hot is not None and hot.lanes:
-        if hot.rows > STEP:
-            _cool_to(tx, hot, hot.row_at(STEP - 1), STEP)
+        if len(hot.ids) > STEP:
+            _cool_to(tx, hot, hot.ids[STEP - 1], STEP)
         else:
             cool_all(tx)
     return hot is None or not hot.lanes
@@ -71,8 +71,8 @@ def fold(tx: Tx) -> None:
         return
     if len(hot.events) > EVENTS_MAX:
         cool_all(tx)
-    elif (over := hot.rows - WINDOW) >= STEP:
-        _cool_to(tx, hot, hot.row_at(over - 1), over)
+    elif (over := len(hot.ids) - WINDOW) >= STEP:
+        _cool_to(tx, hot, hot.ids[over - 1], over)
 
 
 def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:

@@ -48,7 +48,7 @@ class Shadows:
         memory = self._memory
         totals = Totals.read(db)
         memory.agree(db, totals)
-        if not memory.rows:
+        if not memory.ids:
             return hidden
         if self._made is None:
             db.execute(HOT.make_shadows).fetchall()

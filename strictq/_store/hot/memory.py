@@ -22,7 +22,7 @@ import apsw
 
 from ..._errors import StoreCorrupt
 from ..._sql import HOT
-from ..commit.tx import NEVER, TOKEN_BITS, Totals, add_acks
+from ..commit.tx import NEVER, TOKEN_BITS, Totals, Tx, add_acks
 from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, KEY, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT, Row
 
 CLAIM, ACK, START, COOL = 1, 2, 3, 4
@@ -174,26 +174,52 @@ class Memory:
         self.last_token = 0
         self.next_deadline = NEVER
         """No lease ends before it."""
-        # Rows of the inbox, and whose they are.
-        self._ids: list[int] = []
+        self.ids: list[int] = []
+        """Rows of the inbox."""
         self._owners: list[HotLane] = []
+        """Whose they are."""
         # Lanes that may be ready, by the arrival numbers of their heads: those that were empty, and those that had a lease.
         self._fifo: deque[tuple[int, HotLane]] = deque()
         self._heap: list[tuple[int, HotLane]] = []
-        self._base: list[int] | None = None
+        self._gate = -1
+        """That of the counter row which the counts below are to be added to; -1: none."""
+        self._quiet_from = -1
+        self._quiet_to = 0
+        """With the gate that it was looked at, the tables list no lane that is ready, nor a delay that ends before a time."""
+        self._totals: Totals | None = None
+        """Of the last transaction, where it was committed: what the next one begins with, if nobody writes in between."""
         self._sends = self._receives = self._claims = self._acks = 0
         self._rate, self._rate_at = 0.0, 0
 
     # ---- agreeing with the tables
 
+    def begin(self, db: apsw.Connection) -> Totals:
+        """Learn what other processes wrote, and return the totals that a write transaction begins with."""
+        newest = db.execute(HOT.newest).get
+        totals, self._totals = self._totals, None
+        if totals is None or self.unsure or newest != (self.seen, self.top, self._gate):
+            totals = Totals.read(db)
+            self._agree(db, totals, *newest)
+        return totals
+
+    def committed(self, totals: Totals) -> None:
+        """The transaction that began with `begin`, or agreed, is committed."""
+        totals.dead_letters = 0
+        self._totals = totals
+        self.unsure = False
+
     def agree(self, db: apsw.Connection, totals: Totals) -> None:
-        """Learn what other processes wrote, and add to the totals of a transaction what its counter row does not include."""
-        seen, top, *base = db.execute(HOT.newest).get
-        if self.unsure or (seen, top) != (self.seen, self.top):
+        """Learn what other processes wrote, and add to the totals of a counter row what it does not include."""
+        self._totals = None
+        self._agree(db, totals, *db.execute(HOT.newest).get)
+
+    def _agree(self, db: apsw.Connection, totals: Totals, seen: int, top: int, gate: int) -> None:
+        if self.is_behind(seen, top):
             self._catch_up(db, seen, top)
-            self._base = None
-        if self._base != base:
-            self._recount(totals, *base)
+            self._gate = -1
+        if self._gate != gate:
+            self._recount(totals, *db.execute(HOT.counted).get)
+            self._gate = gate
         totals.last_id = max(totals.last_id, self.top)
         totals.last_token = max(totals.last_token, self.last_token)
         totals.sends += self._sends
@@ -208,7 +234,7 @@ class Memory:
         if self.unsure:
             self._catch_up(db, *db.execute(HOT.newest).get[:2])
             self.unsure = True  # until the COMMIT
-            self._base = None
+            self._gate = -1
 
     def _catch_up(self, db: apsw.Connection, seen: int, top: int) -> None:
         if self.unsure or seen < self.seen or (top < self.top and seen == self.seen):
@@ -247,12 +273,12 @@ class Memory:
         if lane is None:
             lane = self.enter(row[KEY], row[SEQ])
         lane.seq = row[SEQ]
-        self.arrive(lane, row)
+        self.arrive([(lane, row)])
 
     def _happened(self, event: Entry, claim: Claim, ids: array[int]) -> None:
         """A row of the journal: its messages are grouped lane by lane. What belonged to lanes that have cooled is left out."""
         groups: dict[HotLane, set[int]] = {}
-        known = self._ids
+        known = self.ids
         for i in ids:
             at = bisect_right(known, i) - 1
             if at >= 0 and known[at] == i and not (lane := self._owners[at]).gone:
@@ -265,7 +291,7 @@ class Memory:
             for lane, rows in picked:
                 if lane.lease is not None or rows[-1] is not lane.rows[len(rows) - 1]:
                     raise StoreCorrupt(f"row {event.id} of its journal leases messages twice", shard=self._shard)
-            self.lease([(lane, len(rows)) for lane, rows in picked], claim)
+            self.lease(picked, claim)
         elif event.kind == ACK:
             # Where some of its rows are gone from the inbox, the lanes' rows remember the acks.
             first = known[0] if known else NEVER
@@ -276,8 +302,7 @@ class Memory:
 
     def _recount(self, totals: Totals, inbox_top: int, journal_top: int) -> None:
         """Another transaction wrote the counter row: what does that not include yet?"""
-        self._base = [inbox_top, journal_top]
-        self._sends = len(self._ids) - bisect_right(self._ids, inbox_top)
+        self._sends = len(self.ids) - bisect_right(self.ids, inbox_top)
         self._receives = self._claims = self._acks = 0
         self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
         new: list[Entry] = []
@@ -296,16 +321,20 @@ class Memory:
             self._acks += event.messages
             self._rate, self._rate_at = add_acks(self._rate, self._rate_at, event.at, event.messages)
 
-    def note(self, event: Entry) -> None:
-        """A row of the journal was written by this process."""
+    def note(self, event: Entry, totals: Totals) -> None:
+        """A row of the journal was written by this process. The totals of its transaction include it."""
         self.events.append(event)
-        self._count(event)
+        if event.kind == CLAIM:
+            self._receives += event.messages
+            self._claims += 1
+        elif event.kind == ACK:
+            self._acks += event.messages
+            self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
 
     def counted(self, db: apsw.Connection, totals: Totals) -> None:
         """A transaction writes the counter row now, with everything that memory has."""
         self.unsure = True
-        self._base = [self.top, self.seen]
-        db.execute(HOT.write_counted, self._base)
+        self._gate = db.execute(HOT.write_counted, (self.top, self.seen)).get
         self._sends = self._receives = self._claims = self._acks = 0
         self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
 
@@ -316,47 +345,60 @@ class Memory:
         lane = self.lanes[key] = HotLane(key, first - 1)
         return lane
 
-    def arrive(self, lane: HotLane, row: Row) -> None:
-        """A message was sent."""
-        arrival = row[ID]
-        rows = lane.rows
-        if not rows:
-            self._fifo.append((arrival, lane))
-        rows.append(row)
-        lane.touched = self.top = arrival
-        self._ids.append(arrival)
-        self._owners.append(lane)
-        self._sends += 1
+    def arrive(self, arrivals: Sequence[tuple[HotLane, Row]]) -> bool:
+        """Messages were sent. Returns whether a lane had none."""
+        first = False
+        arrival = 0
+        for lane, row in arrivals:
+            arrival = row[ID]
+            rows = lane.rows
+            if not rows:
+                self._fifo.append((arrival, lane))
+                first = True
+            rows.append(row)
+            lane.touched = arrival
+            self.ids.append(arrival)
+            self._owners.append(lane)
+        self.top = arrival
+        self._sends += len(arrivals)
+        return first
 
-    def lease(self, taken: Iterable[tuple[HotLane, int]], claim: Claim) -> None:
+    def lease(self, taken: Iterable[tuple[HotLane, Sequence[Row]]], claim: Claim) -> None:
         """The first messages of some lanes were leased."""
-        for lane, n in taken:
-            lane.lease = HotLease(claim, lane.rows[:n])
+        for lane, rows in taken:
+            lane.lease = HotLease(claim, rows)
         self.next_deadline = min(self.next_deadline, claim.deadline)
         self.last_token = max(self.last_token, claim.token & ((1 << TOKEN_BITS) - 1))
 
-    def ack(self, picked: Iterable[tuple[HotLane, Sequence[Row]]], at: int, low: int | None) -> None:
-        """Messages of some leases were acked; each lane occurs once.
+    def ack(self, picked: Iterable[tuple[HotLane, Sequence[Row]]], at: int, low: int | None) -> bool:
+        """Messages of some leases were acked; each lane occurs once. Returns whether a lane is ready now.
 
         Args:
             low: the lowest arrival number of all; None: not all of them are in the inbox any more.
         """
+        ready = False
         for lane, rows in picked:
             lease = lane.lease
             assert lease is not None
             n = len(rows)
-            if rows[-1] is lane.rows[n - 1]:
+            if n == len(lane.rows):
+                lane.rows = []
+            elif rows[-1] is lane.rows[n - 1]:
                 del lane.rows[:n]
             else:
                 gone = {row[ID] for row in rows}
                 lane.rows = [row for row in lane.rows if row[ID] not in gone]
             lane.active_at = at
-            lane.done = None if low is None else Done(lease.claim.token, low, [row[SEQ] for row in rows])
+            lo, hi = rows[0][SEQ], rows[-1][SEQ]
+            seqs = range(lo, hi + 1) if hi - lo + 1 == n else [row[SEQ] for row in rows]
+            lane.done = None if low is None else Done(lease.claim.token, low, seqs)
             lease.pending -= n
             if not lease.pending:
                 lane.lease = None
                 if lane.rows:
                     heappush(self._heap, (lane.rows[0][ID], lane))
+                    ready = True
+        return ready
 
     def start(self, some: Iterable[tuple[HotLane, int]]) -> None:
         """Handlers of messages were started."""
@@ -369,7 +411,7 @@ class Memory:
         for key in keys:
             if (lane := self.lanes.get(key)) is not None:
                 self._leave(lane)
-        n = bisect_right(self._ids, upto)
+        n = bisect_right(self.ids, upto)
         for lane in self._owners[:n]:
             if lane.gone:
                 continue
@@ -377,7 +419,7 @@ class Memory:
                 self._leave(lane)
             elif lane.done is not None and lane.done.low <= upto:
                 lane.done = None
-        del self._ids[:n], self._owners[:n]
+        del self.ids[:n], self._owners[:n]
 
     def _leave(self, lane: HotLane) -> None:
         lane.gone = True
@@ -400,6 +442,15 @@ class Memory:
                 fifo.popleft()
         return None
 
+    def are_tables_quiet(self, tx: Tx) -> bool:
+        """Is there nothing to claim in the tables? They are looked at once after each transaction that wrote to them."""
+        if tx.now >= tx.totals.next_deadline or self._gate < 0 or tx.db.total_changes() - tx.changes_before != tx.hot_changes:
+            return False
+        if self._quiet_from != self._gate:
+            listed, due = tx.run(HOT.listed).get
+            self._quiet_from, self._quiet_to = self._gate, 0 if listed else NEVER if due is None else due
+        return tx.now < self._quiet_to
+
     def pop(self) -> None:
         """Take what `head` returned out of the order."""
         if self._heap and (not self._fifo or self._heap[0][0] < self._fifo[0][0]):
@@ -412,9 +463,7 @@ class Memory:
         heappush(self._heap, (lane.rows[0][ID], lane))
 
     def expired(self, now: int, limit: int) -> list[HotLane]:
-        """Lanes whose leases are over by time, `limit` at most."""
-        if now < self.next_deadline:
-            return []
+        """Lanes whose leases are over by time, `limit` at most; `next_deadline` has come."""
         ends = [(lane.lease.claim.deadline, lane) for lane in self.lanes.values() if lane.lease is not None]
         self.next_deadline = min((deadline for deadline, _ in ends), default=NEVER)
         return [lane for deadline, lane in ends if deadline <= now][:limit]
@@ -429,15 +478,6 @@ class Memory:
     def looks_ready(self) -> bool:
         """May a lane be ready?"""
         return bool(self._fifo or self._heap)
-
-    @property
-    def rows(self) -> int:
-        """Of the inbox."""
-        return len(self._ids)
-
-    def row_at(self, n: int) -> int:
-        """The arrival number of the n-th row of the inbox."""
-        return self._ids[n]
 
     def owners(self, n: int) -> list[HotLane]:
         """Whose the first n rows of the inbox are, each once, without those that have cooled."""

@@ -14,10 +14,11 @@ from typing import Any, Final
 from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_rows
 from ..lanes.leases import BODY, ID, SEQ, Row, Settlement
-from .memory import ACK, CLAIM, START, Claim, Entry, HotLane, Memory
+from .memory import ACK, CLAIM, START, Claim, Entry, HotLane, HotLease, Memory
 
 _SEQ_OF: Final = itemgetter(SEQ)
 INSERTS: Final = repeated(HOT.insert_plain, 128, 16, 4, 1)
+_INSERT: Final = INSERTS[1]
 
 
 def write_arrivals(tx: Tx, hot: Memory, arrivals: Sequence[tuple[HotLane, Row]]) -> None:
@@ -29,17 +30,18 @@ def write_arrivals(tx: Tx, hot: Memory, arrivals: Sequence[tuple[HotLane, Row]])
             plain.append((i, key, seq, at, expires, body))
         else:
             tx.run(HOT.insert_full, (i, key, seq, at, expires, headers, size, prepare, process, body))
-    insert_rows(tx, INSERTS, plain)
+    if len(plain) == 1:
+        tx.run(_INSERT, plain[0])
+    else:
+        insert_rows(tx, INSERTS, plain)
     tx.hot_changes += len(arrivals)
-    for lane, row in arrivals:
-        if not lane.rows:
-            tx.wake = True
-        hot.arrive(lane, row)
+    if hot.arrive(arrivals):
+        tx.wake = True
 
 
-def take(tx: Tx, hot: Memory, taken: Sequence[tuple[HotLane, int]], claim: Claim) -> None:
+def take(tx: Tx, hot: Memory, taken: Sequence[tuple[HotLane, Sequence[Row]]], claim: Claim) -> None:
     """Lease the first messages of some lanes, which were popped from the order."""
-    ids = array("q", [row[ID] for lane, n in taken for row in lane.rows[:n]])
+    ids = array("q", [row[ID] for _, rows in taken for row in rows])
     _note(tx, hot, CLAIM, ids, claim)
     hot.lease(taken, claim)
 
@@ -53,20 +55,26 @@ def ack(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
     picked: dict[HotLane, list[Row]] = {}
     starting: list[tuple[HotLane, int]] = []
     left: list[Settlement] = []
+    lanes = hot.lanes
     for batch in batches:
-        lane = _held(hot, batch)
-        rows = None if lane is None else _unresolved(lane, batch.seqs, picked.get(lane))
-        if lane is None or rows is None:
+        lane = lanes.get(batch.key)
+        if lane is None or lane.lease is None or lane.lease.claim.token != batch.token:
             left.append(batch)
             continue
-        known = picked.setdefault(lane, [])
-        known += rows
+        known = picked.get(lane)
+        rows = _unresolved(lane, lane.lease, batch.seqs, known)
+        if rows is None:
+            left.append(batch)
+            continue
+        if known is None:
+            picked[lane] = rows
+        else:
+            known += rows
+            known.sort(key=_SEQ_OF)
         if batch.start is not None:
             starting.append((lane, batch.start))
     if not picked:
         return left
-    for rows in picked.values():
-        rows.sort(key=_SEQ_OF)
     ids = array("q", [row[ID] for rows in picked.values() for row in rows])
     apart = [(row[ID],) for rows in picked.values() for row in rows if row[BODY] is None]
     hot.unsure = True
@@ -74,13 +82,13 @@ def ack(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
         before = tx.db.total_changes()
         tx.many(LANES.delete_body, apart)
         tx.hot_changes += tx.db.total_changes() - before
-    _note(tx, hot, ACK, ids)
-    hot.ack(picked.items(), tx.now, min(ids))
     tx.totals.pending -= len(ids)
     tx.count_acks(len(ids))
-    if any(lane.lease is None and lane.rows for lane in picked):
+    _note(tx, hot, ACK, ids)
+    if hot.ack(picked.items(), tx.now, min(ids)):
         tx.wake = True
-    _start(tx, hot, [(lane, seq) for lane, seq in starting if lane.lease is not None and seq <= lane.lease.hi])
+    if starting:
+        _start(tx, hot, [(lane, seq) for lane, seq in starting if lane.lease is not None and seq <= lane.lease.hi])
     return left
 
 
@@ -125,15 +133,15 @@ def _held(hot: Memory, batch: Settlement) -> HotLane | None:
     return lane
 
 
-def _unresolved(lane: HotLane, seqs: Sequence[int], known: Sequence[Row] | None) -> Sequence[Row] | None:
+def _unresolved(lane: HotLane, lease: HotLease, seqs: Sequence[int], known: Sequence[Row] | None) -> list[Row] | None:
     """The rows of these seqs, all of which the lane's lease holds unresolved; None: it does not."""
-    assert lane.lease is not None
-    n = lane.lease.pending
+    n = lease.pending
     rows = lane.rows
-    if known is None and len(seqs) <= n and rows[len(seqs) - 1][SEQ] == seqs[-1] and rows[0][SEQ] == seqs[0]:
+    if known is None:
         first = rows[: len(seqs)]
-        if seqs[-1] - seqs[0] + 1 == len(seqs) or all(row[SEQ] == seq for row, seq in zip(first, seqs, strict=True)):
-            return first
+        if len(seqs) <= n and first[-1][SEQ] == seqs[-1] and first[0][SEQ] == seqs[0]:
+            if seqs[-1] - seqs[0] + 1 == len(seqs) or all(row[SEQ] == seq for row, seq in zip(first, seqs, strict=True)):
+                return first
     wanted = set(seqs)
     if known is not None and not wanted.isdisjoint(row[SEQ] for row in known):
         return None
@@ -154,4 +162,4 @@ def _note(tx: Tx, hot: Memory, kind: int, ids: array[int], claim: Claim | None =
         (hot.seen, kind, tx.now, hot.top, count, token, deadline, before, charged, consumer, ids.tobytes()),
     )
     tx.hot_changes += 1
-    hot.note(Entry(hot.seen, kind, tx.now, count, max(ids)))
+    hot.note(Entry(hot.seen, kind, tx.now, count, max(ids)), tx.totals)

@@ -65,8 +65,8 @@ class _Claim:
         self.cull = CULL_STEP
         self.stop = False
         self.rows: list[tuple[Any, ...]] = []
-        self.hot: list[tuple[HotLane, int]] = []
-        """Hot lanes that are leased, and how many of their messages."""
+        self.hot: list[tuple[HotLane, list[Row]]] = []
+        """Hot lanes that are leased, and their first messages."""
         self.after = -1
         """The last position of a cold lane that was looked at."""
         self.positions: list[int] = []
@@ -142,14 +142,14 @@ class _Claim:
         self.room -= n
         return held
 
-    def take_hot(self, lane: HotLane, n: int) -> None:
+    def take_hot(self, lane: HotLane, rows: list[Row]) -> None:
         """Lease the first messages of a hot lane."""
         token = self.token
         if not token:
             self.token = token = self.tx.new_token()
-        self.hot.append((lane, n))
-        self.out.leases.append(Held(0, lane.key, token, self.deadline, lane.rows[:n]))
-        self.room -= n
+        self.hot.append((lane, rows))
+        self.out.leases.append(Held(0, lane.key, token, self.deadline, rows))
+        self.room -= len(rows)
 
     def finish(self) -> Claimed:
         tx = self.tx
@@ -192,14 +192,20 @@ class _Claim:
 def claim(tx: Tx, request: Request) -> Claimed:
     """Lease the oldest ready heads, whole lanes at a time (or `per_key` messages of each)."""
     work = _Claim(tx, request)
-    if tx.hot is not None and tx.hot.lanes and not _ready_for_hot(work):
-        return work.finish()
+    hot = tx.hot
+    if hot is not None and hot.lanes:
+        if not _ready_for_hot(work, hot):
+            return work.finish()
+        if request.keys is None and hot.are_tables_quiet(tx):
+            work.last = tx.totals.last_id
+            _claim_both(work, hot, quiet=True)
+            return work.finish()
     work.out.more = sweeps.expire_leases(tx) | sweeps.wake_delayed(tx)
     work.last = tx.totals.last_id if request.arrived_to is None else min(request.arrived_to, tx.totals.last_id)
     if request.keys is not None:
         _claim_keys(work, request.keys)
-    elif tx.hot is not None and tx.hot.lanes:
-        _claim_both(work, tx.hot)
+    elif hot is not None and hot.lanes:
+        _claim_both(work, hot, quiet=False)
     elif request.per_key is None:
         if request.packed:
             _claim_packed(work)
@@ -212,11 +218,10 @@ def claim(tx: Tx, request: Request) -> Claimed:
     return work.finish()
 
 
-def _ready_for_hot(work: _Claim) -> bool:
+def _ready_for_hot(work: _Claim, hot: Memory) -> bool:
     """Cool what this claim can't take hot. False: there is more to cool than one transaction may; claim again."""
     tx, request = work.tx, work.request
-    assert tx.hot is not None
-    if over := tx.hot.expired(tx.now, sweeps.SWEEP_STEP):
+    if tx.now >= hot.next_deadline and (over := hot.expired(tx.now, sweeps.SWEEP_STEP)):
         cooling.cool(tx, over)
     if request.ack_first or request.endless or request.arrived_to is not None or request.bytes_max is not None:
         work.out.more = not cooling.cool_some(tx)
@@ -224,17 +229,21 @@ def _ready_for_hot(work: _Claim) -> bool:
     return True
 
 
-def _claim_both(work: _Claim, hot: Memory) -> None:
-    """Hot and cold lanes, in one order: that of positions, which for a hot lane is its head's arrival number."""
+def _claim_both(work: _Claim, hot: Memory, *, quiet: bool) -> None:
+    """Hot and cold lanes, in one order: that of positions, which for a hot lane is its head's arrival number.
+
+    Args:
+        quiet: no cold lane is listed.
+    """
     tx, last = work.tx, work.last
     most = work.request.per_key or work.room
     while work.room > 0 and not work.stop:
         head = hot.head()
-        cold = tx.run(HOT.next_cold, (work.after,)).get
+        cold = None if quiet else tx.run(HOT.next_cold, (work.after,)).get
         if cold is not None and cold > last:
             cold = None
         if head is not None and (cold is None or head[0] < cold):
-            _take_hot(work, hot, head[1], most, cold)
+            quiet = _take_hot(work, hot, head[1], most, cold) and quiet
         elif cold is not None:
             work.last = last if head is None else min(head[0], last)
             if work.request.per_key is None:
@@ -246,21 +255,23 @@ def _claim_both(work: _Claim, hot: Memory) -> None:
             return
 
 
-def _take_hot(work: _Claim, hot: Memory, lane: HotLane, most: int, cold: int | None) -> None:
-    """Lease a hot lane, and those behind it up to a cold lane's position."""
+def _take_hot(work: _Claim, hot: Memory, lane: HotLane, most: int, cold: int | None) -> bool:
+    """Lease a hot lane, and those behind it up to a cold lane's position. False: a lane cooled, and is the next cold one."""
     now = work.tx.now
+    hot.unsure = True
     while True:
-        rows = lane.rows
-        n = min(len(rows), most, work.room)
-        hot.unsure = True
-        if any(row[EXPIRES] is not None and row[EXPIRES] <= now for row in rows[:n]):
-            cooling.cool(work.tx, [lane])  # at its position in the cold order, where it comes next
-            return
+        rows = lane.rows[: min(most, work.room)]
+        for row in rows:
+            if row[EXPIRES] is not None and row[EXPIRES] <= now:
+                cooling.cool(work.tx, [lane])  # at its position in the cold order, where it comes next
+                return False
         hot.pop()
-        work.take_hot(lane, n)
+        work.take_hot(lane, rows)
+        if work.room <= 0:
+            return True
         head = hot.head()
-        if head is None or work.room <= 0 or (cold is not None and head[0] > cold):
-            return
+        if head is None or (cold is not None and head[0] > cold):
+            return True
         lane = head[1]
 
 

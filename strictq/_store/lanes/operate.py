@@ -205,7 +205,7 @@ def redrive_all(store: Store) -> int:
     total = 0
     for shard in store.healthy():
         after = 0
-        while found := shard.read(bound(lanes_with_dead, after, _WALK_STEP)):
+        while found := shard.read(bound(lanes_with_dead, after, _WALK_STEP), hot=False):
             total += sum(_redrive_lane(shard, lane, None) for lane in found)
             after = found[-1]
     return total
@@ -253,7 +253,7 @@ def forget_history(store: Store, key: bytes | None, shard: int | None, upto: int
         shard = store.shard_of(key).number
     total = 0
     for each in store.healthy() if shard is None else [store.shards[shard]]:
-        at, end = 0, each.read(history.newest) if upto is None else upto
+        at, end = 0, each.read(history.newest, hot=False) if upto is None else upto
         while at < end:
             gone, at = each.drain(bound(history.purge_step, at, end, key))
             total += gone

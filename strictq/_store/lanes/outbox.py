@@ -86,7 +86,7 @@ def forward(shards: Sequence[Shard], origins: Iterable[Shard]) -> None:
 def _from(shards: Sequence[Shard], origin: Shard) -> None:
     """What one shard has for the others; a destination that fails does not hold up the next one."""
     failed: StrictqError | None = None
-    for number in origin.read(destinations):
+    for number in origin.read(destinations, hot=False):
         try:
             if not 0 <= number < len(shards):
                 raise StoreCorrupt(f"its outbox names shard {number}, which does not exist", shard=origin.number)
@@ -99,7 +99,7 @@ def _from(shards: Sequence[Shard], origin: Shard) -> None:
 
 def _to(origin: Shard, destination: Shard) -> None:
     number = destination.number
-    while rows := origin.read(bound(waiting, number)):
+    while rows := origin.read(bound(waiting, number), hot=False):
         origin.sync()
         destination.drain(bound(arrive, origin.incarnation, rows))
         destination.sync()

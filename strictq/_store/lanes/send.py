@@ -200,7 +200,9 @@ def _hot_lanes(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, i
     """
     if tx.config.history != "off" or not tx.config.hot_lanes:
         return {}
-    unfit = {key for key, _, options, times in items if options is not None and not _suits_the_logs(options, times)}
+    unfit: set[bytes] | tuple[()] = ()
+    if any(map(_OPTIONS, items)):
+        unfit = {key for key, _, options, times in items if options is not None and not _suits_the_logs(options, times)}
     known = hot.lanes
     found: dict[bytes, HotLane] = {}
     missing: list[bytes] = []
@@ -231,9 +233,9 @@ def _suits_the_logs(options: Options, times: Times | None) -> bool:
 def _send_hot(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, int], lanes_of: dict[bytes, HotLane]) -> list[Sent]:
     """Append messages to hot lanes."""
     hot.unsure = True
-    arrival = issue(tx, [(lanes_of[key], n) for key, n in counts.items()])
+    arrival = issue(tx, zip(map(lanes_of.__getitem__, counts), counts.values(), strict=True))
     now = tx.now
-    expires = times_of(now, None, tx.config).expires
+    expires = None if tx.config.ttl_seconds is None else times_of(now, None, tx.config).expires
     arrivals: list[tuple[HotLane, Row]] = []
     sent: list[Sent] = []
     stored: bytes | None
