@@ -92,8 +92,13 @@ VALUES {{ (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) }};
 SELECT key, id FROM lane WHERE key IN ({{ ? }});
 
 -- name: write_lane
--- cooling: what a lane has been through. Takes last_seq, resolved, active_at, lane. Index: rowid.
-UPDATE lane SET last_seq = max(last_seq, ?), resolved = ?, active_at = max(active_at, ?) WHERE id = ?;
+-- cooling: what a lane has been through. Takes token, lowest and highest seq and gaps of its last acks (NULL: it keeps those that
+-- it has), last_seq, resolved, active_at, lane. Index: rowid.
+UPDATE lane SET
+    done_token = ifnull(?1, done_token), done_kind = iif(?1 IS NULL, done_kind, 'ack'), done_lo = ifnull(?2, done_lo),
+    done_hi = ifnull(?3, done_hi), done_gaps = iif(?1 IS NULL, done_gaps, ?4),
+    last_seq = max(last_seq, ?5), resolved = ?6, active_at = max(active_at, ?7)
+WHERE id = ?8;
 
 -- name: insert_lease
 -- cooling: the lease of a lane that cools. Takes what `HotLane.lease_row` gives.

@@ -7,6 +7,7 @@ A lane cools when something is wanted of it that only those tables know (`cool`)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from ..._sql import HOT, LANES, repeated
@@ -21,6 +22,8 @@ STEP: Final = 1_024
 """Rows of the inbox that one transaction folds, unless it adds more."""
 EVENTS_MAX: Final = 4 * WINDOW
 """Rows of the journal: with more, every lane cools."""
+TAILS_MAX: Final = 131_072
+"""Lanes that cooled empty and whose last seq memory keeps, so that a send need not look for them."""
 LANE_ROWS_MAX: Final = 4_096
 """A lane with more unresolved messages is a backlog, and cools."""
 _IDS: Final = repeated(HOT.lanes_of, 64, 16, 4, 1)
@@ -36,9 +39,18 @@ def cool(tx: Tx, some: Iterable[HotLane]) -> None:
 
 
 def cool_key(tx: Tx, key: bytes) -> None:
-    """Move the lane of this key to the tables, if it is hot."""
-    if tx.hot is not None and (lane := tx.hot.lanes.get(key)) is not None:
-        _cool(tx, tx.hot, [lane], 0)
+    """Move the lane of this key to the tables, if it is hot. Whatever is written to the row of a lane is preceded by this."""
+    hot = tx.hot
+    if hot is not None:
+        if (lane := hot.lanes.get(key)) is not None:
+            _cool(tx, hot, [lane], 0)
+        hot.tails.pop(key, None)
+
+
+def forget_rows(tx: Tx) -> None:
+    """Rows of lanes were removed."""
+    if tx.hot is not None:
+        tx.hot.forget_numbers()
 
 
 def cool_lane(tx: Tx, lane: int) -> None:
@@ -86,10 +98,8 @@ def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:
 
 def _remember(tx: Tx, lane: HotLane) -> None:
     """A lane that stays hot: its last acks are kept in its row, for a retried call."""
-    number = tx.run(LANES.by_key, (lane.key,)).get
-    if number is None:
-        number = _new_rows(tx, [lane])
     assert lane.done is not None
+    ((number, _),) = _numbered(tx, [lane])
     resolution.remember(tx, number, lane.done.token, "ack", lane.done.seqs)
 
 
@@ -103,7 +113,7 @@ def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int) -> None:
         return
     hot.unsure = True
     numbered = sorted(_numbered(tx, leaving), key=lambda each: each[0])
-    _write(tx, numbered)
+    _write(tx, hot, numbered)
     keys = [lane.key for lane in leaving if lane.touched > upto]
     hot.seen += 1
     tx.run(HOT.insert_event, (hot.seen, COOL, tx.now, hot.top, 0, 0, upto, 0, 0, None, encoded_keys(keys)))
@@ -121,39 +131,34 @@ def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int) -> None:
 
 def _numbered(tx: Tx, leaving: Sequence[HotLane]) -> list[tuple[int, HotLane]]:
     """The lanes with their ids; rows of `lane` are made where there are none."""
-    by_key = {lane.key: lane for lane in leaving}
-    keys = sorted(by_key)
-    found: dict[bytes, int] = {}
+    unknown = {lane.key: lane for lane in leaving if not lane.number}
+    keys = sorted(unknown)
     at, left = 0, len(keys)
     for n, statement in _IDS.items():
         while left >= n:
-            found.update(tx.run(statement, keys[at : at + n]))
+            for key, number in tx.run(statement, keys[at : at + n]):
+                unknown.pop(key).number = number
             at += n
             left -= n
-    new = [by_key[key] for key in keys if key not in found]
-    if new:
-        first = _new_rows(tx, new)
-        found.update((lane.key, first + n) for n, lane in enumerate(new))
-    return [(found[lane.key], lane) for lane in leaving]
+    if unknown:
+        first = tx.totals.last_lane + 1
+        new = [unknown[key] for key in keys if key in unknown]
+        for n, lane in enumerate(new):
+            lane.number = first + n
+        insert_rows(tx, _NEW, [(lane.number, lane.key, 0, 0, tx.now) for lane in new])
+        tx.totals.last_lane += len(new)
+        tx.totals.lanes += len(new)
+    return [(lane.number, lane) for lane in leaving]
 
 
-def _new_rows(tx: Tx, new: Sequence[HotLane]) -> int:
-    """Rows of `lane`, their ids ascending from the one returned."""
-    totals = tx.totals
-    first = totals.last_lane + 1
-    insert_rows(tx, _NEW, [(first + n, lane.key, 0, 0, tx.now) for n, lane in enumerate(new)])
-    totals.last_lane += len(new)
-    totals.lanes += len(new)
-    return first
-
-
-def _write(tx: Tx, numbered: Sequence[tuple[int, HotLane]]) -> None:
-    insert_rows(tx, _MESSAGES, [row for number, lane in numbered for row in lane.message_rows(number)])
-    tx.many(HOT.write_lane, [lane.state_row(number) for number, lane in numbered])
-    for number, lane in numbered:
-        if lane.done is not None:
-            resolution.remember(tx, number, lane.done.token, "ack", lane.done.seqs)
+def _write(tx: Tx, hot: Memory, numbered: Sequence[tuple[int, HotLane]]) -> None:
+    insert_rows(tx, _MESSAGES, [row for number, lane in numbered if lane.rows for row in lane.message_rows(number)])
+    tx.many(HOT.write_lane, [(*lane.resolution_row(), *lane.state_row(number)) for number, lane in numbered])
     if leases := [row for number, lane in numbered if (row := lane.lease_row(number)) is not None]:
         tx.many(HOT.insert_lease, leases)
         tx.totals.next_deadline = min(tx.totals.next_deadline, *(row[-1] for row in leases))
     insert_rows(tx, _READY, [(lane.rows[0][ID], number, 0) for number, lane in numbered if lane.rows and lane.lease is None])
+    hot.tails.update((lane.key, (number, lane.seq)) for number, lane in numbered if not lane.rows and lane.lease is None)
+    if len(hot.tails) > TAILS_MAX:
+        for key in list(islice(hot.tails, TAILS_MAX // 4)):
+            del hot.tails[key]

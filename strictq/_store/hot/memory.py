@@ -23,6 +23,7 @@ import apsw
 from ..._errors import StoreCorrupt
 from ..._sql import HOT
 from ..commit.tx import NEVER, TOKEN_BITS, Totals, Tx, add_acks
+from ..lanes import resolution
 from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, KEY, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT, Row
 
 CLAIM, ACK, START, COOL = 1, 2, 3, 4
@@ -89,13 +90,15 @@ class HotLane:
         next: of the seqs that `issue` reserved last, the first that no message has yet.
         rows: unresolved messages, seq ascending; the lease's first.
         touched: the arrival number of its newest message, resolved or not.
+        number: the id of its row in `lane`; 0: it is not known, or there is none.
         gone: it has cooled. Its key may be hot again, as another object.
     """
 
-    __slots__ = ("active_at", "done", "gone", "key", "lease", "next", "rows", "seq", "touched")
+    __slots__ = ("active_at", "done", "gone", "key", "lease", "next", "number", "rows", "seq", "touched")
 
-    def __init__(self, key: bytes, seq: int) -> None:
+    def __init__(self, key: bytes, seq: int, number: int = 0) -> None:
         self.key = key
+        self.number = number
         self.seq = seq
         self.next = seq + 1
         self.rows: list[Row] = []
@@ -122,6 +125,13 @@ class HotLane:
         rows = self.rows
         last_seq = rows[0][SEQ] - 1 if rows and rows[-1][SEQ] == self.seq else self.seq
         return last_seq, self.seq - len(rows), self.active_at, number
+
+    def resolution_row(self) -> tuple[int | None, int | None, int | None, str | None]:
+        """Its last acks: token, lowest and highest seq, gaps; None: those that its row has."""
+        if self.done is None:
+            return None, None, None, None
+        token, _, seqs = self.done
+        return token, seqs[0], seqs[-1], resolution.gaps(seqs)
 
     def message_rows(self, number: int) -> list[tuple[Any, ...]]:
         """Of each message: number, seq, id, sent_at, expires, headers, size_hint, prepare_seconds, process_seconds, body."""
@@ -167,6 +177,8 @@ class Memory:
 
     def _clear(self) -> None:
         self.lanes: dict[bytes, HotLane] = {}
+        self.tails: dict[bytes, tuple[int, int]] = {}
+        """Lanes that cooled while they were empty and free, and are so still: the ids of their rows, and their last seqs."""
         self.seen = 0
         self.top = 0
         """The newest row of the journal, and of the inbox, that memory has."""
@@ -182,7 +194,9 @@ class Memory:
         self._fifo: deque[tuple[int, HotLane]] = deque()
         self._heap: list[tuple[int, HotLane]] = []
         self._gate = -1
-        """That of the counter row which the counts below are to be added to; -1: none."""
+        """How often the counter row was written, as far as memory knows; -1: it does not know."""
+        self._counts = False
+        """The counts below are to be added to the counter row with this gate."""
         self._quiet_from = -1
         self._quiet_to = 0
         """With the gate that it was looked at, the tables list no lane that is ready, nor a delay that ends before a time."""
@@ -216,10 +230,13 @@ class Memory:
     def _agree(self, db: apsw.Connection, totals: Totals, seen: int, top: int, gate: int) -> None:
         if self.is_behind(seen, top):
             self._catch_up(db, seen, top)
-            self._gate = -1
+            self._counts = False
         if self._gate != gate:
+            self.forget_numbers()
+            self._gate, self._counts = gate, False
+        if not self._counts:
             self._recount(totals, *db.execute(HOT.counted).get)
-            self._gate = gate
+            self._counts = True
         totals.last_id = max(totals.last_id, self.top)
         totals.last_token = max(totals.last_token, self.last_token)
         totals.sends += self._sends
@@ -229,12 +246,18 @@ class Memory:
         totals.acks += self._acks
         totals.ack_rate, totals.ack_rate_at = self._rate, self._rate_at
 
+    def forget_numbers(self) -> None:
+        """What is known of rows of `lane` may not be true any more."""
+        self.tails.clear()
+        for lane in self.lanes.values():
+            lane.number = 0
+
     def undone(self, db: apsw.Connection) -> None:
         """An operation of a group was undone, in a transaction that goes on."""
         if self.unsure:
             self._catch_up(db, *db.execute(HOT.newest).get[:2])
             self.unsure = True  # until the COMMIT
-            self._gate = -1
+            self._counts = False
 
     def _catch_up(self, db: apsw.Connection, seen: int, top: int) -> None:
         if self.unsure or seen < self.seen or (top < self.top and seen == self.seen):
@@ -335,6 +358,7 @@ class Memory:
         """A transaction writes the counter row now, with everything that memory has."""
         self.unsure = True
         self._gate = db.execute(HOT.write_counted, (self.top, self.seen)).get
+        self._counts = True
         self._sends = self._receives = self._claims = self._acks = 0
         self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
 

@@ -137,11 +137,10 @@ def _unresolved(lane: HotLane, lease: HotLease, seqs: Sequence[int], known: Sequ
     """The rows of these seqs, all of which the lane's lease holds unresolved; None: it does not."""
     n = lease.pending
     rows = lane.rows
-    if known is None:
+    if known is None and len(seqs) <= n and rows[len(seqs) - 1][SEQ] == seqs[-1] and rows[0][SEQ] == seqs[0]:
         first = rows[: len(seqs)]
-        if len(seqs) <= n and first[-1][SEQ] == seqs[-1] and first[0][SEQ] == seqs[0]:
-            if seqs[-1] - seqs[0] + 1 == len(seqs) or all(row[SEQ] == seq for row, seq in zip(first, seqs, strict=True)):
-                return first
+        if seqs[-1] - seqs[0] + 1 == len(seqs) or all(row[SEQ] == seq for row, seq in zip(first, seqs, strict=True)):
+            return first
     wanted = set(seqs)
     if known is not None and not wanted.isdisjoint(row[SEQ] for row in known):
         return None

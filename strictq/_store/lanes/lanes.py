@@ -416,5 +416,6 @@ def forget_idle(tx: Tx, first: int, count: int, *, keep: Container[int] = ()) ->
     for lane, last_seq, hold, active_at in tx.run(LANES.some_lanes, (first, count)).fetchall():
         if active_at <= oldest and hold is None and lane not in keep and not tx.run(LANES.lane_has_rows, (lane,)).get:
             tx.run(LANES.delete, (lane,))
+            cooling.forget_rows(tx)
             tx.totals.lanes -= 1
             tx.totals.seq_floor = max(tx.totals.seq_floor, last_seq)

@@ -211,7 +211,10 @@ def _hot_lanes(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, i
         if key in unfit or n > cooling.LANE_ROWS_MAX:
             continue
         if lane is None:
-            missing.append(key)
+            if (tail := hot.tails.pop(key, None)) is not None:
+                found[key] = HotLane(key, tail[1], tail[0])
+            else:
+                missing.append(key)
         elif len(lane.rows) + n <= cooling.LANE_ROWS_MAX:
             found[key] = lane
     if missing:
@@ -222,7 +225,7 @@ def _hot_lanes(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, i
             if row is None:
                 found[key] = HotLane(key, tx.totals.seq_floor)
             elif not row[2] and row[4]:
-                found[key] = HotLane(key, row[3])
+                found[key] = HotLane(key, row[3], row[1])
     return found
 
 
@@ -290,8 +293,10 @@ def tails(tx: Tx, keys: Sequence[bytes]) -> dict[bytes, Tail]:
     Args:
         keys: sorted, each once.
     """
-    if tx.hot is not None and (warm := [hot for key in keys if (hot := tx.hot.lanes.get(key)) is not None]):
-        cooling.cool(tx, warm)
+    if tx.hot is not None:
+        cooling.cool(tx, [lane for key in keys if (lane := tx.hot.lanes.get(key)) is not None])
+        for key in keys:
+            tx.hot.tails.pop(key, None)
     found: dict[bytes, Tail] = {}
     for key, lane, newest, last_seq, free in _look_up(tx, keys):
         found[key] = Tail(lane, newest if newest > last_seq else last_seq, not newest and bool(free))
