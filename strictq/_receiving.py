@@ -47,8 +47,8 @@ class Receiving:
         Raises:
             InvalidArgument: an argument is invalid.
         """
-        plain = per_key is lease_seconds is keys is consumer is None and not ack_first and charge and not starts
-        if plain and type(max_messages) is int:
+        usual = per_key is None and lease_seconds is None and keys is None and consumer is None
+        if usual and not ack_first and charge and not starts and type(max_messages) is int:
             return _plain_request(max_messages, default_consumer())
         validate.whole("max_messages", max_messages, 1, validate.MESSAGES_MAX)
         if per_key is not None:

@@ -149,8 +149,8 @@ class Queue:
         Source: docs/explanation/guarantees.md
         """
         if (
-            dedup_id is at is ttl is headers is size_hint is prepare_seconds is process_seconds is None
-            and delay == 0.0
+            (dedup_id is None and at is None and ttl is None and headers is None and size_hint is None)
+            and (prepare_seconds is None and process_seconds is None and type(delay) is float and not delay)
             and not isinstance(body, Message)
         ):
             return self._client.sending.send_body(body, key)

@@ -106,7 +106,7 @@ class _Work:
         """
         if self.acks is None:
             return False
-        batch = self._batch(tx, self.acks)
+        batch = self._batch(self.acks)
         if not self.acks.in_order:
             return not settle.is_held(tx, batch)
         first = batch.seqs[0]
@@ -133,7 +133,7 @@ class _Work:
             _HappenedBefore: it did.
         """
         self.execute(tx, changes.statements)
-        if self.acks is not None and (happened or not settle.ack_lane(tx, self._batch(tx, self.acks, changes.took))):
+        if self.acks is not None and (happened or not settle.ack_lane(tx, self._batch(self.acks, changes.took))):
             raise _HappenedBefore
         if changes.key_state is not UNSET:
             settle.set_key_state(tx, self.key, changes.key_state)
@@ -173,10 +173,8 @@ class _Work:
         return Committed(self.shard.number, [Placed(self.store.shard_of(item[0]).number, None, None) for item in changes.sends])
 
     @staticmethod
-    def _batch(tx: Tx, acks: Acks, took: tuple[float | None, float] | None = None) -> Settlement:
-        batch = acks.held.some(acks.seqs, took=took)
-        settle.locate(tx, [batch])
-        return batch
+    def _batch(acks: Acks, took: tuple[float | None, float] | None = None) -> Settlement:
+        return acks.held.some(acks.seqs, took=took)
 
 
 def transact(store: Store, key: bytes, acks: Acks | None, changes: Changes) -> Committed:

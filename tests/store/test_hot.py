@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ KEYS = ["a", "b", b"c", 4, "e" * 300]
 HOT = QueueConfig(hot_lanes=True, retry_delay_seconds=0.0, max_attempts=None)
 ACTS = [
     "send", "send_many", "receive", "receive", "ack", "ack_many", "ack_part", "nack", "defer", "start", "extend", "reject",
-    "release", "hold", "delayed", "ttl", "dedup", "wait", "look", "transaction",
+    "release", "hold", "delayed", "ttl", "dedup", "wait", "look", "transaction", "transact", "transact", "transact_any",
+    "at_most_once", "more",
 ]  # fmt: skip
 
 
@@ -105,6 +107,7 @@ class Walk:
         self.owners: dict[int, strictq.Queue] = {}
         self.sent: dict[Any, int] = defaultdict(int)
         self.acked: dict[Any, set[int]] = defaultdict(set)
+        self.states: dict[Any, bytes] = {}
 
     def step(self) -> None:
         r = self.random
@@ -218,6 +221,7 @@ class Walk:
     def release(self, _q: strictq.Queue) -> None:
         for d in self._pick():
             self._settle(d.lease.release, d)
+            self._settle(d.lease.release, d)  # a second time there is nothing to give back
 
     def hold(self, q: strictq.Queue) -> None:
         key = self.random.choice(KEYS)
@@ -239,6 +243,51 @@ class Walk:
         with q.transaction(key="a") as tx:
             tx.send(b"t", key=key)
         self.sent[key] += 1
+
+    def transact(self, _q: strictq.Queue) -> None:
+        """An ack, a state and a send at once; the state counts the transactions of its key."""
+        for d in self._pick():
+            key = self.random.choice(KEYS)
+            try:
+                with self.owners[id(d)].transaction(d) as tx:
+                    known = tx.key_state if self.random.random() < 0.5 else None
+                    assert known in (None, self.states.get(d.key))
+                    tx.key_state = state = b"%d" % self.random.randrange(1000)
+                    tx.send(b"t", key=key)
+            except (strictq.LeaseLost, strictq.InvalidArgument):
+                continue
+            self.states[d.key] = state
+            self.sent[key] += 1
+            self._acked(d)
+
+    def transact_any(self, _q: strictq.Queue) -> None:
+        """Some of a lease."""
+        if not self.hands:
+            return
+        lease = self.random.choice(self.hands).lease
+        some = [d for d in self.hands if d.lease is lease and self.random.random() < 0.7]
+        if not some:
+            return
+        self.hands = [d for d in self.hands if d not in some]
+        with suppress(strictq.LeaseLost), self.owners[id(some[0])].transaction(deliveries=some):
+            pass
+        if all(d._state for d in some):
+            for d in some:
+                self._acked(d)
+
+    def at_most_once(self, q: strictq.Queue) -> None:
+        for d in q.receive(self.random.randrange(1, 5), ack_first=True):
+            self._acked(d)
+            if self.random.random() < 0.8:
+                d.done()
+
+    def more(self, _q: strictq.Queue) -> None:
+        if self.hands:
+            d = self.random.choice(self.hands)
+            with suppress(strictq.LeaseLost):
+                got = d.lease.more(3)
+                self.hands += got
+                self.owners |= {id(each): self.owners[id(d)] for each in got}
 
     def drain(self) -> None:
         """Everything that was sent is acked in the end, in order."""

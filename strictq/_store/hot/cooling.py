@@ -99,8 +99,15 @@ def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:
 def _remember(tx: Tx, lane: HotLane) -> None:
     """A lane that stays hot: its last acks are kept in its row, for a retried call."""
     assert lane.done is not None
-    ((number, _),) = _numbered(tx, [lane])
-    resolution.remember(tx, number, lane.done.token, "ack", lane.done.seqs)
+    resolution.remember(tx, number(tx, lane), lane.done.token, "ack", lane.done.seqs)
+
+
+def number(tx: Tx, lane: HotLane) -> int:
+    """The id of the row of a lane that stays hot. It is made if there is none."""
+    assert tx.hot is not None
+    tx.hot.unsure = True  # the id is not known if this is undone
+    _numbered(tx, [lane])
+    return lane.number
 
 
 def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int) -> None:

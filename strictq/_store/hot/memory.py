@@ -26,7 +26,7 @@ from ..commit.tx import NEVER, TOKEN_BITS, Totals, Tx, add_acks
 from ..lanes import resolution
 from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, KEY, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT, Row
 
-CLAIM, ACK, START, COOL = 1, 2, 3, 4
+CLAIM, ACK, START, COOL, EXTEND, RELEASE = 1, 2, 3, 4, 5, 6
 """Kinds of rows of the journal."""
 _KEY_BYTES: Final = 2
 """How the length of a key is written in a row that names keys."""
@@ -90,11 +90,13 @@ class HotLane:
         next: of the seqs that `issue` reserved last, the first that no message has yet.
         rows: unresolved messages, seq ascending; the lease's first.
         touched: the arrival number of its newest message, resolved or not.
+        listed: the arrival number under which it has a place in the order, which may be stale; 0: it has none.
+        expires: no message of it expires before.
         number: the id of its row in `lane`; 0: it is not known, or there is none.
         gone: it has cooled. Its key may be hot again, as another object.
     """
 
-    __slots__ = ("active_at", "done", "gone", "key", "lease", "next", "number", "rows", "seq", "touched")
+    __slots__ = ("active_at", "done", "expires", "gone", "key", "lease", "listed", "next", "number", "rows", "seq", "touched")
 
     def __init__(self, key: bytes, seq: int, number: int = 0) -> None:
         self.key = key
@@ -106,6 +108,8 @@ class HotLane:
         self.done: Done | None = None
         self.touched = 0
         self.active_at = 0
+        self.expires = NEVER
+        self.listed = 0
         self.gone = False
 
     @property
@@ -117,6 +121,10 @@ class HotLane:
         elif self.rows:
             low = self.rows[0][ID]
         return low
+
+    def is_over(self, now: int) -> bool:
+        """May a message of it have expired?"""
+        return now >= self.expires
 
     # What it would be in the tables, if its number were this one.
 
@@ -320,8 +328,12 @@ class Memory:
             first = known[0] if known else NEVER
             low = min(ids)
             self.ack(picked, event.at, low if low >= first else None)
-        else:
+        elif event.kind == START:
             self.start([(lane, row[SEQ]) for lane, rows in picked for row in rows])
+        elif event.kind == EXTEND:
+            self.extend([lane for lane, _ in picked], claim.deadline)
+        else:
+            self.release([lane for lane, _ in picked])
 
     def _recount(self, totals: Totals, inbox_top: int, journal_top: int) -> None:
         """Another transaction wrote the counter row: what does that not include yet?"""
@@ -378,8 +390,11 @@ class Memory:
             rows = lane.rows
             if not rows:
                 self._fifo.append((arrival, lane))
+                lane.listed = arrival
                 first = True
             rows.append(row)
+            if row[EXPIRES] is not None and row[EXPIRES] < lane.expires:
+                lane.expires = row[EXPIRES]
             lane.touched = arrival
             self.ids.append(arrival)
             self._owners.append(lane)
@@ -420,7 +435,7 @@ class Memory:
             if not lease.pending:
                 lane.lease = None
                 if lane.rows:
-                    heappush(self._heap, (lane.rows[0][ID], lane))
+                    self._list(lane)
                     ready = True
         return ready
 
@@ -429,6 +444,19 @@ class Memory:
         for lane, seq in some:
             assert lane.lease is not None
             lane.lease.started = max(lane.lease.started, seq)
+
+    def extend(self, some: Iterable[HotLane], deadline: int) -> None:
+        """Leases last longer, or shorter."""
+        for lane in some:
+            assert lane.lease is not None
+            lane.lease.claim = lane.lease.claim._replace(deadline=deadline)
+        self.next_deadline = min(self.next_deadline, deadline)
+
+    def release(self, some: Iterable[HotLane]) -> None:
+        """Leases were given back whole."""
+        for lane in some:
+            lane.lease = None
+            self._list(lane)
 
     def cool(self, keys: Iterable[bytes], upto: int) -> None:
         """Lanes left the logs: those of these keys, and those whose newest message is a row of the inbox up to `upto`."""
@@ -458,8 +486,10 @@ class Memory:
             first = heap and (not fifo or heap[0][0] < fifo[0][0])
             entry = heap[0] if first else fifo[0]
             arrival, lane = entry
-            if lane.rows and lane.rows[0][ID] == arrival and lane.lease is None and not lane.gone:
-                return entry
+            if lane.listed == arrival:
+                if lane.rows and lane.rows[0][ID] == arrival and lane.lease is None and not lane.gone:
+                    return entry
+                lane.listed = 0
             if first:
                 heappop(heap)
             else:
@@ -478,13 +508,17 @@ class Memory:
     def pop(self) -> None:
         """Take what `head` returned out of the order."""
         if self._heap and (not self._fifo or self._heap[0][0] < self._fifo[0][0]):
-            heappop(self._heap)
+            _, lane = heappop(self._heap)
         else:
-            self._fifo.popleft()
+            _, lane = self._fifo.popleft()
+        lane.listed = 0
 
-    def put_back(self, lane: HotLane) -> None:
-        """Back into the order: it was popped, and is not leased."""
-        heappush(self._heap, (lane.rows[0][ID], lane))
+    def _list(self, lane: HotLane) -> None:
+        """Into the order, where its head arrived, unless it stands there."""
+        arrival = lane.rows[0][ID]
+        if lane.listed != arrival:
+            lane.listed = arrival
+            heappush(self._heap, (arrival, lane))
 
     def expired(self, now: int, limit: int) -> list[HotLane]:
         """Lanes whose leases are over by time, `limit` at most; `next_deadline` has come."""

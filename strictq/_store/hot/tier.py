@@ -7,14 +7,14 @@ returns. Everything is checked before anything changes, so what is refused costs
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
 from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_rows
 from ..lanes.leases import BODY, ID, SEQ, Row, Settlement
-from .memory import ACK, CLAIM, START, Claim, Entry, HotLane, HotLease, Memory
+from .memory import ACK, CLAIM, EXTEND, RELEASE, START, Claim, Entry, HotLane, HotLease, Memory
 
 _SEQ_OF: Final = itemgetter(SEQ)
 INSERTS: Final = repeated(HOT.insert_plain, 128, 16, 4, 1)
@@ -92,6 +92,61 @@ def ack(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
     return left
 
 
+def holds(hot: Memory, batch: Settlement) -> bool:
+    """Does a live lease of a hot lane hold these messages, all of them unresolved?"""
+    lane = _held(hot, batch)
+    return lane is not None and lane.lease is not None and _unresolved(lane, lane.lease, batch.seqs, None) is not None
+
+
+def lowest(hot: Memory, batch: Settlement) -> int | None:
+    """The first message that the live lease of a hot lane holds unresolved; None: the token is not that of one."""
+    lane = _held(hot, batch)
+    return None if lane is None else int(lane.rows[0][SEQ])
+
+
+def extend(tx: Tx, hot: Memory, batches: Sequence[Settlement], deadline: int) -> list[Settlement]:
+    """Move the deadlines of leases of hot lanes.
+
+    Returns:
+        The settlements that are not of live leases of hot lanes.
+    """
+    found, left = _leased(hot, batches, lambda _lane, _batch: True)
+    if found:
+        _note(tx, hot, EXTEND, array("q", [lane.rows[0][ID] for lane in found]), deadline=deadline)
+        hot.extend(found, deadline)
+        tx.wake = True
+    return left
+
+
+def release(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
+    """Give leases of hot lanes back, unused.
+
+    Returns:
+        The settlements that are not of live leases of hot lanes, or of a part of one.
+    """
+    found, left = _leased(hot, batches, lambda lane, batch: batch.seqs[0] <= lane.rows[0][SEQ])
+    if found:
+        _note(tx, hot, RELEASE, array("q", [lane.rows[0][ID] for lane in found]))
+        hot.release(found)
+        tx.wake = True
+    return left
+
+
+def _leased(
+    hot: Memory, batches: Sequence[Settlement], fits: Callable[[HotLane, Settlement], bool]
+) -> tuple[list[HotLane], list[Settlement]]:
+    """The hot lanes whose live leases are meant, each once, and the settlements that mean others or do not fit."""
+    found: dict[HotLane, None] = {}
+    left: list[Settlement] = []
+    for batch in batches:
+        lane = _held(hot, batch)
+        if lane is None or not fits(lane, batch):
+            left.append(batch)
+        else:
+            found[lane] = None
+    return list(found), left
+
+
 def start(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
     """Handlers of messages of hot lanes start.
 
@@ -148,13 +203,15 @@ def _unresolved(lane: HotLane, lease: HotLease, seqs: Sequence[int], known: Sequ
     return found if len(found) == len(seqs) == len(wanted) else None
 
 
-def _note(tx: Tx, hot: Memory, kind: int, ids: array[int], claim: Claim | None = None) -> None:
+def _note(tx: Tx, hot: Memory, kind: int, ids: array[int], claim: Claim | None = None, *, deadline: int = 0) -> None:
     """Write a row of the journal."""
     hot.unsure = True
     hot.seen += 1
     count = len(ids)
     token, deadline, before, charged, consumer = (
-        (0, 0, 0, False, None) if claim is None else (claim.token, claim.deadline, claim.before, claim.charged, claim.consumer)
+        (0, deadline, 0, False, None)
+        if claim is None
+        else (claim.token, claim.deadline, claim.before, claim.charged, claim.consumer)
     )
     tx.run(
         HOT.insert_event,

@@ -223,7 +223,7 @@ def _ready_for_hot(work: _Claim, hot: Memory) -> bool:
     tx, request = work.tx, work.request
     if tx.now >= hot.next_deadline and (over := hot.expired(tx.now, sweeps.SWEEP_STEP)):
         cooling.cool(tx, over)
-    if request.ack_first or request.endless or request.arrived_to is not None or request.bytes_max is not None:
+    if request.endless or request.arrived_to is not None or request.bytes_max is not None:
         work.out.more = not cooling.cool_some(tx)
         return not work.out.more
     return True
@@ -259,20 +259,32 @@ def _take_hot(work: _Claim, hot: Memory, lane: HotLane, most: int, cold: int | N
     """Lease a hot lane, and those behind it up to a cold lane's position. False: a lane cooled, and is the next cold one."""
     now = work.tx.now
     hot.unsure = True
+    if work.request.ack_first:
+        cooling.cool(work.tx, _until_full(work, hot, most, cold))
+        return False
     while True:
-        rows = lane.rows[: min(most, work.room)]
-        for row in rows:
-            if row[EXPIRES] is not None and row[EXPIRES] <= now:
-                cooling.cool(work.tx, [lane])  # at its position in the cold order, where it comes next
-                return False
+        if lane.is_over(now):
+            cooling.cool(work.tx, [lane])  # at its position in the cold order, where it comes next
+            return False
         hot.pop()
-        work.take_hot(lane, rows)
+        work.take_hot(lane, lane.rows[: min(most, work.room)])
         if work.room <= 0:
             return True
         head = hot.head()
         if head is None or (cold is not None and head[0] > cold):
             return True
         lane = head[1]
+
+
+def _until_full(work: _Claim, hot: Memory, most: int, cold: int | None) -> list[HotLane]:
+    """Take the next hot lanes out of the order: as many as fill the request, up to a cold lane's position."""
+    some: list[HotLane] = []
+    room = work.room
+    while room > 0 and (head := hot.head()) is not None and (cold is None or head[0] < cold):
+        hot.pop()
+        some.append(head[1])
+        room -= min(len(head[1].rows), most)
+    return some
 
 
 def _claim_whole(work: _Claim) -> None:
@@ -340,17 +352,29 @@ def _claim_heads(work: _Claim, per_key: int) -> None:
 def _claim_keys(work: _Claim, keys: Sequence[bytes]) -> None:
     """Only these lanes, in their order of readiness."""
     tx = work.tx
-    listed = []
+    listed: list[tuple[int, int, int, bytes]] = []
     for key in keys:
+        if tx.hot is not None and (hot := tx.hot.lanes.get(key)) is not None and not work.request.ack_first:
+            if hot.lease is None and hot.rows and not hot.is_over(tx.now):
+                listed.append((hot.rows[0][ID], 0, 0, key))
+                continue
+            if hot.lease is not None or not hot.rows:
+                continue
         lane = lanes.find(tx, key)
         row = None if lane is None else tx.run(CLAIM.ready_of, (lane,)).get
         if row is not None:
-            listed.append((row[0], row[1], lane))
-    for position, careful, lane in sorted(listed):
+            listed.append((row[0], row[1], lane or 0, key))
+    for position, careful, lane, key in sorted(listed):
         if work.room <= 0 or work.stop:
             return
         limit = work.room if work.request.per_key is None else min(work.room, work.request.per_key)
-        _take_lanes(work, tx.run(CLAIM.lane_messages, (lane, position, careful, 0, limit)).fetchall(), limit)
+        if lane:
+            _take_lanes(work, tx.run(CLAIM.lane_messages, (lane, position, careful, 0, limit)).fetchall(), limit)
+        else:
+            assert tx.hot is not None
+            tx.hot.unsure = True
+            taken = tx.hot.lanes[key]
+            work.take_hot(taken, taken.rows[:limit])
 
 
 def _take_lanes(work: _Claim, rows: list[Row], per_key: int | None, *, cut: bool = False) -> None:

@@ -79,6 +79,15 @@ def find(tx: Tx, key: bytes) -> int | None:
     return lane
 
 
+def number(tx: Tx, key: bytes) -> int | None:
+    """The id of a key's lane for what only refers to it: if it is hot, it stays so. None: it has no row."""
+    hot = None if tx.hot is None else tx.hot.lanes.get(key)
+    if hot is not None:
+        return cooling.number(tx, hot)
+    lane: int | None = tx.run(LANES.by_key, (key,)).get
+    return lane
+
+
 def get(tx: Tx, lane: int) -> Lane:
     return Lane._make(tx.run(LANES.get, (lane,)).get)
 

@@ -294,7 +294,7 @@ def tails(tx: Tx, keys: Sequence[bytes]) -> dict[bytes, Tail]:
         keys: sorted, each once.
     """
     if tx.hot is not None:
-        cooling.cool(tx, [lane for key in keys if (lane := tx.hot.lanes.get(key)) is not None])
+        cooling.cool(tx, [hot for key in keys if (hot := tx.hot.lanes.get(key)) is not None])
         for key in keys:
             tx.hot.tails.pop(key, None)
     found: dict[bytes, Tail] = {}

@@ -18,6 +18,7 @@ from ..._keys import ASIDE, decode_key, is_keyless
 from ..._sql import CLAIM, LANES, SETTLE
 from ..commit.tx import Tx, insert_rows
 from ..hot import tier
+from ..hot.memory import Memory
 from . import lanes, resolution, retries
 from .claim import HEAD_PAGE, is_plain, with_body
 from .leases import SEQ, Lost, Row, Settlement
@@ -101,6 +102,31 @@ def _one_by_one(tx: Tx, batches: Sequence[Settlement], act: Callable[[Settlement
     return results
 
 
+def _hot_first(
+    tx: Tx,
+    batches: Sequence[Settlement],
+    on_hot: Callable[[Tx, Memory, Sequence[Settlement]], list[Settlement]],
+    done: T,
+    act: Callable[[Settlement], T],
+) -> list[T | LeaseLost]:
+    """The same for what hot lanes know, too.
+
+    Args:
+        on_hot: does it for leases of hot lanes, and returns the settlements of others.
+        done: the outcome of each that it did.
+    """
+    left = batches
+    if tx.hot is not None and tx.hot.lanes:
+        left = on_hot(tx, tx.hot, batches)
+    if not left:
+        return [done] * len(batches)
+    outcomes = _one_by_one(tx, left, act)
+    if len(left) == len(batches):
+        return outcomes
+    found = dict(zip(left, outcomes, strict=True))
+    return [found.get(batch, done) for batch in batches]
+
+
 def ack_whole(tx: Tx, batches: Sequence[Settlement]) -> bool:
     """All of these leases, each acked whole, in one go. False: one of them is not as it was handed out, and what was done is
     to be undone.
@@ -141,6 +167,10 @@ def ack_lane(tx: Tx, batch: Settlement) -> bool:
     Raises:
         LeaseLost: nothing changed.
     """
+    hot = tx.hot
+    if hot is not None and tx.config.history == "off" and not tier.ack(tx, hot, [batch]):
+        return True
+    locate(tx, [batch])
     lease, rows = _held_rows(tx, batch, "ack")
     if lease is None:
         return False
@@ -157,11 +187,15 @@ def is_held(tx: Tx, batch: Settlement) -> bool:
     Raises:
         LeaseLost: neither.
     """
+    if tx.hot is not None and tier.holds(tx.hot, batch):
+        return True
+    locate(tx, [batch])
     return _held_rows(tx, batch, "ack")[0] is not None
 
 
 def done_before(tx: Tx, batch: Settlement) -> bool:
     """Was this batch acked by the lane's last resolution?"""
+    locate(tx, [batch])
     row = tx.run(LANES.get, (batch.lane,)).get
     return row is not None and resolution.remembers(lanes.Lane._make(row), batch.token, "ack", batch.seqs)
 
@@ -217,15 +251,7 @@ def shrink(
 
 def start(tx: Tx, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
     """Handlers of these messages start, one of each batch: charge them, durably."""
-    hot = tx.hot
-    if hot is not None and hot.lanes:
-        left = tier.start(tx, hot, batches)
-        if not left:
-            return [None] * len(batches)
-        if len(left) < len(batches):
-            refused = dict(zip(left, start(tx, left), strict=True))
-            return [refused.get(batch) for batch in batches]
-    return _one_by_one(tx, batches, lambda b: _start_lane(tx, b))
+    return _hot_first(tx, batches, tier.start, None, lambda b: _start_lane(tx, b))
 
 
 def _start_lane(tx: Tx, batch: Settlement) -> None:
@@ -332,7 +358,10 @@ def _reject_lane(tx: Tx, batch: Settlement, reason: str, output: str | None) -> 
 
 def extend(tx: Tx, batches: Sequence[Settlement], length: int) -> list[int | LeaseLost]:
     """New deadlines, counted from now, each for the lane's whole lease."""
-    return _one_by_one(tx, batches, lambda b: _extend_lane(tx, b, length))
+    deadline = tx.now + length
+    return _hot_first(
+        tx, batches, lambda tx, hot, some: tier.extend(tx, hot, some, deadline), deadline, lambda b: _extend_lane(tx, b, length)
+    )
 
 
 def _extend_lane(tx: Tx, batch: Settlement, length: int) -> int:
@@ -385,7 +414,7 @@ def more(tx: Tx, batch: Settlement, limit: int) -> list[Row]:
 
 def release(tx: Tx, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
     """Give back, unused, each batch's first message and everything later that its lease holds: no attempt is charged."""
-    return _one_by_one(tx, batches, lambda b: _release_lane(tx, b))
+    return _hot_first(tx, batches, tier.release, None, lambda b: _release_lane(tx, b))
 
 
 def _release_lane(tx: Tx, batch: Settlement) -> None:
@@ -399,12 +428,12 @@ def _release_lane(tx: Tx, batch: Settlement) -> None:
 
 
 def key_state(tx: Tx, key: bytes) -> bytes | None:
-    lane = lanes.find(tx, key)
+    lane = lanes.number(tx, key)
     return None if lane is None else tx.run(SETTLE.key_state, (lane,)).get
 
 
 def set_key_state(tx: Tx, key: bytes, value: bytes | None) -> None:
-    lane = lanes.find(tx, key)
+    lane = lanes.number(tx, key)
     if lane is None:
         if value is None:
             return
@@ -417,6 +446,9 @@ def set_key_state(tx: Tx, key: bytes, value: bytes | None) -> None:
 
 def lowest_unresolved(tx: Tx, batch: Settlement) -> int | None:
     """The first message that a live lease still holds; None: the token is dead, or the batch was given back."""
+    if tx.hot is not None and (first := tier.lowest(tx.hot, batch)) is not None:
+        return first
+    locate(tx, [batch])
     lease = _live(tx, batch)
     if lease is None or not lease.lo <= batch.seqs[0] <= lease.hi:
         return None
