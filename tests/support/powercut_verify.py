@@ -97,7 +97,7 @@ class Facts:
         for row in sorted(snap.all("journal"), key=lambda row: row["id"]):
             data = row["data"]
             if row["kind"] == 4:
-                while data:
+                for _ in range(row["count"]):
                     size = int.from_bytes(data[:2], "little")
                     cooled[data[2 : 2 + size]] = row["top"]
                     data = data[2 + size :]

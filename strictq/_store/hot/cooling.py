@@ -90,16 +90,12 @@ def fold(tx: Tx) -> None:
 def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:
     owners = hot.owners(rows)
     leaving = [lane for lane in owners if lane.low <= upto]
-    for lane in owners:
-        if lane.low > upto and lane.done is not None and lane.done.low <= upto:
-            _remember(tx, lane)
-    _cool(tx, hot, leaving, upto)
-
-
-def _remember(tx: Tx, lane: HotLane) -> None:
-    """A lane that stays hot: its last acks are kept in its row, for a retried call."""
-    assert lane.done is not None
-    resolution.remember(tx, number(tx, lane), lane.done.token, "ack", lane.done.seqs)
+    # Lanes that stay hot: those of their last acks whose messages are cut are kept in their rows, for a retried call.
+    known = [lane for lane in owners if lane.low > upto and lane.done is not None and lane.done.low <= upto]
+    for lane in known:
+        assert lane.done is not None
+        resolution.remember(tx, number(tx, lane), lane.done.token, "ack", lane.done.seqs)
+    _cool(tx, hot, leaving, upto, known)
 
 
 def number(tx: Tx, lane: HotLane) -> int:
@@ -110,11 +106,12 @@ def number(tx: Tx, lane: HotLane) -> int:
     return lane.number
 
 
-def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int) -> None:
+def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int, known: Sequence[HotLane] = ()) -> None:
     """Write what lanes hold to the tables, and take them out of the logs.
 
     Args:
         upto: rows of the inbox up to here are cut: no other lane needs one.
+        known: lanes that stay hot, and whose last acks are in their rows now.
     """
     if not leaving and not upto:
         return
@@ -122,10 +119,11 @@ def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int) -> None:
     numbered = sorted(_numbered(tx, leaving), key=lambda each: each[0])
     _write(tx, hot, numbered)
     keys = [lane.key for lane in leaving if lane.touched > upto]
+    told = [lane.key for lane in known]
     hot.seen += 1
-    tx.run(HOT.insert_event, (hot.seen, COOL, tx.now, hot.top, 0, 0, upto, 0, 0, None, encoded_keys(keys)))
-    hot.events.append(Entry(hot.seen, COOL, tx.now, 0, hot.top if keys else upto))
-    hot.cool(keys, upto)
+    tx.run(HOT.insert_event, (hot.seen, COOL, tx.now, hot.top, len(keys), 0, upto, 0, 0, None, encoded_keys([*keys, *told])))
+    hot.events.append(Entry(hot.seen, COOL, tx.now, 0, hot.top if keys or told else upto))
+    hot.cool(keys, upto, told)
     if upto:
         tx.run(HOT.cut_inbox, (upto,))
         cut = 0

@@ -73,7 +73,7 @@ class Done(NamedTuple):
     """The acks of a hot lane in the last row of the journal that has any, for a retried call.
 
     Attributes:
-        low: the lowest arrival number in that row, of whatever lane.
+        low: the lowest of their arrival numbers.
         seqs: ascending.
     """
 
@@ -271,7 +271,8 @@ class Memory:
         if self.unsure or seen < self.seen or (top < self.top and seen == self.seen):
             self._clear()
         events: list[Any] = db.execute(HOT.events, (self.seen,)).fetchall()
-        if self.seen and any(e[0] != self.seen + 1 + n or (e[1] == COOL and e[6] > self.top) for n, e in enumerate(events)):
+        knows = self.seen or self.top
+        if knows and any(e[0] != self.seen + 1 + n or (e[1] == COOL and e[6] > self.top) for n, e in enumerate(events)):
             self._clear()  # rows that it does not have were cut
             events = db.execute(HOT.events, (0,)).fetchall()
         if not self.seen:
@@ -287,7 +288,8 @@ class Memory:
                 arrival = next(arrivals, None)
             self.seen = id_
             if kind == COOL:
-                self.cool(decoded_keys(data), deadline)
+                keys = decoded_keys(data)
+                self.cool(keys[:count], deadline, keys[count:])
                 self.events.append(Entry(id_, kind, at, 0, before))
             else:
                 claim = Claim(token, at, deadline, started, bool(charged), consumer or "")
@@ -324,10 +326,7 @@ class Memory:
                     raise StoreCorrupt(f"row {event.id} of its journal leases messages twice", shard=self._shard)
             self.lease(picked, claim)
         elif event.kind == ACK:
-            # Where some of its rows are gone from the inbox, the lanes' rows remember the acks.
-            first = known[0] if known else NEVER
-            low = min(ids)
-            self.ack(picked, event.at, low if low >= first else None)
+            self.ack(picked, event.at)
         elif event.kind == START:
             self.start([(lane, row[SEQ]) for lane, rows in picked for row in rows])
         elif event.kind == EXTEND:
@@ -409,12 +408,8 @@ class Memory:
         self.next_deadline = min(self.next_deadline, claim.deadline)
         self.last_token = max(self.last_token, claim.token & ((1 << TOKEN_BITS) - 1))
 
-    def ack(self, picked: Iterable[tuple[HotLane, Sequence[Row]]], at: int, low: int | None) -> bool:
-        """Messages of some leases were acked; each lane occurs once. Returns whether a lane is ready now.
-
-        Args:
-            low: the lowest arrival number of all; None: not all of them are in the inbox any more.
-        """
+    def ack(self, picked: Iterable[tuple[HotLane, Sequence[Row]]], at: int) -> bool:
+        """Messages of some leases were acked; each lane occurs once. Returns whether a lane is ready now."""
         ready = False
         for lane, rows in picked:
             lease = lane.lease
@@ -430,7 +425,7 @@ class Memory:
             lane.active_at = at
             lo, hi = rows[0][SEQ], rows[-1][SEQ]
             seqs = range(lo, hi + 1) if hi - lo + 1 == n else [row[SEQ] for row in rows]
-            lane.done = None if low is None else Done(lease.claim.token, low, seqs)
+            lane.done = Done(lease.claim.token, rows[0][ID], seqs)
             lease.pending -= n
             if not lease.pending:
                 lane.lease = None
@@ -458,19 +453,22 @@ class Memory:
             lane.lease = None
             self._list(lane)
 
-    def cool(self, keys: Iterable[bytes], upto: int) -> None:
-        """Lanes left the logs: those of these keys, and those whose newest message is a row of the inbox up to `upto`."""
+    def cool(self, keys: Iterable[bytes], upto: int, told: Iterable[bytes]) -> None:
+        """Lanes left the logs: those of these keys, and those whose newest message is a row of the inbox up to `upto`.
+
+        Args:
+            told: keys whose lanes stay hot, and have their last acks in their rows.
+        """
+        for key in told:
+            if (lane := self.lanes.get(key)) is not None:
+                lane.done = None
         for key in keys:
             if (lane := self.lanes.get(key)) is not None:
                 self._leave(lane)
         n = bisect_right(self.ids, upto)
         for lane in self._owners[:n]:
-            if lane.gone:
-                continue
-            if lane.touched <= upto:
+            if lane.touched <= upto and not lane.gone:
                 self._leave(lane)
-            elif lane.done is not None and lane.done.low <= upto:
-                lane.done = None
         del self.ids[:n], self._owners[:n]
 
     def _leave(self, lane: HotLane) -> None:

@@ -85,7 +85,7 @@ def ack(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
     tx.totals.pending -= len(ids)
     tx.count_acks(len(ids))
     _note(tx, hot, ACK, ids)
-    if hot.ack(picked.items(), tx.now, min(ids)):
+    if hot.ack(picked.items(), tx.now):
         tx.wake = True
     if starting:
         _start(tx, hot, [(lane, seq) for lane, seq in starting if lane.lease is not None and seq <= lane.lease.hi])

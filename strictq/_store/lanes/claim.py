@@ -245,7 +245,7 @@ def _claim_both(work: _Claim, hot: Memory, *, quiet: bool) -> None:
         if head is not None and (cold is None or head[0] < cold):
             quiet = _take_hot(work, hot, head[1], most, cold) and quiet
         elif cold is not None:
-            work.last = last if head is None else min(head[0], last)
+            work.last = last if head is None else min(head[0] - 1, last)  # the hot lane may cool, and stand there
             if work.request.per_key is None:
                 _claim_whole(work)
             else:

@@ -419,12 +419,12 @@ class _Source:
         acked: set[int] = set()
         cooled: dict[bytes, int] = {}
         for _, row in self.rows("journal", lost):
-            _, kind, _, top, *_, data = row
+            _, kind, _, top, count, *_, data = row
             with suppress(TypeError, ValueError, IndexError):
                 if kind == ACK:
                     acked.update(array("q", data))
                 elif kind == COOL:
-                    cooled.update((key, max(top, cooled.get(key, 0))) for key in decoded_keys(data))
+                    cooled.update((key, max(top, cooled.get(key, 0))) for key in decoded_keys(data)[:count])
         if lost:
             self.note("a part of its journal is lost: messages that were acked a short time ago may be handed out again")
         numbers = {key: lane for lane, key in self.keys.items()}
