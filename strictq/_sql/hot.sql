@@ -110,7 +110,7 @@ SELECT position FROM ready WHERE position > ? ORDER BY position LIMIT 1;
 
 
 -- name: listed
--- memory: is a lane listed as ready, and when does the next delay end? Indexes: primary keys.
+-- memory and send: is a lane listed as ready, and when does the next delay end? Indexes: primary keys.
 SELECT EXISTS (SELECT 1 FROM ready), (SELECT min(due) FROM delayed);
 
 -- name: outlook

@@ -95,6 +95,7 @@ def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:
     for lane in known:
         assert lane.done is not None
         resolution.remember(tx, number(tx, lane), lane.done.token, "ack", lane.done.seqs)
+    hot.deep = 2 * sum(len(lane.rows) for lane in leaving) > rows
     _cool(tx, hot, leaving, upto, known)
 
 

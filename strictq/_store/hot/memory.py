@@ -191,6 +191,8 @@ class Memory:
         self.top = 0
         """The newest row of the journal, and of the inbox, that memory has."""
         self.events: deque[Entry] = deque()
+        self.deep = False
+        """Most of what was folded last was still unresolved: there is a backlog, and what is sent now would be written twice."""
         self.last_token = 0
         self.next_deadline = NEVER
         """No lease ends before it."""

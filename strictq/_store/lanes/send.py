@@ -16,7 +16,7 @@ from ... import _hints as hints
 from ..._config import QueueConfig
 from ..._errors import InvalidArgument, MessageTooLarge, QueueFull
 from ..._keys import is_keyless
-from ..._sql import SEND, repeated
+from ..._sql import HOT, SEND, repeated
 from ..commit.tx import SECOND, Tx, insert_rows
 from ..hot import cooling, tier
 from ..hot.memory import HotLane, Memory
@@ -203,6 +203,8 @@ def _hot_lanes(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, i
     unfit: set[bytes] | tuple[()] = ()
     if any(map(_OPTIONS, items)):
         unfit = {key for key, _, options, times in items if options is not None and not _suits_the_logs(options, times)}
+    if hot.deep:
+        hot.deep = bool(tx.run(HOT.listed).get[0])
     known = hot.lanes
     found: dict[bytes, HotLane] = {}
     missing: list[bytes] = []
@@ -211,6 +213,8 @@ def _hot_lanes(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, i
         if key in unfit or n > cooling.LANE_ROWS_MAX:
             continue
         if lane is None:
+            if hot.deep:
+                continue
             if (tail := hot.tails.pop(key, None)) is not None:
                 found[key] = HotLane(key, tail[1], tail[0])
             else:
