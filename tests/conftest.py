@@ -13,14 +13,14 @@ import pytest
 
 from strictq import Queue
 from strictq.testing import FakeClock
-from tests.support import hot
+from tests.support import cold
 from tests.support.queues import Opener
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-if hot.WANTED:
-    hot.by_default()
+if cold.WANTED:
+    cold.by_default()
 
 # Started in the background by a shell, a process ignores SIGINT, and so does every process that it starts: the tests that
 # interrupt programs would wait for ever.

@@ -145,6 +145,19 @@ CREATE TEMP TABLE hot_ready AS SELECT * FROM main.ready WHERE 0;
 CREATE INDEX temp.hot_ready_position ON hot_ready (position);
 CREATE TEMP TABLE hot_counter AS SELECT * FROM main.counter WHERE 0;
 
+-- name: drop_shadows
+-- look: what there may be of them.
+DROP VIEW IF EXISTS temp.lane;
+DROP VIEW IF EXISTS temp.message;
+DROP VIEW IF EXISTS temp.lease;
+DROP VIEW IF EXISTS temp.ready;
+DROP VIEW IF EXISTS temp.counter;
+DROP TABLE IF EXISTS temp.hot_lane;
+DROP TABLE IF EXISTS temp.hot_message;
+DROP TABLE IF EXISTS temp.hot_lease;
+DROP TABLE IF EXISTS temp.hot_ready;
+DROP TABLE IF EXISTS temp.hot_counter;
+
 -- name: show_shadows
 -- look: from here on every statement of this connection sees them in the tables that they belong to.
 CREATE TEMP VIEW lane AS SELECT * FROM main.lane WHERE id NOT IN (SELECT id FROM temp.hot_lane) UNION ALL SELECT * FROM temp.hot_lane;

@@ -315,7 +315,7 @@ class Shard:
         if self.path is None:
             self.require()
             return self._writer.use(lambda db: self._query(db, self._guard, sql, params))
-        return self.look(lambda db: self._query(db, Guard(db), sql, params))
+        return self.look(lambda db: self._query(db, Guard(db), sql, params), hot=False)
 
     def look(self, look: Callable[[apsw.Connection], T], *, hot: bool = True) -> T:
         """A long look, on a connection that no writer waits for.

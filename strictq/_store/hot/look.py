@@ -20,8 +20,9 @@ class Shadows:
 
     def __init__(self, shard: int) -> None:
         self._memory = Memory(shard)
-        self._made: apsw.Connection | None = None
-        """The connection that has the tables."""
+        self._known: apsw.Connection | None = None
+        """The connection of which it is known what temporary tables and views it has."""
+        self._made = False
         self._shown = False
         self._filled: tuple[int, int, int] | None = None
         self._unnumbered = 0
@@ -37,10 +38,12 @@ class Shadows:
             self._logs = db.execute(HOT.exists).get is not None
             if not self._logs:
                 return False
-        if self._made is not None and self._made is not db:
-            self.forget()
         hidden = self._shown
-        if hidden:
+        if self._known is not db:
+            db.execute(HOT.drop_shadows).fetchall()  # what a look left that failed
+            self._known, self._made, self._shown, self._filled = db, False, False, None
+            hidden = True
+        elif hidden:
             db.execute(HOT.hide_shadows).fetchall()
             self._shown = False
         if not wanted:
@@ -50,9 +53,9 @@ class Shadows:
         memory.agree(db, totals)
         if not memory.ids:
             return hidden
-        if self._made is None:
+        if not self._made:
             db.execute(HOT.make_shadows).fetchall()
-            self._made = db
+            self._made = True
         state = (memory.seen, memory.top, totals.last_lane)
         if self._filled != state:
             db.execute(HOT.empty_shadows).fetchall()
@@ -74,7 +77,7 @@ class Shadows:
 
     def forget(self) -> None:
         """What was prepared was undone."""
-        self._made, self._shown, self._filled = None, False, None
+        self._known = None
         self._memory.unsure = True
 
     def _fill(self, db: apsw.Connection, last_lane: int) -> int:

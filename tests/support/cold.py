@@ -1,4 +1,4 @@
-"""Every queue with hot lanes, for a run of tests that were not written for them: `STRICTQ_HOT_LANES=1 python -m pytest …`."""
+"""Every queue without hot lanes, for a run of the tests on the tables alone: `STRICTQ_HOT_LANES=0 python -m pytest …`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from strictq import QueueConfig
 
-WANTED = os.environ.get("STRICTQ_HOT_LANES") == "1"
+WANTED = os.environ.get("STRICTQ_HOT_LANES") == "0"
 
 
 def by_default() -> None:
-    """From here on a QueueConfig has hot lanes unless it says otherwise."""
+    """From here on a QueueConfig has no hot lanes unless it says otherwise."""
     before = QueueConfig.__init__
 
     @functools.wraps(before)
     def init(self: QueueConfig, **given: Any) -> None:
         before(self, **given)
         if "hot_lanes" not in given:
-            object.__setattr__(self, "hot_lanes", True)
+            object.__setattr__(self, "hot_lanes", False)
 
     QueueConfig.__init__ = init  # type: ignore[method-assign]
