@@ -13,19 +13,25 @@ import pytest
 
 from strictq import Queue
 from strictq.testing import FakeClock
-from tests.support import cold
+from tests.support import cold as cold_lanes
 from tests.support.queues import Opener
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-if cold.WANTED:
-    cold.by_default()
+if cold_lanes.WANTED:
+    cold_lanes.by_default()
 
 # Started in the background by a shell, a process ignores SIGINT, and so does every process that it starts: the tests that
 # interrupt programs would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queues keep every lane in the tables: for tests that look into them."""
+    cold_lanes.patch(monkeypatch)
 
 
 @pytest.fixture

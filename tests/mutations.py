@@ -94,7 +94,7 @@ MUTATIONS = [
     _store(
         "what was folded does not count twice",
         "hot/memory.py",
-        "        self._gate = db.execute(HOT.write_counted, (self.top, self.seen)).get\n",
+        "        self.gate = db.execute(HOT.write_counted, (self.top, self.seen)).get\n",
         "",
         *HOT_LANES,
     ),

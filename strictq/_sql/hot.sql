@@ -180,6 +180,7 @@ DELETE FROM temp.hot_lane;
 DELETE FROM temp.hot_message;
 DELETE FROM temp.hot_lease;
 DELETE FROM temp.hot_ready;
+DELETE FROM temp.hot_counter;
 
 -- name: shadow_lane
 -- look: a hot lane that has no row.
@@ -215,6 +216,3 @@ INSERT INTO temp.hot_ready (position, lane, careful) VALUES (?, ?, 0);
 -- look: the counter row with what the logs add to it. Takes the values of Totals.
 INSERT INTO temp.hot_counter VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- name: empty_counter
--- look: before it is written again.
-DELETE FROM temp.hot_counter;

@@ -204,10 +204,16 @@ class Shard:
         """The same for what makes room (acks, receives): on a full disk the reserve is given up for it."""
         for _ in range(DRAIN_TRIES):
             try:
-                return self.run(operation, seconds)
+                result = self.run(operation, seconds)
+                break
             except StoreFull:
                 self._host.make_room()
-        return self.run(operation, seconds)
+        else:
+            result = self.run(operation, seconds)
+        if self._host.short_of_space and self._writer.logs:
+            with suppress(StrictqError):  # what was run is committed
+                self.run(cooling.cut)
+        return result
 
     def alone(self) -> Any:
         """A write transaction for a program's own SQL; a context manager giving Tx."""
@@ -315,13 +321,13 @@ class Shard:
         if self.path is None:
             self.require()
             return self._writer.use(lambda db: self._query(db, self._guard, sql, params))
-        return self.look(lambda db: self._query(db, Guard(db), sql, params), hot=False)
+        return self.look(lambda db: self._query(db, Guard(db), sql, params), hot=None)
 
-    def look(self, look: Callable[[apsw.Connection], T], *, hot: bool = True) -> T:
+    def look(self, look: Callable[[apsw.Connection], T], *, hot: bool | None = True) -> T:
         """A long look, on a connection that no writer waits for.
 
         Args:
-            hot: it sees hot lanes, too, as if they were in the tables.
+            hot: it sees hot lanes, too, as if they were in the tables. None: it looks at neither.
         """
         self.require()
         if self.path is None:

@@ -306,7 +306,10 @@ class Store(Settings):
             shard.require()
         if self.reserve is not None and self.waker.short_of_space and not self._has_reserve():
             raise StoreFull("the disk is full, and the reserve for acks is in use", shard=shard.number)
-        if shard.wal.cramped:
+        cramped = shard.wal.cramped
+        if shard.hot is not None:
+            shard.hot.cramped = cramped
+        if cramped:
             size = sum(len(body) + ROW_BYTES for _, body, *_ in items)
             if not shard.has_room(size) or not self._leaves_room(shard, size):
                 raise StoreFull("the disk is full", shard=shard.number)

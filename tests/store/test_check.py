@@ -19,6 +19,8 @@ from strictq.testing import FakeClock
 from tests.support.internals import connected, connection_of, fold, seal, store_of, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard, shard_file
 
+pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
+
 PAGE = 4096
 
 

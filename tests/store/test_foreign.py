@@ -18,6 +18,7 @@ from tests.support.internals import PAGE_BYTES
 from tests.support.queues import shard_file
 from tests.support.running import ROOT, run_python
 
+pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
 SENT = 40
 KILLED = """
 import os, strictq, sys

@@ -14,6 +14,8 @@ from tests.support.injection import maintain, maintain_every
 from tests.support.internals import connection_of, store_of
 from tests.support.queues import Opener, fill
 
+pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
+
 
 @pytest.fixture(autouse=True)
 def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

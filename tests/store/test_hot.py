@@ -348,6 +348,41 @@ def test_rows_that_were_cut_before_a_memory_had_any(queue_path: str) -> None:
         assert [d.body for d in other.receive(10)] == [b"59"]
 
 
+def test_a_settlement_that_was_undone_finds_its_lane_anew(queue_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first try of a nack makes the lane a row; on a full disk that is undone, and the call is repeated."""
+    with strictq.open(queue_path, config=HOT, shards=1) as q:
+        q.send(b"1", key="a")
+        q.send(b"2", key="b")
+        mine, other = q.receive(2)
+        writer = shard_of(q)._writer
+        run = writer.run
+        tries: list[str] = []
+
+        def fail_once(operation: Any, seconds: float | None = None) -> Any:
+            def undone(tx: Tx) -> None:
+                operation(tx)
+                raise strictq.StoreFull("the disk is full", shard=0)
+
+            tries.append("nack")
+            if len(tries) > 1:
+                return run(operation, seconds)
+            try:
+                return run(undone, seconds)
+            finally:
+                monkeypatch.setattr(writer, "run", run)
+                other.extend(60.0)
+                q.hold("b")  # the other lane gets the row that this one had
+                monkeypatch.setattr(writer, "run", fail_once)
+
+        monkeypatch.setattr(writer, "run", fail_once)
+        mine.nack()
+        monkeypatch.undo()
+        q.release("b")
+        assert [(d.key, d.attempt) for d in q.receive(10)] == [("a", 2)]
+        other.ack()
+        assert q.check() == []
+
+
 def test_a_lane_that_cools_between_cold_ones_keeps_its_place(queue_path: str) -> None:
     """A claim takes the cold lane behind it out of the order, with all in between: it must have been one of them."""
     clock = FakeClock()

@@ -152,11 +152,13 @@ def test_a_look_that_is_interrupted_costs_later_looks_nothing(tmp_path: Path, st
         q.send(b"", "k")
         q.stats()
         shard = shard_of(q)
-        real, interrupts = shard._reader.db, [KeyboardInterrupt()]
+        real, interrupts = shard._reader.db, list[KeyboardInterrupt]()
         assert real is not None
         shard._reader.db = Faulty(  # type: ignore[assignment]
             real, lambda sql: interrupts.pop() if interrupts and sql.startswith(statement) else None, after=behind
         )
+        q.stats()
+        interrupts.append(KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             q.stats()
         assert not interrupts

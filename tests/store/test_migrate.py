@@ -16,6 +16,8 @@ from tests.support.internals import connected, store_of, tamper
 from tests.support.queues import Opener, drain, fill, shard_file
 from tests.support.running import in_threads
 
+pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
+
 
 @pytest.fixture
 def old(disk: Opener) -> Opener:

@@ -37,7 +37,7 @@ from tests.support.queues import Opener, shard_file
 def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apsw.Connection]:
     """A shard with something in every table, its statistics as SQLite gathers them: none, or all."""
     path = tmp_path_factory.mktemp("plans") / "queue"
-    with strictq.open(path, durability="process") as q:
+    with strictq.open(path, durability="process", config=strictq.QueueConfig(hot_lanes=False)) as q:
         q.send_many([Message(b"", key=f"k{n % 40}") for n in range(400)])
         q.ack_many(q.receive(30))
         q.receive(10)

@@ -28,6 +28,8 @@ from tests.support.powercut import quiet
 from tests.support.powercut_campaign import fast_directory
 from tests.support.queues import fill, keys_by_shard, shard_file
 
+pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
+
 FLIPS = int(os.environ.get("STRICTQ_FLIPS", "100")) // 2
 SEED = int(os.environ.get("STRICTQ_FLIP_SEED", "1"))
 KEYS = 30

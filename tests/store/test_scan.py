@@ -14,6 +14,8 @@ from strictq._store.lanes.leases import BODY, ID, KEY, SEQ
 from tests.support.internals import shard_of
 from tests.support.queues import Opener, fill
 
+pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
+
 
 def read(q: Queue, plan: scan.Plan, between: Callable[[], object] = lambda: None, *, dead: bool = False) -> Iterator[Any]:
     """Every row of a plan; something else happens before each step."""

@@ -31,6 +31,8 @@ from tests.support.internals import at_rest, connection_of, shard_of, store_of, 
 from tests.support.queues import Opener, ack_all, drain, fill, keys_by_shard, seqs, shard_file
 from tests.support.running import in_threads, mounted, run_python, unmounted
 
+pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
+
 # --- numbers that are never used twice ----------------------------------------------------------------------------------
 
 

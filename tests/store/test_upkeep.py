@@ -19,6 +19,8 @@ from tests.support.internals import connected, connections, store_of
 from tests.support.queues import Opener, shard_file
 from tests.support.running import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
+
 PAGES = 20
 PAGE_BYTES = 4096
 

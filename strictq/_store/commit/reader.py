@@ -49,11 +49,11 @@ class Reader:
         self.db: apsw.Connection | None = None
         self._lock = threading.Lock()
 
-    def look(self, look: Callable[[apsw.Connection], T], *, shadows: bool = True) -> T:
+    def look(self, look: Callable[[apsw.Connection], T], *, shadows: bool | None = True) -> T:
         """Run `look` in a read transaction.
 
         Args:
-            shadows: it sees these, too.
+            shadows: it sees these, too. None: it looks at nothing that they are beside.
         """
         return self.glance(lambda db: in_read_transaction(db, look) if self._shadows is None else self._looked(db, look, shadows))
 
@@ -62,7 +62,7 @@ class Reader:
         assert self._shadows is not None
         return self.glance(bound(in_read_transaction, self._shadows.outlook))
 
-    def _looked(self, db: apsw.Connection, look: Callable[[apsw.Connection], T], wanted: bool) -> T:
+    def _looked(self, db: apsw.Connection, look: Callable[[apsw.Connection], T], wanted: bool | None) -> T:
         shadows = self._shadows
         assert shadows is not None
 

@@ -6,6 +6,7 @@ A lane cools when something is wanted of it that only those tables know (`cool`)
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
@@ -74,6 +75,16 @@ def cool_some(tx: Tx) -> bool:
         else:
             cool_all(tx)
     return hot is None or not hot.lanes
+
+
+def cut(tx: Tx) -> None:
+    """Cut the rows that no lane needs: on a full disk, they take the room of what is sent next."""
+    hot = tx.hot
+    if hot is not None and hot.ids:
+        needed = min((lane.low for lane in hot.lanes.values() if lane.rows), default=hot.top + 1)
+        n = bisect_left(hot.ids, needed)
+        if n >= STEP or n == len(hot.ids):
+            _cool_to(tx, hot, needed - 1, n)
 
 
 def fold(tx: Tx) -> None:

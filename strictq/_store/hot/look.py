@@ -6,13 +6,18 @@ tables show both. So every statement that looks at lanes, messages and leases wo
 
 from __future__ import annotations
 
+from typing import Final
+
 import apsw
 
-from ..._sql import HOT
+from ..._sql import HOT, SHARD
 from ..commit.tx import Totals
 from ..lanes import resolution
 from ..lanes.leases import ID
 from .memory import Memory
+
+_COUNTER: Final = SHARD.read_counter.replace("FROM counter", "FROM main.counter")
+"""The counter row itself, where a view of that name is shown."""
 
 
 class Shadows:
@@ -24,55 +29,60 @@ class Shadows:
         """The connection of which it is known what temporary tables and views it has."""
         self._made = False
         self._shown = False
-        self._filled: tuple[int, int, int] | None = None
-        self._unnumbered = 0
+        self._filled: tuple[int, int, int, int] | None = None
         self._logs = False
 
-    def prepare(self, db: apsw.Connection, wanted: bool) -> bool:
-        """Bring the views up to date with what this read transaction sees; without them, if they are not wanted.
+    def prepare(self, db: apsw.Connection, wanted: bool | None) -> bool:
+        """Bring the views up to date with what this read transaction sees.
 
+        Args:
+            wanted: False: the look sees the tables alone; None: it looks at neither.
         Returns:
             Whether temporary tables changed: a rollback would undo that.
         """
         if not self._logs:
             self._logs = db.execute(HOT.exists).get is not None
-            if not self._logs:
-                return False
-        hidden = self._shown
-        if self._known is not db:
+        if not self._logs or wanted is None:
+            return False
+        changed = self._known is not db
+        if changed:
             db.execute(HOT.drop_shadows).fetchall()  # what a look left that failed
             self._known, self._made, self._shown, self._filled = db, False, False, None
-            hidden = True
-        elif hidden:
-            db.execute(HOT.hide_shadows).fetchall()
-            self._shown = False
-        if not wanted:
-            return hidden
-        memory = self._memory
-        totals = Totals.read(db)
-        memory.agree(db, totals)
-        if not memory.ids:
-            return hidden
-        if not self._made:
-            db.execute(HOT.make_shadows).fetchall()
-            self._made = True
-        state = (memory.seen, memory.top, totals.last_lane)
+        totals = self._agree(db) if wanted else None
+        if totals is None or not self._memory.ids:
+            return self._hide(db) or changed
+        state = (self._memory.seen, self._memory.top, self._memory.gate, totals.last_lane)
         if self._filled != state:
+            changed = True
+            if not self._made:
+                db.execute(HOT.make_shadows).fetchall()
+                self._made = True
             db.execute(HOT.empty_shadows).fetchall()
-            self._unnumbered = self._fill(db, totals.last_lane)
+            unnumbered = self._fill(db, totals.last_lane)
+            totals.next_deadline = min(totals.next_deadline, self._memory.next_deadline)
+            totals.last_lane += unnumbered
+            totals.lanes += unnumbered
+            db.execute(HOT.shadow_counter, totals.values())
             self._filled = state
-        totals.next_deadline = min(totals.next_deadline, memory.next_deadline)
-        totals.last_lane += self._unnumbered
-        totals.lanes += self._unnumbered
-        db.execute(HOT.empty_counter)
-        db.execute(HOT.shadow_counter, totals.values())
-        db.execute(HOT.show_shadows).fetchall()
-        self._shown = True
-        return True
+        if not self._shown:
+            changed = self._shown = True
+            db.execute(HOT.show_shadows).fetchall()
+        return changed
+
+    def _hide(self, db: apsw.Connection) -> bool:
+        shown, self._shown = self._shown, False
+        if shown:
+            db.execute(HOT.hide_shadows).fetchall()
+        return shown
+
+    def _agree(self, db: apsw.Connection) -> Totals:
+        totals = Totals(*db.execute(_COUNTER).get)
+        self._memory.agree(db, totals)
+        return totals
 
     def outlook(self, db: apsw.Connection) -> tuple[bool, int]:
         """Return whether a hot lane is ready, and the time before which no lease of theirs ends."""
-        self._memory.agree(db, Totals.read(db))
+        self._agree(db)
         return self._memory.head() is not None, self._memory.next_deadline
 
     def forget(self) -> None:

@@ -180,6 +180,8 @@ class Memory:
     def __init__(self, shard: int) -> None:
         self._shard = shard
         self.unsure = True
+        self.cramped = False
+        """The disk has little room: what is sent now goes to the tables, which give theirs back with each ack."""
         self.rebuilds = 0
         self._clear()
 
@@ -203,7 +205,7 @@ class Memory:
         # Lanes that may be ready, by the arrival numbers of their heads: those that were empty, and those that had a lease.
         self._fifo: deque[tuple[int, HotLane]] = deque()
         self._heap: list[tuple[int, HotLane]] = []
-        self._gate = -1
+        self.gate = -1
         """How often the counter row was written, as far as memory knows; -1: it does not know."""
         self._counts = False
         """The counts below are to be added to the counter row with this gate."""
@@ -221,7 +223,7 @@ class Memory:
         """Learn what other processes wrote, and return the totals that a write transaction begins with."""
         newest = db.execute(HOT.newest).get
         totals, self._totals = self._totals, None
-        if totals is None or self.unsure or newest != (self.seen, self.top, self._gate):
+        if totals is None or self.unsure or newest != (self.seen, self.top, self.gate):
             totals = Totals.read(db)
             self._agree(db, totals, *newest)
         return totals
@@ -241,9 +243,9 @@ class Memory:
         if self.is_behind(seen, top):
             self._catch_up(db, seen, top)
             self._counts = False
-        if self._gate != gate:
+        if self.gate != gate:
             self.forget_numbers()
-            self._gate, self._counts = gate, False
+            self.gate, self._counts = gate, False
         if not self._counts:
             self._recount(totals, *db.execute(HOT.counted).get)
             self._counts = True
@@ -370,7 +372,7 @@ class Memory:
     def counted(self, db: apsw.Connection, totals: Totals) -> None:
         """A transaction writes the counter row now, with everything that memory has."""
         self.unsure = True
-        self._gate = db.execute(HOT.write_counted, (self.top, self.seen)).get
+        self.gate = db.execute(HOT.write_counted, (self.top, self.seen)).get
         self._counts = True
         self._sends = self._receives = self._claims = self._acks = 0
         self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
@@ -498,11 +500,11 @@ class Memory:
 
     def are_tables_quiet(self, tx: Tx) -> bool:
         """Is there nothing to claim in the tables? They are looked at once after each transaction that wrote to them."""
-        if tx.now >= tx.totals.next_deadline or self._gate < 0 or tx.db.total_changes() - tx.changes_before != tx.hot_changes:
+        if tx.now >= tx.totals.next_deadline or self.gate < 0 or tx.db.total_changes() - tx.changes_before != tx.hot_changes:
             return False
-        if self._quiet_from != self._gate:
+        if self._quiet_from != self.gate:
             listed, due = tx.run(HOT.listed).get
-            self._quiet_from, self._quiet_to = self._gate, 0 if listed else NEVER if due is None else due
+            self._quiet_from, self._quiet_to = self.gate, 0 if listed else NEVER if due is None else due
         return tx.now < self._quiet_to
 
     def pop(self) -> None:

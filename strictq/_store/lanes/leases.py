@@ -116,6 +116,8 @@ class Settlement:
     """Messages of one lane under one token, to be settled. `Held` makes it. (Made for every lane of an ack: kept light.)
 
     Attributes:
+        lane: 0: not known to its holder; see `settle.locate`.
+        given: its holder knew the lane.
         seqs: ascending.
         whole: these are all messages of the lease, as far as its holder knows.
         apart: arrival ids of the bodies that lie apart; needed where it is whole, or acked by `Advance`.
@@ -123,7 +125,7 @@ class Settlement:
         end: what is recorded of it, where history is kept.
     """
 
-    __slots__ = ("apart", "end", "key", "lane", "seqs", "start", "token", "whole")
+    __slots__ = ("apart", "end", "given", "key", "lane", "seqs", "start", "token", "whole")
 
     def __init__(
         self,
@@ -137,6 +139,7 @@ class Settlement:
         end: history.End = history.ACKED,
     ) -> None:
         self.lane = lane
+        self.given = lane != 0
         self.key = key
         self.token = token
         self.seqs = seqs

@@ -198,7 +198,7 @@ def _hot_lanes(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, i
 
     A lane that a message with options for the tables is sent to does not, and one that would have too many messages.
     """
-    if tx.config.history != "off" or not tx.config.hot_lanes:
+    if tx.config.history != "off" or not tx.config.hot_lanes or hot.cramped:
         return {}
     unfit: set[bytes] | tuple[()] = ()
     if any(map(_OPTIONS, items)):

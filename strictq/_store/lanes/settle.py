@@ -70,9 +70,12 @@ def ack(tx: Tx, batches: Sequence[Settlement]) -> list[Lost]:
 
 
 def locate(tx: Tx, batches: Sequence[Settlement]) -> None:
-    """Find the lanes where their holder knows only the keys. What has no lane stays at 0, and is refused as lost."""
+    """Find the lanes where their holder knows only the keys. What has no lane is refused as lost.
+
+    Each time anew: an earlier transaction that found it may have been undone, and with it the lane.
+    """
     for b in batches:
-        if not b.lane:
+        if not b.given:
             b.lane = lanes.find(tx, b.key) or 0
 
 
