@@ -235,18 +235,6 @@ def test_the_thread_starts_once_it_can_be_had(disk: Opener, monkeypatch: pytest.
     assert store_of(q)._upkeep._thread is not None
 
 
-def test_a_hook_that_fails_takes_nothing_back(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite calls it when the commit is done: what goes wrong in it is not the caller's."""
-    q = disk()
-
-    def broken(self: checkpoint.ShardWal, pages: int) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(checkpoint.ShardWal, "_look_for_room", broken)
-    load(q, 10)
-    assert q.stats().acks == 300
-
-
 def test_outboxes_have_their_turn_while_wals_grow_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "PERIOD_SECONDS", 0.01)
     tidied = threading.Event()
@@ -267,3 +255,19 @@ def test_outboxes_have_their_turn_while_wals_grow_without_a_pause(monkeypatch: p
         assert tidied.wait(PATIENCE_SECONDS)
     finally:
         thread.stop()
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError])
+def test_a_hook_that_fails_takes_nothing_back(disk: Opener, caplog: pytest.LogCaptureFixture, error: type[Exception]) -> None:
+    q = disk()
+    wal = store_of(q).shards[0].wal
+
+    def fail(_pages: int) -> None:
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wal, "_look_for_room", fail)
+        wal._looked_at, wal._quiet_to = -1_000_000, 0
+        assert q.send(b"1", "k").seq == 1
+        assert [d.body for d in q.receive()] == [b"1"]
+    assert "what follows a commit failed" in caplog.text
