@@ -580,3 +580,16 @@ def test_salvage_saves_hot_messages(tmp_path: Path) -> None:
 def test_keys_in_a_row_of_the_journal() -> None:
     keys = [b"sa", b"", b"b" + bytes(1024), b"i-1"]
     assert decoded_keys(encoded_keys(keys)) == keys
+
+
+@pytest.mark.usefixtures("narrow")
+def test_idle_lanes_are_forgotten_once_they_have_cooled(queue_path: str) -> None:
+    clock = FakeClock()
+    with strictq.open(queue_path, config=HOT.evolve(idle_lane_seconds=1.0), clock=clock, shards=1) as q:
+        for turn in range(20):
+            q.send_many([Message(b"", key=f"{turn}-{n}") for n in range(100)])
+            q.ack_many(q.receive(100))
+            clock.advance(10.0)
+        assert q.stats().lanes < 500
+        assert q.check() == []
+        assert q.send(b"", key="0-0").seq > 1

@@ -226,11 +226,11 @@ class Memory:
         if totals is None or self.unsure or newest != (self.seen, self.top, self.gate):
             totals = Totals.read(db)
             self._agree(db, totals, *newest)
+        totals.dead_letters = 0
         return totals
 
     def committed(self, totals: Totals) -> None:
         """The transaction that began with `begin`, or agreed, is committed."""
-        totals.dead_letters = 0
         self._totals = totals
         self.unsure = False
 

@@ -7,7 +7,7 @@ Callers of `send`, sends that arrive from another shard's outbox, and bulk write
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -268,8 +268,17 @@ def _send_hot(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, in
         arrival += 1
     hot.lanes.update(lanes_of)
     tier.write_arrivals(tx, hot, arrivals)
+    before = tx.totals.last_lane
     cooling.fold(tx)
+    if tx.config.idle_lane_seconds is not None:
+        _forget_some(tx, tx.totals.last_lane - before, ())
     return sent
+
+
+def _forget_some(tx: Tx, new: int, keep: Container[int]) -> None:
+    """New rows of lanes pay for forgetting idle ones."""
+    for _ in range(min(new, FORGET_STEPS_MAX)):
+        lanes.forget_some_idle(tx, keep=keep)
 
 
 def _send_apart(tx: Tx, items: Sequence[Item], lanes_of: dict[bytes, HotLane], depth_elsewhere: int | None) -> list[Sent]:
@@ -309,10 +318,8 @@ def tails(tx: Tx, keys: Sequence[bytes]) -> dict[bytes, Tail]:
         for lane, key in enumerate(new, lanes.create_many(tx, new)):
             found[key] = Tail(lane, tx.totals.seq_floor, True)
         if tx.config.idle_lane_seconds is not None:
-            # New lanes pay for forgetting idle ones; never one that is being written to.
-            keep = {tail.lane for tail in found.values()}
-            for _ in range(min(len(keys) - known, FORGET_STEPS_MAX)):
-                lanes.forget_some_idle(tx, keep=keep)
+            # Never one that is being written to.
+            _forget_some(tx, len(keys) - known, {tail.lane for tail in found.values()})
     return found
 
 
