@@ -16,6 +16,10 @@ SELECT lane, ack_first FROM lease WHERE expired = 0 AND deadline <= ? LIMIT ?;
 -- sweeps.expire_leases and check: after a step that found them all. Scans the leases.
 SELECT min(deadline), count(*) FROM lease WHERE expired = 0;
 
+-- name: end_claims
+-- sweeps.end_claims: leases of a worker that died. Takes now, tokens. Scans the leases.
+UPDATE lease SET deadline = ?1 WHERE token IN (SELECT value FROM carray(?2)) AND expired = 0 AND deadline > ?1;
+
 -- name: mark_expired
 -- sweeps.expire_leases: a lease is past its deadline; it stays until the lane is retaken. Takes lane. Index: primary key.
 UPDATE lease SET expired = 1 WHERE lane = ?;

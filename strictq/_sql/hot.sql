@@ -40,7 +40,9 @@ SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'counted';
 -- name: newest
 -- memory: at the start of every transaction and look: has anything been written that this memory does not have? Whoever writes
 -- to other tables writes the counter row, too, and then the gate is another. Rowid seeks.
-SELECT ifnull((SELECT max(id) FROM journal), 0), ifnull((SELECT max(id) FROM inbox), 0), gate FROM counted;
+-- Where the inbox is empty, the newest row of the journal, which is never cut, says which was its last.
+SELECT ifnull((SELECT max(id) FROM journal), 0),
+       coalesce((SELECT max(id) FROM inbox), (SELECT top FROM journal ORDER BY id DESC LIMIT 1), 0), gate FROM counted;
 
 -- name: counted
 -- memory: what does the counter row include?
@@ -116,7 +118,8 @@ SELECT EXISTS (SELECT 1 FROM ready), (SELECT min(due) FROM delayed);
 -- name: outlook
 -- claim.outlook_with_logs: CLAIM.outlook, and the newest rows of the logs. Indexes: as there, rowids.
 SELECT EXISTS (SELECT 1 FROM ready), next_deadline, (SELECT min(due) FROM delayed), epoch, config_version,
-       ifnull((SELECT max(id) FROM journal), 0), ifnull((SELECT max(id) FROM inbox), 0) FROM counter;
+       ifnull((SELECT max(id) FROM journal), 0),
+       coalesce((SELECT max(id) FROM inbox), (SELECT top FROM journal ORDER BY id DESC LIMIT 1), 0) FROM counter;
 
 -- name: last_id
 -- shard: the newest arrival number. Index: rowid.

@@ -33,6 +33,8 @@ from .commit.connection import MEMORY, require_sound_sqlite
 from .disk import checksums, layout
 from .disk.shared_flags import NAME_BITS, POLL_SECONDS
 from .handouts import Allowance, Handouts, Holding, Want
+from .holders import Holder
+from .holders import share as share_holder
 from .lanes import handout, inspect, operate, settle
 from .lanes.advance import Advance
 from .lanes.claim import Request
@@ -308,6 +310,25 @@ class Storage:
     def arrivals(self, shard: int) -> int:
         """Another number whenever something arrived in the shard. Takes no lock."""
         return self._store.shards[shard].newest()
+
+    def hold_with_process(self) -> Holder | None:
+        """For a worker: what it leases from now on, and notes there, ends with its process, until `end` is called.
+
+        Returns:
+            None: in memory, or where it can't be had; leases end by their deadlines then.
+        """
+        holder = self._store.holder()
+        if holder is not None:
+            try:
+                holder.begin()
+            except (OSError, StoreError):
+                holder.end()
+        return holder
+
+    @property
+    def holder(self) -> Holder | None:
+        """What this process notes its workers' claims in."""
+        return self._store.holder()
 
     def notice(self) -> Notice | PrivateNotice:
         """Where a worker reports that its breaker is open. Nothing is shown yet."""
@@ -631,6 +652,7 @@ __all__ = [
     "Failure",
     "Fields",
     "Held",
+    "Holder",
     "Holding",
     "Hook",
     "Item",
@@ -666,4 +688,5 @@ __all__ = [
     "new_run",
     "require_valid",
     "salvage",
+    "share_holder",
 ]

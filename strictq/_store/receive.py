@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -29,6 +30,9 @@ def receive(store: Store, request: Request, into: list[Claimed], *, wait_for_bus
     """Lease what is ready now. See Storage.receive."""
     if store.directory is None:
         store.forget()  # a queue in memory has no thread for it
+    elif time.monotonic() >= store.dead_at:
+        with suppress(StrictqError):  # it is tried again
+            store.end_dead()
     failures: list[StrictqError] = []
     soonest: int | None = None
     brought: list[Brought] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -28,15 +29,15 @@ from .._errors import (
 from .._observe import EventHook, Observers, notify
 from .._stats import OpenBreaker
 from .._types import Event
-from . import catalog, fork, open_breakers
+from . import catalog, fork, holders, open_breakers
 from .catalog import Catalog
-from .commit.calls import OpenTransaction, open_transaction
+from .commit.calls import OpenTransaction, bound, open_transaction
 from .commit.checkpoint import PAGE_BYTES, SHORT_WAL_PAGES
 from .commit.connection import Durability
 from .commit.tx import NEVER
 from .disk import epoch, layout, locks, reserve
 from .disk.shared_flags import Waker, waker_of
-from .lanes import claim, outbox, send
+from .lanes import claim, outbox, send, sweeps
 from .lanes.forget import Forgetting
 from .settings import OnMismatch, Settings
 from .shard import CHECKPOINT_WAIT_SECONDS, Shard
@@ -45,6 +46,10 @@ from .upkeep import Upkeep
 Hook = Callable[[Event], None]
 Items = Sequence[send.Item]
 
+DEAD_SECONDS: Final = 0.5
+"""How often a receive looks for workers that died."""
+DEAD_WAIT_SECONDS: Final = 0.02
+"""How long that waits for a shard that other calls are writing to."""
 EAGER_SHARDS: Final = 16
 """Up to so many shards are opened with the queue, so that a damaged one and a full outbox are noticed at once."""
 ROW_BYTES: Final = 400
@@ -83,6 +88,9 @@ class Store(Settings):
         self._memory_consumers: set[str] = set()
         self._memory_notices: dict[open_breakers.PrivateNotice, OpenBreaker] = {}
         self._own_locks: WeakSet[files.Lock] = WeakSet()
+        self._holder: holders.Holder | None = None
+        self.dead_at = 0.0
+        """When, by the machine's clock, to look again for workers that died."""
         """Not a forked child's."""
         self._empties: Counter[int] = Counter()
         self._rotation = 0
@@ -424,6 +432,23 @@ class Store(Settings):
         self._own_locks.add(notice)
         return notice
 
+    def holder(self) -> holders.Holder | None:
+        """What this process notes its workers' claims in; None: in memory, where they end with it."""
+        if self._holder is None and self.directory is not None:
+            self._holder = holders.Holder(self.directory)
+            self._own_locks.add(self._holder)
+        return self._holder
+
+    def end_dead(self) -> None:
+        """End the leases of workers whose processes are gone."""
+        self.dead_at = time.monotonic() + DEAD_SECONDS
+        if self.directory is None or self.read_only:
+            return
+        for claims in holders.dead(self.directory):
+            for shard, tokens in claims.items():
+                if shard < len(self.shards) and self.shards[shard].failed is None:
+                    self.shards[shard].run(bound(sweeps.end_claims, tokens), DEAD_WAIT_SECONDS)
+
     def notices(self) -> list[OpenBreaker]:
         """What workers report, of all processes that are alive."""
         return list(self._memory_notices.values()) if self.directory is None else open_breakers.read_all(self.directory)
@@ -482,6 +507,8 @@ class Store(Settings):
         if self._closed:
             return
         self._look_for_files()
+        with suppress(StrictqError):
+            self.end_dead()
         with suppress(StrictqError):
             self.forward()
         self.forget()

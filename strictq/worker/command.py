@@ -58,6 +58,7 @@ class Command:
         with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as body:
             body.write(job.body)
             body.seek(0)
+            holder = job._delivery.lease._client.storage.holder
             # A session of its own: Ctrl-C is for the worker, which lets the command finish.
             process = subprocess.Popen(  # noqa: S603 - the command is what the user asked for
                 self._arguments,
@@ -66,6 +67,7 @@ class Command:
                 stderr=said,
                 env=environment(job, self._queue, os.environ),
                 start_new_session=True,
+                pass_fds=() if holder is None else holder.descriptors,
             )
             try:
                 self._wait(process, job)

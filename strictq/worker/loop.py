@@ -63,6 +63,7 @@ class Keeper:
         """Go round until stopped and done. Whatever happens, what is held is given back."""
         storage = self._storage
         storage.listen(self.state.wake)
+        self.state.holder = holder = storage.hold_with_process()
         try:
             try:
                 while (seconds := self._round()) is not None:
@@ -70,6 +71,8 @@ class Keeper:
             finally:
                 storage.unlisten(self.state.wake)
                 self._end()
+            if holder is not None:
+                holder.end()
             if self.state.ending is not None:
                 raise self.state.ending
         except QueueClosed:

@@ -146,6 +146,8 @@ class Buffer:
             state.complain(e)
             self.look_at = state.not_before
             return []
+        if deliveries and state.holder is not None:
+            state.holder.note({(d.lease.shard, d.token) for d in deliveries})
         state.works()
         self.look_at = now + self._storage.look_again(soonest)
         self.found_nothing = None if deliveries else seen

@@ -24,6 +24,7 @@ from .._effects import Effects, Recording
 from .._errors import InvalidArgument, LeaseLost
 from .._handlers import require_ran
 from .._keys import Key
+from .._store.api import Storage, share_holder
 from .._types import UNSET, body_as_json
 from ..delivery import describe
 from .job import RUNNING, Defer, Job, Reject, Retry
@@ -98,9 +99,10 @@ def require_sendable(what: str, handler: Any, *, is_async: bool) -> None:
 class Child:
     """A handler, called in a child process: one child for each thread that calls."""
 
-    def __init__(self, stage: str, handler: Callable[..., Any]) -> None:
+    def __init__(self, stage: str, handler: Callable[..., Any], storage: Storage) -> None:
         self._stage = stage
         self._handler = handler
+        self._storage = storage
         self._local = threading.local()
 
     def ready(self) -> None:
@@ -148,7 +150,9 @@ class Child:
             # spawn: a fork would share the queue's files with a process that must not touch them.
             context = multiprocessing.get_context("spawn")
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, self._handler), name=f"strictq-{self._stage}", daemon=True)
+            holder = self._storage.holder
+            arguments = (there, self._handler, None if holder is None else holder.file)
+            process = context.Process(target=_serve, args=arguments, name=f"strictq-{self._stage}", daemon=True)
             process.start()
             there.close()
             self._local.held = held = (process, here)
@@ -261,8 +265,13 @@ class RemoteJob(Recording):
         self._effects.say(text)
 
 
-def _serve(there: Connection, handler: Callable[..., Any]) -> None:
-    """The child: one job after the other, until the worker goes away."""
+def _serve(there: Connection, handler: Callable[..., Any], holder: str | None) -> None:
+    """The child: one job after the other, until the worker goes away.
+
+    Args:
+        holder: file of the worker's claims, which do not end while this process may be at work.
+    """
+    held = share_holder(holder)
     # Ctrl-C reaches the whole group; the worker decides what it means, and ends its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -280,6 +289,9 @@ def _serve(there: Connection, handler: Callable[..., Any]) -> None:
                 )
     except (EOFError, OSError):
         return
+    finally:
+        if held is not None:
+            held.leave()
 
 
 def _call(handler: Callable[..., Any], job: RemoteJob) -> Answer:

@@ -12,6 +12,7 @@ from typing import Final, Literal, Protocol
 from .._errors import LeaseLost, SchemaMismatch, StoreCorrupt
 from .._findings import WorkerEvent
 from .._observe import ANY_SHARD, notify
+from .._store.api import Holder
 from .._types import Event
 from ..queue import Queue
 from .estimates import Estimates
@@ -56,6 +57,7 @@ class State:
 
     Attributes:
         executors: what runs the handlers.
+        holder: where the claims are noted, so that they end with this process.
         acked, retried, deferred, poison, rejected, lost, timeouts: messages since the run began.
         fast: handlers are so quick that they are started ahead, and acked in groups.
         gave_up: some handler may be at work that nobody waits for.
@@ -84,6 +86,7 @@ class State:
         self.driver = driver
         self.executors: list[Executor] = []
         self.acked = self.retried = self.deferred = self.poison = self.rejected = self.lost = self.timeouts = 0
+        self.holder: Holder | None = None
         self.fast = False
         self.gave_up = False
         self.learned = False

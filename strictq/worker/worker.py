@@ -360,7 +360,7 @@ class Worker:
             if self._executor == "process":
                 from .processes import Child
 
-                child = Child(name, handler)
+                child = Child(name, handler, state.client.storage)
                 handler, before, leave = child, child.ready, child.close
             yield threads.Threads(
                 name,

@@ -348,6 +348,49 @@ def test_rows_that_were_cut_before_a_memory_had_any(queue_path: str) -> None:
         assert [d.body for d in other.receive(10)] == [b"59"]
 
 
+def test_what_an_undone_transaction_counted_is_forgotten(queue_path: str) -> None:
+    with strictq.open(queue_path, config=HOT, shards=1) as q:
+        q.send(b"1", key="a")
+
+        def undone(tx: Tx) -> None:
+            tx.totals.acks += 5
+            tx.totals.pending -= 1
+            raise strictq.InvalidArgument("no")
+
+        with pytest.raises(strictq.InvalidArgument, match="no"):
+            shard_of(q).run(undone)
+        require_agreement(q)
+        q.hold("a")
+        assert q.stats().acks == 0
+        assert q.check() == []
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_tail_is_not_trusted_where_another_process_went_on(queue_path: str) -> None:
+    with strictq.open(queue_path, config=HOT, shards=1) as q, strictq.open(queue_path) as other:
+
+        def pass_over(through: strictq.Queue, name: str) -> None:
+            """Messages of other keys, until all that was sent before has cooled."""
+            for n in range(60):
+                through.send(b"", key=f"{name}{n}")
+                for d in through.receive(10):
+                    d.ack()
+
+        assert q.send(b"", key="a").seq == 1
+        pass_over(q, "x")
+        hot = shard_of(q).hot
+        assert hot is not None
+        assert b"sa" in hot.tails
+        assert other.send(b"", key="a").seq == 2
+        pass_over(other, "y")
+        assert q.send(b"", key="a").seq == 3
+        pass_over(q, "z")
+        assert b"sa" in hot.tails
+        assert q.send(b"", key="a", delay=5.0).seq == 4
+        assert q.send(b"", key="a").seq == 5
+        require_agreement(q, other)
+
+
 def test_a_settlement_that_was_undone_finds_its_lane_anew(queue_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first try of a nack makes the lane a row; on a full disk that is undone, and the call is repeated."""
     with strictq.open(queue_path, config=HOT, shards=1) as q:

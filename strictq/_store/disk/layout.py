@@ -20,6 +20,7 @@ RESERVE: Final = "reserve"
 MARKS: Final = "marks"
 CONSUMER: Final = "consumer-"
 BREAKER: Final = "breaker-"
+HOLDER: Final = "holder-"
 _DIRECTORY_MODE: Final = 0o700
 _SPARE: Final = 3
 """Descriptors that removing a directory takes: itself, its listing, and the module that does it."""

@@ -5,6 +5,7 @@ And what a worker does when a dependency is back: delays that failures caused en
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Final
 
@@ -12,6 +13,7 @@ import apsw
 
 from ..._sql import CLAIM, LANES
 from ..commit.tx import NEVER, Tx
+from ..hot import cooling
 from . import lanes
 
 SWEEP_STEP: Final = 64
@@ -53,6 +55,19 @@ def expire_leases(tx: Tx) -> bool:
     tx.totals.next_deadline = soonest
     tx.dirty = True
     return False
+
+
+def end_claims(tx: Tx, tokens: Sequence[int]) -> None:
+    """The leases of a worker that died are over now, as if their deadlines had come."""
+    hot = tx.hot
+    if hot is not None and hot.lanes:
+        wanted = set(tokens)
+        cooling.cool(tx, [lane for lane in hot.lanes.values() if lane.lease is not None and lane.lease.claim.token in wanted])
+    before = tx.db.total_changes()
+    tx.run(CLAIM.end_claims, (tx.now, apsw.carray(array("q", tokens))))
+    if tx.db.total_changes() > before:
+        tx.totals.next_deadline = min(tx.totals.next_deadline, tx.now)
+        tx.wake = True
 
 
 def wake_delayed(tx: Tx) -> bool:
