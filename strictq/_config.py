@@ -160,9 +160,9 @@ class QueueConfig(_Remembered):
     history_records_max: int = attrs.field(default=1_000_000, validator=_whole(1, 2**53))
     """Records that each shard keeps at most; the oldest go first."""
 
-    hot_lanes: bool = attrs.field(default=True, validator=_flag)
-    """Keep messages that are sent, received and acked soon in logs and in memory, which takes less processor time. No effect in
-    memory and while `history` is on. A queue of a strictq that did not have it keeps it off until `configure` says otherwise."""
+    hot_lanes: bool = attrs.field(default=False, validator=_flag)
+    """Experimental: keep messages that are sent, received and acked soon in logs and in memory, which takes less processor time.
+    No older strictq opens such a queue. No effect in memory and while `history` is on."""
 
     @retry_backoff.validator
     def _check_backoff(self, attribute: attrs.Attribute[float], value: object) -> None:

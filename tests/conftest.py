@@ -13,14 +13,14 @@ import pytest
 
 from strictq import Queue
 from strictq.testing import FakeClock
-from tests.support import cold as cold_lanes
+from tests.support import hot
 from tests.support.queues import Opener
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-if cold_lanes.WANTED:
-    cold_lanes.by_default()
+if hot.WANTED:
+    hot.by_default()
 
 # Started in the background by a shell, a process ignores SIGINT, and so does every process that it starts: the tests that
 # interrupt programs would wait for ever.
@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queues keep every lane in the tables: for tests that look into them."""
-    cold_lanes.patch(monkeypatch)
+    hot.cold(monkeypatch)
 
 
 @pytest.fixture

@@ -648,8 +648,8 @@ MUTATIONS = [
     _store(
         "a write beside the open transaction is refused",
         "store.py",
-        "            OpenTransaction.require_none(self)\n",
-        "            pass\n",
+        "open_transaction.get() is not None:\n            OpenTransaction.require_none(self)\n",
+        "False:\n            pass\n",
         "tests/unit/test_inside_transactions.py",
     ),
     _store(

@@ -18,7 +18,20 @@ PACKAGE = ROOT / "strictq"
 
 # A module may import its own layer and those below. A module that is not here has no place yet: give it one.
 LAYERS = [
-    {"_hints", "_views", "_errors", "_types", "_stats", "_clock", "_keys", "_hashing", "_parallel", "_extras", "_files"},
+    {
+        "_hints",
+        "_views",
+        "_errors",
+        "_types",
+        "_stats",
+        "_clock",
+        "_keys",
+        "_hashing",
+        "_parallel",
+        "_extras",
+        "_files",
+        "_process",
+    },
     {"_findings", "_config", "_sql", "_durations", "_observe"},
     {"_store"},
     {

@@ -33,7 +33,7 @@ from .commit.connection import MEMORY, require_sound_sqlite
 from .disk import checksums, layout
 from .disk.shared_flags import NAME_BITS, POLL_SECONDS
 from .handouts import Allowance, Handouts, Holding, Want
-from .holders import Holder
+from .holders import ProcessHold
 from .holders import share as share_holder
 from .lanes import handout, inspect, operate, settle
 from .lanes.advance import Advance
@@ -311,7 +311,7 @@ class Storage:
         """Another number whenever something arrived in the shard. Takes no lock."""
         return self._store.shards[shard].newest()
 
-    def hold_with_process(self) -> Holder | None:
+    def hold_with_process(self) -> ProcessHold | None:
         """For a worker: what it leases from now on, and notes there, ends with its process, until `end` is called.
 
         Returns:
@@ -326,7 +326,7 @@ class Storage:
         return holder
 
     @property
-    def holder(self) -> Holder | None:
+    def holder(self) -> ProcessHold | None:
         """What this process notes its workers' claims in."""
         return self._store.holder()
 
@@ -652,7 +652,6 @@ __all__ = [
     "Failure",
     "Fields",
     "Held",
-    "Holder",
     "Holding",
     "Hook",
     "Item",
@@ -668,6 +667,7 @@ __all__ = [
     "Piece",
     "Placed",
     "PlainRows",
+    "ProcessHold",
     "QueueFacts",
     "Request",
     "Row",

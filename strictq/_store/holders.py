@@ -29,7 +29,7 @@ _CLAIM: Final = struct.Struct("<QQ")
 """Shard and token; no token is 0."""
 
 
-class Holder(Lock):
+class ProcessHold(Lock):
     """The claims of one process. Any number of workers share it."""
 
     def __init__(self, directory: Path) -> None:

@@ -263,6 +263,7 @@ class Shard:
         if self.path is None:
             return self._writer.read(look)
         if hot and self.has_logs:
+            self._writer.require_outside()
             return self._glances.look(look)
         try:
             return self._writer.read(look, 0.0)

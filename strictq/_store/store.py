@@ -88,7 +88,7 @@ class Store(Settings):
         self._memory_consumers: set[str] = set()
         self._memory_notices: dict[open_breakers.PrivateNotice, OpenBreaker] = {}
         self._own_locks: WeakSet[files.Lock] = WeakSet()
-        self._holder: holders.Holder | None = None
+        self._holder: holders.ProcessHold | None = None
         self.dead_at = 0.0
         """When, by the machine's clock, to look again for workers that died."""
         """Not a forked child's."""
@@ -432,10 +432,10 @@ class Store(Settings):
         self._own_locks.add(notice)
         return notice
 
-    def holder(self) -> holders.Holder | None:
+    def holder(self) -> holders.ProcessHold | None:
         """What this process notes its workers' claims in; None: in memory, where they end with it."""
         if self._holder is None and self.directory is not None:
-            self._holder = holders.Holder(self.directory)
+            self._holder = holders.ProcessHold(self.directory)
             self._own_locks.add(self._holder)
         return self._holder
 

@@ -12,7 +12,7 @@ from typing import Final, Literal, Protocol
 from .._errors import LeaseLost, SchemaMismatch, StoreCorrupt
 from .._findings import WorkerEvent
 from .._observe import ANY_SHARD, notify
-from .._store.api import Holder
+from .._store.api import ProcessHold
 from .._types import Event
 from ..queue import Queue
 from .estimates import Estimates
@@ -86,7 +86,7 @@ class State:
         self.driver = driver
         self.executors: list[Executor] = []
         self.acked = self.retried = self.deferred = self.poison = self.rejected = self.lost = self.timeouts = 0
-        self.holder: Holder | None = None
+        self.holder: ProcessHold | None = None
         self.fast = False
         self.gave_up = False
         self.learned = False

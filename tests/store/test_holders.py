@@ -42,7 +42,7 @@ def worker(path: Path, script: Path, *arguments: str) -> Iterator[subprocess.Pop
         yield process
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def files(path: Path) -> list[str]:
@@ -118,7 +118,7 @@ def test_plain_receives_keep_their_leases(path: Path) -> None:
 
 
 def test_claims_beyond_those_that_are_noted(tmp_path: Path) -> None:
-    holder = holders.Holder(tmp_path)
+    holder = holders.ProcessHold(tmp_path)
     holder.begin()
     holder.note((n % 3, n) for n in range(1, holders.CLAIMS + 10))
     assert list(holders.dead(tmp_path)) == []
@@ -130,7 +130,7 @@ def test_claims_beyond_those_that_are_noted(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_not_done_with_is_met_again(tmp_path: Path) -> None:
-    holder = holders.Holder(tmp_path)
+    holder = holders.ProcessHold(tmp_path)
     holder.begin()
     holder.note([(0, 7)])
     holder.leave()
