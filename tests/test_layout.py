@@ -21,6 +21,7 @@ LAYERS = [
     {"_hints", "_views", "_errors", "_types", "_stats", "_clock", "_keys", "_hashing", "_parallel", "_extras", "_files"},
     {"_findings", "_config", "_sql", "_durations", "_observe"},
     {"_store"},
+    {"replication"},  # above the store's api; a queue configures it
     {
         "_handlers",
         "_effects",
@@ -40,7 +41,7 @@ LAYERS = [
     | {"_consumers", "_handouts", "_query_reports"},
     {"aio"},
     {"opening"},
-    {"testing", "worker", "replication", "history"},
+    {"testing", "worker", "history"},
     {"app"},
     {"spark"},
     {"demo", "bench"},
