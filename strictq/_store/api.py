@@ -47,7 +47,7 @@ from .open_breakers import Notice, PrivateNotice
 from .shipping import status as ship_status
 from .shipping.shipping import Ships
 from .shipping.status import ShipProgress, ShipStatus
-from .shipping.values import PAGE_BYTES, ChangedFile, Cut, Image, Position, WalMovedOn, WentBack
+from .shipping.values import PAGE_BYTES, ChangedFile, Image, Position, QueueCut, WalMovedOn, WentBack
 from .store import Hook, Store
 from .topology import SHARDS_MAX
 from .transaction import Acks, Changes, Committed, Placed, Statement, WriteTransaction, transact
@@ -727,7 +727,6 @@ __all__ = [
     "Changes",
     "Claimed",
     "Committed",
-    "Cut",
     "Durability",
     "Encode",
     "Failure",
@@ -750,6 +749,7 @@ __all__ = [
     "Placed",
     "PlainRows",
     "Position",
+    "QueueCut",
     "QueueFacts",
     "Rebuild",
     "Replication",

@@ -147,7 +147,7 @@ class Keeper:
             if self.lapsed:
                 self._target.numbers()  # no shard is pinned before the target is back
             self._shipper = Shipper(
-                storage.capture(), self._target, storage.clock, history_id=self._replication.history_id,
+                storage.capture(), self._target, storage.clock, self._progress, history_id=self._replication.history_id,
                 term=self._replication.term, keep_seconds=self._settings.keep_seconds,
             )  # fmt: skip
         shipped = self._shipper.round()

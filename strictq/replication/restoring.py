@@ -92,8 +92,11 @@ def restore(
     wanted = None if at is None else _microseconds(at)
     if cut is not None and (isinstance(cut, bool) or not isinstance(cut, int)):
         raise InvalidArgument(f"cut must be the number of a segment, not {cut!r}")
-    path = Path(os.path.realpath(os.path.expanduser(to)))
-    if os.path.lexists(path):
+    if not isinstance(to, str | os.PathLike) or isinstance(os.fspath(to), bytes) or not os.fspath(to):
+        raise InvalidArgument(f"to must be the path of the new queue, not {to!r}")
+    place = os.path.expanduser(to)
+    path = Path(os.path.realpath(place))
+    if os.path.lexists(place) or os.path.lexists(path):
         raise InvalidArgument(f"{path} exists; nothing was made", hint=hints.NEW_PATH)
     target, identity = _opened(source)
     if target.path == path or target.path in path.parents:

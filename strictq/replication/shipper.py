@@ -13,7 +13,7 @@ import attrs
 
 from .._clock import MICROSECONDS, Clock
 from .._errors import Diverged, ReplicaGap
-from .._store.api import Cut, Image, Position, WalMovedOn, WentBack
+from .._store.api import Image, Position, QueueCut, ShipProgress, WalMovedOn, WentBack
 from .chain import ChainHead, bases, head_of
 from .segment import PAGES_MAX, PagesOf, SegmentHeader, encode, hash_of
 from .target import DirectoryTarget
@@ -53,6 +53,7 @@ class Shipper:
         capture: Capture,
         target: DirectoryTarget,
         clock: Clock,
+        progress: ShipProgress,
         *,
         history_id: str,
         term: int,
@@ -62,6 +63,7 @@ class Shipper:
         self._capture = capture
         self._target = target
         self._clock = clock
+        self._progress = progress
         self._history_id = history_id
         self._term = term
         self._keep_seconds = keep_seconds
@@ -116,6 +118,9 @@ class Shipper:
                 self.done.resumed = self._capture.begin({s: Position(*p) for s, p in complete.positions.items()})
             except WentBack:
                 raise Diverged("the queue is older than its replica: it was put back to an earlier state") from None
+            if self.done.resumed < self._capture.shards and not self._progress.attempted(head.n, head.hash):
+                # What the replica has would be replaced by what this directory has, which may be a copy of an earlier state.
+                raise Diverged(f"{self._target} was last shipped to from another copy of the queue")
         self._begun = self._sure = True
         self.retain()
 
@@ -189,7 +194,7 @@ class Shipper:
             self._chain_bytes > max(CHAIN_TIMES * self._base_bytes, CHAIN_BYTES_MIN) or segments > CHAIN_SEGMENTS_MAX
         )
 
-    def _put(self, cut: Cut) -> None:
+    def _put(self, cut: QueueCut) -> None:
         self._sure = False
         self._attempted = {}
         first, n, prev = self.n, self.n, self._prev
@@ -207,6 +212,7 @@ class Shipper:
             )  # fmt: skip
             data = encode(header, pages)
             self._attempted[n] = hash_of(data)
+            self._progress.attempt(n, hash_of(data))
             self._target.put(n, data)
             self._on_put(header)
             self.done.segments += 1
@@ -239,7 +245,7 @@ class Shipper:
         return 0
 
 
-def _segments(cut: Cut) -> Iterator[tuple[list[PagesOf], list[Image], bool]]:
+def _segments(cut: QueueCut) -> Iterator[tuple[list[PagesOf], list[Image], bool]]:
     """The pages of a cut, as many as a segment may have at a time, and whether more follow."""
     parts: list[PagesOf] = []
     pages: list[Image] = []

@@ -8,6 +8,7 @@ from typing import Any
 
 import strictq
 from strictq import Message, Queue
+from strictq._store.api import ShipProgress
 from strictq.replication.segment import SegmentHeader
 from strictq.replication.shipper import Shipper
 from strictq.replication.target import DirectoryTarget
@@ -22,8 +23,10 @@ def shipper_of(
     place = DirectoryTarget(target)
     place.create(Path(q.path))
     place.claim({"format": 1, "queue_id": q.queue_id, "history_id": HISTORY})
+    progress = ShipProgress(Path(q.path))
+    storage = q._storage
     return Shipper(
-        q._storage.capture(), place, q._storage.clock, history_id=HISTORY, term=1, keep_seconds=keep_seconds, on_put=on_put
+        storage.capture(), place, storage.clock, progress, history_id=HISTORY, term=1, keep_seconds=keep_seconds, on_put=on_put
     )
 
 

@@ -24,7 +24,7 @@ from ..commit.checkpoint import WAL_PAGES, WAL_PAGES_MIN
 from ..commit.connection import check_file, connect_catalog, translate
 from ..disk import layout
 from .tail import WalTail, sync_or_suspect
-from .values import CATALOG_FILE, PAGE_BYTES, ChangedFile, Cut, Position, WalMovedOn
+from .values import CATALOG_FILE, PAGE_BYTES, ChangedFile, Position, QueueCut, WalMovedOn
 
 
 class Capture:
@@ -110,7 +110,7 @@ class Capture:
                     sealed = True
         return sealed
 
-    def cut(self) -> Cut | None:
+    def cut(self) -> QueueCut | None:
         """What changed until now. None: nothing.
 
         What it gives stays until `confirm`: an attempt to ship it that failed is repeated with the next cut.
@@ -133,7 +133,7 @@ class Capture:
                 at = PAGE_BYTES
                 content = iter([(i + 1, image[i * at : (i + 1) * at]) for i in range(pages)])
                 parts.append(ChangedFile(CATALOG_FILE, pages, pages, content))
-            return Cut(x, wall, whole, parts, {tail.shard: tail.position() for tail in self._tails})
+            return QueueCut(x, wall, whole, parts, {tail.shard: tail.position() for tail in self._tails})
 
     @staticmethod
     def _guarded(tail: WalTail, work: Callable[[], None]) -> bool:

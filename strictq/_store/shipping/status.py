@@ -1,7 +1,8 @@
 """What the shipper of a queue leaves for every process to see: how far it is, and what went wrong.
 
-The lock file holds the queue time up to which everything is at the target: a few bytes, written after every round. The rest
-changes with a segment or an error, and is a file of its own. None of it is needed to ship: the target says where to go on.
+The lock file holds a few bytes: the queue time up to which everything is at the target, written after every round, and the hashes
+of the last segments that were put from this directory. The rest changes with a segment or an error, and is a file of its own.
+Where to go on is what the target says; the hashes only tell whether it was this directory that shipped there last.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from ..disk import layout
 
 STATUS_BYTES_MAX: Final = 1 << 16
 _X: Final = struct.Struct(">q")
+_HASH_BYTES: Final = 32
+_HASHES: Final = 2
+"""The last two: a process may be killed before or after it puts a segment."""
 
 
 @attrs.frozen
@@ -64,7 +68,7 @@ class ShipStatus:
 
 
 class ShipProgress:
-    """The queue time up to which everything is at the target, in the lock file."""
+    """How far shipping is, in the lock file. A copy of the directory has a copy of it, which does not go on with the original."""
 
     def __init__(self, directory: Path) -> None:
         self._fd = files.open_regular(directory / layout.SHIP_LOCK, os.O_RDWR | os.O_CREAT)
@@ -72,6 +76,15 @@ class ShipProgress:
     def write(self, x: int) -> None:
         with suppress(OSError):
             os.pwrite(self._fd, _X.pack(x), 0)
+
+    def attempt(self, n: int, digest: str) -> None:
+        """Segment `n`, with this hash, is put next."""
+        with suppress(OSError):
+            os.pwrite(self._fd, bytes.fromhex(digest), _X.size + n % _HASHES * _HASH_BYTES)
+
+    def attempted(self, n: int, digest: str) -> bool:
+        """Was segment `n`, with this hash, put from this directory, as one of the last?"""
+        return os.pread(self._fd, _HASH_BYTES, _X.size + n % _HASHES * _HASH_BYTES).hex() == digest
 
     def close(self) -> None:
         os.close(self._fd)

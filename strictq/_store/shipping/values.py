@@ -56,7 +56,7 @@ class ChangedFile(NamedTuple):
     images: Iterator[Image]
 
 
-class Cut(NamedTuple):
+class QueueCut(NamedTuple):
     """A state of the queue, as what changed since the one before.
 
     Attributes:
