@@ -638,12 +638,12 @@ class Storage:
         return ship_status.lock(self._store.directory)
 
     def ship_reference(self) -> Callable[[], Storage | None]:
-        """This object for a thread that must not keep it alive. None: it is gone or closed."""
+        """This object for a thread that must not keep it alive. None: it is gone."""
         store = weakref.ref(self._store)
 
         def found() -> Storage | None:
             there = store()
-            return None if there is None or there.closed else Storage(there)
+            return None if there is None else Storage(there)
 
         return found
 

@@ -16,6 +16,7 @@ from .shipper import Shipper
 from .target import DirectoryTarget, parse
 
 BACKOFF_MAX_SECONDS: Final = 15.0
+FULL: Final = "the disk of the queue is full"
 STOP_SECONDS: Final = 30.0
 """So long a queue that is closed waits for the last round."""
 
@@ -118,13 +119,13 @@ class Keeper:
     def step(self) -> float | None:
         """One round. Returns how many seconds to wait for the next one; None: there is none."""
         storage = self._storage()
-        if storage is None and not self._stop:
-            return None
-        if storage is not None and storage.replication != self._replication:
+        if storage is None or storage.replication != self._replication:
             return None  # it was configured otherwise: who ships from now on begins with that
+        if storage.short_of_space:
+            self._lapse(FULL)
+            self._show(error=FULL)
+            return self._settings.interval_seconds
         try:
-            if storage is not None and storage.short_of_space:
-                self._lapse("the disk of the queue is full")
             shipped = self._round(storage)
         except Diverged as e:
             logger().error("%s is not replicated any more: %s", self._directory, e)
@@ -140,10 +141,8 @@ class Keeper:
             self._show()
         return self._settings.interval_seconds
 
-    def _round(self, storage: Storage | None) -> bool:
+    def _round(self, storage: Storage) -> bool:
         if self._shipper is None:
-            if storage is None:
-                return False
             if self.lapsed:
                 self._target.numbers()  # no shard is pinned before the target is back
             self._shipper = Shipper(
@@ -155,14 +154,14 @@ class Keeper:
         self._progress.write(self._shipper.x)
         return shipped
 
-    def _failed(self, error: StrictqError, storage: Storage | None) -> float:
+    def _failed(self, error: StrictqError, storage: Storage) -> float:
         if not self._failures:
             logger().warning("shipping %s failed; it is tried again: %s", self._directory, error)
         self._failures += 1
         shown = str(error)
         if self._shipper is not None and self._shipper.behind_bytes() > self._settings.max_lag_bytes:
             self._lapse(shown)
-        if self.lapsed and storage is not None:
+        if self.lapsed:
             with suppress(StrictqError):
                 storage.checkpoint()
         self._show(error=shown)
