@@ -92,7 +92,7 @@ PUT_IN_SERVICE: Final = Coded(
     "read_only=True opens it in any case",
 )
 POINTS_ARE: Final = Coded("points_are", "`strictq replicas {target}` lists the points in time that can be restored")
-CHOOSE_CUT: Final = Coded("choose_cut", "say which one by its number: cut={cut}, or --cut {cut}")
+CHOOSE_CUT: Final = Coded("choose_cut", "say which one by its number: cut={cut}")
 CONFIGURE_AGAIN: Final = Coded("configure_again", "call q.configure_replication() again, with this or another target")
 AGAIN_FROM_NEWER: Final = Coded("again_from_newer", "run it again: it begins with a newer base")
 

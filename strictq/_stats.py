@@ -105,7 +105,7 @@ class ReplicationStatus(Report):
         history_id: names this line of changes. A restored queue has another one than its original.
         term: of this history.
         shipping: a process holds the lock of the shipper.
-        lag_bytes: what WALs hold that is not at the target; None: a shard could not be looked at.
+        lag_bytes: what WALs hold that is not at the target.
         lag_seconds: the age of the newest state at the target; 0 where lag_bytes is. None: nothing was shipped yet.
         confirmed_at: when that state was, seconds since 1970; None: nothing was shipped yet.
         segment: the number of the newest segment; None: nothing was shipped yet.
@@ -121,7 +121,7 @@ class ReplicationStatus(Report):
     term: int
     shipping: bool
     lag_seconds: float | None
-    lag_bytes: int | None
+    lag_bytes: int
     confirmed_at: float | None
     segment: int | None
     last_error: str | None = None

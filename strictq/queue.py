@@ -100,7 +100,7 @@ class Queue:
     def close(self) -> None:
         """Close every file. Leases stay until their deadline; closing twice does nothing.
 
-        The last process that closes the queue leaves empty WALs.
+        The last process that closes the queue leaves empty WALs, or, where the queue has a replica, ships what is left.
 
         Raises:
             InvalidArgument: this thread is inside a transaction of the queue; nothing was closed.

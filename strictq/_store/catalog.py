@@ -150,10 +150,10 @@ def read(directory: Path, *, read_only: bool = False) -> Catalog:
     path = directory / layout.CATALOG
     try:
         with _opened(path, read_only=read_only) as db:
-            migrate.require(db, migrate.CATALOG_ID, -1, read_only=read_only)
+            replicated = migrate.require(db, migrate.CATALOG_ID, -1, read_only=read_only)
             row = db.execute(CATALOG.read_queue).get
             topology = Topology([Range(s, f, int(lo, 16), int(hi, 16)) for s, f, lo, hi in db.execute(CATALOG.read_topology)])
-            shipped = db.execute(REPLICATION.read).get if migrate.is_replicated(db) else None
+            shipped = db.execute(REPLICATION.read).get if replicated else None
         if row is None:
             raise StoreCorrupt("the row that names the queue is missing", shard=-1)
         queue_id, durability, config, version, epoch, boot_id, offset = row

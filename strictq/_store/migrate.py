@@ -41,20 +41,13 @@ def stamp(db: apsw.Connection, kind: int, version: int = FORMAT) -> None:
     db.pragma("user_version", version)
 
 
-def version_of(db: apsw.Connection, kind: int) -> int:
-    """The format of a file."""
-    version: int = db.pragma("user_version")
-    return version - REPLICATED if kind == CATALOG_ID and version >= REPLICATED else version
+def _plain_version(found: int, kind: int) -> int:
+    """The format, of what PRAGMA user_version says."""
+    return found - REPLICATED if kind == CATALOG_ID and found >= REPLICATED else found
 
 
-def is_replicated(db: apsw.Connection) -> bool:
-    """Does a queue.db say that its queue was ever replicated?"""
-    version: int = db.pragma("user_version")
-    return version >= REPLICATED
-
-
-def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, target: int | None = None) -> None:
-    """Bring a file to this version's format.
+def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, target: int | None = None) -> bool:
+    """Bring a file to this version's format. Returns whether it is a queue.db whose queue was ever replicated.
 
     Raises:
         SchemaMismatch: it is of a newer format, or of an older one and may not be written. Nothing changed.
@@ -62,7 +55,8 @@ def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, targ
     """
     target = FORMAT if target is None else target
     found = db.pragma("application_id")
-    version = version_of(db, kind)
+    stored: int = db.pragma("user_version")
+    version = _plain_version(stored, kind)
     if found != kind or version < OLDEST:
         raise StoreCorrupt("the file is empty or not one of strictq's", shard=shard)
     if db.filename:
@@ -79,12 +73,13 @@ def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, targ
         try:
             require_schema(db, kind, shard, version)
         except StoreCorrupt:
-            if version_of(db, kind) == version:
+            if db.pragma("user_version") == stored:
                 raise
-            require(db, kind, shard, read_only=read_only, target=target)  # another process has migrated it meanwhile
-            return
+            # Another process has migrated it, or configured its replication, meanwhile.
+            return require(db, kind, shard, read_only=read_only, target=target)
     while version < target:
         version = _step(db, kind, shard, target)
+    return stored != _plain_version(stored, kind)
 
 
 def require_schema(db: apsw.Connection, kind: int, shard: int, version: int) -> None:
@@ -146,7 +141,8 @@ def _step(db: apsw.Connection, kind: int, shard: int, target: int) -> int:
     """One migration, unless another process was faster. Returns the format reached."""
     db.execute("BEGIN IMMEDIATE")
     try:
-        version = version_of(db, kind)
+        stored: int = db.pragma("user_version")
+        version = _plain_version(stored, kind)
         if version < target:
             try:
                 step = STEPS[kind][version]
@@ -154,7 +150,7 @@ def _step(db: apsw.Connection, kind: int, shard: int, target: int) -> int:
                 raise StoreError(f"there is no way from format {version} to {target}", shard=shard) from None
             step(db)
             version += 1
-            stamp(db, kind, version + (REPLICATED if kind == CATALOG_ID and is_replicated(db) else 0))
+            stamp(db, kind, stored + 1)
     except BaseException:
         if db.in_transaction:
             db.execute("ROLLBACK")

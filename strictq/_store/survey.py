@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import apsw
-
 from .. import _files as files
 from .. import _hints as hints
 from .._clock import MICROSECONDS
 from .._durations import Model
-from .._errors import PartialFailure, StoreError, StrictqError
+from .._errors import PartialFailure, StoreError
 from .._keys import decode_key
 from .._stats import ReplicationStatus, ShardStats, Stats
 from .commit.app_database import Rows
@@ -66,8 +64,7 @@ def replication(store: Store) -> ReplicationStatus | None:
     if known is None or directory is None:
         return None
     status = ShipStatus.read(directory, known.history_id)
-    counts = [_unshipped(shard, status) for shard in store.shards] if known.mode == "async" else [0]
-    behind = None if None in counts else sum(n for n in counts if n is not None)
+    behind = sum(_unshipped(shard, status) for shard in store.shards) if known.mode == "async" else 0
     x = ShipProgress.read(directory)
     shipped = status.segment >= 0
     lag = max(store.now() - x, 0) / MICROSECONDS if shipped and x else None
@@ -87,16 +84,11 @@ def replication(store: Store) -> ReplicationStatus | None:
     )
 
 
-def _unshipped(shard: Shard, status: ShipStatus) -> int | None:
-    """Bytes in the WAL of a shard that are not at the target; None: it can't be looked at."""
-    try:
-        frames = shard.glance(lambda db: int(db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]))
-    except StrictqError:
-        return None
-    salts, shipped = status.captured[shard.number] if shard.number < len(status.captured) else ("", 0)
-    if salts == wal_file.salts_of(shard.path).hex():
-        frames -= shipped
-    return max(frames, 0) * FRAME_BYTES
+def _unshipped(shard: Shard, status: ShipStatus) -> int:
+    """Bytes in the WAL of a shard that are not at the target."""
+    assert shard.path is not None
+    known = status.captured[shard.number] if shard.number < len(status.captured) else ("", 0)
+    return wal_file.frames_behind(shard.path, known) * FRAME_BYTES
 
 
 def _shard_stats(store: Store, shard: Shard) -> ShardStats:

@@ -21,7 +21,7 @@ STOP_SECONDS: Final = 30.0
 """So long a queue that is closed waits for the last round."""
 
 
-def start(storage: Storage) -> Keeper | None:
+def start(storage: Storage) -> ShipKeeper | None:
     """Ship from this process. None: another one does, or shipping has stopped until it is configured again."""
     replication, directory = storage.replication, storage.directory
     if replication is None or directory is None or ShipStatus.read(directory, replication.history_id).stopped:
@@ -31,7 +31,7 @@ def start(storage: Storage) -> Keeper | None:
         lock.leave()
         return None
     try:
-        keeper = Keeper(storage, replication, lock)
+        keeper = ShipKeeper(storage, replication, lock)
         keeper.begin()
     except BaseException:
         lock.leave()
@@ -39,7 +39,7 @@ def start(storage: Storage) -> Keeper | None:
     return keeper
 
 
-class Keeper:
+class ShipKeeper:
     """Rounds of a shipper, and what happens when they fail.
 
     Args:

@@ -16,7 +16,7 @@ import pytest
 
 import strictq
 from strictq import ConfigError, InvalidArgument, Queue
-from strictq.replication.keeper import Keeper
+from strictq.replication.keeper import ShipKeeper
 from strictq.replication.restoring import look, points_of, restore
 from strictq.replication.target import DirectoryTarget
 from tests.support.queues import Opener
@@ -418,12 +418,12 @@ def test_an_unexpected_error_ends_the_thread_and_another_begins(
     q = disk()
     calls = []
 
-    def broken(self: Keeper) -> float:
+    def broken(self: ShipKeeper) -> float:
         calls.append(1)
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(Keeper, "step", broken)
+        patched.setattr(ShipKeeper, "step", broken)
         q.configure_replication(target, interval_seconds=FAST)
         until(lambda: calls)
     q.send(b"1", key="k")

@@ -110,7 +110,7 @@ def test_a_wall_time_that_came_twice_is_ambiguous(disk: Opener, target: Path, cl
     assert walls[3] < walls[2]
     with pytest.raises(InvalidArgument, match="came more than once") as e:
         restore(target, tmp_path / "r", at=walls[3] + 1)
-    assert "--cut 1" in e.value.hint
+    assert "cut=1" in e.value.hint
     assert restore(target, tmp_path / "r1", at=walls[0]).segment == 0
     assert restore(target, tmp_path / "r2", at=walls[5]).segment == 5
 
