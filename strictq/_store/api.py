@@ -599,6 +599,10 @@ class Storage:
         """Store where the queue ships to, for every process. See `Queue.configure_replication`."""
         self._store.set_replication(replication)
 
+    def refresh_replication(self) -> None:
+        """See where the queue ships to now: another process has changed it."""
+        self._store.refresh_replication(surely=True)
+
     def replication_status(self) -> ReplicationStatus | None:
         """How far the replica is; None: the queue was never replicated."""
         return survey.replication(self._store)

@@ -146,9 +146,13 @@ class Settings:
             self.replication, self._replication_seen = replication, version
         self._tell_shards()
 
-    def refresh_replication(self) -> None:
-        """Know where the queue ships to now. Costs nothing unless settings were changed since."""
-        if self.directory is not None and self._replication_seen != self.settings[1]:
+    def refresh_replication(self, *, surely: bool = False) -> None:
+        """Know where the queue ships to now. Costs nothing unless this process saw settings change.
+
+        Args:
+            surely: look although it did not.
+        """
+        if self.directory is not None and (surely or self._replication_seen != self.settings[1]):
             known = catalog.read(self.directory, read_only=self.read_only)
             self.replication, self._replication_seen = known.replication, self.settings[1]
 

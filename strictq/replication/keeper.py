@@ -136,6 +136,9 @@ class ShipKeeper:
         except StrictqError as e:
             self._let_go()
             return self._failed(e, storage)
+        if self._shipper is not None and self._shipper.configured != self._replication:
+            storage.refresh_replication()  # another process changed it, and this one wrote nothing since
+            return None
         if shipped or self._failures or self.lapsed:
             self._failures, self.lapsed = 0, False
             self._show()

@@ -13,7 +13,7 @@ import attrs
 
 from .._clock import MICROSECONDS, Clock
 from .._errors import Diverged, ReplicaGap
-from .._store.api import Image, Position, QueueCut, ShipProgress, WalMovedOn, WentBack
+from .._store.api import Image, Position, QueueCut, Replication, ShipProgress, WalMovedOn, WentBack
 from .chain import ChainHead, bases, head_of
 from .segment import PAGES_MAX, PagesOf, SegmentHeader, encode, hash_of
 from .target import DirectoryTarget
@@ -90,6 +90,11 @@ class Shipper:
     def captured(self) -> list[tuple[str, int]]:
         """Of each shard: the salts of its WAL, and how many frames of it are at the target."""
         return self._capture.captured()
+
+    @property
+    def configured(self) -> Replication | None:
+        """Where the queue ships to, as queue.db said when it changed last."""
+        return self._capture.known.replication
 
     def behind_bytes(self) -> int:
         """Bytes that WALs keep for the target."""

@@ -143,6 +143,21 @@ def test_another_target_can_be_chosen(q: Queue, target: Path, tmp_path: Path) ->
     assert (messages(target), messages(tmp_path / "t2")) == (1, 2)
 
 
+def test_another_process_can_choose_the_target_and_detach(tmp_path: Path, target: Path) -> None:
+    """The one that ships writes nothing, so no write tells it."""
+    one, other = strictq.open(tmp_path / "q"), strictq.open(tmp_path / "q")
+    one.configure_replication(target, interval_seconds=FAST)
+    until(lambda: is_shipped(one))
+    other.configure_replication(tmp_path / "t2", interval_seconds=FAST)
+    other.send(b"1", key="k")
+    until(lambda: is_shipped(other))
+    assert messages(tmp_path / "t2") == 1
+    other.detach()
+    until(lambda: not [t for t in threading.enumerate() if t.name == "strictq-shipper"])
+    one.close()
+    other.close()
+
+
 def test_a_queue_that_only_looks_ships_nothing(q: Queue, target: Path) -> None:
     q.configure_replication(target, interval_seconds=FAST)
     until(lambda: is_shipped(q))

@@ -5,6 +5,7 @@ What ships lies above the store, which is given a function that starts it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -55,6 +56,8 @@ class Shipping:
         self._start: Callable[[], Ships | None] | None = None
         self._ships: Ships | None = None
         self._paused = False
+        self._lock = threading.Lock()
+        """Held while what ships is started or taken away."""
 
     @property
     def wanted(self) -> bool:
@@ -81,11 +84,18 @@ class Shipping:
             return
         with suppress(StrictqError):
             self._host.refresh_replication()
-        if self._ships is not None and self._ships.ended:
-            self._ships = None
-        if self._ships is None and self._start is not None and self.wanted:
-            with suppress(StrictqError):
-                self._ships = self._start()
+        if self._ships is None and not self.wanted:
+            return
+        if not self._lock.acquire(blocking=False):
+            return  # another thread is starting it
+        try:
+            if self._ships is not None and self._ships.ended:
+                self._ships = None
+            if self._ships is None and self._start is not None and self.wanted and not self._paused:
+                with suppress(StrictqError):
+                    self._ships = self._start()
+        finally:
+            self._lock.release()
 
     def nudge(self) -> None:
         if self._ships is not None:
@@ -93,7 +103,8 @@ class Shipping:
 
     def stop(self, *, flush: bool) -> None:
         """End what ships here; another process may take over."""
-        ships, self._ships = self._ships, None
+        with self._lock:
+            ships, self._ships = self._ships, None
         if ships is not None:
             ships.stop(flush=flush)
 
@@ -114,5 +125,7 @@ class Shipping:
     def resume(self, *, child: bool) -> None:
         """After a fork. The parent goes on at once; a child has a look in its upkeep."""
         self._paused = False
+        if child:
+            self._lock = threading.Lock()
         if not child and self.wanted:
             self.tend()
