@@ -128,6 +128,18 @@ def test_nobody_begins_a_wal_again_before_it_was_captured(q: Queue, wal: WalTail
     db.close()
 
 
+def test_a_seal_gives_way_to_another_checkpoint(q: Queue, wal: WalTail, monkeypatch: pytest.MonkeyPatch) -> None:
+    q.send(b"1", key="a")
+    with monkeypatch.context() as busy:
+        busy.setattr(wal, "_checkpoint", lambda: (0, -1))
+        wal.seal()
+    assert not wal.sealed
+    assert wal.has_changes
+    wal.confirm()
+    wal.seal()
+    assert wal.sealed
+
+
 def test_a_seal_keeps_what_it_captured(q: Queue, wal: WalTail, clock: FakeClock) -> None:
     q.send(b"1", key="a")
     wal.seal()

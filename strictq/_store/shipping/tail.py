@@ -367,7 +367,7 @@ class WalTail:
         assert not self.has_changes
         for _ in range(BULK_PASSES):
             self._pin()
-            pages, done = self._idle.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            pages, done = self._checkpoint()
             if pages - done <= REST_FRAMES:
                 break
             self._carry()
@@ -375,12 +375,19 @@ class WalTail:
         try:
             self._carry()
             self._pin()
-            pages, done = self._idle.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            pages, done = self._checkpoint()
             if pages == done == self._done:
                 self._pin()
                 self.sealed = True
         finally:
             self._writer.execute("ROLLBACK")
+
+    def _checkpoint(self) -> tuple[int, int]:
+        """The frames of the WAL, and how many of them are in the database now; (0, -1) if another process is at it."""
+        try:
+            return self._idle.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except apsw.BusyError:
+            return 0, -1
 
     def _carry(self) -> None:
         """Capture what there is, and keep it in memory: the WAL may begin again before it is confirmed."""
