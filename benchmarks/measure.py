@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 Durability = Literal["full", "process"]
 T = TypeVar("T", int, float)
-Unit = Literal["of the floor", "times", "ms", "MiB", "per second"]
+Unit = Literal["of the floor", "times", "ms", "MiB", "bytes", "per second"]
 
 
 @attrs.frozen

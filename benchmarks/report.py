@@ -101,7 +101,7 @@ def _goal(figure: Figure) -> str:
 
 
 def _value(figure: Figure, value: float) -> str:
-    suffix = {"of the floor": "", "times": " x", "ms": " ms", "MiB": " MiB", "per second": "/s"}
+    suffix = {"of the floor": "", "times": " x", "ms": " ms", "MiB": " MiB", "bytes": " B", "per second": "/s"}
     return _number(figure, value) + suffix[figure.unit]
 
 

@@ -21,6 +21,7 @@ from ._errors import (
     ConfigError,
     ConsumerBusy,
     ConsumerLost,
+    Diverged,
     ExportError,
     ForkedProcess,
     ForwardPending,
@@ -36,6 +37,7 @@ from ._errors import (
     QueueFull,
     QueueNotFound,
     ReadOnlyQueue,
+    ReplicaGap,
     SchemaMismatch,
     ServerRefused,
     ServerUnreachable,
@@ -44,10 +46,11 @@ from ._errors import (
     StoreError,
     StoreFull,
     StrictqError,
+    TargetUnavailable,
     UnknownMessage,
 )
 from ._observe import Observation, Observer
-from ._stats import DurationEstimate, OpenBreaker, ShardStats, Stats
+from ._stats import DurationEstimate, OpenBreaker, ReplicationStatus, ShardStats, Stats
 from ._types import CONTENT_HASH, Event, Message, Receipt
 from .batch import Batch
 from .delivery import Delivery, Lease
@@ -69,11 +72,14 @@ if TYPE_CHECKING:
         PeekedMessage,
         Problem,
         QueryReport,
+        ReplicaReport,
+        Restored,
         Salvaged,
         WorkerEvent,
     )
     from .aio import AsyncBatch, AsyncDelivery, AsyncDeliveryRef, AsyncLease, AsyncQueue, AsyncTransaction
     from .app import App
+    from .replication.restoring import restore
     from .worker import Breaker, Defer, Job, Reject, Retry, Worker, WorkerStats
 
 # Without `open`: `from strictq import *` must not hide the one that opens files.
@@ -97,6 +103,7 @@ __all__ = [
     "Defer",
     "Delivery",
     "DeliveryRef",
+    "Diverged",
     "DurationEstimate",
     "Event",
     "Explanation",
@@ -133,6 +140,10 @@ __all__ = [
     "ReadOnlyQueue",
     "Receipt",
     "Reject",
+    "ReplicaGap",
+    "ReplicaReport",
+    "ReplicationStatus",
+    "Restored",
     "Retry",
     "Salvaged",
     "SchemaMismatch",
@@ -146,6 +157,7 @@ __all__ = [
     "StoreFull",
     "StrictqError",
     "SystemClock",
+    "TargetUnavailable",
     "Transaction",
     "UnknownMessage",
     "Worker",
@@ -153,6 +165,7 @@ __all__ = [
     "WorkerStats",
     "__version__",
     "open_async",
+    "restore",
     "salvage",
 ]
 
@@ -161,10 +174,11 @@ __all__ = [
 _LATE = {
     "_findings": (
         "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "LostRange", "MessageStatus", "PeekedMessage",
-        "Problem", "QueryReport", "Salvaged", "WorkerEvent",
+        "Problem", "QueryReport", "ReplicaReport", "Restored", "Salvaged", "WorkerEvent",
     ),
     "aio": ("AsyncBatch", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
     "app": ("App",),
+    "replication.restoring": ("restore",),
     "worker": ("Breaker", "Defer", "Job", "Reject", "Retry", "Worker", "WorkerStats"),
 }  # fmt: skip
 

@@ -22,6 +22,9 @@ StrictqError                     .transient  .hint
 ├── MissingExtra (ImportError)       something optional is not installed
 ├── ExportError                      an export's directory is not as it must be; no file was changed
 ├── ForkedProcess                    the queue came through a fork that it could not prepare for
+├── TargetUnavailable                where a queue ships to, or is restored from, can't be read or written; nothing was lost
+├── ReplicaGap                       segments are missing or damaged; nothing was changed
+├── Diverged                         the target has what this queue does not have; nothing was overwritten
 └── StoreError                       .shard  .cause
     ├── StoreBusy                    the write lock was not had in time; nothing changed
     ├── StoreFull                    the disk is full; nothing changed
@@ -278,6 +281,41 @@ class ExportError(StrictqError):
     def __init__(self, message: str, path: str, *, hint: str | None = None, transient: bool = False) -> None:
         super().__init__(message, hint=hint, transient=transient)
         self.path = path
+
+
+class TargetUnavailable(StrictqError):
+    """The directory that a queue ships to, or is restored from, can't be read or written. The queue itself is unharmed.
+
+    Attributes:
+        target: the directory.
+    """
+
+    transient = True
+    hint = hints.TARGET_UNAVAILABLE
+
+    def __init__(self, message: str, target: str, *, hint: str | None = None, transient: bool | None = None) -> None:
+        super().__init__(message, hint=hint, transient=transient)
+        self.target = target
+
+
+class ReplicaGap(StrictqError):
+    """Segments of a replica are missing or damaged. Nothing was changed.
+
+    Attributes:
+        segment: the number of the first one.
+    """
+
+    hint = hints.REPLICA_GAP
+
+    def __init__(self, message: str, segment: int, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.segment = segment
+
+
+class Diverged(StrictqError):
+    """The target holds what this queue does not have: another queue or history, or newer writes. Nothing was overwritten."""
+
+    hint = hints.DIVERGED
 
 
 class StoreError(StrictqError):

@@ -298,3 +298,53 @@ class Salvaged(Report):
     lost: tuple[LostRange, ...]
     notes: tuple[str, ...]
     unverified: tuple[LostRange, ...] = ()
+
+
+@attrs.frozen
+class ReplicaReport(Report):
+    """What a directory holds that a queue shipped to.
+
+    Attributes:
+        target: the directory.
+        queue_id, history_id: whose replica it is.
+        segments: how many there are, of all points and bases; stored_bytes: what they take on the disk.
+        points: how many states of the queue can be restored.
+        oldest_at, newest_at: when the first and the last of them was, seconds since 1970; None: there is none.
+        newest: the number of the last one.
+    """
+
+    target: str
+    queue_id: str
+    history_id: str
+    segments: int
+    stored_bytes: int
+    points: int
+    oldest_at: float | None
+    newest_at: float | None
+    newest: int | None
+
+
+@attrs.frozen
+class Restored(Report):
+    """What `strictq.restore` made, or would make.
+
+    Attributes:
+        path: the new queue; in a dry run, where it would be.
+        queue_id: as the original's.
+        history_id: of the new queue, which is another one than the original's; None: it was a dry run.
+        at: when the queue was in this state, seconds since 1970.
+        segment: the number of the last segment of that state: restoring it by its number gives the same again.
+        base: the number of the first segment that was read.
+        segments: how many were read; stored_bytes: their size.
+        waiting: the queue is to be put in service before it can be written to.
+    """
+
+    path: str
+    queue_id: str
+    history_id: str | None
+    at: float
+    segment: int
+    base: int
+    segments: int
+    stored_bytes: int
+    waiting: bool

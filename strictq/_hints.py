@@ -72,6 +72,29 @@ OUTCOME_UNKNOWN: Final = Coded(
     "outcome_unknown",
     "repeat the call: acks are idempotent under their token, sends under a dedup_id",
 )
+TARGET_UNAVAILABLE: Final = Coded(
+    "target_unavailable",
+    "see that the directory is there, mounted and writable; shipping goes on by itself",
+)
+REPLICA_GAP: Final = Coded("replica_gap", "restore to a point in time before it: `strictq replicas TARGET` lists them")
+DIVERGED: Final = Coded(
+    "diverged", "find out which of the two is the one to go on with; then ship to another directory, which is empty"
+)
+
+# ---- replication
+
+OTHER_DIRECTORY: Final = Coded("other_directory", "give a directory that is empty or missing, on another disk")
+TARGET_IS: Final = Coded("target_is", "give a directory: 'file:/mnt/backup/orders' or its path")
+EMPTY_TARGET: Final = Coded("empty_target", "give a directory that is empty, missing, or this queue's own target")
+PUT_IN_SERVICE: Final = Coded(
+    "put_in_service",
+    "once the original is out of service: `strictq replicate {path} --to TARGET`, or --alone to use it without a replica; "
+    "read_only=True opens it in any case",
+)
+POINTS_ARE: Final = Coded("points_are", "`strictq replicas {target}` lists the points in time that can be restored")
+CHOOSE_CUT: Final = Coded("choose_cut", "say which one by its number: cut={cut}")
+CONFIGURE_AGAIN: Final = Coded("configure_again", "call q.configure_replication() again, with this or another target")
+AGAIN_FROM_NEWER: Final = Coded("again_from_newer", "run it again: it begins with a newer base")
 
 # ---- queues, messages and deliveries
 

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import _consumers as consumers
 from . import _validate as validate
+from ._clock import MICROSECONDS
 from ._config import QueueConfig
 from ._errors import InvalidArgument
 from ._keys import Key, encode_key
-from ._stats import Stats
+from ._stats import ReplicationStatus, Stats
 from ._store.api import Rows, Storage
 
 if TYPE_CHECKING:
+    import os
+
     from ._findings import (
         ConsumerStatus,
         DeadLetter,
@@ -128,6 +131,33 @@ class Operations:
 
     def check(self, *, fix: bool) -> list[Problem]:
         return self._open(writing=fix).check(fix=fix)
+
+    # ---- replication
+
+    def configure_replication(
+        self, target: str | os.PathLike[str], mode: Any, *, interval_seconds: float, max_lag_bytes: int, keep_seconds: float
+    ) -> ReplicationStatus:
+        storage = self._open(writing=True)
+        from .replication import settings  # only queues that have a replica need it
+
+        wanted = settings.ShipSettings(
+            max(validate.microseconds("interval_seconds", interval_seconds) / MICROSECONDS, 0.01),
+            validate.whole("max_lag_bytes", max_lag_bytes, 1 << 20, 1 << 50),
+            validate.microseconds("keep_seconds", keep_seconds) / MICROSECONDS,
+        )
+        settings.configure(storage, target, mode, wanted)
+        found = storage.replication_status()
+        assert found is not None
+        return found
+
+    def detach(self) -> bool:
+        storage = self._open(writing=True)
+        from .replication import settings
+
+        return settings.detach(storage)
+
+    def replication(self) -> ReplicationStatus | None:
+        return self._open(writing=False).replication_status()
 
     def end_failure_delays(self, keys: Iterable[Key] | None, *, one: bool = False) -> int:
         """For a worker: end the retry delays that failures caused, of these keys or of all; one: the first to end, no more.

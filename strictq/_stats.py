@@ -96,11 +96,46 @@ class OpenBreaker(Report):
 
 
 @attrs.frozen
+class ReplicationStatus(Report):
+    """How far the replica of a queue is.
+
+    Attributes:
+        mode: "async", or "off" after `Queue.detach`.
+        target: where the queue ships to; "" where mode is "off".
+        history_id: names this line of changes. A restored queue has another one than its original.
+        term: of this history.
+        shipping: a process holds the lock of the shipper.
+        lag_bytes: what WALs hold that is not at the target.
+        lag_seconds: the age of the newest state at the target; 0 where lag_bytes is. None: nothing was shipped yet.
+        confirmed_at: when that state was, seconds since 1970; None: nothing was shipped yet.
+        segment: the number of the newest segment; None: nothing was shipped yet.
+        last_error: why the last attempt to ship failed; None: it did not.
+        stopped: shipping ended, because of last_error, until it is configured again.
+        lapsed: the target was out of reach for so long that the WAL is not kept for it any more. What it lacks is shipped as
+            whole shards when it is back.
+    """
+
+    mode: str
+    target: str
+    history_id: str
+    term: int
+    shipping: bool
+    lag_seconds: float | None
+    lag_bytes: int
+    confirmed_at: float | None
+    segment: int | None
+    last_error: str | None = None
+    stopped: bool = False
+    lapsed: bool = False
+
+
+@attrs.frozen
 class Stats(Report):
     """Counts of a queue: the sum over its shards, and each shard's own. See ShardStats for what each one means.
 
     `prepare` and `process` are what workers learned of durations, as it is stored with the queue: by a worker at work once a
     minute, and when it ends. `breakers` are the open circuit breakers of workers in all processes, the oldest first.
+    `replication` says how far the replica is; None: the queue was never replicated.
     """
 
     ready: int
@@ -131,6 +166,7 @@ class Stats(Report):
     prepare: DurationEstimate = DurationEstimate()
     process: DurationEstimate = DurationEstimate()
     breakers: tuple[OpenBreaker, ...] = ()
+    replication: ReplicationStatus | None = None
 
     @property
     def depth(self) -> int:

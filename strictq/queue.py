@@ -15,8 +15,8 @@ from ._observe import EventHook, Observation, Observer
 from ._operating import Operations
 from ._receiving import Receiving, leased_ahead
 from ._settling import listed
-from ._stats import Stats
-from ._store.api import Rows, Storage
+from ._stats import ReplicationStatus, Stats
+from ._store.api import Rows, Ships, Storage
 from ._types import Body, ContentHash, Event, Message, Receipt, SendOptions, to_send
 from .batch import Batch
 from .delivery import Delivery
@@ -24,6 +24,7 @@ from .handle import DeliveryRef
 from .transaction import Transaction, transaction_of
 
 if TYPE_CHECKING:
+    import os
     from datetime import datetime
 
     from ._findings import (
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
     )
 
 
+def _ship(storage: Storage) -> Ships | None:
+    from .replication.keeper import start  # only queues that have a replica need it
+
+    return start(storage)
+
+
 class Queue:
     """A durable queue with strict order per key. Get one from `strictq.open`; close it, or use it in a with block.
 
@@ -49,6 +56,7 @@ class Queue:
         self._client = Client(storage)
         self._receiving = Receiving(self._client)
         self._operations = Operations(storage)
+        storage.ship_with(_ship)
 
     @property
     def path(self) -> str:
@@ -92,7 +100,7 @@ class Queue:
     def close(self) -> None:
         """Close every file. Leases stay until their deadline; closing twice does nothing.
 
-        The last process that closes the queue leaves empty WALs.
+        The last process that closes the queue leaves empty WALs, or, where the queue has a replica, ships what is left.
 
         Raises:
             InvalidArgument: this thread is inside a transaction of the queue; nothing was closed.
@@ -476,6 +484,50 @@ class Queue:
         Source: docs/howto/history.md
         """
         return self._operations.purge_history(key)
+
+    # ---- replication
+
+    def configure_replication(
+        self,
+        target: str | os.PathLike[str],
+        mode: Literal["async"] = "async",
+        *,
+        interval_seconds: float = 1.0,
+        max_lag_bytes: int = 1 << 30,
+        keep_seconds: float = 86_400.0,
+    ) -> ReplicationStatus:
+        """Ship every change to a directory from now on, from which `strictq.restore` makes the queue again.
+
+        Stored with the queue: one of the processes that have it open ships, and another one takes over when that ends. What
+        was committed after the last segment is lost with the disk of the queue: see `ReplicationStatus.lag_seconds`.
+
+        Args:
+            target: "file:/mnt/backup/orders" or a path: empty, missing, or this queue's own replica; on another disk. A share
+                must be mounted.
+            mode: "async": no call waits for the target.
+            interval_seconds: between two segments; 0.01 at least.
+            max_lag_bytes: while the target is out of reach, changes are kept in the WALs up to this size, at least 1 MiB. Beyond
+                it they are not kept, and what the target lacks is shipped as whole shards later.
+            keep_seconds: how far back a restore to a point in time can go.
+        Returns:
+            How far it is: shipping has begun, not ended.
+        Raises:
+            InvalidArgument, ConfigError: nothing changed.
+            Diverged: the directory is the replica of another queue, or of another history of this one; nothing changed.
+            TargetUnavailable: it can't be read or written; nothing changed.
+        Source: docs/howto/replication.md
+        """
+        return self._operations.configure_replication(
+            target, mode, interval_seconds=interval_seconds, max_lag_bytes=max_lag_bytes, keep_seconds=keep_seconds
+        )
+
+    def detach(self) -> bool:
+        """Ship the queue no longer. Its replica stays as it is. Returns whether the queue was shipped."""
+        return self._operations.detach()
+
+    def replication(self) -> ReplicationStatus | None:
+        """How far the replica is; None: the queue was never replicated."""
+        return self._operations.replication()
 
     def check(self, fix: bool = False) -> list[Problem]:
         """Read everything and report each broken invariant; an empty list if all is well.

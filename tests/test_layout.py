@@ -34,6 +34,7 @@ LAYERS = [
     },
     {"_findings", "_config", "_sql", "_durations", "_observe"},
     {"_store"},
+    {"replication"},  # above the store's api; a queue configures it
     {
         "_handlers",
         "_effects",
@@ -53,7 +54,7 @@ LAYERS = [
     | {"_consumers", "_handouts", "_query_reports"},
     {"aio"},
     {"opening"},
-    {"testing", "worker", "replication", "history"},
+    {"testing", "worker", "history"},
     {"app"},
     {"spark"},
     {"demo", "bench"},

@@ -13,6 +13,7 @@ from . import (
     concurrent,
     latency,
     life,
+    replication,
     single,
     spark,
     spark_pipeline,
@@ -56,4 +57,11 @@ SPARK: Final[dict[str, Case]] = {
 }
 """Cases that need Spark."""
 
-SUITES: Final = {"queue": CASES, "spark": SPARK}
+REPLICATION: Final[dict[str, Case]] = {
+    "batches": replication.batches,
+    "sends": replication.sends,
+    "restores": replication.restores,
+}
+"""What a replica costs."""
+
+SUITES: Final = {"queue": CASES, "replication": REPLICATION, "spark": SPARK}

@@ -79,6 +79,7 @@ SALVAGE: Final = Statements("salvage")
 HISTORY: Final = Statements("history")
 APPLIED: Final = Statements("applied")
 HOT: Final = Statements("hot")
+REPLICATION: Final = Statements("replication")
 
 SHARD_SCHEMA: Final = "\n".join((SHARD.schema, APPLIED.schema, HANDOUT.schema))
 """All tables of a shard. Those of features that stand on their own are in those features' files."""

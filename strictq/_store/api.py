@@ -7,6 +7,7 @@ folders beside it; the values that the calls take and return are named here, so 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from .._clock import Clock
 from .._config import QueueConfig
 from .._errors import LeaseLost, StoreError
 from .._observe import Observers
-from .._stats import Stats
+from .._stats import ReplicationStatus, Stats
 from . import catalog, receive, survey, waiting
 from .bulk.applied import Applied, Size, Token
 from .bulk.bulk import Bulk
@@ -27,6 +28,7 @@ from .bulk.columns import BlockSize, ListedColumns, MessageRange, PackedColumns,
 from .bulk.insert import BulkRows, PlainRows
 from .bulk.packing import Piece
 from .bulk.staging import Staging, new_file, new_run
+from .catalog import Replication
 from .commit.app_database import AppDatabase, Rows
 from .commit.calls import OpenTransaction, TransactionName, bound
 from .commit.connection import MEMORY, require_sound_sqlite
@@ -44,6 +46,10 @@ from .lanes.leases import Claimed, Fields, Held, Lost, Row, Settlement
 from .lanes.send import Item, Options, Sent, require_valid
 from .lanes.settle import Ack, Failure
 from .open_breakers import Notice, PrivateNotice
+from .shipping import status as ship_status
+from .shipping.shipping import Ships
+from .shipping.status import ShipProgress, ShipStatus
+from .shipping.values import PAGE_BYTES, ChangedFile, Image, Position, QueueCut, WalMovedOn, WentBack
 from .store import Hook, Store
 from .topology import SHARDS_MAX
 from .transaction import Acks, Changes, Committed, Placed, Statement, WriteTransaction, transact
@@ -60,6 +66,8 @@ if TYPE_CHECKING:
         Problem,
         Salvaged,
     )
+    from .shipping.capture import Capture
+    from .shipping.rebuild import Rebuild
 
 Durability = Literal["full", "process"]
 
@@ -86,6 +94,27 @@ def without_checksums() -> Iterator[None]:
         yield
     finally:
         checksums.lay_out, checksums.require = lay_out, require
+
+
+def rebuild(directory: Path) -> Rebuild:
+    """A queue that is made of pages, in an empty directory."""
+    from .shipping.rebuild import Rebuild
+
+    return Rebuild(directory)
+
+
+def publish(path: Path, build: Callable[[Path], None]) -> None:
+    """Make a directory whole in one step: what `build` makes beside its place is renamed to it."""
+    layout.publish(path, build)
+
+
+def put_in_service(path: Path) -> bool:
+    """Let a restored queue be written to. Returns whether it was waiting for that."""
+    known = catalog.read(path)
+    if known.replication is None or known.replication.mode != "waiting":
+        return False
+    catalog.set_replication(path, known.replication._replace(mode="off"))
+    return True
 
 
 class SqliteSettings(NamedTuple):
@@ -580,6 +609,79 @@ class Storage:
         """
         return operate.forget_history(self._store, key, shard, upto)
 
+    # ---- replication
+
+    @property
+    def replication(self) -> Replication | None:
+        """Where the queue ships to, as this process last saw it; None: it was never replicated."""
+        return self._store.replication
+
+    def set_replication(self, replication: Replication) -> None:
+        """Store where the queue ships to, for every process. See `Queue.configure_replication`."""
+        self._store.set_replication(replication)
+
+    def refresh_replication(self) -> None:
+        """See where the queue ships to now: another process has changed it."""
+        self._store.refresh_replication(surely=True)
+
+    def replication_status(self) -> ReplicationStatus | None:
+        """How far the replica is; None: the queue was never replicated."""
+        return survey.replication(self._store)
+
+    def ship_with(self, start: Callable[[Storage], Ships | None]) -> None:
+        """How to start what ships, which is done now or later, whenever no other process does it.
+
+        Args:
+            start: returns None where another process ships, or shipping has stopped.
+        """
+        store = weakref.ref(self._store)
+
+        def begin() -> Ships | None:
+            found = store()
+            return None if found is None else start(Storage(found))
+
+        self._store.shipping.start_with(begin)
+
+    def ship(self) -> None:
+        """Ship from here, unless another process does."""
+        self._store.shipping.tend()
+
+    def stop_shipping(self, *, flush: bool) -> None:
+        """End what ships from here; flush: after a last round."""
+        self._store.shipping.stop(flush=flush)
+
+    def capture(self) -> Capture:
+        """What changes in the queue's files from now on. The caller holds the lock of `ship_lock`."""
+        from .shipping.capture import Capture
+
+        assert self._store.directory is not None
+        return Capture(self._store.directory, self._store.clock, self._store.suspect)
+
+    def ship_lock(self) -> files.Lock:
+        """Held by whoever ships; not taken yet."""
+        assert self._store.directory is not None
+        return ship_status.lock(self._store.directory)
+
+    def ship_reference(self) -> Callable[[], Storage | None]:
+        """This object for a thread that must not keep it alive. None: it is gone."""
+        store = weakref.ref(self._store)
+
+        def found() -> Storage | None:
+            there = store()
+            return None if there is None else Storage(there)
+
+        return found
+
+    @property
+    def short_of_space(self) -> bool:
+        """Whether the disk is full, as far as any process said."""
+        return self._store.short_of_space or (self._store.directory is not None and self._store.waker.short_of_space)
+
+    def checkpoint(self) -> None:
+        """Bring every WAL into its database, unless it is kept for what ships."""
+        for shard in self._store.healthy():
+            shard.checkpoint()
+
     def end_failure_delays(self, keys: Sequence[bytes] | None, *, one: bool) -> int:
         """Let retry delays that failures caused be over now, of these keys or of all, in steps. Returns how many there were.
 
@@ -634,6 +736,7 @@ class Storage:
 __all__ = [
     "MEMORY",
     "NAME_BITS",
+    "PAGE_BYTES",
     "POLL_SECONDS",
     "SHARDS_MAX",
     "Acks",
@@ -644,6 +747,8 @@ __all__ = [
     "BlockSize",
     "Bulk",
     "BulkRows",
+    "Capture",
+    "ChangedFile",
     "Changes",
     "Claimed",
     "Committed",
@@ -654,6 +759,7 @@ __all__ = [
     "Held",
     "Holding",
     "Hook",
+    "Image",
     "Item",
     "Known",
     "ListedColumns",
@@ -667,25 +773,37 @@ __all__ = [
     "Piece",
     "Placed",
     "PlainRows",
+    "Position",
     "ProcessHold",
+    "QueueCut",
     "QueueFacts",
+    "Rebuild",
+    "Replication",
     "Request",
     "Row",
     "Rows",
     "Sent",
     "Settlement",
+    "ShipProgress",
+    "ShipStatus",
+    "Ships",
     "Size",
     "Staging",
     "Statement",
     "Storage",
     "Token",
     "TransactionName",
+    "WalMovedOn",
     "Want",
+    "WentBack",
     "WriteTransaction",
     "decode_headers",
     "leased_columns",
     "new_file",
     "new_run",
+    "publish",
+    "put_in_service",
+    "rebuild",
     "require_valid",
     "salvage",
     "share_holder",

@@ -15,12 +15,31 @@ from .. import _hints as hints
 from .._clock import Clock
 from .._config import QueueConfig
 from .._errors import ConfigError, StoreCorrupt, StoreError
-from .._sql import CATALOG, CHECK, HOT, SHARD, SHARD_SCHEMA
+from .._sql import CATALOG, CHECK, HOT, REPLICATION, SHARD, SHARD_SCHEMA
 from . import migrate
 from .commit.connection import Durability, check_file, connect, connect_catalog, translate
 from .commit.tx import EPOCHS, NEVER, Totals
 from .disk import layout, reserve, wal_file
 from .topology import Range, Topology
+
+
+class Replication(NamedTuple):
+    """Which history a queue is, and where its changes are shipped to.
+
+    Attributes:
+        history_id: names one line of changes. A restored queue has another one than its original.
+        mode: "off", "async" or "waiting": restored, and not put in service yet.
+        target: "" where mode is not "async".
+        settings: of the shipper.
+        floor_time: queue time of the cut that this queue was restored from; its time goes on behind that.
+    """
+
+    history_id: str
+    term: int = 1
+    mode: str = "off"
+    target: str = ""
+    settings: str = "{}"
+    floor_time: int = 0
 
 
 class Catalog(NamedTuple):
@@ -34,6 +53,8 @@ class Catalog(NamedTuple):
     boot_id: str
     time_offset: int
     topology: Topology
+    replication: Replication | None = None
+    """None: it was never replicated."""
 
 
 def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) -> Catalog:
@@ -129,9 +150,10 @@ def read(directory: Path, *, read_only: bool = False) -> Catalog:
     path = directory / layout.CATALOG
     try:
         with _opened(path, read_only=read_only) as db:
-            migrate.require(db, migrate.CATALOG_ID, -1, read_only=read_only)
+            replicated = migrate.require(db, migrate.CATALOG_ID, -1, read_only=read_only)
             row = db.execute(CATALOG.read_queue).get
             topology = Topology([Range(s, f, int(lo, 16), int(hi, 16)) for s, f, lo, hi in db.execute(CATALOG.read_topology)])
+            shipped = db.execute(REPLICATION.read).get if replicated else None
         if row is None:
             raise StoreCorrupt("the row that names the queue is missing", shard=-1)
         queue_id, durability, config, version, epoch, boot_id, offset = row
@@ -140,7 +162,8 @@ def read(directory: Path, *, read_only: bool = False) -> Catalog:
         stored = QueueConfig.from_json(config)
     except (ValueError, TypeError, RecursionError) as e:  # damaged text, numbers or JSON
         raise StoreCorrupt(f"what it stores can't be read: {e}", shard=-1, cause=e) from e
-    return Catalog(queue_id, cast(Durability, durability), stored, version, epoch, boot_id, offset, topology)
+    replication = None if shipped is None else Replication(*shipped)
+    return Catalog(queue_id, cast(Durability, durability), stored, version, epoch, boot_id, offset, topology, replication)
 
 
 def _nonsense(durability: str, version: int, epoch: int, offset: int) -> str | None:
@@ -189,6 +212,17 @@ def set_config(directory: Path, config: QueueConfig, expected: int) -> int | Non
     with _opened(directory / layout.CATALOG) as db, _writing(db):
         rows: list[Any] = db.execute(CATALOG.set_config, (config.to_json(), expected)).fetchall()
     return rows[0][0] if rows else None
+
+
+def set_replication(directory: Path, replication: Replication) -> int:
+    """Store where the queue ships to. Returns the new version of the settings, by which every process sees that they changed."""
+    with _opened(directory / layout.CATALOG) as db, _writing(db):
+        if db.execute(REPLICATION.has_table).get is None:
+            db.execute(REPLICATION.schema).fetchall()
+            migrate.stamp(db, migrate.CATALOG_ID, migrate.FORMAT + migrate.REPLICATED)
+        db.execute(REPLICATION.write, tuple(replication))
+        version: int = db.execute(REPLICATION.raise_version).get
+    return version
 
 
 def add_app_schema(directory: Path, sql: str) -> None:

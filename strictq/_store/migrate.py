@@ -11,11 +11,13 @@ import apsw
 
 from .. import _hints as hints
 from .._errors import SchemaMismatch, StoreCorrupt, StoreError
-from .._sql import CATALOG, HOT, SHARD, SHARD_SCHEMA
+from .._sql import CATALOG, HOT, REPLICATION, SHARD, SHARD_SCHEMA
 from .disk import checksums
 
 FORMAT: Final = 1
 """The format this version writes, in PRAGMA user_version of every file."""
+REPLICATED: Final = 0x100
+"""Added to the format of queue.db once the queue is replicated: releases that know nothing of that refuse it as too new."""
 CATALOG_ID: Final = 0x73717100
 """PRAGMA application_id of queue.db."""
 SHARD_ID: Final = 0x73717101
@@ -39,8 +41,13 @@ def stamp(db: apsw.Connection, kind: int, version: int = FORMAT) -> None:
     db.pragma("user_version", version)
 
 
-def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, target: int | None = None) -> None:
-    """Bring a file to this version's format.
+def _plain_version(found: int, kind: int) -> int:
+    """The format, of what PRAGMA user_version says."""
+    return found - REPLICATED if kind == CATALOG_ID and found >= REPLICATED else found
+
+
+def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, target: int | None = None) -> bool:
+    """Bring a file to this version's format. Returns whether it is a queue.db whose queue was ever replicated.
 
     Raises:
         SchemaMismatch: it is of a newer format, or of an older one and may not be written. Nothing changed.
@@ -48,7 +55,8 @@ def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, targ
     """
     target = FORMAT if target is None else target
     found = db.pragma("application_id")
-    version = db.pragma("user_version")
+    stored: int = db.pragma("user_version")
+    version = _plain_version(stored, kind)
     if found != kind or version < OLDEST:
         raise StoreCorrupt("the file is empty or not one of strictq's", shard=shard)
     if db.filename:
@@ -65,12 +73,13 @@ def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, targ
         try:
             require_schema(db, kind, shard, version)
         except StoreCorrupt:
-            if db.pragma("user_version") == version:
+            if db.pragma("user_version") == stored:
                 raise
-            require(db, kind, shard, read_only=read_only, target=target)  # another process has migrated it meanwhile
-            return
+            # Another process has migrated it, or configured its replication, meanwhile.
+            return require(db, kind, shard, read_only=read_only, target=target)
     while version < target:
         version = _step(db, kind, shard, target)
+    return stored != _plain_version(stored, kind)
 
 
 def require_schema(db: apsw.Connection, kind: int, shard: int, version: int) -> None:
@@ -82,8 +91,9 @@ def require_schema(db: apsw.Connection, kind: int, shard: int, version: int) -> 
         StoreCorrupt: it has not.
     """
     objects: list[Any] = db.execute(SHARD.objects).fetchall()
-    logs = kind == SHARD_ID and any(name == "counted" for _, name, *_ in objects)
-    expected = dict(_expected(kind, version, tuple(STEPS[kind].items()), logs))
+    optional = HOT.schema if kind == SHARD_ID else REPLICATION.schema
+    has_it = any(name == ("counted" if kind == SHARD_ID else "replication") for _, name, *_ in objects)
+    expected = dict(_expected(kind, version, tuple(STEPS[kind].items()), optional if has_it else ""))
     for type_, name, table, root, sql in objects:
         found = (type_, table, _plain(sql))
         if str(name).startswith("sqlite_stat") or (kind == SHARD_ID and _is_programs(type_, name, table, root)):
@@ -107,11 +117,11 @@ def _plain(sql: str | None) -> str | None:
 
 
 @lru_cache
-def _expected(kind: int, version: int, steps: tuple[tuple[int, Step], ...], logs: bool) -> tuple[tuple[str, Object], ...]:
+def _expected(kind: int, version: int, steps: tuple[tuple[int, Step], ...], optional: str) -> tuple[tuple[str, Object], ...]:
     """Name → type, table and text of everything in a new file of this format.
 
     Args:
-        logs: it has those of hot lanes.
+        optional: tables that not every file has: the logs of hot lanes, or the row about replication.
     """
     db = apsw.Connection(":memory:")
     try:
@@ -119,8 +129,8 @@ def _expected(kind: int, version: int, steps: tuple[tuple[int, Step], ...], logs
         for before, step in steps:
             if before < version:
                 step(db)
-        if logs:
-            db.execute(HOT.schema).fetchall()
+        if optional:
+            db.execute(optional).fetchall()
         objects: list[Any] = db.execute(SHARD.objects).fetchall()
         return tuple((name, (type_, table, _plain(sql))) for type_, name, table, _, sql in objects)
     finally:
@@ -131,7 +141,8 @@ def _step(db: apsw.Connection, kind: int, shard: int, target: int) -> int:
     """One migration, unless another process was faster. Returns the format reached."""
     db.execute("BEGIN IMMEDIATE")
     try:
-        version: int = db.pragma("user_version")
+        stored: int = db.pragma("user_version")
+        version = _plain_version(stored, kind)
         if version < target:
             try:
                 step = STEPS[kind][version]
@@ -139,7 +150,7 @@ def _step(db: apsw.Connection, kind: int, shard: int, target: int) -> int:
                 raise StoreError(f"there is no way from format {version} to {target}", shard=shard) from None
             step(db)
             version += 1
-            stamp(db, kind, version)
+            stamp(db, kind, stored + 1)
     except BaseException:
         if db.in_transaction:
             db.execute("ROLLBACK")

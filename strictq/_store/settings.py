@@ -14,7 +14,7 @@ from .._config import QueueConfig
 from .._errors import StoreError
 from .._observe import logger
 from . import catalog
-from .catalog import Catalog
+from .catalog import Catalog, Replication
 from .disk import layout
 from .shard import Shard
 
@@ -37,6 +37,9 @@ class Settings:
         self._stored_estimates: dict[str, str] = {}
         self._estimates_at: int | None = None
         self._lock = threading.Lock()
+        self.replication = known.replication
+        """Where the queue ships to, as this process last saw it; None: it was never replicated."""
+        self._replication_seen = known.config_version
 
     def healthy(self) -> list[Shard]:
         """The shards that are in service."""
@@ -106,6 +109,15 @@ class Settings:
                 if version is not None:
                     break
             self.settings = (config, version)
+        self._tell_shards()
+        return config
+
+    def _tell_shards(self) -> None:
+        """Give every shard its copy of the settings.
+
+        Raises:
+            StoreError: a shard could not be reached; the others have it.
+        """
         failed: StoreError | None = None
         for shard in self.healthy():
             try:
@@ -114,7 +126,35 @@ class Settings:
                 failed = e
         if failed is not None:
             raise failed
-        return config
+
+    # ---- replication
+
+    def set_replication(self, replication: Replication) -> None:
+        """Store where the queue ships to. Every process sees it at its next write.
+
+        Raises:
+            InvalidArgument: this thread is inside a transaction of the queue; nothing changed.
+            StoreError: it is stored, but a shard could not be reached: it has its copy with this process's next write there.
+        """
+        assert self.directory is not None
+        for shard in self.shards:
+            shard.require_outside()
+        with self._lock:
+            self.refresh_config()
+            version = catalog.set_replication(self.directory, replication)
+            self.settings = (self.settings[0], version)
+            self.replication, self._replication_seen = replication, version
+        self._tell_shards()
+
+    def refresh_replication(self, *, surely: bool = False) -> None:
+        """Know where the queue ships to now. Costs nothing unless this process saw settings change.
+
+        Args:
+            surely: look although it did not.
+        """
+        if self.directory is not None and (surely or self._replication_seen != self.settings[1]):
+            known = catalog.read(self.directory, read_only=self.read_only)
+            self.replication, self._replication_seen = known.replication, self.settings[1]
 
     def define_app_schema(self, sql: str) -> None:
         """Create the program's own tables in every shard, future ones too."""

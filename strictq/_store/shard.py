@@ -45,6 +45,8 @@ class ShardHost(Host, WalHost, Protocol):
     app_schema: list[tuple[int, str]]
     clock: Clock
 
+    @property
+    def keeps_wal(self) -> bool: ...
     def make_room(self) -> None: ...
 
 
@@ -345,15 +347,16 @@ class Shard:
     # ---- its WAL
 
     def checkpoint(self, seconds: float | None = None) -> tuple[int, int]:
-        """See ShardWal.checkpoint. A quarantined shard is left alone."""
+        """See ShardWal.checkpoint. A quarantined shard is left alone, and so is a WAL that is kept for the shipper."""
         with self.checkpoint_lock:
-            return (0, 0) if self.failed is not None else self.wal.checkpoint(seconds)
+            return (0, 0) if self.failed is not None or self._host.keeps_wal else self.wal.checkpoint(seconds)
 
     def cut_wal(self) -> None:
         """Checkpoint, and give the WAL's space back to the file system, unless other calls keep it in use."""
         self.checkpoint(CHECKPOINT_WAIT_SECONDS)
         with self.checkpoint_lock:
-            self.wal.cut(CHECKPOINT_WAIT_SECONDS)
+            if not self._host.keeps_wal:
+                self.wal.cut(CHECKPOINT_WAIT_SECONDS)
 
     def has_room(self, size: int) -> bool:
         """Could what is sent now, of about so many bytes, still be brought into the database?"""

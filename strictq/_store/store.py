@@ -13,10 +13,12 @@ from typing import Final
 from weakref import WeakSet
 
 from .. import _files as files
+from .. import _hints as hints
 from .. import _process
 from .._clock import Clock, QueueTime, SteeredClock
 from .._config import QueueConfig
 from .._errors import (
+    ConfigError,
     ForkedProcess,
     QueueClosed,
     QueueNotFound,
@@ -41,6 +43,7 @@ from .lanes import claim, outbox, send, sweeps
 from .lanes.forget import Forgetting
 from .settings import OnMismatch, Settings
 from .shard import CHECKPOINT_WAIT_SECONDS, Shard
+from .shipping.shipping import Shipping
 from .upkeep import Upkeep
 
 Hook = Callable[[Event], None]
@@ -122,6 +125,7 @@ class Store(Settings):
         """No shard has anything to forget before, in queue time."""
         self._forgets = threading.Lock()
         self._upkeep = Upkeep(self)
+        self.shipping = Shipping(self)
         self._prepared_shards: list[Shard] | None = None
         fork.register(self)
 
@@ -154,6 +158,11 @@ class Store(Settings):
             fresh = catalog.new(shards or 1, durability or "full", config or QueueConfig(), clock)
             layout.publish(directory, lambda place: catalog.build(place, fresh, clock))
         known = catalog.read(directory, read_only=read_only)
+        if known.replication is not None and known.replication.mode == "waiting" and not read_only:
+            raise ConfigError(
+                f"{directory} was restored from a replica, and its original may still be in service; nothing was changed",
+                hint=hints.PUT_IN_SERVICE.of(path=directory),
+            )
         level = catalog.agree(known, shards, durability, config if on_mismatch == "error" else None)
         layout.check_own(directory, writing=not read_only)
         presence = None if read_only else locks.Presence(directory)
@@ -238,7 +247,10 @@ class Store(Settings):
             return
         self._upkeep.stop()
         try:
-            if empty and self.presence is not None and self.presence.is_last():
+            last = empty and self.presence is not None and self.presence.is_last()
+            self.shipping.end(last=last, flush=empty)
+            # The WAL of a replicated queue stays, for whoever ships the rest of it or goes on with it.
+            if last and self.presence is not None and not self.shipping.wanted:
                 for shard in self.shards:
                     shard.close(last=True)
                 if self.presence.alone(0.0):  # no process opened it meanwhile
@@ -495,7 +507,15 @@ class Store(Settings):
         self.waker.suspect(shard)
 
     def wal_grew(self, shard: int) -> None:
-        self._upkeep.wal_grew(shard)
+        if not self.shipping.keeps_wal:
+            self._upkeep.wal_grew(shard)
+        else:
+            self.shipping.nudge()
+
+    @property
+    def keeps_wal(self) -> bool:
+        """Is it for the shipper alone to checkpoint?"""
+        return self.shipping.keeps_wal
 
     # ---- upkeep
 
@@ -507,6 +527,7 @@ class Store(Settings):
         if self._closed:
             return
         self._look_for_files()
+        self.shipping.tend()
         with suppress(StrictqError):
             self.end_dead()
         with suppress(StrictqError):
@@ -557,12 +578,14 @@ class Store(Settings):
         if self._closed or self._pid != _process.pid or self.directory is None:
             return
         self._upkeep.pause()
+        self.shipping.pause()
         done: list[Shard] = []
         for shard in self.shards:
             if not shard.quiesce():
                 for s in done:
                     s.resume(child=False)
                 self._upkeep.resume(child=False)
+                self.shipping.resume(child=False)
                 return
             done.append(shard)
         self._prepared_shards = done
@@ -579,6 +602,9 @@ class Store(Settings):
         for shard in prepared:
             shard.resume(child=child)
         self._upkeep.resume(child=child)
+        self.shipping.resume(child=child)
+        if self.shipping.wanted:
+            self._upkeep.start()  # which looks whether anybody ships
         if child:
             self._pid = _process.pid
             self._lock = threading.Lock()

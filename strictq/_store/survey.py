@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from .. import _files as files
 from .. import _hints as hints
+from .._clock import MICROSECONDS
 from .._durations import Model
 from .._errors import PartialFailure, StoreError
 from .._keys import decode_key
-from .._stats import ShardStats, Stats
+from .._stats import ReplicationStatus, ShardStats, Stats
 from .commit.app_database import Rows
 from .commit.calls import bound
+from .disk import wal_file
 from .lanes import history, inspect, operate
 from .lanes.headers import headers as decode_headers
 from .shard import Shard
+from .shipping.status import ShipProgress, ShipStatus, somebody_ships
+from .shipping.values import FRAME_BYTES
 from .store import Store
 
 if TYPE_CHECKING:
@@ -50,7 +54,41 @@ def stats(store: Store) -> Stats:
         prepare=Model.from_json(models.get("prepare", "")).snapshot(),
         process=Model.from_json(models.get("process", "")).snapshot(),
         breakers=tuple(store.notices()),
+        replication=replication(store),
     )
+
+
+def replication(store: Store) -> ReplicationStatus | None:
+    """How far the replica is; None: the queue was never replicated."""
+    known, directory = store.replication, store.directory
+    if known is None or directory is None:
+        return None
+    status = ShipStatus.read(directory, known.history_id)
+    behind = sum(_unshipped(shard, status) for shard in store.shards) if known.mode == "async" else 0
+    x = ShipProgress.read(directory)
+    shipped = status.segment >= 0
+    lag = max(store.now() - x, 0) / MICROSECONDS if shipped and x else None
+    return ReplicationStatus(
+        mode=known.mode,
+        target=known.target,
+        history_id=known.history_id,
+        term=known.term,
+        shipping=known.mode == "async" and somebody_ships(directory),
+        lag_seconds=0.0 if lag is not None and behind == 0 else lag,
+        lag_bytes=behind,
+        confirmed_at=status.wall / MICROSECONDS if shipped else None,
+        segment=status.segment if shipped else None,
+        last_error=status.error or None,
+        stopped=status.stopped,
+        lapsed=status.lapsed,
+    )
+
+
+def _unshipped(shard: Shard, status: ShipStatus) -> int:
+    """Bytes in the WAL of a shard that are not at the target."""
+    assert shard.path is not None
+    known = status.captured[shard.number] if shard.number < len(status.captured) else ("", 0)
+    return wal_file.frames_behind(shard.path, known) * FRAME_BYTES
 
 
 def _shard_stats(store: Store, shard: Shard) -> ShardStats:

@@ -32,7 +32,7 @@ from .._keys import Key
 from .._leased import OPEN
 from .._observe import ANY_SHARD, Observation, Observer
 from .._receiving import leased_ahead
-from .._stats import Stats
+from .._stats import ReplicationStatus, Stats
 from .._store.api import POLL_SECONDS, Request, Rows
 from .._types import Body, ContentHash, Event, Message, Receipt, SendOptions
 from ..delivery import Delivery
@@ -43,6 +43,7 @@ from .threads import Calls, from_any_thread
 from .transaction import AsyncTransaction
 
 if TYPE_CHECKING:
+    import os
     from datetime import datetime
 
 
@@ -349,6 +350,29 @@ class AsyncQueue(Calls):
     async def purge_history(self, key: Key | None = None) -> int:
         """See Queue.purge_history."""
         return await self._run(self.sync.purge_history, key)
+
+    async def configure_replication(
+        self,
+        target: str | os.PathLike[str],
+        mode: Literal["async"] = "async",
+        *,
+        interval_seconds: float = 1.0,
+        max_lag_bytes: int = 1 << 30,
+        keep_seconds: float = 86_400.0,
+    ) -> ReplicationStatus:
+        """See Queue.configure_replication."""
+        return await self._run(
+            self.sync.configure_replication, target, mode, interval_seconds=interval_seconds, max_lag_bytes=max_lag_bytes,
+            keep_seconds=keep_seconds,
+        )  # fmt: skip
+
+    async def detach(self) -> bool:
+        """See Queue.detach."""
+        return await self._run(self.sync.detach)
+
+    async def replication(self) -> ReplicationStatus | None:
+        """See Queue.replication."""
+        return await self._run(self.sync.replication)
 
     async def check(self, fix: bool = False) -> list[Problem]:
         """See Queue.check."""

@@ -42,11 +42,19 @@ WORDS: Final[dict[str, str]] = {
     "in_handout": (
         "{what} in hand-out {n} of consumer {by}, until it is acked or strictq release --consumer {by} gives it back{rest}"
     ),
+    "put_in_service": (
+        "once the original is out of service: strictq replicate {path} --to TARGET, or --alone to use it without a replica"
+    ),
+    "points_are": "strictq replicas {target} --points lists the states that can be restored",
+    "choose_cut": "say which one by its number: --cut {cut}",
+    "configure_again": "ship again, there or elsewhere: strictq replicate QUEUE --to TARGET",
+    "replica_gap": "restore a state before it: strictq replicas TARGET --points lists them",
     "lane_held": "the lane is held ({by}): release it with strictq release{rest}",
 }
 """By the code of a sentence: what is said instead, with the same parameters."""
 SAME: Final = frozenset(
     """
+    target_unavailable diverged other_directory target_is empty_target again_from_newer
     consumer_busy consumer_lost store_busy store_full schema_mismatch install_pyspark settled_already other_queue_object
     give_reason give_handle open_its_queue names_in_utf8 one_key settle_earlier install_extra handler_yields
     checkpoint_too_old run_batch_again only_app_tables sql_too_long install_apsw fork_outside open_again use_transaction

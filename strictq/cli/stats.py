@@ -16,6 +16,7 @@ from strictq.cli._arguments import Seconds, json_option, looking, queue_argument
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many, printable
 from strictq.cli._render import Alarm, Block, Heading, alarming, is_screen, show
 from strictq.cli._words import emit, short, size, span
+from strictq.cli.replicating import status_line
 
 if TYPE_CHECKING:
     from strictq import ConsumerStatus, OpenBreaker, Stats
@@ -157,6 +158,8 @@ def blocks(q: strictq.Queue, look: Look, *, shards: bool) -> list[Block]:
     parts: list[Block] = [head, now, Heading("since it was made"), totals]
     if look.consumers:
         parts += [Heading("named consumers"), [(printable(c.name), _shown(c)) for c in look.consumers]]
+    if found.replication is not None and found.replication.mode == "async":
+        parts += [Heading("replica"), [("async", status_line(found.replication))]]
     parts += [Alarm(f"breaker open: {breaker_line(b)}") for b in found.breakers]
     if shards:
         parts.append(Heading("shards"))

@@ -60,6 +60,8 @@ REST: dict[type, tuple[object, ...]] = {
     strictq.InvalidBody: (1, "why"),
     strictq.LeaseLost: (1, 1),
     strictq.PartialFailure: ([],),
+    strictq.TargetUnavailable: ("there",),
+    strictq.ReplicaGap: (1,),
     strictq.ServerUnreachable: ("here",),
     strictq.ServerRefused: ("here",),
 }

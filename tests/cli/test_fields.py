@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -158,6 +159,18 @@ def stats(w: World) -> None:
         opened.put(strictq.OpenBreaker("etl", time.time(), 30, 40, "no network", 3))
         w.run("stats", w.path)
         opened.remove()
+        q.configure_replication(w.place / "t", interval_seconds=0.05)
+        w.run("stats", w.path)
+        end = time.monotonic() + 60
+        while not (found := q.replication()) or found.segment is None:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        (w.place / "t").rename(w.place / "away")
+        q.send(b"", key="k")
+        while not (found := q.replication()) or not found.last_error:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        w.run("stats", w.path)
     for file in w.path.glob("shard-0001.db*"):
         file.unlink()
     w.run("stats", w.path, codes=(1,))
@@ -354,6 +367,35 @@ def completion(w: World) -> None:
     w.run("completion", "fish", "--install")
 
 
+def replicate(w: World) -> None:
+    w.run("replicate", w.path, "--alone")
+    (w.place / "file").touch()
+    w.run("replicate", w.path, "--to", w.place / "t", "--once")
+    (w.place / "t").rename(w.place / "away")
+    with w.open() as q:
+        q.send(b"", key="k")
+    w.run("replicate", w.path, "--once", codes=(1,))
+    w.run("replicate", w.path, "--detach")
+    shutil.rmtree(w.place / "away")
+
+
+def replicas(w: World) -> None:
+    (w.place / "t").mkdir()
+    (w.place / "t" / "replica.json").write_text('{"queue_id": "q", "history_id": "h"}', encoding="utf-8")
+    w.run("replicas", w.place / "t", codes=(1,))
+    shutil.rmtree(w.place / "t")
+    with w.open() as q:
+        q.configure_replication(w.place / "t")
+    w.run("replicas", w.place / "t", "--points")
+
+
+def restore(w: World) -> None:
+    with w.open() as q:
+        q.configure_replication(w.place / "t")
+    w.run("restore", w.place / "t", w.place / "r", "--dry-run")
+    w.run("restore", w.place / "t", w.place / "r")
+
+
 RUNS: dict[str, Callable[[World], None]] = {
     "create": create, "config": config, "send": send, "receive": receive, "work": work, "stats": stats,
     "stats --watch": stats_watch, "top-keys": top_keys, "explain": explain, "peek": peek, "status": status, "dead": dead,
@@ -361,7 +403,7 @@ RUNS: dict[str, Callable[[World], None]] = {
     "reject": reject, "purge": on_each_key("purge"), "history": history, "history export": history_export,
     "history plot": history_plot, "history purge": history_purge,
     "check": check, "check --salvage": check_salvage, "bench": bench, "demo": demo, "demo --worker": demo_worker,
-    "completion": completion,
+    "completion": completion, "replicate": replicate, "replicas": replicas, "restore": restore,
 }  # fmt: skip
 
 DOCUMENTED = documented()

@@ -12,6 +12,7 @@ from ..._clock import Clock
 from ..._errors import ConfigError, StrictqError
 from .. import catalog
 from ..catalog import Catalog
+from ..shipping import status
 from . import locks
 
 ANOTHER_KERNEL_SECONDS: Final = 5.0
@@ -47,4 +48,6 @@ def next_offset(directory: Path, known: Catalog, clock: Clock) -> int:
     for part in known.topology:
         with suppress(StrictqError):
             newest = max(newest, catalog.last_time(directory, part))
+    if known.replication is not None:  # what was shipped up to a time has all up to it
+        newest = max(newest, known.replication.floor_time, status.ShipProgress.read(directory))
     return newest - clock.boot()

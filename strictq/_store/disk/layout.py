@@ -21,6 +21,8 @@ MARKS: Final = "marks"
 CONSUMER: Final = "consumer-"
 BREAKER: Final = "breaker-"
 HOLDER: Final = "holder-"
+SHIP_LOCK: Final = "ship.lock"
+SHIP_STATUS: Final = "ship-status"
 _DIRECTORY_MODE: Final = 0o700
 _SPARE: Final = 3
 """Descriptors that removing a directory takes: itself, its listing, and the module that does it."""

@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import attrs
 
@@ -88,6 +88,12 @@ class Cell(NamedTuple):
     payload: bytes | None
     size: int
     overflow: int | None
+
+
+class Pages(Protocol):
+    """Where a record that goes on in other pages finds them."""
+
+    def page(self, number: int) -> bytes: ...
 
 
 class File:
@@ -345,7 +351,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
     return value - (1 << 64) if value >> 63 else value, at + 9
 
 
-def record(file: File | None, payload: bytes, size: int, overflow: int | None) -> Row:
+def record(file: Pages | None, payload: bytes, size: int, overflow: int | None) -> Row:
     """The values of a record, its overflow pages fetched."""
     parts = [payload]
     missing = size - len(payload)

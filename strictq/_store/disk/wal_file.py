@@ -112,6 +112,30 @@ def salts_of(path: Path | None) -> bytes:
     return header.salts if header is not None and header.sound else b""
 
 
+def frames_behind(path: Path, known: tuple[str, int]) -> int:
+    """How many frames the WAL has behind the known ones, as far as can be told from the frames' headers without a connection.
+
+    Args:
+        known: salts, hexadecimal, and the number of frames of the WAL with these salts.
+    """
+    with Wal.of(path) as wal:
+        header = None if wal is None else wal.header()
+        if wal is None or header is None or not header.sound:
+            return 0
+        begin = known[1] if header.salts.hex() == known[0] else 0
+        committed = begin
+        for number in count(begin + 1):
+            raw = wal.frame(number, header.page_bytes)
+            if len(raw) < FRAME_HEADER_BYTES:
+                break
+            _page, commit, salts, _a, _b = _FRAME.unpack(raw)
+            if salts != header.salts:
+                break
+            if commit:
+                committed = number
+    return committed - begin
+
+
 def end_of(path: Path, *known: Mark | None) -> int:
     """The byte of a shard's WAL behind the frames that are on the disk by what is known; 0 if nothing is known of this WAL."""
     with Wal.of(path) as wal:

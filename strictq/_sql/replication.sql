@@ -1,0 +1,33 @@
+-- name: schema
+-- In queue.db, from the first time that the queue is replicated: which history it is, and where it ships to.
+CREATE TABLE replication (
+    one        INTEGER PRIMARY KEY CHECK (one = 1),
+    history_id TEXT    NOT NULL,                   -- a restored queue has another one
+    term       INTEGER NOT NULL,                   -- of this history, which segments carry
+    mode       TEXT    NOT NULL CHECK (mode IN ('off', 'async', 'waiting')),   -- waiting: restored, and not put in service yet
+    target     TEXT    NOT NULL,                   -- '': none
+    settings   TEXT    NOT NULL,                   -- JSON object
+    floor_time INTEGER NOT NULL                    -- queue time of the cut that the queue was restored from; time goes on behind it
+) STRICT;
+
+-- name: has_table
+-- catalog.set_replication: was the queue ever replicated? Scans the schema.
+SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'replication';
+
+-- name: read
+-- catalog: the one row. Index: primary key.
+SELECT history_id, term, mode, target, settings, floor_time FROM replication WHERE one = 1;
+
+-- name: write
+-- catalog.set_replication: the one row. Takes every column after `one`.
+INSERT INTO replication VALUES (1, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (one) DO UPDATE SET history_id = excluded.history_id, term = excluded.term, mode = excluded.mode,
+    target = excluded.target, settings = excluded.settings, floor_time = excluded.floor_time;
+
+-- name: raise_version
+-- catalog.set_replication: what every write compares, so that each process looks again. Returns the new version. The table has one row.
+UPDATE queue SET config_version = config_version + 1 RETURNING config_version;
+
+-- name: restored
+-- rebuild.Rebuild: in a queue that was made of segments. Takes epoch, boot_id.
+UPDATE queue SET epoch = ?, boot_id = ?;

@@ -1,0 +1,181 @@
+"""What changed in a whole queue since it was looked at last: cuts that are states the queue really had.
+
+A cut is a point of queue time, taken before any shard is looked at: of each shard it has the commits that are not later. Every
+transaction takes its time under its shard's write lock, so with each commit a cut has all that had returned before that commit
+began; no lock over several shards is needed. queue.db is read after the shards.
+Source: docs/explanation/replication.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from ... import _files as files
+from ..._clock import Clock
+from .. import catalog
+from ..catalog import Catalog
+from ..commit.checkpoint import WAL_PAGES, WAL_PAGES_MIN
+from ..commit.connection import check_file, connect_catalog, translate
+from ..disk import layout
+from .tail import WalTail, sync_or_suspect
+from .values import CATALOG_FILE, PAGE_BYTES, ChangedFile, Position, QueueCut, WalMovedOn
+
+
+class Capture:
+    """All shards of one queue, as the shipper sees them. For one thread.
+
+    Args:
+        suspect: told the number of a shard whose WAL could not be synced.
+    """
+
+    def __init__(self, directory: Path, clock: Clock, suspect: Callable[[int], Any]) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._suspect = suspect
+        self._tails: list[WalTail] = []
+        self._catalog: apsw.Connection | None = None
+        self._catalog_version: int | None = None
+        self._catalog_seen: int | None = None
+        self.known: Catalog = catalog.read(directory)
+        shards = len(self.known.topology)
+        self._seal_at = max(WAL_PAGES // shards, WAL_PAGES_MIN)
+        try:
+            with _translated():
+                check_file(directory / layout.CATALOG, CATALOG_FILE, writing=False)
+                self._catalog = connect_catalog(str(directory / layout.CATALOG), read_only=True)
+                for part in self.known.topology:
+                    self._tails.append(WalTail(directory, part, self.known.durability))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of every shard: from now on processes may checkpoint what was not captured."""
+        for tail in self._tails:
+            tail.close()
+        self._tails = []
+        db, self._catalog = self._catalog, None
+        if db is not None:
+            db.close()
+
+    @property
+    def queue_id(self) -> str:
+        return self.known.queue_id
+
+    @property
+    def shards(self) -> int:
+        """How many the queue has."""
+        return len(self.known.topology)
+
+    # ---- where to begin
+
+    def begin(self, positions: Mapping[int, Position] | None) -> int:
+        """Go on from these positions; a shard that can't is shipped whole. None: ship everything.
+
+        Returns:
+            How many shards go on.
+        Raises:
+            WentBack: the queue is an older copy than the one that was shipped.
+        """
+        went_on = 0
+        self._catalog_version = None
+        with _translated():
+            for tail in self._tails:
+                position = None if positions is None else positions.get(tail.shard)
+                if position is not None and tail.begin_at(position):
+                    went_on += 1
+                else:
+                    tail.begin_whole()
+        return went_on
+
+    # ---- cuts
+
+    def now(self) -> int:
+        """Queue time."""
+        return self._clock.boot() + self.known.time_offset
+
+    def seal(self) -> bool:
+        """Checkpoint the shards whose WAL has grown. Nothing that was captured may be unconfirmed. Returns whether one had."""
+        sealed = False
+        with _translated():
+            for tail in self._tails:
+                if tail.frames >= self._seal_at and not tail.sealed and not tail.has_changes:
+                    self._guarded(tail, tail.seal)
+                    sealed = True
+        return sealed
+
+    def cut(self) -> QueueCut | None:
+        """What changed until now. None: nothing.
+
+        What it gives stays until `confirm`: an attempt to ship it that failed is repeated with the next cut.
+        """
+        with _translated():
+            x = self.now()
+            wall = self._clock.wall()
+            while not all(self._guarded(tail, partial(tail.advance, x)) for tail in self._tails):
+                x = self.now()  # a shard that is captured whole may have commits that are later than the x before
+                wall = self._clock.wall()
+            for tail in self._tails:
+                sync_or_suspect(tail, self._suspect)
+            image = self._changed_catalog()
+            parts = [ChangedFile(t.shard, t.size, t.count(), t.images()) for t in self._tails if t.has_changes]
+            if not parts and image is None:
+                return None
+            whole = all(tail.whole for tail in self._tails) and image is not None
+            if image is not None:
+                pages = len(image) // PAGE_BYTES
+                at = PAGE_BYTES
+                content = iter([(i + 1, image[i * at : (i + 1) * at]) for i in range(pages)])
+                parts.append(ChangedFile(CATALOG_FILE, pages, pages, content))
+            return QueueCut(x, wall, whole, parts, {tail.shard: tail.position() for tail in self._tails})
+
+    @staticmethod
+    def _guarded(tail: WalTail, work: Callable[[], None]) -> bool:
+        """Return False where the shard's WAL could not be read on, so that all of the shard is captured."""
+        try:
+            work()
+        except WalMovedOn:
+            tail.begin_whole()
+            return False
+        return True
+
+    def _changed_catalog(self) -> bytes | None:
+        """The image of queue.db, if it is another one than the confirmed one."""
+        assert self._catalog is not None
+        self._catalog_seen = self._catalog.pragma("data_version")
+        if self._catalog_seen == self._catalog_version:
+            return None
+        self.known = catalog.read(self._directory)
+        return self._catalog.serialize("main")
+
+    def confirm(self) -> None:
+        """The last cut is at the target."""
+        for tail in self._tails:
+            tail.confirm()
+        self._catalog_version = self._catalog_seen
+
+    def kept_bytes(self) -> int:
+        """The size of all WALs, and of what is kept of earlier ones in memory."""
+        with _translated():
+            return sum(tail.carried_bytes + tail.wal_bytes() for tail in self._tails)
+
+    def captured(self) -> list[tuple[str, int]]:
+        """Of each shard: the salts of its WAL, and how many frames of it were captured."""
+        return [(tail.salts.hex(), tail.frames) for tail in self._tails]
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Raise our errors for SQLite's and the system's."""
+    try:
+        yield
+    except apsw.Error as e:
+        raise translate(e, -1) from e
+    except OSError as e:
+        raise files.failure("its files can't be read", e) from e

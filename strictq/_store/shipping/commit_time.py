@@ -1,0 +1,82 @@
+"""When a commit was made, read from the pages that it wrote.
+
+Every transaction takes its time under the shard's write lock. Most write the counter row, whose `last_time` it is.
+One that writes to the logs of hot lanes alone is as late as the newest row that it added to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from ..disk.pages import Cell, Row, Unreadable, cells, first_row, record
+
+LAST_TIME: Final = 4
+"""Where the counter row's record has it."""
+_LEAF_TABLE: Final = 13
+_JOURNAL_COLUMNS: Final = 11
+_JOURNAL_AT: Final = 2
+_INBOX_COLUMNS: Final = 10
+_INBOX_SENT_AT: Final = 3
+
+
+def time_of(pages: Mapping[int, Callable[[], bytes]], counter: int) -> int | None:
+    """The queue time of a commit.
+
+    Args:
+        pages: what the commit wrote; each page is read when it is needed.
+        counter: the page of the counter row.
+    Returns:
+        None: the commit changed no messages (it defined tables of the program), so its time says nothing.
+    """
+    if counter in pages:
+        at = first_row(pages[counter]())[LAST_TIME]
+        if not isinstance(at, int):
+            raise Unreadable("the counter row has no time")
+        return at
+    times = [at for read in pages.values() if (at := _newest_of_log(read(), pages)) is not None]
+    return max(times, default=None)
+
+
+def _newest_of_log(page: bytes, pages: Mapping[int, Callable[[], bytes]]) -> int | None:
+    """The time of the last row of a leaf of the inbox or the journal; None: it is no such leaf."""
+    if page[0] != _LEAF_TABLE:
+        return None
+    last: Cell | None = None
+    for cell in cells(page, 0):
+        if last is None or (cell.rowid or 0) > (last.rowid or 0):
+            last = cell
+    if last is None or last.payload is None:
+        return None
+    row = _record(last, pages)
+    if len(row) == _JOURNAL_COLUMNS:
+        at = row[_JOURNAL_AT]
+    elif len(row) == _INBOX_COLUMNS:
+        at = row[_INBOX_SENT_AT]
+    else:
+        return None
+    return at if isinstance(at, int) else None
+
+
+def _record(cell: Cell, pages: Mapping[int, Callable[[], bytes]]) -> Row:
+    assert cell.payload is not None
+    try:
+        return record(_Written(pages), cell.payload, cell.size, cell.overflow)
+    except Unreadable:
+        return ()  # an older row: its record goes on in a page that this commit did not write
+
+
+class _Written:
+    """The pages of a commit, for `record`."""
+
+    def __init__(self, pages: Mapping[int, Callable[[], bytes]]) -> None:
+        self._pages = pages
+
+    def page(self, number: int) -> bytes:
+        """
+        Raises:
+            Unreadable: the commit did not write it.
+        """
+        if number not in self._pages:
+            raise Unreadable(f"page {number} was written by another commit")
+        return self._pages[number]()

@@ -1,0 +1,107 @@
+"""A queue's directory, made of pages that were shipped.
+
+Pages in a WAL carry no valid checksums. They are written through the layer of checksums, which makes them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from ... import _files as files
+from ..._errors import StoreCorrupt
+from ..._sql import REPLICATION
+from .. import catalog
+from ..catalog import Replication
+from ..commit.connection import connect, connect_catalog, translate
+from ..disk import checksums, layout, reserve, wal_file
+from .values import CATALOG_FILE, PAGE_BYTES
+
+EPOCH_STEP: Final = 1024
+"""A restored queue's epoch is the next multiple of this, which reboots of its original can't reach: no token is issued twice."""
+
+
+class Rebuild:
+    """A queue while it is made. Its directory must exist and be empty."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[int, apsw.VFSFile] = {}
+        checksums.vfs()
+
+    def write(self, shard: int, size: int, pages: Iterator[tuple[int, bytes]]) -> None:
+        """Put pages of a shard, or of queue.db, in their places, and give the file its size in pages.
+
+        Raises:
+            StoreFull, StoreError: they can't be written.
+        """
+        with _typed(shard):
+            file = self._file(shard)
+            for number, image in pages:
+                file.xWrite(bytearray(image), (number - 1) * PAGE_BYTES)  # the layer writes the sum into it
+            if size * PAGE_BYTES < file.xFileSize():
+                file.xTruncate(size * PAGE_BYTES)
+
+    def _file(self, shard: int) -> apsw.VFSFile:
+        if shard not in self._files:
+            path = self._directory / (layout.CATALOG if shard == CATALOG_FILE else layout.shard_file(shard))
+            files.create_empty(path)
+            flags = [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0]
+            self._files[shard] = apsw.VFSFile(checksums.VFS, str(path), flags)
+        return self._files[shard]
+
+    def close(self) -> None:
+        """Let go of the files."""
+        opened, self._files = self._files, {}
+        for file in opened.values():
+            with suppress(apsw.Error):
+                file.xClose()
+
+    def finish(self, replication: Replication) -> None:
+        """Bring all of it to the disk, as a queue of its own history: with tokens above those of its original, and in no boot.
+
+        Raises:
+            StoreCorrupt, SchemaMismatch: what was shipped makes no queue.
+        """
+        with _typed(-1):
+            for file in self._files.values():
+                file.xSync(apsw.SQLITE_SYNC_FULL)
+        self.close()
+        with _typed(-1):
+            known = catalog.read(self._directory)
+            db = connect_catalog(str(self._directory / layout.CATALOG))
+            try:
+                epoch = (known.epoch // EPOCH_STEP + 1) * EPOCH_STEP
+                db.execute(REPLICATION.restored, (epoch, f"restored-{os.urandom(8).hex()}"))
+            finally:
+                db.close()
+            catalog.set_replication(self._directory, replication)
+            for part in known.topology:
+                if not (self._directory / part.file).exists():
+                    raise StoreCorrupt("nothing of it was shipped", shard=part.shard)
+                shard = connect(str(self._directory / part.file), durability="process", cache_kib=256)
+                try:
+                    checksums.require(shard, part.shard)
+                    catalog.verify_shard(shard, known, part)
+                finally:
+                    shard.close()
+            for name in (layout.PRESENCE, layout.WAKE):
+                files.create_empty(self._directory / name)
+            files.create_empty(self._directory / layout.MARKS, wal_file.marks_bytes(len(known.topology)))
+            reserve.Reserve(self._directory).make()
+            files.sync_directory(self._directory)
+
+
+@contextmanager
+def _typed(shard: int) -> Iterator[None]:
+    try:
+        yield
+    except apsw.Error as e:
+        raise translate(e, shard) from e
+    except OSError as e:
+        raise files.failure("the queue can't be written", e, shard) from e

@@ -1,0 +1,458 @@
+"""The end of one shard's WAL: which pages commits changed since the last capture, and when the WAL may begin again.
+
+A read transaction is open on the shard at all times (a pin), and the next one begins before the last one ends. So SQLite lets no
+process, of any version, begin the WAL again before it was captured.
+
+Two rules make that hold. A pin is replaced only behind a capture whose time was taken after the pin began: then all that a
+checkpoint could have completed under the old pin was captured. And the WAL begins again only by `seal`, which captures the rest
+while no process may write.
+Source: docs/explanation/replication.md
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from ... import _files as files
+from ..._errors import StoreCorrupt
+from ..._sql import HOT, SHARD
+from ..commit.connection import Durability, check_file, connect
+from ..commit.tx import Totals
+from ..disk import checksums
+from ..disk.pages import Unreadable
+from ..disk.wal_file import FRAME_HEADER_BYTES, HEADER_BYTES, parse_header
+from ..topology import Range
+from .commit_time import time_of
+from .values import FRAME_BYTES, PAGE_BYTES, Image, Position, WalMovedOn, WentBack
+
+LOCK_PAGE: Final = (1 << 30) // PAGE_BYTES + 1
+"""SQLite locks bytes of this page, at 1 GiB, and stores nothing in it."""
+BLOCK_FRAMES: Final = 256
+BULK_PASSES: Final = 3
+REST_FRAMES: Final = 256
+"""What a seal may leave for the part in which no process writes."""
+_FRAME: Final = struct.Struct(">II8s")
+"""Page number, size of the database after a commit (0: no commit), salts; the running checksum follows."""
+_SALT: Final = struct.Struct(">I")
+_SALTS: Final = slice(16, 24)
+
+
+class WalFrame(NamedTuple):
+    """One frame of a WAL: its number from 1, its page, and the size of the database if it commits, else 0."""
+
+    number: int
+    page: int
+    commit: int
+
+
+class WalTail:
+    """One shard, as the shipper sees it."""
+
+    def __init__(self, directory: Path, part: Range, durability: Durability) -> None:
+        self.shard = part.shard
+        self.size = 0
+        """Pages of the database behind what was captured."""
+        self.whole = False
+        """What was captured is all of the shard, not only what changed."""
+        self.sealed = False
+        """The next write begins the WAL again."""
+        self._path = directory / part.file
+        self._readers: list[apsw.Connection] = []
+        self._pinned: int | None = None
+        self._fd: int | None = None
+        self._header = b""
+        self._done = 0
+        self._last = ""
+        self._time = 0
+        self._changed: dict[int, int] = {}
+        """Page → the last captured frame that has it, not confirmed yet."""
+        self._carried: dict[int, bytes] = {}
+        """Pages of a WAL that may have begun again by now, not confirmed yet."""
+        try:
+            check_file(self._path, self.shard, writing=True)
+            for _ in range(2):
+                self._readers.append(self._connect(durability))
+            self._writer = self._connect(durability)
+        except BaseException:
+            self.close()
+            raise
+        self._counter: int = self._writer.execute(SHARD.counter_page).get
+        self._logs: bool | None = None
+
+    def _connect(self, durability: Durability) -> apsw.Connection:
+        db = connect(str(self._path), durability=durability, cache_kib=256)
+        try:
+            # A connection that never read the database checkpoints nothing, and its layer of checksums makes none.
+            checksums.require(db, self.shard)
+            db.execute(SHARD.has_meta).fetchall()
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def close(self) -> None:
+        """Let go of everything, the pin included."""
+        self._pinned = None
+        for db in (*self._readers, getattr(self, "_writer", None)):
+            if db is not None:
+                with suppress(apsw.Error):
+                    db.close()
+        self._readers = []
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    # ---- pins
+
+    @property
+    def _idle(self) -> apsw.Connection:
+        """The reader that has no transaction."""
+        return self._readers[1 if self._pinned == 0 else 0]
+
+    def _pin(self) -> None:
+        """A new pin, before the old one is let go."""
+        new = 1 if self._pinned == 0 else 0
+        self._readers[new].execute("BEGIN")
+        try:
+            self._readers[new].execute(SHARD.read_counter).fetchall()
+        except BaseException:
+            self._readers[new].execute("ROLLBACK")
+            raise
+        if self._pinned is not None:
+            self._readers[self._pinned].execute("ROLLBACK")
+        self._pinned = new
+
+    def _look(self) -> tuple[bytes, int, int]:
+        """The header of the WAL, how many frames of it are committed, and how many of those are in the database."""
+        if self._fd is None:
+            try:
+                self._fd = files.open_regular(f"{self._path}-wal", os.O_RDONLY)
+            except FileNotFoundError:
+                return b"", 0, 0
+        while True:
+            before = os.pread(self._fd, HEADER_BYTES, 0)
+            frames, checkpointed = self._idle.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+            if os.pread(self._fd, HEADER_BYTES, 0) == before:
+                return before, max(frames, 0), max(checkpointed, 0)
+
+    # ---- where to begin
+
+    def begin_whole(self) -> None:
+        """Capture all of the shard, as it is now."""
+        self._writer.execute("BEGIN IMMEDIATE")
+        try:
+            self._pin()
+            self._header, self._done, checkpointed = self._look()
+            self._last = self._frame_header(self._done)
+            pinned = self._readers[self._pinned or 0]
+            self.size = int(pinned.pragma("page_count"))
+            self._time = self._newest(pinned)
+        finally:
+            self._writer.execute("ROLLBACK")
+        self.whole, self.sealed = True, False
+        self._changed, self._carried = {}, {}
+        if checkpointed < self._done:  # else the database has it all, and the WAL may begin again
+            self._changed = {frame.page: frame.number for frame in self._frames(0, self._done)}
+
+    def begin_at(self, position: Position) -> bool:
+        """Go on from where another shipper stood. False: this WAL does not have it any more.
+
+        Raises:
+            WentBack: the shard is an older copy than the one that was captured.
+        """
+        self._writer.execute("BEGIN IMMEDIATE")
+        try:
+            self._pin()
+            header, frames, checkpointed = self._look()
+            pinned = self._readers[self._pinned or 0]
+            if self._newest(pinned) < position.time:
+                raise WentBack
+            known = bytes.fromhex(position.header)
+            if header == known and frames >= position.frames and self._frame_header(position.frames) == position.last:
+                self._done = position.frames
+            elif self._follows(header, frames, known, position):
+                self._done = 0
+            else:
+                return False
+            self._header, self._last, self._time = header, position.last, position.time
+            last = bytes.fromhex(position.last)
+            self.size = _FRAME.unpack_from(last)[1] if last else int(pinned.pragma("page_count"))
+            self.whole, self.sealed, self._changed, self._carried = False, False, {}, {}
+            if checkpointed == frames:
+                self._carry()  # the next write may begin the WAL again
+        finally:
+            self._writer.execute("ROLLBACK")
+        return True
+
+    def _follows(self, header: bytes, frames: int, known: bytes, position: Position) -> bool:
+        """Is this WAL the one after that WAL, of which everything had been captured?
+
+        What a WAL leaves behind the frames of the next one shows how far it went: the frame behind the last captured one is not
+        of that WAL, so there was none.
+        """
+        if len(known) != HEADER_BYTES or len(header) != HEADER_BYTES or not parse_header(header).sound:
+            return False
+        if _salt(header) != (_salt(known) + 1) & 0xFFFFFFFF or frames > position.frames:
+            return False
+        assert self._fd is not None
+        behind = os.pread(self._fd, FRAME_HEADER_BYTES, HEADER_BYTES + position.frames * FRAME_BYTES)
+        if len(behind) == FRAME_HEADER_BYTES and behind[8:16] == known[_SALTS]:
+            return False
+        return frames == position.frames or self._frame_header(position.frames) == position.last
+
+    def _newest(self, db: apsw.Connection) -> int:
+        """The queue time of the newest write that a connection sees."""
+        if db.execute(HOT.exists).get is None:
+            return Totals.read(db).last_time
+        at: int = db.execute(HOT.last_time).get
+        return at
+
+    # ---- capturing
+
+    @property
+    def frames(self) -> int:
+        """How many frames of the WAL were captured."""
+        return self._done
+
+    @property
+    def salts(self) -> bytes:
+        """Of the WAL that is captured."""
+        return self._header[_SALTS]
+
+    @property
+    def has_changes(self) -> bool:
+        """Was anything captured that is not confirmed?"""
+        return bool(self._changed or self._carried or self.whole)
+
+    def position(self) -> Position:
+        """How far it is captured."""
+        return Position(self._header.hex(), self._done, self._last, self._time)
+
+    def sync(self) -> None:
+        """Bring what was captured to the disk of the primary: a replica must never have what a power cut takes from it."""
+        if (self._changed or self.whole) and self._fd is not None:
+            os.fsync(self._fd)
+
+    def advance(self, until: int | None) -> None:
+        """Capture the commits whose time is not after `until`; None: all.
+
+        Raises:
+            WalMovedOn: the WAL is not the one that follows.
+            StoreCorrupt: it is damaged.
+        """
+        header, frames, _ = self._look()
+        if frames == 0:
+            return
+        if header != self._header:
+            if self._changed or (self._header and _salt(header) != (_salt(self._header) + 1) & 0xFFFFFFFF):
+                raise WalMovedOn
+            self._header, self._done, self._last = header, 0, ""
+        if frames <= self._done:
+            return
+        self.sealed = False
+        found = list(self._frames(self._done, frames))
+        if not found[-1].commit:
+            raise StoreCorrupt("its WAL does not end with a commit", shard=self.shard)
+        end = len(found) if until is None else self._within(found, until)
+        if until is None:
+            self._time = max(self._time, self._time_of_last(found))
+        if end:
+            self._take(found[:end])
+
+    def _take(self, taken: list[WalFrame]) -> None:
+        before = self.size
+        for frame in taken:
+            self._changed[frame.page] = frame.number
+        self._done, self.size = taken[-1].number, taken[-1].commit
+        self._last = self._frame_header(self._done)
+        if self.size < before:
+            self._changed = {page: number for page, number in self._changed.items() if page <= self.size}
+            self._carried = {page: image for page, image in self._carried.items() if page <= self.size}
+        elif not self.whole:
+            new = set(range(before + 1, self.size + 1)) - {LOCK_PAGE} - self._changed.keys() - self._carried.keys()
+            if new:
+                raise StoreCorrupt(f"its WAL lacks page {min(new)}, by which the database grew", shard=self.shard)
+
+    def _within(self, found: list[WalFrame], until: int) -> int:
+        """How many of these frames belong to commits that are not after `until`."""
+        for begin, end in _commits(found):
+            at = self._commit_time(found[begin:end])
+            if at is None:
+                continue  # it goes with the one before
+            if at <= until:
+                self._time = max(self._time, at)
+                return self._end_before(found, end)
+        return self._end_before(found, 0)
+
+    def _end_before(self, found: list[WalFrame], accepted: int) -> int:
+        """The end of the commits that follow `accepted` and have no time of their own."""
+        last = accepted
+        for begin, end in reversed(list(_commits(found[accepted:]))):
+            if self._commit_time(found[accepted + begin : accepted + end]) is not None:
+                break
+            last = accepted + end
+        return last
+
+    def _time_of_last(self, found: list[WalFrame]) -> int:
+        for begin, end in _commits(found):
+            at = self._commit_time(found[begin:end])
+            if at is not None:
+                return at
+        return self._time
+
+    def _commit_time(self, frames: list[WalFrame]) -> int | None:
+        pages: Mapping[int, Callable[[], bytes]] = {frame.page: partial(self._image, frame.number) for frame in frames}
+        try:
+            return time_of(pages, self._counter)
+        except Unreadable as e:
+            raise StoreCorrupt(f"a page of its WAL can't be read: {e}", shard=self.shard) from e
+
+    def images(self) -> Iterator[Image]:
+        """What was captured and is not confirmed: (page, content), pages ascending."""
+        if not self.whole:
+            for page in sorted({*self._changed, *self._carried}):
+                number = self._changed.get(page)
+                yield page, self._carried[page] if number is None else self._image(number)
+            return
+        database = apsw.VFSFile(checksums.vfs(), str(self._path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
+        try:
+            if database.xFileSize():
+                database.xRead(PAGE_BYTES, 0)  # from the first page the layer learns that there are checksums to verify
+            for page in range(1, self.size + 1):
+                if page == LOCK_PAGE:
+                    continue
+                number = self._changed.get(page)
+                if page in self._carried and number is None:
+                    yield page, self._carried[page]
+                else:
+                    yield page, database.xRead(PAGE_BYTES, (page - 1) * PAGE_BYTES) if number is None else self._image(number)
+        finally:
+            database.xClose()
+
+    @property
+    def carried_bytes(self) -> int:
+        """What is kept in memory."""
+        return len(self._carried) * PAGE_BYTES
+
+    def wal_bytes(self) -> int:
+        """The committed part of the WAL."""
+        return self._look()[1] * FRAME_BYTES
+
+    def count(self) -> int:
+        """How many pages `images` gives."""
+        if self.whole:
+            return self.size - (self.size >= LOCK_PAGE)
+        return len({*self._changed, *self._carried})
+
+    def confirm(self) -> None:
+        """What was captured is at the target."""
+        self._changed, self._carried, self.whole = {}, {}, False
+
+    # ---- letting the WAL begin again
+
+    def seal(self) -> None:
+        """Bring the WAL into the database, and let the next write begin it again. Nothing that was captured may be unconfirmed.
+
+        The bulk first, while others write; then, while no process may write: capture the rest, checkpoint it, and take a pin that
+        lets the WAL begin again but not be checkpointed.
+        """
+        assert not self.has_changes
+        for _ in range(BULK_PASSES):
+            self._pin()
+            pages, done = self._checkpoint()
+            if pages - done <= REST_FRAMES:
+                break
+            self._carry()
+        self._writer.execute("BEGIN IMMEDIATE")
+        try:
+            self._carry()
+            self._pin()
+            pages, done = self._checkpoint()
+            if pages == done == self._done:
+                self._pin()
+                self.sealed = True
+        finally:
+            self._writer.execute("ROLLBACK")
+
+    def _checkpoint(self) -> tuple[int, int]:
+        """The frames of the WAL, and how many of them are in the database now; (0, -1) if another process is at it."""
+        try:
+            return self._idle.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except apsw.BusyError:
+            return 0, -1
+
+    def _carry(self) -> None:
+        """Capture what there is, and keep it in memory: the WAL may begin again before it is confirmed."""
+        self.advance(None)
+        if self._changed and self._fd is not None:
+            os.fsync(self._fd)
+        self._carried |= {page: self._image(number) for page, number in self._changed.items()}
+        self._changed = {}
+
+    # ---- frames
+
+    def _frames(self, after: int, upto: int) -> Iterator[WalFrame]:
+        assert self._fd is not None or upto == 0
+        salts = self._header[_SALTS]
+        while after < upto:
+            count = min(BLOCK_FRAMES, upto - after)
+            raw = os.pread(self._fd or -1, count * FRAME_BYTES, HEADER_BYTES + after * FRAME_BYTES)
+            if len(raw) != count * FRAME_BYTES:
+                raise WalMovedOn
+            for i in range(count):
+                page, commit, found = _FRAME.unpack_from(raw, i * FRAME_BYTES)
+                if found != salts:
+                    raise WalMovedOn
+                yield WalFrame(after + i + 1, page, commit)
+            after += count
+
+    def _image(self, number: int) -> bytes:
+        assert self._fd is not None
+        at = HEADER_BYTES + (number - 1) * FRAME_BYTES
+        raw = os.pread(self._fd, FRAME_BYTES, at)
+        if len(raw) != FRAME_BYTES or raw[8:16] != self._header[_SALTS]:
+            raise WalMovedOn
+        return raw[FRAME_HEADER_BYTES:]
+
+    def _frame_header(self, number: int) -> str:
+        if not number or self._fd is None:
+            return ""
+        return os.pread(self._fd, FRAME_HEADER_BYTES, HEADER_BYTES + (number - 1) * FRAME_BYTES).hex()
+
+
+def _salt(header: bytes) -> int:
+    """The first salt of a WAL: one more each time that it begins again."""
+    value: int = _SALT.unpack_from(header, 16)[0] if len(header) == HEADER_BYTES else -1
+    return value
+
+
+def _commits(found: list[WalFrame]) -> Iterator[tuple[int, int]]:
+    """The commits in these frames, the newest first: where each begins and ends in the list."""
+    end = len(found)
+    while end:
+        begin = end - 1
+        while begin and not found[begin - 1].commit:
+            begin -= 1
+        yield begin, end
+        end = begin
+
+
+def sync_or_suspect(tail: WalTail, suspect: Callable[[int], Any]) -> None:
+    """Sync what was captured.
+
+    Raises:
+        StoreError: it failed, and every process knows: nothing is written before the WAL is on the disk.
+    """
+    try:
+        tail.sync()
+    except OSError as e:
+        suspect(tail.shard)
+        raise files.failure("its WAL could not be synced", e, tail.shard) from e

@@ -1,0 +1,212 @@
+"""`strictq replicate`, `strictq replicas` and `strictq restore`."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+import strictq
+from strictq import ReplicationStatus
+from strictq.cli._arguments import PATH, Seconds, json_option, operating, queue_argument, quiet_option
+from strictq.cli._command import OK, USAGE, WRONG, Failure, Stopping, command, many, printable, tell
+from strictq.cli._render import listing, waiting
+from strictq.cli._words import emit, size, span
+
+EXAMPLES: Final = {
+    "replicate": """
+strictq replicate orders.strictq --to /mnt/backup/orders --once
+strictq replicate orders.strictq
+strictq replicate orders.strictq --detach
+strictq replicate restored.strictq --alone
+""",
+    "replicas": """
+strictq replicas /mnt/backup/orders
+strictq replicas /mnt/backup/orders --points --json
+""",
+    "restore": """
+strictq restore /mnt/backup/orders orders.strictq --alone
+strictq restore /mnt/backup/orders before.strictq --at 2026-01-31T08:00:00+01:00
+strictq restore /mnt/backup/orders - --dry-run
+""",
+}
+LOOK_SECONDS: Final = 0.1
+
+
+class Moment(click.ParamType[datetime]):
+    """A point in time: seconds since 1970, or ISO 8601 with its offset."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """A datetime with a time zone."""
+        if isinstance(value, datetime):
+            return value
+        try:
+            return datetime.fromtimestamp(float(value), UTC)
+        except (ValueError, OverflowError, OSError):
+            pass
+        try:
+            found = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither seconds since 1970 nor ISO 8601.", param, ctx)
+        if found.tzinfo is None:
+            self.fail(f"{value!r} has no offset: write 2026-01-31T08:00:00+01:00, or …Z for UTC.", param, ctx)
+        return found
+
+
+@command(EXAMPLES["replicate"])
+@queue_argument
+@click.option("--to", metavar="TARGET", help="Ship to this directory from now on; stored with the queue.")
+@click.option("--interval", type=Seconds(min=0.01), default=1.0, help="With --to: between two segments.")
+@click.option("--keep", type=Seconds(min=0), default=86400.0, help="With --to: how far back a restore can go.")
+@click.option("--max-lag", type=click.IntRange(min=1 << 20), default=1 << 30, help="With --to: bytes kept for a lost target.")
+@click.option("--once", is_flag=True, help="End when everything is shipped.")
+@click.option("--detach", is_flag=True, help="Ship no longer, and end.")
+@click.option("--alone", is_flag=True, help="Put a restored queue in service without a replica, and end.")
+@quiet_option
+@json_option
+def replicate(
+    queue: Path, to: str | None, interval: float, keep: float, max_lag: int, once: bool, detach: bool, alone: bool, quiet: bool,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Ship what changes in a queue to its replica, until Ctrl-C. Every process that has the queue open does that too.
+
+    One process ships at a time. This one takes over when the others end, and keeps the replica up to date while none runs.
+    --to on a restored queue puts it in service.
+
+    Exit code 0: done. 1: shipping failed. 2: wrong usage, no such queue, or it has no replica and --to is missing.
+    """
+    if sum((detach, alone, to is not None)) > 1:
+        raise Failure("--to, --detach and --alone don't go together", USAGE)
+    if alone or to is not None:
+        from strictq._store.api import Storage, put_in_service
+
+        if Storage.facts(queue) is not None:
+            put_in_service(queue)
+    with operating(queue) as q, Stopping() as stopping:
+        if alone:
+            found = q.replication()
+        elif detach:
+            q.detach()
+            found = q.replication()
+        else:
+            if to is not None:
+                q.configure_replication(to, interval_seconds=interval, keep_seconds=keep, max_lag_bytes=max_lag)
+            found = _ship(q, stopping, once=once, quiet=quiet)
+    if as_json:
+        emit({"replication": None if found is None else found.to_dict()})
+    elif not quiet:
+        print(status_line(found))
+    return WRONG if found is not None and (found.stopped or found.last_error) else OK
+
+
+def _ship(q: strictq.Queue, stopping: Stopping, *, once: bool, quiet: bool) -> ReplicationStatus:
+    """Until it is asked to end, shipping has stopped, or, once, everything is shipped."""
+    told = ""
+    state = ""
+    with waiting("shipping:", lambda: state, quiet=quiet):
+        while True:
+            found = q.replication()
+            if found is None or found.mode == "off":
+                raise Failure(f"{q.path} has no replica", USAGE, "give --to TARGET")
+            state = status_line(found)
+            if (found.last_error or "") != told:
+                told = found.last_error or ""
+                tell(f"strictq: {told}" if told else "strictq: shipping goes on")
+            shipped = found.segment is not None and found.lag_bytes == 0
+            if found.stopped or stopping.asked is not None or (once and (shipped or found.last_error)):
+                return found
+            time.sleep(LOOK_SECONDS)
+
+
+def status_line(found: ReplicationStatus | None) -> str:
+    """How far a replica is, on a line."""
+    if found is None or found.mode != "async":
+        return "not replicated"
+    target = printable(found.target)
+    if found.segment is None or found.lag_seconds is None:
+        return f"{target}: nothing was shipped yet"
+    text = f"{target}: segment {found.segment:,}, {span(found.lag_seconds)} behind"
+    if found.lag_bytes:
+        text += f" ({size(found.lag_bytes)})"
+    if not found.shipping:
+        text += ", no process ships"
+    if found.lapsed:
+        text += ", the WAL is not kept for it"
+    if found.last_error:
+        text += f"; {'stopped' if found.stopped else 'failing'}: {printable(found.last_error)}"
+    return text
+
+
+@command(EXAMPLES["replicas"])
+@click.argument("target", metavar="TARGET", help="The directory that a queue ships to.")
+@click.option("--points", is_flag=True, help="Each state that can be restored, too.")
+@json_option
+def replicas(target: str, points: bool, as_json: bool) -> int:
+    """Show what a replica holds: whose it is, and between which points in time it can be restored.
+
+    Exit code 0: it holds a state that can be restored. 1: it holds none, or can't be read. 2: there is no replica.
+    """
+    from strictq.replication.restoring import look, points_of
+
+    found = look(target)
+    states = points_of(target) if points else []
+    if as_json:
+        values: dict[str, Any] = found.to_dict()
+        if points:
+            values["states"] = [{"segment": n, "at": at} for n, at in states]
+        emit(values)
+    else:
+        print(f"{printable(found.target)}: replica of queue {found.queue_id}, history {found.history_id}")
+        print(f"{many(found.segments, 'segment')}, {size(found.stored_bytes)}, {many(found.points, 'state')}")
+        if found.oldest_at is not None and found.newest_at is not None:
+            print(f"from {_moment(found.oldest_at)} to {_moment(found.newest_at)}")
+        if points:
+            listing(("segment", "at"), [(f"{n}", _moment(at)) for n, at in states], right=("segment",))
+    return OK if found.points else WRONG
+
+
+@command(EXAMPLES["restore"])
+@click.argument("target", metavar="TARGET", help="The directory that a queue shipped to.")
+@click.argument("queue", type=PATH, metavar="QUEUE", help="The new queue's directory, which must not exist.")
+@click.option("--at", type=Moment(), metavar="TIME", help="The newest state not later: seconds since 1970, or ISO 8601.")
+@click.option("--cut", type=click.IntRange(min=0), metavar="N", help="The state with this number, instead.")
+@click.option("--alone", is_flag=True, help="The original is out of service: the queue may be written to at once.")
+@click.option("--dry-run", is_flag=True, help="Only find the state, and make nothing.")
+@quiet_option
+@json_option
+def restore(
+    target: str, queue: Path, at: datetime | None, cut: int | None, alone: bool, dry_run: bool, quiet: bool, as_json: bool
+) -> int:
+    """Make a queue of what another one shipped: its newest state, or that of a point in time.
+
+    Without --alone the queue can only be looked at, until `strictq replicate QUEUE --alone` or --to puts it in service: two
+    queues that go on from the same messages would hand out each of them twice.
+
+    Exit code 0: done. 1: a segment is missing or damaged, or the disk is full; nothing was made. 2: wrong usage.
+    """
+    progress = [0, 0]
+
+    def step(done: int, of: int) -> None:
+        progress[:] = done, of
+
+    started = time.monotonic()
+    with waiting("restoring:", lambda: f"{progress[0]:,} of {many(progress[1], 'segment')}", quiet=quiet or dry_run):
+        done = strictq.restore(target, queue, at=at, cut=cut, alone=alone, dry_run=dry_run, on_progress=step)
+    if as_json:
+        emit({**done.to_dict(), "seconds": time.monotonic() - started})
+    elif not quiet:
+        what = "would be" if dry_run else "is"
+        of = f"{many(done.segments, 'segment')}, {size(done.stored_bytes)}"
+        print(f"{printable(done.path)} {what} the queue as of {_moment(done.at)} (state {done.segment}, of {of})")
+        if done.waiting and not dry_run:
+            print("put it in service, once the original is out of service: strictq replicate QUEUE --alone, or --to TARGET")
+    return OK
+
+
+def _moment(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

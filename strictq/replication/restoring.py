@@ -1,0 +1,280 @@
+"""Making a queue of what was shipped: the newest state, or one of a point in time before."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from .. import _hints as hints
+from .._clock import MICROSECONDS
+from .._errors import InvalidArgument, QueueNotFound, ReplicaGap, StoreCorrupt
+from .._findings import ReplicaReport, Restored
+from .._store import api
+from .._store.api import Replication
+from .chain import Point, points
+from .segment import SegmentHeader, decode, hash_of
+from .target import DirectoryTarget, Reading, parse
+
+if TYPE_CHECKING:
+    from .._store.api import Rebuild
+
+MARK_SECONDS: Final = 5.0
+TRIES: Final = 3
+Step = Callable[[int, int], object]
+
+
+def look(source: str | os.PathLike[str]) -> ReplicaReport:
+    """What a target holds, by what its segments say of themselves.
+
+    Raises:
+        InvalidArgument: it is none.
+        TargetUnavailable: it can't be read.
+    """
+    target, identity = _opened(source)
+    numbers = target.numbers()
+    found = list(points(target))
+    return ReplicaReport(
+        target=str(target),
+        queue_id=str(identity["queue_id"]),
+        history_id=str(identity.get("history_id", "")),
+        segments=len(numbers),
+        stored_bytes=sum(map(target.size, numbers)),
+        points=len(found),
+        oldest_at=found[0].wall / MICROSECONDS if found else None,
+        newest_at=found[-1].wall / MICROSECONDS if found else None,
+        newest=found[-1].n if found else None,
+    )
+
+
+def points_of(source: str | os.PathLike[str]) -> list[tuple[int, float]]:
+    """Each state that can be restored: its number, and when it was, seconds since 1970."""
+    target, _ = _opened(source)
+    return [(point.n, point.wall / MICROSECONDS) for point in points(target)]
+
+
+def restore(
+    source: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    at: float | datetime | None = None,
+    cut: int | None = None,
+    alone: bool = False,
+    dry_run: bool = False,
+    on_progress: Step | None = None,
+) -> Restored:
+    """Make a queue of what another one shipped to a directory: its newest state, or that of a point in time.
+
+    The queue has the messages, keys' states and settings that its original had then. As after a power cut, timed leases are over
+    and attempts that had begun are charged; tokens go on above those of the original. Nothing in the source is changed.
+
+    Args:
+        source: the directory, as it was given to `configure_replication`.
+        to: the new queue's directory, which must not exist.
+        at: the newest state that was not later than this: seconds since 1970 or an aware datetime. None: the newest.
+        cut: instead, the state with this number.
+        alone: the original is out of service: the queue may be written to at once. Without it, the queue can be looked at with
+            read_only=True, until it is put in service.
+        dry_run: only find and report the state.
+        on_progress: called with how many segments of how many are done.
+    Raises:
+        InvalidArgument: `to` exists, there is no replica, there is no such point, or `at` means several; nothing was made.
+        ReplicaGap: a segment that is needed is missing or damaged; nothing was made.
+        TargetUnavailable, StoreFull, StoreCorrupt: nothing was made.
+    Source: docs/howto/replication.md
+    """
+    if at is not None and cut is not None:
+        raise InvalidArgument("restore takes at or cut, not both")
+    wanted = None if at is None else _microseconds(at)
+    if cut is not None and (isinstance(cut, bool) or not isinstance(cut, int)):
+        raise InvalidArgument(f"cut must be the number of a segment, not {cut!r}")
+    if not isinstance(to, str | os.PathLike) or isinstance(os.fspath(to), bytes) or not os.fspath(to):
+        raise InvalidArgument(f"to must be the path of the new queue, not {to!r}")
+    place = os.path.expanduser(to)
+    path = Path(os.path.realpath(place))
+    if os.path.lexists(place) or os.path.lexists(path):
+        raise InvalidArgument(f"{path} exists; nothing was made", hint=hints.NEW_PATH)
+    target, identity = _opened(source)
+    if target.path == path or target.path in path.parents:
+        raise InvalidArgument(f"{path} lies in the replica; nothing was made", hint=hints.NEW_PATH)
+    for left in reversed(range(TRIES)):
+        with target.reading() as reading:
+            point, numbers = _choose(target, wanted, cut)
+            reading.begin(point.base)
+            try:
+                return _made(target, identity, path, point, numbers, alone, dry_run, reading, on_progress)
+            except ReplicaGap as e:
+                # A replica that can't be written to has no markers: its old segments may be deleted meanwhile.
+                if not left or target.floor() <= point.base:
+                    raise
+                if wanted is not None or cut is not None:
+                    raise ReplicaGap(str(e), e.segment, hint=hints.AGAIN_FROM_NEWER) from e
+    raise AssertionError
+
+
+def _opened(source: str | os.PathLike[str]) -> tuple[DirectoryTarget, dict[str, object]]:
+    target = DirectoryTarget(parse(source))
+    if not target.path.is_dir():
+        raise QueueNotFound(f"there is no directory {target.path}", hint=hints.TARGET_IS)
+    identity = target.identity()
+    if identity is None:
+        raise InvalidArgument(f"{target.path} is no replica: no queue ships to it", hint=hints.TARGET_IS)
+    return target, identity
+
+
+def _microseconds(at: float | datetime) -> int:
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise InvalidArgument("at must have a time zone", hint=hints.AWARE_DATETIME)
+        return round(at.timestamp() * MICROSECONDS)
+    if isinstance(at, bool) or not isinstance(at, int | float) or not abs(at) < 1e12:
+        raise InvalidArgument(f"at must be seconds since 1970 or an aware datetime, not {at!r}")
+    return round(at * MICROSECONDS)
+
+
+def _choose(target: DirectoryTarget, wanted: int | None, cut: int | None) -> tuple[Point, list[int]]:
+    """The state that is wanted, and the segments that lead to it from its base."""
+    found = list(points(target))
+    if not found:
+        raise ReplicaGap(f"{target.path} holds no whole state of the queue", 0, hint=hints.POINTS_ARE.of(target=target.path))
+    point = found[-1]
+    if cut is not None:
+        named = [each for each in found if each.n == cut]
+        if not named:
+            raise InvalidArgument(f"there is no state with the number {cut}", hint=hints.POINTS_ARE.of(target=target.path))
+        point = named[0]
+    elif wanted is not None:
+        point = _at(target, found, wanted)
+    numbers = [n for n in target.numbers() if point.base <= n <= point.n]
+    return point, numbers
+
+
+def _at(target: DirectoryTarget, found: list[Point], wanted: int) -> Point:
+    """The newest state that was not later.
+
+    Raises:
+        InvalidArgument: there is none, or the wall clock was put back, so that the time came more than once.
+    """
+    before = [i for i, point in enumerate(found) if point.wall <= wanted]
+    if not before:
+        raise InvalidArgument(
+            f"the oldest state is that of {_shown(found[0].wall)}; {_shown(wanted)} is before it",
+            hint=hints.POINTS_ARE.of(target=target.path),
+        )
+    if max(point.wall for point in found) < wanted:
+        raise InvalidArgument(
+            f"the newest state is that of {_shown(found[-1].wall)}; {_shown(wanted)} is after it",
+            hint=hints.POINTS_ARE.of(target=target.path),
+        )
+    if before != list(range(len(before))):
+        # The clock was put back: the last state before it passed the wanted time first.
+        first = next(i for i in range(len(found)) if found[i].wall > wanted) - 1
+        raise InvalidArgument(
+            f"the wall clock was put back: {_shown(wanted)} came more than once",
+            hint=hints.CHOOSE_CUT.of(cut=found[max(first, 0)].n),
+        )
+    return found[before[-1]]
+
+
+def _shown(wall: int) -> str:
+    return datetime.fromtimestamp(wall / MICROSECONDS, UTC).isoformat(timespec="milliseconds")
+
+
+def _made(
+    target: DirectoryTarget,
+    identity: dict[str, object],
+    path: Path,
+    point: Point,
+    numbers: list[int],
+    alone: bool,
+    dry_run: bool,
+    reading: Reading,
+    on_progress: Step | None,
+) -> Restored:
+    history_id = None
+    if not dry_run:
+        history_id = os.urandom(16).hex()
+        own = Replication(history_id, 1, "off" if alone else "waiting", "", "{}", point.x)
+
+        def build(place: Path) -> None:
+            rebuild = api.rebuild(place)
+            with _closed(rebuild):
+                _apply(target, point, numbers, rebuild, identity, reading, on_progress)
+                rebuild.finish(own)
+
+        api.publish(path, build)
+        facts = api.Storage.facts(path, read_only=True)
+        if facts is None or facts.queue_id != identity["queue_id"]:
+            raise StoreCorrupt("the replica is of another queue than it says", shard=-1)
+    return Restored(
+        path=str(path),
+        queue_id=str(identity["queue_id"]),
+        history_id=history_id,
+        at=point.wall / MICROSECONDS,
+        segment=point.n,
+        base=point.base,
+        segments=len(numbers),
+        stored_bytes=sum(map(target.size, numbers)),
+        waiting=not alone,
+    )
+
+
+@contextmanager
+def _closed(rebuild: Rebuild) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        rebuild.close()
+
+
+def _apply(
+    target: DirectoryTarget,
+    point: Point,
+    numbers: list[int],
+    rebuild: Rebuild,
+    identity: dict[str, object],
+    reading: Reading,
+    on_progress: Step | None,
+) -> None:
+    """Write the pages of every whole cut from the base to the point. Every segment is verified, and that none is missing.
+
+    Raises:
+        ReplicaGap: a segment is missing, damaged, or does not follow the one before.
+    """
+    ends = _ends(target, numbers)
+    expected, before = point.base, None
+    marked = time.monotonic()
+    for done, n in enumerate(numbers, 1):
+        if n != expected:
+            raise ReplicaGap(f"segment {expected} is missing", expected)
+        data = target.get(n)
+        header, parts = decode(data, n)
+        if header.queue_id != identity["queue_id"] or header.history_id != identity["history_id"]:
+            raise ReplicaGap(f"segment {n} is of another queue or history", n)
+        if before is not None and header.prev != before:
+            raise ReplicaGap(f"segment {n} does not follow segment {n - 1}: one of them was replaced", n)
+        if header.first in ends:
+            for part, pages in parts:
+                rebuild.write(part.shard, part.size, iter(pages))
+        expected, before = n + 1, hash_of(data)
+        if time.monotonic() - marked > MARK_SECONDS:
+            reading.go_on()
+            marked = time.monotonic()
+        if on_progress is not None:
+            on_progress(done, len(numbers))
+    if expected != point.n + 1:
+        raise ReplicaGap(f"segment {expected} is missing", expected)
+
+
+def _ends(target: DirectoryTarget, numbers: list[int]) -> set[int]:
+    """The first segments of the cuts that are all there. What was put of a cut that was given up counts for nothing."""
+    whole: set[int] = set()
+    for n in numbers:
+        header: SegmentHeader = target.header(n)
+        if not header.more:
+            whole.add(header.first)
+    return whole

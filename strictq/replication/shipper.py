@@ -1,0 +1,268 @@
+"""Ships what changed to a target, round by round. One thread runs it; whoever holds the queue's ship.lock has one.
+
+A round seals WALs that have grown, takes a cut, puts it into segments, and confirms. What could not be put is kept, and put with
+the next cut; nothing depends on the shipper's memory, because it goes on from what the target says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from .._clock import MICROSECONDS, Clock
+from .._errors import Diverged, ReplicaGap
+from .._store.api import Image, Position, QueueCut, Replication, ShipProgress, WalMovedOn, WentBack
+from .chain import ChainHead, bases, head_of
+from .segment import PAGES_MAX, PagesOf, SegmentHeader, encode, hash_of
+from .target import DirectoryTarget
+
+if TYPE_CHECKING:
+    from .._store.api import Capture
+
+CHAIN_BYTES_MIN: Final = 64 << 20
+CHAIN_TIMES: Final = 2
+"""A new base is made when the segments since the last one take so many times its size, and CHAIN_BYTES_MIN at least."""
+CHAIN_SEGMENTS_MAX: Final = 10_000
+
+
+@attrs.define
+class Shipped:
+    """What a shipper has done since it began."""
+
+    segments: int = 0
+    pages: int = 0
+    stored_bytes: int = 0
+    wholes: int = 0
+    """Bases."""
+    resumed: int = 0
+    """Shards that went on where the shipper before had stopped."""
+
+
+class Shipper:
+    """One queue and one target.
+
+    Args:
+        keep_seconds: how far back a restore can go.
+        on_put: called after each segment, for tests that stop a shipper at any step.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        target: DirectoryTarget,
+        clock: Clock,
+        progress: ShipProgress,
+        *,
+        history_id: str,
+        term: int,
+        keep_seconds: float,
+        on_put: Callable[[SegmentHeader], None] = lambda _header: None,
+    ) -> None:
+        self._capture = capture
+        self._target = target
+        self._clock = clock
+        self._progress = progress
+        self._history_id = history_id
+        self._term = term
+        self._keep_seconds = keep_seconds
+        self._on_put = on_put
+        self.done = Shipped()
+        self.n = 0
+        """The number of the next segment."""
+        self.x = 0
+        """All up to this queue time is at the target."""
+        self.wall = 0
+        self._prev = ""
+        self._base = self._older_base = -1
+        self._base_bytes = self._chain_bytes = 0
+        self._begun = False
+        self._sure = False
+        """What the target has is known: the last put returned."""
+        self._attempted: dict[int, str] = {}
+        """Segments of the cut that is being put: number → hash."""
+
+    def close(self) -> None:
+        """Let go of the queue's files."""
+        self._capture.close()
+
+    def captured(self) -> list[tuple[str, int]]:
+        """Of each shard: the salts of its WAL, and how many frames of it are at the target."""
+        return self._capture.captured()
+
+    @property
+    def configured(self) -> Replication | None:
+        """Where the queue ships to, as queue.db said when it changed last."""
+        return self._capture.known.replication
+
+    def behind_bytes(self) -> int:
+        """Bytes that WALs keep for the target."""
+        return self._capture.kept_bytes()
+
+    # ---- where to begin
+
+    def _begin(self) -> None:
+        queue = {"queue_id": self._capture.queue_id, "history_id": self._history_id}
+        self._target.require(queue)
+        head = head_of(self._target)
+        self._attempted = {}
+        if head is None or head.complete is None or not head.hash:
+            self._begin_with_base(head)
+        else:
+            complete = head.complete
+            if (complete.queue_id, complete.history_id) != (self._capture.queue_id, self._history_id):
+                raise Diverged(f"{self._target} holds segments of another queue or history")
+            if complete.term > self._term:
+                raise Diverged(f"{self._target} holds segments of a later term of this queue")
+            self.n, self._prev = head.n + 1, head.hash
+            self.x, self.wall = complete.x, complete.wall
+            self._base, self._older_base = complete.base, complete.older_base
+            self._base_bytes, self._chain_bytes = complete.base_bytes, complete.chain_bytes
+            try:
+                self.done.resumed = self._capture.begin({s: Position(*p) for s, p in complete.positions.items()})
+            except WentBack:
+                raise Diverged("the queue is older than its replica: it was put back to an earlier state") from None
+            if self.done.resumed < self._capture.shards and not self._progress.attempted(head.n, head.hash):
+                # What the replica has would be replaced by what this directory has, which may be a copy of an earlier state.
+                raise Diverged(f"{self._target} was last shipped to from another copy of the queue")
+        self._begun = self._sure = True
+        self.retain()
+
+    def _begin_with_base(self, head: ChainHead | None) -> None:
+        """A new chain, which needs nothing before it."""
+        self.n, self._prev = (0, "") if head is None else (head.n + 1, head.hash)
+        self._base = self._older_base = -1
+        self._base_bytes = self._chain_bytes = 0
+        self._capture.begin(None)
+
+    def _be_sure(self) -> None:
+        """After a put that failed: did it happen?"""
+        head = head_of(self._target)
+        if head is not None and self._attempted.get(head.n) == head.hash:
+            self.n, self._prev = head.n + 1, head.hash  # the segments of a cut that is put again are left out by readers
+        elif (self.n - 1, self._prev) != (-1, "") and (head is None or (head.n, head.hash) != (self.n - 1, self._prev)):
+            self._require_own(head)
+            self._begun = False  # something was deleted: begin anew
+        elif self.n == 0 and head is not None:
+            self._require_own(head)
+            self._begun = False
+        self._attempted = {}
+        self._sure = True
+
+    def _require_own(self, head: ChainHead | None) -> None:
+        if head is not None and head.n >= self.n and head.n not in self._attempted:
+            raise Diverged(f"another process ships to {self._target}: two copies of the queue ship to the same place")
+
+    # ---- rounds
+
+    def round(self) -> bool:
+        """Ship what changed. Returns whether anything had.
+
+        Raises:
+            TargetUnavailable: what changed is kept; call it again.
+            Diverged: the target has what this queue has not; nothing was overwritten.
+            StoreError: the queue can't be read.
+        """
+        if self._begun and not self._sure:
+            self._be_sure()
+        if not self._begun:
+            self._begin()
+        try:
+            return self._ship()
+        except ReplicaGap:
+            self._sure = self._begun = False  # segments were deleted: begin with what is there
+            raise
+        except WalMovedOn:
+            self._sure = self._begun = False
+            return False
+
+    def _ship(self) -> bool:
+        shipped = False
+        if self._chain_is_long():
+            self._capture.begin(None)
+        for _ in range(2):
+            x, wall = self._capture.now(), self._clock.wall()
+            cut = self._capture.cut()
+            if cut is None:
+                self.x, self.wall = x, wall
+            else:
+                self._put(cut)
+                shipped = True
+            if not self._capture.seal():
+                break
+        return shipped
+
+    def _chain_is_long(self) -> bool:
+        segments = self.n - self._base
+        return self._base >= 0 and (
+            self._chain_bytes > max(CHAIN_TIMES * self._base_bytes, CHAIN_BYTES_MIN) or segments > CHAIN_SEGMENTS_MAX
+        )
+
+    def _put(self, cut: QueueCut) -> None:
+        self._sure = False
+        self._attempted = {}
+        first, n, prev = self.n, self.n, self._prev
+        older, base = self._older_base, self._base
+        if cut.whole:
+            older, base = self._base, first
+        stored = 0
+        for parts, pages, more in _segments(cut):
+            header = SegmentHeader(
+                queue_id=self._capture.queue_id, history_id=self._history_id, term=self._term, n=n, first=first, more=more,
+                base=base, older_base=older, base_bytes=stored if cut.whole else self._base_bytes,
+                chain_bytes=0 if cut.whole else self._chain_bytes + stored, prev=prev, x=cut.x, wall=cut.wall,
+                boot_id=self._clock.boot_id(), shards=self._capture.shards, parts=tuple(parts),
+                positions={} if more else dict(cut.positions),
+            )  # fmt: skip
+            data = encode(header, pages)
+            self._attempted[n] = hash_of(data)
+            self._progress.attempt(n, hash_of(data))
+            self._target.put(n, data)
+            self._on_put(header)
+            self.done.segments += 1
+            self.done.pages += len(pages)
+            self.done.stored_bytes += len(data)
+            stored += len(data)
+            n, prev = n + 1, hash_of(data)
+        self.n, self._prev, self._base, self._older_base = n, prev, base, older
+        self.x, self.wall = cut.x, cut.wall
+        self._capture.confirm()
+        self._attempted, self._sure = {}, True
+        if cut.whole:
+            self._base_bytes, self._chain_bytes = stored, 0
+            self.done.wholes += 1
+            self.retain()
+        else:
+            self._chain_bytes += stored
+
+    # ---- retention
+
+    def retain(self) -> int:
+        """Delete the segments that no point in time of the last `keep_seconds` needs. Returns how many."""
+        head = head_of(self._target)
+        if head is None or head.complete is None:
+            return 0
+        limit = self._clock.wall() - int(self._keep_seconds * MICROSECONDS)
+        for base in bases(self._target, head.complete):
+            if base.wall <= limit:
+                return self._target.delete_before(base.n)
+        return 0
+
+
+def _segments(cut: QueueCut) -> Iterator[tuple[list[PagesOf], list[Image], bool]]:
+    """The pages of a cut, as many as a segment may have at a time, and whether more follow."""
+    parts: list[PagesOf] = []
+    pages: list[Image] = []
+    for part in cut.parts:
+        count = 0
+        for image in part.images:
+            if len(pages) == PAGES_MAX:
+                if count:
+                    parts.append(PagesOf(part.shard, part.size, count))
+                yield parts, pages, True
+                parts, pages, count = [], [], 0
+            pages.append(image)
+            count += 1
+        parts.append(PagesOf(part.shard, part.size, count))
+    yield parts, pages, False

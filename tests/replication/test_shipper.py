@@ -1,0 +1,368 @@
+"""A shipper that is stopped at any step, or meets what it did not expect, and the one that goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import strictq
+from strictq import Diverged, Message, Queue, ReplicaGap, TargetUnavailable
+from strictq.replication import shipper as module
+from strictq.replication.restoring import look, points_of, restore
+from strictq.replication.segment import SegmentHeader
+from strictq.replication.target import DirectoryTarget
+from strictq.testing import FakeClock
+from tests.support.queues import Opener
+from tests.support.shipping import ship_once, shipper_of
+
+
+class StoppedHere(Exception):
+    """In the place of a kill."""
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "t"
+
+
+def bodies(path: Path) -> list[bytes]:
+    """What a restored queue has, by key and seq."""
+    with strictq.open(path, read_only=True) as q:
+        keys = sorted({str(k.key) for k in q.top_keys(10_000)})
+        assert q.check() == []
+        return [m.body for key in keys for m in q.peek(key, 100_000)]
+
+
+def restored(target: Path, cut: int | None = None) -> list[bytes]:
+    """What the newest state has."""
+    place = target.with_name(f"restored-{len(list(target.parent.iterdir()))}")
+    restore(target, place, cut=cut)
+    return bodies(place)
+
+
+def expected(*numbers: int) -> list[bytes]:
+    return [b"%d" % n for n in numbers]
+
+
+def send(q: Queue, *numbers: int) -> None:
+    for n in numbers:
+        q.send(b"%d" % n, key="k")
+
+
+def test_rounds_ship_what_changed_and_nothing_else(disk: Opener, target: Path) -> None:
+    q = disk(shards=2)
+    shipper = shipper_of(q, target)
+    send(q, 1)
+    assert shipper.round()
+    assert not shipper.round()
+    send(q, 2)
+    assert shipper.round()
+    assert shipper.done.segments == 2
+    assert shipper.done.pages > DirectoryTarget(target).header(1).parts[0].count  # the base has far more
+    assert len(DirectoryTarget(target).header(1).parts) == 1  # one shard changed
+    shipper.close()
+    assert [restored(target, n) for n in (0, 1)] == [expected(1), expected(1, 2)]
+
+
+def test_the_next_shipper_goes_on_where_the_last_one_stopped(disk: Opener, target: Path) -> None:
+    q = disk(shards=2)
+    send(q, 1)
+    ship_once(q, target)
+    send(q, 2)
+    after = ship_once(q, target)
+    assert (after.done.resumed, after.done.wholes, after.done.segments) == (2, 0, 1)
+    assert restored(target) == expected(1, 2)
+
+
+def test_the_next_process_goes_on_with_the_wal_that_was_left(disk: Opener, target: Path) -> None:
+    q = disk()
+    q.configure_replication(target, interval_seconds=3600)
+    send(q, 1)
+    q.close()
+    assert restored(target) == expected(1)
+    again = disk()
+    send(again, 2)
+    again.close()
+    assert [DirectoryTarget(target).header(n).base for n in DirectoryTarget(target).numbers()[1:]] == [0] * (
+        look(target).points - 1
+    )
+    assert restored(target) == expected(1, 2)
+
+
+def test_a_wal_that_began_again_is_told_from_one_that_was_lost(
+    disk: Opener, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shipper that is killed behind a seal: the next one finds the next WAL, and that nothing is missing in between."""
+    q = disk()
+    first = shipper_of(q, target)
+    first.round()
+    first._capture._seal_at = 1
+    send(q, 1)
+    first.round()  # seals
+    send(q, 2)  # begins the WAL again
+    first.close()
+    after = ship_once(q, target)
+    assert (after.done.resumed, after.done.wholes) == (1, 0)
+    assert restored(target) == expected(1, 2)
+
+
+def test_seals_let_the_wal_begin_again(disk: Opener, target: Path) -> None:
+    q = disk()
+    shipper = shipper_of(q, target)
+    shipper._capture._seal_at = 50
+    most = 0
+    for n in range(1, 60):
+        send(q, n)
+        shipper.round()
+        most = max(most, q.stats().wal_bytes)
+    shipper.close()
+    assert most < 80 * 4120
+    assert restored(target) == expected(*range(1, 60))
+    assert [restored(target, n) for n in (5, 30, 58)] == [expected(*range(1, last)) for last in (7, 32, 60)]
+
+
+def test_what_was_checkpointed_while_nobody_shipped_is_shipped_whole(disk: Opener, target: Path) -> None:
+    q = disk(shards=2)
+    q.send_many([Message(b"%d" % n, key=f"k{n}") for n in range(20)])
+    ship_once(q, target)
+    q.send_many([Message(b"%d" % n, key=f"k{n}") for n in range(20, 40)])
+    q._storage.checkpoint()  # as a release that knows nothing of replication does
+    q.send_many([Message(b"%d" % n, key=f"k{n}") for n in range(40, 60)])
+    after = ship_once(q, target)
+    assert (after.done.resumed, after.done.wholes) == (0, 1)  # all of them whole: that is a base
+    assert sorted(map(int, restored(target))) == list(range(60))
+
+
+@pytest.mark.parametrize("step", range(6))
+@pytest.mark.parametrize("landed", [False, True])
+def test_a_shipper_that_is_stopped_at_a_segment(
+    disk: Opener, target: Path, monkeypatch: pytest.MonkeyPatch, step: int, landed: bool
+) -> None:
+    """Of a cut of several segments, too; before the segment is written, or behind it."""
+    monkeypatch.setattr(module, "PAGES_MAX", 7)
+    q = disk(shards=2)
+    send(q, 1)
+    count = 0
+    put = DirectoryTarget.put
+
+    def stops(self: DirectoryTarget, n: int, data: bytes) -> None:
+        nonlocal count
+        count += 1
+        if count == step + 1 and not landed:
+            raise StoppedHere
+        put(self, n, data)
+
+    def stops_behind(_header: SegmentHeader) -> None:
+        if count == step + 1 and landed:
+            raise StoppedHere
+
+    monkeypatch.setattr(DirectoryTarget, "put", stops)
+    shipper = shipper_of(q, target, on_put=stops_behind)
+    with pytest.raises(StoppedHere):
+        for n in range(2, 9):
+            shipper.round()
+            send(q, n)
+    shipper.close()
+    sent = q.stats().sends
+    ship_once(q, target)
+    assert restored(target) == expected(*range(1, sent + 1))
+    for n, _ in points_of(target):
+        got = restored(target, n)
+        assert got == expected(*range(1, len(got) + 1))
+
+
+@pytest.mark.parametrize("landed", [False, True])
+def test_a_put_that_failed_is_repeated(disk: Opener, target: Path, monkeypatch: pytest.MonkeyPatch, landed: bool) -> None:
+    """Whether it happened is not known: the answer was lost, say."""
+    q = disk(shards=2)
+    shipper = shipper_of(q, target)
+    send(q, 1)
+    shipper.round()
+    put, fails = DirectoryTarget.put, [True] * 3
+
+    def unsure(self: DirectoryTarget, n: int, data: bytes) -> None:
+        if landed:
+            put(self, n, data)
+        if fails:
+            fails.pop()
+            raise TargetUnavailable("gone", "t")
+        if not landed:
+            put(self, n, data)
+
+    monkeypatch.setattr(DirectoryTarget, "put", unsure)
+    for n in range(2, 5):
+        send(q, n)
+        with pytest.raises(TargetUnavailable):
+            shipper.round()
+    send(q, 5)
+    assert shipper.round()
+    assert shipper.done.wholes == 1
+    shipper.close()
+    assert restored(target) == expected(1, 2, 3, 4, 5)
+
+
+def test_a_put_that_fails_behind_a_seal_loses_nothing(disk: Opener, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    q = disk()
+    shipper = shipper_of(q, target)
+    shipper.round()
+    shipper._capture._seal_at = 1
+    seal, put, seals = shipper._capture.seal, DirectoryTarget.put, []
+
+    def write_and_seal() -> bool:
+        send(q, 2)  # is captured by the seal alone
+        seals.append(seal())
+        return seals[-1]
+
+    def fail(*_: object) -> None:
+        raise TargetUnavailable("gone", "t")
+
+    monkeypatch.setattr(shipper._capture, "seal", write_and_seal)
+    monkeypatch.setattr(DirectoryTarget, "put", lambda self, n, data: fail() if seals else put(self, n, data))
+    send(q, 1)
+    with pytest.raises(TargetUnavailable):
+        shipper.round()
+    assert seals == [True]
+    send(q, 3)  # in the next WAL
+    monkeypatch.undo()
+    shipper.round()
+    shipper.close()
+    assert restored(target) == expected(1, 2, 3)
+
+
+def test_two_copies_of_a_queue_can_not_ship_to_one_place(disk: Opener, target: Path, tmp_path: Path) -> None:
+    q = disk()
+    send(q, 1)
+    ship_once(q, target)
+    q.close()
+    shutil.copytree(tmp_path / "queue", tmp_path / "copy")
+    one, other = disk(), strictq.open(tmp_path / "copy", durability="process", clock=disk.clock)
+    first, second = shipper_of(one, target), shipper_of(other, target)
+    first.round()
+    second.round()
+    send(one, 2)
+    send(other, 3)
+    assert second.round()
+    with pytest.raises(Diverged, match="another process wrote"):
+        first.round()
+    first.close()
+    with pytest.raises(Diverged, match="another copy"):  # nor does it overwrite the replica when it begins again
+        ship_once(one, target)
+    send(other, 4)
+    assert second.round()
+    second.close()
+    other.close()
+    assert restored(target) == expected(1, 3, 4)
+
+
+def test_a_queue_that_was_put_back_does_not_overwrite_its_replica(disk: Opener, target: Path, tmp_path: Path) -> None:
+    """A snapshot of a virtual machine, say."""
+    q = disk()
+    send(q, 1)
+    ship_once(q, target)
+    q.close()
+    shutil.copytree(tmp_path / "queue", tmp_path / "before")
+    disk.clock.advance(10)
+    q = disk()
+    send(q, 2)
+    ship_once(q, target)
+    q.close()
+    shutil.rmtree(tmp_path / "queue")
+    shutil.copytree(tmp_path / "before", tmp_path / "queue")
+    q = disk()
+    with pytest.raises(Diverged, match="put back"):
+        ship_once(q, target)
+    assert restored(target) == expected(1, 2)
+
+
+def test_segments_that_were_deleted_are_replaced_by_a_base(disk: Opener, target: Path) -> None:
+    q = disk()
+    shipper = shipper_of(q, target)
+    send(q, 1)
+    shipper.round()
+    send(q, 2)
+    shipper.round()
+    for file in target.glob("*.seg"):
+        file.unlink()
+    send(q, 3)
+    with pytest.raises(ReplicaGap):
+        shipper.round()
+    assert shipper.round()
+    shipper.close()
+    assert restored(target) == expected(1, 2, 3)
+
+
+def test_a_damaged_last_segment_is_followed_by_a_base(disk: Opener, target: Path) -> None:
+    q = disk()
+    send(q, 1)
+    ship_once(q, target)
+    last = target / "0000000000000000.seg"
+    data = bytearray(last.read_bytes())
+    data[len(data) // 2] ^= 4
+    last.write_bytes(data)
+    send(q, 2)
+    assert ship_once(q, target).done.wholes == 1
+    assert restored(target) == expected(1, 2)
+
+
+# ---- how long a chain gets, and what is kept of it
+
+
+def test_a_long_chain_gets_a_new_base_and_old_segments_go(
+    disk: Opener, target: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHAIN_SEGMENTS_MAX", 5)
+    q = disk(shards=2)
+    shipper = shipper_of(q, target, keep_seconds=100)
+    for n in range(1, 41):
+        send(q, n)
+        shipper.round()
+        clock.advance(10)
+    shipper.close()
+    assert shipper.done.wholes >= 6
+    kept = points_of(target)
+    assert kept[0][1] <= clock.wall() / 1e6 - 100
+    assert 10 <= len(kept) <= 20
+    for n, _ in kept:
+        got = restored(target, n)
+        assert got == expected(*range(1, len(got) + 1))
+    assert restored(target) == expected(*range(1, 41))
+
+
+def test_a_big_chain_gets_a_new_base(disk: Opener, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHAIN_BYTES_MIN", 1 << 15)
+    q = disk()
+    shipper = shipper_of(q, target)
+    for _ in range(20):
+        q.send(os.urandom(3000), key="k")
+        shipper.round()
+    assert shipper.done.wholes >= 2
+    shipper.close()
+    assert len(restored(target)) == 20
+
+
+def test_a_restore_is_not_disturbed_by_retention(
+    disk: Opener, target: Path, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHAIN_SEGMENTS_MAX", 3)
+    q = disk()
+    shipper = shipper_of(q, target, keep_seconds=0)
+    sent = 0
+
+    def go_on(rounds: int) -> None:
+        nonlocal sent
+        for _ in range(rounds):
+            sent += 1
+            send(q, sent)
+            shipper.round()
+            clock.advance(1)
+
+    go_on(3)
+    before = points_of(target)[-1][0]
+    restore(target, tmp_path / "r", on_progress=lambda _done, _of: go_on(5))
+    assert bodies(tmp_path / "r") == expected(1, 2, 3)
+    go_on(5)
+    assert DirectoryTarget(target).numbers()[0] > before  # it goes when nobody reads it any more
+    shipper.close()

@@ -1,0 +1,100 @@
+"""Shipping a queue by hand, round by round, and queues of which every restored state can be judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import strictq
+from strictq import LeaseLost, Message, Queue
+from strictq._store.api import ShipProgress
+from strictq.replication.segment import SegmentHeader
+from strictq.replication.shipper import Shipper
+from strictq.replication.target import DirectoryTarget
+
+HISTORY = "f" * 32
+
+
+def shipper_of(
+    q: Queue, target: Path, *, keep_seconds: float = 86_400.0, on_put: Callable[[SegmentHeader], None] = lambda _header: None
+) -> Shipper:
+    """A shipper of this queue that no thread runs."""
+    place = DirectoryTarget(target)
+    place.create(Path(q.path))
+    place.claim({"format": 1, "queue_id": q.queue_id, "history_id": HISTORY})
+    progress = ShipProgress(Path(q.path))
+    storage = q._storage
+    return Shipper(
+        storage.capture(), place, storage.clock, progress, history_id=HISTORY, term=1, keep_seconds=keep_seconds, on_put=on_put
+    )
+
+
+def ship_once(q: Queue, target: Path, **options: Any) -> Shipper:
+    """What a shipper does that starts, ships what there is, and ends."""
+    shipper = shipper_of(q, target, **options)
+    try:
+        shipper.round()
+    finally:
+        shipper.close()
+    return shipper
+
+
+# ---- a queue whose every state can be judged: each task is on its way through the stages, in one place at a time
+
+STAGES = 6
+"""Keys "stage-0" … of which several lie in each shard."""
+
+
+def begin_tasks(q: Queue, numbers: range) -> None:
+    """Send tasks to the first stage."""
+    q.send_many([Message(b"%d" % n, key="stage-0") for n in numbers])
+
+
+def pass_on(q: Queue, limit: int = 20) -> int:
+    """Take tasks, and send each to the stage after its own, in one transaction with the ack."""
+    passed = 0
+    for d in q.receive(limit, lease_seconds=2):  # a process that is killed holds its lanes for so long
+        stage = int(str(d.key).partition("-")[2])
+        with suppress(LeaseLost), q.transaction(d) as tx:
+            tx.send(d.body, key=f"stage-{(stage + 1) % STAGES}")
+            passed += 1
+    return passed
+
+
+def problems_of(path: Path) -> list[str]:
+    """What is wrong with a queue of tasks: its own check, and by its messages, each task in one place, none missing.
+
+    Tasks are numbered in the order in which they were sent, so a state has all of them from 0 to its newest.
+    """
+    wrong: list[str] = []
+    with strictq.open(path, durability="process") as q:  # opening it forwards what lay in outboxes
+        wrong += [f"{p.rule}: {p.detail}" for p in q.check()]
+        found: list[int] = []
+        for stage in range(STAGES):
+            messages = q.peek(f"stage-{stage}", 100_000)
+            found += [int(m.body) for m in messages]
+            if [m.seq for m in messages] != sorted(m.seq for m in messages):
+                wrong.append(f"stage {stage} is out of order")
+    if sorted(found) != list(range(len(found))):
+        missing = set(range(max(found, default=-1) + 1)) - set(found)
+        twice = sorted({n for n in found if found.count(n) > 1})
+        wrong.append(f"tasks that are missing: {sorted(missing)[:5]}, that are there twice: {twice[:5]}")
+    return wrong
+
+
+# ---- processes
+
+WORKER = """
+import sys, time
+import strictq
+from tests.support.shipping import pass_on
+
+path, hot = sys.argv[1:]
+with strictq.open(path, durability="process") as q:
+    print("ready", flush=True)
+    while True:
+        pass_on(q)
+"""
+"""A process that passes tasks on until it is killed; one of those that have the queue open ships."""
