@@ -41,7 +41,7 @@ LAYERS = [
     {"aio"},
     {"opening"},
     {"testing", "worker", "replication", "history"},
-    {"app"},
+    {"app", "_schedules"},
     {"spark"},
     {"demo", "bench"},
     {"cli"},
@@ -51,6 +51,7 @@ LAYER = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 # import → the parts of the package that may have it
 ONLY_IN = {
     "apsw": {"_store", "bench"},  # bench: SQLite without the queue
+    "cronsim": {"_schedules"},
     "rich": {"cli"},
     "click": {"cli"},
     "matplotlib": {"demo", "history"},
