@@ -115,6 +115,12 @@ OTHER_QUEUE_OBJECT: Final = Coded("other_queue_object", "settle it through the o
 GIVE_REASON: Final = Coded("give_reason", "say why, for whoever looks at the dead letter")
 ENCODE_BODY: Final = Coded("encode_body", "encode it, or use send_json() or Message.json()")
 INSIDE_MESSAGE: Final = Coded("inside_message", "give the key and the options to the Message")
+CRON_FIELDS: Final = Coded(
+    "cron_fields", "give minute, hour, day of the month, month and day of the week, as in '30 3 * * MON-FRI' or '*/5 * * * *'"
+)
+ZONE_NAMES: Final = Coded("zone_names", "give an IANA name, such as 'Europe/Berlin' or 'UTC'; the package tzdata brings them")
+NAME_OF_SCHEDULE: Final = Coded("name_of_schedule", "give each schedule of a handler a name of its own: name='...'")
+NAME_SCHEDULE: Final = Coded("name_schedule", "give the schedule another name, and do not use that key for anything else")
 AWARE_DATETIME: Final = Coded(
     "aware_datetime",
     "give it a time zone, as in datetime(2030, 1, 31, 8, tzinfo=ZoneInfo('Europe/Berlin')) or datetime.now(UTC)",

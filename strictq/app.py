@@ -13,12 +13,14 @@ from . import _validate as validate
 from ._errors import InvalidArgument, InvalidBody
 from ._handlers import is_async, require_ran, require_runs
 from ._keys import Key
+from ._schedules import Schedule, Ticker, Ticks, schedule
 from ._types import Message, Receipt, SendOptions
 from .delivery import describe
 from .queue import Queue
 from .worker import AsyncJob, Defer, Job, Reject, Retry, Worker
 
 if TYPE_CHECKING:
+    from ._effects import PendingReceipt
     from .aio import AsyncQueue
 
 TYPE_HEADER: Final = "strictq-type"
@@ -94,6 +96,8 @@ class App:
             raise InvalidArgument(f"an App takes a Queue, not {type(queue).__name__}")
         self.queue = inner
         self._handlers: dict[str, Registered] = {}
+        self._schedules: dict[str, Schedule] = {}
+        self._ticks = Ticks(inner, self._scheduled)
 
     @property
     def handlers(self) -> Mapping[str, Registered]:
@@ -146,6 +150,81 @@ class App:
 
         return register
 
+    def schedule(
+        self,
+        expression: str,
+        *,
+        timezone: str = "UTC",
+        key: Key | None = None,
+        name: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        options: SendOptions | None = None,
+    ) -> Callable[[F], F]:
+        """Send a message for the decorated handler at each tick of a cron expression. Each tick is sent once.
+
+        Workers of this app send the ticks, all of them that run: the last tick is stored in the queue, in the transaction
+        that sends it, so that none is sent twice, whichever process dies. A new schedule begins when a worker first looks.
+        Of ticks that were missed while no worker ran, the latest is sent. The header `strictq-tick` says which tick it is.
+
+        A function that is no handler yet becomes that of the type that its name is. Needs the extra `app`.
+
+            @app.schedule("0 3 * * *", timezone="Europe/Berlin")
+            def report() -> None: ...
+
+        Args:
+            expression: minute, hour, day of the month, month, day of the week; with six fields the first one is the second.
+            timezone: an IANA name. Where clocks change, it is as with Debian's cron: what falls into a skipped hour runs right
+                after it, and what falls into a repeated hour runs once; what runs every hour, or more often, is not changed.
+            key: of the messages. None: the name. Messages of one key never overlap.
+            name: under which the last tick is kept; give one where a handler has several schedules. None: the handler's type.
+            arguments: what the handler is called with.
+            options: what `q.send` takes besides, such as {"ttl": 3600.0}.
+        Raises:
+            MissingExtra: cronsim is not installed.
+            InvalidArgument: the expression, the time zone or the arguments are not valid, or the name is taken; nothing changed.
+        """
+
+        def register(function: F) -> F:
+            of_type = next((n for n, handler in self._handlers.items() if handler.function is function), None)
+            if of_type is None:
+                of_type = validate.name("type", getattr(function, "__name__", ""))
+            chosen = of_type if name is None else validate.name("name", name)
+            if chosen in self._schedules:
+                raise InvalidArgument(f"there is a schedule {chosen!r} already", hint=hints.NAME_OF_SCHEDULE)
+            given: SendOptions = {} if options is None else options
+            made = schedule(chosen, expression, timezone, of_type, chosen if key is None else key, arguments or {}, given)
+            known = of_type in self._handlers
+            try:
+                if not known:
+                    self.handler(of_type)(function)
+                self.queue._client.sending.item(self._scheduled(made, given))
+            except BaseException:
+                if not known:
+                    self._handlers.pop(of_type, None)
+                raise
+            self._schedules[chosen] = made
+            return function
+
+        return register
+
+    @property
+    def schedules(self) -> Mapping[str, Schedule]:
+        """The schedules by name."""
+        return dict(self._schedules)
+
+    def tick(self) -> list[PendingReceipt]:
+        """Send the ticks that are due now and have not been sent. Workers of the app do so by themselves.
+
+        For tests, and for programs that have no worker. Returns what was sent.
+
+        Raises:
+            StrictqError: as `q.transaction`.
+        """
+        return self._ticks.send_due(list(self._schedules.values()))
+
+    def _scheduled(self, of: Schedule, options: SendOptions) -> Message:
+        return self.message(of.type, of.key, options, **of.arguments)
+
     def message(self, type: str, /, key: Key | None = None, options: SendOptions | None = None, **arguments: Any) -> Message:
         """Return the message of a call, for `q.send`, `tx.send`, `job.send` and `q.send_many`.
 
@@ -186,11 +265,14 @@ class App:
         return self._process
 
     def worker(self, **options: Any) -> Worker:
-        """Return a Worker that runs the handlers. Options as for Worker."""
+        """Return a Worker that runs the handlers, and sends the ticks of the schedules. Options as for Worker."""
         if not self._handlers:
             raise InvalidArgument("the app has no handlers")
         default = options.pop("timeout_seconds", None)
-        return Worker(self.queue, self.process, timeout_seconds=lambda job: self._timeout(job, default), **options)
+        worker = Worker(self.queue, self.process, timeout_seconds=lambda job: self._timeout(job, default), **options)
+        if self._schedules:
+            worker._beside = Ticker(self._ticks, list(self._schedules.values()), worker.stop)
+        return worker
 
     def _types(self) -> str:
         return ", ".join(sorted(self._handlers)) or "none"

@@ -55,7 +55,7 @@ LAYERS = [
     {"aio"},
     {"opening"},
     {"testing", "worker", "history"},
-    {"app"},
+    {"app", "_schedules"},
     {"spark"},
     {"demo", "bench"},
     {"cli"},
@@ -65,6 +65,7 @@ LAYER = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 # import → the parts of the package that may have it
 ONLY_IN = {
     "apsw": {"_store", "bench"},  # bench: SQLite without the queue
+    "cronsim": {"_schedules"},
     "rich": {"cli"},
     "click": {"cli"},
     "matplotlib": {"demo", "history"},

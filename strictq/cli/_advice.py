@@ -65,7 +65,7 @@ SAME: Final = frozenset(
     prepare_keys prepared_columns rename_column same_version run_task_again install_java java_version leave_key_type_out
     declare_nullable read_batch name_query encode_json give_announce see_stderr host_and_port give_pem name_write
     own_checkpoint cast_column same_interpreter options_are columns_are select_columns install_there never_sent empty
-    leased delayed ready quarantined did_you_mean settings_are not_a_url no_home
+    leased delayed ready quarantined did_you_mean settings_are not_a_url no_home cron_fields zone_names name_schedule
     """.split()  # noqa: SIM905
 )
 """Codes of sentences that say the same to a program and at the command line."""
@@ -76,7 +76,7 @@ NO_COMMAND: Final = frozenset(
     with_key_state give_queue use_worker server_options_path serve_again server_options executors_or_again make_queue
     make_token append_only make_queue_in_driver all_columns rename_to jump_wall await_drain retry_failures
     use_fake_clock machine_open after_commit inside_message types_are raise_instead use_job_execute batch_or_single
-    aware_datetime send_path share_handle json_body
+    aware_datetime send_path share_handle json_body name_of_schedule
     option_of option_called option_backlog option_available_now
     option_trigger_interval option_no_loss option_kafka_client option_oldest_first option_ttl option_acked_removed
     option_no_files option_parse_bodies filter_keys local_path on_disk temporary_view one_path

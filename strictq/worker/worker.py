@@ -8,7 +8,7 @@ import statistics
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -154,6 +154,8 @@ class Worker:
             InvalidArgument: an argument that can never work; nothing happened.
         """
         self._several: Several | None = None
+        self._beside: AbstractContextManager[object] | None = None
+        """What runs as long as the worker does."""
         if isinstance(queue, list | tuple):
             queues = [each if isinstance(each, Queue) else _sync(each) for each in queue]
             if not queues or len({each.queue_id for each in queues}) != len(queues):
@@ -279,7 +281,7 @@ class Worker:
             with self._signals(grace_seconds):
                 anyio.run(self._serve, drain, grace_seconds)
             return
-        with self._signals(grace_seconds):
+        with self._signals(grace_seconds), self._beside or nullcontext():
             keeper = self._begin(drain, grace_seconds)
             pools = list(self._pools(keeper.state))
             keeper.state.executors += pools
@@ -305,7 +307,12 @@ class Worker:
 
         keeper = self._begin(drain, grace_seconds)
         pools = list(self._pools(keeper.state))
-        await serve(keeper, Handover(keeper.state), self._process, self._prepare, self._concurrency, pools)
+        with ExitStack() as stack:
+            if self._beside is not None:
+                from anyio.to_thread import run_sync
+
+                await run_sync(stack.enter_context, self._beside)  # its beginning may wait for the store
+            await serve(keeper, Handover(keeper.state), self._process, self._prepare, self._concurrency, pools)
 
     def stop(self, deadline_seconds: float | None = None) -> None:
         """Take nothing more, finish what runs, give back the rest. From any thread; does not wait for it.

@@ -53,6 +53,8 @@ with open(report, "w", encoding="utf-8") as file:
     json.dump(printed, file)
 """
 """Runs a page's program, and notes what each of its lines prints."""
+NEEDS = {"app.schedule(": "cronsim", "starlette": "starlette"}
+"""What a page's program uses → the package that it is skipped without."""
 INLINE = re.compile(r"`(strictq [a-z][^`]*)`")
 BEFORE_A_COMMAND = re.compile(r"\w+=.*|do|then|else|if|while|time|!|\{")
 BUILTINS = {".", "source", "cd", "export", "set", "echo", "exit"}
@@ -158,6 +160,9 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
         pytest.skip("no Python to run on this page")
     if any("pyspark" in line for line in program) and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("Spark needs Java, and there is none on this machine")
+    for word, package in NEEDS.items():
+        if any(word in line for line in program):
+            pytest.importorskip(package)
     script = tmp_path / f"{page.name}.py"
     script.write_text("\n".join(program) + "\n", encoding="utf-8")
     cwd = tmp_path / "empty"
