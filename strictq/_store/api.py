@@ -341,18 +341,8 @@ class Storage:
         return self._store.shards[shard].newest()
 
     def hold_with_process(self) -> ProcessHold | None:
-        """For a worker: what it leases from now on, and notes there, ends with its process, until `end` is called.
-
-        Returns:
-            None: in memory, or where it can't be had; leases end by their deadlines then.
-        """
-        holder = self._store.holder()
-        if holder is not None:
-            try:
-                holder.begin()
-            except (OSError, StoreError):
-                holder.end()
-        return holder
+        """For a worker: what it leases and notes there ends with its process, until `end` is called. None: in memory."""
+        return self._store.hold_with_process()
 
     @property
     def holder(self) -> ProcessHold | None:
@@ -634,11 +624,11 @@ class Storage:
         Args:
             start: returns None where another process ships, or shipping has stopped.
         """
-        store = weakref.ref(self._store)
+        reference = self.ship_reference()
 
         def begin() -> Ships | None:
-            found = store()
-            return None if found is None else start(Storage(found))
+            found = reference()
+            return None if found is None else start(found)
 
         self._store.shipping.start_with(begin)
 

@@ -451,6 +451,14 @@ class Store(Settings):
             self._own_locks.add(self._holder)
         return self._holder
 
+    def hold_with_process(self) -> holders.ProcessHold | None:
+        """See Storage.hold_with_process. Where there is no room for the file, leases end by their deadlines."""
+        holder = self.holder()
+        if holder is not None:
+            with suppress(OSError, StoreError):
+                holder.begin()
+        return holder
+
     def end_dead(self) -> None:
         """End the leases of workers whose processes are gone."""
         self.dead_at = time.monotonic() + DEAD_SECONDS
