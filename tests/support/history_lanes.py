@@ -70,6 +70,7 @@ class Lease:
     end: int
     ack_first: bool
     deadline: int
+    process: int
     handed: dict[int, tuple[int, int, bool]] = attrs.Factory(dict)  # seq → (start, end, by more)
     acts: list[Act] = attrs.Factory(list)
 
@@ -177,7 +178,9 @@ class Gatherer:
             if lease is None:
                 length = 0 if more else wanted.lease
                 deadline = invoke.at + length if item.deadline is None else item.deadline
-                lease = Lease(item.token, invoke.call, invoke.at, done.at, not more and wanted.ack_first, deadline)
+                lease = Lease(
+                    item.token, invoke.call, invoke.at, done.at, not more and wanted.ack_first, deadline, invoke.process
+                )
                 lane.leases[item.token] = lease
             elif not more and lease.call != invoke.call:
                 self.broken("T1", key, f"token {item.token} was given to two receives")

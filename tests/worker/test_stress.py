@@ -15,12 +15,14 @@ import pytest
 import strictq
 from strictq import Worker
 from tests.support.campaign import PATIENCE_SECONDS, ROOT, Campaign, tally, wait_until
+from tests.support.history import Event, Invoke
 
 
 class Workers(Campaign):
     """A campaign whose processes are workers."""
 
     pids: set[int]
+    dead: set[int]
     kinds: tuple[str, ...] = ("plain", "async", "process")
 
     def start(self, **options: Any) -> subprocess.Popen[bytes]:
@@ -50,6 +52,7 @@ class Workers(Campaign):
             time.sleep(chance.uniform(0.05, 0.3))
             for worker in [w for w in self.workers if w.poll() is not None]:
                 assert worker.returncode == -9, self.logs()
+                self.dead.add(worker.pid)
                 self.workers.remove(worker)
                 self.start()
             if not disturb:
@@ -66,11 +69,26 @@ class Workers(Campaign):
         with strictq.open(self.queue, read_only=True) as q:
             return {int(effect[1:].partition("-")[0], 16) for (effect,) in q.query("SELECT effect FROM app_effects")}
 
+    def killed(self, events: list[Event]) -> dict[int, int]:
+        """All that did not end by themselves: their handlers' processes may keep the leases for longer."""
+        caller = {event.call: event.process for event in events if isinstance(event, Invoke)}
+        last: dict[int, int] = {}
+        for event in events:
+            process = caller[event.call]
+            last[process] = max(last.get(process, 0), event.at)
+        return {worker: at for worker, at in last.items() if worker in self.dead}
+
+    def kill(self, worker: subprocess.Popen[bytes]) -> None:
+        super().kill(worker)
+        self.dead.add(worker.pid)
+
     def end(self) -> None:
         for worker in self.workers:
             worker.terminate()
         for worker in self.workers:
             assert worker.wait(PATIENCE_SECONDS) in (0, -9, -15), self.logs()  # -15: it had not yet begun
+            if worker.returncode == -9:
+                self.dead.add(worker.pid)
         self.workers.clear()
 
 
@@ -78,6 +96,7 @@ class Workers(Campaign):
 def campaign(tmp_path: Path) -> Iterator[Workers]:
     campaign = Workers(tmp_path, lease=0.5)
     campaign.pids = set()
+    campaign.dead = set()
     yield campaign
     campaign.abandon()
 
