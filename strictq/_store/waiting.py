@@ -7,8 +7,8 @@ from typing import Final
 
 from .store import Store
 
-LOOK_AGAIN_SECONDS: Final = 1.0
-"""A waiting receive looks by itself so often, should a wake-up ever be missed."""
+LOOK_AGAIN_SECONDS: Final = 0.9
+"""A waiting receive looks by itself so often, should a wake-up ever be missed, and for workers that died."""
 
 
 def look_again(store: Store, soonest: int | None) -> float:
