@@ -71,13 +71,6 @@ MUTATIONS = [
         *HOT_LANES,
     ),
     _store(
-        "the totals of a transaction that was undone are read again",
-        "hot/memory.py",
-        "        totals, self._totals = self._totals, None\n",
-        "        totals = self._totals\n",
-        *HOT_LANES,
-    ),
-    _store(
         "tails are forgotten where another process wrote rows of lanes",
         "hot/memory.py",
         "        self.tails.clear()\n",
@@ -89,13 +82,6 @@ MUTATIONS = [
         "hot/cooling.py",
         "        hot.tails.pop(key, None)\n",
         "",
-        *HOT_LANES,
-    ),
-    _store(
-        "a lane stands in the order once",
-        "hot/memory.py",
-        "        if lane.listed != arrival:\n",
-        "        if True:\n",
         *HOT_LANES,
     ),
     _store(

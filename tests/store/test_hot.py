@@ -370,11 +370,12 @@ def test_a_tail_is_not_trusted_where_another_process_went_on(queue_path: str) ->
     with strictq.open(queue_path, config=HOT, shards=1) as q, strictq.open(queue_path) as other:
 
         def pass_over(through: strictq.Queue, name: str) -> None:
-            """Messages of other keys, until all that was sent before has cooled."""
+            """Messages of other keys, until all that was sent before has cooled; both see each of them."""
             for n in range(60):
                 through.send(b"", key=f"{name}{n}")
                 for d in through.receive(10):
                     d.ack()
+                shard_of(q).run(lambda _tx: None)
 
         assert q.send(b"", key="a").seq == 1
         pass_over(q, "x")
@@ -389,6 +390,48 @@ def test_a_tail_is_not_trusted_where_another_process_went_on(queue_path: str) ->
         assert q.send(b"", key="a", delay=5.0).seq == 4
         assert q.send(b"", key="a").seq == 5
         require_agreement(q, other)
+
+
+def settle_others(q: strictq.Queue, names: range) -> None:
+    """Messages of other keys go through."""
+    for n in names:
+        q.send(b"", key=f"x{n}")
+        for d in q.receive(1, keys=[f"x{n}"]):
+            d.ack()
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_lane_whose_tail_is_known_is_held(queue_path: str) -> None:
+    with strictq.open(queue_path, config=HOT, shards=1) as q:
+        settle_others(q, range(40))
+        hot = shard_of(q).hot
+        assert hot is not None
+        assert b"sx0" in hot.tails
+        q.hold("x0")
+        q.send(b"", key="x0")
+        assert q.receive(10) == []
+        q.release("x0")
+        assert [d.seq for d in q.receive(10)] == [2]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_an_ack_is_repeated_after_its_rows_were_cut(queue_path: str) -> None:
+    """The lane stays hot, and its row remembers."""
+    with strictq.open(queue_path, config=HOT, shards=1) as q:
+        q.send(b"1", key="a")
+        (d,) = q.receive(1)
+        d.ack()
+        settle_others(q, range(15))
+        second = q.send(b"2", key="a")
+        settle_others(q, range(15, 32))
+        hot = shard_of(q).hot
+        assert hot is not None
+        assert d.id not in hot.ids
+        assert second.id in hot.ids
+        assert hot.lanes[b"sa"].done is None
+        with strictq.open(queue_path) as other:
+            for each in (q, other):
+                each.delivery(d.handle).ack()
 
 
 def test_a_settlement_that_was_undone_finds_its_lane_anew(queue_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
