@@ -502,9 +502,11 @@ def _cull(tx: Tx, lane: lanes.Lane, message: Row) -> bool:
 def with_bodies(tx: Tx, claimed: Claimed) -> Claimed:
     """Fetch the bodies that lie apart."""
     for held in claimed.leases:
-        if apart := {row[SEQ]: row[ID] for row in held.rows if row[BODY] is None}:
-            held.apart = apart
-            held.rows = [with_body(tx, row) for row in held.rows]
+        for row in held.rows:
+            if row[BODY] is None:
+                held.apart = {row[SEQ]: row[ID] for row in held.rows if row[BODY] is None}
+                held.rows = [with_body(tx, row) for row in held.rows]
+                break
     return claimed
 
 
