@@ -19,6 +19,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "create": ("configuring", "Make a queue."),
     "send": ("send", "Send lines of a file or of stdin."),
     "receive": ("receive", "Print messages and ack what was written."),
+    "run": ("run", "Run the handlers of an app."),
     "work": ("work", "Run a command per message, in order per key."),
     "stats": ("stats", "Count what is in a queue; --watch it."),
     "top-keys": ("looking", "The deepest keys, or the oldest."),

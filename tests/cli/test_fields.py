@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -126,6 +127,15 @@ def receive(w: World) -> None:
         q.configure(keyless="random")
         q.send_many([Message(b"text", key=k, headers={"h": "1"}) for k, _ in KEYS] + [Message(b"\xff")])
     w.run("receive", w.path)
+
+
+def run_app(w: World) -> None:
+    (w.place / "app_of_fields.py").write_text(
+        f"import strictq\napp = strictq.App(strictq.open({str(w.path)!r}))\napp.handler('t')(print)\n"
+    )
+    w.patch.chdir(w.place)
+    w.patch.setattr("sys.path", [*sys.path])
+    w.run("run", "app_of_fields", "--drain")
 
 
 def work(w: World) -> None:
@@ -397,7 +407,7 @@ def restore(w: World) -> None:
 
 
 RUNS: dict[str, Callable[[World], None]] = {
-    "create": create, "config": config, "send": send, "receive": receive, "work": work, "stats": stats,
+    "create": create, "config": config, "send": send, "receive": receive, "run": run_app, "work": work, "stats": stats,
     "stats --watch": stats_watch, "top-keys": top_keys, "explain": explain, "peek": peek, "status": status, "dead": dead,
     "redrive": on_each_key("redrive"), "hold": hold, "release": release, "release --consumer": release_consumer,
     "reject": reject, "purge": on_each_key("purge"), "history": history, "history export": history_export,
