@@ -151,13 +151,22 @@ class Event(Report):
     """Something an operator wants to know, given to the `on_event` hooks after it was committed.
 
     Attributes:
-        kind: "dead_letter", "poison", "lease_lost", "shard_quarantined", "shard_repaired", "breaker_opened" or "breaker_closed".
-            The last two are a worker's in this process, and concern no shard (-1).
+        kind: "dead_letter", "poison", "lease_lost", "shard_quarantined", "shard_repaired", "breaker_opened",
+            "breaker_closed", "worker_started" or "worker_stopped". The last four are a worker's in this process, and concern no
+            shard (-1).
         detail: reason or error, for a person.
     """
 
     kind: Literal[
-        "dead_letter", "poison", "lease_lost", "shard_quarantined", "shard_repaired", "breaker_opened", "breaker_closed"
+        "dead_letter",
+        "poison",
+        "lease_lost",
+        "shard_quarantined",
+        "shard_repaired",
+        "breaker_opened",
+        "breaker_closed",
+        "worker_started",
+        "worker_stopped",
     ]
     shard: int
     key: Key | None = None

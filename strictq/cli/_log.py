@@ -27,6 +27,19 @@ class LogLines(logging.Formatter):
         return "\n".join(map(printable, super().format(record).split("\n")))
 
 
+class StderrHandler(logging.Handler):
+    """Writes to what is stderr at the time: a line that changes takes its place, and shows what is written above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except OSError:
+            pass  # nobody reads any more
+        except Exception:
+            self.handleError(record)
+
+
 def log_to_stderr(*, quiet: bool = False, pids: bool = False) -> None:
     """Log to stderr, unless the program has set logging up itself.
 
@@ -37,7 +50,7 @@ def log_to_stderr(*, quiet: bool = False, pids: bool = False) -> None:
     ours = logging.getLogger("strictq")
     if ours.hasHandlers() or sys.stderr is None:
         return
-    handler = logging.StreamHandler(sys.stderr)
+    handler = StderrHandler()
     handler.setFormatter(LogLines(pids=pids))
     logging.getLogger().addHandler(handler)
     if not quiet and ours.level == logging.NOTSET:

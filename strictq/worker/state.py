@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from .._errors import LeaseLost, SchemaMismatch, StoreCorrupt
 from .._findings import WorkerEvent
@@ -16,7 +16,7 @@ from .._store.api import ProcessHold
 from .._types import Event
 from ..queue import Queue
 from .estimates import Estimates
-from .events import log, log_event, reason_of
+from .events import log, log_event, log_run, reason_of
 from .forecast import size_of
 from .job import Defer, HeldLane, Job, Reject
 from .schedule import Board
@@ -110,10 +110,16 @@ class State:
         """Does anybody want to see what goes well, too?"""
         return self._debugs or len(self._own) > 1 or bool(self.observers.worker_events)
 
-    def tell(self, kind: str, job: Job, *, seconds: float | None = None, detail: str = "", where: str = "") -> None:
-        """Report a change of a job's state."""
+    def tell(self, kind: str, job: Job, **more: Any) -> None:
+        """Report a change of a job's state. Args: more: fields of a WorkerEvent."""
         d = job._delivery
-        self._tell(WorkerEvent(kind, d.key, d.seq, d.token, d.attempt, self.clock(), seconds, detail, where))
+        limit = self.client.storage.config.max_attempts
+        self._tell(WorkerEvent(kind, d.key, d.seq, d.token, d.attempt, self.clock(), max_attempts=limit, **more))
+
+    def tell_of_run(self, kind: Literal["worker_started", "worker_stopped"], detail: str) -> None:
+        """Report that the worker runs, or has stopped."""
+        event = Event(kind, ANY_SHARD, detail=detail)
+        notify((log_run, *self.observers.events), event)
 
     def tell_of_breaker(self, kind: Literal["breaker_opened", "breaker_closed"], detail: str) -> None:
         """Report what the worker's breaker did, which concerns the whole queue."""
