@@ -22,6 +22,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("run", "Run the handlers of an app."),
     "work": ("work", "Run a command per message, in order per key."),
     "stats": ("stats", "Count what is in a queue; --watch it."),
+    "alarm": ("alarm", "Compare a queue with limits; exit code 1."),
     "top-keys": ("looking", "The deepest keys, or the oldest."),
     "explain": ("looking", "Why a key is stuck, or is not."),
     "peek": ("looking", "The first messages of a key, untouched."),

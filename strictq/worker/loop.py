@@ -72,6 +72,7 @@ class Keeper:
             finally:
                 storage.unlisten(self.state.wake)
                 self._end()
+                self.state.ended = self._clock()
                 self.state.tell_of_run("worker_stopped", f"{self._queue.path}, {self._did()}")
             if holder is not None:
                 holder.end()

@@ -59,6 +59,8 @@ class State:
         executors: what runs the handlers.
         holder: where the claims are noted, so that they end with this process.
         acked, retried, deferred, poison, rejected, lost, timeouts: messages since the run began.
+        busy_seconds: that process handlers ran, those that came back. Changed under the board's lock.
+        began, ended: `clock()` of the run; ended is None while it lasts.
         fast: handlers are so quick that they are started ahead, and acked in groups.
         gave_up: some handler may be at work that nobody waits for.
         learned: there are durations that are not stored yet.
@@ -88,6 +90,9 @@ class State:
         self.acked = self.retried = self.deferred = self.poison = self.rejected = self.lost = self.timeouts = 0
         self.holder: ProcessHold | None = None
         self.fast = False
+        self.busy_seconds = 0.0
+        self.began = clock()
+        self.ended: float | None = None
         self.gave_up = False
         self.learned = False
         self.not_before = 0.0
@@ -182,6 +187,14 @@ class State:
             if self.loud:
                 for job in back:
                     self.tell("released", job)
+
+    def busy_ratio(self) -> float:
+        """Which part of their time the slots ran process handlers. Wants the board's lock held."""
+        now = self.clock() if self.ended is None else self.ended
+        groups = {id(job._group or job): job for job in self.board.running}
+        running = sum(now - job._since for job in groups.values()) if self.ended is None else 0.0
+        slots = (now - self.began) * self.board.limits.concurrency
+        return min((self.busy_seconds + running) / slots, 1.0) if slots > 0 else 0.0
 
     def learn(self, job: Job) -> None:
         """Take in how long a handler took. Wants the board's lock held."""

@@ -138,6 +138,16 @@ def run_app(w: World) -> None:
     w.run("run", "app_of_fields", "--drain")
 
 
+def alarm(w: World) -> None:
+    limits = ("--dead", 1, "--held", 1, "--depth", 2, "--age", 1e6, "--lag", 1, "--breakers", 1)
+    w.run("alarm", w.path, *limits)
+    with w.open() as q:
+        q.send(b"", key="k")
+        w.run("alarm", w.path, *limits)
+        q.receive(1)[0].reject("no")
+        w.run("alarm", w.path, *limits, codes=(1,))
+
+
 def work(w: World) -> None:
     with w.open() as q:
         q.send(b"", key="a")
@@ -408,6 +418,7 @@ def restore(w: World) -> None:
 
 RUNS: dict[str, Callable[[World], None]] = {
     "create": create, "config": config, "send": send, "receive": receive, "run": run_app, "work": work, "stats": stats,
+    "alarm": alarm,
     "stats --watch": stats_watch, "top-keys": top_keys, "explain": explain, "peek": peek, "status": status, "dead": dead,
     "redrive": on_each_key("redrive"), "hold": hold, "release": release, "release --consumer": release_consumer,
     "reject": reject, "purge": on_each_key("purge"), "history": history, "history export": history_export,
