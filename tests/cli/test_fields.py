@@ -18,6 +18,7 @@ import strictq
 from strictq import Message, Queue, QueueConfig, _query_reports
 from strictq.cli import COMMANDS
 from tests.support.command import in_process, json_lines
+from tests.support.format_1 import unpacked
 from tests.support.handouts import holder
 from tests.support.injection import lose_ready
 from tests.support.running import ROOT
@@ -332,6 +333,11 @@ def history_purge(w: World) -> None:
     w.run("history", "purge", w.path, "--all", "--yes")
 
 
+def migrate(w: World) -> None:
+    w.run("migrate", w.path, "--dry-run")
+    w.run("migrate", unpacked("idle", w.place / "old"))
+
+
 def check(w: World) -> None:
     w.run("check", w.path)
     with w.open() as q:
@@ -424,7 +430,7 @@ RUNS: dict[str, Callable[[World], None]] = {
     "reject": reject, "purge": on_each_key("purge"), "history": history, "history export": history_export,
     "history plot": history_plot, "history purge": history_purge,
     "check": check, "check --salvage": check_salvage, "bench": bench, "demo": demo, "demo --worker": demo_worker,
-    "completion": completion, "replicate": replicate, "replicas": replicas, "restore": restore,
+    "completion": completion, "migrate": migrate, "replicate": replicate, "replicas": replicas, "restore": restore,
 }  # fmt: skip
 
 DOCUMENTED = documented()
