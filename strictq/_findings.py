@@ -302,7 +302,7 @@ class Salvaged(Report):
 
 @attrs.frozen
 class ReplicaReport(Report):
-    """What a directory holds that a queue shipped to.
+    """What a target holds that a queue shipped to.
 
     Attributes:
         target: the directory.

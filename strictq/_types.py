@@ -151,13 +151,23 @@ class Event(Report):
     """Something an operator wants to know, given to the `on_event` hooks after it was committed.
 
     Attributes:
-        kind: "dead_letter", "poison", "lease_lost", "shard_quarantined", "shard_repaired", "breaker_opened" or "breaker_closed".
-            The last two are a worker's in this process, and concern no shard (-1).
+        kind: "dead_letter", "poison", "lease_lost", "shard_quarantined", "shard_repaired"; "breaker_opened" or "breaker_closed",
+            of a worker in this process; "replication_lapsed", "replication_resumed" or "replication_stopped", where this process
+            ships. The last five concern no shard (-1).
         detail: reason or error, for a person.
     """
 
     kind: Literal[
-        "dead_letter", "poison", "lease_lost", "shard_quarantined", "shard_repaired", "breaker_opened", "breaker_closed"
+        "dead_letter",
+        "poison",
+        "lease_lost",
+        "shard_quarantined",
+        "shard_repaired",
+        "breaker_opened",
+        "breaker_closed",
+        "replication_lapsed",
+        "replication_resumed",
+        "replication_stopped",
     ]
     shard: int
     key: Key | None = None
