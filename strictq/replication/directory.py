@@ -93,14 +93,7 @@ class DirectoryTarget(ShipTarget):
         return True
 
     def replace(self, name: str, data: bytes) -> None:
-        part = self.path / f".{name}.{os.urandom(6).hex()}.tmp"
-        try:
-            self._write(part, data)
-            os.replace(part, self.path / name)
-            files.sync_directory(self.path)
-        finally:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
+        files.replace(self.path / name, data)
 
     @staticmethod
     def _write(path: Path, data: bytes) -> None:

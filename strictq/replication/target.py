@@ -72,7 +72,7 @@ class ShipTarget:
         raise NotImplementedError
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write it under a name that may be taken, all of it or nothing; durable on return."""
+        """Write it under a name that may be taken, all of it or nothing. A power cut may bring back the one before."""
         raise NotImplementedError
 
     def remove(self, names: list[str]) -> None:
