@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
@@ -119,6 +119,9 @@ class BoundedTarget(ShipTarget):
 
     def read(self, name: str, most: int) -> bytes:
         return self._thread.call(lambda: self._target.read(name, most))
+
+    def read_many(self, names: list[str], most: int) -> Iterator[bytes | Exception]:
+        yield from self._thread.call(lambda: list(self._target.read_many(names, most)))
 
     def exists(self, name: str) -> bool:
         return self._thread.call(lambda: self._target.exists(name))

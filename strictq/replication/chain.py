@@ -98,12 +98,9 @@ def points(target: ShipTarget, *, since: int | None = None) -> Iterator[Point]:
     base = -1
     begun: int | None = None
     expected: int | None = None
-    for n in numbers:
-        if n < (floor if since is None else since):
-            continue
-        try:
-            header = target.header(n)
-        except ReplicaGap:
+    first = floor if since is None else since
+    for n, header in target.headers([n for n in numbers if n >= first]):
+        if isinstance(header, ReplicaGap):
             base, begun, expected = -1, None, None
             continue
         if n != expected:

@@ -6,7 +6,7 @@ and the address of the store come from the environment of the process, as for ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from .._extras import need
 from .target import ShipTarget, name_of
 
 EXTRA: Final = "remote"
+REQUESTS_AT_ONCE: Final = 64
 _TAKEN: Final = 412
 """HTTP status of a conditional put whose name is taken."""
 _BEHIND_THE_END: Final = 416
@@ -75,13 +76,16 @@ class ObjectTarget(ShipTarget):
         return [entry["name"][len(self.root) + 1 :] for entry in self._listed()]
 
     def read(self, name: str, most: int) -> bytes:
-        try:
-            data: bytes = self._fs.cat_file(self._path(name), start=0, end=most)
-        except OSError as e:
-            if _status(e) == _BEHIND_THE_END:
-                return b""
-            raise
-        return data
+        (found,) = self.read_many([name], most)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def read_many(self, names: list[str], most: int) -> Iterator[bytes | Exception]:
+        paths = [self._path(name) for name in names]
+        found: list[bytes | Exception] = self._fs.cat_ranges(paths, 0, most, batch_size=REQUESTS_AT_ONCE, on_error="return")
+        for each in found:
+            yield b"" if isinstance(each, OSError) and _status(each) == _BEHIND_THE_END else each  # an empty object
 
     def exists(self, name: str) -> bool:
         return self.written_at(name) is not None

@@ -19,7 +19,7 @@ from .._store.api import Replication
 from .chain import Point, points
 from .keys import read_key
 from .places import parse, target_of
-from .segment import SegmentHeader, decode, hash_of
+from .segment import decode, hash_of
 from .target import Reading, ShipTarget
 
 if TYPE_CHECKING:
@@ -258,10 +258,9 @@ def _apply(
     ends = _ends(target, numbers)
     expected, before = point.base, None
     marked = time.monotonic()
-    for done, n in enumerate(numbers, 1):
+    for done, (n, data) in enumerate(target.segments(numbers), 1):
         if n != expected:
             raise ReplicaGap(f"segment {expected} is missing", expected)
-        data = target.get(n)
         header, parts = decode(data, n, target.key)
         if header.queue_id != identity["queue_id"] or header.history_id != identity["history_id"]:
             raise ReplicaGap(f"segment {n} is of another queue or history", n)
@@ -283,8 +282,9 @@ def _apply(
 def _ends(target: ShipTarget, numbers: list[int]) -> set[int]:
     """The first segments of the cuts that are all there. What was put of a cut that was given up counts for nothing."""
     whole: set[int] = set()
-    for n in numbers:
-        header: SegmentHeader = target.header(n)
+    for _, header in target.headers(numbers):
+        if isinstance(header, ReplicaGap):
+            raise header
         if not header.more:
             whole.add(header.first)
     return whole

@@ -32,6 +32,9 @@ SMALL_BYTES: Final = 1 << 16
 HEAD_BYTES: Final = 1 << 12
 """Enough for most headers: one read from an object store."""
 REMOVED_AT_ONCE: Final = 500
+HEADERS_AT_ONCE: Final = 256
+SEGMENTS_AT_ONCE: Final = 8
+"""Of up to 16 MiB each."""
 _NAME: Final = re.compile(r"([0-9a-f]{16})\.seg")
 
 
@@ -63,6 +66,14 @@ class ShipTarget:
     def read(self, name: str, most: int) -> bytes:
         """Return the first bytes. Raise FileNotFoundError if it is missing."""
         raise NotImplementedError
+
+    def read_many(self, names: list[str], most: int) -> Iterator[bytes | Exception]:
+        """Return the first bytes of each, in order, or what reading it raised."""
+        for name in names:
+            try:
+                yield self.read(name, most)
+            except Exception as e:
+                yield e
 
     def exists(self, name: str) -> bool:
         raise NotImplementedError
@@ -206,10 +217,7 @@ class ShipTarget:
             ReplicaGap: it is missing, or is no file that a shipper wrote.
             TargetUnavailable: it can't be read.
         """
-        data = self._segment(n, SEGMENT_BYTES_MAX + 1)
-        if len(data) > SEGMENT_BYTES_MAX:
-            raise ReplicaGap(f"segment {n} is damaged: it is too large", n)
-        return data
+        return self._whole(n, self._segment(n, SEGMENT_BYTES_MAX + 1))
 
     def header(self, n: int) -> SegmentHeader:
         """What a segment says it is; its hash is not verified.
@@ -217,20 +225,60 @@ class ShipTarget:
         Raises:
             ReplicaGap, SchemaMismatch, TargetUnavailable: it can't be read.
         """
-        start = self._segment(n, HEAD_BYTES)
+        return self._header(n, self._segment(n, HEAD_BYTES))
+
+    def headers(self, numbers: list[int]) -> Iterator[tuple[int, SegmentHeader | ReplicaGap]]:
+        """What each of these segments says it is, or why that can't be said; an object store is asked for many at a time.
+
+        Raises:
+            SchemaMismatch, TargetUnavailable: they can't be read.
+        """
+        for n, found in self._many(numbers, HEAD_BYTES, HEADERS_AT_ONCE):
+            try:
+                yield n, self._header(n, self._content(n, found))
+            except ReplicaGap as e:
+                yield n, e
+
+    def segments(self, numbers: list[int]) -> Iterator[tuple[int, bytes]]:
+        """These segments, in order.
+
+        Raises:
+            ReplicaGap, TargetUnavailable: as `get`.
+        """
+        for n, found in self._many(numbers, SEGMENT_BYTES_MAX + 1, SEGMENTS_AT_ONCE):
+            yield n, self._whole(n, self._content(n, found))
+
+    def _many(self, numbers: list[int], most: int, at_once: int) -> Iterator[tuple[int, bytes | Exception]]:
+        for start in range(0, len(numbers), at_once):
+            batch = numbers[start : start + at_once]
+            yield from zip(batch, self.read_many([name_of(n) for n in batch], most), strict=True)
+
+    def _header(self, n: int, start: bytes) -> SegmentHeader:
         needed = START_BYTES + header_bytes(start, n)
         if needed > len(start) == HEAD_BYTES:
             start = self._segment(n, needed)
         return header_of(start, n)
 
+    @staticmethod
+    def _whole(n: int, data: bytes) -> bytes:
+        if len(data) > SEGMENT_BYTES_MAX:
+            raise ReplicaGap(f"segment {n} is damaged: it is too large", n)
+        return data
+
     def _segment(self, n: int, most: int) -> bytes:
+        (found,) = self.read_many([name_of(n)], most)
+        return self._content(n, found)
+
+    def _content(self, n: int, found: bytes | Exception) -> bytes:
+        """What was read of a segment, or our error for what reading it raised."""
+        if isinstance(found, bytes):
+            return found
+        if isinstance(found, FileNotFoundError):
+            raise ReplicaGap(f"segment {n} is missing", n) from found
+        if isinstance(found, StoreError):
+            raise ReplicaGap(f"segment {n}: {found}", n) from found
         with self.reached("a segment can't be read"):
-            try:
-                return self.read(name_of(n), most)
-            except FileNotFoundError:
-                raise ReplicaGap(f"segment {n} is missing", n) from None
-            except StoreError as e:
-                raise ReplicaGap(f"segment {n}: {e}", n) from e
+            raise found
 
     def put(self, n: int, data: bytes) -> None:
         """Write a segment; durable on return. Writing the same one twice is the same as once.

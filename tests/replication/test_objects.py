@@ -250,6 +250,31 @@ def test_a_restore_that_was_killed_holds_nothing_up_for_ever(target: ObjectTarge
     assert sorted(stored("")) == ["orders/0000000000000002.seg", "orders/floor", "orders/replica.json"]
 
 
+def test_headers_are_asked_for_many_at_a_time(
+    disk: Opener, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a restore of a day's segments, one request after the other, would take an hour before it begins."""
+    q = disk()
+    with shipping_to(q, PLACE) as shipper:
+        for n in range(20):
+            q.send(b"%d" % n, key="k")
+            shipper.round()
+    sizes = []
+    real = ObjectTarget.read_many
+
+    def counted(self: ObjectTarget, names: list[str], most: int) -> Iterator[bytes | Exception]:
+        sizes.append(len(names))
+        return real(self, names, most)
+
+    monkeypatch.setattr(ObjectTarget, "read_many", counted)
+    assert len(points_of(PLACE)) == 20
+    assert max(sizes) == 20
+    sizes.clear()
+    restore(PLACE, tmp_path / "r")
+    assert ready(tmp_path / "r") == 20
+    assert len(sizes) < 12
+
+
 # ---- what fails
 
 
