@@ -32,7 +32,7 @@ LAYERS = [
         "_files",
         "_process",
     },
-    {"_findings", "_config", "_sql", "_durations", "_observe"},
+    {"_findings", "_config", "_sql", "_durations", "_observe", "_net"},
     {"_store"},
     {"replication"},  # above the store's api; a queue configures it
     {
