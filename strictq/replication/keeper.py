@@ -28,8 +28,10 @@ BACKOFF_MAX_SECONDS: Final = 15.0
 FULL: Final = "the disk of the queue is full"
 STOP_SECONDS: Final = 30.0
 """So long a queue that is closed waits for the last round."""
-GRACE_SECONDS: Final = 2.0
-"""So long one that is closed without a last round waits for a call to the target."""
+GRACE_SECONDS: Final = 15.0
+"""So long one that ends shipping without a last round, as before a fork, waits for a call to the target."""
+LEFT_SECONDS: Final = 1.0
+"""Of that, for ending the thread."""
 HANGING_SECONDS: Final = 5.0
 """A call to the target that takes longer keeps no WAL beyond max_lag_bytes."""
 
@@ -165,11 +167,11 @@ class ShipKeeper:
 
     def stop(self, *, flush: bool) -> None:
         """End the thread, and wait for it; flush: after a last round."""
-        self._stop_by = time.monotonic() + (STOP_SECONDS - GRACE_SECONDS if flush else GRACE_SECONDS)
+        self._stop_by = time.monotonic() + (STOP_SECONDS if flush else GRACE_SECONDS) - LEFT_SECONDS
         self._flush, self._stop = flush, True
         self._wake.set()
         if self._thread is not threading.current_thread():
-            self._thread.join(STOP_SECONDS)
+            self._thread.join(STOP_SECONDS if flush else GRACE_SECONDS)
 
     def _run(self) -> None:
         try:

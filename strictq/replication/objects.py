@@ -13,13 +13,15 @@ from typing import Any, Final
 from .. import _hints as hints
 from .._errors import TargetUnavailable
 from .._extras import need
-from .target import ShipTarget, name_of
+from .target import PROBE, ShipTarget, name_of
 
 EXTRA: Final = "remote"
 REQUESTS_AT_ONCE: Final = 64
 _TAKEN: Final = 412
 """HTTP status of a conditional put whose name is taken."""
 _BEHIND_THE_END: Final = 416
+_NOT_IMPLEMENTED: Final = 501
+"""What a store answers that does not know the condition of a put."""
 _REFUSED: Final = (401, 403)
 _NO_CREDENTIALS: Final = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound")
 
@@ -91,6 +93,9 @@ class ObjectTarget(ShipTarget):
         return self.written_at(name) is not None
 
     def create(self, name: str, data: bytes) -> bool:
+        if not self.write_once:  # the caller has looked for the name; some stores refuse the condition as such
+            self.replace(name, data)
+            return True
         try:
             self._fs.pipe_file(self._path(name), data, mode="create")
         except FileExistsError:
@@ -100,6 +105,17 @@ class ObjectTarget(ShipTarget):
                 return False
             raise
         return True
+
+    def is_write_once(self) -> bool:
+        self.write_once = True
+        with self.reached("it can't be written"):
+            try:
+                return super().is_write_once()
+            except TargetUnavailable as e:
+                if e.__cause__ is None or _status(e.__cause__) != _NOT_IMPLEMENTED:
+                    raise
+                self.remove([PROBE])
+                return False
 
     def replace(self, name: str, data: bytes) -> None:
         self._fs.pipe_file(self._path(name), data)

@@ -101,8 +101,12 @@ def _claimed(
     if key_file and place.holds(Path(key_file)):
         raise InvalidArgument(f"the key file {key_file} lies in the target; nothing was changed", hint=hints.KEY_FILE)
     place.prepare(queue)
+    found = place.identity()
+    if found is not None:
+        place.require(identity, found)
+    place.write_once = place.is_write_once()
     place.claim(identity)
-    return place, place.is_write_once()
+    return place, place.write_once
 
 
 def detach(storage: Storage) -> bool:

@@ -128,7 +128,7 @@ class ShipTarget:
             entries = self.names()
         if "queue.db" in entries:
             raise InvalidArgument(f"{self} is a queue; nothing was changed", hint=hints.OTHER_DIRECTORY)
-        if IDENTITY not in entries and entries:
+        if IDENTITY not in entries and set(entries) - {PROBE}:
             raise InvalidArgument(f"{self} has other files in it; nothing was changed", hint=hints.EMPTY_TARGET)
 
     def identity(self) -> dict[str, Any] | None:

@@ -56,6 +56,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "HANGING_SECONDS", 0.3)
     monkeypatch.setattr(keeper, "BACKOFF_MAX_SECONDS", 0.2)
     monkeypatch.setattr(bounded, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(keeper, "LEFT_SECONDS", 1.5)
 
 
 @pytest.fixture
@@ -151,8 +152,8 @@ def test_a_target_that_hangs_keeps_no_wal_beyond_the_limit(tmp_path: Path, targe
 
 
 def test_a_queue_can_be_closed_while_its_target_hangs(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "STOP_SECONDS", 1.0)
-    monkeypatch.setattr(keeper, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(keeper, "STOP_SECONDS", 3.0)
+    monkeypatch.setattr(keeper, "GRACE_SECONDS", 2.0)
     hanging = Hanging(monkeypatch, "create")
     q = strictq.open(tmp_path / "q", durability="process")
     q.configure_replication(target, interval_seconds=FAST)
@@ -177,7 +178,7 @@ def test_a_queue_can_be_closed_while_its_target_hangs(tmp_path: Path, target: Pa
 
 
 def test_another_target_can_be_chosen_while_one_hangs(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(keeper, "GRACE_SECONDS", 2.0)
     hanging = Hanging(monkeypatch, "exists")  # before each segment but the first
     with strictq.open(tmp_path / "q", durability="process") as q:
         q.configure_replication(target, interval_seconds=FAST)

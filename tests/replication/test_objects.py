@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,16 @@ from strictq.replication.target import MARKER_SECONDS
 from tests.support.objects import BUCKET, ObjectStore, change, delete_bucket, object_store, stored
 from tests.support.queues import Opener
 from tests.support.running import PATIENCE_SECONDS, ROOT
-from tests.support.shipping import ship_once, shipper_of, shipping_to
+from tests.support.shipping import (
+    WORKER,
+    begin_tasks,
+    pass_on,
+    problems_of,
+    ship_once,
+    shipper_of,
+    shipping_to,
+    until,
+)
 
 PLACE = f"s3://{BUCKET}/orders"
 OWN = {"format": 1, "queue_id": "q", "history_id": "h"}
@@ -50,10 +58,7 @@ def ready(path: Path) -> int:
 
 
 def until_shipped(q: Queue) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while (found := q.replication()) is None or found.lag_bytes or found.segment is None:
-        assert time.monotonic() < end, found
-        time.sleep(0.01)
+    until(lambda: (found := q.replication()) is not None and not found.lag_bytes and found.segment is not None)
 
 
 # ---- names
@@ -114,17 +119,24 @@ def test_where_the_store_does_not_refuse_it_names_are_looked_for_first(target: O
     assert careful.get(0) == b"data"
 
 
-@pytest.mark.parametrize("ignores", [False, True])
-def test_what_the_store_does_is_recorded_when_it_is_configured(disk: Opener, store: ObjectStore, ignores: bool) -> None:
-    store.ignores_conditions = ignores
+@pytest.mark.parametrize("does", ["keeps", "ignores", "refuses"])
+def test_what_the_store_does_is_recorded_when_it_is_configured(
+    disk: Opener, store: ObjectStore, tmp_path: Path, does: str
+) -> None:
+    store.ignores_conditions, store.refuses_conditions = does == "ignores", does == "refuses"
     q = disk()
     found = q.configure_replication(PLACE, interval_seconds=3600)
-    assert found.write_once is not ignores
+    assert found.write_once == (does == "keeps")
+    q.send(b"1", key="k")
     q.close()
     with disk() as again:
         status = again.replication()
         assert status is not None
-        assert status.write_once is not ignores
+        assert status.write_once == (does == "keeps")
+        again.configure_replication(PLACE, interval_seconds=3600)
+    assert "orders/probe" not in stored("")
+    restore(PLACE, tmp_path / "r")
+    assert ready(tmp_path / "r") == 1
 
 
 def test_a_put_behind_a_hole_is_refused(target: ObjectTarget) -> None:
@@ -210,6 +222,29 @@ def test_another_queue_and_other_objects_are_refused(tmp_path: Path, store: Obje
             with pytest.raises(InvalidArgument, match="other files"):
                 b.configure_replication(place)
         assert b.replication() is None
+
+
+def test_processes_that_are_killed_lose_nothing_that_was_shipped(tmp_path: Path, store: ObjectStore) -> None:
+    """With -9, at any moment of a put."""
+    with strictq.open(tmp_path / "q", durability="process", shards=3) as q:
+        begin_tasks(q, range(20))
+        q.configure_replication(PLACE, interval_seconds=0.02)
+    for _ in range(3):
+        worker = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path / "q"), ""], cwd=ROOT, stdout=subprocess.PIPE)
+        try:
+            before = target_of(PLACE).numbers()[-1]
+            until(lambda before=before: target_of(PLACE).numbers()[-1] >= before + 5)  # type: ignore[misc]
+        finally:
+            worker.kill()
+            worker.wait()
+            assert worker.stdout is not None
+            worker.stdout.close()
+    with strictq.open(tmp_path / "q", durability="process") as q:
+        pass_on(q)
+    found = [n for n, _ in points_of(PLACE)]
+    for n in sorted({*found[:: len(found) // 4], found[-1]}):
+        restore(PLACE, tmp_path / f"r{n}", cut=n, alone=True)
+        assert problems_of(tmp_path / f"r{n}") == [], f"of state {n}"
 
 
 def test_old_segments_go_but_none_that_a_restore_reads(
@@ -354,11 +389,8 @@ def test_a_store_that_is_away_loses_nothing(tmp_path: Path, store: ObjectStore) 
         until_shipped(q)
         store.refuse, store.status = ("PUT", ".seg"), "400 Bad Request"
         q.send(b"1", key="k")
-        end = time.monotonic() + PATIENCE_SECONDS
-        while not ((status := q.replication()) and status.last_error):
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        assert not status.stopped
+        until(lambda: (status := q.replication()) is not None and status.last_error)
+        assert not q.replication().stopped  # type: ignore[union-attr]
         store.refuse = None
         until_shipped(q)
     strictq.restore(PLACE, tmp_path / "r")

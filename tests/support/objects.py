@@ -20,6 +20,7 @@ class ObjectStore:
 
     Attributes:
         ignores_conditions: as older stores do, it overwrites although a put says If-None-Match.
+        refuses_conditions: as other ones do, it fails such a put.
         refuse: the method and a part of the path that are answered with `status`, while it is set.
         hold: requests wait while it is cleared.
     """
@@ -27,6 +28,7 @@ class ObjectStore:
     def __init__(self, behind: Application) -> None:
         self._behind = behind
         self.ignores_conditions = False
+        self.refuses_conditions = False
         self.refuse: tuple[str, str] | None = None
         self.status = "403 Forbidden"
         self.hold = threading.Event()
@@ -37,6 +39,9 @@ class ObjectStore:
         self.hold.wait()
         if self.ignores_conditions:
             environ.pop("HTTP_IF_NONE_MATCH", None)
+        if self.refuses_conditions and "HTTP_IF_NONE_MATCH" in environ:
+            start("501 Not Implemented", [("Content-Length", "0")])
+            return [b""]
         if self.refuse is not None and method == self.refuse[0] and self.refuse[1] in path:
             start(self.status, [("Content-Length", "0")])
             return [b""]
