@@ -55,8 +55,8 @@ from ._types import CONTENT_HASH, Event, Message, Receipt
 from .batch import Batch
 from .delivery import Delivery, Lease
 from .handle import DeliveryRef
+from .opening import migrate, open_async, salvage
 from .opening import open as open
-from .opening import open_async, salvage
 from .queue import Queue
 from .transaction import Transaction
 
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         KeyDepth,
         LostRange,
         MessageStatus,
+        Migration,
         PeekedMessage,
         Problem,
         QueryReport,
@@ -122,6 +123,7 @@ __all__ = [
     "Message",
     "MessageStatus",
     "MessageTooLarge",
+    "Migration",
     "MissingExtra",
     "Observation",
     "Observer",
@@ -164,6 +166,7 @@ __all__ = [
     "WorkerEvent",
     "WorkerStats",
     "__version__",
+    "migrate",
     "open_async",
     "restore",
     "salvage",
@@ -173,8 +176,8 @@ __all__ = [
 # Where it is → what most programs do not need, and what would cost more than the rest of the import together.
 _LATE = {
     "_findings": (
-        "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "LostRange", "MessageStatus", "PeekedMessage",
-        "Problem", "QueryReport", "ReplicaReport", "Restored", "Salvaged", "WorkerEvent",
+        "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "LostRange", "MessageStatus", "Migration",
+        "PeekedMessage", "Problem", "QueryReport", "ReplicaReport", "Restored", "Salvaged", "WorkerEvent",
     ),
     "aio": ("AsyncBatch", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
     "app": ("App",),

@@ -19,7 +19,7 @@ FOREVER_SECONDS = 10 * 365 * 86400.0
 BODY_BYTES_MAX: Final = 500_000_000
 """The largest max_body_bytes: SQLite takes no value over 1e9 bytes."""
 
-BEFORE: Final = {"retry_delay_seconds": 0.0, "retry_for_seconds": 0.0, "hot_lanes": False}
+BEFORE: Final = {"retry_delay_seconds": 0.0, "retry_for_seconds": 0.0}
 """What a stored configuration without these fields means: the behaviour of the version that stored it."""
 
 
@@ -160,9 +160,9 @@ class QueueConfig(_Remembered):
     history_records_max: int = attrs.field(default=1_000_000, validator=_whole(1, 2**53))
     """Records that each shard keeps at most; the oldest go first."""
 
-    hot_lanes: bool = attrs.field(default=False, validator=_flag)
-    """Experimental: keep messages that are sent, received and acked soon in logs and in memory, which takes less processor time.
-    No older strictq opens such a queue. No effect in memory and while `history` is on."""
+    hot_lanes: bool = attrs.field(default=True, validator=_flag)
+    """Keep messages that are sent, received and acked soon in logs and in memory, which takes less processor time; False: all in
+    the tables. No effect in memory and while `history` is on."""
 
     @retry_backoff.validator
     def _check_backoff(self, attribute: attrs.Attribute[float], value: object) -> None:

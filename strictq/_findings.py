@@ -301,6 +301,25 @@ class Salvaged(Report):
 
 
 @attrs.frozen
+class Migration(Report):
+    """What `migrate` did, or would do.
+
+    Attributes:
+        before: the oldest format that a file of the queue had; format: the one that this strictq writes.
+        files: how many files the queue has: queue.db and one for each shard; old: how many had an older format.
+        needs_bytes: free space that the migration asks for.
+        done: every file has the format now.
+    """
+
+    before: int
+    format: int
+    files: int
+    old: int
+    needs_bytes: int
+    done: bool
+
+
+@attrs.frozen
 class ReplicaReport(Report):
     """What a target holds that a queue shipped to.
 

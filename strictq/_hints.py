@@ -198,7 +198,10 @@ NOT_A_QUEUE: Final = Coded("not_a_queue", "check the path; a new queue needs one
 SALVAGE_RUNS: Final = Coded("salvage_runs", "try again when its salvage is over")
 OPEN_FOR_REPAIR: Final = Coded("open_for_repair", "open the queue once for writing, which repairs it")
 LEASED_REJECT: Final = Coded("leased_reject", "its holder can reject it; or wait for the lease")
-OPEN_TO_MIGRATE: Final = Coded("open_to_migrate", "open it once without read_only to migrate it")
+MIGRATE: Final = Coded(
+    "migrate",
+    "end every process that has the queue open, and migrate it: strictq.open(path, migrate=True), or strictq.migrate(path)",
+)
 NEW_PATH: Final = Coded("new_path", "choose a path that does not exist yet")
 CLOSE_EVERYWHERE: Final = Coded("close_everywhere", "close it in every process, and try again")
 OPEN_WRITABLE: Final = Coded("open_writable", "open it where the directory may be written")

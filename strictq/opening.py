@@ -1,10 +1,11 @@
-"""strictq.open and strictq.open_async."""
+"""strictq.open and strictq.open_async, and what is done to the directory of a queue."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -13,14 +14,14 @@ from . import _hints as hints
 from . import _validate as validate
 from ._clock import Clock, SystemClock
 from ._config import QueueConfig
-from ._errors import ConfigError, InvalidArgument, QueueNotFound
+from ._errors import ConfigError, InvalidArgument, QueueNotFound, StoreBusy
 from ._store import api
 from ._store.api import MEMORY, SHARDS_MAX, Storage
 from ._types import Event
 from .queue import Queue
 
 if TYPE_CHECKING:
-    from ._findings import Salvaged
+    from ._findings import Migration, Salvaged
     from .aio import AsyncQueue
 
 
@@ -36,6 +37,7 @@ def open(
     on_config_mismatch: Literal["warn", "error", "update"] = "warn",
     create: bool = True,
     read_only: bool = False,
+    migrate: bool = False,
     clock: Clock | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> Queue:
@@ -52,6 +54,7 @@ def open(
             that names both. "error": ConfigError. "update": those given are stored, as by `configure`.
         create: False: QueueNotFound if it is missing.
         read_only: only look; QueueNotFound if it is missing.
+        migrate: bring a queue of an older format to this version's first, see `strictq.migrate`; without it: SchemaMismatch.
         clock: time for tests; default the machine's.
         on_event: called for dead letters, poison, lost leases, shards that were quarantined or repaired, and workers'
             breakers; see Event.
@@ -60,6 +63,8 @@ def open(
         StoreFull: the disk has no room for a new queue; nothing was left of it.
         StoreError: a file is not a regular one or has hard links; or no file descriptor was left, which is transient.
     """
+    if migrate:
+        _migrate(path, clock, read_only=read_only)
     return Queue(_storage(path, shards, durability, config, on_config_mismatch, create, read_only, clock, on_event))
 
 
@@ -72,6 +77,7 @@ def open_async(
     on_config_mismatch: Literal["warn", "error", "update"] = "warn",
     create: bool = True,
     read_only: bool = False,
+    migrate: bool = False,
     clock: Clock | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> AsyncQueue:
@@ -83,7 +89,7 @@ def open_async(
 
     return AsyncQueue(lambda: open(
         path, shards=shards, durability=durability, config=config, on_config_mismatch=on_config_mismatch, create=create,
-        read_only=read_only, clock=clock, on_event=on_event,
+        read_only=read_only, migrate=migrate, clock=clock, on_event=on_event,
     ))  # fmt: skip
 
 
@@ -101,6 +107,39 @@ def salvage(path: str | os.PathLike[str], out: str | os.PathLike[str], *, clock:
     Source: docs/howto/damage.md
     """
     return api.salvage(Path(_text(path)), Path(_text(out)), clock or SystemClock())
+
+
+def migrate(
+    path: str | os.PathLike[str],
+    *,
+    dry_run: bool = False,
+    on_progress: Callable[[int, int], None] = lambda _done, _files: None,
+    clock: Clock | None = None,
+) -> Migration:
+    """Bring the files of a queue that an older strictq made to the format of this one. There is no way back.
+
+    No process may have the queue open. Messages are not rewritten: it takes as long as opening every shard. If it is
+    interrupted, or the power fails, run it again; shards that it did not reach are out of service until then.
+
+    Args:
+        dry_run: only report what there is to do; nothing is changed.
+        on_progress: called after each file with how many are done, and how many there are.
+    Raises:
+        QueueNotFound, StoreBusy, StoreFull, SchemaMismatch: nothing was changed. SchemaMismatch: it is of a newer format.
+        StoreCorrupt: queue.db is damaged, and nothing was changed; or a shard is, which kept its format.
+    Source: docs/howto/upgrade.md
+    """
+    return api.migrate(Path(_text(path)), clock or SystemClock(), dry_run=dry_run, on_progress=on_progress)
+
+
+def _migrate(path: str | os.PathLike[str], clock: Clock | None, *, read_only: bool) -> None:
+    """A queue that is opened with migrate=True."""
+    if read_only:
+        raise InvalidArgument("migrate=True can't change a queue that is opened with read_only=True")
+    if _text(path) != MEMORY:
+        with suppress(QueueNotFound, StoreBusy):
+            # Not there yet; or open elsewhere: then it is of this format, or opening it says that it is not.
+            migrate(path, clock=clock)
 
 
 def _text(path: str | os.PathLike[str]) -> str:

@@ -19,9 +19,6 @@ from tests.support.queues import Opener
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-if hot.WANTED:
-    hot.by_default()
-
 # Started in the background by a shell, a process ignores SIGINT, and so does every process that it starts: the tests that
 # interrupt programs would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

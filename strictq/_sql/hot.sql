@@ -34,7 +34,7 @@ CREATE TABLE counted (
 INSERT INTO counted VALUES (1, 0, 0, 0);
 
 -- name: exists
--- writer, look, shard, catalog and checkpoint: has the shard logs?
+-- catalog: has the shard logs, or is it of an older format?
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'counted';
 
 -- name: newest

@@ -205,8 +205,12 @@ UPDATE counter SET config_version = ?, epoch = ?, time_offset = ?, last_time = ?
 SELECT type, name, tbl_name, rootpage, sql FROM sqlite_schema;
 
 -- name: counter_page
--- checkpoint and foreign: when it verifies its WAL, where the counter row lies. Scans the schema.
+-- tail: where the counter row lies. Scans the schema.
 SELECT rootpage FROM sqlite_schema WHERE name = 'counter';
+
+-- name: written_tables
+-- foreign: the roots of the tables one of which every commit writes to. Scans the schema.
+SELECT rootpage FROM sqlite_schema WHERE name IN ('counter', 'inbox', 'journal');
 
 -- name: set_epoch
 -- writer: the first write of an epoch. Takes epoch, time_offset.

@@ -32,6 +32,7 @@ from .catalog import Replication
 from .commit.app_database import AppDatabase, Rows
 from .commit.calls import OpenTransaction, TransactionName, bound
 from .commit.connection import MEMORY, require_sound_sqlite
+from .directories import migrate, publish, put_in_service, rebuild, salvage
 from .disk import checksums, layout
 from .disk.shared_flags import NAME_BITS, POLL_SECONDS
 from .handouts import Allowance, Handouts, Holding, Want
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
         MessageStatus,
         PeekedMessage,
         Problem,
-        Salvaged,
     )
     from .shipping.capture import Capture
     from .shipping.rebuild import Rebuild
@@ -72,14 +72,6 @@ if TYPE_CHECKING:
 Durability = Literal["full", "process"]
 
 require_sound_sqlite(apsw.sqlite_lib_version())
-
-
-def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
-    """Make a new queue at `out` of what is left of the one at `path`. See `strictq.salvage`."""
-    with files.typed("the queue can't be salvaged"):
-        from .salvage.salvage import salvage
-
-        return salvage(path, out, clock)
 
 
 @contextmanager
@@ -94,27 +86,6 @@ def without_checksums() -> Iterator[None]:
         yield
     finally:
         checksums.lay_out, checksums.require = lay_out, require
-
-
-def rebuild(directory: Path) -> Rebuild:
-    """A queue that is made of pages, in an empty directory."""
-    from .shipping.rebuild import Rebuild
-
-    return Rebuild(directory)
-
-
-def publish(path: Path, build: Callable[[Path], None]) -> None:
-    """Make a directory whole in one step: what `build` makes beside its place is renamed to it."""
-    layout.publish(path, build)
-
-
-def put_in_service(path: Path) -> bool:
-    """Let a restored queue be written to. Returns whether it was waiting for that."""
-    known = catalog.read(path)
-    if known.replication is None or known.replication.mode != "waiting":
-        return False
-    catalog.set_replication(path, known.replication._replace(mode="off"))
-    return True
 
 
 class SqliteSettings(NamedTuple):
@@ -789,6 +760,7 @@ __all__ = [
     "WriteTransaction",
     "decode_headers",
     "leased_columns",
+    "migrate",
     "new_file",
     "new_run",
     "publish",

@@ -104,8 +104,7 @@ def lay_out_shard(db: apsw.Connection, catalog: Catalog, part: Range, clock: Clo
     """The tables of a new shard, and the copy it keeps of what it belongs to."""
     with _writing(db):
         db.execute(SHARD_SCHEMA).fetchall()
-        if catalog.config.hot_lanes and db.filename:
-            db.execute(HOT.schema).fetchall()
+        db.execute(HOT.schema).fetchall()
         now = clock.boot() + catalog.time_offset
         db.execute(SHARD.insert_counter, (catalog.config_version, catalog.epoch, catalog.time_offset, now))
         db.executemany(SHARD.write_meta, list(_identity(catalog, part).items()))
@@ -141,16 +140,18 @@ def verify_shard(db: apsw.Connection, catalog: Catalog, part: Range) -> None:
             raise StoreCorrupt(f"{part.file} has {name} {found!r}, not {expected!r}: it belongs elsewhere", shard=part.shard)
 
 
-def read(directory: Path, *, read_only: bool = False) -> Catalog:
+def read(directory: Path, *, read_only: bool = False, older: bool = False) -> Catalog:
     """What queue.db says now.
 
+    Args:
+        older: also of an older format.
     Raises:
         StoreCorrupt, SchemaMismatch: it can't be read; nothing changed.
     """
     path = directory / layout.CATALOG
     try:
         with _opened(path, read_only=read_only) as db:
-            replicated = migrate.require(db, migrate.CATALOG_ID, -1, read_only=read_only)
+            replicated = migrate.require(db, migrate.CATALOG_ID, -1, older=older)
             row = db.execute(CATALOG.read_queue).get
             topology = Topology([Range(s, f, int(lo, 16), int(hi, 16)) for s, f, lo, hi in db.execute(CATALOG.read_topology)])
             shipped = db.execute(REPLICATION.read).get if replicated else None
@@ -193,6 +194,13 @@ def last_time(directory: Path, part: Range) -> int:
             db.close()
     except apsw.Error as e:
         raise translate(e, part.shard) from e
+
+
+def bring_up(directory: Path) -> None:
+    """Bring queue.db to this version's format."""
+    with _opened(directory / layout.CATALOG) as db:
+        migrate.require(db, migrate.CATALOG_ID, -1, older=True)
+        migrate.bring_up(db, migrate.CATALOG_ID, -1)
 
 
 def raise_epoch(directory: Path, boot_id: str, time_offset: int) -> None:

@@ -14,8 +14,11 @@ from .._errors import SchemaMismatch, StoreCorrupt, StoreError
 from .._sql import CATALOG, HOT, REPLICATION, SHARD, SHARD_SCHEMA
 from .disk import checksums
 
-FORMAT: Final = 1
-"""The format this version writes, in PRAGMA user_version of every file."""
+FORMAT: Final = 2
+"""The format this version writes, in PRAGMA user_version of every file.
+
+2: a shard has the logs of hot lanes.
+"""
 REPLICATED: Final = 0x100
 """Added to the format of queue.db once the queue is replicated: releases that know nothing of that refuse it as too new."""
 CATALOG_ID: Final = 0x73717100
@@ -25,7 +28,17 @@ SHARD_ID: Final = 0x73717101
 
 Object = tuple[str, str, str | None]
 Step = Callable[[apsw.Connection], None]
-STEPS: dict[int, dict[int, Step]] = {CATALOG_ID: {}, SHARD_ID: {}}
+
+
+def _nothing(_: apsw.Connection) -> None:
+    """Only the format's number is another."""
+
+
+def _add_logs(db: apsw.Connection) -> None:
+    db.execute(HOT.schema).fetchall()
+
+
+STEPS: dict[int, dict[int, Step]] = {CATALOG_ID: {1: _nothing}, SHARD_ID: {1: _add_logs}}
 """For each kind of file: the step that leads from a format to the next one. Each runs in a transaction with its stamp."""
 
 
@@ -35,10 +48,10 @@ _SCHEMAS: Final = {CATALOG_ID: CATALOG.schema, SHARD_ID: SHARD_SCHEMA}
 _SPACE: Final = re.compile(r"--[^\n]*|\s+")
 
 
-def stamp(db: apsw.Connection, kind: int, version: int = FORMAT) -> None:
+def stamp(db: apsw.Connection, kind: int, version: int | None = None) -> None:
     """Mark a file with its kind and format; inside the transaction that makes it so."""
     db.pragma("application_id", kind)
-    db.pragma("user_version", version)
+    db.pragma("user_version", FORMAT if version is None else version)
 
 
 def _plain_version(found: int, kind: int) -> int:
@@ -46,14 +59,15 @@ def _plain_version(found: int, kind: int) -> int:
     return found - REPLICATED if kind == CATALOG_ID and found >= REPLICATED else found
 
 
-def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, target: int | None = None) -> bool:
-    """Bring a file to this version's format. Returns whether it is a queue.db whose queue was ever replicated.
+def require(db: apsw.Connection, kind: int, shard: int, *, older: bool = False) -> bool:
+    """Refuse a file that is not of this version's format. Returns whether it is a queue.db whose queue was ever replicated.
 
+    Args:
+        older: accept one of an older format, too.
     Raises:
-        SchemaMismatch: it is of a newer format, or of an older one and may not be written. Nothing changed.
+        SchemaMismatch: it is of a newer format, or of an older one. Nothing changed.
         StoreCorrupt: it is a file of another kind, its pages have no checksums, or it has other tables.
     """
-    target = FORMAT if target is None else target
     found = db.pragma("application_id")
     stored: int = db.pragma("user_version")
     version = _plain_version(stored, kind)
@@ -61,14 +75,10 @@ def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, targ
         raise StoreCorrupt("the file is empty or not one of strictq's", shard=shard)
     if db.filename:
         checksums.require(db, shard)
-    if version > target:
-        raise SchemaMismatch(f"its format {version} is newer than {target}, the newest this strictq knows", shard=shard)
-    if version < target and read_only:
-        raise SchemaMismatch(
-            f"its format {version} is older than {target}",
-            shard=shard,
-            hint=hints.OPEN_TO_MIGRATE,
-        )
+    if version > FORMAT:
+        raise SchemaMismatch(f"its format {version} is newer than {FORMAT}, the newest this strictq knows", shard=shard)
+    if version < FORMAT and not older:
+        raise SchemaMismatch(f"its format {version} is older than {FORMAT}", shard=shard, hint=hints.MIGRATE)
     if db.filename:
         try:
             require_schema(db, kind, shard, version)
@@ -76,10 +86,8 @@ def require(db: apsw.Connection, kind: int, shard: int, *, read_only: bool, targ
             if db.pragma("user_version") == stored:
                 raise
             # Another process has migrated it, or configured its replication, meanwhile.
-            return require(db, kind, shard, read_only=read_only, target=target)
-    while version < target:
-        version = _step(db, kind, shard, target)
-    return stored != _plain_version(stored, kind)
+            return require(db, kind, shard, older=older)
+    return stored != version
 
 
 def require_schema(db: apsw.Connection, kind: int, shard: int, version: int) -> None:
@@ -91,9 +99,8 @@ def require_schema(db: apsw.Connection, kind: int, shard: int, version: int) -> 
         StoreCorrupt: it has not.
     """
     objects: list[Any] = db.execute(SHARD.objects).fetchall()
-    optional = HOT.schema if kind == SHARD_ID else REPLICATION.schema
-    has_it = any(name == ("counted" if kind == SHARD_ID else "replication") for _, name, *_ in objects)
-    expected = dict(_expected(kind, version, tuple(STEPS[kind].items()), optional if has_it else ""))
+    replicated = any(name == "replication" for _, name, *_ in objects)
+    expected = dict(_expected(kind, version, tuple(STEPS[kind].items()), REPLICATION.schema if replicated else ""))
     for type_, name, table, root, sql in objects:
         found = (type_, table, _plain(sql))
         if str(name).startswith("sqlite_stat") or (kind == SHARD_ID and _is_programs(type_, name, table, root)):
@@ -121,7 +128,7 @@ def _expected(kind: int, version: int, steps: tuple[tuple[int, Step], ...], opti
     """Name → type, table and text of everything in a new file of this format.
 
     Args:
-        optional: tables that not every file has: the logs of hot lanes, or the row about replication.
+        optional: tables that not every file has: the row about replication.
     """
     db = apsw.Connection(":memory:")
     try:
@@ -137,23 +144,24 @@ def _expected(kind: int, version: int, steps: tuple[tuple[int, Step], ...], opti
         db.close()
 
 
-def _step(db: apsw.Connection, kind: int, shard: int, target: int) -> int:
-    """One migration, unless another process was faster. Returns the format reached."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        stored: int = db.pragma("user_version")
-        version = _plain_version(stored, kind)
-        if version < target:
+def version_of(db: apsw.Connection, kind: int) -> int:
+    """The format of a file that `require` accepted."""
+    return _plain_version(db.pragma("user_version"), kind)
+
+
+def bring_up(db: apsw.Connection, kind: int, shard: int) -> None:
+    """Bring a file that `require` accepted to this version's format, one transaction a step. No other process has it open."""
+    while (version := version_of(db, kind)) < FORMAT:
+        db.execute("BEGIN IMMEDIATE")
+        try:
             try:
                 step = STEPS[kind][version]
             except KeyError:
-                raise StoreError(f"there is no way from format {version} to {target}", shard=shard) from None
+                raise StoreError(f"there is no way from format {version} to {FORMAT}", shard=shard) from None
             step(db)
-            version += 1
-            stamp(db, kind, stored + 1)
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
-    db.execute("COMMIT")
-    return version
+            stamp(db, kind, db.pragma("user_version") + 1)
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+        db.execute("COMMIT")

@@ -45,6 +45,8 @@ class ShardHost(Host, WalHost, Protocol):
     app_schema: list[tuple[int, str]]
     clock: Clock
 
+    migrating: bool
+
     @property
     def keeps_wal(self) -> bool: ...
     def make_room(self) -> None: ...
@@ -90,7 +92,7 @@ class Shard:
             try:
                 if self.path is None:
                     catalog.lay_out_shard(db, host.catalog, self.range, host.clock)
-                migrate.require(db, migrate.SHARD_ID, self.number, read_only=host.read_only)
+                migrate.require(db, migrate.SHARD_ID, self.number, older=host.migrating)
                 catalog.verify_shard(db, host.catalog, self.range)
                 self.wal.verify(db)
                 self.wal.drop_torn(db)
@@ -98,6 +100,8 @@ class Shard:
                 self._guard = Guard(db)
                 if self._writer.distrusted and self.path is not None and not host.read_only:
                     self.wal.write_again(db)
+                if host.migrating:
+                    migrate.bring_up(db, migrate.SHARD_ID, self.number)
                 if not host.read_only:
                     try:
                         self.apply_app_schema(db)
@@ -190,17 +194,8 @@ class Shard:
 
     def cool(self) -> None:
         """Move what is hot to the tables, in bounded steps."""
-        while self.has_logs and not self.run(cooling.cool_some):
+        while self.hot is not None and not self.run(cooling.cool_some):
             pass
-
-    @property
-    def has_logs(self) -> bool:
-        """May there be hot lanes?"""
-        if self.hot is None:
-            return False
-        if self._writer.logs is None:
-            self._writer.logs = self.glance(lambda db: db.execute(HOT.exists).get) is not None
-        return self._writer.logs
 
     def drain(self, operation: Operation[T], seconds: float | None = None) -> T:
         """The same for what makes room (acks, receives): on a full disk the reserve is given up for it."""
@@ -212,7 +207,7 @@ class Shard:
                 self._host.make_room()
         else:
             result = self.run(operation, seconds)
-        if self._host.short_of_space and self._writer.logs:
+        if self._host.short_of_space and self.hot is not None:
             with suppress(StrictqError):  # what was run is committed
                 self.run(cooling.cut)
         return result
@@ -264,7 +259,7 @@ class Shard:
         self.require()
         if self.path is None:
             return self._writer.read(look)
-        if hot and self.has_logs:
+        if hot:
             self._writer.require_outside()
             return self._glances.look(look)
         try:
@@ -294,7 +289,7 @@ class Shard:
     def pending(self) -> int:
         """Unresolved messages, as they are committed. Never waits for a transaction, not even for the caller's own."""
         self.require()
-        look = _pending_with_logs if self.has_logs else _pending
+        look = _pending if self.hot is None else _pending_with_logs
         if self.busy:
             return self._writer.pending if self.path is None else self._glances.glance(look)
         return self.glance(look)
@@ -312,7 +307,7 @@ class Shard:
 
     def newest(self) -> int:
         """The newest arrival number."""
-        return self.glance(_newest_with_logs if self.has_logs else _newest)
+        return self.glance(_newest if self.hot is None else _newest_with_logs)
 
     def require(self) -> None:
         """Raise what this shard was quarantined for."""

@@ -82,6 +82,8 @@ class Store(Settings):
         self.time = QueueTime(clock, known.time_offset)
         self.now = self.time.now
         self.reserve: reserve.Reserve | None = None
+        self.migrating = False
+        """Files of older formats are brought to this one as they are opened; no other process has the queue open."""
         self.short_of_space = False
         """The reserve was given up, and is not back yet."""
         self.presence: locks.Presence | None = None
@@ -403,7 +405,7 @@ class Store(Settings):
         Args:
             seconds: in memory, where a shard has one connection: how long to wait for it; None: as every call does.
         """
-        logs = shard.has_logs
+        logs = shard.hot is not None
         ready, deadline, due, epoch, version, *newest = shard.glance(claim.outlook_with_logs if logs else claim.outlook, seconds)
         if epoch != self.epoch or version != self.settings[1]:
             return True, None  # not written since the machine booted: every lease in it is over; or hot lanes may be new to it
@@ -416,7 +418,7 @@ class Store(Settings):
 
     def soonest(self) -> int | None:
         """When, in queue time, something becomes ready by itself; None: never. Looks at every lease."""
-        times = [s.look(claim.soonest) if s.has_logs else s.glance(claim.soonest) for s in self.healthy()]
+        times = [s.glance(claim.soonest) if s.hot is None else s.look(claim.soonest) for s in self.healthy()]
         return min((at for at in times if at is not None), default=None)
 
     def count_empty(self, shard: int) -> None:

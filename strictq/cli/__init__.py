@@ -35,6 +35,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "purge": ("operating", "Remove what is waiting."),
     "config": ("configuring", "Show settings, or change them."),
     "check": ("check", "Verify every invariant of a queue."),
+    "migrate": ("migrating", "Bring an older queue to this format."),
     "replicate": ("replicating", "Ship a queue's changes to a directory."),
     "replicas": ("replicating", "What such a directory holds."),
     "restore": ("replicating", "Make a queue of it, also as of before."),

@@ -33,7 +33,7 @@ WORDS: Final[dict[str, str]] = {
     "check_arguments": (
         "integers need 64 bits at most, text needs UTF-8; if every argument has that, look for damage: strictq check QUEUE"
     ),
-    "open_to_migrate": "strictq check QUEUE --fix brings its files to this version's format",
+    "migrate": "end every process that has the queue open, and run strictq migrate QUEUE",
     "open_for_repair": "strictq check QUEUE --fix repairs it",
     "leave_shards_out": "leave --shards out: it stays as it is",
     "leave_durability_out": "leave --durability out: it stays as it is",

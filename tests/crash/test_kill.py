@@ -176,7 +176,7 @@ def test_a_kill_while_a_queue_is_migrated(tmp_path: Path, monkeypatch: pytest.Mo
         attempt += 1
     assert attempt > 0, "it was never killed"
     become_next(monkeypatch)
-    with strictq.open(path) as queue:
+    with strictq.open(path, migrate=True) as queue:
         assert queue.check() == []
         assert sorted(int(d.body) for d in queue.receive(100)) == list(range(12))
 

@@ -180,7 +180,7 @@ def test_the_wal_stays_small_under_a_load_that_never_pauses(disk: Opener) -> Non
     q = disk()
     commits: list[int] = []
     connection_of(q).set_wal_hook(_counting(q, commits))
-    _load(q, 150)
+    _load(q, 300)
     written = sum(commits)
     size = Path(f"{shard_file(q.path)}-wal").stat().st_size // 4096
     assert written > 40 * THRESHOLD, "a load that would have made a large WAL"

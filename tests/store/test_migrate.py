@@ -1,4 +1,4 @@
-"""From an older format to this one: forward only, one transaction a step, and never by somebody who only looks."""
+"""From an older format to this one: forward only, the whole queue at once, one transaction a step and file."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from pathlib import Path
 import apsw
 import pytest
 
-from strictq import SchemaMismatch, StoreCorrupt, StoreError, StrictqError
-from strictq._store import migrate
+import strictq
+from strictq import QueueNotFound, SchemaMismatch, StoreBusy, StoreCorrupt, StoreError, StoreFull, StrictqError
+from strictq._store import migrate, upgrade
 from strictq._store.migrate import CATALOG_ID, FORMAT, SHARD_ID
+from strictq.testing import FakeClock
+from tests.support.format_1 import require_busy, unpacked
 from tests.support.formats import NEXT, add_column, become_next
 from tests.support.internals import connected, store_of, tamper
 from tests.support.queues import Opener, drain, fill, shard_file
-from tests.support.running import in_threads
-
-pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
+from tests.support.running import ROOT, run_python
 
 
 @pytest.fixture
@@ -30,11 +31,11 @@ def old(disk: Opener) -> Opener:
 
 
 @pytest.fixture
-def upgrade(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def later(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes this strictq one of the next format."""
 
-    def to(shard_step: Callable[[apsw.Connection], None] = add_column) -> None:
-        become_next(monkeypatch, shard_step)
+    def to(shard_step: Callable[[apsw.Connection], None] = add_column, formats: int = 1) -> None:
+        become_next(monkeypatch, shard_step, formats)
 
     return to
 
@@ -45,99 +46,169 @@ def version(file: Path) -> int:
     return int(found)
 
 
-def files_of(opener: Opener) -> list[Path]:
-    return [Path(opener.path) / "queue.db", shard_file(opener.path, 0), shard_file(opener.path, 1)]
+def files_of(queue: Path | str) -> list[Path]:
+    return [Path(queue) / "queue.db", *sorted(Path(queue).glob("shard-????.db"))]
+
+
+def versions(opener: Opener) -> list[int]:
+    return [version(file) for file in files_of(opener.path)]
 
 
 def test_every_file_says_what_it_is(old: Opener) -> None:
-    for file, kind in zip(files_of(old), (CATALOG_ID, SHARD_ID, SHARD_ID), strict=True):
+    for file, kind in zip(files_of(old.path), (CATALOG_ID, SHARD_ID, SHARD_ID), strict=True):
         assert tamper(file, "PRAGMA application_id") == [(kind,)]
         assert version(file) == FORMAT
 
 
-def test_an_older_queue_is_migrated_when_it_is_opened(old: Opener, upgrade: Callable[..., None]) -> None:
-    upgrade()
+def test_an_older_queue_is_refused_and_not_touched_until_it_is_migrated(old: Opener, later: Callable[..., None]) -> None:
+    later()
+    before = [file.read_bytes() for file in files_of(old.path)]
+    for read_only in (False, True):
+        with pytest.raises(SchemaMismatch, match=rf"format {FORMAT} is older than {NEXT}") as caught:
+            old.open(read_only=read_only, durability=None)
+        assert caught.value.hint_code == "migrate"
+    assert [file.read_bytes() for file in files_of(old.path)] == before
+    found = strictq.migrate(old.path, clock=old.clock)
+    assert (found.before, found.format, found.files, found.old, found.done) == (FORMAT, NEXT, 3, 3, True)
+    assert versions(old) == [NEXT] * 3
+    with old.open(durability=None) as q:
+        assert sorted(drain(q)) == [("k", 1), ("k", 2), ("k", 3), ("other", 1), ("other", 2)]
+        assert q.check() == []
+
+
+def test_a_queue_is_migrated_as_it_is_opened_if_that_is_asked_for(old: Opener, later: Callable[..., None]) -> None:
+    later()
+    with (
+        strictq.open(old.path, migrate=True, clock=old.clock) as q,
+        strictq.open(old.path, migrate=True, clock=old.clock) as other,
+    ):
+        assert q.stats().depth == other.stats().depth == 5
+    assert versions(old) == [NEXT] * 3
+
+
+def test_a_new_queue_may_be_opened_so(tmp_path: Path) -> None:
+    with strictq.open(tmp_path / "q", migrate=True) as q:
+        assert q.send(b"", key="k").seq == 1
+    with strictq.open(":memory:", migrate=True) as q:
+        assert q.send(b"", key="k").seq == 1
+
+
+def test_a_dry_run_changes_nothing(old: Opener, later: Callable[..., None]) -> None:
+    later()
+    before = [file.read_bytes() for file in files_of(old.path)]
+    found = strictq.migrate(old.path, dry_run=True)
+    assert (found.old, found.done) == (3, False)
+    assert found.needs_bytes == 3 * upgrade.SHARD_BYTES
+    assert [file.read_bytes() for file in files_of(old.path)] == before
+
+
+def test_a_queue_of_this_format_has_nothing_to_do_even_while_it_is_open(old: Opener) -> None:
+    with old.open(durability=None):
+        found = strictq.migrate(old.path)
+    assert (found.old, found.done, found.needs_bytes) == (0, True, 0)
+
+
+def test_a_migration_needs_the_queue_alone(old: Opener, later: Callable[..., None]) -> None:
     q = old.open(durability=None)
-    assert sorted(drain(q)) == [("k", 1), ("k", 2), ("k", 3), ("other", 1), ("other", 2)]
-    assert q.check() == []
+    later()
+    with pytest.raises(StoreBusy, match="nothing was changed"):
+        strictq.migrate(old.path)
     q.close()
-    assert [version(f) for f in files_of(old)] == [NEXT] * 3
-    colours = [c for n in (0, 1) for (c,) in tamper(shard_file(old.path, n), "SELECT colour FROM lane")]
-    assert colours == ["blue", "blue"]
+    assert versions(old) == [FORMAT] * 3
+    strictq.migrate(old.path)
 
 
-@pytest.mark.parametrize("kind", ["catalog", "shard"])
+def test_a_migration_that_the_disk_has_no_room_for_changes_nothing(
+    old: Opener, later: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later()
+    monkeypatch.setattr(upgrade.files, "free_bytes", lambda _path: 1000)
+    with pytest.raises(StoreFull, match="nothing was changed"):
+        strictq.migrate(old.path)
+    assert versions(old) == [FORMAT] * 3
+
+
+def test_there_must_be_a_queue(tmp_path: Path) -> None:
+    with pytest.raises(QueueNotFound):
+        strictq.migrate(tmp_path / "missing")
+    assert not (tmp_path / "missing").exists()
+
+
+def test_its_progress_is_reported_file_by_file(old: Opener, later: Callable[..., None]) -> None:
+    later()
+    seen: list[tuple[int, int]] = []
+    strictq.migrate(old.path, on_progress=lambda done, files: seen.append((done, files)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
 def test_a_file_that_another_process_migrates_while_it_is_verified_is_not_damaged(
-    kind: str, old: Opener, upgrade: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    old: Opener, later: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its format and its tables are read one after the other."""
-    upgrade()
-    number = -1 if kind == "catalog" else 0
+    later()
     real, came = migrate.require_schema, []
 
     def late(db: apsw.Connection, kind: int, shard: int, version: int) -> None:
-        if shard == number and not came:
+        if not came:
             came.append(shard)
-            old.open(durability=None).close()
+            strictq.migrate(old.path)
         real(db, kind, shard, version)
 
     monkeypatch.setattr(migrate, "require_schema", late)
-    q = old.open(durability=None)
-    assert came
-    assert [s.quarantined for s in q.stats().shards] == [None, None]
-    assert q.check() == []
+    strictq.migrate(old.path)  # looks at queue.db, which is migrated meanwhile
+    assert came == [-1]
+    with old.open(durability=None) as q:
+        assert q.check() == []
 
 
-def test_a_step_runs_once_even_if_two_come_at_once(old: Opener, upgrade: Callable[..., None]) -> None:
-    ran: list[int] = []
-
-    def counting(db: apsw.Connection) -> None:
-        if db.filename:  # and not where it is asked what a file of that format looks like
-            ran.append(1)
-        add_column(db)
-
-    upgrade(counting)
-    queues = in_threads([lambda: old.open(durability=None) for _ in range(4)])
-    assert all(not isinstance(q, BaseException) for q in queues), queues
-    assert len(ran) == 2, "once for each shard"
-
-
-def test_a_failing_step_changes_nothing(old: Opener, upgrade: Callable[..., None]) -> None:
+def test_a_failing_step_changes_nothing_of_its_shard_and_the_next_run_goes_on(old: Opener, later: Callable[..., None]) -> None:
     def failing(db: apsw.Connection) -> None:
         add_column(db)
         db.execute("DELETE FROM message")
-        db.execute("INSERT INTO no_such_table VALUES (1)")
+        if db.filename.endswith("0.db"):
+            db.execute("INSERT INTO no_such_table VALUES (1)")
 
-    upgrade(failing)
-    q = old.open(durability=None)
+    later(lambda db: failing(db) if db.filename else add_column(db))
     with pytest.raises(StrictqError):
-        q.send(b"", "k")
-    q.close()
-    assert [version(f) for f in files_of(old)[1:]] == [FORMAT] * 2
-    upgrade(add_column)
-    q = old.open(durability=None)
-    assert sorted(drain(q)) == [("k", 1), ("k", 2), ("k", 3), ("other", 1), ("other", 2)]
+        strictq.migrate(old.path)
+    assert versions(old) == [NEXT, FORMAT, NEXT]
+    later(add_column)
+    found = strictq.migrate(old.path)
+    assert (found.old, found.before) == (1, FORMAT)
+    assert versions(old) == [NEXT] * 3
+    with old.open(durability=None) as q:
+        assert q.check() == []
 
 
-def test_a_step_that_is_interrupted_changes_nothing(old: Opener) -> None:
-    file = shard_file(old.path, 0)
-    db = connected(file)
+def test_a_shard_whose_migration_is_not_done_is_out_of_service_and_says_why(old: Opener, later: Callable[..., None]) -> None:
+    later()
+    strictq.migrate(old.path)
+    tamper(shard_file(old.path, 0), f"PRAGMA user_version = {FORMAT}", "ALTER TABLE lane DROP COLUMN colour")
+    with old.open(durability=None) as q:
+        assert isinstance(store_of(q).shards[0].failed, SchemaMismatch)
+        assert store_of(q).shards[1].failed is None
+    with old.open(durability=None, migrate=True) as q:
+        assert q.check() == []
+        assert q.stats().depth == 5
+
+
+def test_a_step_that_is_interrupted_changes_nothing(old: Opener, later: Callable[..., None]) -> None:
+    db = connected(shard_file(old.path, 0))
 
     def interrupted(db: apsw.Connection) -> None:
         add_column(db)
         raise KeyboardInterrupt
 
-    with pytest.MonkeyPatch.context() as m:
-        m.setitem(migrate.STEPS, SHARD_ID, {FORMAT: interrupted})
-        with pytest.raises(KeyboardInterrupt):
-            migrate.require(db, SHARD_ID, 0, read_only=False, target=NEXT)
+    later(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        migrate.bring_up(db, SHARD_ID, 0)
     assert not db.in_transaction
     assert db.pragma("user_version") == FORMAT
     assert "colour" not in [c[1] for c in db.execute("PRAGMA table_info(lane)")]
     db.close()
 
 
-def test_several_steps_each_have_a_transaction_of_their_own(old: Opener) -> None:
+def test_several_steps_each_have_a_transaction_of_their_own(old: Opener, later: Callable[..., None]) -> None:
     db = connected(shard_file(old.path, 0))
     seen: list[int] = []
 
@@ -147,44 +218,35 @@ def test_several_steps_each_have_a_transaction_of_their_own(old: Opener) -> None
         if len(seen) == 3:
             raise LookupError
 
-    with pytest.MonkeyPatch.context() as m:
-        m.setitem(migrate.STEPS, SHARD_ID, {FORMAT + n: step for n in range(3)})
-        with pytest.raises(LookupError):
-            migrate.require(db, SHARD_ID, 0, read_only=False, target=FORMAT + 3)
+    later(step, 3)
+    with pytest.raises(LookupError):
+        migrate.bring_up(db, SHARD_ID, 0)
     assert seen == [FORMAT, FORMAT + 1, FORMAT + 2]
     assert db.pragma("user_version") == FORMAT + 2, "what was reached stays"
     assert not db.in_transaction
     db.close()
 
 
-def test_a_way_that_is_missing_is_a_typed_error(old: Opener) -> None:
+def test_a_way_that_is_missing_is_a_typed_error(old: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     db = connected(shard_file(old.path, 0))
+    monkeypatch.setattr(migrate, "FORMAT", NEXT)
     with pytest.raises(StoreError, match="no way"):
-        migrate.require(db, SHARD_ID, 0, read_only=False, target=NEXT)
+        migrate.bring_up(db, SHARD_ID, 0)
     assert not db.in_transaction
     db.close()
-
-
-def test_who_only_looks_does_not_migrate(old: Opener, upgrade: Callable[..., None]) -> None:
-    upgrade()
-    with pytest.raises(SchemaMismatch) as caught:
-        old.open(read_only=True, durability=None)
-    assert "read_only" in caught.value.hint
-    assert [version(f) for f in files_of(old)] == [FORMAT] * 3
-    old.open(durability=None).close()
-    assert old.open(read_only=True, durability=None).stats().depth == 5
 
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_newer_file_is_refused_and_not_touched(old: Opener, which: int) -> None:
     """queue.db refuses the queue; a shard alone is quarantined, and the others serve."""
-    file = files_of(old)[which]
+    file = files_of(old.path)[which]
     tamper(file, f"PRAGMA user_version = {NEXT}")
     before = file.read_bytes()
     if which == 0:
-        with pytest.raises(SchemaMismatch) as caught:
-            old.open(durability=None)
-        assert "upgrade" in caught.value.hint
+        for again in (lambda: old.open(durability=None), lambda: strictq.migrate(old.path)):
+            with pytest.raises(SchemaMismatch) as caught:
+                again()
+            assert "upgrade" in caught.value.hint
     else:
         q = old.open(durability=None)
         assert "SchemaMismatch" in repr(store_of(q).shards[0].failed)
@@ -197,9 +259,78 @@ def test_a_newer_file_is_refused_and_not_touched(old: Opener, which: int) -> Non
 
 
 def test_a_file_of_the_other_kind_is_refused(old: Opener) -> None:
-    queue_db, shard, _ = files_of(old)
+    queue_db, shard, _ = files_of(old.path)
     for file, kind in ((queue_db, SHARD_ID), (shard, CATALOG_ID)):
         db = connected(file)
         with pytest.raises(StoreCorrupt):
-            migrate.require(db, kind, 0, read_only=False)
+            migrate.require(db, kind, 0)
         db.close()
+
+
+# ---- what format 1 was
+
+
+def test_a_queue_of_format_1_keeps_all_it_holds(tmp_path: Path) -> None:
+    clock = FakeClock()
+    path = unpacked("busy", tmp_path / "q")
+    with pytest.raises(SchemaMismatch, match="format 1 is older"):
+        strictq.open(path, clock=clock)
+    found = strictq.migrate(path, clock=clock)
+    assert (found.before, found.old, found.done) == (1, 3, True)
+    with strictq.open(path, clock=clock) as q:
+        require_busy(q)
+        clock.advance(700.0)  # the lease that format 1 gave is over
+        (first,) = q.receive(2, keys=["leased"])
+        assert first.seq == 1, "alone: it may have been started"
+        assert first.token > 1099511627778, "the token of that lease"
+        first.ack()
+        assert drain(q) == [("leased", 2), ("leased", 3)]
+
+
+def test_a_queue_of_format_1_is_migrated_after_a_reboot(tmp_path: Path) -> None:
+    """The first process of a boot begins a new epoch, which ends the leases of the boot before."""
+    clock = FakeClock()
+    path = unpacked("busy", tmp_path / "q")
+    clock.reboot()
+    with strictq.open(path, clock=clock, migrate=True) as q:
+        (d,) = q.receive(1, keys=["leased"])
+        assert d.seq == 1
+        assert d.token > 1099511627778, "the token of its lease of the boot before"
+        d.ack()
+        q.receive(1, keys=["leased"])[0].ack()
+        q.receive(1, keys=["leased"])[0].ack()
+        assert q.check() == []
+        assert q.stats().dead == 1
+
+
+def test_an_idle_queue_of_format_1_goes_on_with_its_seqs_on_hot_lanes(tmp_path: Path) -> None:
+    path = unpacked("idle", tmp_path / "q")
+    with strictq.open(path, migrate=True, clock=FakeClock()) as q:
+        assert [q.send(b"", key=f"k{n}").seq for n in range(3)] == [4, 4, 4]
+        assert sum(len(shard.hot.lanes) for shard in store_of(q).shards if shard.hot is not None) == 3
+        assert q.check() == []
+
+
+def test_the_version_before_refuses_this_format(tmp_path: Path) -> None:
+    """As it does every format that it does not know: by the number alone."""
+    path = unpacked("idle", tmp_path / "q")
+    strictq.migrate(path, clock=FakeClock())
+    assert [version(file) for file in files_of(path)] == [2, 2, 2]
+
+
+def test_a_million_messages_are_not_rewritten(tmp_path: Path) -> None:
+    """The size of a shard does not matter: its pages stay as they are, but for the schema's and the new ones."""
+    path = unpacked("busy", tmp_path / "q")
+    sizes = [file.stat().st_size for file in files_of(path)]
+    strictq.migrate(path, clock=FakeClock())
+    for file, before in zip(files_of(path)[1:], sizes[1:], strict=True):
+        assert file.stat().st_size - before <= upgrade.SHARD_BYTES
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = unpacked("busy", tmp_path / "q")
+    script = "import sys; from strictq.cli import main; main()"
+    assert "3 files of 3 would go from format 1 to 2" in run_python(script, "migrate", path, "--dry-run")
+    assert "migrated 3 files from format 1 to 2" in run_python(script, "migrate", path)
+    assert "nothing to do" in run_python(script, "migrate", path)
+    assert ROOT.is_dir()

@@ -24,15 +24,9 @@ def note(db: apsw.Connection) -> None:
     db.execute("CREATE TABLE note (text TEXT) STRICT")
 
 
-def become_next(patch: pytest.MonkeyPatch, shard_step: Callable[[apsw.Connection], None] = add_column) -> None:
-    """Make this strictq one of the next format."""
-    patch.setitem(migrate.STEPS, SHARD_ID, {FORMAT: shard_step})
-    patch.setitem(migrate.STEPS, CATALOG_ID, {FORMAT: note})
-    patch.setattr(migrate, "FORMAT", NEXT)
-    for function in (migrate.require, migrate.stamp):
-        # Defaults are taken when a function is made.
-        for defaults in (function.__kwdefaults__, function.__defaults__):
-            if isinstance(defaults, dict) and "target" in defaults:
-                patch.setitem(defaults, "target", NEXT)
-        if function.__defaults__ == (FORMAT,):
-            patch.setattr(function, "__defaults__", (NEXT,))
+def become_next(patch: pytest.MonkeyPatch, shard_step: Callable[[apsw.Connection], None] = add_column, formats: int = 1) -> None:
+    """Make this strictq one of the next format, or of one some formats later."""
+    for n in range(formats):
+        patch.setitem(migrate.STEPS[SHARD_ID], FORMAT + n, shard_step)
+        patch.setitem(migrate.STEPS[CATALOG_ID], FORMAT + n, note if n == 0 else lambda _db: None)
+    patch.setattr(migrate, "FORMAT", FORMAT + formats)

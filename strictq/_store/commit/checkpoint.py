@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -13,7 +13,7 @@ from ... import _files as files
 from ..._clock import Clock
 from ..._errors import StoreBusy, StoreCorrupt, StoreError
 from ..._observe import logger
-from ..._sql import HOT, SHARD
+from ..._sql import SHARD
 from ..catalog import Catalog
 from ..disk import checksums, layout, wal_file
 from .connection import Durability, LockWait, at_once, failed_sync, leak, translate
@@ -121,16 +121,23 @@ class ShardWal:
             return  # without its counter row nothing is written to the shard; check() reports it
         if Totals.read(db).epoch >= self._host.epoch:
             return  # a write of this boot came after this
+        try:
+            with self._at_its_end(db) as end:
+                layout.cut_wal(self._path, end)
+        except OSError as e:
+            raise files.failure("its WAL could not be cut", e, self._shard) from e
+
+    @contextmanager
+    def _at_its_end(self, db: apsw.Connection) -> Iterator[int]:
+        """Hold the shard's write lock; gives the byte of the WAL behind its newest commit, as every connection sees it now."""
         other = self._connect("process", cache_kib=256)  # SQLite reports the end of a WAL outside of transactions only
         try:
             other.execute(SHARD.has_meta).fetchall()
-            db.execute("BEGIN IMMEDIATE")
+            db.execute("BEGIN IMMEDIATE")  # nobody appends meanwhile
             try:
-                layout.cut_wal(self._path, wal_file.end(other, PAGE_BYTES))
+                yield wal_file.end(other, PAGE_BYTES)
             finally:
                 db.execute("ROLLBACK")
-        except OSError as e:
-            raise files.failure("its WAL could not be cut", e, self._shard) from e
         finally:
             other.close()
 
@@ -147,18 +154,20 @@ class ShardWal:
         """After a failed sync: the same bytes once more, so that the kernel writes them, and a sync that counts.
 
         A checkpoint instead would bring the database ahead of the WAL that is really on the disk, and a power cut would mix them.
+
+        What lies behind the newest commit is dropped: a commit whose sync failed may be whole there, and a power cut would bring
+        it back after readers saw that it had not happened.
         """
         assert self._path is not None
-        db.execute("BEGIN IMMEDIATE")  # nobody appends meanwhile
         failure = self._host.suspects(self._shard)
+        # Not what is on the disk for sure: a power cut in the middle of writing may leave garbage.
+        marked = wal_file.read_mark(self._path.with_name(layout.MARKS), self._shard)
         try:
-            # Not what is on the disk for sure: a power cut in the middle of writing may leave garbage.
-            marked = wal_file.read_mark(self._path.with_name(layout.MARKS), self._shard)
-            layout.rewrite_wal(self._path, wal_file.end_of(self._path, self._synced, self._mark, marked))
+            with self._at_its_end(db) as end:
+                layout.cut_wal(self._path, max(end, wal_file.HEADER_BYTES))
+                layout.rewrite_wal(self._path, wal_file.end_of(self._path, self._synced, self._mark, marked))
         except OSError as e:
             raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self._shard, cause=e) from e
-        finally:
-            db.execute("ROLLBACK")
         self._writer.trust()
         self._host.trust(self._shard, failure)
 
@@ -339,17 +348,11 @@ class ShardWal:
 def damage_of_wal(path: Path, db: apsw.Connection, shard: int, *, every_commit_synced: bool) -> str | None:
     """What is wrong with the WAL of the shard that this connection has read, by its mark and by itself."""
 
-    def in_database(image: Callable[[int], bytes | None]) -> bool:
-        """Does the WAL's counter row, which every transaction writes, say what the database says?
+    def in_database(written: Iterator[tuple[int, bytes]]) -> bool:
+        from ..disk.stored_pages import StoredPages  # only where the WAL's header is damaged
 
-        Not where there are logs of hot lanes: a transaction may write to these alone, so nobody knows.
-        """
-        from ..disk import pages  # only where frames are damaged
-
-        if db.execute(HOT.exists).get is not None:
-            return False
-        page = image(db.execute(SHARD.counter_page).get)
-        return page is None or pages.first_row(page)[1:] == db.execute(SHARD.read_counter).get
+        with StoredPages(path, read_only=True) as stored:
+            return all(number <= stored.count and stored.says(number, page) for number, page in written)
 
     mark = wal_file.read_mark(path.with_name(layout.MARKS), shard)
     return wal_file.damage(path, db, mark, every_commit_synced=every_commit_synced, in_database=in_database)

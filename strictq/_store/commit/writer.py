@@ -31,7 +31,7 @@ from ..._errors import (
     StrictqError,
 )
 from ..._observe import Observers, notify
-from ..._sql import CLAIM, HOT, SHARD
+from ..._sql import CLAIM, SHARD
 from ..._types import Event
 from ..topology import Range
 from .calls import Call, Operation, is_mine, whoami
@@ -104,8 +104,6 @@ class Writer:
         """
         self._opener = opener
         self._hot = hot
-        self.logs: bool | None = None
-        """Whether the shard has logs for hot lanes; None: it was not looked at yet."""
         self._end_boot = end_boot
         self._in_memory = in_memory
         self._shard = part.shard
@@ -313,15 +311,11 @@ class Writer:
         try:
             before = db.total_changes()
             self._in_vain = False
-            hot = self._hot if self.logs else None
+            hot = self._hot
             totals = Totals.read(db) if hot is None else hot.begin(db)
             if totals.config_version != host.settings[1]:
                 self._require_range(db)
                 self._agree_on_config(db, totals)
-            if not self.logs and self._has_logs(db, host.settings[0]) and hot is None:
-                hot = self._hot
-                assert hot is not None
-                hot.agree(db, totals)
             tx = Tx(db, self._shard, totals, host.now(), host.settings[0], before, hot)
             if totals.epoch != host.epoch:
                 self._agree_on_epoch(tx)
@@ -330,17 +324,6 @@ class Writer:
             return tx
         except BaseException as e:
             raise self._undo(e) from None
-
-    def _has_logs(self, db: apsw.Connection, config: QueueConfig) -> bool:
-        """Has the shard logs for hot lanes? They are made when hot lanes are wanted first, and stay."""
-        if self._hot is None:
-            return False
-        if self.logs is None:
-            self.logs = db.execute(HOT.exists).get is not None
-        if not self.logs and config.hot_lanes:
-            db.execute(HOT.schema).fetchall()
-            self.logs = True
-        return self.logs
 
     def _require_range(self, db: apsw.Connection) -> None:
         """Refuse to write where this process routes keys by another range than the shard's.
@@ -358,7 +341,6 @@ class Writer:
     def _agree_on_config(self, db: apsw.Connection, totals: Totals) -> None:
         host = self._host
         config, version = host.settings
-        self.logs = None
         if totals.config_version > version:
             host.adopt_config(db.execute(SHARD.read_meta, ("config",)).get, totals.config_version)
         else:
@@ -415,7 +397,6 @@ class Writer:
 
     def _roll_back(self, tx: Tx) -> None:
         """What the COMMIT did not end."""
-        self.logs = None
         with suppress(apsw.Error):
             if tx.db.in_transaction:
                 tx.run("ROLLBACK")
@@ -424,7 +405,6 @@ class Writer:
     def _undo(self, error: BaseException) -> BaseException:
         """Roll back and say what is to be raised. The connection is dropped where it can't be trusted any more."""
         db = self._db
-        self.logs = None
         try:
             if db is not None and db.in_transaction:
                 db.execute("ROLLBACK")
@@ -485,7 +465,6 @@ class Writer:
             self._drop_connection()  # another process saw a sync fail: to open it again puts it right
         if self._db is None:
             if self._hot is not None:
-                self.logs = None
                 self._hot.unsure = True  # other numbers may stand for what is written from now on: commits may have been lost
             self._db = self._opener()
             self._db.set_busy_handler(self._lock_wait)

@@ -278,17 +278,14 @@ class Wal:
         _page, _commit, salts, a, b = _FRAME.unpack_from(raw)
         return salts == header.salts and self._sums(raw, sums, header) == (a, b)
 
-    def last_image(self, header: Header, page: int) -> bytes | None:
-        """What its commits say of a page in the end."""
-        last = committed = None
-        done = max(self.commits(header), default=0)
-        for number in range(1, done + 1):
-            raw = self.frame(number, header.page_bytes)
-            if _FRAME.unpack(raw)[0] == page:
-                last = number
-        if last is not None:
-            committed = self.frame(last, header.page_bytes, page=True)[FRAME_HEADER_BYTES:]
-        return committed
+    def images(self, header: Header) -> Iterator[tuple[int, bytes]]:
+        """Each page that its commits wrote, and what the last of them wrote there."""
+        last = {}
+        for number in range(1, max(self.commits(header), default=0) + 1):
+            page, *_ = _FRAME.unpack(self.frame(number, header.page_bytes))
+            last[page] = number
+        for page, number in last.items():
+            yield page, self.frame(number, header.page_bytes, page=True)[FRAME_HEADER_BYTES:]
 
 
 def damage(
@@ -297,13 +294,13 @@ def damage(
     mark: Mark | None,
     *,
     every_commit_synced: bool,
-    in_database: Callable[[Callable[[int], bytes | None]], bool],
+    in_database: Callable[[Iterator[tuple[int, bytes]]], bool],
 ) -> str | None:
     """What is wrong with a shard's WAL, as this connection, which has read the database, sees it; None: nothing that shows.
 
     Args:
         every_commit_synced: all who ever wrote to it did so at "full".
-        in_database: given a function from a page to what the WAL says of it: is that what the database says already?
+        in_database: given pages with what the WAL says of them: does the database file say the same already?
     """
     with Wal.of(path) as wal:
         header = wal.header() if wal is not None else None
@@ -311,7 +308,7 @@ def damage(
             return None
         if not header.sound:
             mended = wal.mended(header)
-            if mended is None or in_database(lambda page: wal.last_image(mended, page)):
+            if mended is None or in_database(wal.images(mended)):
                 # A power cut tore it when the WAL was to begin anew, and then everything is in the database; or as good as that.
                 return None
             return "the header of its WAL is damaged"

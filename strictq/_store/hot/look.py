@@ -30,20 +30,17 @@ class Shadows:
         self._made = False
         self._shown = False
         self._filled: tuple[int, int, int, int] | None = None
-        self._logs = False
 
     def prepare(self, db: apsw.Connection, wanted: bool | None) -> bool:
         """Bring the views up to date with what this read transaction sees.
 
         Args:
-            wanted: False: the look sees the tables alone; None: it looks at neither.
+            wanted: False: the look sees the tables alone; None: it looks at neither, so nothing is read for it.
         Returns:
             Whether temporary tables changed: a rollback would undo that.
         """
-        if not self._logs:
-            self._logs = db.execute(HOT.exists).get is not None
-        if not self._logs or wanted is None:
-            return False
+        if wanted is None:
+            return self._known is db and self._hide(db)
         changed = self._known is not db
         if changed:
             db.execute(HOT.drop_shadows).fetchall()  # what a look left that failed
@@ -75,8 +72,11 @@ class Shadows:
             db.execute(HOT.hide_shadows).fetchall()
         return shown
 
-    def _agree(self, db: apsw.Connection) -> Totals:
-        totals = Totals(*db.execute(_COUNTER).get)
+    def _agree(self, db: apsw.Connection) -> Totals | None:
+        row = db.execute(_COUNTER).get
+        if row is None:
+            return None  # check() reports it
+        totals = Totals(*row)
         self._memory.agree(db, totals)
         return totals
 

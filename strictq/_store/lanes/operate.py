@@ -178,7 +178,7 @@ def next_dead_lane(db: apsw.Connection, after: int) -> int | None:
 
 def _lane_of(shard: Shard, key: bytes) -> int | None:
     """The lane of a key, which is not hot then."""
-    if shard.has_logs:
+    if shard.hot is not None:
         return shard.run(bound(lanes.find, key))
     lane: int | None = shard.read(lambda db: db.execute(LANES.by_key, (key,)).get)
     return lane

@@ -25,7 +25,6 @@ from ... import _files as files
 from ..._errors import StoreCorrupt
 from ..._sql import HOT, SHARD
 from ..commit.connection import Durability, check_file, connect
-from ..commit.tx import Totals
 from ..disk import checksums
 from ..disk.pages import Unreadable
 from ..disk.wal_file import FRAME_HEADER_BYTES, HEADER_BYTES, parse_header
@@ -85,7 +84,6 @@ class WalTail:
             self.close()
             raise
         self._counter: int = self._writer.execute(SHARD.counter_page).get
-        self._logs: bool | None = None
 
     def _connect(self, durability: Durability) -> apsw.Connection:
         db = connect(str(self._path), durability=durability, cache_kib=256)
@@ -210,8 +208,6 @@ class WalTail:
 
     def _newest(self, db: apsw.Connection) -> int:
         """The queue time of the newest write that a connection sees."""
-        if db.execute(HOT.exists).get is None:
-            return Totals.read(db).last_time
         at: int = db.execute(HOT.last_time).get
         return at
 

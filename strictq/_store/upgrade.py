@@ -1,0 +1,102 @@
+"""From an older format of the files to this one: the whole queue at once, while no process has it open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import apsw
+import attrs
+
+from .. import _files as files
+from .. import _hints as hints
+from .._clock import Clock
+from .._errors import QueueNotFound, StoreBusy, StoreFull, StrictqError
+from .._findings import Migration
+from . import catalog, migrate
+from .catalog import Catalog
+from .commit.connection import check_file, connect, translate
+from .disk import epoch, layout, locks
+from .store import Store
+
+ALONE_SECONDS: Final = 1.0
+SHARD_BYTES: Final = 64 << 10
+"""What a step may add to a shard and to its WAL. No step rewrites messages."""
+
+
+def upgrade(
+    directory: Path, clock: Clock, *, dry_run: bool = False, on_progress: Callable[[int, int], None] = lambda _done, _all: None
+) -> Migration:
+    """Bring every file of a queue to this version's format. See `strictq.migrate`."""
+    if not layout.find(directory):
+        raise QueueNotFound(f"there is no queue at {directory}")
+    layout.check_own(directory, writing=True)
+    found = _look(directory)
+    if dry_run or found.done:
+        return found
+    presence = locks.Presence(directory)
+    try:
+        if not presence.alone(ALONE_SECONDS):
+            raise StoreBusy("another process has the queue open; nothing was changed", shard=-1, hint=hints.CLOSE_EVERYWHERE)
+        free = files.free_bytes(directory / layout.CATALOG)
+        if free is not None and free < found.needs_bytes:
+            raise StoreFull(
+                f"the migration needs {found.needs_bytes:,} bytes, and the disk has {free:,}; nothing was changed", shard=-1
+            )
+        # queue.db comes first: from then on older versions refuse the queue, however far its shards are.
+        catalog.bring_up(directory)
+        on_progress(1, found.files)
+        _bring_up_shards(directory, clock, presence, on_progress)
+    finally:
+        presence.leave()
+    return attrs.evolve(found, done=True)
+
+
+def _look(directory: Path) -> Migration:
+    known = catalog.read(directory, older=True)
+    formats = [_format(directory / layout.CATALOG, -1, migrate.CATALOG_ID)]
+    formats += [_format(directory / part.file, part.shard, migrate.SHARD_ID) for part in known.topology]
+    old = sum(number < migrate.FORMAT for number in formats)
+    return Migration(min(formats), migrate.FORMAT, len(formats), old, old * SHARD_BYTES, done=not old)
+
+
+def _format(file: Path, shard: int, kind: int) -> int:
+    check_file(file, shard, writing=True)
+    try:
+        db = connect(str(file), durability="full")
+        try:
+            migrate.require(db, kind, shard, older=True)
+            return migrate.version_of(db, kind)
+        finally:
+            db.close()
+    except apsw.Error as e:
+        raise translate(e, shard) from e
+
+
+def _bring_up_shards(directory: Path, clock: Clock, presence: locks.Presence, on_progress: Callable[[int, int], None]) -> None:
+    """As the only process of the queue: each shard is opened as for writing, which verifies it first, and then stepped on."""
+    known = _of_this_boot(directory, catalog.read(directory), clock)
+    store = Store(directory, known, clock, durability="full")
+    store.presence = presence
+    store.migrating = True
+    failures: list[StrictqError] = []
+    try:
+        for done, shard in enumerate(store.shards, 2):
+            try:
+                shard.open()
+            except StrictqError as e:
+                failures.append(e)  # a damaged shard keeps its format; the others do not wait for it
+            on_progress(done, len(store.shards) + 1)
+    finally:
+        store.close()
+    if failures:
+        raise failures[0]
+
+
+def _of_this_boot(directory: Path, known: Catalog, clock: Clock) -> Catalog:
+    """Begin a new epoch if the machine booted since the queue was last used, as the first process that opens it does."""
+    if known.boot_id == clock.boot_id():
+        return known
+    catalog.raise_epoch(directory, clock.boot_id(), epoch.next_offset(directory, known, clock))
+    return catalog.read(directory)

@@ -1,0 +1,56 @@
+"""The power fails in the middle of a migration: the next run finishes it, and nothing is lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import strictq
+from strictq import SchemaMismatch
+from strictq.testing import FakeClock
+from tests.support.format_1 import require_busy, unpacked
+from tests.support.powercut import quiet, recording
+from tests.support.powercut_campaign import fast_directory
+from tests.support.powercut_disk import MODES, Platter, put_out
+
+EVERY = 3
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    with fast_directory(tmp_path) as directory:
+        yield directory
+
+
+@pytest.mark.parametrize("phase", range(EVERY))
+def test_a_cut_at_any_point_of_a_migration(phase: int, place: Path) -> None:
+    clock = FakeClock()
+    (place / "recorded").mkdir()
+    unpacked("busy", place / "recorded" / "q")
+    with recording(place / "recorded", clock) as journal:
+        strictq.migrate(journal.root / "q", clock=clock)
+    platter = Platter(journal.start)
+    chance = random.Random(phase)
+    refused = partly = whole = 0
+    for index, op in enumerate(journal.ops):
+        platter.follow(op)
+        if index % EVERY != phase and op.kind not in ("sync", "syncdir"):
+            continue
+        put_out(platter.cut(chance.choice(MODES) if platter.pending else "none", chance), place / "image", chance)
+        later = FakeClock(boot_seconds=5_000.0)
+        later.reboot()
+        with quiet(later):
+            try:
+                with strictq.open(place / "image" / "q", clock=later) as q:
+                    reasons = [shard.quarantined for shard in q.stats().shards if shard.quarantined is not None]
+                assert all("format 1 is older" in reason for reason in reasons)
+                partly += bool(reasons)
+                whole += not reasons
+            except SchemaMismatch:
+                refused += 1
+            with strictq.open(place / "image" / "q", clock=later, migrate=True) as q:
+                require_busy(q)
+    assert min(refused, partly, whole) > 0, (refused, partly, whole)
