@@ -284,10 +284,12 @@ class ExportError(StrictqError):
 
 
 class TargetUnavailable(StrictqError):
-    """The directory that a queue ships to, or is restored from, can't be read or written. The queue itself is unharmed.
+    """The directory or object store that a queue ships to, or is restored from, can't be read or written, or does not answer.
+
+    The queue itself is unharmed. Not transient where credentials are missing or refused.
 
     Attributes:
-        target: the directory.
+        target: its name.
     """
 
     transient = True

@@ -327,7 +327,7 @@ class Migration(Report):
 
 @attrs.frozen
 class ReplicaReport(Report):
-    """What a directory holds that a queue shipped to.
+    """What a target holds that a queue shipped to.
 
     Attributes:
         target: the directory.

@@ -74,7 +74,7 @@ OUTCOME_UNKNOWN: Final = Coded(
 )
 TARGET_UNAVAILABLE: Final = Coded(
     "target_unavailable",
-    "see that the directory is there, mounted and writable; shipping goes on by itself",
+    "see that the directory is there, mounted and writable, or the store reachable; shipping goes on by itself",
 )
 REPLICA_GAP: Final = Coded("replica_gap", "restore to a point in time before it: `strictq replicas TARGET` lists them")
 DIVERGED: Final = Coded(
@@ -84,7 +84,18 @@ DIVERGED: Final = Coded(
 # ---- replication
 
 OTHER_DIRECTORY: Final = Coded("other_directory", "give a directory that is empty or missing, on another disk")
-TARGET_IS: Final = Coded("target_is", "give a directory: 'file:/mnt/backup/orders' or its path")
+TARGET_IS: Final = Coded(
+    "target_is", "give a directory, 'file:/mnt/backup/orders' or its path, or a place in an object store: 's3://bucket/orders'"
+)
+STORE_CREDENTIALS: Final = Coded(
+    "store_credentials",
+    "give this process credentials that may list, read, write and delete there, as for every AWS program: AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY, a profile, or the role of the machine",
+)
+KEY_FILE: Final = Coded("key_file", "make one: head -c 32 /dev/urandom | base64 > FILE; keep it apart from the target")
+KEY_OF_REPLICA: Final = Coded(
+    "key_of_replica", "give the key file that it was configured with, or ship with another key to a target that is empty"
+)
 EMPTY_TARGET: Final = Coded("empty_target", "give a directory that is empty, missing, or this queue's own target")
 PUT_IN_SERVICE: Final = Coded(
     "put_in_service",

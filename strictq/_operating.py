@@ -135,8 +135,9 @@ class Operations:
     # ---- replication
 
     def configure_replication(
-        self, target: str | os.PathLike[str], mode: Any, *, interval_seconds: float, max_lag_bytes: int, keep_seconds: float
-    ) -> ReplicationStatus:
+        self, target: str | os.PathLike[str], mode: Any, *, interval_seconds: float, max_lag_bytes: int, keep_seconds: float,
+        key_file: str | os.PathLike[str] | None,
+    ) -> ReplicationStatus:  # fmt: skip
         storage = self._open(writing=True)
         from .replication import settings  # only queues that have a replica need it
 
@@ -144,6 +145,7 @@ class Operations:
             max(validate.microseconds("interval_seconds", interval_seconds) / MICROSECONDS, 0.01),
             validate.whole("max_lag_bytes", max_lag_bytes, 1 << 20, 1 << 50),
             validate.microseconds("keep_seconds", keep_seconds) / MICROSECONDS,
+            "" if key_file is None else settings.key_path(key_file),
         )
         settings.configure(storage, target, mode, wanted)
         found = storage.replication_status()

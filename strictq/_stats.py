@@ -118,6 +118,8 @@ class ReplicationStatus(Report):
         stopped: shipping ended, because of last_error, until it is configured again.
         lapsed: the target was out of reach for so long that the WAL is not kept for it any more. What it lacks is shipped as
             whole shards when it is back.
+        write_once: when it was configured, the target refused to write a name that was taken. Where it does not, two copies of
+            the queue that ship there at the same moment are found out later, and not at once.
     """
 
     mode: str
@@ -132,6 +134,7 @@ class ReplicationStatus(Report):
     last_error: str | None = None
     stopped: bool = False
     lapsed: bool = False
+    write_once: bool = True
 
 
 @attrs.frozen

@@ -151,9 +151,9 @@ class Event(Report):
     """Something an operator wants to know, given to the `on_event` hooks after it was committed.
 
     Attributes:
-        kind: "dead_letter", "poison", "lease_lost", "shard_quarantined", "shard_repaired", "breaker_opened",
-            "breaker_closed", "worker_started" or "worker_stopped". The last four are a worker's in this process, and concern no
-            shard (-1).
+        kind: "dead_letter", "poison", "lease_lost", "shard_quarantined", "shard_repaired"; "breaker_opened", "breaker_closed",
+            "worker_started" or "worker_stopped", of a worker in this process; "replication_lapsed", "replication_resumed" or
+            "replication_stopped", where this process ships. The last seven concern no shard (-1).
         detail: reason or error, for a person.
     """
 
@@ -167,6 +167,9 @@ class Event(Report):
         "breaker_closed",
         "worker_started",
         "worker_stopped",
+        "replication_lapsed",
+        "replication_resumed",
+        "replication_stopped",
     ]
     shard: int
     key: Key | None = None

@@ -495,31 +495,36 @@ class Queue:
         interval_seconds: float = 1.0,
         max_lag_bytes: int = 1 << 30,
         keep_seconds: float = 86_400.0,
+        key_file: str | os.PathLike[str] | None = None,
     ) -> ReplicationStatus:
-        """Ship every change to a directory from now on, from which `strictq.restore` makes the queue again.
+        """Ship every change to a target from now on, from which `strictq.restore` makes the queue again.
 
         Stored with the queue: one of the processes that have it open ships, and another one takes over when that ends. What
         was committed after the last segment is lost with the disk of the queue: see `ReplicationStatus.lag_seconds`.
 
         Args:
-            target: "file:/mnt/backup/orders" or a path: empty, missing, or this queue's own replica; on another disk. A share
-                must be mounted.
+            target: a directory on another disk or a share that is mounted, "file:/mnt/backup/orders" or a path; or a place in an
+                object store, "s3://bucket/orders" (extra `remote`). Empty, missing, or this queue's own replica.
             mode: "async": no call waits for the target.
             interval_seconds: between two segments; 0.01 at least.
             max_lag_bytes: while the target is out of reach, changes are kept in the WALs up to this size, at least 1 MiB. Beyond
                 it they are not kept, and what the target lacks is shipped as whole shards later.
             keep_seconds: how far back a restore to a point in time can go.
+            key_file: a file with a secret of 16 bytes or more, which every process that ships can read. Segments are hashed with
+                it, so that whoever can write to the target can't make one up. They are not encrypted.
         Returns:
             How far it is: shipping has begun, not ended.
         Raises:
             InvalidArgument, ConfigError: nothing changed.
-            Diverged: the directory is the replica of another queue, or of another history of this one; nothing changed.
+            MissingExtra: it needs the extra `remote`; nothing changed.
+            Diverged: the target is the replica of another queue, or of another history of this one; nothing changed.
             TargetUnavailable: it can't be read or written; nothing changed.
         Source: docs/howto/replication.md
         """
         return self._operations.configure_replication(
-            target, mode, interval_seconds=interval_seconds, max_lag_bytes=max_lag_bytes, keep_seconds=keep_seconds
-        )
+            target, mode, interval_seconds=interval_seconds, max_lag_bytes=max_lag_bytes, keep_seconds=keep_seconds,
+            key_file=key_file,
+        )  # fmt: skip
 
     def detach(self) -> bool:
         """Ship the queue no longer. Its replica stays as it is. Returns whether the queue was shipped."""

@@ -32,7 +32,7 @@ LAYERS = [
         "_files",
         "_process",
     },
-    {"_findings", "_config", "_sql", "_durations", "_observe"},
+    {"_findings", "_config", "_sql", "_durations", "_observe", "_net"},
     {"_store"},
     {"replication"},  # above the store's api; a queue configures it
     {
@@ -75,6 +75,7 @@ ONLY_IN = {
     "pandas": {"spark"},
     "pytest": set(),  # the plugin lies beside the package: what pytest loads everywhere must not import it
     "numpy": {"spark"},
+    "s3fs": {"replication"},
     "trio": {"aio"},  # late, where trio runs already: see test_import_is_light
 }
 NEVER = {"pickle", "cPickle", "marshal", "shelve", "dill", "sqlite3"}

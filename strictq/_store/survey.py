@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -82,6 +83,7 @@ def replication(store: Store) -> ReplicationStatus | None:
         last_error=status.error or None,
         stopped=status.stopped,
         lapsed=status.lapsed,
+        write_once=json.loads(known.settings or "{}").get("write_once", True),
     )
 
 

@@ -359,11 +359,12 @@ class AsyncQueue(Calls):
         interval_seconds: float = 1.0,
         max_lag_bytes: int = 1 << 30,
         keep_seconds: float = 86_400.0,
+        key_file: str | os.PathLike[str] | None = None,
     ) -> ReplicationStatus:
         """See Queue.configure_replication."""
         return await self._run(
             self.sync.configure_replication, target, mode, interval_seconds=interval_seconds, max_lag_bytes=max_lag_bytes,
-            keep_seconds=keep_seconds,
+            keep_seconds=keep_seconds, key_file=key_file,
         )  # fmt: skip
 
     async def detach(self) -> bool:

@@ -54,7 +54,7 @@ WORDS: Final[dict[str, str]] = {
 """By the code of a sentence: what is said instead, with the same parameters."""
 SAME: Final = frozenset(
     """
-    target_unavailable diverged other_directory target_is empty_target again_from_newer
+    target_unavailable diverged other_directory target_is empty_target again_from_newer store_credentials key_file key_of_replica
     consumer_busy consumer_lost store_busy store_full schema_mismatch install_pyspark settled_already other_queue_object
     give_reason give_handle open_its_queue names_in_utf8 one_key settle_earlier install_extra handler_yields
     checkpoint_too_old run_batch_again only_app_tables sql_too_long install_apsw fork_outside open_again use_transaction

@@ -19,6 +19,7 @@ from strictq.cli._words import emit, size, span
 EXAMPLES: Final = {
     "replicate": """
 strictq replicate orders.strictq --to /mnt/backup/orders --once
+strictq replicate orders.strictq --to s3://backups/orders
 strictq replicate orders.strictq
 strictq replicate orders.strictq --detach
 strictq replicate restored.strictq --alone
@@ -60,18 +61,19 @@ class Moment(click.ParamType[datetime]):
 
 @command(EXAMPLES["replicate"])
 @queue_argument
-@click.option("--to", metavar="TARGET", help="Ship to this directory from now on; stored with the queue.")
+@click.option("--to", metavar="TARGET", help="Ship to this directory or s3://BUCKET/PREFIX from now on; stored with the queue.")
 @click.option("--interval", type=Seconds(min=0.01), default=1.0, help="With --to: between two segments.")
 @click.option("--keep", type=Seconds(min=0), default=86400.0, help="With --to: how far back a restore can go.")
 @click.option("--max-lag", type=click.IntRange(min=1 << 20), default=1 << 30, help="With --to: bytes kept for a lost target.")
+@click.option("--key-file", type=PATH, metavar="FILE", help="With --to: key segments with the secret in this file.")
 @click.option("--once", is_flag=True, help="End when everything is shipped.")
 @click.option("--detach", is_flag=True, help="Ship no longer, and end.")
 @click.option("--alone", is_flag=True, help="Put a restored queue in service without a replica, and end.")
 @quiet_option
 @json_option
 def replicate(
-    queue: Path, to: str | None, interval: float, keep: float, max_lag: int, once: bool, detach: bool, alone: bool, quiet: bool,
-    as_json: bool,
+    queue: Path, to: str | None, interval: float, keep: float, max_lag: int, key_file: Path | None, once: bool, detach: bool,
+    alone: bool, quiet: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Ship what changes in a queue to its replica, until Ctrl-C. Every process that has the queue open does that too.
 
@@ -95,7 +97,9 @@ def replicate(
             found = q.replication()
         else:
             if to is not None:
-                q.configure_replication(to, interval_seconds=interval, keep_seconds=keep, max_lag_bytes=max_lag)
+                q.configure_replication(
+                    to, interval_seconds=interval, keep_seconds=keep, max_lag_bytes=max_lag, key_file=key_file
+                )
             found = _ship(q, stopping, once=once, quiet=quiet)
     if as_json:
         emit({"replication": None if found is None else found.to_dict()})
@@ -143,7 +147,7 @@ def status_line(found: ReplicationStatus | None) -> str:
 
 
 @command(EXAMPLES["replicas"])
-@click.argument("target", metavar="TARGET", help="The directory that a queue ships to.")
+@click.argument("target", metavar="TARGET", help="The directory or s3://BUCKET/PREFIX that a queue ships to.")
 @click.option("--points", is_flag=True, help="Each state that can be restored, too.")
 @json_option
 def replicas(target: str, points: bool, as_json: bool) -> int:
@@ -171,17 +175,19 @@ def replicas(target: str, points: bool, as_json: bool) -> int:
 
 
 @command(EXAMPLES["restore"])
-@click.argument("target", metavar="TARGET", help="The directory that a queue shipped to.")
+@click.argument("target", metavar="TARGET", help="The directory or s3://BUCKET/PREFIX that a queue shipped to.")
 @click.argument("queue", type=PATH, metavar="QUEUE", help="The new queue's directory, which must not exist.")
 @click.option("--at", type=Moment(), metavar="TIME", help="The newest state not later: seconds since 1970, or ISO 8601.")
 @click.option("--cut", type=click.IntRange(min=0), metavar="N", help="The state with this number, instead.")
 @click.option("--alone", is_flag=True, help="The original is out of service: the queue may be written to at once.")
+@click.option("--key-file", type=PATH, metavar="FILE", help="The secret that segments are keyed with.")
 @click.option("--dry-run", is_flag=True, help="Only find the state, and make nothing.")
 @quiet_option
 @json_option
 def restore(
-    target: str, queue: Path, at: datetime | None, cut: int | None, alone: bool, dry_run: bool, quiet: bool, as_json: bool
-) -> int:
+    target: str, queue: Path, at: datetime | None, cut: int | None, alone: bool, key_file: Path | None, dry_run: bool,
+    quiet: bool, as_json: bool,
+) -> int:  # fmt: skip
     """Make a queue of what another one shipped: its newest state, or that of a point in time.
 
     Without --alone the queue can only be looked at, until `strictq replicate QUEUE --alone` or --to puts it in service: two
@@ -196,7 +202,7 @@ def restore(
 
     started = time.monotonic()
     with waiting("restoring:", lambda: f"{progress[0]:,} of {many(progress[1], 'segment')}", quiet=quiet or dry_run):
-        done = strictq.restore(target, queue, at=at, cut=cut, alone=alone, dry_run=dry_run, on_progress=step)
+        done = strictq.restore(target, queue, at=at, cut=cut, alone=alone, dry_run=dry_run, key_file=key_file, on_progress=step)
     if as_json:
         emit({**done.to_dict(), "seconds": time.monotonic() - started})
     elif not quiet:

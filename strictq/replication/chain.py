@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .._errors import ReplicaGap, SchemaMismatch
 from .segment import SegmentHeader, decode_header, hash_of
-from .target import DirectoryTarget
+from .target import ShipTarget
 
 
 class ChainHead(NamedTuple):
@@ -39,7 +39,7 @@ class Point(NamedTuple):
     wall: int
 
 
-def head_of(target: DirectoryTarget) -> ChainHead | None:
+def head_of(target: ShipTarget) -> ChainHead | None:
     """Where the chain in a target ends; None: there is no segment.
 
     Raises:
@@ -52,7 +52,7 @@ def head_of(target: DirectoryTarget) -> ChainHead | None:
     last = numbers[-1]
     try:
         data = target.get(last)
-        header = decode_header(data, last)
+        header = decode_header(data, last, target.key)
     except ReplicaGap:
         return ChainHead(last, "", None)
     try:
@@ -62,17 +62,17 @@ def head_of(target: DirectoryTarget) -> ChainHead | None:
     return ChainHead(last, hash_of(data), complete)
 
 
-def _before(target: DirectoryTarget, header: SegmentHeader) -> SegmentHeader | None:
+def _before(target: ShipTarget, header: SegmentHeader) -> SegmentHeader | None:
     """The last segment of the newest cut before an incomplete one."""
     while header.more:
         if not header.first:
             return None
         n = header.first - 1
-        header = decode_header(target.get(n), n)
+        header = decode_header(target.get(n), n, target.key)
     return header
 
 
-def bases(target: DirectoryTarget, newest: SegmentHeader) -> Iterator[SegmentHeader]:
+def bases(target: ShipTarget, newest: SegmentHeader) -> Iterator[SegmentHeader]:
     """The first segment of each cut that has all of the queue, the newest first, as far as they are there."""
     n = newest.base
     floor = target.floor()
@@ -87,7 +87,7 @@ def bases(target: DirectoryTarget, newest: SegmentHeader) -> Iterator[SegmentHea
         n = header.older_base
 
 
-def points(target: DirectoryTarget, *, since: int | None = None) -> Iterator[Point]:
+def points(target: ShipTarget, *, since: int | None = None) -> Iterator[Point]:
     """The states that can be restored, by what the segments say of themselves, ascending.
 
     Args:
@@ -98,12 +98,9 @@ def points(target: DirectoryTarget, *, since: int | None = None) -> Iterator[Poi
     base = -1
     begun: int | None = None
     expected: int | None = None
-    for n in numbers:
-        if n < (floor if since is None else since):
-            continue
-        try:
-            header = target.header(n)
-        except ReplicaGap:
+    first = floor if since is None else since
+    for n, header in target.headers([n for n in numbers if n >= first]):
+        if isinstance(header, ReplicaGap):
             base, begun, expected = -1, None, None
             continue
         if n != expected:

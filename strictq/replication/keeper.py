@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal
 
 from .. import _files as files
-from .._errors import Diverged, ReplicaGap, StrictqError, TargetUnavailable
-from .._observe import logger
-from .._store.api import Replication, ShipProgress, ShipStatus, Storage
+from .._clock import MICROSECONDS
+from .._errors import ConfigError, Diverged, InvalidArgument, MissingExtra, ReplicaGap, StrictqError, TargetUnavailable
+from .._observe import ANY_SHARD, logger, notify
+from .._store.api import Replication, ShipProgress, Ships, ShipStatus, Storage
+from .._types import Event
+from .bounded import BoundedTarget, TargetThread
+from .keys import read_key
+from .places import target_of
 from .settings import ShipSettings
 from .shipper import Shipper
-from .target import DirectoryTarget, parse
+from .target import ShipTarget
 
 BACKOFF_MAX_SECONDS: Final = 15.0
 FULL: Final = "the disk of the queue is full"
 STOP_SECONDS: Final = 30.0
 """So long a queue that is closed waits for the last round."""
+GRACE_SECONDS: Final = 15.0
+"""So long one that ends shipping without a last round, as before a fork, waits for a call to the target."""
+LEFT_SECONDS: Final = 1.0
+"""Of that, for ending the thread."""
+HANGING_SECONDS: Final = 5.0
+"""A call to the target that takes longer keeps no WAL beyond max_lag_bytes."""
 
 
-def start(storage: Storage) -> ShipKeeper | None:
-    """Ship from this process. None: another one does, or shipping has stopped until it is configured again."""
+def start(storage: Storage) -> Ships | None:
+    """Ship from this process. None: another one does."""
     replication, directory = storage.replication, storage.directory
-    if replication is None or directory is None or ShipStatus.read(directory, replication.history_id).stopped:
+    if replication is None or directory is None:
         return None
+    if ShipStatus.read(directory, replication.history_id).stopped:
+        return StoppedShipping(storage, replication)
+    HeldLock.let_go_of_others(directory, replication.target)
     lock = storage.ship_lock()
     if not lock.alone(0.0):
         lock.leave()
@@ -37,6 +55,69 @@ def start(storage: Storage) -> ShipKeeper | None:
         lock.leave()
         raise
     return keeper
+
+
+class StoppedShipping:
+    """In the place of a keeper while shipping has stopped for good: no WAL is kept for a target that must not be written to."""
+
+    lapsed = True
+
+    def __init__(self, storage: Storage, replication: Replication) -> None:
+        self._storage: Callable[[], Storage | None] = storage.ship_reference()
+        self._replication = replication
+
+    @property
+    def ended(self) -> bool:
+        storage = self._storage()
+        if storage is None or storage.directory is None or storage.replication != self._replication:
+            return True
+        return not ShipStatus.read(storage.directory, self._replication.history_id).stopped
+
+    def nudge(self) -> None:
+        """There is nothing to do."""
+
+    def stop(self, *, flush: bool) -> None:
+        """There is no thread."""
+
+
+class HeldLock:
+    """The ship.lock of a keeper that has ended while a call to its target hangs, and may still write there.
+
+    Until the call returns no process may ship to that target. A thread that hangs can't be ended; so where the queue is told to
+    ship elsewhere, the lock is let go of.
+    """
+
+    _all: Final[list[HeldLock]] = []
+    _guard = threading.Lock()
+
+    def __init__(self, lock: files.Lock, directory: Path, target: str) -> None:
+        self._lock = lock
+        self._directory = directory
+        self._target = target
+        self._process = os.getpid()
+        self._all.append(self)
+
+    def leave(self) -> None:
+        with self._guard:
+            self._lock.leave()
+            if self in self._all:
+                self._all.remove(self)
+
+    @classmethod
+    def let_go_of_others(cls, directory: Path, target: str) -> None:
+        """Leave the locks that have no business with this target, and those whose thread did not survive a fork."""
+        for held in list(cls._all):
+            if held._process != os.getpid() or (held._directory == directory and held._target != target):
+                held.leave()
+
+    @classmethod
+    def after_fork_in_child(cls) -> None:
+        """Another thread of the parent may have held the guard."""
+        cls._guard = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=HeldLock.after_fork_in_child)
 
 
 class ShipKeeper:
@@ -53,15 +134,20 @@ class ShipKeeper:
         self._replication = replication
         self._settings = ShipSettings.from_json(replication.settings)
         self._lock = lock
-        self._target = DirectoryTarget(parse(replication.target))
+        self._calls = TargetThread(replication.target, on_wait=self._while_waiting)
+        self._target: ShipTarget | None = None
         self._shipper: Shipper | None = None
         self._status = ShipStatus.read(self._directory, replication.history_id)
         self._progress = ShipProgress(self._directory)
         self._captured: tuple[tuple[str, int], ...] = self._status.captured
         self._wake = threading.Event()
         self._stop = self._flush = False
+        self._stop_by = 0.0
         self._failures = 0
-        self.lapsed = False
+        self._news: list[Event] = []
+        self._rest_seconds = 0.0
+        """After it has let go of the lock."""
+        self.lapsed = self._status.lapsed
         self.ended = False
         self._thread = threading.Thread(target=self._run, name="strictq-shipper", daemon=True)
 
@@ -72,7 +158,7 @@ class ShipKeeper:
                 self._thread.start()
             except RuntimeError as e:  # too many threads, or the interpreter is shutting down
                 self._end()
-                raise TargetUnavailable(f"the shipper can't be started: {e}", str(self._target)) from e
+                raise TargetUnavailable(f"the shipper can't be started: {e}", self._replication.target) from e
 
     def nudge(self) -> None:
         """Begin the next round now, unless the last one failed."""
@@ -81,10 +167,11 @@ class ShipKeeper:
 
     def stop(self, *, flush: bool) -> None:
         """End the thread, and wait for it; flush: after a last round."""
+        self._stop_by = time.monotonic() + (STOP_SECONDS if flush else GRACE_SECONDS) - LEFT_SECONDS
         self._flush, self._stop = flush, True
         self._wake.set()
         if self._thread is not threading.current_thread():
-            self._thread.join(STOP_SECONDS)
+            self._thread.join(STOP_SECONDS if flush else GRACE_SECONDS)
 
     def _run(self) -> None:
         try:
@@ -106,7 +193,16 @@ class ShipKeeper:
             self._let_go()
             self._progress.close()
         finally:
+            self._leave()
+            if self._rest_seconds and not self._stop:
+                self._wake.wait(self._rest_seconds)  # another process may have what this one lacks
             self.ended = True
+
+    def _leave(self) -> None:
+        if self._calls.hangs:
+            self._calls.close(HeldLock(self._lock, self._directory, self._replication.target).leave)
+        else:
+            self._calls.close()
             self._lock.leave()
 
     def _let_go(self) -> None:
@@ -121,6 +217,14 @@ class ShipKeeper:
         storage = self._storage()
         if storage is None or storage.replication != self._replication:
             return None  # it was configured otherwise: who ships from now on begins with that
+        try:
+            return self._step(storage)
+        finally:
+            news, self._news = self._news, []
+            for event in news:
+                notify(storage.observers.events, event)
+
+    def _step(self, storage: Storage) -> float | None:
         if storage.short_of_space:
             self._lapse(FULL)
             self._show(error=FULL)
@@ -130,26 +234,32 @@ class ShipKeeper:
         except Diverged as e:
             logger().error("%s is not replicated any more: %s", self._directory, e)
             self._show(error=str(e), stopped=True)
+            self._tell("replication_stopped", str(e))
             return None
         except (TargetUnavailable, ReplicaGap) as e:
             return self._failed(e, storage)
         except StrictqError as e:
+            wait = self._failed(e, storage)
             self._let_go()
-            return self._failed(e, storage)
+            return wait
         if self._shipper is not None and self._shipper.configured != self._replication:
             storage.refresh_replication()  # another process changed it, and this one wrote nothing since
             return None
         if shipped or self._failures or self.lapsed:
-            self._failures, self.lapsed = 0, False
+            self._failures = 0
+            if self.lapsed:
+                self.lapsed = False
+                self._tell("replication_resumed", self._gap())
             self._show()
         return self._settings.interval_seconds
 
     def _round(self, storage: Storage) -> bool:
+        target = self._opened()
         if self._shipper is None:
             if self.lapsed:
-                self._target.numbers()  # no shard is pinned before the target is back
+                target.numbers()  # no shard is pinned before the target is back
             self._shipper = Shipper(
-                storage.capture(), self._target, storage.clock, self._progress, history_id=self._replication.history_id,
+                storage.capture(), target, storage.clock, self._progress, history_id=self._replication.history_id,
                 term=self._replication.term, keep_seconds=self._settings.keep_seconds,
             )  # fmt: skip
         shipped = self._shipper.round()
@@ -157,26 +267,74 @@ class ShipKeeper:
         self._progress.write(self._shipper.x)
         return shipped
 
-    def _failed(self, error: StrictqError, storage: Storage) -> float:
+    def _opened(self) -> ShipTarget:
+        """The target. Its key is read here, so that a missing file is a failure like others, and shown."""
+        if self._target is None:
+            settings = self._settings
+            key = read_key(settings.key_file) if settings.key_file else b""
+            target = target_of(self._replication.target, key, write_once=settings.write_once)
+            self._target = BoundedTarget(target, self._calls)
+        return self._target
+
+    def _while_waiting(self) -> None:
+        """While the target does not answer: end if this is to end, and keep no WAL beyond the limit."""
+        now = time.monotonic()
+        if self._stop and now > self._stop_by:
+            raise TargetUnavailable(f"{self._replication.target} does not answer", self._replication.target)
+        if self._shipper is None or now - self._calls.began < HANGING_SECONDS:
+            return
+        if self._shipper.behind_bytes() > self._settings.max_lag_bytes:
+            raise TargetUnavailable(f"{self._replication.target} does not answer", self._replication.target)
+
+    def _failed(self, error: StrictqError, storage: Storage) -> float | None:
         if not self._failures:
             logger().warning("shipping %s failed; it is tried again: %s", self._directory, error)
         self._failures += 1
         shown = str(error)
-        if self._shipper is not None and self._shipper.behind_bytes() > self._settings.max_lag_bytes:
+        if self._behind_bytes(storage) > self._settings.max_lag_bytes:
             self._lapse(shown)
         if self.lapsed:
             with suppress(StrictqError):
                 storage.checkpoint()
         self._show(error=shown)
+        if isinstance(error, ConfigError | MissingExtra | InvalidArgument) or (
+            isinstance(error, TargetUnavailable) and not error.transient
+        ):
+            self._rest_seconds = BACKOFF_MAX_SECONDS
+            return None
         wait: float = min(self._settings.interval_seconds * 2 ** min(self._failures, 10), BACKOFF_MAX_SECONDS)
         return max(wait, self._settings.interval_seconds)
 
+    def _behind_bytes(self, storage: Storage) -> int:
+        with suppress(StrictqError):
+            if self._shipper is not None:
+                return self._shipper.behind_bytes()
+            status = storage.replication_status()
+            return 0 if status is None else status.lag_bytes
+        return 0
+
     def _lapse(self, why: str) -> None:
         """Keep the WAL no longer. What the target lacks is shipped whole, when that can be."""
-        if not self.lapsed:
-            logger().warning("%s keeps its WAL for its replica no longer: %s", self._directory, why)
         self._let_go()
-        self.lapsed = True
+        if not self.lapsed:
+            self.lapsed = True
+            logger().warning("%s keeps its WAL for its replica no longer: %s", self._directory, why)
+            self._tell("replication_lapsed", why)
+
+    def _gap(self) -> str:
+        """Between which points in time there are no states."""
+        assert self._shipper is not None
+        if not self._status.wall:
+            return "everything is shipped"
+        before, after = (
+            datetime.fromtimestamp(wall / MICROSECONDS, UTC).isoformat(timespec="milliseconds")
+            for wall in (self._status.wall, self._shipper.wall)
+        )
+        return f"there are no restore points between {before} and {after}"
+
+    def _tell(self, kind: Literal["replication_lapsed", "replication_resumed", "replication_stopped"], detail: str) -> None:
+        """Let observers know of it once the round has ended and its status is shown."""
+        self._news.append(Event(kind, ANY_SHARD, detail=detail))
 
     def _show(self, error: str = "", *, stopped: bool = False) -> None:
         shipper = self._shipper

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 from .. import _hints as hints
 from .._clock import MICROSECONDS
-from .._errors import InvalidArgument, QueueNotFound, ReplicaGap, StoreCorrupt
+from .._errors import InvalidArgument, QueueNotFound, ReplicaGap, StoreCorrupt, TargetUnavailable
 from .._findings import ReplicaReport, Restored
 from .._store import api
 from .._store.api import Replication
 from .chain import Point, points
-from .segment import SegmentHeader, decode, hash_of
-from .target import DirectoryTarget, Reading, parse
+from .keys import read_key
+from .places import parse, target_of
+from .segment import decode, hash_of
+from .target import Reading, ShipTarget
 
 if TYPE_CHECKING:
     from .._store.api import Rebuild
@@ -35,7 +37,7 @@ def look(source: str | os.PathLike[str]) -> ReplicaReport:
         InvalidArgument: it is none.
         TargetUnavailable: it can't be read.
     """
-    target, identity = _opened(source)
+    target, identity = _opened(source, None)
     numbers = target.numbers()
     found = list(points(target))
     return ReplicaReport(
@@ -43,7 +45,7 @@ def look(source: str | os.PathLike[str]) -> ReplicaReport:
         queue_id=str(identity["queue_id"]),
         history_id=str(identity.get("history_id", "")),
         segments=len(numbers),
-        stored_bytes=sum(map(target.size, numbers)),
+        stored_bytes=target.stored_bytes(numbers),
         points=len(found),
         oldest_at=found[0].wall / MICROSECONDS if found else None,
         newest_at=found[-1].wall / MICROSECONDS if found else None,
@@ -53,7 +55,7 @@ def look(source: str | os.PathLike[str]) -> ReplicaReport:
 
 def points_of(source: str | os.PathLike[str]) -> list[tuple[int, float]]:
     """Each state that can be restored: its number, and when it was, seconds since 1970."""
-    target, _ = _opened(source)
+    target, _ = _opened(source, None)
     return [(point.n, point.wall / MICROSECONDS) for point in points(target)]
 
 
@@ -65,21 +67,23 @@ def restore(
     cut: int | None = None,
     alone: bool = False,
     dry_run: bool = False,
+    key_file: str | os.PathLike[str] | None = None,
     on_progress: Step | None = None,
 ) -> Restored:
-    """Make a queue of what another one shipped to a directory: its newest state, or that of a point in time.
+    """Make a queue of what another one shipped: its newest state, or that of a point in time.
 
     The queue has the messages, keys' states and settings that its original had then. As after a power cut, timed leases are over
     and attempts that had begun are charged; tokens go on above those of the original. Nothing in the source is changed.
 
     Args:
-        source: the directory, as it was given to `configure_replication`.
+        source: the target, as it was given to `configure_replication`.
         to: the new queue's directory, which must not exist.
         at: the newest state that was not later than this: seconds since 1970 or an aware datetime. None: the newest.
         cut: instead, the state with this number.
         alone: the original is out of service: the queue may be written to at once. Without it, the queue can be looked at with
             read_only=True, until it is put in service.
         dry_run: only find and report the state.
+        key_file: as it was given to `configure_replication`, or a copy of it.
         on_progress: called with how many segments of how many are done.
     Raises:
         InvalidArgument: `to` exists, there is no replica, there is no such point, or `at` means several; nothing was made.
@@ -98,8 +102,8 @@ def restore(
     path = Path(os.path.realpath(place))
     if os.path.lexists(place) or os.path.lexists(path):
         raise InvalidArgument(f"{path} exists; nothing was made", hint=hints.NEW_PATH)
-    target, identity = _opened(source)
-    if target.path == path or target.path in path.parents:
+    target, identity = _opened(source, b"" if key_file is None else read_key(key_file))
+    if target.holds(path):
         raise InvalidArgument(f"{path} lies in the replica; nothing was made", hint=hints.NEW_PATH)
     for left in reversed(range(TRIES)):
         with target.reading() as reading:
@@ -116,13 +120,19 @@ def restore(
     raise AssertionError
 
 
-def _opened(source: str | os.PathLike[str]) -> tuple[DirectoryTarget, dict[str, object]]:
-    target = DirectoryTarget(parse(source))
-    if not target.path.is_dir():
-        raise QueueNotFound(f"there is no directory {target.path}", hint=hints.TARGET_IS)
-    identity = target.identity()
+def _opened(source: str | os.PathLike[str], key: bytes | None) -> tuple[ShipTarget, dict[str, object]]:
+    """The target and whose replica it is; key None: no segment is verified."""
+    target = target_of(parse(source), key or b"")
+    try:
+        identity = target.identity()
+    except TargetUnavailable as e:
+        if isinstance(e.__cause__, FileNotFoundError):
+            raise QueueNotFound(str(e), hint=hints.TARGET_IS) from e
+        raise
     if identity is None:
-        raise InvalidArgument(f"{target.path} is no replica: no queue ships to it", hint=hints.TARGET_IS)
+        raise InvalidArgument(f"{target} is no replica: no queue ships to it", hint=hints.TARGET_IS)
+    if key is not None:
+        target.require_key(identity)
     return target, identity
 
 
@@ -136,16 +146,16 @@ def _microseconds(at: float | datetime) -> int:
     return round(at * MICROSECONDS)
 
 
-def _choose(target: DirectoryTarget, wanted: int | None, cut: int | None) -> tuple[Point, list[int]]:
+def _choose(target: ShipTarget, wanted: int | None, cut: int | None) -> tuple[Point, list[int]]:
     """The state that is wanted, and the segments that lead to it from its base."""
     found = list(points(target))
     if not found:
-        raise ReplicaGap(f"{target.path} holds no whole state of the queue", 0, hint=hints.POINTS_ARE.of(target=target.path))
+        raise ReplicaGap(f"{target} holds no whole state of the queue", 0, hint=hints.POINTS_ARE.of(target=target))
     point = found[-1]
     if cut is not None:
         named = [each for each in found if each.n == cut]
         if not named:
-            raise InvalidArgument(f"there is no state with the number {cut}", hint=hints.POINTS_ARE.of(target=target.path))
+            raise InvalidArgument(f"there is no state with the number {cut}", hint=hints.POINTS_ARE.of(target=target))
         point = named[0]
     elif wanted is not None:
         point = _at(target, found, wanted)
@@ -153,7 +163,7 @@ def _choose(target: DirectoryTarget, wanted: int | None, cut: int | None) -> tup
     return point, numbers
 
 
-def _at(target: DirectoryTarget, found: list[Point], wanted: int) -> Point:
+def _at(target: ShipTarget, found: list[Point], wanted: int) -> Point:
     """The newest state that was not later.
 
     Raises:
@@ -163,12 +173,12 @@ def _at(target: DirectoryTarget, found: list[Point], wanted: int) -> Point:
     if not before:
         raise InvalidArgument(
             f"the oldest state is that of {_shown(found[0].wall)}; {_shown(wanted)} is before it",
-            hint=hints.POINTS_ARE.of(target=target.path),
+            hint=hints.POINTS_ARE.of(target=target),
         )
     if max(point.wall for point in found) < wanted:
         raise InvalidArgument(
             f"the newest state is that of {_shown(found[-1].wall)}; {_shown(wanted)} is after it",
-            hint=hints.POINTS_ARE.of(target=target.path),
+            hint=hints.POINTS_ARE.of(target=target),
         )
     if before != list(range(len(before))):
         # The clock was put back: the last state before it passed the wanted time first.
@@ -185,7 +195,7 @@ def _shown(wall: int) -> str:
 
 
 def _made(
-    target: DirectoryTarget,
+    target: ShipTarget,
     identity: dict[str, object],
     path: Path,
     point: Point,
@@ -218,7 +228,7 @@ def _made(
         segment=point.n,
         base=point.base,
         segments=len(numbers),
-        stored_bytes=sum(map(target.size, numbers)),
+        stored_bytes=target.stored_bytes(numbers),
         waiting=not alone,
     )
 
@@ -232,7 +242,7 @@ def _closed(rebuild: Rebuild) -> Iterator[None]:
 
 
 def _apply(
-    target: DirectoryTarget,
+    target: ShipTarget,
     point: Point,
     numbers: list[int],
     rebuild: Rebuild,
@@ -248,11 +258,10 @@ def _apply(
     ends = _ends(target, numbers)
     expected, before = point.base, None
     marked = time.monotonic()
-    for done, n in enumerate(numbers, 1):
+    for done, (n, data) in enumerate(target.segments(numbers), 1):
         if n != expected:
             raise ReplicaGap(f"segment {expected} is missing", expected)
-        data = target.get(n)
-        header, parts = decode(data, n)
+        header, parts = decode(data, n, target.key)
         if header.queue_id != identity["queue_id"] or header.history_id != identity["history_id"]:
             raise ReplicaGap(f"segment {n} is of another queue or history", n)
         if before is not None and header.prev != before:
@@ -270,11 +279,12 @@ def _apply(
         raise ReplicaGap(f"segment {expected} is missing", expected)
 
 
-def _ends(target: DirectoryTarget, numbers: list[int]) -> set[int]:
+def _ends(target: ShipTarget, numbers: list[int]) -> set[int]:
     """The first segments of the cuts that are all there. What was put of a cut that was given up counts for nothing."""
     whole: set[int] = set()
-    for n in numbers:
-        header: SegmentHeader = target.header(n)
+    for _, header in target.headers(numbers):
+        if isinstance(header, ReplicaGap):
+            raise header
         if not header.more:
             whole.add(header.first)
     return whole

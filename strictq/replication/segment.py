@@ -2,8 +2,9 @@
 
     magic, 8 bytes | sizes of what follows, as stored and as it is decompressed | header, JSON | pages | BLAKE2b of all of it
 
-Header and pages are compressed. `prev` of a header is the hash of the segment before, so a chain of segments proves that none of
-them is missing or another one. A cut is one segment, or several; only the last of them has `more` false.
+The BLAKE2b may be keyed with a secret that the target does not have. Header and pages are compressed. `prev` of a header is the
+hash of the segment before, so a chain of segments proves that none of them is missing or another one. A cut is one segment, or
+several; only the last of them has `more` false.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from hashlib import blake2b
+from hmac import compare_digest
 from typing import Any, Final
 
 import attrs
@@ -91,7 +93,7 @@ class SegmentHeader:
         return self.base == self.first
 
 
-def encode(header: SegmentHeader, pages: list[Image]) -> bytes:
+def encode(header: SegmentHeader, pages: list[Image], key: bytes = b"") -> bytes:
     """The bytes of a segment. Its hash is the last HASH_BYTES of them."""
     assert len(pages) == sum(part.count for part in header.parts)
     assert len(pages) <= PAGES_MAX
@@ -104,11 +106,11 @@ def encode(header: SegmentHeader, pages: list[Image]) -> bytes:
     body = b"".join((numbers, *(image for _, image in pages)))
     packed = zlib.compress(head, LEVEL), zlib.compress(body, LEVEL)
     data = b"".join((MAGIC, _SIZES.pack(len(packed[0]), len(head), len(packed[1]), len(body)), *packed))
-    return data + digest(data)
+    return data + digest(data, key)
 
 
-def digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=HASH_BYTES).digest()
+def digest(data: bytes, key: bytes = b"") -> bytes:
+    return blake2b(data, digest_size=HASH_BYTES, key=key).digest()
 
 
 def hash_of(data: bytes) -> str:
@@ -116,14 +118,14 @@ def hash_of(data: bytes) -> str:
     return data[-HASH_BYTES:].hex()
 
 
-def decode_header(data: bytes, number: int) -> SegmentHeader:
+def decode_header(data: bytes, number: int, key: bytes = b"") -> SegmentHeader:
     """What a segment is, once all of it is verified.
 
     Raises:
         ReplicaGap: it is damaged.
         SchemaMismatch: it is of a newer strictq.
     """
-    _verified(data, number)
+    _verified(data, number, key)
     return header_of(data, number)
 
 
@@ -163,15 +165,15 @@ def header_of(data: bytes, number: int) -> SegmentHeader:
     return header
 
 
-def decode(data: bytes, number: int) -> tuple[SegmentHeader, list[tuple[PagesOf, list[Image]]]]:
+def decode(data: bytes, number: int, key: bytes = b"") -> tuple[SegmentHeader, list[tuple[PagesOf, list[Image]]]]:
     """A segment and its pages, by file.
 
     Raises:
         ReplicaGap: it is damaged.
         SchemaMismatch: it is of a newer strictq.
     """
-    header = decode_header(data, number)
-    stored_head, _, stored_body, size = _verified(data, number)
+    stored_head, _, stored_body, size = _verified(data, number, key)
+    header = header_of(data, number)
     at = START_BYTES + stored_head
     try:
         body = _unpacked(data[at : at + stored_body], size, BODY_BYTES_MAX)
@@ -199,7 +201,7 @@ def _images(body: bytes, count: int) -> Iterator[bytes]:
         yield body[at : at + PAGE_BYTES]
 
 
-def _verified(data: bytes, number: int) -> tuple[int, int, int, int]:
+def _verified(data: bytes, number: int, key: bytes) -> tuple[int, int, int, int]:
     """The sizes that a segment has in front.
 
     Raises:
@@ -208,7 +210,7 @@ def _verified(data: bytes, number: int) -> tuple[int, int, int, int]:
     stored_head, head, stored_body, body = _sizes(data, number)
     if START_BYTES + stored_head + stored_body + HASH_BYTES != len(data) or head > HEADER_BYTES_MAX or body > BODY_BYTES_MAX:
         raise _damaged(number, "its sizes are wrong")
-    if digest(data[:-HASH_BYTES]) != data[-HASH_BYTES:]:
+    if not compare_digest(digest(data[:-HASH_BYTES], key), data[-HASH_BYTES:]):
         raise _damaged(number, "its hash is wrong")
     return stored_head, head, stored_body, body
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -11,7 +12,10 @@ import attrs
 from .. import _hints as hints
 from .._errors import ConfigError, InvalidArgument, StoreCorrupt
 from .._store.api import Replication, ShipStatus, Storage
-from .target import DirectoryTarget, parse
+from .bounded import TargetThread
+from .keys import read_key
+from .places import parse, target_of
+from .target import ShipTarget
 
 INTERVAL_SECONDS: Final = 1.0
 MAX_LAG_BYTES: Final = 1 << 30
@@ -20,11 +24,18 @@ KEEP_SECONDS: Final = 86_400.0
 
 @attrs.frozen
 class ShipSettings:
-    """How a queue is shipped: see `Queue.configure_replication`."""
+    """How a queue is shipped: see `Queue.configure_replication`.
+
+    Attributes:
+        key_file: a path; "": segments have no key.
+        write_once: when it was configured, the target refused to write a name that was taken.
+    """
 
     interval_seconds: float = INTERVAL_SECONDS
     max_lag_bytes: int = MAX_LAG_BYTES
     keep_seconds: float = KEEP_SECONDS
+    key_file: str = ""
+    write_once: bool = True
 
     def to_json(self) -> str:
         return json.dumps(attrs.asdict(self))
@@ -43,26 +54,59 @@ class ShipSettings:
             raise StoreCorrupt(f"its replication settings can't be read: {e}", shard=-1, cause=e) from e
 
 
+def key_path(text: str | os.PathLike[str]) -> str:
+    """Return the full path of a key file, by which every process that ships finds it.
+
+    Raises:
+        InvalidArgument: it is no path.
+    """
+    if not isinstance(text, str | os.PathLike) or isinstance(os.fspath(text), bytes) or not os.fspath(text):
+        raise InvalidArgument(f"key_file must be the path of a file, not {text!r}", hint=hints.KEY_FILE)
+    return os.path.realpath(os.path.expanduser(text))
+
+
 def configure(storage: Storage, target: str | os.PathLike[str], mode: Any, settings: ShipSettings) -> None:
     """Ship the queue to a target from now on. See `Queue.configure_replication`."""
     if mode != "async":
         detail = "this version has no confirmed mode" if mode == "confirmed" else f"not {mode!r}"
         raise InvalidArgument(f"mode must be 'async': {detail}; nothing was changed")
-    place = DirectoryTarget(parse(target))
-    if storage.directory is None:
+    directory = storage.directory
+    if directory is None:
         raise ConfigError("a queue in memory has no files that could be shipped")
-    place.create(storage.directory)
+    key = read_key(settings.key_file) if settings.key_file else b""
     known = storage.replication
     history_id = os.urandom(16).hex() if known is None else known.history_id
-    place.claim({"format": 1, "queue_id": storage.queue_id, "history_id": history_id})
+    identity = {"format": 1, "queue_id": storage.queue_id, "history_id": history_id}
+    calls = TargetThread(os.fspath(target) if isinstance(target, str | os.PathLike) else "the target")
+    try:
+        place, write_once = calls.call(lambda: _claimed(target, key, settings.key_file, directory, identity))
+    finally:
+        calls.close()
+    settings = attrs.evolve(settings, write_once=write_once)
     before = known or Replication(history_id)
     storage.stop_shipping(flush=False)
     if before.target != str(place):
-        ShipStatus(history_id).write(storage.directory)
+        ShipStatus(history_id).write(directory)
     else:
-        attrs.evolve(ShipStatus.read(storage.directory, history_id), stopped=False, error="").write(storage.directory)
+        attrs.evolve(ShipStatus.read(directory, history_id), stopped=False, error="").write(directory)
     storage.set_replication(before._replace(mode="async", target=str(place), settings=settings.to_json()))
     storage.ship()
+
+
+def _claimed(
+    name: str | os.PathLike[str], key: bytes, key_file: str, queue: Path, identity: dict[str, Any]
+) -> tuple[ShipTarget, bool]:
+    """The target, which is this queue's from now on, and whether a name that is taken is refused there."""
+    place = target_of(parse(name), key)
+    if key_file and place.holds(Path(key_file)):
+        raise InvalidArgument(f"the key file {key_file} lies in the target; nothing was changed", hint=hints.KEY_FILE)
+    place.prepare(queue)
+    found = place.identity()
+    if found is not None:
+        place.require(identity, found)
+    place.write_once = place.is_write_once()
+    place.claim(identity)
+    return place, place.write_once
 
 
 def detach(storage: Storage) -> bool:

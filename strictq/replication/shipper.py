@@ -16,7 +16,7 @@ from .._errors import Diverged, ReplicaGap
 from .._store.api import Image, Position, QueueCut, Replication, ShipProgress, WalMovedOn, WentBack
 from .chain import ChainHead, bases, head_of
 from .segment import PAGES_MAX, PagesOf, SegmentHeader, encode, hash_of
-from .target import DirectoryTarget
+from .target import ShipTarget
 
 if TYPE_CHECKING:
     from .._store.api import Capture
@@ -51,7 +51,7 @@ class Shipper:
     def __init__(
         self,
         capture: Capture,
-        target: DirectoryTarget,
+        target: ShipTarget,
         clock: Clock,
         progress: ShipProgress,
         *,
@@ -215,7 +215,7 @@ class Shipper:
                 boot_id=self._clock.boot_id(), shards=self._capture.shards, parts=tuple(parts),
                 positions={} if more else dict(cut.positions),
             )  # fmt: skip
-            data = encode(header, pages)
+            data = encode(header, pages, self._target.key)
             self._attempted[n] = hash_of(data)
             self._progress.attempt(n, hash_of(data))
             self._target.put(n, data)

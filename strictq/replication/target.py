@@ -1,100 +1,135 @@
-"""Where segments go: a directory, on another disk or on a share that is mounted.
+"""Where segments go: a directory, or a place in an object store. What both have in common.
 
-    replica.json         whose replica it is
-    0000000000000000.seg the segments; a name is written once
-    floor                restores begin at no segment before this one
-    restore-….json       a restore is running, and reads from this segment on
-
-A segment is written beside its place, synced, and linked under its name, which fails where another writer was faster.
+replica.json         whose replica it is
+0000000000000000.seg the segments; a name is written once
+floor                restores begin at no segment before this one
+restore-….json       a restore is running, and reads from this segment on
+probe                left by the test whether names really are written once
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
-import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from .. import _files as files
 from .. import _hints as hints
-from .._errors import Diverged, InvalidArgument, ReplicaGap, StoreError, TargetUnavailable
-from .segment import SEGMENT_BYTES_MAX, START_BYTES, SegmentHeader, hash_of, header_bytes, header_of
+from .._errors import Diverged, InvalidArgument, ReplicaGap, StoreError, StrictqError, TargetUnavailable
+from .keys import key_id
+from .segment import SEGMENT_BYTES_MAX, START_BYTES, SegmentHeader, header_bytes, header_of
 
 IDENTITY: Final = "replica.json"
 FLOOR: Final = "floor"
 MARKER: Final = "restore-"
+PROBE: Final = "probe"
 MARKER_SECONDS: Final = 600.0
 """A restore that did not show itself for so long has ended without removing its marker."""
 SMALL_BYTES: Final = 1 << 16
+HEAD_BYTES: Final = 1 << 12
+"""Enough for most headers: one read from an object store."""
+REMOVED_AT_ONCE: Final = 500
+HEADERS_AT_ONCE: Final = 256
+SEGMENTS_AT_ONCE: Final = 8
+"""Of up to 16 MiB each."""
 _NAME: Final = re.compile(r"([0-9a-f]{16})\.seg")
-_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
-_NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
-def parse(text: str | os.PathLike[str]) -> Path:
-    """The directory that a target names: "file:/path", or a path.
+class ShipTarget:
+    """The segments in one place. One shipper writes to it; any number of restores read it.
 
-    Raises:
-        InvalidArgument: it names something else.
+    The methods whose names begin with an underscore and that raise NotImplementedError do the I/O; they raise what the system or
+    the store raises.
+
+    Args:
+        key: what hashes of segments are keyed with; b"": they are not.
+        write_once: names that are taken are refused: see `is_write_once`.
     """
-    if not isinstance(text, str | os.PathLike) or isinstance(os.fspath(text), bytes):
-        raise InvalidArgument(f"a target must be a str or a path, not {type(text).__name__}")
-    name = os.fspath(text)
-    scheme = _SCHEME.match(name)
-    if scheme and scheme[1].lower() == "file":
-        name = name[scheme.end() :]
-        if name.startswith("//"):
-            host, _, rest = name[2:].partition("/")
-            if host not in ("", "localhost"):
-                raise InvalidArgument(f"a file: target is on this machine, not on {host!r}", hint=hints.TARGET_IS)
-            name = f"/{rest}"
-    elif scheme:
-        raise InvalidArgument(f"strictq does not know targets of the kind {scheme[1]!r}", hint=hints.TARGET_IS)
-    if not name or "\0" in name:
-        raise InvalidArgument("a target must not be empty or contain NUL characters", hint=hints.TARGET_IS)
-    return Path(os.path.realpath(os.path.expanduser(name)))
 
-
-class DirectoryTarget:
-    """The segments in one directory. One shipper writes to it; any number of restores read it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, key: bytes = b"", *, write_once: bool = True) -> None:
+        self.key = key
+        self.write_once = write_once
 
     def __str__(self) -> str:
-        return f"file:{self.path}"
+        """The name that `parse` takes."""
+        raise NotImplementedError
+
+    # ---- the I/O
+
+    def names(self) -> list[str]:
+        """List what is there. Raise FileNotFoundError if the place is gone."""
+        raise NotImplementedError
+
+    def read(self, name: str, most: int) -> bytes:
+        """Return the first bytes. Raise FileNotFoundError if it is missing."""
+        raise NotImplementedError
+
+    def read_many(self, names: list[str], most: int) -> Iterator[bytes | Exception]:
+        """Return the first bytes of each, in order, or what reading it raised."""
+        for name in names:
+            try:
+                yield self.read(name, most)
+            except Exception as e:
+                yield e
+
+    def exists(self, name: str) -> bool:
+        raise NotImplementedError
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write it under a new name, all of it or nothing; durable on return. Return False if the name is taken."""
+        raise NotImplementedError
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write it under a name that may be taken, all of it or nothing. A power cut may bring back the one before."""
+        raise NotImplementedError
+
+    def remove(self, names: list[str]) -> None:
+        """Delete these; some may be missing."""
+        raise NotImplementedError
+
+    def written_at(self, name: str) -> float | None:
+        """Return when it was written, by the clock of whoever keeps it; None: it is missing."""
+        raise NotImplementedError
+
+    def stored_bytes(self, numbers: Iterable[int]) -> int:
+        """Add up the bytes of segments."""
+        raise NotImplementedError
+
+    def make(self) -> None:
+        """Make the place if that is missing and can be made."""
+
+    def holds(self, path: Path) -> bool:
+        """Return whether this real path lies in the place."""
+        raise NotImplementedError
+
+    def require_apart(self, queue: Path) -> None:
+        """Raise InvalidArgument if the place and this directory lie in one another."""
+        raise NotImplementedError
+
+    def translated(self, what: str, error: Exception) -> StrictqError | None:
+        """Return our error for one that the I/O raised; None: it is a bug."""
+        raise NotImplementedError
 
     # ---- whose it is
 
-    def create(self, queue: Path) -> None:
-        """Make the directory if it is missing, and see that it may become this queue's replica.
+    def prepare(self, queue: Path) -> None:
+        """Make the place if it is missing, and see that it may become this queue's replica.
 
         Raises:
             InvalidArgument: it is the queue, lies in it, has it in it, or holds something else; nothing was changed.
             TargetUnavailable: it can't be made or looked at.
         """
-        queue = Path(os.path.realpath(queue))
-        if self.path == queue or queue in self.path.parents or self.path in queue.parents:
-            raise InvalidArgument(
-                f"{self.path} and the queue {queue} must not lie in one another; nothing was changed", hint=hints.OTHER_DIRECTORY
-            )
-        with self._reached("it can't be made"):
-            if self.path.exists() and not self.path.is_dir():
-                raise InvalidArgument(f"{self.path} is not a directory", hint=hints.TARGET_IS)
-            if not self.path.exists():
-                files.make_directories(self.path.parent)
-                self.path.mkdir(mode=0o700)
-                files.sync_directory(self.path.parent)
-            entries = os.listdir(self.path)
+        self.require_apart(queue)
+        with self.reached("it can't be made"):
+            self.make()
+            entries = self.names()
         if "queue.db" in entries:
-            raise InvalidArgument(f"{self.path} is a queue; nothing was changed", hint=hints.OTHER_DIRECTORY)
-        if IDENTITY not in entries and entries:
-            raise InvalidArgument(f"{self.path} has other files in it; nothing was changed", hint=hints.EMPTY_TARGET)
+            raise InvalidArgument(f"{self} is a queue; nothing was changed", hint=hints.OTHER_DIRECTORY)
+        if IDENTITY not in entries and set(entries) - {PROBE}:
+            raise InvalidArgument(f"{self} has other files in it; nothing was changed", hint=hints.EMPTY_TARGET)
 
     def identity(self) -> dict[str, Any] | None:
         """Whose replica it is; None: nobody's.
@@ -111,17 +146,19 @@ class DirectoryTarget:
                 return found
         except (ValueError, RecursionError):
             pass
-        raise TargetUnavailable(f"{self.path / IDENTITY} is damaged", str(self), transient=False)
+        raise TargetUnavailable(f"{self}: {IDENTITY} is damaged", str(self), transient=False)
 
     def claim(self, identity: dict[str, Any]) -> None:
         """Make it the replica of a queue, if it is nobody's.
 
         Raises:
             Diverged: it is another queue's, or another history's.
+            InvalidArgument: its segments are made with another key.
         """
         found = self.identity()
         if found is None:
-            self._publish(IDENTITY, json.dumps(identity).encode())
+            own = identity | ({"key_id": key_id(self.key)} if self.key else {})
+            self._publish(IDENTITY, json.dumps(own).encode())
             found = self.identity()
         self.require(identity, found)
 
@@ -130,27 +167,48 @@ class DirectoryTarget:
         Raises:
             TargetUnavailable: it is nobody's: perhaps its disk is not mounted.
             Diverged: it is another queue's.
+            InvalidArgument: its segments are made with another key.
         """
         found = self.identity() if found is None else found
         if found is None:
-            raise TargetUnavailable(
-                f"{self.path} is no replica any more: it was emptied, or its disk is not mounted", str(self),
-                hint=hints.CONFIGURE_AGAIN,
-            )  # fmt: skip
+            raise self._emptied()
         if found["queue_id"] != identity["queue_id"]:
-            raise Diverged(f"{self.path} is the replica of another queue", hint=hints.EMPTY_TARGET)
+            raise Diverged(f"{self} is the replica of another queue", hint=hints.EMPTY_TARGET)
         if found.get("history_id") != identity["history_id"]:
-            raise Diverged(
-                f"{self.path} is the replica of another history of this queue, before a restore", hint=hints.EMPTY_TARGET
-            )
+            raise Diverged(f"{self} is the replica of another history of this queue, before a restore", hint=hints.EMPTY_TARGET)
+        self.require_key(found)
+
+    def require_key(self, found: dict[str, Any]) -> None:
+        """
+        Raises:
+            InvalidArgument: the segments of what has this identity are made with another key.
+        """
+        theirs = found.get("key_id", "")
+        if not self.key and theirs:
+            raise InvalidArgument(f"the segments of {self} are made with a key", hint=hints.KEY_OF_REPLICA)
+        if self.key and not theirs:
+            raise InvalidArgument(f"the segments of {self} are made without a key", hint=hints.KEY_OF_REPLICA)
+        if self.key and theirs != key_id(self.key):
+            raise InvalidArgument(f"the segments of {self} are made with another key", hint=hints.KEY_OF_REPLICA)
+
+    def is_write_once(self) -> bool:
+        """Try whether a name that is taken is refused, as it must be where two writers meet.
+
+        Raises:
+            TargetUnavailable: it can't be written to.
+        """
+        with self.reached("it can't be written"):
+            self.replace(PROBE, b"first")
+            refused = not self.create(PROBE, b"second")
+            self.remove([PROBE])
+        return refused
 
     # ---- segments
 
     def numbers(self) -> list[int]:
         """The numbers of the segments that are there, ascending."""
-        with self._reached("it can't be read"):
-            found = [_NAME.fullmatch(name) for name in os.listdir(self.path)]
-        return sorted(int(match[1], 16) for match in found if match is not None)
+        with self.reached("it can't be read"):
+            return sorted(_numbers(self.names()))
 
     def get(self, n: int) -> bytes:
         """A segment.
@@ -159,22 +217,7 @@ class DirectoryTarget:
             ReplicaGap: it is missing, or is no file that a shipper wrote.
             TargetUnavailable: it can't be read.
         """
-        try:
-            fd = files.open_regular(self._segment(n), os.O_RDONLY)
-        except FileNotFoundError:
-            raise ReplicaGap(f"segment {n} is missing", n) from None
-        except StoreError as e:
-            raise ReplicaGap(f"segment {n}: {e}", n) from e
-        except OSError as e:
-            raise self._failure("a segment can't be read", e) from e
-        try:
-            with self._reached("a segment can't be read"):
-                size = os.fstat(fd).st_size
-                if size > SEGMENT_BYTES_MAX:
-                    raise ReplicaGap(f"segment {n} is damaged: it is too large", n)
-                return _read(fd, size)
-        finally:
-            os.close(fd)
+        return self._whole(n, self._segment(n, SEGMENT_BYTES_MAX + 1))
 
     def header(self, n: int) -> SegmentHeader:
         """What a segment says it is; its hash is not verified.
@@ -182,20 +225,60 @@ class DirectoryTarget:
         Raises:
             ReplicaGap, SchemaMismatch, TargetUnavailable: it can't be read.
         """
-        try:
-            fd = files.open_regular(self._segment(n), os.O_RDONLY)
-        except FileNotFoundError:
-            raise ReplicaGap(f"segment {n} is missing", n) from None
-        except StoreError as e:
-            raise ReplicaGap(f"segment {n}: {e}", n) from e
-        except OSError as e:
-            raise self._failure("a segment can't be read", e) from e
-        try:
-            with self._reached("a segment can't be read"):
-                start = os.read(fd, START_BYTES)
-                return header_of(start + os.read(fd, header_bytes(start, n)), n)
-        finally:
-            os.close(fd)
+        return self._header(n, self._segment(n, HEAD_BYTES))
+
+    def headers(self, numbers: list[int]) -> Iterator[tuple[int, SegmentHeader | ReplicaGap]]:
+        """What each of these segments says it is, or why that can't be said; an object store is asked for many at a time.
+
+        Raises:
+            SchemaMismatch, TargetUnavailable: they can't be read.
+        """
+        for n, found in self._many(numbers, HEAD_BYTES, HEADERS_AT_ONCE):
+            try:
+                yield n, self._header(n, self._content(n, found))
+            except ReplicaGap as e:
+                yield n, e
+
+    def segments(self, numbers: list[int]) -> Iterator[tuple[int, bytes]]:
+        """These segments, in order.
+
+        Raises:
+            ReplicaGap, TargetUnavailable: as `get`.
+        """
+        for n, found in self._many(numbers, SEGMENT_BYTES_MAX + 1, SEGMENTS_AT_ONCE):
+            yield n, self._whole(n, self._content(n, found))
+
+    def _many(self, numbers: list[int], most: int, at_once: int) -> Iterator[tuple[int, bytes | Exception]]:
+        for start in range(0, len(numbers), at_once):
+            batch = numbers[start : start + at_once]
+            yield from zip(batch, self.read_many([name_of(n) for n in batch], most), strict=True)
+
+    def _header(self, n: int, start: bytes) -> SegmentHeader:
+        needed = START_BYTES + header_bytes(start, n)
+        if needed > len(start) == HEAD_BYTES:
+            start = self._segment(n, needed)
+        return header_of(start, n)
+
+    @staticmethod
+    def _whole(n: int, data: bytes) -> bytes:
+        if len(data) > SEGMENT_BYTES_MAX:
+            raise ReplicaGap(f"segment {n} is damaged: it is too large", n)
+        return data
+
+    def _segment(self, n: int, most: int) -> bytes:
+        (found,) = self.read_many([name_of(n)], most)
+        return self._content(n, found)
+
+    def _content(self, n: int, found: bytes | Exception) -> bytes:
+        """What was read of a segment, or our error for what reading it raised."""
+        if isinstance(found, bytes):
+            return found
+        if isinstance(found, FileNotFoundError):
+            raise ReplicaGap(f"segment {n} is missing", n) from found
+        if isinstance(found, StoreError):
+            raise ReplicaGap(f"segment {n}: {found}", n) from found
+        with self.reached("a segment can't be read"):
+            raise found
 
     def put(self, n: int, data: bytes) -> None:
         """Write a segment; durable on return. Writing the same one twice is the same as once.
@@ -204,72 +287,19 @@ class DirectoryTarget:
             Diverged: another writer wrote one with this number.
             TargetUnavailable: it can't be written, or the one before is gone.
         """
-        with self._reached("it can't be read"):
-            there = not n or self._segment(n - 1).exists()
-        if not there:
-            self._require_there()
+        with self.reached("it can't be read"):
+            follows = not n or self.exists(name_of(n - 1))
+        if not follows:
+            if self.identity() is None:
+                raise self._emptied()
             raise ReplicaGap(f"segment {n - 1} is missing", n - 1)
-        self._publish(f"{n:016x}.seg", data)
-
-    def _require_there(self) -> None:
-        if self.identity() is None:
-            raise TargetUnavailable(
-                f"{self.path} is no replica any more: it was emptied, or its disk is not mounted", str(self),
-                hint=hints.CONFIGURE_AGAIN,
-            )  # fmt: skip
+        self._publish(name_of(n), data)
 
     def _publish(self, name: str, data: bytes) -> None:
-        part = self.path / f".{name}.{os.urandom(6).hex()}.tmp"
-        with self._reached("it can't be written"):
-            try:
-                self._write(part, data)
-                try:
-                    os.link(part, self.path / name)
-                except FileExistsError:
-                    self._same_or_diverged(name, data)
-                except OSError as e:
-                    if e.errno not in _NO_LINKS:
-                        raise
-                    if (self.path / name).exists():  # no hard links here; one shipper writes
-                        self._same_or_diverged(name, data)
-                    else:
-                        os.rename(part, self.path / name)
-                files.sync_directory(self.path)
-            finally:
-                with suppress(OSError):
-                    part.unlink(missing_ok=True)
-
-    def _same_or_diverged(self, name: str, data: bytes) -> None:
-        found = (self.path / name).read_bytes()
-        if found != data:
-            raise Diverged(f"another process wrote {self.path / name}: two copies of the queue ship to the same place")
-
-    @staticmethod
-    def _write(path: Path, data: bytes) -> None:
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, files.FILE_MODE)
-        try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(fd, left) :]
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-    def size(self, n: int) -> int:
-        """Bytes of a segment; 0 where it is missing."""
-        with suppress(OSError):
-            return self._segment(n).stat().st_size
-        return 0
-
-    def hash_of(self, n: int) -> str | None:
-        """The hash that a segment says it has; None: it is missing."""
-        try:
-            return hash_of(self.get(n))
-        except ReplicaGap:
-            return None
-
-    def _segment(self, n: int) -> Path:
-        return self.path / f"{n:016x}.seg"
+        with self.reached("it can't be written"):
+            taken = (not self.write_once and self.exists(name)) or not self.create(name, data)
+            if taken and self.read(name, len(data) + 1) != data:
+                raise Diverged(f"another process wrote {name} to {self}: two copies of the queue ship to the same place")
 
     # ---- retention, and restores that run
 
@@ -279,52 +309,43 @@ class DirectoryTarget:
         First the floor is raised, then the markers of restores are looked at. A restore does it the other way round: its marker
         first, then the floor. So either its marker is seen here, or it sees the floor.
         """
-        with self._reached("old segments can't be deleted"):
-            floor = self.path / f".{FLOOR}.tmp"
-            floor.unlink(missing_ok=True)
-            self._write(floor, str(n).encode())
-            os.replace(floor, self.path / FLOOR)
-            files.sync_directory(self.path)
-            upto = min([n, *self._restores()])
-            gone = 0
-            for number in self.numbers():
-                if number >= upto:
-                    break
-                self._segment(number).unlink(missing_ok=True)
-                gone += 1
-            for name in os.listdir(self.path):
-                if name.startswith(".") and name.endswith(".tmp"):
-                    (self.path / name).unlink(missing_ok=True)
-        return gone
+        with self.reached("old segments can't be deleted"):
+            self.replace(FLOOR, str(n).encode())
+            names = self.names()
+            upto = min([n, *self._restores(names)])
+            old = [name_of(number) for number in sorted(_numbers(names)) if number < upto]
+            for start in range(0, len(old), REMOVED_AT_ONCE):
+                self.remove(old[start : start + REMOVED_AT_ONCE])
+            self.tidy(names)
+        return len(old)
+
+    def tidy(self, names: list[str]) -> None:
+        """Remove what interrupted writes left."""
 
     def floor(self) -> int:
         """Restores begin at no segment before this one."""
         raw = self._small(FLOOR)
         return int(raw) if raw is not None and raw.isdigit() else 0
 
-    def _restores(self) -> Iterator[int]:
+    def _restores(self, names: list[str]) -> Iterator[int]:
         """The first segment that each running restore reads. One that ended without removing its marker counts no more."""
-        now = (self.path / FLOOR).stat().st_mtime  # by the clock of whoever keeps the files
-        for name in os.listdir(self.path):
+        now = self.written_at(FLOOR) or 0.0  # by the clock of whoever keeps the files
+        for name in names:
             if not name.startswith(MARKER):
                 continue
-            marker = self.path / name
-            try:
-                found = marker.lstat()
-            except FileNotFoundError:
+            written = self.written_at(name)
+            if written is None:
                 continue
-            if not stat.S_ISREG(found.st_mode):
-                continue
-            if now - found.st_mtime > MARKER_SECONDS:
-                marker.unlink(missing_ok=True)
+            if now - written > MARKER_SECONDS:
+                self.remove([name])
                 continue
             raw = self._small(name)
             yield int(raw) if raw is not None and raw.isdigit() else 0
 
     @contextmanager
     def reading(self) -> Iterator[Reading]:
-        """While the block lasts, no segment is deleted that the restore in it reads, where the directory can be written to."""
-        marker = Reading(self.path / f"{MARKER}{os.urandom(8).hex()}.json")
+        """While the block lasts, no segment is deleted that the restore in it reads, where the place can be written to."""
+        marker = Reading(self, f"{MARKER}{os.urandom(8).hex()}.json")
         try:
             yield marker
         finally:
@@ -334,70 +355,74 @@ class DirectoryTarget:
 
     def _small(self, name: str) -> bytes | None:
         """A small file; None: it is missing."""
-        try:
-            fd = files.open_regular(self.path / name, os.O_RDONLY)
-        except FileNotFoundError:
-            self._require_directory()
-            return None
-        except StoreError as e:
-            raise TargetUnavailable(str(e), str(self), transient=False) from e
-        except OSError as e:
-            raise self._failure("it can't be read", e) from e
-        try:
-            with self._reached("it can't be read"):
-                return os.read(fd, SMALL_BYTES)
-        finally:
-            os.close(fd)
+        with self.reached("it can't be read"):
+            try:
+                return self.read(name, SMALL_BYTES)
+            except FileNotFoundError:
+                self.names()  # is the place itself there?
+                return None
+            except StoreError as e:
+                raise TargetUnavailable(str(e), str(self), transient=False) from e
 
-    def _require_directory(self) -> None:
-        if not self.path.is_dir():
-            raise TargetUnavailable(f"there is no directory {self.path}", str(self))
+    def _emptied(self) -> TargetUnavailable:
+        return TargetUnavailable(
+            f"{self} is no replica any more: it was emptied, or its disk is not mounted", str(self), hint=hints.CONFIGURE_AGAIN
+        )
 
     @contextmanager
-    def _reached(self, what: str) -> Iterator[None]:
+    def reached(self, what: str) -> Iterator[None]:
+        """Raise our errors for those of the I/O."""
         try:
             yield
-        except OSError as e:
-            raise self._failure(what, e) from e
-
-    def _failure(self, what: str, error: OSError) -> TargetUnavailable:
-        return TargetUnavailable(f"{self.path}: {what}: {error.strerror or error}", str(self))
+        except StrictqError:
+            raise
+        except Exception as e:
+            ours = self.translated(what, e)
+            if ours is None:
+                raise
+            raise ours from e
 
 
 class Reading:
     """The marker of a running restore."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._written = self._write(b"0")
+    def __init__(self, target: ShipTarget, name: str) -> None:
+        self._target = target
+        self._name = name
+        self._n = 0
+        self._written = self._write()
 
-    def _write(self, data: bytes) -> bool:
+    def _write(self) -> bool:
         try:
-            files.replace(self._path, data)
-        except (OSError, StoreError):
+            with self._target.reached("it can't be written"):
+                self._target.replace(self._name, str(self._n).encode())
+        except StrictqError:
             return False  # a medium that can't be written to: nobody deletes there, either
         return True
 
     def begin(self, n: int) -> None:
         """No segment before `n` is needed."""
-        if self._written:
-            self._write(str(n).encode())
+        self._n = n
+        self.go_on()
 
     def go_on(self) -> None:
         """Show that the restore runs."""
         if self._written:
-            with suppress(OSError):
-                os.utime(self._path)
+            self._write()
 
     def end(self) -> None:
-        with suppress(OSError):
-            self._path.unlink(missing_ok=True)
+        if self._written:
+            with suppress(StrictqError), self._target.reached("it can't be written"):
+                self._target.remove([self._name])
 
 
-def _read(fd: int, size: int) -> bytes:
-    parts: list[bytes] = []
-    while block := os.read(fd, min(max(size, 1), 1 << 24)):
-        parts.append(block)
-        if sum(map(len, parts)) > SEGMENT_BYTES_MAX:
-            break
-    return b"".join(parts)
+def name_of(n: int) -> str:
+    """The name of a segment."""
+    return f"{n:016x}.seg"
+
+
+def _numbers(names: Iterable[str]) -> Iterator[int]:
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is not None:
+            yield int(match[1], 16)

@@ -20,6 +20,7 @@ from .. import _errors
 from .. import _hints as hints
 from .. import _validate as validate
 from .._errors import InvalidArgument, ServerUnreachable, StoreError, StrictqError
+from .._net.transport import address
 
 VERSION: Final = "/1/"
 BLOCKS: Final = VERSION + "blocks"
@@ -64,10 +65,6 @@ class Served:
     @property
     def address(self) -> str:
         return address(self.host, self.port)
-
-
-def address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def find(file: str | None, path: str) -> Served | None:

@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -20,8 +19,9 @@ from typing import Final
 from .. import _files as files
 from .. import _hints as hints
 from .. import _validate as validate
-from .._errors import ConfigError, InvalidArgument, QueueNotFound, StoreError, StrictqError
+from .._errors import InvalidArgument, QueueNotFound, StoreError, StrictqError
 from .._extras import need_spark
+from .._net.transport import certified, listen, require_token
 from .._store.api import Storage
 from ..queue import Queue
 from . import _block_protocol
@@ -39,8 +39,7 @@ STOP_SECONDS: Final = 10.0
 STEADY_SECONDS: Final = 60.0
 """A server that lived so long and died has not failed to start."""
 RESTARTS_MAX: Final = 10
-BACKLOG: Final = 128
-_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
+WHAT: Final = "the block server"
 _EVERYWHERE: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not listened at
 _PROGRAM: Final = "import sys; sys.path[:] = sys.argv[1:]; from strictq.spark._block_server import main; main()"
 
@@ -234,12 +233,12 @@ def serve(
         raise InvalidArgument(f"wait_seconds must be at most 86,400, not {wait_seconds!r}")
     if announce is None and host in _EVERYWHERE:
         raise InvalidArgument(f"executors can't connect to {host!r}", hint=hints.GIVE_ANNOUNCE)
-    if token is not None and not (isinstance(token, str) and _TOKEN.fullmatch(token)):
-        raise InvalidArgument("a token must have 16 to 512 letters, digits or ._~+/=-", hint=hints.MAKE_TOKEN)
+    if token is not None:
+        require_token(token)
     if certificate is None and (private_key is not None or authority is not None):
         raise InvalidArgument("private_key and authority need a certificate")
-    tls, trusted = (None, None) if certificate is None else _certified(certificate, private_key, authority)
-    listening = _listen(host, port)
+    tls, trusted = (None, None) if certificate is None else certified(WHAT, certificate, private_key, authority)
+    listening = listen(WHAT, host, port)
     try:
         port = listening.getsockname()[1]
         token = token or secrets.token_urlsafe(32)
@@ -248,43 +247,6 @@ def serve(
     except BaseException:
         listening.close()
         raise
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(where[:2], family=family, backlog=BACKLOG)
-    except OSError as e:
-        raise ConfigError(
-            f"the block server can't listen at {_block_protocol.address(host, port)}: {e.strerror or e}",
-            hint=hints.HOST_AND_PORT,
-        ) from e
-
-
-def _certified(
-    certificate: str | os.PathLike[str], private_key: str | os.PathLike[str] | None, authority: str | os.PathLike[str] | None
-) -> tuple[tuple[str, str | None], str]:
-    """The files for the server, and what its clients trust.
-
-    Raises:
-        ConfigError: a file can't be read, or they do not belong together.
-    """
-    from ._block_server import server_context
-
-    chain = os.path.abspath(certificate)
-    key = None if private_key is None else os.path.abspath(private_key)
-    try:
-        server_context(chain, key)
-        trusted = Path(authority or chain).read_text("ascii")
-        # Without a private key that may stand there, too.
-        trusted = "\n".join(re.findall(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", trusted, re.DOTALL)) + "\n"
-        ssl.create_default_context(cadata=trusted)
-    except (OSError, ValueError) as e:
-        raise ConfigError(
-            f"the block server can't use this certificate: {e}",
-            hint=hints.GIVE_PEM,
-        ) from e
-    return (chain, key), trusted
 
 
 def _publish(served: Served) -> tuple[Path, int]:

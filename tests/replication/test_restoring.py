@@ -21,8 +21,8 @@ from strictq import (
     TargetUnavailable,
 )
 from strictq.replication import shipper as module
+from strictq.replication.directory import DirectoryTarget
 from strictq.replication.restoring import look, points_of, restore
-from strictq.replication.target import DirectoryTarget
 from strictq.testing import FakeClock
 from tests.support.queues import Opener
 from tests.support.shipping import ship_once, shipper_of
@@ -255,8 +255,8 @@ def test_what_is_no_replica_is_refused(tmp_path: Path) -> None:
     for source, error in (("empty", InvalidArgument), ("queue", InvalidArgument), ("none", QueueNotFound)):
         with pytest.raises(error):
             restore(tmp_path / source, tmp_path / "r")
-    with pytest.raises(InvalidArgument, match="kind 's3'"):
-        restore("s3://bucket/q", tmp_path / "r")
+    with pytest.raises(InvalidArgument, match="kind 'ftp'"):
+        restore("ftp://host/q", tmp_path / "r")
     (tmp_path / "empty" / "replica.json").write_text('{"queue_id": "x", "history_id": "y"}', encoding="utf-8")
     with pytest.raises(ReplicaGap, match="no whole state"):
         restore(tmp_path / "empty", tmp_path / "r")

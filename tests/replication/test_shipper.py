@@ -11,9 +11,9 @@ import pytest
 import strictq
 from strictq import Diverged, Message, Queue, ReplicaGap, TargetUnavailable
 from strictq.replication import shipper as module
+from strictq.replication.directory import DirectoryTarget
 from strictq.replication.restoring import look, points_of, restore
 from strictq.replication.segment import SegmentHeader
-from strictq.replication.target import DirectoryTarget
 from strictq.testing import FakeClock
 from tests.support.queues import Opener
 from tests.support.shipping import ship_once, shipper_of

@@ -11,7 +11,9 @@ import pytest
 
 import strictq
 from strictq import Diverged, InvalidArgument, ReplicaGap, TargetUnavailable
-from strictq.replication.target import MARKER_SECONDS, DirectoryTarget, parse
+from strictq.replication.directory import DirectoryTarget
+from strictq.replication.places import parse
+from strictq.replication.target import MARKER_SECONDS
 
 OWN = {"format": 1, "queue_id": "q", "history_id": "h"}
 
@@ -19,7 +21,7 @@ OWN = {"format": 1, "queue_id": "q", "history_id": "h"}
 @pytest.fixture
 def target(tmp_path: Path) -> DirectoryTarget:
     made = DirectoryTarget(tmp_path / "t")
-    made.create(tmp_path / "q")
+    made.prepare(tmp_path / "q")
     made.claim(OWN)
     return made
 
@@ -34,10 +36,10 @@ def test_names_of_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         f"FILE://localhost{tmp_path}/t",
         "t",
     ):
-        assert parse(name) == tmp_path / "t", name
+        assert parse(name) == f"file:{tmp_path}/t", name
 
 
-@pytest.mark.parametrize("name", ["", "s3://bucket/x", "tcp://host:1", "tcps:host", "file://host/x", "a\0b", b"t", 5, "C:\\x"])
+@pytest.mark.parametrize("name", ["", "ftp://host/x", "tcp://host:1", "tcps:host", "file://host/x", "a\0b", b"t", 5, "C:\\x"])
 def test_names_that_are_refused(name: object) -> None:
     with pytest.raises(InvalidArgument):
         parse(name)  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import ssl
 import stat
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from strictq import (
     StrictqError,
 )
 from strictq._handouts import Holder
+from strictq._net import admission
 from strictq._store.api import Block, Staging, new_run
 from strictq.spark import BlockServer, _block_client, _block_protocol, _block_server, serve
 from strictq.spark._block_protocol import Served
@@ -378,13 +378,13 @@ def open_ones(connections: list[socket.socket]) -> int:
 
 def test_a_stranger_is_cut_off(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that shows no token within the time."""
-    monkeypatch.setattr(_block_server, "ADMISSION_SECONDS", 0.0)
+    monkeypatch.setattr(admission, "ADMISSION_SECONDS", 0.0)
     with serving(q) as (_, served), half_open(served, "127.0.0.1", 1) as (connection,):
         assert connection.recv(1) == b""
 
 
 def test_there_is_a_limit_on_connections(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_block_server, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(admission, "CONNECTIONS_MAX", 1)
     with serving(q) as (_, served), half_open(served, "127.0.0.1", 1), half_open(served, "127.0.0.2", 1) as (another,):
         assert another.recv(1) == b""
 
@@ -395,38 +395,29 @@ def test_half_open_connections_do_not_keep_a_client_out(q: Queue, client: str) -
     n, ranges, data = hand_out(q)
     with serving(q) as (server, served):
         refuse_to_wait = attrs.evolve(served, wait_seconds=0.0, host="127.0.0.1")
-        with half_open(served, client, _block_server.CONNECTIONS_MAX + 20) as connections:
+        with half_open(served, client, admission.CONNECTIONS_MAX + 20) as connections:
             assert list(_block_client.blocks(refuse_to_wait, q.queue_id, "etl", n, ranges)) == data
-            wait_until(lambda: open_ones(connections) <= _block_server.STRANGERS_PER_ADDRESS, "the limit for an address")
+            wait_until(lambda: open_ones(connections) <= admission.STRANGERS_PER_ADDRESS, "the limit for an address")
         wait_until(lambda: not server.strangers._waiting, "all of them to be forgotten")
 
 
 def test_strangers_of_many_addresses_share_a_limit(q: Queue) -> None:
     with serving(q) as (server, served), ExitStack() as stack:
         connections = [one for host in range(2, 12) for one in stack.enter_context(half_open(served, f"127.0.0.{host}", 20))]
-        wait_until(lambda: open_ones(connections) <= _block_server.STRANGERS_MAX, "the limit for all unknown addresses")
-        assert len(server.strangers._waiting) <= _block_server.STRANGERS_MAX
+        wait_until(lambda: open_ones(connections) <= admission.STRANGERS_MAX, "the limit for all unknown addresses")
+        assert len(server.strangers._waiting) <= admission.STRANGERS_MAX
 
 
 def test_a_known_address_keeps_its_room(q: Queue) -> None:
     """Its connections outlive any number of others, and it may have more of them."""
     n, ranges, data = hand_out(q)
-    more = _block_server.STRANGERS_MAX + 10
+    more = admission.STRANGERS_MAX + 10
     with serving(q) as (_, served):
         assert list(_block_client.blocks(served, q.queue_id, "etl", n, ranges)) == data  # 127.0.0.1 is known from here on
         with half_open(served, "127.0.0.1", more) as ours, ExitStack() as stack:
             theirs = [one for host in range(2, 8) for one in stack.enter_context(half_open(served, f"127.0.0.{host}", 40))]
-            wait_until(lambda: open_ones(theirs) <= _block_server.STRANGERS_MAX, "the limit for all unknown addresses")
+            wait_until(lambda: open_ones(theirs) <= admission.STRANGERS_MAX, "the limit for all unknown addresses")
             assert open_ones(ours) == more
-
-
-def test_known_addresses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_block_server, "KNOWN_ADDRESSES_MAX", 2)
-    strangers = _block_server.Strangers()
-    with socket.socket() as connection:
-        for host in ("a", "b", "a", "c"):
-            strangers.admitted(connection, host)
-    assert list(strangers._known) == ["a", "c"]
 
 
 # ---- a server that is lost
@@ -680,6 +671,4 @@ def test_a_certificate_that_can_not_be_used(q: Queue, papers: dict[str, Path], t
     for certificate, authority in ((tmp_path / "no", None), (papers["ours"], None), (papers["here"], tmp_path / "no")):
         with pytest.raises(ConfigError, match="can't use this certificate"):
             serve(q, certificate=certificate, authority=authority)
-    with pytest.raises(ssl.SSLError):
-        _block_server.server_context(str(papers["ours"]), None)
     assert not list(Path(q.path).glob("server-*"))

@@ -173,6 +173,12 @@ class Journal:
         if self.recording:
             self.ops.append(Op("truncate", number, size))
 
+    def link(self, old: Any, new: Any) -> None:
+        """A file has another name."""
+        parent, name = os.path.split(str(new))
+        number = self._paths[str(new)] = self.number(old)
+        self.ops.append(Op("link", self.number(parent), name=name, other=number))
+
     def sync(self, number: int) -> None:
         if self.recording:
             self.ops.append(Op("sync", number))
@@ -303,7 +309,7 @@ class _Os:
         self._journal = journal
 
     def patch(self, patch: pytest.MonkeyPatch) -> None:
-        for name in ("open", "close", "write", "pwrite", "ftruncate", "fsync", "mkdir", "rename", "replace", "unlink"):
+        for name in ("open", "close", "write", "pwrite", "ftruncate", "fsync", "mkdir", "link", "rename", "replace", "unlink"):
             patch.setattr(os, name, self._wrapped(name, getattr(os, name)))
 
     def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -368,6 +374,11 @@ class _Os:
             self._journal.rename(old, new)
 
     _replace = _rename
+
+    def _link(self, real: Any, old: Any, new: Any) -> None:
+        real(old, new)
+        if self._journal.mine(new):
+            self._journal.link(old, new)
 
     def _unlink(self, real: Any, path: Any, **options: Any) -> None:
         real(path, **options)

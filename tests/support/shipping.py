@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import strictq
 from strictq import LeaseLost, Message, Queue
 from strictq._store.api import ShipProgress
+from strictq.replication.places import parse, target_of
 from strictq.replication.segment import SegmentHeader
 from strictq.replication.shipper import Shipper
-from strictq.replication.target import DirectoryTarget
+from tests.support.running import PATIENCE_SECONDS
 
 HISTORY = "f" * 32
 
 
 def shipper_of(
-    q: Queue, target: Path, *, keep_seconds: float = 86_400.0, on_put: Callable[[SegmentHeader], None] = lambda _header: None
+    q: Queue,
+    target: Path | str,
+    *,
+    key: bytes = b"",
+    keep_seconds: float = 86_400.0,
+    on_put: Callable[[SegmentHeader], None] = lambda _header: None,
 ) -> Shipper:
     """A shipper of this queue that no thread runs."""
-    place = DirectoryTarget(target)
-    place.create(Path(q.path))
+    place = target_of(parse(target), key)
+    place.prepare(Path(q.path))
     place.claim({"format": 1, "queue_id": q.queue_id, "history_id": HISTORY})
     progress = ShipProgress(Path(q.path))
     storage = q._storage
@@ -31,7 +38,7 @@ def shipper_of(
     )
 
 
-def ship_once(q: Queue, target: Path, **options: Any) -> Shipper:
+def ship_once(q: Queue, target: Path | str, **options: Any) -> Shipper:
     """What a shipper does that starts, ships what there is, and ends."""
     shipper = shipper_of(q, target, **options)
     try:
@@ -39,6 +46,24 @@ def ship_once(q: Queue, target: Path, **options: Any) -> Shipper:
     finally:
         shipper.close()
     return shipper
+
+
+@contextmanager
+def shipping_to(q: Queue, target: Path | str, **options: Any) -> Iterator[Shipper]:
+    """A shipper that is closed at the end of the block."""
+    shipper = shipper_of(q, target, **options)
+    try:
+        yield shipper
+    finally:
+        shipper.close()
+
+
+def until(true: Callable[[], object]) -> None:
+    """Wait for what another thread or process does."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not true():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
 
 
 # ---- a queue whose every state can be judged: each task is on its way through the stages, in one place at a time

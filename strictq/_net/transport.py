@@ -1,0 +1,75 @@
+"""Where a server listens, and what it and its clients show each other: addresses, tokens, certificates."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import ssl
+from pathlib import Path
+from typing import Final
+
+from .. import _hints as hints
+from .._errors import ConfigError, InvalidArgument
+
+BACKLOG: Final = 128
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
+_CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+
+
+def address(host: str, port: int) -> str:
+    """Return host and port as they are written."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def require_token(token: object) -> str:
+    """
+    Raises:
+        InvalidArgument: it can't stand in a header, or is too short to be a secret.
+    """
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        raise InvalidArgument("a token must have 16 to 512 letters, digits or ._~+/=-", hint=hints.MAKE_TOKEN)
+    return token
+
+
+def listen(what: str, host: str, port: int) -> socket.socket:
+    """Return a socket that listens. `what` does, for messages.
+
+    Raises:
+        ConfigError: it can't.
+    """
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(where[:2], family=family, backlog=BACKLOG)
+    except OSError as e:
+        raise ConfigError(f"{what} can't listen at {address(host, port)}: {e.strerror or e}", hint=hints.HOST_AND_PORT) from e
+
+
+def certified(
+    what: str,
+    certificate: str | os.PathLike[str],
+    private_key: str | os.PathLike[str] | None,
+    authority: str | os.PathLike[str] | None,
+) -> tuple[tuple[str, str | None], str]:
+    """Return the files for a server, and what its clients trust.
+
+    Raises:
+        ConfigError: a file can't be read, or they do not belong together.
+    """
+    chain = os.path.abspath(certificate)
+    key = None if private_key is None else os.path.abspath(private_key)
+    try:
+        server_context(chain, key)
+        # Without a private key that may stand there, too.
+        trusted = "\n".join(_CERTIFICATE.findall(Path(authority or chain).read_text("ascii"))) + "\n"
+        ssl.create_default_context(cadata=trusted)
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"{what} can't use this certificate: {e}", hint=hints.GIVE_PEM) from e
+    return (chain, key), trusted
+
+
+def server_context(certificate: str, private_key: str | None) -> ssl.SSLContext:
+    """Return TLS with this certificate. An encrypted key is refused rather than asked for on a terminal."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, private_key, password="")
+    return context

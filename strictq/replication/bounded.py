@@ -1,0 +1,157 @@
+"""I/O of a target that may hang, as on a share whose server is gone: done in a thread that is not waited for without end.
+
+The shipper holds read transactions open, for which WALs are kept. So it must never be in a call that does not return.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
+
+from .._errors import StrictqError, TargetUnavailable
+from .target import ShipTarget
+
+ANSWER_SECONDS: Final = 60.0
+"""So long a call to a target may take."""
+LOOK_SECONDS: Final = 0.2
+T = TypeVar("T")
+
+
+class HandedCall:
+    """A call that another thread makes."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+        self.began = time.monotonic()
+        self.done = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+class TargetThread:
+    """Makes calls, one after the other. For one caller.
+
+    Args:
+        name: of the target, for messages.
+        on_wait: called several times a second while a call is awaited; what it raises ends the waiting, not the call.
+    """
+
+    def __init__(
+        self, name: str, *, answer_seconds: float = ANSWER_SECONDS, on_wait: Callable[[], object] = lambda: None
+    ) -> None:
+        self._name = name
+        self._answer_seconds = answer_seconds
+        self._on_wait = on_wait
+        self._todo: SimpleQueue[HandedCall | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last: HandedCall | None = None
+        self._at_end: Callable[[], object] = lambda: None
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Return or raise what this does.
+
+        Raises:
+            TargetUnavailable: it, or the call before it, takes too long. It may still be done.
+        """
+        if self.hangs:
+            raise TargetUnavailable(f"{self._name} has not answered for {time.monotonic() - self.began:.0f} s", self._name)
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="strictq-target", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as e:  # too many threads, or the interpreter is shutting down
+                raise TargetUnavailable(f"no thread can be started for {self._name}: {e}", self._name) from e
+            self._thread = thread
+        call = self._last = HandedCall(work)
+        self._todo.put(call)
+        while not call.done.wait(LOOK_SECONDS):
+            self._on_wait()
+            if time.monotonic() - call.began > self._answer_seconds:
+                raise TargetUnavailable(f"{self._name} does not answer", self._name)
+        if call.error is not None:
+            raise call.error
+        result: T = call.result
+        return result
+
+    @property
+    def hangs(self) -> bool:
+        """Is a call under way that its caller does not wait for any more?"""
+        return self._last is not None and not self._last.done.is_set()
+
+    @property
+    def began(self) -> float:
+        """When the last call began, on the machine's clock."""
+        return 0.0 if self._last is None else self._last.began
+
+    def close(self, then: Callable[[], object] = lambda: None) -> None:
+        """End the thread when its call returns, and let it do `then` after that. Does not wait."""
+        self._at_end = then
+        self._todo.put(None)
+
+    def _run(self) -> None:
+        while (call := self._todo.get()) is not None:
+            try:
+                call.result = call.work()
+            except BaseException as e:
+                call.error = e
+            call.done.set()
+            del call
+        self._at_end()
+
+
+class BoundedTarget(ShipTarget):
+    """A target whose I/O is done by a TargetThread."""
+
+    def __init__(self, target: ShipTarget, thread: TargetThread) -> None:
+        super().__init__(target.key, write_once=target.write_once)
+        self._target = target
+        self._thread = thread
+
+    def __str__(self) -> str:
+        return str(self._target)
+
+    def names(self) -> list[str]:
+        return self._thread.call(self._target.names)
+
+    def read(self, name: str, most: int) -> bytes:
+        return self._thread.call(lambda: self._target.read(name, most))
+
+    def read_many(self, names: list[str], most: int) -> Iterator[bytes | Exception]:
+        yield from self._thread.call(lambda: list(self._target.read_many(names, most)))
+
+    def exists(self, name: str) -> bool:
+        return self._thread.call(lambda: self._target.exists(name))
+
+    def create(self, name: str, data: bytes) -> bool:
+        return self._thread.call(lambda: self._target.create(name, data))
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._thread.call(lambda: self._target.replace(name, data))
+
+    def remove(self, names: list[str]) -> None:
+        self._thread.call(lambda: self._target.remove(names))
+
+    def tidy(self, names: list[str]) -> None:
+        self._thread.call(lambda: self._target.tidy(names))
+
+    def written_at(self, name: str) -> float | None:
+        return self._thread.call(lambda: self._target.written_at(name))
+
+    def stored_bytes(self, numbers: Iterable[int]) -> int:
+        return self._thread.call(lambda: self._target.stored_bytes(numbers))
+
+    def holds(self, path: Path) -> bool:
+        return self._target.holds(path)
+
+    def require_apart(self, queue: Path) -> None:
+        self._target.require_apart(queue)
+
+    def make(self) -> None:
+        self._thread.call(self._target.make)
+
+    def translated(self, what: str, error: Exception) -> StrictqError | None:
+        return self._thread.call(lambda: self._target.translated(what, error))

@@ -1,0 +1,155 @@
+"""A replica in an object store: objects whose names begin with a prefix. Needs the extra `remote`.
+
+A segment is written by a conditional put (If-None-Match: *), which the store refuses where another writer was faster. Credentials
+and the address of the store come from the environment of the process, as for every AWS program; nothing of it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from .. import _hints as hints
+from .._errors import TargetUnavailable
+from .._extras import need
+from .target import PROBE, ShipTarget, name_of
+
+EXTRA: Final = "remote"
+REQUESTS_AT_ONCE: Final = 64
+_TAKEN: Final = 412
+"""HTTP status of a conditional put whose name is taken."""
+_BEHIND_THE_END: Final = 416
+_NOT_IMPLEMENTED: Final = 501
+"""What a store answers that does not know the condition of a put."""
+_REFUSED: Final = (401, 403)
+_NO_CREDENTIALS: Final = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound")
+
+
+class ObjectTarget(ShipTarget):
+    """See ShipTarget.
+
+    Args:
+        root: bucket and prefix, without a slash at the end.
+    """
+
+    def __init__(self, root: str, key: bytes = b"", *, write_once: bool = True) -> None:
+        super().__init__(key, write_once=write_once)
+        self.root = root
+        self._made: Any = None
+
+    def __str__(self) -> str:
+        return f"s3://{self.root}"
+
+    @property
+    def _fs(self) -> Any:
+        """The client, made at the first use: in the thread and the process that use it.
+
+        Raises:
+            MissingExtra: its package is not installed.
+        """
+        if self._made is None:
+            need("s3fs", EXTRA)
+            import s3fs
+
+            # No memory of listings: another process may write, too. No instance that the program has made for itself.
+            self._made = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+        return self._made
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def _listed(self) -> list[dict[str, Any]]:
+        try:
+            found: list[dict[str, Any]] = self._fs.ls(self.root, detail=True, refresh=True)
+        except FileNotFoundError as e:
+            if e.__cause__ is not None:
+                raise  # the store said so: there is no such bucket
+            return []  # a prefix without objects is none
+        return [entry for entry in found if entry["name"] != self.root]
+
+    def holds(self, _path: Path) -> bool:
+        return False
+
+    def require_apart(self, _queue: Path) -> None:
+        """No directory lies in an object store."""
+
+    def names(self) -> list[str]:
+        return [entry["name"][len(self.root) + 1 :] for entry in self._listed()]
+
+    def read(self, name: str, most: int) -> bytes:
+        (found,) = self.read_many([name], most)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def read_many(self, names: list[str], most: int) -> Iterator[bytes | Exception]:
+        paths = [self._path(name) for name in names]
+        found: list[bytes | Exception] = self._fs.cat_ranges(paths, 0, most, batch_size=REQUESTS_AT_ONCE, on_error="return")
+        for each in found:
+            yield b"" if isinstance(each, OSError) and _status(each) == _BEHIND_THE_END else each  # an empty object
+
+    def exists(self, name: str) -> bool:
+        return self.written_at(name) is not None
+
+    def create(self, name: str, data: bytes) -> bool:
+        if not self.write_once:  # the caller has looked for the name; some stores refuse the condition as such
+            self.replace(name, data)
+            return True
+        try:
+            self._fs.pipe_file(self._path(name), data, mode="create")
+        except FileExistsError:
+            return False
+        except OSError as e:
+            if _status(e) == _TAKEN:
+                return False
+            raise
+        return True
+
+    def is_write_once(self) -> bool:
+        self.write_once = True
+        with self.reached("it can't be written"):
+            try:
+                return super().is_write_once()
+            except TargetUnavailable as e:
+                if e.__cause__ is None or _status(e.__cause__) != _NOT_IMPLEMENTED:
+                    raise
+                self.remove([PROBE])
+                return False
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._fs.pipe_file(self._path(name), data)
+
+    def remove(self, names: list[str]) -> None:
+        if names:
+            self._fs.rm([self._path(name) for name in names])
+
+    def written_at(self, name: str) -> float | None:
+        try:
+            return float(self._fs.info(self._path(name), refresh=True)["LastModified"].timestamp())
+        except FileNotFoundError:
+            return None
+
+    def stored_bytes(self, numbers: Iterable[int]) -> int:
+        wanted = {self._path(name_of(n)) for n in numbers}
+        with self.reached("it can't be read"):
+            return sum(entry["size"] for entry in self._listed() if entry["name"] in wanted)
+
+    def translated(self, what: str, error: Exception) -> TargetUnavailable:
+        if type(error).__name__ in _NO_CREDENTIALS:
+            return TargetUnavailable(f"{self}: {what}: {error}", str(self), hint=hints.STORE_CREDENTIALS, transient=False)
+        if isinstance(error, PermissionError) or _status(error) in _REFUSED:
+            return TargetUnavailable(
+                f"{self}: {what}: the store refuses it: {error}", str(self), hint=hints.STORE_CREDENTIALS, transient=False
+            )
+        if isinstance(error, FileNotFoundError):
+            bucket = self.root.partition("/")[0]
+            return TargetUnavailable(f"{self}: {what}: there is no bucket {bucket}, or no such object: {error}", str(self))
+        return TargetUnavailable(f"{self}: {what}: {error}", str(self))
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status that an error of s3fs came from."""
+    response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
+    return status if isinstance(status, int) else None

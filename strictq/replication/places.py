@@ -1,0 +1,72 @@
+"""What a target may be called, and which kind of target that is."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from .. import _hints as hints
+from .._errors import InvalidArgument
+from .directory import DirectoryTarget
+from .objects import ObjectTarget
+from .target import ShipTarget
+
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_ODD: Final = ("", ".", "..")
+
+
+def parse(text: str | os.PathLike[str]) -> str:
+    """Return the full name of a target: "file:/path" or "s3://bucket/prefix". A path without a scheme is a file: target.
+
+    Raises:
+        InvalidArgument: it names something else.
+    """
+    if not isinstance(text, str | os.PathLike) or isinstance(os.fspath(text), bytes):
+        raise InvalidArgument(f"a target must be a str or a path, not {type(text).__name__}")
+    name = os.fspath(text)
+    found = _SCHEME.match(name)
+    scheme = found[1].lower() if found else "file"
+    rest = name[found.end() :] if found else name
+    if not rest or "\0" in rest:
+        raise InvalidArgument("a target must not be empty or contain NUL characters", hint=hints.TARGET_IS)
+    if scheme == "s3":
+        return f"s3://{_objects(rest)}"
+    if scheme != "file":
+        raise InvalidArgument(f"strictq does not know targets of the kind {scheme!r}", hint=hints.TARGET_IS)
+    return f"file:{_directory(rest if found is None else _without_host(rest))}"
+
+
+def target_of(name: str, key: bytes = b"", *, write_once: bool = True) -> ShipTarget:
+    """Return the target with this full name. Does no I/O."""
+    scheme, _, rest = name.partition(":")
+    if scheme == "s3":
+        return ObjectTarget(rest.removeprefix("//"), key, write_once=write_once)
+    return DirectoryTarget(Path(rest), key)
+
+
+def _without_host(rest: str) -> str:
+    if not rest.startswith("//"):
+        return rest
+    host, _, path = rest[2:].partition("/")
+    if host not in ("", "localhost"):
+        raise InvalidArgument(f"a file: target is on this machine, not on {host!r}", hint=hints.TARGET_IS)
+    return f"/{path}"
+
+
+def _directory(path: str) -> str:
+    return os.path.realpath(os.path.expanduser(path))
+
+
+def _objects(rest: str) -> str:
+    """Bucket and prefix."""
+    if "@" in rest:
+        raise InvalidArgument("credentials don't belong into the name of a target", hint=hints.STORE_CREDENTIALS)
+    bucket, *parts = rest.removeprefix("//").rstrip("/").split("/")
+    if not rest.startswith("//") or not _BUCKET.fullmatch(bucket):
+        raise InvalidArgument(f"s3:{rest} names no bucket", hint=hints.TARGET_IS)
+    if any(part in _ODD or not part.isprintable() or set(part) & set("*?[#") for part in parts):
+        raise InvalidArgument(f"s3:{rest}: a prefix must not have empty parts, '.', '..' or any of *?[#", hint=hints.TARGET_IS)
+    return "/".join((bucket, *parts))
