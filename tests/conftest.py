@@ -19,6 +19,19 @@ from tests.support.queues import Opener
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SLOW_PLACES = frozenset({"conformance", "crash", "docs", "faults", "history", "multiprocess", "power", "replication", "spark"})
+"""Folders whose tests start many processes, cut power or need Java. `-m "not slow"` takes of these the marked `smoke` alone."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what the quick run leaves out."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).parts[0] in SLOW_PLACES and item.get_closest_marker("smoke") is None:
+            item.add_marker(pytest.mark.slow)
+
+
 # Started in the background by a shell, a process ignores SIGINT, and so does every process that it starts: the tests that
 # interrupt programs would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

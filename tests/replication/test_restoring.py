@@ -57,6 +57,7 @@ def count(path: Path) -> int:
 # ---- which state
 
 
+@pytest.mark.smoke
 def test_the_newest_state(times: list[float], target: Path, tmp_path: Path) -> None:
     done = strictq.restore(target, tmp_path / "r")
     assert (done.segment, done.base, done.segments, done.at) == (4, 0, 5, times[4])

@@ -70,6 +70,7 @@ def failing_once(ledger: Ledger, *, at: int, after: bool) -> Callable[[DataFrame
     return write
 
 
+@pytest.mark.smoke
 def test_everything_comes_once_in_order_and_is_acked(spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path) -> None:
     send_chains(q, KEYS, 20)
     run(load(spark, q.path, maxMessagesPerTrigger=150), checkpoint, ledger)

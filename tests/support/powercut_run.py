@@ -158,7 +158,7 @@ class Program:
             self.queue.app_schema(f"CREATE TABLE IF NOT EXISTS app_more_{self.random.randint(0, 9)} (x INTEGER) STRICT")
 
 
-def record(root: Path, *, seed: int, level: Level, shards: int, steps: int, hot_lanes: bool = False) -> Run:
+def record(root: Path, *, seed: int, level: Level, shards: int, steps: int, hot_lanes: bool = True) -> Run:
     """Make a queue under `root` and work on it."""
     config = CONFIG.evolve(hot_lanes=hot_lanes)
     clock = FakeClock()
