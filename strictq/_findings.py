@@ -253,6 +253,9 @@ class WorkerEvent(Report):
         seconds: how long the handler took, where one came back.
         detail: error or reason, for a person.
         where: the line of the handler's code that raised the error, or "".
+        max_attempts: the queue's; None: no limit.
+        wait_seconds: of "retried" and "deferred": until the next try.
+        error: of "retried", "poison" and "rejected": what the handler raised, or for Reject what it was raised from.
     """
 
     kind: str
@@ -264,6 +267,9 @@ class WorkerEvent(Report):
     seconds: float | None = None
     detail: str = ""
     where: str = ""
+    max_attempts: int | None = None
+    wait_seconds: float | None = None
+    error: BaseException | None = None
 
 
 @attrs.frozen

@@ -119,28 +119,31 @@ class Settling:
 
     # ---- given back
 
-    def nack(self, given: Sequence[MessageState], delay: float | None, reason: str | None, output: str | None = None) -> bool:
+    def nack(
+        self, given: Sequence[MessageState], delay: float | None, reason: str | None, output: str | None = None
+    ) -> float | None:
         """Give messages back; of each lease the first one given, and everything later that it holds.
 
         Args:
             delay: seconds the lanes wait; None: the queue's retry delay and backoff.
         Returns:
-            Whether one was out of attempts, so that `on_poison` took effect.
+            Seconds until the next try, the first one of several. None: one was out of attempts, so that `on_poison` took effect.
         Raises:
             LeaseLost, PartialFailure: as for ack.
         """
         wait = None if delay is None else validate.microseconds("delay", delay)
         why = validate.text("reason", reason)
         said = validate.text("output", output)
-        given_up: list[object] = []
+        waits: list[int | None] = []
 
         def act(shard: int, heads: Sequence[Settlement]) -> Sequence[object]:
             outcomes = self._storage.nack(shard, heads, wait, why, said)
-            given_up.extend(outcomes)
+            waits.extend(outcome for outcome in outcomes if not isinstance(outcome, LeaseLost))
             return outcomes
 
         self._postpone(given, act, NACKED)
-        return True in given_up
+        known = [wait / 1e6 for wait in waits if wait is not None]
+        return min(known, default=0.0) if len(known) == len(waits) else None
 
     def defer(self, given: Sequence[MessageState], delay_seconds: float) -> None:
         """Postpone messages; of each lease the first one given, and everything later that it holds. No attempt is charged.

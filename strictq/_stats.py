@@ -14,7 +14,9 @@ class ShardStats(Report):
     Messages are counted in exactly one of ready, in_flight, delayed and held; those behind the head of a lane that is in
     flight count as ready, those behind a delayed or held head as delayed or held. Totals (`sends` …) count since the
     queue was created; `claims` and `empty_receives` count looks of receives at this shard that found something, or nothing;
-    `redeliveries` messages whose lease ran out; `handout_bytes` is what hand-outs to named consumers keep (within disk_bytes).
+    `dead_letters` messages that became one, `rejected` those of them that were rejected, `redriven` dead letters that were put
+    back: all three since a version that counts them; `redeliveries` messages whose lease ran out; `handout_bytes` is what
+    hand-outs to named consumers keep (within disk_bytes).
     `oldest_age_seconds` is the age of the oldest head of a lane, `first_attempt_age_seconds` that of the oldest message
     without an attempt, wherever in its lane. Ages are exact up to 10,000 lanes in a state, and a lower bound beyond.
 
@@ -42,6 +44,9 @@ class ShardStats(Report):
     expired: int
     dropped: int
     purged: int
+    dead_letters: int
+    rejected: int
+    redriven: int
     outbox: int
     drain_seconds: float | None
     disk_bytes: int
@@ -160,6 +165,9 @@ class Stats(Report):
     expired: int
     dropped: int
     purged: int
+    dead_letters: int
+    rejected: int
+    redriven: int
     outbox: int
     drain_seconds: float | None
     disk_bytes: int

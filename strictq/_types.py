@@ -151,9 +151,9 @@ class Event(Report):
     """Something an operator wants to know, given to the `on_event` hooks after it was committed.
 
     Attributes:
-        kind: "dead_letter", "poison", "lease_lost", "shard_quarantined", "shard_repaired"; "breaker_opened" or "breaker_closed",
-            of a worker in this process; "replication_lapsed", "replication_resumed" or "replication_stopped", where this process
-            ships. The last five concern no shard (-1).
+        kind: "dead_letter", "poison", "lease_lost", "shard_quarantined", "shard_repaired"; "breaker_opened", "breaker_closed",
+            "worker_started" or "worker_stopped", of a worker in this process; "replication_lapsed", "replication_resumed" or
+            "replication_stopped", where this process ships. The last seven concern no shard (-1).
         detail: reason or error, for a person.
     """
 
@@ -165,6 +165,8 @@ class Event(Report):
         "shard_repaired",
         "breaker_opened",
         "breaker_closed",
+        "worker_started",
+        "worker_stopped",
         "replication_lapsed",
         "replication_resumed",
         "replication_stopped",

@@ -224,6 +224,14 @@ SELECT value FROM meta WHERE name = ?;
 -- shard, writer, catalog.lay_out_shard and salvage: set one such value. Takes name, value.
 INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
+-- name: add_total
+-- lanes.bury and lanes.revive: add to a total of what seldom happens, which begins when it first does. Takes name, n.
+INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value;
+
+-- name: rare_totals
+-- inspect.stats: those totals; a row for each that is there. Index: primary key.
+SELECT name, value FROM meta WHERE name IN ('dead_letters', 'rejected', 'redriven');
+
 -- name: has_meta
 -- catalog.verify_shard and checkpoint: whether the file was laid out at all. Scans the schema.
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'meta';

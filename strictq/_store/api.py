@@ -382,14 +382,14 @@ class Storage:
 
     def nack(
         self, shard: int, batches: Sequence[Settlement], delay: int | None, reason: str | None, output: str | None
-    ) -> list[bool | LeaseLost]:
+    ) -> list[int | LeaseLost | None]:
         """Give back a message of each lease, and everything later that it holds, to be tried again first.
 
         Args:
             delay: microseconds that the lane waits; None: the queue's retry delay.
             output: what the handler had to say.
         Returns:
-            For each: was it out of attempts, so that `on_poison` took effect?
+            For each: microseconds until the next try; None: it was out of attempts, so that `on_poison` took effect.
         """
         return self._store.shards[shard].drain(bound(settle.nack, batches, delay, reason, output))
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _COUNTS: Final = (
     "ready", "in_flight", "delayed", "held", "dead", "lanes", "sends", "receives", "claims", "empty_receives", "acks", "retries",
-    "redeliveries", "expired", "dropped", "purged", "outbox", "disk_bytes", "wal_bytes", "handout_bytes",
+    "redeliveries", "expired", "dropped", "purged", "dead_letters", "rejected", "redriven",
+    "outbox", "disk_bytes", "wal_bytes", "handout_bytes",
 )  # fmt: skip
 """What is added up over shards."""
 

@@ -7,7 +7,7 @@ import binascii
 import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -15,9 +15,12 @@ from typing import Any, Final
 import click
 
 import strictq
+from strictq import StrictqError
+from strictq import _hints as hints
 from strictq._config import FOREVER_SECONDS
 from strictq._keys import Key, encode_key
-from strictq.cli._command import USAGE, Failure
+from strictq.cli._command import USAGE, Failure, tell
+from strictq.cli._words import shown_key
 
 WHOLE: Final = re.compile(r"[+-]?[0-9]+")
 
@@ -131,6 +134,39 @@ def converted(text: str, kind: KeyType) -> Key:
         return bytes.fromhex(text) if kind is KeyType.hex else base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error):
         raise ValueError(f"{text[:40]!r} is not {kind.value}") from None
+
+
+def hint_of_type(q: strictq.Queue, key: Key | None) -> None:
+    """Say it on stderr where nothing was ever sent to a key, and the queue has one of another type that is written the same."""
+    if key is None:
+        return
+    with suppress(StrictqError):  # the command itself says what is wrong with the queue
+        if not _never_sent(q, key):
+            return
+        for other in _same_text(key):
+            if not _never_sent(q, other):
+                kind = type(other).__name__
+                what = f"{kind} {shown_key(other)}"
+                tell(f"strictq: nothing was ever sent to the {type(key).__name__} {shown_key(key)}; there is a key {what}")
+                tell(f"  hint: give --key-type {kind}")
+                return
+
+
+def _never_sent(q: strictq.Queue, key: Key) -> bool:
+    return getattr(q.explain(key).text, "code", None) == hints.NEVER_SENT.code
+
+
+def _same_text(key: Key) -> Iterator[Key]:
+    """The keys of other types that are written as this one is."""
+    try:
+        text = key.decode() if isinstance(key, bytes) else str(key)
+    except UnicodeDecodeError:
+        return
+    for other in (KeyType.str, KeyType.int, KeyType.bytes):
+        with suppress(ValueError):
+            found = converted(text, other)
+            if type(found) is not type(key):
+                yield found
 
 
 @contextmanager

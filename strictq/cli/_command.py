@@ -83,7 +83,9 @@ def command(examples: str, cls: type[QueueCommand] = QueueCommand) -> Callable[[
 
 
 def _ending(run: Callable[[], int]) -> int:
-    before = {number: signal.signal(number, _terminate) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # Not where they are ignored, as nohup has it.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _terminate) for number in numbers}
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
             # A terminal that cannot show a character gets a question mark, not a traceback.

@@ -15,6 +15,7 @@ from strictq._views import plain
 from strictq.cli._advice import in_words
 from strictq.cli._arguments import (
     KeyType,
+    hint_of_type,
     json_option,
     key_argument,
     key_of,
@@ -89,7 +90,9 @@ def top_keys(queue: Path, by: Rank, limit: int, as_json: bool) -> int:
 def explain(queue: Path, key: str, key_type: KeyType, as_json: bool) -> int:
     """Why a key is, or is not, handed out now: since when, by whom, until when."""
     with looking(queue) as q:
-        found = q.explain(key_of(key, key_type))
+        chosen = key_of(key, key_type)
+        hint_of_type(q, chosen)
+        found = q.explain(chosen)
     text = in_words(found.text)
     if as_json:
         emit({**found.to_dict(), "text": text})
@@ -118,7 +121,9 @@ def explain(queue: Path, key: str, key_type: KeyType, as_json: bool) -> int:
 def peek(queue: Path, key: str, key_type: KeyType, limit: int, as_json: bool) -> int:
     """The first unresolved messages of a key, in order, without touching them."""
     with looking(queue) as q:
-        found = q.peek(key_of(key, key_type), limit)
+        chosen = key_of(key, key_type)
+        hint_of_type(q, chosen)
+        found = q.peek(chosen, limit)
     if as_json:
         for m in found:
             emit(m.to_dict())
@@ -146,7 +151,9 @@ def status(queue: Path, key: str, seq: int, key_type: KeyType, as_json: bool) ->
     Exit code 0: it is there, or was and is resolved. 1: that seq was never issued for that key. 2: there is no such queue.
     """
     with looking(queue) as q:
-        found = q.status(key_of(key, key_type), seq)
+        chosen = key_of(key, key_type)
+        hint_of_type(q, chosen)
+        found = q.status(chosen, seq)
     if as_json:
         emit(found.to_dict())
         return OK
@@ -174,7 +181,9 @@ def status(queue: Path, key: str, seq: int, key_type: KeyType, as_json: bool) ->
 def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, as_json: bool) -> int:
     """Dead letters of a key, or of all: what was rejected, ran out of attempts, or expired."""
     with looking(queue) as q:
-        found = q.dead_letters(None if key is None else key_of(key, key_type), limit)
+        chosen = None if key is None else key_of(key, key_type)
+        hint_of_type(q, chosen)
+        found = q.dead_letters(chosen, limit)
         total = q.stats().dead
     if as_json:
         for d in found:

@@ -15,6 +15,7 @@ from strictq._views import key_fields
 from strictq.cli._arguments import (
     KeyType,
     StoredText,
+    hint_of_type,
     json_option,
     key_argument,
     key_of,
@@ -74,6 +75,7 @@ def redrive(
     if seq and key is None:
         raise Failure("--seq is a position in a key: give the KEY, too", USAGE)
     with operating(queue) as q, waiting("redriving:", lambda: f"{q.stats().dead:,} still dead", quiet=quiet):
+        hint_of_type(q, chosen)
         count = q.redrive(chosen, seq or None)
     return _report(f"{many(count, 'dead letter')} put back", {"redriven": count, **_whose(chosen)}, quiet, as_json)
 
@@ -89,6 +91,7 @@ def hold(queue: Path, key: str, key_type: KeyType, reason: str | None, quiet: bo
     """Hand out nothing more of a key until it is released. A consumer that has it may finish; sends go on."""
     chosen = key_of(key, key_type)
     with operating(queue) as q:
+        hint_of_type(q, chosen)
         q.hold(chosen, reason)
         found = q.explain(chosen)
     text = f"{shown_key(chosen)} is held"
@@ -122,6 +125,7 @@ def release(
         return _release_consumer(queue, consumer, force=force, quiet=quiet, as_json=as_json)
     chosen = None if key is None else key_of(key, key_type)
     with operating(queue) as q:
+        hint_of_type(q, chosen)
         released = q.release(chosen)
     whose = "keyless messages" if chosen is None else shown_key(chosen)
     text = f"{whose}: released" if released else f"{whose}: nothing was held"
@@ -164,6 +168,7 @@ def reject(queue: Path, key: str, seqs: tuple[int, ...], reason: str, key_type: 
     resolved: list[int] = []
     failed = False
     with operating(queue) as q:
+        hint_of_type(q, chosen)
         for seq in seqs:
             try:
                 (done if q.reject(chosen, seq, reason) else resolved).append(seq)
@@ -210,6 +215,7 @@ def purge(
             dead_letters = f" and {many(stats.dead, 'dead letter')}" if dead else ""
             records = ", and all records of finished messages," if history else ""
             _confirm(f"Remove {many(stats.depth, 'message')}{dead_letters}{records} of {q.path}?", "this empties the whole queue")
+        hint_of_type(q, chosen)
         with waiting("purging:", lambda: _left(q, dead=dead), quiet=quiet):
             count = q.purge(chosen, dead=dead, history=history)
     return _report(f"{many(count, 'message')} removed", {"purged": count, **_whose(chosen)}, quiet, as_json)
@@ -231,6 +237,7 @@ def purge_history(
     with operating(queue) as q:
         if everything and not yes:
             _confirm(f"Remove all records of finished messages of {q.path}?", "this removes the whole queue's records")
+        hint_of_type(q, chosen)
         count = q.purge_history(chosen)
     return _report(f"{many(count, 'record')} removed", {"purged": count, **_whose(chosen)}, quiet, as_json)
 

@@ -27,7 +27,10 @@ strictq stats orders.strictq --watch --interval 5
 strictq stats orders.strictq --json | jq .depth
 """
 STATES: Final = ("ready", "in_flight", "delayed", "held", "dead")
-TOTALS: Final = ("sends", "receives", "acks", "retries", "redeliveries", "expired", "dropped", "purged")
+TOTALS: Final = (
+    "sends", "receives", "acks", "retries", "redeliveries", "expired", "dropped", "purged", "dead_letters", "rejected",
+    "redriven",
+)  # fmt: skip
 RATES: Final = ("sends", "acks")
 
 
@@ -151,7 +154,7 @@ def blocks(q: strictq.Queue, look: Look, *, shards: bool) -> list[Block]:
         now.append(("outbox", f"{found.outbox:,}"))
     if rates is not None:
         now += [(f"{name} a second", f"{rate:,.1f}") for name, rate in rates.items()]
-    totals = [(name, f"{getattr(found, name):,}") for name in TOTALS]
+    totals = [(name.replace("_", " "), f"{getattr(found, name):,}") for name in TOTALS]
     totals += [("empty receives", f"{found.empty_receive_ratio:.0%}")]
     totals += [("on disk", f"{size(found.disk_bytes)}, {size(found.wal_bytes)} of it WAL")]
     head = Heading(f"{printable(q.path)}: {many(q.shards, 'shard')}, durability {q.durability}")

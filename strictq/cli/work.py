@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 import shutil
 import sys
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.logging import RichHandler
 
 import strictq
 from strictq.cli._arguments import PATH, Seconds
 from strictq.cli._command import OK, USAGE, Failure, command, many
+from strictq.cli._log import log_to_stderr
 from strictq.cli._render import is_screen
 from strictq.cli._terminal import Terminal, line, messages
 from strictq.cli._words import emit
@@ -41,7 +40,7 @@ strictq work orders.strictq --drain --concurrency 4 -- sh -c 'cat >> "orders-$ST
 @click.option("--consumer", metavar="NAME", help="Who holds the keys, as explain shows it.")
 @click.option("--no-breaker", is_flag=True, help="Go on starting commands while most of them fail. Implied by --drain.")
 @click.option("use_shell", "--shell", is_flag=True, help="Hand the commands to $SHELL -c.")
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress; log warnings and errors only.")
 @click.option("as_json", "--json", is_flag=True, help="Print the totals as one JSON object at the end.")
 def work(
     queue: Path,
@@ -84,7 +83,7 @@ def work(
             consumer=consumer,
             breaker=None if no_breaker or drain else Breaker(),
         )
-        _log_to(terminal)
+        log_to_stderr(quiet=quiet)
         started = time.monotonic()
         with _view(terminal, q, worker, quiet=quiet):
             worker.run(drain=drain, grace_seconds=grace)
@@ -114,14 +113,6 @@ def _command(words: list[str], use_shell: bool) -> list[str]:
     if found is None:
         raise Failure(f"there is no command {words[0]!r}", USAGE)
     return [found, *words[1:]]
-
-
-def _log_to(terminal: Terminal) -> None:
-    """What goes wrong with a message is shown as it happens."""
-    log = logging.getLogger("strictq.worker")
-    if not log.handlers:
-        log.addHandler(RichHandler(console=terminal, show_path=False, show_time=False, markup=False))
-        log.propagate = False
 
 
 def _view(terminal: Terminal, q: strictq.Queue, worker: Worker, *, quiet: bool) -> AbstractContextManager[Any]:

@@ -62,6 +62,7 @@ class Handover:
         seconds = now - group.jobs[0]._since
         state.took("process", group.jobs[0], seconds)
         with board.lock:
+            state.busy_seconds += seconds
             known = [job for job in group.jobs if board.processed(job)]
             late = [job for job in group.jobs if job not in known]
             for job in known:
@@ -113,6 +114,7 @@ class Handover:
         seconds = now - job._since
         state.took("process", job, seconds)
         with board.lock:
+            state.busy_seconds += seconds
             if not board.processed(job):
                 known = False
             else:

@@ -3,30 +3,67 @@
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from typing import Final
 
 from .. import _validate as validate
 from .._findings import WorkerEvent
+from .._types import Event
 from ..delivery import describe
 
 log: Final = logging.getLogger("strictq.worker")
-PROBLEMS: Final = ("retried", "poison", "rejected", "lost", "timeout")
+PROBLEMS: Final = ("retried", "lost", "timeout")
 """Kinds of a job's events that are logged as warnings."""
+GIVEN_UP: Final = ("poison", "rejected")
+"""Those that are logged as errors: the message is tried no more."""
+TRACEBACK_CHARS_MAX: Final = 8000
+LINE: Final = "%s key=%r seq=%d token=%d %s%s"
+FIELDS: Final = ("key", "seq", "token", "attempt", "max_attempts", "seconds", "wait_seconds")
 BREAKER: Final = ("breaker_opened", "breaker_closed")
 
 
 def log_event(event: WorkerEvent) -> None:
-    """Write an event to the log: what goes wrong as a warning, what a breaker does, too, and the rest for debugging."""
+    """Write an event to the log: what is given up as an error, other problems as warnings, the rest for debugging."""
     if event.kind in BREAKER:
         log.warning("%s: %s", event.kind.replace("_", " "), event.detail)
         return
-    level = logging.WARNING if event.kind in PROBLEMS else logging.DEBUG
+    level = logging.ERROR if event.kind in GIVEN_UP else logging.WARNING if event.kind in PROBLEMS else logging.DEBUG
     if log.isEnabledFor(level):
-        fields = {name: getattr(event, name) for name in ("key", "seq", "token", "attempt", "seconds")}
+        fields = {name: getattr(event, name) for name in FIELDS}
         text = f"{event.detail} ({event.where})" if event.where else event.detail
-        message = "%s key=%r seq=%d token=%d %s"
-        log.log(level, message, event.kind, event.key, event.seq, event.token, text, extra={"strictq": fields})
+        if event.wait_seconds is not None:
+            text = f"{text}; {next_try(event.wait_seconds)}"
+        args = (event.kind, event.key, event.seq, event.token, attempt_of(event), f": {text}" if text else "")
+        record = log.makeRecord(log.name, level, __file__, 0, LINE, args, None, extra={"strictq": fields})
+        # What the worker itself made has no traceback that says more.
+        if event.kind in GIVEN_UP and event.error is not None and not speaks_for_itself(event.error):
+            record.exc_info = (type(event.error), event.error, event.error.__traceback__)
+            record.exc_text = traceback_of(event.error)
+        log.handle(record)
+
+
+def traceback_of(error: BaseException) -> str:
+    """The end of a traceback, as text that every log can take, whatever the error says."""
+    text = "".join(traceback.format_exception(error)).rstrip("\n")
+    return text[-TRACEBACK_CHARS_MAX:].encode("utf-8", "backslashreplace").decode()
+
+
+def log_run(event: Event) -> None:
+    """Write to the log that a worker runs, or has stopped."""
+    log.info("%s: %s", event.kind.replace("_", " "), event.detail)
+
+
+def attempt_of(event: WorkerEvent) -> str:
+    """Which attempt it is, and of how many. A queue with retry_for_seconds may grant more than its max_attempts."""
+    limit = event.max_attempts
+    return f"attempt {event.attempt}" if limit is None or event.attempt > limit else f"attempt {event.attempt}/{limit}"
+
+
+def next_try(seconds: float) -> str:
+    """When a message is tried again at the earliest, local time."""
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + seconds))
+    return f"next try at {at}, in {seconds:,.3g} s"
 
 
 def speaks_for_itself(error: BaseException) -> bool:

@@ -64,6 +64,7 @@ class Keeper:
         storage = self._storage
         storage.listen(self.state.wake)
         self.state.holder = holder = storage.hold_with_process()
+        self.state.tell_of_run("worker_started", f"{self._queue.path}, {self._board.limits.concurrency:,} messages at once")
         try:
             try:
                 while (seconds := self._round()) is not None:
@@ -71,6 +72,8 @@ class Keeper:
             finally:
                 storage.unlisten(self.state.wake)
                 self._end()
+                self.state.ended = self._clock()
+                self.state.tell_of_run("worker_stopped", f"{self._queue.path}, {self._did()}")
             if holder is not None:
                 holder.end()
             if self.state.ending is not None:
@@ -185,6 +188,13 @@ class Keeper:
                 return
 
     # ---- the end
+
+    def _did(self) -> str:
+        """What was done, in words; what did not happen is left out."""
+        state = self.state
+        counted = ("acked", "retried", "deferred", "poison", "rejected", "lost", "timeouts")
+        did = [(name, getattr(state, name)) for name in counted]
+        return ", ".join(f"{n:,} {name}" for name, n in did if n or name == "acked")
 
     def _give_back(self) -> None:
         with self._board.lock:

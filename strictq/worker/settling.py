@@ -221,7 +221,7 @@ class Outcomes:
         )
         for (job, error), trouble in zip(some, results, strict=True):
             if trouble is None:
-                self._deferred(job, f"{_reason(error)}; {UNCHARGED}")
+                self._deferred(job, f"{_reason(error)}; {UNCHARGED}", self._board.circuit.rules.probe_seconds_max)
             elif isinstance(trouble, (LeaseLost, *HOPELESS)):
                 self._state.lose(job._lane, trouble)
             else:
@@ -229,10 +229,10 @@ class Outcomes:
                     self._board.failed.append((job, error))
                 self._state.complain(trouble)
 
-    def _deferred(self, job: Job, detail: str) -> None:
+    def _deferred(self, job: Job, detail: str, wait: float) -> None:
         self._state.deferred += 1
         self._state.drop(job._lane)
-        self._state.tell("deferred", job, detail=detail)
+        self._state.tell("deferred", job, detail=detail, wait_seconds=wait)
 
     def _settle_one(self, job: Job, error: BaseException) -> None:
         """Give back, or dead-letter, a message whose handler failed."""
@@ -252,19 +252,19 @@ class Outcomes:
                 with self._board.lock:
                     self._state.rejected += 1
                     self._board.committed(job, self._state.clock())
-                self._state.tell("rejected", job, detail=error.reason)
+                self._state.tell("rejected", job, detail=f"{error.reason}; {FATES['dead_letter']}", error=error.__cause__)
                 return
             if isinstance(error, Defer):
                 d.defer(error.delay_seconds)
-                self._deferred(job, str(error))
+                self._deferred(job, str(error), error.delay_seconds)
                 return
             asked = error.delay if isinstance(error, Retry) else None
             if asked is not None and self._is_broken():
                 d.defer(asked)
-                self._deferred(job, f"{_reason(error)}; {UNCHARGED}")
+                self._deferred(job, f"{_reason(error)}; {UNCHARGED}", asked)
                 return
             self._spare(job)
-            poison = self._client.settling.nack([d], asked, _reason(error), job._said)
+            wait = self._client.settling.nack([d], asked, _reason(error), job._said)
         except (LeaseLost, *HOPELESS) as e:
             self._state.lose(job._lane, e)
             return
@@ -275,7 +275,7 @@ class Outcomes:
             return
         self._state.retried += 1
         self._state.drop(job._lane)
-        self._tell_of_failure(job, error, poison)
+        self._tell_of_failure(job, error, wait)
 
     def _spare(self, job: Job) -> None:
         """Give back what ran behind a message in its batch: it goes back with it, but did not fail, and is charged nothing."""
@@ -286,11 +286,11 @@ class Outcomes:
         if behind is not None:
             self._client.settling.release_rest([behind._delivery])
 
-    def _tell_of_failure(self, job: Job, error: BaseException, poison: bool) -> None:
+    def _tell_of_failure(self, job: Job, error: BaseException, wait: float | None) -> None:
         at = "" if isinstance(error, Retry) else where(error)
-        if not poison:
-            self._state.tell("retried", job, detail=reason_of(error), where=at)
+        if wait is not None:
+            self._state.tell("retried", job, detail=reason_of(error), where=at, wait_seconds=wait, error=error)
             return
         self._state.poison += 1
         detail = f"{reason_of(error)}; out of attempts: {FATES[self._client.storage.config.on_poison]}"
-        self._state.tell("poison", job, detail=detail, where=at)
+        self._state.tell("poison", job, detail=detail, where=at, error=error)

@@ -90,5 +90,6 @@ class Several:
             margin_seconds=max(s.margin_seconds for s in each),
             prepare=DurationEstimate(),
             process=DurationEstimate(),
+            busy_ratio=sum(s.busy_ratio for s in each) / len(each),
             breaker=next((s.breaker for s in each if s.breaker is not None), None),
         )

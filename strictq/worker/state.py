@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from .._errors import LeaseLost, SchemaMismatch, StoreCorrupt
 from .._findings import WorkerEvent
@@ -16,7 +16,7 @@ from .._store.api import ProcessHold
 from .._types import Event
 from ..queue import Queue
 from .estimates import Estimates
-from .events import log, log_event, reason_of
+from .events import log, log_event, log_run, reason_of
 from .forecast import size_of
 from .job import Defer, HeldLane, Job, Reject
 from .schedule import Board
@@ -59,6 +59,8 @@ class State:
         executors: what runs the handlers.
         holder: where the claims are noted, so that they end with this process.
         acked, retried, deferred, poison, rejected, lost, timeouts: messages since the run began.
+        busy_seconds: that process handlers ran, those that came back. Changed under the board's lock.
+        began, ended: `clock()` of the run; ended is None while it lasts.
         fast: handlers are so quick that they are started ahead, and acked in groups.
         gave_up: some handler may be at work that nobody waits for.
         learned: there are durations that are not stored yet.
@@ -88,6 +90,9 @@ class State:
         self.acked = self.retried = self.deferred = self.poison = self.rejected = self.lost = self.timeouts = 0
         self.holder: ProcessHold | None = None
         self.fast = False
+        self.busy_seconds = 0.0
+        self.began = clock()
+        self.ended: float | None = None
         self.gave_up = False
         self.learned = False
         self.not_before = 0.0
@@ -110,10 +115,16 @@ class State:
         """Does anybody want to see what goes well, too?"""
         return self._debugs or len(self._own) > 1 or bool(self.observers.worker_events)
 
-    def tell(self, kind: str, job: Job, *, seconds: float | None = None, detail: str = "", where: str = "") -> None:
-        """Report a change of a job's state."""
+    def tell(self, kind: str, job: Job, **more: Any) -> None:
+        """Report a change of a job's state. Args: more: fields of a WorkerEvent."""
         d = job._delivery
-        self._tell(WorkerEvent(kind, d.key, d.seq, d.token, d.attempt, self.clock(), seconds, detail, where))
+        limit = self.client.storage.config.max_attempts
+        self._tell(WorkerEvent(kind, d.key, d.seq, d.token, d.attempt, self.clock(), max_attempts=limit, **more))
+
+    def tell_of_run(self, kind: Literal["worker_started", "worker_stopped"], detail: str) -> None:
+        """Report that the worker runs, or has stopped."""
+        event = Event(kind, ANY_SHARD, detail=detail)
+        notify((log_run, *self.observers.events), event)
 
     def tell_of_breaker(self, kind: Literal["breaker_opened", "breaker_closed"], detail: str) -> None:
         """Report what the worker's breaker did, which concerns the whole queue."""
@@ -176,6 +187,14 @@ class State:
             if self.loud:
                 for job in back:
                     self.tell("released", job)
+
+    def busy_ratio(self) -> float:
+        """Which part of their time the slots ran process handlers. Wants the board's lock held."""
+        now = self.clock() if self.ended is None else self.ended
+        groups = {id(job._group or job): job for job in self.board.running}
+        running = sum(now - job._since for job in groups.values()) if self.ended is None else 0.0
+        slots = (now - self.began) * self.board.limits.concurrency
+        return min((self.busy_seconds + running) / slots, 1.0) if slots > 0 else 0.0
 
     def learn(self, job: Job) -> None:
         """Take in how long a handler took. Wants the board's lock held."""

@@ -60,6 +60,8 @@ class WorkerStats(Report):
         prepared_wait_seconds: median time that results waited before use, of the last ones; None: none did.
         margin_seconds: how much earlier than estimated prepares start.
         prepare, process: what was learned.
+        busy_ratio: the part of the run in which slots ran process handlers, 0 to 1: near 1, more concurrency or more workers may
+            help; near 0, the worker mostly waits for messages.
         breaker: why the worker has stopped starting handlers; None: it has not.
     """
 
@@ -80,6 +82,7 @@ class WorkerStats(Report):
     poison: int = 0
     deferred: int = 0
     breaker: OpenBreaker | None = None
+    busy_ratio: float = 0.0
 
 
 class Worker:
@@ -430,6 +433,7 @@ class Worker:
                 margin_seconds=self._estimates.margin.seconds,
                 prepare=self._estimates.prepare.snapshot(),
                 process=self._estimates.process.snapshot(),
+                busy_ratio=state.busy_ratio() if state else 0.0,
             )
 
     @property

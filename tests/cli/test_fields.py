@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ import strictq
 from strictq import Message, Queue, QueueConfig, _query_reports
 from strictq.cli import COMMANDS
 from tests.support.command import in_process, json_lines
+from tests.support.format_1 import unpacked
 from tests.support.handouts import holder
 from tests.support.injection import lose_ready
 from tests.support.running import ROOT
@@ -126,6 +128,25 @@ def receive(w: World) -> None:
         q.configure(keyless="random")
         q.send_many([Message(b"text", key=k, headers={"h": "1"}) for k, _ in KEYS] + [Message(b"\xff")])
     w.run("receive", w.path)
+
+
+def run_app(w: World) -> None:
+    (w.place / "app_of_fields.py").write_text(
+        f"import strictq\napp = strictq.App(strictq.open({str(w.path)!r}))\napp.handler('t')(print)\n"
+    )
+    w.patch.chdir(w.place)
+    w.patch.setattr("sys.path", [*sys.path])
+    w.run("run", "app_of_fields", "--drain")
+
+
+def alarm(w: World) -> None:
+    limits = ("--dead", 1, "--held", 1, "--depth", 2, "--age", 1e6, "--lag", 1, "--breakers", 1)
+    w.run("alarm", w.path, *limits)
+    with w.open() as q:
+        q.send(b"", key="k")
+        w.run("alarm", w.path, *limits)
+        q.receive(1)[0].reject("no")
+        w.run("alarm", w.path, *limits, codes=(1,))
 
 
 def work(w: World) -> None:
@@ -312,6 +333,11 @@ def history_purge(w: World) -> None:
     w.run("history", "purge", w.path, "--all", "--yes")
 
 
+def migrate(w: World) -> None:
+    w.run("migrate", w.path, "--dry-run")
+    w.run("migrate", unpacked("idle", w.place / "old"))
+
+
 def check(w: World) -> None:
     w.run("check", w.path)
     with w.open() as q:
@@ -397,13 +423,14 @@ def restore(w: World) -> None:
 
 
 RUNS: dict[str, Callable[[World], None]] = {
-    "create": create, "config": config, "send": send, "receive": receive, "work": work, "stats": stats,
+    "create": create, "config": config, "send": send, "receive": receive, "run": run_app, "work": work, "stats": stats,
+    "alarm": alarm,
     "stats --watch": stats_watch, "top-keys": top_keys, "explain": explain, "peek": peek, "status": status, "dead": dead,
     "redrive": on_each_key("redrive"), "hold": hold, "release": release, "release --consumer": release_consumer,
     "reject": reject, "purge": on_each_key("purge"), "history": history, "history export": history_export,
     "history plot": history_plot, "history purge": history_purge,
     "check": check, "check --salvage": check_salvage, "bench": bench, "demo": demo, "demo --worker": demo_worker,
-    "completion": completion, "replicate": replicate, "replicas": replicas, "restore": restore,
+    "completion": completion, "migrate": migrate, "replicate": replicate, "replicas": replicas, "restore": restore,
 }  # fmt: skip
 
 DOCUMENTED = documented()

@@ -69,6 +69,7 @@ def quarantine(q: Queue, number: int) -> None:
 def lose_ready(q: Queue, key: Key) -> None:
     """Take a key's lane out of the order of ready lanes, as a bug would: it is never handed out again, and check() finds it."""
     shard = store_of(q).shard_of(encode_key(key))
+    shard.cool()
     shard.run(lambda tx: tx.db.execute("DELETE FROM ready WHERE lane = (SELECT id FROM lane WHERE key = ?)", (encode_key(key),)))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 
 import pytest
@@ -88,3 +90,35 @@ def test_an_observer_that_fails_does_no_harm(q: Queue) -> None:
         worker = Worker(q, lambda job: None, lambda job: None)
         worker.run(drain=True)
     assert worker.stats().acked == q.stats().acks == 5
+
+
+def test_the_busy_share_is_of_all_slots(q: Queue) -> None:
+    """One of two slots is at work all the time: about half, less what starting takes."""
+    for n in range(5):
+        q.send(b"%d" % n, key="k")
+    worker = Worker(q, lambda job: time.sleep(0.05), concurrency=2)
+    assert worker.stats().busy_ratio == 0.0
+    worker.run(drain=True)
+    share = worker.stats().busy_ratio
+    assert 0.0 < share <= 0.5
+    time.sleep(0.01)
+    assert worker.stats().busy_ratio == share, "it stays as it was at the end"
+
+
+def test_a_handler_that_still_runs_is_busy(q: Queue) -> None:
+    q.send(b"", key="k")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def process(job: object) -> None:
+        begun.set()
+        go_on.wait(60)
+
+    worker = Worker(q, process, concurrency=1)
+    thread = threading.Thread(target=worker.run, kwargs={"drain": True})
+    thread.start()
+    assert begun.wait(60)
+    first = worker.stats().busy_ratio
+    time.sleep(0.01)
+    assert worker.stats().busy_ratio > first > 0.0
+    go_on.set()
+    thread.join()

@@ -196,9 +196,9 @@ def test_it_is_reported_in_stats_events_and_the_log(make: Make, caplog: pytest.L
     running = Running(q, consumer="me", breaker=Breaker(probe_seconds=0.05, probe_seconds_max=0.05))
     running.down.set()
     send(q, 100)
+    assert q.stats().breakers == ()
+    assert running.worker.stats().breaker is None
     with caplog.at_level(logging.INFO, "strictq.worker"), running:
-        assert q.stats().breakers == ()
-        assert running.worker.stats().breaker is None
         wait_until(lambda: q.stats().breakers and q.stats().breakers[0].probes > 1)
         (breaker,) = q.stats().breakers
         assert breaker.consumer == "me"
@@ -214,7 +214,7 @@ def test_it_is_reported_in_stats_events_and_the_log(make: Make, caplog: pytest.L
     assert opened.levelno == closed.levelno == logging.WARNING
     assert "handlers failed within 10 s" in opened.getMessage()
     assert "DependencyDown: connection refused" in opened.getMessage()
-    assert [e.kind for e in told] == ["breaker_opened", "breaker_closed"]
+    assert [e.kind for e in told] == ["worker_started", "breaker_opened", "breaker_closed", "worker_stopped"]
     assert running.kinds() == ["breaker_opened", "breaker_closed"]
 
 

@@ -648,7 +648,7 @@ def test_problems_are_logged_with_key_seq_and_token(make: Any, caplog: pytest.Lo
 
     Worker(q, process).run(drain=True)
     (record,) = [r for r in caplog.records if r.name == "strictq.worker"]
-    assert record.levelname == "WARNING"
+    assert record.levelname == "ERROR", "it is a dead letter"
     assert record.strictq["key"] == "k"  # type: ignore[attr-defined]
     assert record.strictq["seq"] == 1  # type: ignore[attr-defined]
     assert record.strictq["token"] > 0  # type: ignore[attr-defined]
@@ -661,6 +661,10 @@ def test_each_change_is_one_record_at_debug(q: Queue, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.DEBUG, "strictq.worker"):
         Worker(q, lambda job: None, lambda job: None).run(drain=True)
     records = [r for r in caplog.records if r.name == "strictq.worker"]
+    started, *records, stopped = records
+    assert (started.levelname, stopped.levelname) == ("INFO", "INFO")
+    assert started.getMessage() == f"worker started: {q.path}, 8 messages at once"
+    assert stopped.getMessage() == f"worker stopped: {q.path}, 1 acked"
     assert [r.getMessage().split()[0] for r in records] == ["leased", "preparing", "prepared", "processing", "acked"]
     assert {r.levelname for r in records} == {"DEBUG"}
     assert [r.strictq["seconds"] is not None for r in records] == [False, False, True, False, True]  # type: ignore[attr-defined]

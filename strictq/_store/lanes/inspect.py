@@ -15,7 +15,7 @@ from ..._clock import QueueTime
 from ..._config import QueueConfig
 from ..._errors import UnknownMessage
 from ..._keys import decode_key
-from ..._sql import HANDOUT, INSPECT, LANES
+from ..._sql import HANDOUT, INSPECT, LANES, SHARD
 from ..._stats import ShardStats
 from ..._types import State
 from ..commit.tx import NEVER, SECOND, Totals, decayed_rate
@@ -200,6 +200,8 @@ def stats(db: apsw.Connection, part: Range, time: QueueTime, path: Path | None, 
     held = db.execute(INSPECT.in_held, (now,)).get
     oldest, unattempted = db.execute(INSPECT.oldest, (AGES_OVER,)).get
     rate = decayed_rate(t, now)
+    rows: list[Any] = db.execute(SHARD.rare_totals).fetchall()
+    rare: dict[str, int] = dict(rows)
     disk, wal = _sizes(path)
     return ShardStats(
         shard=part.shard, hash_lo=part.bounds[0], hash_hi=part.bounds[1],
@@ -207,7 +209,9 @@ def stats(db: apsw.Connection, part: Range, time: QueueTime, path: Path | None, 
         lanes=t.lanes, oldest_age_seconds=_age(now, oldest), first_attempt_age_seconds=_age(now, unattempted),
         sends=t.sends, receives=t.receives, claims=t.claims, empty_receives=t.empty_receives + unwritten_empties,
         acks=t.acks, retries=t.retries,
-        redeliveries=t.redeliveries, expired=t.expired, dropped=t.dropped, purged=t.purged, outbox=db.execute(INSPECT.outbox).get,
+        redeliveries=t.redeliveries, expired=t.expired, dropped=t.dropped, purged=t.purged,
+        dead_letters=rare.get("dead_letters", 0), rejected=rare.get("rejected", 0), redriven=rare.get("redriven", 0),
+        outbox=db.execute(INSPECT.outbox).get,
         drain_seconds=t.pending / rate if rate > 1e-6 else (0.0 if t.pending == 0 else None), disk_bytes=disk, wal_bytes=wal,
         handout_bytes=db.execute(HANDOUT.bytes_total).get,
     )  # fmt: skip

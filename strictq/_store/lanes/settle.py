@@ -267,19 +267,19 @@ def _start_lane(tx: Tx, batch: Settlement) -> None:
 
 def nack(
     tx: Tx, batches: Sequence[Settlement], delay: int | None, reason: str | None, output: str | None = None
-) -> list[bool | LeaseLost]:
+) -> list[int | LeaseLost | None]:
     """Give back each batch's one message and everything later that its lease holds, to be tried again first.
 
     Returns:
-        For each: was the message out of attempts?
+        For each: microseconds until the next try; None: the message was out of attempts.
     """
     return _one_by_one(tx, batches, lambda b: _nack_lane(tx, b, delay, reason, output))
 
 
-def _nack_lane(tx: Tx, batch: Settlement, delay: int | None, reason: str | None, output: str | None) -> bool:
+def _nack_lane(tx: Tx, batch: Settlement, delay: int | None, reason: str | None, output: str | None) -> int | None:
     lease, _ = _held_rows(tx, batch, "nack")
     if lease is None:
-        return False
+        return 0
     lane, seq = batch.lane, batch.seqs[0]
     # The message was in a handler, whether or not its start was told; those behind it are charged only if it was.
     started = max(seq, lease.started)
@@ -289,17 +289,15 @@ def _nack_lane(tx: Tx, batch: Settlement, delay: int | None, reason: str | None,
     stored = rows[0][3] + retries.FAILED
     tx.totals.retries += 1
     resolution.remember(tx, lane, batch.token, "nack", [seq])
-    if delay is None:
-        due = lanes.due_after(tx, retries.retry_delay(tx.config, batch.key, retries.starts(stored)), failed=True)
-    else:
-        due = lanes.due_after(tx, delay, failed=False)
+    wait = retries.retry_delay(tx.config, batch.key, retries.starts(stored)) if delay is None else delay
+    due = lanes.due_after(tx, wait, failed=delay is None)
     tx.run(LANES.set_due, (due, reason, output, lane, seq))
     failing = tx.now - tx.run(LANES.message, (lane, seq)).get[12]
     given_up = retries.given_up(tx.config, stored, failing)
     if given_up:
         lanes.apply_poison(tx, lane, batch.key, seq, stored, retries.why(tx.config, stored, failing, reason))
     _give_back(tx, lease, batch, len(rows), due, aside=not given_up)
-    return given_up
+    return None if given_up else wait
 
 
 def defer(tx: Tx, batches: Sequence[Settlement], delay: int, failures: Sequence[Failure] | None = None) -> list[LeaseLost | None]:

@@ -1,0 +1,57 @@
+"""The log of commands that run handlers: a line each on stderr, with its time."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Final
+
+from strictq.cli._command import printable
+
+FORMAT: Final = "%(asctime)s.%(msecs)03d %(levelname)s %(message)s"
+WITH_PID: Final = "%(asctime)s.%(msecs)03d [%(process)d] %(levelname)s %(message)s"
+
+
+class LogLines(logging.Formatter):
+    """Leaves out what may steer a terminal. Only a traceback has more than one line."""
+
+    def __init__(self, *, pids: bool) -> None:
+        super().__init__(WITH_PID if pids else FORMAT, "%Y-%m-%d %H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line without a traceback."""
+        return super().formatMessage(record).replace("\n", "\\n")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """All of it."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
+
+
+class StderrHandler(logging.Handler):
+    """Writes to what is stderr at the time: a line that changes takes its place, and shows what is written above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except OSError:
+            pass  # nobody reads any more
+        except Exception:
+            self.handleError(record)
+
+
+def log_to_stderr(*, quiet: bool = False, pids: bool = False) -> None:
+    """Log to stderr, unless the program has set logging up itself.
+
+    Args:
+        quiet: warnings and errors only.
+        pids: every line has the process's id.
+    """
+    ours = logging.getLogger("strictq")
+    if ours.hasHandlers() or sys.stderr is None:
+        return
+    handler = StderrHandler()
+    handler.setFormatter(LogLines(pids=pids))
+    logging.getLogger().addHandler(handler)
+    if not quiet and ours.level == logging.NOTSET:
+        ours.setLevel(logging.INFO)

@@ -1,0 +1,272 @@
+"""Worker processes: one process starts them, starts those that die again, and alone decides when they stop.
+
+Ctrl-C in a terminal goes to the whole process group, and systemd sends SIGTERM to every process of a unit, so that parent and
+children get the same stop at the same time. Only the supervisor obeys it. A child ignores stop signals, from its first
+instruction on, and obeys its line, a socket:
+
+    supervisor to child: a byte is a stop order; end of file means that the supervisor is gone, which is a stop order, too
+    child to supervisor: its totals, as JSON, before it ends
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Self
+
+import attrs
+
+from strictq.cli._command import OK, USAGE, WRONG
+
+STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+RESTART_SECONDS: Final = 0.5
+RESTART_SECONDS_MAX: Final = 30.0
+STEADY_SECONDS: Final = 60.0
+"""A process that ran so long is started again after the shortest wait."""
+AT_ONCE_SECONDS: Final = 5.0
+"""What runs so long after it was told to end at once is killed."""
+STOPPING: Final = "stopping: handlers that run may finish; a second signal ends them"
+TOTALS: Final = ("acked", "retried", "rejected", "lost", "timeouts", "poison", "deferred")
+
+log: Final = logging.getLogger("strictq.run")
+
+
+class StopSignals:
+    """Stop signals as something to wait for. For the main thread."""
+
+    def __init__(self, *more: signal.Signals) -> None:
+        """Args: more: signals that only end a wait."""
+        self._numbers = [n for n in STOPS if signal.getsignal(n) is not signal.SIG_IGN]  # as nohup and background jobs have it
+        self._numbers += more
+        self._before: dict[int, Any] = {}
+        self._wake: tuple[socket.socket, socket.socket] | None = None
+
+    def __enter__(self) -> Self:
+        self._wake = socket.socketpair()
+        for end in self._wake:
+            end.setblocking(False)
+        self._fd_before = signal.set_wakeup_fd(self._wake[1].fileno(), warn_on_full_buffer=False)
+        self._before = {number: signal.getsignal(number) for number in self._numbers}
+        self.install()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        assert self._wake is not None
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._fd_before)
+        for end in self._wake:
+            end.close()
+
+    def install(self) -> None:
+        """Handle them, also where a module that was imported meanwhile took them."""
+        for number in self._numbers:
+            # A handler, not SIG_IGN: programs that this process starts would inherit that.
+            signal.signal(number, _noticed)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)
+
+    def wake(self) -> None:
+        """End a wait. From any thread."""
+        assert self._wake is not None
+        with suppress(OSError):  # it is full, or closed: nothing waits that has not been woken
+            self._wake[1].send(b"\0")
+
+    def wait(self, seconds: float | None, *lines: socket.socket) -> int:
+        """Wait until something comes, or a line can be read. Returns how many stop signals came."""
+        assert self._wake is not None
+        select.select([self._wake[0], *lines], [], [], seconds)
+        try:
+            return sum(number in STOPS for number in self._wake[0].recv(4096))
+        except BlockingIOError:
+            return 0
+
+
+def _noticed(_number: int, _frame: object) -> None:
+    """The wakeup descriptor has it."""
+
+
+class StopLine:
+    """The child's end of the socket.
+
+    Attributes:
+        ended: the supervisor is gone.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.socket = socket.socket(fileno=descriptor)
+        self.ended = False
+        os.set_inheritable(descriptor, False)
+
+    def orders(self) -> int:
+        """Return how many stop orders came."""
+        if self.ended or not select.select([self.socket], [], [], 0)[0]:
+            return 0
+        try:
+            orders = len(self.socket.recv(64))
+        except OSError:
+            orders = 0
+        self.ended = not orders
+        return orders
+
+    def report(self, totals: dict[str, int]) -> None:
+        """Send the totals."""
+        with suppress(OSError):  # the supervisor is gone
+            self.socket.sendall(json.dumps(totals).encode())
+
+
+@attrs.define(eq=False)
+class Seat:
+    """The place of one worker process.
+
+    Attributes:
+        start_at: when the next one starts; None: one runs, or none is to run any more.
+        deaths: in a row, each soon after its start.
+    """
+
+    number: int
+    process: subprocess.Popen[bytes] | None = None
+    line: socket.socket | None = None
+    began: float = 0.0
+    start_at: float | None = 0.0
+    deaths: int = 0
+
+
+class Supervisor:
+    """Keeps worker processes running until a stop signal, or until one of them can't work at all.
+
+    Attributes:
+        totals: what the processes that ended by themselves did.
+        restarts: how often one was started again.
+    """
+
+    def __init__(self, command: Callable[[int], Sequence[str]], processes: int) -> None:
+        """Args: command: makes the command line of a process, given the descriptor of its line."""
+        self.totals: Counter[str] = Counter(dict.fromkeys(TOTALS, 0))
+        self.restarts = 0
+        self._command = command
+        self._seats = [Seat(number) for number in range(1, processes + 1)]
+        self._orders = 0
+        self._kill_at: float | None = None
+        self._code = OK
+
+    def run(self) -> int:
+        """Run until all have ended. Returns the exit code."""
+        with StopSignals(signal.SIGCHLD) as signals:
+            try:
+                while True:
+                    now = time.monotonic()
+                    for seat in self._seats:
+                        self._attend(seat, now)
+                    if self._kill_at is not None and now >= self._kill_at:
+                        self._kill()
+                    if not any(seat.process or seat.start_at is not None for seat in self._seats):
+                        return self._code
+                    for _ in range(signals.wait(self._patience(now))):
+                        self._order()
+            finally:
+                for seat in self._seats:
+                    if seat.line is not None:
+                        seat.line.close()  # an error here: the processes stop by themselves
+
+    def _patience(self, now: float) -> float | None:
+        times = [seat.start_at for seat in self._seats if seat.start_at is not None]
+        if self._kill_at is not None:
+            times.append(self._kill_at)
+        return max(0.0, min(times) - now) if times else None
+
+    def _attend(self, seat: Seat, now: float) -> None:
+        if seat.process is not None and seat.process.poll() is not None:
+            self._ended(seat, now)
+        if seat.start_at is not None and now >= seat.start_at:
+            self._start(seat, now)
+
+    def _start(self, seat: Seat, now: float) -> None:
+        here, there = socket.socketpair()
+        # Blocked until the child handles them: a stop that reaches it before that must not kill it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        try:
+            with there:
+                seat.process = subprocess.Popen(  # noqa: S603 - this program
+                    self._command(there.fileno()), stdin=subprocess.DEVNULL, pass_fds=[there.fileno()]
+                )
+        except BaseException:
+            here.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        seat.line, seat.began, seat.start_at = here, now, None
+        log.info("started worker process %d (pid %d)", seat.number, seat.process.pid)
+
+    def _ended(self, seat: Seat, now: float) -> None:
+        assert seat.process is not None
+        assert seat.line is not None
+        code, pid = seat.process.returncode, seat.process.pid
+        self.totals.update(_totals(seat.line))
+        seat.line.close()
+        seat.process = seat.line = None
+        name = f"worker process {seat.number} (pid {pid})"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if code == OK or self._orders:
+            log.log(logging.ERROR if code else logging.INFO, "%s %s", name, how)
+            self._code = self._code or (WRONG if code else OK)
+        elif code == USAGE:
+            log.error("%s can't work: no restart would help", name)
+            self._code = USAGE
+            self._order()
+        else:
+            seat.deaths = 0 if now - seat.began >= STEADY_SECONDS else seat.deaths + 1
+            seconds = min(RESTART_SECONDS * 2.0 ** max(0, min(seat.deaths - 1, 16)), RESTART_SECONDS_MAX)
+            seat.start_at = now + seconds
+            self.restarts += 1
+            log.error("%s %s; it starts again in %.1f s", name, how, seconds)
+
+    def _order(self) -> None:
+        """Pass a stop order on."""
+        self._orders += 1
+        if self._orders == 1:
+            log.info(STOPPING)
+        elif self._kill_at is None:
+            log.info("stopping at once")
+            self._kill_at = time.monotonic() + AT_ONCE_SECONDS
+        for seat in self._seats:
+            seat.start_at = None
+            if seat.line is not None:
+                with suppress(OSError):  # it has just ended
+                    seat.line.send(b".")
+
+    def _kill(self) -> None:
+        self._kill_at = None
+        for seat in self._seats:
+            if seat.process is not None:
+                log.error("worker process %d (pid %d) does not end; it is killed", seat.number, seat.process.pid)
+                seat.process.kill()
+
+
+def _totals(line: socket.socket) -> dict[str, int]:
+    """What a process that ended reported; nothing where it died."""
+    line.setblocking(False)
+    said = b""
+    with suppress(OSError):  # something that it forked holds its end
+        while more := line.recv(65536):
+            said += more
+    try:
+        found = json.loads(said)
+    except ValueError:
+        return {}
+    return {name: int(found[name]) for name in TOTALS}
+
+
+def command_line(*words: str) -> list[str]:
+    """This program, run by this interpreter."""
+    return [sys.executable, "-P", "-m", "strictq", *words]

@@ -1,0 +1,127 @@
+"""`strictq alarm`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import click
+
+import strictq
+from strictq import StrictqError
+from strictq.cli._advice import in_words
+from strictq.cli._arguments import Seconds, json_option, looking, queue_argument, quiet_option
+from strictq.cli._command import OK, USAGE, WRONG, Failure, command, printable
+from strictq.cli._words import emit
+
+EXAMPLES: Final = """
+strictq alarm orders.strictq --dead 1 --age 300
+strictq alarm orders.strictq --depth 100000 --json
+strictq alarm orders.strictq --dead 1 --nagios
+"""
+CRITICAL: Final = 2
+UNKNOWN: Final = 3
+"""Exit codes of Nagios plugins, besides 0."""
+
+
+@attrs.frozen
+class Watched:
+    """One value and its limit.
+
+    Attributes:
+        value: None: there is nothing to measure, as the age of an empty queue.
+        limit: it fires from here on.
+    """
+
+    name: str
+    value: float | None
+    limit: float
+    unit: str = ""
+
+    @property
+    def fires(self) -> bool:
+        """It is at its limit, or above."""
+        return self.value is not None and self.value >= self.limit
+
+
+@command(EXAMPLES)
+@queue_argument
+@click.option("--dead", type=click.IntRange(min=1), help="Fire at so many dead letters.")
+@click.option("--held", type=click.IntRange(min=1), help="Fire at so many messages in held lanes.")
+@click.option("--depth", type=click.IntRange(min=1), help="Fire at so many unresolved messages.")
+@click.option("--age", type=Seconds(min=0.001), help="Fire when the oldest head of a lane is so many seconds old.")
+@click.option("--lag", type=Seconds(min=0.001), help="Fire when the replica is so many seconds behind.")
+@click.option("--breakers", type=click.IntRange(min=1), help="Fire at so many workers that have stopped because handlers fail.")
+@click.option("--nagios", is_flag=True, help="One line and exit codes of a Nagios plugin: 0 OK, 2 CRITICAL, 3 UNKNOWN.")
+@quiet_option
+@json_option
+def alarm(
+    queue: Path, dead: int | None, held: int | None, depth: int | None, age: float | None, lag: float | None,
+    breakers: int | None, nagios: bool, quiet: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Compare a queue with limits: exit code 1 when one is reached. A shard that is out of use always fires.
+
+    Only looks: run it from cron, a health check, or a monitoring system.
+
+    Exit code 0: all is well. 1: it fires. 2: wrong usage, or no such queue.
+    """
+    limits = {"dead": dead, "held": held, "depth": depth, "age": age, "lag": lag, "breakers": breakers}
+    if all(limit is None for limit in limits.values()):
+        raise Failure("give a limit, such as --dead 1", USAGE)
+    try:
+        with looking(queue) as q:
+            stats = q.stats()
+    except StrictqError as e:
+        if not nagios:
+            raise
+        print(f"STRICTQ UNKNOWN - {printable(e)}")
+        return UNKNOWN
+    watched = [each for each in values(stats, limits) if each is not None]
+    broken = [in_words(s.quarantined) for s in stats.shards if s.quarantined]
+    fires = bool(broken) or any(each.fires for each in watched)
+    if as_json:
+        emit(as_values(fires, watched, broken))
+    elif nagios:
+        print(plugin_line(fires, watched, broken))
+    elif fires and not quiet:
+        for text in reasons(watched, broken):
+            print(text)
+    return OK if not fires else CRITICAL if nagios else WRONG
+
+
+def values(stats: strictq.Stats, limits: dict[str, Any]) -> list[Watched | None]:
+    """What is measured, for each limit given."""
+    lag = None if stats.replication is None else stats.replication.lag_seconds
+    found = {
+        "dead": (stats.dead, ""),
+        "held": (stats.held, ""),
+        "depth": (stats.depth, ""),
+        "age": (stats.oldest_age_seconds, "s"),
+        "lag": (lag, "s"),
+        "breakers": (len(stats.breakers), ""),
+    }
+    return [None if limit is None else Watched(name, found[name][0], limit, found[name][1]) for name, limit in limits.items()]
+
+
+def reasons(watched: list[Watched], broken: list[str]) -> list[str]:
+    """What fires, a line each."""
+    told = [f"{w.name} is {_number(w.value)}{w.unit}, the limit is {_number(w.limit)}{w.unit}" for w in watched if w.fires]
+    return told + [printable(text) for text in broken]
+
+
+def plugin_line(fires: bool, watched: list[Watched], broken: list[str]) -> str:
+    """State, reasons, and performance data: name=value[unit];warning;critical."""
+    text = "; ".join(reasons(watched, broken)) or ", ".join(f"{w.name} {_number(w.value)}{w.unit}" for w in watched)
+    data = " ".join(f"{w.name}={_number(w.value or 0)}{w.unit};;{_number(w.limit)}" for w in watched)
+    return f"STRICTQ {'CRITICAL' if fires else 'OK'} - {text.replace('|', '/')} | {data}"
+
+
+def as_values(fires: bool, watched: list[Watched], broken: list[str]) -> dict[str, Any]:
+    """Everything, for programs."""
+    looked = [{"name": w.name, "value": w.value, "limit": w.limit, "fires": w.fires} for w in watched]
+    return {"fires": fires, "watched": looked, "quarantined": broken}
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4g}"

@@ -1,0 +1,230 @@
+"""`strictq run`."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, Final
+
+import click
+
+from strictq import App, InvalidArgument, StrictqError
+from strictq.cli._arguments import Seconds
+from strictq.cli._command import OK, USAGE, WRONG, Failure, command, many
+from strictq.cli._log import log_to_stderr
+from strictq.cli._supervisor import STOPPING, TOTALS, StopLine, StopSignals, Supervisor, command_line
+from strictq.cli._words import emit
+from strictq.worker import Breaker
+from strictq.worker.several import Several
+
+EXAMPLES: Final = """
+strictq run shop:app
+strictq run shop:app mails:app --concurrency 4 --processes 2
+strictq run shop:app --drain
+"""
+LEFT_SECONDS: Final = 0.5
+"""How long threads may take to end that handlers were left behind in."""
+
+log: Final = logging.getLogger("strictq.run")
+
+
+@command(EXAMPLES)
+@click.argument("targets", nargs=-1, required=True, metavar="MODULE:APP...", help="A strictq.App in a module; :app if not said.")
+@click.option("--concurrency", "-c", type=click.IntRange(1, 10_000), default=8, help="Messages at once, of each app and process.")
+@click.option("--processes", "-p", type=click.IntRange(1, 256), default=1, help="Worker processes; those that die are restarted.")
+@click.option("--timeout", type=Seconds(min=0.001), help="Give up a handler that takes longer, if it has no timeout; retry.")
+@click.option("--drain", is_flag=True, help="End when nothing is ready any more. Delayed and deferred messages stay.")
+@click.option("--grace", type=Seconds(min=0.0), help="With Ctrl-C or SIGTERM: wait so long for handlers. Default: to their end.")
+@click.option("--consumer", metavar="NAME", help="Who holds the keys, as explain shows it.")
+@click.option("--no-breaker", is_flag=True, help="Go on starting handlers while most of them fail. Implied by --drain.")
+@click.option("--quiet", "-q", is_flag=True, help="Log warnings and errors only.")
+@click.option("as_json", "--json", is_flag=True, help="Print the totals as one JSON object at the end.")
+@click.option("--line", type=int, hidden=True)
+def run(
+    targets: tuple[str, ...],
+    concurrency: int,
+    processes: int,
+    timeout: float | None,
+    drain: bool,
+    grace: float | None,
+    consumer: str | None,
+    no_breaker: bool,
+    quiet: bool,
+    as_json: bool,
+    line: int | None,
+) -> int:
+    """Run the handlers and schedules of apps, each on its own queue, until Ctrl-C or SIGTERM.
+
+    Modules are looked for in the working directory first. A first signal lets handlers finish, and gives back the rest. A second
+    one ends handlers, and their messages are tried again. With --processes, it does not matter whether a signal reaches the
+    worker processes, too. One that dies is started again, after 0.5 s at first and 30 s at most.
+
+    Exit code 0: stopped, or drained. 1: a queue or a process failed. 2: wrong usage, or an app can't be imported.
+    """
+    began = time.monotonic()
+    if processes > 1:
+        log_to_stderr(quiet=quiet, pids=True)
+        options = {"--concurrency": concurrency, "--timeout": timeout, "--grace": grace, "--consumer": consumer}
+        flags = {"--drain": drain, "--no-breaker": no_breaker, "--quiet": quiet}
+        words = [
+            *(f"{name}={value}" for name, value in options.items() if value is not None),
+            *(name for name, given in flags.items() if given),
+            *("--", *targets),
+        ]
+        supervisor = Supervisor(lambda descriptor: command_line("run", f"--line={descriptor}", *words), processes)
+        code = supervisor.run()
+        _finish(dict(supervisor.totals), began, processes=processes, restarts=supervisor.restarts, as_json=as_json)
+        return code
+    with ExitStack() as stack:
+        orders = None if line is None else StopLine(line)
+        if orders is not None:
+            signals = stack.enter_context(StopSignals())  # before anything that takes long
+        apps = load(targets)
+        for app in apps:
+            stack.callback(app.queue.close)
+        log_to_stderr(quiet=quiet, pids=orders is not None)
+        given: dict[str, Any] = {
+            "concurrency": concurrency,
+            "timeout_seconds": timeout,
+            "consumer": consumer,
+            "breaker": None if no_breaker or drain else Breaker(),
+        }
+        workers = Several([app.worker(**given) for app in apps])
+        if orders is None:
+            signals = stack.enter_context(StopSignals())
+        working = Working(workers, drain=drain, grace=grace)
+        code = working.run(signals, orders)
+        stats = workers.stats()
+        totals = {name: getattr(stats, name) for name in TOTALS}
+        if orders is not None:
+            orders.report(totals)
+        else:
+            _finish(totals, began, processes=1, restarts=0, as_json=as_json)
+    if working.hurried:
+        _leave(code)
+    return code
+
+
+def load(targets: Sequence[str]) -> list[App]:
+    """Import the apps.
+
+    Raises:
+        Failure: one is not there, or two have the same queue.
+        StrictqError: of a module that opens a queue.
+    """
+    sys.path.insert(0, os.getcwd())
+    apps = [_app(target) for target in targets]
+    if len({app.queue.queue_id for app in apps}) != len(apps):
+        raise Failure("two of the apps have the same queue; each would dead-letter messages of the other", USAGE)
+    return apps
+
+
+def _app(target: str) -> App:
+    module, _, name = target.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except StrictqError:
+        raise
+    except Exception as e:
+        if isinstance(e, ModuleNotFoundError) and e.name is not None and f"{module}.".startswith(f"{e.name}."):
+            raise Failure(f"there is no module {module!r}", USAGE, "run it where the module is, or set PYTHONPATH") from None
+        traceback.print_exc()
+        raise Failure(f"the module {module!r} can't be imported: {type(e).__name__}: {e}", USAGE) from None
+    for part in (name or "app").split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, App):
+        what = "is not there" if found is None else f"is of type {type(found).__name__}"
+        raise Failure(f"{module}:{name or 'app'} {what}; it must be a strictq.App", USAGE)
+    return found
+
+
+class Working:
+    """Workers in a thread; the main thread passes stop orders on."""
+
+    def __init__(self, workers: Several, *, drain: bool, grace: float | None) -> None:
+        self._workers = workers
+        self._drain = drain
+        self._grace = grace
+        self._orders = 0
+        self._over = False
+        self._error: BaseException | None = None
+
+    @property
+    def hurried(self) -> bool:
+        """It was to stop, and not to wait for handlers to their end."""
+        return self._orders > (0 if self._grace is not None else 1)
+
+    def run(self, signals: StopSignals, line: StopLine | None) -> int:
+        """Work to the end. Returns the exit code.
+
+        Args:
+            line: where stop orders come from; None: signals are stop orders.
+        """
+        signals.install()
+        thread = threading.Thread(target=self._work, args=(signals,), name="strictq-run", daemon=True)
+        thread.start()
+        while not self._over:
+            if line is None:
+                for _ in range(signals.wait(None)):
+                    log.info("stopping at once" if self._orders else STOPPING)
+                    self._order()
+                continue
+            signals.wait(None, *([] if line.ended else [line.socket]))
+            for _ in range(line.orders()):
+                self._order()
+            if line.ended and not self._orders:
+                log.warning("the supervisor is gone: stopping")
+                self._order()
+        thread.join()
+        return self._code(line)
+
+    def _work(self, signals: StopSignals) -> None:
+        try:
+            self._workers.run(drain=self._drain, grace_seconds=self._grace)
+        except BaseException as e:
+            self._error = e
+        finally:
+            self._over = True
+            signals.wake()
+
+    def _order(self) -> None:
+        self._orders += 1
+        self._workers.stop(self._grace if self._orders == 1 else 0.0)
+
+    def _code(self, line: StopLine | None) -> int:
+        error = self._error
+        if error is None or (self._orders and isinstance(error, InvalidArgument)):  # it was stopped before it ran
+            return OK
+        if isinstance(error, SystemExit) and line is not None:
+            log.error("a handler ended the process: %r", error)  # its code must not be taken for one of this command's
+            return WRONG
+        raise error
+
+
+def _finish(totals: dict[str, int], began: float, *, processes: int, restarts: int, as_json: bool) -> None:
+    seconds = time.monotonic() - began
+    if as_json:
+        emit({**totals, "processes": processes, "restarts": restarts, "seconds": seconds})
+    told = [f"{many(totals['acked'], 'message')} done", *(f"{totals[name]:,} {name}" for name in TOTALS[1:] if totals[name])]
+    log.info("ended after %.1f s: %s", seconds, ", ".join(told))
+
+
+def _leave(code: int) -> None:
+    """End the process where handlers that nobody waits for would keep it: of an event loop, those in threads."""
+    end = time.monotonic() + LEFT_SECONDS
+    left = [t for t in threading.enumerate() if not t.daemon and t is not threading.current_thread()]
+    for thread in left:
+        thread.join(max(0.0, end - time.monotonic()))
+    if any(thread.is_alive() for thread in left):
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(code)
