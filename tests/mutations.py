@@ -599,9 +599,53 @@ MUTATIONS = [
     _store(
         "a torn tail is dropped after a boot",
         "commit/checkpoint.py",
-        "                layout.cut_wal(self._path, wal_file.end(other, PAGE_BYTES))\n",
+        "                layout.cut_wal(self._path, end)\n",
         "                pass\n",
         "tests/power/test_torn_tail.py",
+    ),
+    _store(
+        "a commit whose sync failed is dropped from the WAL",
+        "commit/checkpoint.py",
+        "                layout.cut_wal(self._path, max(end, wal_file.HEADER_BYTES))\n",
+        "",
+        "tests/faults/test_faults.py",
+    ),
+    _store(
+        "a flipped bit of a page is not taken for one of its frame's numbers",
+        "disk/wal_file.py",
+        '                if bit // 8 % 4 != (3 if header.order == "<" else 0):',
+        "                if True:",
+        "tests/store/test_salvage.py",
+    ),
+    _store(
+        "a queue of an older format is refused",
+        "migrate.py",
+        "    if version < FORMAT and not older:",
+        "    if False:",
+        "tests/store/test_migrate.py",
+    ),
+    _store(
+        "a migration needs the queue alone",
+        "upgrade.py",
+        "        if not presence.alone(ALONE_SECONDS):",
+        "        if False:",
+        "tests/store/test_migrate.py",
+    ),
+    _store(
+        "queue.db is migrated first",
+        "upgrade.py",
+        "        catalog.bring_up(directory)\n        on_progress(1, found.files)\n"
+        "        _bring_up_shards(directory, clock, presence, on_progress)\n",
+        "        on_progress(1, found.files)\n        _bring_up_shards(directory, clock, presence, on_progress)\n"
+        "        catalog.bring_up(directory)\n",
+        "tests/store/test_migrate.py",
+    ),
+    _store(
+        "the newest pages of the logs show a foreign checkpoint, too",
+        "disk/foreign.py",
+        "    number = root\n    for _ in range(DEPTH_MAX):",
+        "    number = root\n    for _ in range(0):",
+        "tests/store/test_foreign.py",
     ),
     _store(
         "the last process empties the WAL",

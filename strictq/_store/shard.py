@@ -309,6 +309,11 @@ class Shard:
         """The newest arrival number."""
         return self.glance(_newest if self.hot is None else _newest_with_logs)
 
+    @property
+    def read_only(self) -> bool:
+        """Was the queue opened for looks alone?"""
+        return self._host.read_only
+
     def require(self) -> None:
         """Raise what this shard was quarantined for."""
         if self.failed is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,15 @@ from ._scanning import Records, Scan, fetched
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
+
+    from ..queue import Queue
+
+
+def _opened(options: BatchOptions) -> Queue:
+    """The queue, to plan from. What is pending may be in the logs of hot lanes: who may write brings it to the tables."""
+    if options.state == "pending" and os.access(options.path, os.W_OK):
+        return open_queue(options.path, create=False)
+    return open_queue(options.path, read_only=True)
 
 
 @attrs.frozen
@@ -46,7 +56,7 @@ class BatchReader(DataSourceReader):
         options = self._options
         server = _block_protocol.find(self._server, options.path)
         kind = Records if options.state == "history" else Scan
-        with open_queue(options.path, read_only=True) as queue:
+        with _opened(options) as queue:
             return [TableTask(options.path, queue.queue_id, what, server) for what in kind.planned(queue, options)]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:

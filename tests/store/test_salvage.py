@@ -59,10 +59,10 @@ class Made:
     token: int = 0
 
 
-def make(directory: Path, *, checkpointed: bool) -> Made:
+def make(directory: Path, *, checkpointed: bool, hot: bool = False) -> Made:
     chance = random.Random(5)
     made = Made(directory / "queue", FakeClock())
-    config = QueueConfig(max_attempts=None)
+    config = QueueConfig(max_attempts=None, hot_lanes=hot)
     with quiet(made.clock), strictq.open(made.path, shards=2, clock=made.clock, config=config) as q:
         q.app_schema(SCHEMA)
         for part in range(4):
@@ -114,9 +114,10 @@ def place(tmp_path: Path) -> Iterator[Path]:
         yield directory
 
 
+@pytest.mark.parametrize("hot", [False, True], ids=["cold", "hot"])
 @pytest.mark.parametrize("checkpointed", [True, False])
-def test_an_undamaged_queue_comes_through_whole(place: Path, checkpointed: bool) -> None:
-    made = make(place, checkpointed=checkpointed)
+def test_an_undamaged_queue_comes_through_whole(place: Path, checkpointed: bool, hot: bool) -> None:
+    made = make(place, checkpointed=checkpointed, hot=hot)
     before = digest(made.path)
     found = strictq.salvage(made.path, place / "out", clock=made.clock)
     assert found == Salvaged(len(made.pending), len(made.dead), (), ())
@@ -252,12 +253,13 @@ def is_covered(ranges: Sequence[LostRange], key: Any, seq: int) -> bool:
     return any((r.key is None or r.key == key) and r.first <= seq and (r.last is None or seq <= r.last) for r in ranges)
 
 
+@pytest.mark.parametrize("hot", [False, True], ids=["cold", "hot"])
 @pytest.mark.parametrize(
     ("name", "checkpointed"),
     [("shard-0000.db", True), ("shard-0000.db", False), ("shard-0000.db-wal", False), ("queue.db", True)],
 )
-def test_what_is_saved_is_what_was_sent_and_what_is_lost_is_told(place: Path, name: str, checkpointed: bool) -> None:
-    made = make(place, checkpointed=checkpointed)
+def test_what_is_saved_is_what_was_sent_and_what_is_lost_is_told(place: Path, name: str, checkpointed: bool, hot: bool) -> None:
+    made = make(place, checkpointed=checkpointed, hot=hot)
     chance = random.Random(SEED)
     others = of_shard_1()
     parts = []
@@ -271,7 +273,8 @@ def test_what_is_saved_is_what_was_sent_and_what_is_lost_is_told(place: Path, na
         where = f"round {n}, bits {hits}: {found.notes}"
         for saved, sent in ((pending, made.pending), (dead, made.dead)):
             wrong = {k for k, v in saved.items() if sent.get(k) != v}
-            assert all(is_covered(found.unverified, key, seq) for key, seq in wrong), where
+            if not any("acked a short time ago may be handed out again" in note for note in found.notes):
+                assert all(is_covered(found.unverified, key, seq) for key, seq in wrong), where
             missing = sent.keys() - saved.keys()
             if "queue" in name:
                 assert not missing, where
@@ -290,6 +293,57 @@ def of_shard_1() -> set[Any]:
     """The keys that lie in the undamaged shard."""
     with strictq.open(":memory:", shards=2) as q:
         return {f"k{n}" for n in range(KEYS) if store_of(q).shard_of(encode_key(f"k{n}")).number == 1}
+
+
+HOT = QueueConfig(hot_lanes=True)
+
+
+def arrived(path: Path, clock: FakeClock) -> list[tuple[str, int]]:
+    """Send to three hot lanes in turns, in messages of which five fill a page; what was sent, in order of arrival."""
+    with quiet(clock), strictq.open(path, clock=clock, durability="process", config=HOT) as q:
+        sent = [(f"k{n % 3}", q.send(b"x" * 700, key=f"k{n % 3}").seq) for n in range(60)]
+        q.ack_many(q.receive(2, per_key=2))
+    return sent
+
+
+def page_of_the_inbox(path: Path, which: int) -> tuple[int, set[int]]:
+    """One of the pages with rows of the inbox, and the arrival numbers in it, as SQLite's own statistics say."""
+    rows = tamper(
+        shard_file(path),
+        "SELECT pageno, ncell FROM dbstat WHERE name = 'inbox' AND pagetype = 'leaf' ORDER BY path",
+    )
+    before = sum(cells for _, cells in rows[: which % len(rows)])
+    page, cells = rows[which]
+    return page, set(range(before + 1, before + cells + 1))
+
+
+@pytest.mark.parametrize("which", [0, 4, -1])
+def test_what_a_page_of_the_inbox_held_is_told_by_key(place: Path, which: int) -> None:
+    """At its end nobody knows how much there was: of no lane, and whether there were others. No seq is given twice."""
+    clock = FakeClock()
+    sent = arrived(place / "queue", clock)
+    page, numbers = page_of_the_inbox(place / "queue", which)
+    gone = {sent[n - 1] for n in numbers}
+    file = shard_file(place / "queue")
+    raw = bytearray(file.read_bytes())
+    raw[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] = os.urandom(PAGE_BYTES)
+    file.write_bytes(raw)
+    found = strictq.salvage(place / "queue", place / "out", clock=clock)
+    assert all(is_covered(found.lost, key, seq) for key, seq in gone)
+    with quiet(clock), strictq.open(place / "out", clock=clock) as q:
+        assert q.check() == []
+        acked = {("k0", 1), ("k0", 2)}
+        left = {(f"k{n}", m.seq) for n in range(3) for m in q.peek(f"k{n}", 100)}
+        assert left - acked == set(sent) - gone - acked
+        if which == 4:
+            assert {r.key for r in found.lost} == {key for key, _ in gone}
+            assert sum(r.last - r.first + 1 for r in found.lost if r.last is not None) == len(gone)
+        else:
+            assert any(r.key is None for r in found.lost)
+        for n in range(3):
+            assert q.send(b"", key=f"k{n}").seq > 20
+        if which != 4:
+            assert q.send(b"", key="never seen").seq > 60, "it may have been there, with nothing left of it"
 
 
 def test_a_shard_that_is_gone_leaves_the_others(place: Path) -> None:

@@ -16,7 +16,8 @@ from typing import Any, Final
 import apsw
 import attrs
 
-from ..._errors import InvalidArgument, StoreCorrupt
+from ... import _hints as hints
+from ..._errors import InvalidArgument, StoreCorrupt, StoreError
 from ..._keys import ASIDE
 from ..._sql import CLAIM, LANES, SCAN, choose
 from ..commit.calls import bound
@@ -309,8 +310,24 @@ def plan_keys(db: apsw.Connection, keys: Collection[bytes]) -> Plan:
 def plan_shard(shard: Shard, *, dead: bool, per_task: int) -> Plan:
     """`plan`, in a short read transaction. What is pending then lies in the tables, until it is resolved."""
     if not dead:
-        shard.cool()
+        _cool(shard)
     return shard.look(lambda db: plan(db, dead=dead, per_task=per_task), hot=False)
+
+
+def _cool(shard: Shard) -> None:
+    """Bring hot lanes to the tables.
+
+    Raises:
+        StoreError: there are some, and the queue is open for reading only.
+    """
+    if not shard.read_only:
+        shard.cool()
+    elif shard.look(lambda db: db.execute(SCAN.hot_messages).get):
+        raise StoreError(
+            "its newest messages are in the logs of hot lanes, and only a process that may write can list them",
+            shard=shard.number,
+            hint=hints.OPEN_WRITABLE,
+        )
 
 
 def ranges(shard: Shard, *, dead: bool, per_task: int, keys: Collection[bytes] | None = None) -> list[MessageRange]:
@@ -319,7 +336,12 @@ def ranges(shard: Shard, *, dead: bool, per_task: int, keys: Collection[bytes] |
     Args:
         keys: only the messages of these keys of the shard; None: all.
     """
-    found = plan_shard(shard, dead=dead, per_task=per_task) if keys is None else shard.look(bound(plan_keys, keys))
+    if keys is None:
+        found = plan_shard(shard, dead=dead, per_task=per_task)
+    else:
+        if not dead:
+            _cool(shard)
+        found = shard.look(bound(plan_keys, keys), hot=False)
     return [
         MessageRange(
             shard.number, dead, (found.newest, found.last_lane, *(n for s in task for n in (s.after, s.last, int(s.keyless))))

@@ -104,7 +104,7 @@ class File:
         self._fd = files.open_regular(database, os.O_RDONLY)
         self.pages = os.fstat(self._fd).st_size // PAGE_BYTES
         self._newest: dict[int, bytes | None] = {}
-        """Page → what the WAL says of it; None: that is damaged."""
+        """Page → what the WAL says of it; None: that is damaged, or may be."""
         self.notes: list[str] = []
         self.readable: Callable[[], bool] = lambda: False
         """Does SQLite read the database, whatever its checksums say? Asked when a page has a wrong one."""
@@ -159,6 +159,8 @@ class File:
         for number, frame in enumerate(frames[:end], 1):
             if not frame.good:
                 self.notes.append(f"frame {number} of the WAL is damaged: it held page {frame.page}")
+                if frame.instead:
+                    self._newest[frame.instead] = None
             self._newest[frame.page] = wal.frame(number, PAGE_BYTES, page=True)[FRAME_HEADER_BYTES:] if frame.good else None
         sizes = [frame.commit for frame in frames[:end] if frame.commit and frame.good]
         self.pages = max([sizes[-1] if sizes else self.pages, *self._newest])
@@ -221,7 +223,10 @@ class Tree:
                 row = None
             key = before if row is None and cell.rowid is None else self._key(cell.rowid, row)
             if cell.child is not None:
-                yield from self._walk(cell.child, before, key if key is not before else hi, depth + 1)
+                beyond = key if key is not before else hi
+                if cell.rowid is not None:
+                    beyond = (cell.rowid + 1,)  # of a table with rowids, the child has the key itself, too
+                yield from self._walk(cell.child, before, beyond, depth + 1)
             if cell.payload is not None:
                 if row is None:
                     self.lost.append((before, hi if cell.rowid is None else (cell.rowid + 1,)))

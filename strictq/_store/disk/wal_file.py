@@ -62,11 +62,16 @@ class Header(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Of a WAL: whose page it has, the size of the database if it commits (else 0), and whether it is what was written."""
+    """Of a WAL: whose page it has, the size of the database if it commits (else 0), and whether it is what was written.
+
+    Attributes:
+        instead: of a frame that is not good: it may have been this page's; 0: it was not.
+    """
 
     page: int
     commit: int
     good: bool
+    instead: int = 0
 
 
 class Mark(NamedTuple):
@@ -243,14 +248,21 @@ class Wal:
                 return
 
     def _mended_frame(self, raw: bytes, sums: Sums, header: Header) -> Frame | None:
-        """The frame, if one bit of its page number or size is wrong and nothing else."""
+        """The frame, if one bit of its page number or size is wrong and nothing else.
+
+        To SQLite's sum, a bit in the highest byte of a word of the page can look like the same bit of the numbers: its effect
+        repeats within the length of a page. So for such a bit nobody knows which of the two it was.
+        """
         stored = _FRAME.unpack_from(raw)[3:]
         for bit in range(64):
             head = bytearray(raw[:8])
             head[bit // 8] ^= 1 << bit % 8
             if self._sums(bytes(head) + raw[8:], sums, header) == stored:
                 page, commit = struct.unpack(">II", head)
-                return Frame(page, commit, good=True)
+                if bit // 8 % 4 != (3 if header.order == "<" else 0):
+                    return Frame(page, commit, good=True)
+                read, size = struct.unpack_from(">II", raw)
+                return Frame(read, size, good=False, instead=page if page != read else 0)
         return None
 
     @staticmethod

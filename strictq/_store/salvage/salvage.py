@@ -28,7 +28,7 @@ from ..._config import QueueConfig
 from ..._errors import InvalidArgument, QueueNotFound, StoreBusy, StoreError, StrictqError
 from ..._findings import LostRange, Salvaged
 from ..._keys import decode_key, is_keyless
-from ..._sql import CHECK, LANES, SALVAGE, SHARD, SHARD_SCHEMA, insert_into
+from ..._sql import CHECK, HOT, LANES, SALVAGE, SHARD, SHARD_SCHEMA, insert_into
 from .. import catalog
 from ..bulk import staging
 from ..catalog import Catalog
@@ -122,6 +122,7 @@ def _roots() -> dict[str, int]:
     db = connect(MEMORY, durability="process")
     try:
         db.execute(SHARD_SCHEMA).fetchall()
+        db.execute(HOT.schema).fetchall()
         roots: list[Any] = db.execute(SALVAGE.roots).fetchall()
         return dict(roots)
     finally:
@@ -265,6 +266,11 @@ class _Source:
         """The highest seq of a lane that is known to have been issued, where its row in `lane` does not say so."""
         self.last_id = 0
         """The newest arrival number in the logs."""
+        self.schema_lost = False
+        self.unknown_lanes = False
+        """There may have been lanes of which nothing is left, not even their keys."""
+        self.last_seqs: dict[int, int] = {}
+        """What the rows of lanes say that was issued."""
         if file is not None:
             self._read_schema(file)
         self.totals = self._read_totals()
@@ -282,12 +288,40 @@ class _Source:
         tree = Tree(file, 1)
         tables = {row[1]: row[3] for _, row in tree.rows() if len(row) == 5 and row[0] in ("table", "index")}
         if tree.lost:
+            self.schema_lost = True
             self.note("its schema is damaged: the program's own tables are not saved")
+            for name in ("inbox", "journal"):
+                if not self._begins_where_new_shards_have_it(name):
+                    self.note(f"where its table {name} begins is not known")
+                    del self.roots[name]
             return
         self.app = [(name, root) for name, root in tables.items() if str(name).startswith("app_")]
-        self.roots.update((name, tables[name]) for name in ("inbox", "journal") if name in tables)
+        for name in ("inbox", "journal"):  # a shard that was migrated has them elsewhere, an older one has none
+            if name in tables:
+                self.roots[name] = tables[name]
+            else:
+                del self.roots[name]
         kinds = {row[1]: row[0] for _, row in Tree(file, 1).rows() if len(row) == 5}
         self.app = [(name, root) for name, root in self.app if kinds[name] == "table"]
+
+    def _begins_where_new_shards_have_it(self, table: str) -> bool:
+        assert self.file is not None
+        shape = _SHAPES[table]
+        tree = Tree(self.file, self.roots[table])
+        first = next(tree.rows(), None)
+        return not tree.lost if first is None else _fits(shape, *first)
+
+    def _pages_of_others(self, table: str) -> set[int]:
+        """The pages of all other tables and indexes, as far as they can be read."""
+        assert self.file is not None
+        found: set[int] = set()
+        for name, root in [*self.roots.items(), *self.app]:
+            if name != table:
+                tree = Tree(self.file, root)
+                for _ in tree.rows():
+                    pass
+                found |= tree.reached
+        return found
 
     def rows(self, table: str, lost: list[tuple[Row | None, Row | None]] | None = None) -> Iterator[tuple[int | None, Row]]:
         """What can be read of a table, with what is found again below its damaged pages."""
@@ -299,7 +333,8 @@ class _Source:
         for row in tree.rows():
             unverified += tree.unverified
             yield row
-        if shape is not None:
+        if shape is not None and tree.lost:
+            tree.reached |= self._pages_of_others(table)
             for row in tree.found_again(self.free, lambda rowid, row: _fits(shape, rowid, row)):
                 unverified += tree.unverified
                 yield row
@@ -332,8 +367,10 @@ class _Source:
             lost: list[tuple[Row | None, Row | None]] = []
             self._put(shard, statement, self._of_known_lanes(table, lost, leases))
             self._tell(table, lost)
-        if "inbox" in self.roots:
+        if "inbox" in self.roots and "journal" in self.roots:
             self._save_hot(shard)
+        elif self.file is not None and self.schema_lost:
+            self._tell_arrivals({}, [(None, None)])
         self._put(shard, SALVAGE.dedup, (row for _, row in self.rows("dedup")))
         self._put(shard, SALVAGE.key_state, ((rowid, *row[1:]) for rowid, row in self.rows("key_state")))
         self._put(shard, SALVAGE.inlet, (row for _, row in self.rows("inlet")))
@@ -369,6 +406,7 @@ class _Source:
         for rowid, row in self.rows("lane", lost):
             assert rowid is not None
             self.keys[rowid] = row[1]
+            self.last_seqs[rowid] = row[2]
             self._note_unverified("lane", rowid)
             yield (rowid, *row[1:])
 
@@ -407,8 +445,7 @@ class _Source:
             if table == "message" and started:
                 row = (*row[:6], row[6] + 1, *row[7:])  # its handler was started: that counts
             yield row
-        for lane, seqs in unverified.items():
-            self.whole.unverified.append(self._range(lane, min(seqs), max(seqs)))
+        self._tell_unverified(unverified)
         if unknown:
             self.note(f"{unknown} rows of {table} are lost: their keys can't be read")
             self.whole.lost.append(LostRange(self.part.shard, None, 1, None))
@@ -421,6 +458,7 @@ class _Source:
         for _, row in self.rows("journal", lost):
             _, kind, _, top, count, *_, data = row
             with suppress(TypeError, ValueError, IndexError):
+                self.last_id = max(self.last_id, top)
                 if kind == ACK:
                     acked.update(array("q", data))
                 elif kind == COOL:
@@ -429,25 +467,37 @@ class _Source:
             self.note("a part of its journal is lost: messages that were acked a short time ago may be handed out again")
         numbers = {key: lane for lane, key in self.keys.items()}
         messages: list[Row] = []
+        arrivals: dict[int, list[tuple[int, int]]] = {}
+        unverified: dict[int, list[int]] = {}
+        lost = []
         for rowid, row in self.rows("inbox", lost):
             _, key, seq, sent_at, expires, headers, size_hint, prepare, process, body = row
-            if rowid is None or rowid <= cooled.get(key, 0):
+            if rowid is None:
                 continue
             lane = numbers.get(key)
+            if lane is not None:
+                arrivals.setdefault(lane, []).append((rowid, seq))
+            if rowid <= cooled.get(key, 0):
+                continue
             if lane is None:
                 lane = numbers[key] = max(self.keys, default=0) + 1
                 self.keys[lane] = key
+                arrivals[lane] = [(rowid, seq)]
                 self._put(shard, SALVAGE.lane, [(lane, key, 0, 0, 0, 0, None, None, sent_at, None, None, None, None, None)])
             self.last_id = max(self.last_id, rowid)
             if rowid in acked:
                 self.issued[lane] = max(self.issued.get(lane, 0), seq)
             else:
+                assert self.tree is not None
+                if self.tree.unverified or ("body", rowid) in self.unverified:
+                    unverified.setdefault(lane, []).append(seq)
                 messages.append(
                     (lane, seq, rowid, sent_at, None, expires, 0, headers, size_hint, prepare, process, None, None, None, body)
                 )
         self._put(shard, SALVAGE.message, messages)
+        self._tell_unverified(unverified)
         if lost:
-            self.whole.lost.append(LostRange(self.part.shard, None, 1, None))
+            self._tell_arrivals(arrivals, [(None if lo is None else lo[0], None if hi is None else hi[0]) for lo, hi in lost])
 
     def _save_outbox(self, shard: Any) -> None:
         incarnation = next((row[1] for _, row in self.rows("meta") if row[0] == "incarnation"), None)
@@ -498,6 +548,37 @@ class _Source:
                 if end is None or begin <= end:
                     self._tell_lane(lane, begin, end)
 
+    def _tell_unverified(self, seqs: dict[int, list[int]]) -> None:
+        for lane, some in seqs.items():
+            self.whole.unverified.append(self._range(lane, min(some), max(some)))
+
+    def _tell_arrivals(self, arrivals: dict[int, list[tuple[int, int]]], lost: list[tuple[int | None, int | None]]) -> None:
+        """The same for the inbox, whose rows are of every lane: between the rows of each lane that were found around a hole.
+
+        Where these are not as many as the holes have, newer messages of any lane may be lost, and lanes of which nothing is left.
+
+        Args:
+            arrivals: arrival number and seq of the rows that were found, of each lane.
+            lost: the arrival numbers around each hole; None: nothing was found there.
+        """
+        told = 0
+        for lane, found in list(arrivals.items())[:RANGES_MAX]:
+            before, seq = 0, self.last_seqs.get(lane, 0)
+            for arrival, following in sorted(found):
+                hole = any((hi is None or before < hi) and (lo is None or lo < arrival) for lo, hi in lost)
+                if hole and following > seq + 1:
+                    self._tell_lane(lane, seq + 1, following - 1)
+                    told += following - seq - 1
+                before, seq = arrival, max(seq, following)
+        missing = sum(-1 if lo is None or hi is None else hi - lo - 1 for lo, hi in lost)
+        if told == missing and all(lo is not None and hi is not None for lo, hi in lost):
+            return
+        self.whole.lost.append(LostRange(self.part.shard, None, 1, None))
+        self.open_ended.update(self.keys)
+        self.unknown_lanes = True
+        if any(hi is None for _, hi in lost):
+            self.last_id += UNKNOWN_SEQS
+
     def _tell_lane(self, lane: int, begin: int, end: int | None) -> None:
         self.whole.lost.append(self._range(lane, begin, end))
 
@@ -518,7 +599,9 @@ class _Source:
         for field in attrs.fields(Totals):
             if field.name not in ("config_version", "epoch", "time_offset", "next_deadline"):
                 setattr(totals, field.name, getattr(old, field.name))
-        beyond = old.seq_floor + old.sends if old.sends else UNKNOWN_SEQS
+        beyond = old.seq_floor + max(old.sends, self.last_id) if old.sends or self.last_id else UNKNOWN_SEQS
+        if self.unknown_lanes:
+            totals.seq_floor = beyond
         for lane, rows, newest in tx.run(SALVAGE.lane_counts).fetchall():
             row = lanes.get(tx, lane)
             last_seq = max(row.last_seq, issued.get(lane, 0), beyond if lane in self.open_ended else 0)
