@@ -162,6 +162,11 @@ class File:
                 if frame.instead:
                     self._newest[frame.instead] = None
             self._newest[frame.page] = wal.frame(number, PAGE_BYTES, page=True)[FRAME_HEADER_BYTES:] if frame.good else None
+        for number in range(len(frames) + 1, known + 1):  # they were there, and nothing behind them tells what they were
+            self.notes.append(f"frame {number} of the WAL is damaged")
+            page = wal.page_of(number, PAGE_BYTES)
+            if page <= max([self.pages, *self._newest]):
+                self._newest[page] = None
         sizes = [frame.commit for frame in frames[:end] if frame.commit and frame.good]
         self.pages = max([sizes[-1] if sizes else self.pages, *self._newest])
 

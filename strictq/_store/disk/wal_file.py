@@ -197,6 +197,12 @@ class Wal:
         at = HEADER_BYTES + (number - 1) * (FRAME_HEADER_BYTES + page_bytes)
         return os.pread(self._fd, FRAME_HEADER_BYTES + (page_bytes if page else 0), at)
 
+    def page_of(self, number: int, page_bytes: int) -> int:
+        """The page that a frame says that it has; 0 behind the end of the file."""
+        raw = self.frame(number, page_bytes)
+        page: int = _FRAME.unpack(raw)[0] if len(raw) == FRAME_HEADER_BYTES else 0
+        return page
+
     def mended(self, header: Header) -> Header | None:
         """A header whose checksum is wrong by one bit, as it was; None: more is wrong with it, or it is not these frames' own."""
         for bit in range(HEADER_BYTES * 8):

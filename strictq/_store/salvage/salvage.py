@@ -270,7 +270,7 @@ class _Source:
         self.unknown_lanes = False
         """There may have been lanes of which nothing is left, not even their keys."""
         self.last_seqs: dict[int, int] = {}
-        """What the rows of lanes say that was issued."""
+        """The newest seq of each lane that its row, its messages and its dead letters say was issued."""
         if file is not None:
             self._read_schema(file)
         self.totals = self._read_totals()
@@ -437,6 +437,7 @@ class _Source:
             if lane not in self.keys:
                 unknown += 1
                 continue
+            self.last_seqs[lane] = max(self.last_seqs.get(lane, 0), row[1])
             assert self.tree is not None
             if self.tree.unverified or not {("lane", lane), ("body", row[2])}.isdisjoint(self.unverified):
                 unverified.setdefault(lane, []).append(row[1])
@@ -477,8 +478,8 @@ class _Source:
             lane = numbers.get(key)
             if lane is not None:
                 arrivals.setdefault(lane, []).append((rowid, seq))
-            if rowid <= cooled.get(key, 0):
-                continue
+            if rowid <= cooled.get(key, 0) or (lane is not None and seq <= self.last_seqs.get(lane, 0)):
+                continue  # it is in the tables, or was
             if lane is None:
                 lane = numbers[key] = max(self.keys, default=0) + 1
                 self.keys[lane] = key
