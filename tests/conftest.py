@@ -19,8 +19,17 @@ from tests.support.queues import Opener
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SLOW_PLACES = frozenset({"conformance", "crash", "docs", "faults", "history", "multiprocess", "power", "replication", "spark"})
-"""Folders whose tests start many processes, cut power or need Java. `-m "not slow"` takes of these the marked `smoke` alone."""
+SLOW_PLACES = frozenset(
+    """
+    conformance crash docs faults history multiprocess power replication spark
+    cli/test_demo.py cli/test_frame.py cli/test_run.py property/test_model.py
+    store/test_busy.py store/test_descriptors.py store/test_disk_full.py store/test_foreign.py store/test_salvage.py
+    store/test_traps.py testing/test_plugin.py unit/test_benchmarks.py unit/test_benchmarks_peers.py unit/test_checker.py
+    worker/test_limits.py worker/test_outage.py worker/test_stress.py
+    """.split()  # noqa: SIM905
+)
+"""Folders and modules whose tests start many processes, cut power, wait or need Java. `-m "not slow"` takes of these the marked
+`smoke` alone."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -28,7 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what the quick run leaves out."""
     here = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(here).parts[0] in SLOW_PLACES and item.get_closest_marker("smoke") is None:
+        place = item.path.relative_to(here)
+        if not SLOW_PLACES.isdisjoint((place.parts[0], place.as_posix())) and item.get_closest_marker("smoke") is None:
             item.add_marker(pytest.mark.slow)
 
 

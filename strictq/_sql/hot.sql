@@ -201,6 +201,14 @@ UPDATE temp.hot_lane SET last_seq = max(last_seq, ?), resolved = ?, active_at = 
 -- look: its last acks. Takes token, lowest and highest seq, gaps, lane.
 UPDATE temp.hot_lane SET done_token = ?, done_kind = 'ack', done_lo = ?, done_hi = ?, done_gaps = ? WHERE id = ?;
 
+-- name: are_shown
+-- scan: does this look show hot lanes? Scans the temporary schema.
+SELECT 1 FROM sqlite_temp_schema WHERE type = 'view' AND name = 'message';
+
+-- name: any_shown
+-- scan: is a message in the logs of hot lanes, where they are shown?
+SELECT 1 FROM temp.hot_message LIMIT 1;
+
 -- name: shadow_message
 -- look: an unresolved message.
 INSERT INTO temp.hot_message (lane, seq, id, sent_at, expires, attempts, headers, size_hint, prepare_seconds, process_seconds, body)

@@ -3,10 +3,6 @@
 SELECT l.id, max(ifnull((SELECT max(m.seq) FROM message m WHERE m.lane = l.id), 0), l.last_seq) - l.resolved
 FROM lane l WHERE l.id > ? ORDER BY l.id LIMIT ?;
 
--- name: hot_messages
--- scan._cool: how many messages are in the logs of hot lanes, in a look that shows them as if they were in the table. Scans it.
-SELECT (SELECT count(*) FROM message) - (SELECT count(*) FROM main.message);
-
 -- name: keyless
 -- scan.plan: the lanes for keyless messages, without those for a single one. Index: the UNIQUE one on key.
 SELECT id FROM lane WHERE key >= x'6e' AND key < x'6f' AND instr(key, x'21') = 0;

@@ -225,7 +225,7 @@ SELECT value FROM meta WHERE name = ?;
 INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: add_total
--- lanes.bury and lanes.revive: add to a total of what seldom happens, which begins when it first does. Takes name, n.
+-- writer: add to a total of what seldom happens, which begins when it first does. Takes name, n.
 INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value;
 
 -- name: rare_totals

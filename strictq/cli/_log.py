@@ -33,7 +33,9 @@ class StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
         try:
-            print(self.format(record), file=sys.stderr, flush=True)
+            # One write, so that the lines of several processes do not mix.
+            sys.stderr.write(f"{self.format(record)}\n")
+            sys.stderr.flush()
         except OSError:
             pass  # nobody reads any more
         except Exception:

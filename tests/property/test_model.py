@@ -543,5 +543,6 @@ TestDisk = DiskMachine.TestCase
 TestDisk.settings = PROFILE
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = PROFILE
+TestMemory.pytestmark = [pytest.mark.smoke]  # type: ignore[attr-defined]
 TestAsync = AsyncMachine.TestCase
 TestAsync.settings = PROFILE

@@ -19,7 +19,7 @@ import attrs
 from ... import _hints as hints
 from ..._errors import InvalidArgument, StoreCorrupt, StoreError
 from ..._keys import ASIDE
-from ..._sql import CLAIM, LANES, SCAN, choose
+from ..._sql import CLAIM, HOT, LANES, SCAN, choose
 from ..commit.calls import bound
 from ..commit.tx import NEVER, Totals
 from ..lanes.leases import BODY, ID, KEY, LANE, SEQ, Row
@@ -322,7 +322,7 @@ def _cool(shard: Shard) -> None:
     """
     if not shard.read_only:
         shard.cool()
-    elif shard.look(lambda db: db.execute(SCAN.hot_messages).get):
+    elif shard.look(lambda db: db.execute(HOT.are_shown).get and db.execute(HOT.any_shown).get):
         raise StoreError(
             "its newest messages are in the logs of hot lanes, and only a process that may write can list them",
             shard=shard.number,

@@ -60,7 +60,9 @@ class Totals:
     ack_rate: float
     ack_rate_at: int
     dead_letters: int = 0
-    """No column: messages that became one in this transaction."""
+    """No column, as those below: messages that became one in this transaction; `rejected` of them by a consumer."""
+    rejected: int = 0
+    redriven: int = 0
 
     def values(self) -> tuple[Any, ...]:
         values: tuple[Any, ...] = _VALUES(self)
@@ -89,7 +91,9 @@ class Totals:
         return cls(*row)
 
 
-_VALUES: Final = attrgetter(*(field.name for field in attrs.fields(Totals) if field.name != "dead_letters"))
+RARE: Final = ("dead_letters", "rejected", "redriven")
+"""Counts of one transaction, which are added to totals in `meta`."""
+_VALUES: Final = attrgetter(*(field.name for field in attrs.fields(Totals) if field.name not in RARE))
 COUNTED: Final = (
     "sends", "receives", "claims", "acks", "retries", "redeliveries", "expired", "dropped", "purged", "dead_letters",
 )  # fmt: skip

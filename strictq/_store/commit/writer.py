@@ -37,7 +37,7 @@ from ..topology import Range
 from .calls import Call, Operation, is_mine, whoami
 from .connection import BUSY_SECONDS, NONSENSE, UNBINDABLE, LockWait, Opener, failed_sync, leak, translate
 from .group_commit import Grouping
-from .tx import COUNTED, Totals, Tx
+from .tx import COUNTED, RARE, Totals, Tx
 
 if TYPE_CHECKING:
     from ..hot.memory import Memory
@@ -369,6 +369,9 @@ class Writer:
             return  # the logs say what the counter row does not include
         if tx.hot is not None:
             tx.hot.counted(tx.db, tx.totals)
+        for name in RARE:
+            if count := getattr(tx.totals, name):
+                tx.run(SHARD.add_total, (name, count))
         tx.totals.last_time = max(tx.totals.last_time, tx.now)
         tx.totals.empty_receives += self._host.take_empty_receives(self._shard)
         tx.run(SHARD.write_counter, tx.totals.values())

@@ -226,7 +226,7 @@ class Memory:
         if totals is None or self.unsure or newest != (self.seen, self.top, self.gate):
             totals = Totals.read(db)
             self._agree(db, totals, *newest)
-        totals.dead_letters = 0
+        totals.dead_letters = totals.rejected = totals.redriven = 0
         return totals
 
     def committed(self, totals: Totals) -> None:

@@ -14,7 +14,7 @@ from random import randint
 from typing import Any, Final, NamedTuple, Protocol
 
 from ..._keys import ASIDE, is_keyless
-from ..._sql import LANES, SEND, SETTLE, SHARD, repeated
+from ..._sql import LANES, SEND, SETTLE, repeated
 from ..commit.tx import SECOND, Tx, insert_rows
 from ..hot import cooling
 from . import history, retries
@@ -293,9 +293,7 @@ def bury(tx: Tx, lane: int, key: bytes, seq: int, *, kind: str, reason: str | No
     remove(tx, lane, [(seq, row[1], False)], history.End(kind, starts - row[5]), keep_bodies=True)
     tx.totals.dead += 1
     tx.totals.dead_letters += 1
-    tx.run(SHARD.add_total, ("dead_letters", 1))
-    if kind == "rejected":
-        tx.run(SHARD.add_total, ("rejected", 1))
+    tx.totals.rejected += kind == "rejected"
     tx.report("poison" if kind == "poison" else "dead_letter", key, seq, detail=reason or kind)
 
 
@@ -306,7 +304,7 @@ def revive(tx: Tx, lane: int, seq: int) -> None:
     tx.run(LANES.unresolve, (1, lane))
     tx.totals.pending += 1
     tx.totals.dead -= 1
-    tx.run(SHARD.add_total, ("redriven", 1))
+    tx.totals.redriven += 1
 
 
 def revive_some(tx: Tx, lane: int) -> bool:
