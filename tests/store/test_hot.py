@@ -561,6 +561,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_kills_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
     """Two processes, killed again and again: what was acked is not handed out again, what was sent is there, and in order."""
