@@ -615,7 +615,7 @@ MUTATIONS = [
         "disk/wal_file.py",
         '                if bit // 8 % 4 != (3 if header.order == "<" else 0):',
         "                if True:",
-        "tests/store/test_salvage.py",
+        "tests/store/test_wal.py",
     ),
     _store(
         "a queue of an older format is refused",
@@ -643,8 +643,8 @@ MUTATIONS = [
     _store(
         "the newest pages of the logs show a foreign checkpoint, too",
         "disk/foreign.py",
-        "    number = root\n    for _ in range(DEPTH_MAX):",
-        "    number = root\n    for _ in range(0):",
+        "for (root,) in roots]",
+        "for (root,) in roots[:1]]",
         "tests/store/test_foreign.py",
     ),
     _store(

@@ -112,6 +112,22 @@ def test_what_a_foreign_checkpoint_did_is_repaired_and_reported(
     assert events == []
 
 
+def test_what_a_foreign_checkpoint_did_to_hot_lanes_is_repaired(tmp_path: Path) -> None:
+    """The newest commits wrote to the logs alone, and not to the page of the counter row."""
+    path = tmp_path / "queue"
+    strictq.open(path, config=strictq.QueueConfig(hot_lanes=True)).close()
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path), "full", "checkpointed"], cwd=ROOT, capture_output=True, timeout=60
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert int(run_python(LOOK.replace("message", "inbox"), f"file:{shard_file(path)}?mode=rw")) == SENT + 20
+    assert wrong_pages(path) > 0
+    events: list[Event] = []
+    assert bodies(path, events) == BODIES
+    assert [(e.kind, e.shard) for e in events] == [("shard_repaired", 0)]
+    assert wrong_pages(path) == 0
+
+
 def test_a_read_only_look_does_not_checkpoint(tmp_path: Path) -> None:
     """Which is what the documentation recommends."""
     path = killed(tmp_path / "queue")
