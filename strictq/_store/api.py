@@ -431,11 +431,11 @@ class Storage:
 
     def extend(self, shard: int, batches: Sequence[Settlement], length: int) -> list[int | LeaseLost]:
         """Move the deadline of each lease to `length` microseconds from now. Returns the new ones, in queue time."""
-        return self._store.shards[shard].drain(bound(settle.extend, batches, length))
+        return self._store.shards[shard].drain(bound(settle.extend, batches, length), synced=False)
 
     def release(self, shard: int, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
         """Give back a message of each lease, and everything later that it holds, unused."""
-        return self._store.shards[shard].drain(bound(settle.release, batches))
+        return self._store.shards[shard].drain(bound(settle.release, batches), synced=False)
 
     def key_state(self, key: bytes) -> bytes | None:
         """The durable state of a key, as it is committed."""

@@ -81,7 +81,7 @@ def failures(store: Store, keys: Sequence[bytes] | None) -> list[StoreError | No
 def more(shard: Shard, held: Held, seq: int, limit: int) -> list[Row]:
     """Grow a lease. See Storage.more."""
     batch = held.some([seq])
-    rows: list[Row] = shard.drain(bound(settle.more, batch, limit))
+    rows = shard.lease(bound(settle.more, batch, limit), lambda rows: rows[:1])
     apart = {row[SEQ]: row[ID] for row in rows if len(row[BODY]) > INLINE_BYTES_MAX}
     if apart:
         held.apart = {**held.apart, **apart}
@@ -119,11 +119,16 @@ def _claim(shard: Shard, request: Request, brought: list[Brought], seconds: floa
             brought.append((shard, tx, claimed))
         return claimed
 
+    resolves = request.ack_first or request.endless
     while True:
-        claimed = shard.drain(take, seconds)
+        claimed = shard.drain(take, seconds) if resolves else shard.lease(take, _heads, seconds)
         shard.gave = bool(claimed.leases)
         if claimed.leases or not claimed.more:
             return claimed
+
+
+def _heads(claimed: Claimed) -> list[Row]:
+    return [held.rows[0] for held in claimed.leases]
 
 
 def _renew_worn(store: Store, shard: Shard, got: Claimed, request: Request) -> None:
@@ -144,7 +149,7 @@ def _renew_worn(store: Store, shard: Shard, got: Claimed, request: Request) -> N
 def _renewed(shard: Shard, got: Claimed, batches: list[Settlement]) -> list[Held]:
     """Those whose deadline could be moved."""
     kept: list[Held] = []
-    for held, deadline in zip(got.leases, shard.drain(bound(settle.extend, batches, got.lease)), strict=True):
+    for held, deadline in zip(got.leases, shard.drain(bound(settle.extend, batches, got.lease), synced=False), strict=True):
         if not isinstance(deadline, LeaseLost):
             held.deadline = deadline
             kept.append(held)
@@ -162,7 +167,7 @@ def _give_back(brought: list[Brought]) -> None:
         for held in got.leases:
             batch = held.some([held.rows[0][SEQ]])
             with suppress(StrictqError):  # then the deadline ends it
-                shard.drain(bound(settle.release, [batch]))
+                shard.drain(bound(settle.release, [batch]), synced=False)
 
 
 def _claimable(store: Store, keys: Sequence[bytes] | None) -> Sequence[Shard]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from .disk import layout
 from .hot import cooling
 from .hot.look import Shadows
 from .hot.memory import Memory
+from .lanes.leases import ID, Row
 from .topology import Range
 
 T = TypeVar("T")
@@ -62,6 +63,8 @@ class Shard:
         self.gave = False
         """The last claim found something: the next one need not look first."""
         self.incarnation = ""
+        self._full = grouped
+        self._suspects: int | None = None
         self._host = host
         self._guard: Guard | None = None
         self.hot = Memory(part.shard) if self.path is not None else None
@@ -97,6 +100,7 @@ class Shard:
                 self.wal.verify(db)
                 self.wal.drop_torn(db)
                 self.incarnation = db.execute(SHARD.read_meta, ("incarnation",)).get
+                self._suspects = None
                 self._guard = Guard(db)
                 if self._writer.distrusted and self.path is not None and not host.read_only:
                     self.wal.write_again(db)
@@ -180,11 +184,11 @@ class Shard:
 
     # ---- running
 
-    def run(self, operation: Operation[T], seconds: float | None = None) -> T:
+    def run(self, operation: Operation[T], seconds: float | None = None, *, synced: bool = True) -> T:
         """Run an operation in a write transaction; durable on return. See Writer.run for its arguments and errors."""
         if self.failed is not None:
             self.require()
-        result = self._writer.run(operation, seconds)
+        result = self._writer.run(operation, seconds, synced=synced)
         if self.wal.overgrown:
             # Writers outrun the engine's thread: whoever comes now waits for a checkpoint, or the WAL would grow for ever
             # (or, on a full disk, take what room there is).
@@ -197,19 +201,42 @@ class Shard:
         while self.hot is not None and not self.run(cooling.cool_some):
             pass
 
-    def drain(self, operation: Operation[T], seconds: float | None = None) -> T:
+    def drain(self, operation: Operation[T], seconds: float | None = None, *, synced: bool = True) -> T:
         """The same for what makes room (acks, receives): on a full disk the reserve is given up for it."""
         for _ in range(DRAIN_TRIES):
             try:
-                result = self.run(operation, seconds)
+                result = self.run(operation, seconds, synced=synced)
                 break
             except StoreFull:
                 self._host.make_room()
         else:
-            result = self.run(operation, seconds)
+            result = self.run(operation, seconds, synced=synced)
         if self._host.short_of_space and self.hot is not None:
             with suppress(StrictqError):  # what was run is committed
                 self.run(cooling.cut)
+        return result
+
+    def lease(self, claim: Operation[T], leased: Callable[[T], Iterable[Row]], seconds: float | None = None) -> T:
+        """Drain by an operation that leases messages. A lease need not survive a power cut, which would end it anyway.
+
+        But a message that brings the machine down would then never be charged an attempt. So the messages that the shard had
+        when the machine booted are leased with a sync.
+
+        Args:
+            leased: of what the operation returns, the first message of each lease: no later one of its lane arrived before it.
+        """
+        if not self._full:
+            return self.drain(claim, seconds)
+
+        def operation(tx: Tx) -> T:
+            if self._suspects is None:
+                self._suspects = tx.run(SHARD.read_meta, ("suspects",)).get or 0
+            return claim(tx)
+
+        result = self.drain(operation, seconds, synced=False)
+        suspects = self._suspects
+        if suspects and any(row[ID] <= suspects for row in leased(result)):
+            self.sync()
         return result
 
     def alone(self) -> Any:

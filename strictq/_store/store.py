@@ -114,6 +114,7 @@ class Store(Settings):
                 self.waker.begin_boot(clock.boot_id())
                 self.reserve = reserve.Reserve(directory, self.waker.tell_space, self)
         self.suspects = self.waker.suspects
+        self.unsynced, self.count_unsynced = self.waker.unsynced, self.waker.count_unsynced
         self.trust = self.waker.trust
         self.shards = [
             # A commit in memory costs less than waking a thread, as at "process".

@@ -445,16 +445,16 @@ def test_a_settlement_that_was_undone_finds_its_lane_anew(queue_path: str, monke
         run = writer.run
         tries: list[str] = []
 
-        def fail_once(operation: Any, seconds: float | None = None) -> Any:
+        def fail_once(operation: Any, seconds: float | None = None, **options: bool) -> Any:
             def undone(tx: Tx) -> None:
                 operation(tx)
                 raise strictq.StoreFull("the disk is full", shard=0)
 
             tries.append("nack")
             if len(tries) > 1:
-                return run(operation, seconds)
+                return run(operation, seconds, **options)
             try:
-                return run(undone, seconds)
+                return run(undone, seconds, **options)
             finally:
                 monkeypatch.setattr(writer, "run", run)
                 other.extend(60.0)

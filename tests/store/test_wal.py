@@ -278,8 +278,10 @@ def test_a_medium_that_nobody_can_write_to_is_verified_by_reading_it(left: Path)
         header = found.header()
         assert header is not None
         whole = max(found.commits(header), default=0)
-        assert not found.goes_on_after(whole, header)
-        assert found.goes_on_after(0, header)
+        assert not found.goes_on_after(whole, header, 0)
+        commits = sum(1 for _ in found.commits(header))
+        assert found.goes_on_after(0, header, commits - 2)
+        assert not found.goes_on_after(0, header, commits - 1)
         assert found.frame(whole + 1, PAGE_BYTES, page=True) == b""
 
 

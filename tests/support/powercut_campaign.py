@@ -75,6 +75,7 @@ class Tracker:
 
     def __init__(self, journal: Journal) -> None:
         self.point = Point({name: Span(0, 0, 0) for name in journal.known})
+        self._snapshots = journal.snapshots
         self._wals: dict[int, str] = {}
         for names in journal.start.directories.values():
             for name, number in names.items():
@@ -93,7 +94,9 @@ class Tracker:
         if op.kind == "begin":
             spans.setdefault(op.name, Span()).high = op.at
         elif op.kind == "end":
-            spans[op.name].low = op.at
+            made = self._snapshots[op.name]
+            if op.at <= 0 or made[op.at].digest != made[op.at - 1].digest:  # else it wrote nothing, and so synced nothing
+                spans[op.name].low = op.at
         elif op.kind == "sync" and op.file in self._wals:
             span = spans.get(self._wals[op.file])
             if span is not None:

@@ -6,13 +6,13 @@ import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import apsw
 import attrs
 
 from strictq._store.commit import checkpoint
-from strictq._store.disk import layout
+from strictq._store.disk import layout, wal_file
 from tests.support.powercut import digest, opened, require_whole
 from tests.support.powercut_disk import NONSENSE_SHARE, SHM_BYTES, Disk
 
@@ -31,13 +31,13 @@ class Reader:
 
     Attributes:
         place: where one database after the other is made real.
-        synced: is each commit of a shard synced?
+        level: the durability of the queue.
         opened: how many databases were opened.
         read: how many of those were read, row by row, and verified.
     """
 
     place: Path
-    synced: bool
+    level: Literal["full", "process"]
     opened: int = 0
     read: int = 0
     _known: dict[Contents, tuple[bytes, str | None]] = attrs.Factory(dict)
@@ -86,7 +86,7 @@ class Reader:
                 require_whole(db)
                 found = self._pages[pages] = digest(db)
             number = int(name.removeprefix("shard-").removesuffix(".db"))
-            return found, checkpoint.damage_of_wal(self.place / name, db, number, every_commit_synced=self.synced)
+            return found, checkpoint.damage_of_wal(self.place / name, db, number, self.level, wal_file.boot_tag("another boot"))
 
     def _lay(self, disk: Disk, directory: int, name: str, names: Sequence[str], chance: random.Random) -> None:
         """Make the database real, and what belongs to it. What lay there before is gone."""

@@ -137,7 +137,7 @@ class Verifier:
         self.clock = clock
         self.queues = 0
         self._image = place
-        self.reader = Reader(place.with_name(f"{place.name}-file"), level == "full")
+        self.reader = Reader(place.with_name(f"{place.name}-file"), level)
         self._commits: dict[str, dict[bytes, list[int]]] = {name: defaultdict(list) for name in snapshots}
         for name, known in snapshots.items():
             for number, snap in enumerate(known):

@@ -116,10 +116,12 @@ class Mergeable(Protocol):
 class Call:
     """One caller's operation in a group."""
 
-    __slots__ = ("__weakref__", "error", "finished", "operation", "result", "seconds", "wake")
+    __slots__ = ("__weakref__", "error", "finished", "operation", "result", "seconds", "synced", "wake")
 
-    def __init__(self, operation: Operation[Any], seconds: float = 0.0) -> None:
+    def __init__(self, operation: Operation[Any], seconds: float = 0.0, synced: bool = True) -> None:
         self.operation = operation
+        self.synced = synced
+        """At "full": must be on the disk when it returns."""
         self.seconds = seconds
         """How long it waits for a transaction to begin."""
         self.result: Any = None

@@ -44,6 +44,8 @@ class WalHost(Protocol):
 
     def wal_grew(self, shard: int) -> None: ...
     def suspects(self, shard: int) -> int: ...
+    def unsynced(self, shard: int) -> int: ...
+    def count_unsynced(self, shard: int, commits: int) -> None: ...
     def trust(self, shard: int, failure: int) -> None: ...
 
 
@@ -81,7 +83,7 @@ class ShardWal:
         """The mark says that the WAL has frames."""
         self._emptied = False
         self._synced: wal_file.Mark | None = None
-        """At "full": what of the WAL was on the disk when the last commit returned."""
+        """At "full": what of the WAL was on the disk when the last commit that is synced returned."""
 
     # ---- what is on the disk
 
@@ -96,7 +98,7 @@ class ShardWal:
         """Refuse a damaged one."""
         if self._path is None:
             return
-        found = damage_of_wal(self._path, db, self._shard, every_commit_synced=self._host.stored_durability == "full")
+        found = damage_of_wal(self._path, db, self._shard, self._host.stored_durability, self._boot)
         if found:
             raise StoreCorrupt(found, shard=self._shard)
 
@@ -106,7 +108,7 @@ class ShardWal:
             return
         mark = wal_file.current_mark(self._path, db, self._boot)
         if mark is not None and mark != self._mark:
-            if self._host.stored_durability != "full":
+            if self._host.stored_durability != "full" or self._host.unsynced(self._shard):
                 layout.sync_wal(self._path)
             wal_file.write_mark(self._path.with_name(layout.MARKS), self._shard, mark)
             self._mark = mark
@@ -197,7 +199,9 @@ class ShardWal:
     def _wal_grew(self, pages: int, *, began: bool) -> None:
         if not 0 <= pages - self._looked_at < SHORT_WAL_PAGES:
             self._look_for_room(pages)
-        if self._full:
+        if self._full and self._writer.syncs:
+            if self._host.unsynced(self._shard):
+                self._host.count_unsynced(self._shard, 0)
             known = self._synced
             # The salts are read only where the WAL may have begun again; if it did unseen, they do not fit, and say nothing.
             salts = known.salts if known is not None and pages > known.frames else wal_file.salts_of(self._path)
@@ -345,8 +349,12 @@ class ShardWal:
             leak(self._checkpointer)
 
 
-def damage_of_wal(path: Path, db: apsw.Connection, shard: int, *, every_commit_synced: bool) -> str | None:
-    """What is wrong with the WAL of the shard that this connection has read, by its mark and by itself."""
+def damage_of_wal(path: Path, db: apsw.Connection, shard: int, durability: Durability, boot: bytes) -> str | None:
+    """What is wrong with the WAL of the shard that this connection has read, by its mark and by itself.
+
+    Args:
+        durability: at which all who ever wrote to it did so.
+    """
 
     def in_database(written: Iterator[tuple[int, bytes]]) -> bool:
         from ..disk.stored_pages import StoredPages  # only where the WAL's header is damaged
@@ -355,4 +363,5 @@ def damage_of_wal(path: Path, db: apsw.Connection, shard: int, *, every_commit_s
             return all(number <= stored.count and stored.says(number, page) for number, page in written)
 
     mark = wal_file.read_mark(path.with_name(layout.MARKS), shard)
-    return wal_file.damage(path, db, mark, every_commit_synced=every_commit_synced, in_database=in_database)
+    unsynced = wal_file.unsynced_max(mark, durability, boot)
+    return wal_file.damage(path, db, mark, unsynced=unsynced, in_database=in_database)

@@ -28,14 +28,14 @@ class Grouping:
 
     Args:
         locked: runs what it is given with the shard's lock held, which it waits for so many seconds.
-        run: these calls in one transaction, committed; the lock is held. Before the first of them runs it calls the
-            function given, which adds the calls that wait by then.
+        run: these calls in one transaction, committed, and synced if that is said; the lock is held. Before the first of them
+            runs it calls the function given, which adds the calls that wait by then.
     """
 
     def __init__(
         self,
         locked: Callable[[Callable[[], Tx], float], Tx],
-        run: Callable[[list[Call], Callable[[], None]], Tx],
+        run: Callable[[list[Call], Callable[[], None], bool], Tx],
         shard: int,
     ) -> None:
         self._locked = locked
@@ -79,16 +79,22 @@ class Grouping:
 
     def _lead(self, group: list[Call]) -> Tx:
         """Commit for everybody who waits."""
+        synced = group[0].synced
 
         def join() -> None:
             with self._gate:
-                while self._waiting and len(group) < GROUP_MAX:
+                while self._waiting and len(group) < GROUP_MAX and (synced or not self._waiting[0].synced):
                     group.append(self._waiting.popleft())
             self._group_size = len(group)
 
         def together() -> Tx:
-            # The others join once the transaction has begun: until then they may withdraw.
-            return self._run(group, join)
+            nonlocal synced
+            # The others join once the transaction has begun: until then they may withdraw. What it does with a sync is
+            # settled before.
+            if not synced and self._waiting:
+                with self._gate:
+                    synced = any(call.synced for call in self._waiting)
+            return self._run(group, join, synced)
 
         self._gather()
         return self._locked(together, group[0].seconds)

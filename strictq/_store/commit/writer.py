@@ -33,6 +33,7 @@ from ..._errors import (
 from ..._observe import Observers, notify
 from ..._sql import CLAIM, SHARD
 from ..._types import Event
+from ..disk.wal_file import UNSYNCED_MAX
 from ..topology import Range
 from .calls import Call, Operation, is_mine, whoami
 from .connection import BUSY_SECONDS, NONSENSE, UNBINDABLE, LockWait, Opener, failed_sync, leak, translate
@@ -72,6 +73,8 @@ class Host(Protocol):
     def quarantine(self, shard: int, error: StoreError) -> None: ...
     def suspects(self, shard: int) -> int: ...
     def suspect(self, shard: int) -> None: ...
+    def unsynced(self, shard: int) -> int: ...
+    def count_unsynced(self, shard: int, commits: int) -> None: ...
 
 
 # Arguments of Lock.acquire, for `held += map(lock.acquire, …)`: done wholly inside the interpreter, so that whatever interrupts
@@ -114,6 +117,8 @@ class Writer:
         self._pid = _process.pid
         self._closed = False
         self._inside = False
+        self.syncs = True
+        """At "full": the connection's commits are synced."""
         self._suspects = host.suspects
         self._observers = host.observers
         self._sync_failed = False
@@ -131,10 +136,11 @@ class Writer:
 
     # ---- running operations
 
-    def run(self, operation: Operation[T], seconds: float | None = None) -> T:
+    def run(self, operation: Operation[T], seconds: float | None = None, *, synced: bool = True) -> T:
         """Run `operation` in a write transaction and return its result once it is committed.
 
         Args:
+            synced: at "full", it must survive a power cut. (A commit behind it that does takes it along.)
             seconds: how long to wait for the write lock; None: BUSY_SECONDS. After such a wait was in vain, the next calls
                 that give a limit do not wait for the same holder again.
         Raises:
@@ -145,7 +151,7 @@ class Writer:
         if self._owner:
             self.require_outside()  # it would wait for itself, and everybody for the transaction that this thread has open
         began = time.monotonic() if self._observers.durations else 0.0
-        call = Call(operation, BUSY_SECONDS if seconds is None else 0.0 if self._in_vain else seconds)
+        call = Call(operation, BUSY_SECONDS if seconds is None else 0.0 if self._in_vain else seconds, synced)
         try:
             tx = self._grouping.commit(call) if self._grouped else self._commit_alone(call)
         except StoreBusy:
@@ -170,7 +176,13 @@ class Writer:
         Args:
             seconds: how long to wait for that lock, and for other processes inside `work`; None: BUSY_SECONDS.
         """
-        return self._connected(work, (apsw.Error, *UNBINDABLE), seconds)
+
+        def synced(db: apsw.Connection) -> T:
+            if not self.syncs:
+                self._sync_commits(db, True)
+            return work(db)
+
+        return self._connected(synced, (apsw.Error, *UNBINDABLE), seconds)
 
     @contextmanager
     def alone(self) -> Iterator[Tx]:
@@ -218,8 +230,8 @@ class Writer:
                 self._owner = 0
                 self._lock.release()
 
-    def _commit(self, calls: list[Call], join: Callable[[], None] | None = None) -> Tx:
-        tx = self._begin()
+    def _commit(self, calls: list[Call], join: Callable[[], None] | None = None, synced: bool = True) -> Tx:
+        tx = self._begin() if synced or not self._grouped else self._begin_unsynced()
         try:
             if join is not None:
                 join()
@@ -300,14 +312,45 @@ class Writer:
             call.error = translate(e, self._shard)
 
     def _begin(self) -> Tx:
-        host = self._host
         db = self._db
         if db is None or db.in_transaction or self._suspects(self._shard):
             db = self._connection()
         try:
+            if not self.syncs:
+                self._sync_commits(db, True)
             db.execute("BEGIN IMMEDIATE")
         except BaseException as e:
             raise self._undo(e) from None
+        return self._begun(db)
+
+    def _begin_unsynced(self) -> Tx:
+        """At "full": as `_begin`, for a commit that is not synced; it is, where too many before it were not."""
+        host, shard = self._host, self._shard
+        db = self._db
+        if db is None or db.in_transaction or self._suspects(shard):
+            db = self._connection()
+        if host.unsynced(shard) >= UNSYNCED_MAX:
+            return self._begin()
+        try:
+            if self.syncs:
+                self._sync_commits(db, False)
+            db.execute("BEGIN IMMEDIATE")
+            commits = host.unsynced(shard)  # other processes may have committed meanwhile
+            if commits >= UNSYNCED_MAX:
+                db.execute("ROLLBACK")
+            else:
+                host.count_unsynced(shard, commits + 1)
+        except BaseException as e:
+            raise self._undo(e) from None
+        return self._begun(db) if commits < UNSYNCED_MAX else self._begin()
+
+    def _sync_commits(self, db: apsw.Connection, on: bool) -> None:
+        # SQLite does it when it prepares the statement: one from the cache would do nothing.
+        db.execute("PRAGMA synchronous=FULL" if on else "PRAGMA synchronous=NORMAL", can_cache=False)
+        self.syncs = on
+
+    def _begun(self, db: apsw.Connection) -> Tx:
+        host = self._host
         try:
             before = db.total_changes()
             self._in_vain = False
@@ -359,6 +402,7 @@ class Writer:
             totals.time_offset = host.time_offset
             totals.next_deadline = 0
             db.execute(SHARD.set_epoch, (host.epoch, host.time_offset))
+            db.execute(SHARD.write_meta, ("suspects", totals.last_id))
             db.execute(CLAIM.end_epoch)
 
     def _write_totals(self, tx: Tx) -> None:
@@ -470,6 +514,7 @@ class Writer:
             if self._hot is not None:
                 self._hot.unsure = True  # other numbers may stand for what is written from now on: commits may have been lost
             self._db = self._opener()
+            self.syncs = True
             self._db.set_busy_handler(self._lock_wait)
         elif self._db.in_transaction:
             self._db.execute("ROLLBACK")  # whoever had the lock before was interrupted on its way out

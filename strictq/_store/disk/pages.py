@@ -99,8 +99,12 @@ class Pages(Protocol):
 class File:
     """The newest committed pages: a database, and its WAL over it."""
 
-    def __init__(self, database: Path, mark: Mark | None, *, every_commit_synced: bool) -> None:
-        """Args: database: files that nobody has open."""
+    def __init__(self, database: Path, mark: Mark | None, unsynced: int | None) -> None:
+        """
+        Args:
+            database: files that no process has open.
+            unsynced: how many commits a power cut may have torn, besides the last one; None: any number.
+        """
         self._fd = files.open_regular(database, os.O_RDONLY)
         self.pages = os.fstat(self._fd).st_size // PAGE_BYTES
         self._newest: dict[int, bytes | None] = {}
@@ -112,7 +116,7 @@ class File:
         """Pages that were read although their checksum is wrong."""
         with Wal.of(database) as wal:
             if wal is not None:
-                self._read_wal(wal, mark, every_commit_synced)
+                self._read_wal(wal, mark, unsynced)
             else:
                 files.require_descriptors()  # or what it holds would be lost without a word
 
@@ -143,7 +147,7 @@ class File:
                 return page
         raise Unreadable(f"page {number} is damaged")
 
-    def _read_wal(self, wal: Wal, mark: Mark | None, every_commit_synced: bool) -> None:
+    def _read_wal(self, wal: Wal, mark: Mark | None, unsynced: int | None) -> None:
         header = wal.header()
         if header is None:
             return
@@ -155,7 +159,7 @@ class File:
             header = mended
         frames = list(wal.frames(header))
         known = mark.frames if mark is not None and mark.salts == header.salts else 0
-        end = _end(frames, known, every_commit_synced)
+        end = _end(frames, known, unsynced)
         for number, frame in enumerate(frames[:end], 1):
             if not frame.good:
                 self.notes.append(f"frame {number} of the WAL is damaged: it held page {frame.page}")
@@ -171,21 +175,20 @@ class File:
         self.pages = max([sizes[-1] if sizes else self.pages, *self._newest])
 
 
-def _end(frames: list[Frame], known: int, every_commit_synced: bool) -> int:
+def _end(frames: list[Frame], known: int, unsynced: int | None) -> int:
     """How many frames were committed: at least those of the mark, and as far as they can be read without a hole.
 
-    Behind a hole, a commit that somebody continued was one, if commits are synced before they are continued.
+    Behind a hole, a commit was one if another continues it, and so many others before it that not all of them can be unsynced.
     """
-    end = whole = 0
+    end = continued = 0
+    whole = True
     for number, frame in enumerate(frames, 1):
         if not frame.good:
-            whole = -1
+            whole, continued = False, 0
         if frame.commit and frame.good:
-            continued = every_commit_synced and number < len(frames) and frames[number].good
-            if whole >= 0 or number <= known or continued:
-                end = number
-            if whole < 0 and end == number:
-                whole = 0  # from here on it is without a hole again
+            continued += number < len(frames) and frames[number].good
+            if whole or number <= known or (unsynced is not None and continued > unsynced):
+                end, whole = number, True  # from here on it is without a hole again
     return max(end, min(known, len(frames)))
 
 

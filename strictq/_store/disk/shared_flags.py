@@ -2,8 +2,9 @@
 
 Across processes it is one small memory-mapped file: whoever commits something claimable writes a value that was never
 there before, and whoever waits compares eight bytes every few milliseconds. The cost does not grow with shards or messages.
-In the same file whoever waits in vain leaves the time, for workers that hold more than they can begin with; and whoever saw a
-sync fail says so there, for the processes that were not told. It outlives the one that wrote it, but not the machine's boot.
+In the same file whoever waits in vain leaves the time, for workers that hold more than they can begin with; whoever saw a
+sync fail says so there, for the processes that were not told; and whoever commits without a sync counts that. These outlive the
+process that wrote them, but not the machine's boot.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ _SHORT: Final = _SLOT.size
 _IDLE: Final = 2 * _SLOT.size
 """Where it says who waited in vain last, and when."""
 _BOOT: Final = 3 * _SLOT.size
-"""Where it says in which boot syncs failed; and behind it, a byte for each shard, whether its WAL is to be written again."""
+"""Where it says of which boot the bytes behind it are."""
 _SUSPECTS: Final = 4 * _SLOT.size
+"""A byte for each shard: whether its WAL is to be written again."""
 SUSPECTS_MAX: Final = 256
-_BYTES: Final = _SUSPECTS + SUSPECTS_MAX
+_UNSYNCED: Final = _SUSPECTS + SUSPECTS_MAX
+"""A byte for each shard: how many commits since the last one that was synced."""
+_BYTES: Final = _UNSYNCED + SUSPECTS_MAX
 _READ_BYTES: Final = 3 * _SLOT.size
 """What those need that only look."""
 NAME_BITS: Final = 24
@@ -157,7 +161,7 @@ class Waker:
 
         tag = int.from_bytes(blake2b(boot.encode(), digest_size=_SLOT.size).digest(), "big")
         if self._map is not None and not self._read_only and _SLOT.unpack_from(self._map, _BOOT)[0] != tag:
-            self._map[_SUSPECTS:_BYTES] = bytes(SUSPECTS_MAX)
+            self._map[_SUSPECTS:_BYTES] = bytes(_BYTES - _SUSPECTS)
             _SLOT.pack_into(self._map, _BOOT, tag)
 
     def suspects(self, shard: int) -> int:
@@ -174,6 +178,15 @@ class Waker:
         if failure and self.suspects(shard) == failure:
             assert self._map is not None
             self._map[_SUSPECTS + shard] = 0
+
+    def unsynced(self, shard: int) -> int:
+        """How many commits of this shard followed its last synced one, at most. Unknown: more than there may be."""
+        return self._map[_UNSYNCED + shard] if self._map is not None and not self._read_only else 255
+
+    def count_unsynced(self, shard: int, commits: int) -> None:
+        """Say so, with the shard's write lock held: before a commit that is not synced, and after one that is."""
+        if self._map is not None and not self._read_only:
+            self._map[_UNSYNCED + shard] = commits
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` on every notify of this process, from the notifying thread, until `unlisten`."""

@@ -5,11 +5,13 @@ with new ones. So a shard is quarantined when its WAL ends too early, which is k
 - **The mark.** After a checkpoint, and when a shard is closed, a few bytes beside the shards say: of the WAL that began with
   this salt, so many frames were on the disk. A lower bound, true for as long as the WAL has that salt. It is not synced:
   a power cut may leave an older mark, or none, and those are true as well.
-- **A commit with a successor.** At "full" nobody writes after a commit before it is synced. So where a commit lies behind
-  the end that SQLite found, and what follows it continues its running checksum, that commit was on the disk, and with
-  it everything before it. What an interrupted commit, or an undone one, leaves behind has no such successor.
+- **Commits with successors.** At "full" no process writes after a commit that is to be synced before it is. A receive is not
+  synced; but of such commits, at most UNSYNCED_MAX follow each other. A power cut may tear these and the one behind them. So
+  where more commits than that lie behind the end that SQLite found, and what follows each continues its running checksum,
+  one of them was on the disk, and with it everything before it. Within a boot nothing is torn, and one such commit is
+  enough. What an interrupted commit, or an undone one, leaves behind has no successor.
 
-What neither tells: damage to the very last commit of a shard that was not closed. It looks as a power cut does.
+What neither tells: damage to the last few commits before a power cut. It looks as the power cut does.
 
 The format of the WAL is SQLite's (https://sqlite.org/fileformat2.html#walformat).
 Source: docs/explanation/storage.md
@@ -33,6 +35,8 @@ from ..._errors import StoreError
 
 HEADER_BYTES: Final = 32
 FRAME_HEADER_BYTES: Final = 24
+UNSYNCED_MAX: Final = 4
+"""At "full", so many commits at most follow each other without a sync."""
 HOLE_FRAMES_MAX: Final = 1000
 """Where so many frames in a row can't be verified, a WAL is taken to end."""
 _MAGIC: Final = 0x377F0682
@@ -89,6 +93,13 @@ class Mark(NamedTuple):
     def had_frames(self, boot: bytes) -> bool:
         """May the WAL have had frames that a power cut cannot have taken, if this is the boot?"""
         return self.frames > 0 or self.boot == boot
+
+
+def unsynced_max(mark: Mark | None, durability: str, boot: bytes) -> int | None:
+    """How many commits of a WAL a power cut may have torn, besides the last one; None: any number."""
+    if durability != "full":
+        return None
+    return 0 if mark is not None and mark.boot == boot else UNSYNCED_MAX
 
 
 EMPTY: Final = Mark(bytes(8), 0)
@@ -275,8 +286,8 @@ class Wal:
     def _sums(frame: bytes, sums: Sums, header: Header) -> Sums:
         return running(frame[FRAME_HEADER_BYTES:], running(frame[:8], sums, header.order), header.order)
 
-    def goes_on_after(self, frames: int, header: Header) -> bool:
-        """Is there a commit behind so many frames that somebody continued?"""
+    def goes_on_after(self, frames: int, header: Header, unsynced: int) -> bool:
+        """Are there more commits than `unsynced` behind so many frames that another commit continues?"""
         before: Sums | None = None
         for number in count(frames + 1):
             raw = self.frame(number, header.page_bytes)
@@ -284,7 +295,9 @@ class Wal:
                 return False
             _page, commit, salts, a, b = _FRAME.unpack(raw)
             if before is not None and salts == header.salts and self._continues(number, header, before):
-                return True
+                unsynced -= 1
+                if unsynced < 0:
+                    return True
             before = (a, b) if commit else None
         raise AssertionError
 
@@ -311,13 +324,13 @@ def damage(
     db: apsw.Connection,
     mark: Mark | None,
     *,
-    every_commit_synced: bool,
+    unsynced: int | None,
     in_database: Callable[[Iterator[tuple[int, bytes]]], bool],
 ) -> str | None:
     """What is wrong with a shard's WAL, as this connection, which has read the database, sees it; None: nothing that shows.
 
     Args:
-        every_commit_synced: all who ever wrote to it did so at "full".
+        unsynced: as from `unsynced_max`.
         in_database: given pages with what the WAL says of them: does the database file say the same already?
     """
     with Wal.of(path) as wal:
@@ -337,7 +350,7 @@ def damage(
             return None  # it is to begin anew, and nothing was written since: what it holds is in the database
         if mark is not None and mark.salts == header.salts and frames < mark.frames:
             return f"its WAL is damaged: {frames} frames can be read, {mark.frames} were written"
-        while every_commit_synced and wal.goes_on_after(frames, header):
+        while unsynced is not None and wal.goes_on_after(frames, header, unsynced):
             # Perhaps somebody commits just now. But a commit is published before it has a successor.
             before, frames = frames, _frames(db, wal, header)
             if wal.header() != header:

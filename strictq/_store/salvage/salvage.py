@@ -107,7 +107,7 @@ def _known(path: Path, clock: Clock, notes: list[str]) -> Catalog:
     config = QueueConfig()
     for file in found:
         with suppress(OSError, ValueError, KeyError, StrictqError):
-            read = File(file, None, every_commit_synced=False)
+            read = File(file, None, unsynced=None)
             try:
                 meta = {row[0]: row[1] for _, row in Tree(read, _roots()["meta"]).rows()}
             finally:
@@ -188,7 +188,8 @@ class _Salvage:
     def _opened(self, part: Range) -> _Source:
         mark = wal_file.read_mark(self.path / layout.MARKS, part.shard)
         try:
-            file = File(self.path / part.file, mark, every_commit_synced=self.known.durability == "full")
+            boot = wal_file.boot_tag(self.clock.boot_id())
+            file = File(self.path / part.file, mark, wal_file.unsynced_max(mark, self.known.durability, boot))
         except (OSError, StoreError) as e:
             files.require_descriptors()
             self.notes.append(f"shard {part.shard}: its file can't be read ({e}): all of it is lost")
