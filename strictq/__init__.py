@@ -62,6 +62,7 @@ from .transaction import Transaction
 
 if TYPE_CHECKING:
     from ._findings import (
+        AttemptError,
         ConsumerStatus,
         DeadLetter,
         Explanation,
@@ -93,6 +94,7 @@ __all__ = [
     "AsyncLease",
     "AsyncQueue",
     "AsyncTransaction",
+    "AttemptError",
     "Batch",
     "Breaker",
     "Clock",
@@ -176,8 +178,8 @@ __all__ = [
 # Where it is → what most programs do not need, and what would cost more than the rest of the import together.
 _LATE = {
     "_findings": (
-        "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "LostRange", "MessageStatus", "Migration",
-        "PeekedMessage", "Problem", "QueryReport", "ReplicaReport", "Restored", "Salvaged", "WorkerEvent",
+        "AttemptError", "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "LostRange", "MessageStatus",
+        "Migration", "PeekedMessage", "Problem", "QueryReport", "ReplicaReport", "Restored", "Salvaged", "WorkerEvent",
     ),
     "aio": ("AsyncBatch", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
     "app": ("App",),

@@ -14,7 +14,7 @@ from ._config import BODY_BYTES_MAX, QueueConfig
 from ._errors import InvalidArgument, OutcomeUnknown
 from ._keys import KEYLESS, Key, encode_key
 from ._sending import Sending
-from ._store.api import Changes, Committed, Item, Placed, Statement
+from ._store.api import Changes, Committed, Item, Placed, Statement, Took
 from ._types import UNSET, Body, ContentHash, Message, Receipt, SendOptions, Unset, to_send
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Effects:
 
     # ---- for whoever commits them
 
-    def changes(self, took: tuple[float | None, float] | None = None) -> Changes:
+    def changes(self, took: Took | None = None) -> Changes:
         """As the store takes them. See Changes for `took`."""
         items: Sequence[Item] = ()
         if self.sends and self._sending is not None:

@@ -10,11 +10,15 @@ FROM message m LEFT JOIN body b ON m.body IS NULL AND b.id = m.id WHERE m.lane =
 
 -- name: message
 -- inspect.status: one unresolved message. Takes lane, seq. Index: primary key.
-SELECT attempts & 4294967295, due, error, output FROM message WHERE lane = ? AND seq = ?;
+SELECT attempts & 4294967295, due, error, output, errors FROM message WHERE lane = ? AND seq = ?;
+
+-- name: errors
+-- inspect.errors: what the attempts of an unresolved message left, by stored key. Takes key, seq. Index: lane's unique key, primary key.
+SELECT m.errors FROM lane l CROSS JOIN message m ON m.lane = l.id AND m.seq = ?2 WHERE l.key = ?1;
 
 -- name: dead
 -- inspect.status: one dead letter. Takes lane, seq. Index: primary key.
-SELECT attempts, reason, output FROM dead WHERE lane = ? AND seq = ?;
+SELECT attempts, reason, output, errors FROM dead WHERE lane = ? AND seq = ?;
 
 -- name: dead_count
 -- inspect.explain: dead letters of a lane. Takes lane. Index: primary key.

@@ -41,11 +41,12 @@ from .holders import share as share_holder
 from .lanes import handout, inspect, operate, settle
 from .lanes.advance import Advance
 from .lanes.claim import Request
+from .lanes.failures import AttemptFailure
 from .lanes.handout import Block, Encode, Known, Part
 from .lanes.headers import headers as decode_headers
-from .lanes.leases import Claimed, Fields, Held, Lost, Row, Settlement
+from .lanes.leases import Claimed, Fields, Held, Lost, Row, Settlement, Took
 from .lanes.send import Item, Options, Sent, require_valid
-from .lanes.settle import Ack, Failure
+from .lanes.settle import Ack
 from .open_breakers import Notice, PrivateNotice
 from .shipping import status as ship_status
 from .shipping.shipping import Ships
@@ -58,6 +59,7 @@ from .waiting import Patience
 
 if TYPE_CHECKING:
     from .._findings import (
+        AttemptError,
         DeadLetter,
         Explanation,
         HistoryRecord,
@@ -381,31 +383,35 @@ class Storage:
         return self._store.shards[shard].drain(Ack(batches))
 
     def nack(
-        self, shard: int, batches: Sequence[Settlement], delay: int | None, reason: str | None, output: str | None
+        self, shard: int, batches: Sequence[Settlement], delay: int | None, failure: AttemptFailure
     ) -> list[int | LeaseLost | None]:
         """Give back a message of each lease, and everything later that it holds, to be tried again first.
 
         Args:
             delay: microseconds that the lane waits; None: the queue's retry delay.
-            output: what the handler had to say.
+            failure: what the attempts left.
         Returns:
             For each: microseconds until the next try; None: it was out of attempts, so that `on_poison` took effect.
         """
-        return self._store.shards[shard].drain(bound(settle.nack, batches, delay, reason, output))
+        return self._store.shards[shard].drain(bound(settle.nack, batches, delay, failure))
 
     def defer(
-        self, shard: int, batches: Sequence[Settlement], delay: int, failures: Sequence[Failure] | None = None
+        self, shard: int, batches: Sequence[Settlement], delay: int, failed: Sequence[AttemptFailure] | None = None
     ) -> list[LeaseLost | None]:
         """The same, and no attempt is charged.
 
         Args:
-            failures: of messages that failed, though not by their own fault: the error of each, and what its handler had to say.
+            failed: of messages that failed, though not by their own fault: what each left.
         """
-        return self._store.shards[shard].drain(bound(settle.defer, batches, delay, failures))
+        return self._store.shards[shard].drain(bound(settle.defer, batches, delay, failed))
 
-    def reject(self, shard: int, batches: Sequence[Settlement], reason: str, output: str | None) -> list[LeaseLost | None]:
-        """Dead-letter a message of each lease; the lane goes on with the next one."""
-        return self._store.shards[shard].drain(bound(settle.reject, batches, reason, output))
+    def reject(self, shard: int, batches: Sequence[Settlement], failure: AttemptFailure) -> list[LeaseLost | None]:
+        """Dead-letter a message of each lease, for the error given; the lane goes on with the next one."""
+        return self._store.shards[shard].drain(bound(settle.reject, batches, failure))
+
+    def note(self, shard: int, batches: Sequence[Settlement], said: Sequence[str]) -> list[LeaseLost | None]:
+        """Keep what the handler of a message of each lease has had to say so far."""
+        return self._store.shards[shard].drain(bound(settle.note, batches, said))
 
     def start(self, shard: int, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
         """Charge the attempt of a message of each lease: a handler of it starts now."""
@@ -440,6 +446,10 @@ class Storage:
     def key_state(self, key: bytes) -> bytes | None:
         """The durable state of a key, as it is committed."""
         return self._store.shard_of(key).read(lambda db: inspect.key_state(db, key))
+
+    def errors(self, key: bytes, seq: int) -> tuple[AttemptError, ...]:
+        """The errors of the attempts of an unresolved message, oldest first. (A hot lane has no message that failed.)"""
+        return self._store.shard_of(key).read(lambda db: inspect.errors(db, key, seq, self._store.time), hot=False)
 
     # ---- transactions
 
@@ -704,6 +714,7 @@ __all__ = [
     "Allowance",
     "AppDatabase",
     "Applied",
+    "AttemptFailure",
     "Block",
     "BlockSize",
     "Bulk",
@@ -715,7 +726,6 @@ __all__ = [
     "Committed",
     "Durability",
     "Encode",
-    "Failure",
     "Fields",
     "Held",
     "Holding",
@@ -753,6 +763,7 @@ __all__ = [
     "Statement",
     "Storage",
     "Token",
+    "Took",
     "TransactionName",
     "WalMovedOn",
     "Want",

@@ -17,7 +17,7 @@ from .._stats import ReplicationStatus, ShardStats, Stats
 from .commit.app_database import Rows
 from .commit.calls import bound
 from .disk import wal_file
-from .lanes import history, inspect, operate
+from .lanes import failures, history, inspect, operate
 from .lanes.headers import headers as decode_headers
 from .shard import Shard
 from .shipping.status import ShipProgress, ShipStatus, somebody_ships
@@ -129,8 +129,9 @@ def dead_letters(store: Store, key: bytes | None, limit: int) -> list[DeadLetter
             DeadLetter(
                 key=decode_key(k), seq=seq, id=i, body=body, headers=decode_headers(headers, shard.number), kind=kind,
                 reason=reason, attempts=attempts, enqueued_at=wall(sent_at), died_at=wall(died_at),
+                errors=failures.shown(errors, store.time), output=output,
             )
-            for _, k, seq, i, body, headers, kind, reason, attempts, sent_at, died_at in rows
+            for _, k, seq, i, body, headers, kind, reason, attempts, sent_at, died_at, errors, output in rows
         ]  # fmt: skip
         if len(out) >= limit:
             break
@@ -147,9 +148,11 @@ def records(store: Store, shard: int, after: int, key: bytes | None, limit: int)
     return [
         HistoryRecord(
             shard, n, decode_key(k), seq, i, wall(sent_at), None if first_at is None else wall(first_at), wall(done_at),
-            attempts, prepare, process, size, size_hint, outcome, body,
+            attempts, prepare, process, size, size_hint, outcome, body, failures.shown(errors, store.time), output,
         )
-        for n, k, seq, i, sent_at, first_at, done_at, attempts, prepare, process, size, size_hint, outcome, body in rows
+        for (
+            n, k, seq, i, sent_at, first_at, done_at, attempts, prepare, process, size, size_hint, outcome, errors, output, body,
+        ) in rows
     ]  # fmt: skip
 
 

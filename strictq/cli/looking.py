@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from strictq import PartialFailure, StrictqError
+from strictq import AttemptError, PartialFailure, StrictqError
 from strictq._views import plain
 from strictq.cli._advice import in_words
 from strictq.cli._arguments import (
@@ -25,8 +25,8 @@ from strictq.cli._arguments import (
     optional_key_argument,
     queue_argument,
 )
-from strictq.cli._command import OK, USAGE, WRONG, Failure, command, explained, many, printable, tell
-from strictq.cli._render import Fact, listing, show
+from strictq.cli._command import OK, USAGE, WRONG, Failure, command, explained, many, printable, printable_lines, tell
+from strictq.cli._render import Fact, Heading, listing, show
 from strictq.cli._words import emit, moment, short, shown_body, shown_key, span
 
 EXAMPLES: Final = {
@@ -45,6 +45,7 @@ EXAMPLES: Final = {
     "status": "strictq status orders.strictq order-7 12",
     "dead": """
         strictq dead orders.strictq
+        strictq dead orders.strictq order-7 --errors
         strictq dead orders.strictq order-7 --json | jq -r '"\\(.seq) \\(.reason)"'
     """,
     "query": """
@@ -165,11 +166,19 @@ def status(queue: Path, key: str, seq: int, key_type: KeyType, as_json: bool) ->
     if found.until is not None:
         pairs.append(("until", moment(found.until)))
     if found.last_error:
-        pairs.append(("last error", printable(found.last_error)))
+        pairs.append(("last error", printable_lines(found.last_error)))
     if found.last_output:
-        pairs.append(("last output", printable(found.last_output)))
-    show(pairs)
+        pairs.append(("last output", printable_lines(found.last_output)))
+    show([*pairs, *map(_attempt, found.errors)])
     return OK
+
+
+def _attempt(error: AttemptError) -> Fact:
+    """One failed attempt: when, why, and where."""
+    told = [moment(error.at), printable_lines(error.error)]
+    if error.traceback:
+        told.append(printable_lines(error.traceback))
+    return f"attempt {error.attempt}", "\n".join(told)
 
 
 @command(EXAMPLES["dead"])
@@ -177,8 +186,9 @@ def status(queue: Path, key: str, seq: int, key_type: KeyType, as_json: bool) ->
 @optional_key_argument
 @key_type_option
 @limit_option(100)
+@click.option("--errors", is_flag=True, help="Show why the last attempts of each failed, with tracebacks. (--json always does.)")
 @json_option
-def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, as_json: bool) -> int:
+def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, errors: bool, as_json: bool) -> int:
     """Dead letters of a key, or of all: what was rejected, ran out of attempts, or expired."""
     with looking(queue) as q:
         chosen = None if key is None else key_of(key, key_type)
@@ -199,6 +209,10 @@ def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, as_json: b
         for d in found
     ]  # fmt: skip
     listing(("key", "seq", "kind", "attempts", "died", "reason", "body"), rows, right=("seq", "attempts"))
+    for d in found if errors else ():
+        show("", Heading(f"{shown_key(d.key)} {d.seq}"), [*map(_attempt, d.errors)] or "no attempt left an error")
+        if d.output:
+            show([("output", printable_lines(d.output))])
     if key is None and total > len(found):
         tell(f"{total:,} in all; --limit shows more")
     return OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
@@ -17,6 +17,9 @@ from .._errors import ForwardPending, InvalidArgument, LeaseLost
 from .._types import UNSET
 from ..delivery import Delivery, Lease, MessageView
 from ..transaction import Transaction, transaction_of
+
+if TYPE_CHECKING:
+    from .._findings import AttemptError
 
 T = TypeVar("T")
 
@@ -199,8 +202,18 @@ class Job(Recording, MessageView):
             self._tx = transaction_of(self._client, [self._delivery], effects=effects).__enter__()
         return self._tx.run(work)
 
+    @property
+    def errors(self) -> tuple[AttemptError, ...]:
+        """The errors of its last five attempts that failed, oldest first, read now. An attempt whose holder died left none."""
+        return self._delivery.errors
+
+    @property
+    def last_error(self) -> AttemptError | None:
+        """Why the attempt before failed, read now; None: no attempt did, or its holder died."""
+        return self._delivery.last_error
+
     def output(self, text: str) -> None:
-        """Note what the handler has to say. Kept with the message if it fails, and shown by status."""
+        """Note what the handler has to say. Kept with the message if it fails; with its record, where the queue keeps history."""
         self._recorded.say(text)
 
     # ---- for the worker

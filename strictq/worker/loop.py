@@ -15,7 +15,7 @@ from .events import log
 from .outage import Outage
 from .prefetch import Buffer, Refill
 from .renewal import Leases
-from .settling import Outcomes
+from .settling import NOTE_SECONDS, Outcomes
 from .state import State
 
 GATHER_SECONDS: Final = 0.005
@@ -48,6 +48,7 @@ class Keeper:
         self._stopping = False
         self._deadline_over = False
         self._save_at = state.clock() + SAVE_SECONDS
+        self._note_at = state.clock() + NOTE_SECONDS
         self._stored = state.estimates.process.samples + state.estimates.prepare.samples > 0
 
     def stop(self, deadline: float | None) -> None:
@@ -125,6 +126,7 @@ class Keeper:
         """What takes transactions. Whether there was anything."""
         buffer, settling = self._buffer, self._settling
         worked = settling.fail()
+        self._note(now)
         flowing = not self._stopping and self.outage.over
         if flowing:
             buffer.share(now)
@@ -136,6 +138,11 @@ class Keeper:
         if flowing:
             worked |= buffer.grow()
         return worked
+
+    def _note(self, now: float) -> None:
+        if now >= self._note_at:
+            self._note_at = now + NOTE_SECONDS
+            self._settling.note(now)
 
     def _plan(self) -> float | None:
         if not (self._board.limits.prepares or self._board.limits.batch_max):
@@ -184,6 +191,7 @@ class Keeper:
             if buffer.found_nothing is not None and self._storage.seen() != buffer.found_nothing:
                 return
             now = self._clock()
+            self._note(now)
             if buffer.should_share(now):
                 return
 

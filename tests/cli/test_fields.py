@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +244,9 @@ def status(w: World) -> None:
         d.nack(reason="no paper", output="the printer says: no paper")
         (d,) = q.receive(keys=["a"])
         w.run("status", w.path, "a", 1)
+        with suppress(ValueError), d:
+            raise ValueError("no paper")
+        w.run("status", w.path, "a", 1)
 
 
 def dead(w: World) -> None:
@@ -251,10 +254,14 @@ def dead(w: World) -> None:
         q.configure(keyless="random")
         q.send_many([Message(b"text", key=k) for k, _ in KEYS] + [Message(b"\xff")])
         for d in q.receive(10):
-            d.reject("no paper")
+            d.reject("no paper", output="the printer says: no paper")
         q.send(b"", key="out of attempts")
         for _ in range(2):
             q.receive()[0].nack(delay=0.0)
+        q.send(b"", key="failing")
+        for _ in range(2):
+            with suppress(ValueError), q.receive()[0]:
+                raise ValueError("no paper")
     w.run("dead", w.path)
 
 
@@ -311,7 +318,14 @@ def history(w: World) -> None:
         q.send(b"", key="never tried")
         q.reject("never tried", 1, "no")
         q.send(b"", key="by a worker")
-        strictq.Worker(q, lambda job: None, lambda job: None).run(drain=True)
+        strictq.Worker(q, lambda job: job.output("done"), lambda job: None).run(drain=True)
+        q.send(b"", key="fails")
+        for _ in range(2):
+            with suppress(ValueError), q.receive()[0]:
+                raise ValueError("no paper")
+        q.send(b"", key="says why")
+        q.receive()[0].nack(reason="no paper")
+        q.ack_many(q.receive())
         q.configure(history="records")
         q.send(b"", key="a")
         q.ack_many(q.receive())

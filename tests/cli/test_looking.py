@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -115,7 +116,7 @@ def test_peek_and_status(q: strictq.Queue, path: Path) -> None:
     (d,) = q.receive(1, consumer="me")
     assert values("status", path, "k", 1) | {"until": 0} == {
         "key": "k", "key_type": "str", "seq": 1, "state": "in_flight", "attempts": 1, "consumer": "me", "until": 0,
-        "last_error": None, "last_output": None,
+        "last_error": None, "last_output": None, "errors": [],
     }  # fmt: skip
     d.ack()
     assert values("status", path, "k", 1)["state"] == "resolved"
@@ -134,7 +135,7 @@ def test_dead_and_redrive(q: strictq.Queue, path: Path) -> None:
     assert len(found) == 6
     assert set(found[0]) == {
         "key", "key_type", "seq", "id", "headers", "kind", "reason", "attempts", "enqueued_at", "died_at",
-        "body", "body_encoding",
+        "body", "body_encoding", "errors", "output",
     }  # fmt: skip
     assert [(d["seq"], d["kind"], d["reason"]) for d in lines("dead", path, "a")] == [
         (n, "rejected", "not an order") for n in (1, 2, 3)
@@ -145,6 +146,32 @@ def test_dead_and_redrive(q: strictq.Queue, path: Path) -> None:
     assert [m["seq"] for m in lines("peek", path, "a")] == [1, 3]
     assert text("redrive", path, "--all") == "4 dead letters put back"
     assert text("redrive", path, "--all") == "0 dead letters put back"
+
+
+def test_errors_are_shown_line_by_line(q: strictq.Queue, path: Path) -> None:
+    q.configure(max_attempts=2, retry_for_seconds=0.0, retry_delay_seconds=0.0)
+    fill(q, "k", 1)
+    for _ in range(2):
+        (d,) = q.receive(1)
+        with pytest.raises(ValueError, match="no paper"), d:
+            raise ValueError("no paper\x1b[2J\nin tray 2")
+    for args in (("status", path, "k", 1), ("dead", path, "k", "--errors")):
+        result = in_process(*args)
+        assert result.exit_code == 0, result.stderr
+        shown = [line.strip() for line in result.stdout.splitlines()]
+        assert "\x1b" not in result.stdout
+        assert sum(line.startswith("attempt ") for line in shown) == 2
+        assert shown.count("in tray 2") == 5 if args[0] == "status" else 4
+        assert shown.count("Traceback (most recent call last):") == 2
+    assert "attempt" not in text("dead", path).replace("attempts", "")
+
+
+def test_a_dead_letter_without_errors_says_so(q: strictq.Queue, path: Path) -> None:
+    q.configure(on_expire="dead_letter")
+    q.send(b"", "k", ttl=0.001)
+    time.sleep(0.01)
+    q.receive()
+    assert "no attempt left an error" in text("dead", path, "--errors")
 
 
 def test_history(q: strictq.Queue, path: Path) -> None:

@@ -20,12 +20,13 @@ from ..._stats import ShardStats
 from ..._types import State
 from ..commit.tx import NEVER, SECOND, Totals, decayed_rate
 from ..topology import Range
+from . import failures
 from .headers import headers as stored_headers
 from .lanes import Lane, LeaseRow
 from .retries import span
 
 if TYPE_CHECKING:
-    from ..._findings import Explanation, KeyDepth, MessageStatus, PeekedMessage
+    from ..._findings import AttemptError, Explanation, KeyDepth, MessageStatus, PeekedMessage
 
 AGES_OVER: Final = 10_000
 """Lanes in one state whose heads are looked at for ages."""
@@ -95,19 +96,25 @@ def status(db: apsw.Connection, key: bytes, seq: int, time: QueueTime) -> Messag
         raise UnknownMessage(f"key {shown!r} has no message with seq {seq}")
     row = db.execute(INSPECT.message, (view.lane.id, seq)).get
     if row is not None:
-        attempts, due, error, output = row
+        attempts, due, error, output, errors = row
         state = view.state_of(seq, due)
         lease = view.lease if state == "in_flight" else None
         until = _end(lease) if lease else due if state == "delayed" and due is not None else None
         return MessageStatus(
             shown, seq, state, view.attempts(seq, attempts), lease.consumer if lease else None,
-            None if until is None else time.to_wall(until), error, output,
+            None if until is None else time.to_wall(until), error, output, failures.shown(errors, time),
         )  # fmt: skip
     row = db.execute(INSPECT.dead, (view.lane.id, seq)).get
     if row is not None:
-        attempts, reason, output = row
-        return MessageStatus(shown, seq, "dead", attempts, last_error=reason, last_output=output)
+        attempts, reason, output, errors = row
+        return MessageStatus(
+            shown, seq, "dead", attempts, last_error=reason, last_output=output, errors=failures.shown(errors, time)
+        )
     return MessageStatus(shown, seq, "resolved")
+
+
+def errors(db: apsw.Connection, key: bytes, seq: int, time: QueueTime) -> tuple[AttemptError, ...]:
+    return failures.shown(db.execute(INSPECT.errors, (key, seq)).get, time)
 
 
 def explain(db: apsw.Connection, key: bytes, time: QueueTime, shard: int, config: QueueConfig) -> Explanation:
