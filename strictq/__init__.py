@@ -50,7 +50,7 @@ from ._errors import (
     UnknownMessage,
 )
 from ._observe import Observation, Observer
-from ._stats import DurationEstimate, OpenBreaker, ReplicationStatus, ShardStats, Stats
+from ._stats import DurationEstimate, OpenBreaker, ReplicationStatus, ShardStats, Stats, WorkerLoad
 from ._types import CONTENT_HASH, Event, Message, Receipt
 from .batch import Batch
 from .delivery import Delivery, Lease
@@ -166,6 +166,7 @@ __all__ = [
     "UnknownMessage",
     "Worker",
     "WorkerEvent",
+    "WorkerLoad",
     "WorkerStats",
     "__version__",
     "migrate",

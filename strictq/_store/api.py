@@ -47,7 +47,6 @@ from .lanes.headers import headers as decode_headers
 from .lanes.leases import Claimed, Fields, Held, Lost, Row, Settlement, Took
 from .lanes.send import Item, Options, Sent, require_valid
 from .lanes.settle import Ack
-from .open_breakers import Notice, PrivateNotice
 from .shipping import status as ship_status
 from .shipping.shipping import Ships
 from .shipping.status import ShipProgress, ShipStatus
@@ -56,6 +55,7 @@ from .store import Hook, Store
 from .topology import SHARDS_MAX
 from .transaction import Acks, Changes, Committed, Placed, Statement, WriteTransaction, transact
 from .waiting import Patience
+from .worker_reports import Notice, PrivateNotice, R
 
 if TYPE_CHECKING:
     from .._findings import (
@@ -322,9 +322,13 @@ class Storage:
         """What this process notes its workers' claims in."""
         return self._store.holder()
 
-    def notice(self) -> Notice | PrivateNotice:
-        """Where a worker reports that its breaker is open. Nothing is shown yet."""
-        return self._store.notice()
+    def notice(self, kind: type[R]) -> Notice[R] | PrivateNotice[R]:
+        """Where a worker reports this of itself. Nothing is shown yet."""
+        return self._store.notice(kind)
+
+    def count_waiting(self, seconds: float) -> None:
+        """A consumer waited for messages."""
+        self._store.count_waiting(seconds)
 
     def soonest(self) -> int | None:
         """The queue time at which something becomes ready by itself; None: never. Looks at every lease."""

@@ -13,7 +13,7 @@ from .._clock import MICROSECONDS
 from .._durations import Model
 from .._errors import PartialFailure, StoreError
 from .._keys import decode_key
-from .._stats import ReplicationStatus, ShardStats, Stats
+from .._stats import OpenBreaker, ReplicationStatus, ShardStats, Stats, WorkerLoad
 from .commit.app_database import Rows
 from .commit.calls import bound
 from .disk import wal_file
@@ -41,6 +41,8 @@ def stats(store: Store) -> Stats:
     counts: dict[str, Any] = {name: sum(getattr(s, name) for s in shards) for name in _COUNTS}
     claims = counts["claims"] + counts["empty_receives"]
     drains = [s.drain_seconds for s in shards]
+    workers = tuple(store.notices(WorkerLoad))
+    slots = sum(w.concurrency for w in workers)
     models: dict[str, str] = {}
     with suppress(StoreError):  # a broken queue.db is no reason to hide what the shards say
         models = store.estimates()
@@ -55,7 +57,9 @@ def stats(store: Store) -> Stats:
         shards=shards,
         prepare=Model.from_json(models.get("prepare", "")).snapshot(),
         process=Model.from_json(models.get("process", "")).snapshot(),
-        breakers=tuple(store.notices()),
+        breakers=tuple(store.notices(OpenBreaker)),
+        workers=workers,
+        busy_ratio=sum(w.busy_ratio * w.concurrency for w in workers) / slots if slots else None,
         replication=replication(store),
     )
 

@@ -178,7 +178,9 @@ class AsyncQueue(Calls):
             left = patience.left(soonest)
             waits_since = waits_since or time.monotonic()
             if left > 0:
+                began = time.monotonic()
                 await self._wait(seen, left, idle=request.keys is None)
+                storage.count_waiting(time.monotonic() - began)
 
     async def _receive_now(self, request: Request, *, wait_for_busy: bool) -> tuple[list[Delivery], int | None]:
         client = self.sync._client

@@ -150,6 +150,8 @@ def blocks(q: strictq.Queue, look: Look, *, shards: bool) -> list[Block]:
     now += [("held", alarming(found.held)), ("dead", alarming(found.dead)), ("keys", f"{found.lanes:,}")]
     now += [("oldest", span(found.oldest_age_seconds)), ("oldest not tried", span(found.first_attempt_age_seconds))]
     now += [("drained in", span(found.drain_seconds))]
+    if found.busy_ratio is not None:
+        now.append(("workers", f"{found.busy_ratio:.0%} busy, {many(len(found.workers), 'worker')}"))
     if found.outbox:
         now.append(("outbox", f"{found.outbox:,}"))
     if rates is not None:

@@ -12,6 +12,7 @@ from .. import _hints as hints
 from .._errors import QueueClosed, StrictqError
 from .._store.api import POLL_SECONDS
 from .events import log
+from .load import LoadReport
 from .outage import Outage
 from .prefetch import Buffer, Refill
 from .renewal import Leases
@@ -42,6 +43,7 @@ class Keeper:
         self._buffer = Buffer(state, self._leases, refill)
         self._settling = Outcomes(state)
         self.outage = Outage(state, self._buffer, refill.consumer)
+        self._load = LoadReport(state, refill.consumer)
         self._drain = drain
         self._grace = grace_seconds
         self._stop_at: float | None = None
@@ -140,6 +142,7 @@ class Keeper:
         return worked
 
     def _note(self, now: float) -> None:
+        self._load.tell(now)
         if now >= self._note_at:
             self._note_at = now + NOTE_SECONDS
             self._settling.note(now)
@@ -223,6 +226,7 @@ class Keeper:
     def _end(self) -> None:
         """Whatever ended it: nothing stays leased that can be given back, and what was learned is kept."""
         self.outage.end()
+        self._load.end()
         if not self._storage.closed:
             self._give_back()
             self._settling.finish()

@@ -327,7 +327,7 @@ def test_commands_that_fail_open_a_breaker_that_other_processes_see(path: Path, 
     left = [p.name for p in path.iterdir() if "breaker-" in p.name]
     assert len(left) == (number == signal.SIGKILL)
     with strictq.open(path) as q:
-        notice = q._storage.notice()
+        notice = q._storage.notice(strictq.OpenBreaker)
         for _ in range(2):  # a breaker may open again
             notice.put(shown)
             assert q.stats().breakers == (shown,)
