@@ -159,7 +159,10 @@ class QueueConfig(_Remembered):
     """How long a record is kept, seconds."""
     history_records_max: int = attrs.field(default=1_000_000, validator=_whole(1, 2**53))
     """Records that each shard keeps at most; the oldest go first."""
-
+    prepare_seconds: float | None = attrs.field(default=None, validator=_seconds(0.0, optional=True))
+    """What to expect of the prepare stage of a message that says nothing itself, seconds; None: workers learn it."""
+    process_seconds: float | None = attrs.field(default=None, validator=_seconds(0.0, optional=True))
+    """The same of its process stage."""
     hot_lanes: bool = attrs.field(default=True, validator=_flag)
     """Keep messages that are sent, received and acked soon in logs and in memory, which takes less processor time; False: all in
     the tables. No effect in memory and while `history` is on."""

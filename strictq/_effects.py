@@ -218,6 +218,11 @@ class Effects:
             send.receipt._fail(UNKNOWN if unsure else FAILED)
 
 
+def inherited(headers: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """Those of a message's headers that have these names."""
+    return {name: headers[name] for name in names if name in headers}
+
+
 class Recording:
     """The verbs of what records effects: a transaction, and the jobs that handlers get."""
 
@@ -262,7 +267,7 @@ class Recording:
             key=key, dedup_id=dedup_id, delay=delay, at=at, ttl=ttl, headers=headers, size_hint=size_hint,
             prepare_seconds=prepare_seconds, process_seconds=process_seconds,
         )  # fmt: skip
-        return self._effects_for("send").send(to_send(body, message))
+        return self._effects_for("send").send(self._with_inherited(to_send(body, message)))
 
     def send_json(self, value: Any, key: Key | None = None, **options: Unpack[SendOptions]) -> PendingReceipt:
         """Send a value as compact UTF-8 JSON when the transaction commits. See `send`; `json()` of the message gives it back.
@@ -271,7 +276,17 @@ class Recording:
             InvalidArgument: the value can't be written as JSON, NaN and infinity included; or as `send`. Nothing happened.
             LeaseLost: the job was cancelled; nothing happened.
         """
-        return self._effects_for("send_json").send(Message.json(value, key=key, **options))
+        return self._effects_for("send_json").send(self._with_inherited(Message.json(value, key=key, **options)))
+
+    def _inherited(self) -> dict[str, str]:
+        """Headers that every message sent here has, unless it is given them."""
+        return {}
+
+    def _with_inherited(self, message: Message) -> Message:
+        more = self._inherited()
+        if not more or not isinstance(message.headers, Mapping | None):
+            return message  # what is wrong with the headers is said where the message is checked
+        return attrs.evolve(message, headers={**more, **(message.headers or {})})
 
     def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> None:
         """Run a statement on the program's app_* tables when the transaction commits (or at the next `run`), in order.

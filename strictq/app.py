@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import attrs
@@ -89,12 +89,18 @@ class App:
     `job.run` is for the async ones: a plain one uses `job.execute`.
     """
 
-    def __init__(self, queue: Queue | AsyncQueue) -> None:
-        """Args: queue: where messages are sent, and handled."""
+    def __init__(self, queue: Queue | AsyncQueue, *, propagate: Iterable[str] = ()) -> None:
+        """Nothing is sent or handled yet.
+
+        Args:
+            queue: where messages are sent, and handled.
+            propagate: names of headers that what a handler sends with `job.send` inherits from its message; see Worker.
+        """
         inner = queue if isinstance(queue, Queue) else getattr(queue, "sync", None)
         if not isinstance(inner, Queue):
             raise InvalidArgument(f"an App takes a Queue, not {type(queue).__name__}")
         self.queue = inner
+        self._propagate = validate.header_names(propagate)
         self._handlers: dict[str, Registered] = {}
         self._schedules: dict[str, Schedule] = {}
         self._ticks = Ticks(inner, self._scheduled)
@@ -269,6 +275,7 @@ class App:
         if not self._handlers:
             raise InvalidArgument("the app has no handlers")
         default = options.pop("timeout_seconds", None)
+        options.setdefault("propagate", self._propagate)
         worker = Worker(self.queue, self.process, timeout_seconds=lambda job: self._timeout(job, default), **options)
         if self._schedules:
             worker._beside = Ticker(self._ticks, list(self._schedules.values()), worker.stop)

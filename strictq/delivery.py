@@ -135,13 +135,20 @@ class Delivery(MessageState):
 
     @property
     def prepare_seconds(self) -> float | None:
-        """As sent."""
-        return Fields.prepare_seconds(self._row)
+        """As sent; else what the queue's configuration says of every message; None: it says nothing."""
+        sent = Fields.prepare_seconds(self._row)
+        return self.lease._client.storage.config.prepare_seconds if sent is None else sent
 
     @property
     def process_seconds(self) -> float | None:
-        """As sent."""
-        return Fields.process_seconds(self._row)
+        """As sent; else what the queue's configuration says of every message; None: it says nothing."""
+        sent = Fields.process_seconds(self._row)
+        return self.lease._client.storage.config.process_seconds if sent is None else sent
+
+    @property
+    def _sent_seconds(self) -> tuple[float | None, float | None]:
+        """What the message itself says of prepare and process."""
+        return Fields.prepare_seconds(self._row), Fields.process_seconds(self._row)
 
     @property
     def shard(self) -> int:
@@ -328,12 +335,12 @@ class MessageView:
 
     @property
     def prepare_seconds(self) -> float | None:
-        """As sent."""
+        """As sent; else what the queue's configuration says of every message; None: it says nothing."""
         return self._delivery.prepare_seconds
 
     @property
     def process_seconds(self) -> float | None:
-        """As sent."""
+        """As sent; else what the queue's configuration says of every message; None: it says nothing."""
         return self._delivery.process_seconds
 
     @property

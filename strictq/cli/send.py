@@ -60,6 +60,9 @@ class OnError(StrEnum):
     help="The field with an id of the line. A repeated run sends no id of a key twice, but only within the queue's "
     "dedup_window_seconds: 300, or as strictq config sets it.",
 )
+@click.option("--size-field", metavar="FIELD", help="The field with a number that the work takes as long as: the size_hint.")
+@click.option("--prepare-seconds", type=Seconds(min=0.0), help="What a worker is to expect of preparing each, seconds.")
+@click.option("--process-seconds", type=Seconds(min=0.0), help="What a worker is to expect of processing each, seconds.")
 @click.option("--delay", type=Seconds(min=0.0), default=0.0, help="Hand nothing out before.")
 @click.option("--ttl", type=Seconds(min=0.001), help="What nobody took by then expires.")
 @click.option("--header", "-H", multiple=True, metavar="NAME=VALUE", help="A header of each.")
@@ -84,6 +87,9 @@ def send(
     raw: bool,
     on_error: OnError,
     dedup_field: str | None,
+    size_field: str | None,
+    prepare_seconds: float | None,
+    process_seconds: float | None,
     delay: float,
     ttl: float | None,
     header: tuple[str, ...],
@@ -102,7 +108,7 @@ def send(
 
     Exit code 0: every line was sent. 1: some were not, and stderr says which. 2: wrong usage.
     """
-    if raw and (key_field is not None or dedup_field is not None):
+    if raw and (key_field is not None or dedup_field is not None or size_field is not None):
         raise Failure("--raw lines have no fields: give --key KEY", USAGE)
     if key_field is not None and key is not None:
         raise Failure("--key-field and --key: one of them", USAGE)
@@ -110,19 +116,21 @@ def send(
         raise Failure("--shards and --durability are for --create", USAGE)
     constant = None if key is None else key_of(key, KeyType.str if key_type is FieldType.auto else KeyType(key_type))
     options = _options(delay, ttl, header)
+    estimates = {"prepare_seconds": prepare_seconds, "process_seconds": process_seconds}
+    options |= {name: seconds for name, seconds in estimates.items() if seconds is not None}
     with Stopping() as stopping, _opened(queue, create, shards, durability) as q:
         if key_field is None and constant is None and q.config.keyless == "refuse":
             raise Failure("say which key: --key-field FIELD, or --key KEY for all lines", USAGE)
         q._client.sending.item(Message(b"", key="any", **options))  # what is wrong with the options is no line's fault
         reader = LineReader(
-            raw=raw, key=constant, key_field=key_field, key_type=key_type, dedup_field=dedup_field,
+            raw=raw, key=constant, key_field=key_field, key_type=key_type, dedup_field=dedup_field, size_field=size_field,
             longest=q.config.max_body_bytes, options=options,
         )  # fmt: skip
         path = None if file is None or str(file) == "-" else file
         lines = Lines(path, q.config.max_body_bytes, stopping.at_once)
         if lines.is_terminal and not quiet:
             tell("reading lines from the terminal; Ctrl-D ends them")
-        raw_would_do = not raw and key_field is None and dedup_field is None
+        raw_would_do = not raw and key_field is None and dedup_field is None and size_field is None
         sender = Sender(q, wait, stopping, repeatable=dedup_field is not None)
         window = None if dedup_field is None else q.config.dedup_window_seconds
         run = Run(lines, reader, sender, stopping, skip=on_error is OnError.skip, raw_would_do=raw_would_do, window=window)

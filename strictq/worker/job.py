@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -12,7 +12,7 @@ import attrs
 from .. import _hints as hints
 from .. import _validate as validate
 from .._client import Client
-from .._effects import Effects, Recording
+from .._effects import Effects, Recording, inherited
 from .._errors import ForwardPending, InvalidArgument, LeaseLost
 from .._types import UNSET
 from ..delivery import Delivery, Lease, MessageView
@@ -147,6 +147,10 @@ class Job(Recording, MessageView):
             raise InvalidArgument(f"{verb} is for process: prepare may run ahead of its turn, and must change nothing")
         return self._recorded
 
+    def _inherited(self) -> dict[str, str]:
+        names = self._lane.propagate
+        return inherited(self.headers, names) if names else {}
+
     @property
     def _recorded(self) -> Effects:
         if self._effects is None:
@@ -263,10 +267,11 @@ class AsyncJob(Job):
 class HeldLane:
     """A lease and its jobs that are not over."""
 
-    __slots__ = ("alive", "free_at", "grown", "jobs", "lease", "length", "selected", "until")
+    __slots__ = ("alive", "free_at", "grown", "jobs", "lease", "length", "propagate", "selected", "until")
 
-    def __init__(self, lease: Lease, until: float, length: float) -> None:
+    def __init__(self, lease: Lease, until: float, length: float, propagate: Sequence[str] = ()) -> None:
         self.lease = lease
+        self.propagate = propagate
         self.jobs: deque[Job] = deque()
         self.until = until
         self.length = length

@@ -71,6 +71,8 @@ class Sent:
     deadline: float | None
     may_change: bool
     errors: tuple[AttemptError, ...]
+    inherited: dict[str, str]
+    estimates: tuple[float | None, float | None, float | None]
 
 
 @attrs.define
@@ -201,7 +203,8 @@ def _sent(job: Job) -> Sent:
     runs = job._stage == RUNNING
     return Sent(
         job.body, job.key, job.seq, job.attempt, job.headers, job.enqueued_at, job.token, job.key_state, job.prepared,
-        job.deadline, runs, job.errors if job.attempt > 1 else (),
+        job.deadline, runs, job.errors if job.attempt > 1 else (), job._inherited(),
+        (job.size_hint, job.prepare_seconds, job.process_seconds),
     )  # fmt: skip
 
 
@@ -241,6 +244,8 @@ class RemoteJob(Recording):
         self.deadline = sent.deadline
         self.cancelled = False
         self.errors = sent.errors
+        self.size_hint, self.prepare_seconds, self.process_seconds = sent.estimates
+        self._sent_inherited = sent.inherited
         self._may_change = sent.may_change
         self._state_before = sent.key_state
         self._effects = Effects()
@@ -253,6 +258,9 @@ class RemoteJob(Recording):
     def last_error(self) -> AttemptError | None:
         """See Job.last_error."""
         return next(reversed(self.errors), None)
+
+    def _inherited(self) -> dict[str, str]:
+        return self._sent_inherited
 
     def _effects_for(self, verb: str) -> Effects:
         if not self._may_change:

@@ -121,6 +121,7 @@ class Worker:
         lease_seconds: float | None = None,
         keys: Iterable[Key] | None = None,
         consumer: str | None = None,
+        propagate: Iterable[str] = (),
         breaker: Breaker | None = DEFAULT_BREAKER,
         on_event: Callable[[WorkerEvent], None] | None = None,
     ) -> None:
@@ -140,7 +141,8 @@ class Worker:
                 busy. They must be importable by name, and so must be what prepare returns.
             timeout_seconds, prepare_timeout_seconds: a handler that takes longer is given up, and its message retried. None:
                 never; the lease is extended as long as the handler runs. timeout_seconds may be a quick function of the job.
-            process_seconds, prepare_seconds: what to expect of every message that says nothing itself; None: learned.
+            process_seconds, prepare_seconds: what to expect of every message that says nothing itself; None: what the queue's
+                configuration says when the worker begins, or else what is learned.
             learn: learn durations, and keep them with the queue.
             prepared_max: results, and prepares at work, that wait for their turn; None: twice the concurrency.
             prepared_bytes_max: bytes of results beyond which nothing more is prepared ahead. One result may be larger;
@@ -150,12 +152,15 @@ class Worker:
             lease_seconds: None: the queue's.
             keys: only these.
             consumer: who holds the leases, shown by explain; None: host and process id.
+            propagate: names of headers that what `job.send` sends inherits from the job's message, unless it is given them: an
+                id by which a request is followed, say.
             breaker: when to stop starting handlers because most of them fail, as when a dependency is down. None: never. A run
                 with `drain` has the default one only if it is given: there, what failed is left to its retry.
             on_event: called with a WorkerEvent at every change of a job's state.
         Raises:
             InvalidArgument: an argument that can never work; nothing happened.
         """
+        propagate = validate.header_names(propagate)
         self._several: Several | None = None
         self._beside: AbstractContextManager[object] | None = None
         """What runs as long as the worker does."""
@@ -170,7 +175,7 @@ class Worker:
                     timeout_seconds=timeout_seconds, prepare_timeout_seconds=prepare_timeout_seconds,
                     process_seconds=process_seconds, prepare_seconds=prepare_seconds, learn=learn, prepared_max=prepared_max,
                     prepared_bytes_max=prepared_bytes_max, batch=batch, low_water=low_water, lease_seconds=lease_seconds,
-                    keys=keys, consumer=consumer, breaker=breaker, on_event=on_event,
+                    keys=keys, consumer=consumer, propagate=propagate, breaker=breaker, on_event=on_event,
                 )
                 for each in queues
             ])  # fmt: skip
@@ -233,7 +238,7 @@ class Worker:
         self._breaker_given = breaker is not DEFAULT_BREAKER
         self._any_async = any(is_async(h) for h in (self._process, self._prepare) if h is not None)
         self._board = (BatchBoard if batches else Board)(
-            limits, self._estimates, AsyncJob if is_async(self._process) else Job, circuit
+            limits, self._estimates, AsyncJob if is_async(self._process) else Job, circuit, propagate
         )
         self._driver: Driver | None = None
         wanted = None if keys is None else validate.keys(keys) and list(keys)
@@ -344,6 +349,7 @@ class Worker:
 
     def _begin(self, drain: bool, grace_seconds: float | None) -> Keeper:
         self._estimates.load(self._queue._operations.estimates())
+        self._estimates.take_defaults(self._queue.config)
         if drain and not self._breaker_given:
             self._board.circuit = None  # or a handler that always fails would keep the run from ending
         if drain and isinstance(self._board, BatchBoard):

@@ -215,3 +215,21 @@ def test_a_rejection_is_kept(queue: Queue) -> None:
     app.send("t", key="k")
     drain(queue, app.process, failures="retry")
     assert [d.reason for d in queue.dead_letters()] == ["never"]
+
+
+def test_what_a_handler_sends_inherits_headers(queue: Queue) -> None:
+    app, seen = App(queue, propagate=["request-id"]), []
+
+    @app.handler("order")
+    def order(job: Job) -> None:
+        job.send(app.message("mail", key="mails"))
+
+    @app.handler("mail")
+    def mail(job: Job) -> None:
+        seen.append(job.headers)
+
+    app.send("order", key="ann", options={"headers": {"request-id": "r-1", "other": "x"}})
+    app.worker().run(drain=True)
+    assert seen == [{"request-id": "r-1", "strictq-type": "mail"}]
+    with pytest.raises(InvalidArgument, match="propagate"):
+        App(queue, propagate="request-id")

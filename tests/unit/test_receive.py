@@ -418,3 +418,14 @@ def test_a_second_of_waiting_counts_as_an_empty_receive(make: Opener, monkeypatc
     assert 4 <= looks <= 6, "two at each shard, and perhaps one at the shard without the key"
     assert [60 // 2 <= shard.empty_receives <= 60 // 2 + 3 for shard in stats.shards] == [True, True]
     assert stats.empty_receive_ratio == pytest.approx((60 + looks) / (61 + looks))
+
+
+def test_estimates_are_the_messages_or_else_the_queues(make: Opener) -> None:
+    q = make(process_seconds=2.0)
+    q.send(b"", "told", prepare_seconds=0.5, process_seconds=0.0)
+    q.send(b"", "untold")
+    found = {d.key: (d.prepare_seconds, d.process_seconds) for d in q.receive()}
+    assert found == {"told": (0.5, 0.0), "untold": (None, 2.0)}
+    q.configure(prepare_seconds=0.25, process_seconds=None)
+    q.send(b"", "later")
+    assert [(d.prepare_seconds, d.process_seconds) for d in q.receive()] == [(0.25, None)]

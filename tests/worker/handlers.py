@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from strictq import Defer, Reject, Retry
+from strictq import Defer, Message, Reject, Retry
 
 
 def nothing(job: Any) -> None:
@@ -122,3 +122,11 @@ def waits_for_a_file(job: Any) -> None:
     while not begun.with_suffix(".go").exists():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def sends_with_headers(job: Any) -> None:
+    """With headers of their own and without."""
+    job.send(b"plain", key="out")
+    job.send_json("json", key="out")
+    job.send(Message(b"own", key="out", headers={"request-id": "mine", "own": "1"}))
+    job.send(f"{job.size_hint} {job.prepare_seconds} {job.process_seconds}".encode(), key="out")
