@@ -141,7 +141,7 @@ class MessageStatus(Report):
         errors: of its last five attempts that failed, oldest first.
     """
 
-    key: Key
+    key: Key | None
     seq: int
     state: State
     attempts: int = 0

@@ -117,6 +117,7 @@ HANDLER_SHAPE: Final = Coded(
 )
 LET_KEYLESS: Final = Coded("let_keyless", "or let it have none: q.configure(keyless='random')")
 SETTLED_ALREADY: Final = Coded("settled_already", "nothing is left to do for it: ack, nack or reject a delivery once")
+KEY_AND_SEQ: Final = Coded("key_and_seq", "give key and seq, or the receipt that send returned")
 RAISE_INSTEAD: Final = Coded("raise_instead", "raise Retry, Defer, Reject or any exception")
 USE_JOB_EXECUTE: Final = Coded("use_job_execute", "use job.execute(), which runs with the ack")
 BATCH_OR_SINGLE: Final = Coded("batch_or_single", "give process, which gets one job, or process_batch, which gets a list of them")

@@ -240,6 +240,10 @@ INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + 
 -- inspect.stats: those totals; a row for each that is there. Index: primary key.
 SELECT name, value FROM meta WHERE name IN ('dead_letters', 'rejected', 'redriven');
 
+-- name: last_id
+-- inspect.status_of_keyless: the newest arrival number. In a look, the counter row is with what hot lanes add to it.
+SELECT last_id FROM counter;
+
 -- name: has_meta
 -- catalog.verify_shard and checkpoint: whether the file was laid out at all. Scans the schema.
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'meta';

@@ -504,10 +504,17 @@ class Storage:
         """The n deepest keys, or those whose oldest message is oldest. Looks at every key that has messages."""
         return survey.top_keys(self._store, n, by)
 
-    def peek(self, key: bytes, limit: int) -> list[PeekedMessage]:
-        """The first unresolved messages of a key, in order."""
-        store, shard = self._store, self._store.shard_of(key)
-        return shard.read(lambda db: inspect.peek(db, key, limit, store.time, shard.number))
+    def peek(self, key: bytes | None, limit: int, seq: int = 0) -> list[PeekedMessage]:
+        """The first unresolved messages of a key from a seq on, in order; None: the oldest ones."""
+        return survey.peek(self._store, key, limit, seq)
+
+    def peek_keyless(self, shard: int, arrival: int) -> list[PeekedMessage]:
+        """The unresolved keyless message with this arrival number, if there is one."""
+        return self._store.shards[shard].read(bound(inspect.peek_keyless, arrival, self._store.time, shard))
+
+    def status_of_keyless(self, shard: int, arrival: int) -> MessageStatus | None:
+        """Where the keyless message with this arrival number is. None: it is resolved, or has a key. As `status`."""
+        return self._store.shards[shard].read(bound(inspect.status_of_keyless, arrival, self._store.time, shard))
 
     def status(self, key: bytes, seq: int) -> MessageStatus:
         """Where one message is.

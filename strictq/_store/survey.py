@@ -25,7 +25,7 @@ from .shipping.values import FRAME_BYTES
 from .store import Store
 
 if TYPE_CHECKING:
-    from .._findings import DeadLetter, HistoryRecord, KeyDepth
+    from .._findings import DeadLetter, HistoryRecord, KeyDepth, PeekedMessage
 
 _COUNTS: Final = (
     "ready", "in_flight", "delayed", "held", "dead", "lanes", "sends", "receives", "claims", "empty_receives", "acks", "retries",
@@ -118,6 +118,17 @@ def top_keys(store: Store, n: int, by: Literal["depth", "age"]) -> list[KeyDepth
         found += shard.look(lambda db: inspect.top_keys(db, n, by, store.time))
     rank = "depth" if by == "depth" else "oldest_age_seconds"
     return sorted(found, key=lambda k: getattr(k, rank), reverse=True)[:n]
+
+
+def peek(store: Store, key: bytes | None, limit: int, seq: int) -> list[PeekedMessage]:
+    """The first messages of a key; or the oldest ones, whatever their keys."""
+    if key is not None:
+        shard = store.shard_of(key)
+        return shard.read(lambda db: inspect.peek(db, key, limit, store.time, shard.number, seq))
+    found: list[PeekedMessage] = []
+    for shard in store.healthy():
+        found += shard.look(bound(inspect.peek_oldest, limit, store.time, shard.number))
+    return sorted(found, key=lambda message: message.enqueued_at)[:limit]
 
 
 def dead_letters(store: Store, key: bytes | None, limit: int) -> list[DeadLetter]:

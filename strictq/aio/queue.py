@@ -301,11 +301,11 @@ class AsyncQueue(Calls):
         """See Queue.top_keys."""
         return await self._run(self.sync.top_keys, n, by)
 
-    async def peek(self, key: Key, limit: int = 10) -> list[PeekedMessage]:
+    async def peek(self, key: Key | Receipt | None = None, limit: int = 10) -> list[PeekedMessage]:
         """See Queue.peek."""
         return await self._run(self.sync.peek, key, limit)
 
-    async def status(self, key: Key, seq: int) -> MessageStatus:
+    async def status(self, key: Key | Receipt, seq: int | None = None) -> MessageStatus:
         """See Queue.status."""
         return await self._run(self.sync.status, key, seq)
 

@@ -16,6 +16,7 @@ from strictq.cli._advice import in_words
 from strictq.cli._arguments import (
     KeyType,
     hint_of_type,
+    id_options,
     json_option,
     key_argument,
     key_of,
@@ -24,6 +25,7 @@ from strictq.cli._arguments import (
     looking,
     optional_key_argument,
     queue_argument,
+    receipt_of,
 )
 from strictq.cli._command import OK, USAGE, WRONG, Failure, command, explained, many, printable, printable_lines, tell
 from strictq.cli._render import Fact, Heading, listing, show
@@ -39,10 +41,14 @@ EXAMPLES: Final = {
         strictq explain orders.strictq --key-type int -- -5
     """,
     "peek": """
+        strictq peek orders.strictq
         strictq peek orders.strictq order-7 --limit 3
         strictq peek orders.strictq order-7 --json | jq -r .body
     """,
-    "status": "strictq status orders.strictq order-7 12",
+    "status": """
+        strictq status orders.strictq order-7 12
+        strictq status jobs.strictq --id 71 --shard 0
+    """,
     "dead": """
         strictq dead orders.strictq
         strictq dead orders.strictq order-7 --errors
@@ -115,16 +121,26 @@ def explain(queue: Path, key: str, key_type: KeyType, as_json: bool) -> int:
 
 @command(EXAMPLES["peek"])
 @queue_argument
-@key_argument
+@optional_key_argument
+@id_options
 @key_type_option
 @limit_option(10)
 @json_option
-def peek(queue: Path, key: str, key_type: KeyType, limit: int, as_json: bool) -> int:
-    """The first unresolved messages of a key, in order, without touching them."""
+def peek(
+    queue: Path, key: str | None, arrival: int | None, shard: int | None, key_type: KeyType, limit: int, as_json: bool
+) -> int:
+    """The first unresolved messages of a key, in order, without touching them; without KEY, the oldest of all keys.
+
+    Without KEY it looks at up to 10,000 keys a shard of those that are ready, and as many leased, delayed and held ones.
+    """
+    _require_one(key, arrival, shard)
     with looking(queue) as q:
-        chosen = key_of(key, key_type)
-        hint_of_type(q, chosen)
-        found = q.peek(chosen, limit)
+        if arrival is not None:
+            found = q.peek(receipt_of(q, arrival, shard))
+        else:
+            chosen = None if key is None else key_of(key, key_type)
+            hint_of_type(q, chosen)
+            found = q.peek(chosen, limit)
     if as_json:
         for m in found:
             emit(m.to_dict())
@@ -133,28 +149,55 @@ def peek(queue: Path, key: str, key_type: KeyType, limit: int, as_json: bool) ->
         show("no message is waiting")
         return OK
     rows = [
-        (f"{m.seq}", m.state, f"{m.attempts}", moment(m.enqueued_at), moment(m.due_at) if m.due_at else "", shown_body(m.body))
+        (
+            short(shown_key(m.key)), f"{m.seq}", m.state, f"{m.attempts}", moment(m.enqueued_at),
+            moment(m.due_at) if m.due_at else "", shown_body(m.body),
+        )
         for m in found
-    ]
-    listing(("seq", "state", "attempts", "sent", "due", "body"), rows, right=("seq", "attempts"))
+    ]  # fmt: skip
+    columns = ("key", "seq", "state", "attempts", "sent", "due", "body")
+    same = 0 if key is None else 1
+    listing(columns[same:], [row[same:] for row in rows], right=("seq", "attempts"))
     return OK
+
+
+def _require_one(key: str | None, arrival: int | None, shard: int | None) -> None:
+    if key is not None and arrival is not None:
+        raise Failure("KEY and --id: one of them", USAGE)
+    if shard is not None and arrival is None:
+        raise Failure("--shard is for --id", USAGE)
 
 
 @command(EXAMPLES["status"])
 @queue_argument
-@key_argument
-@click.argument("seq", type=click.IntRange(min=1), help="Position in the key's sequence.")
+@optional_key_argument
+@click.argument("seq", type=click.IntRange(min=1), required=False, metavar="[SEQ]", help="Position in the key's sequence.")
+@id_options
 @key_type_option
 @json_option
-def status(queue: Path, key: str, seq: int, key_type: KeyType, as_json: bool) -> int:
-    """Where one message is: its state, who holds it, its last error and output.
+def status(
+    queue: Path, key: str | None, seq: int | None, arrival: int | None, shard: int | None, key_type: KeyType, as_json: bool
+) -> int:
+    """Where one message is: its state, who holds it, its last error and output. Give KEY and SEQ, or --id of a keyless message.
 
-    Exit code 0: it is there, or was and is resolved. 1: that seq was never issued for that key. 2: there is no such queue.
+    Exit code 0: it is there, or was and is resolved. 1: it was never sent, or --id is of none that is left.
+    2: there is no such queue.
     """
+    _require_one(key, arrival, shard)
+    if arrival is None and (key is None or seq is None):
+        raise Failure("say which message: KEY SEQ, or --id of a keyless one", USAGE)
     with looking(queue) as q:
-        chosen = key_of(key, key_type)
-        hint_of_type(q, chosen)
-        found = q.status(chosen, seq)
+        if arrival is not None:
+            keyless = q._operations.status_of_keyless(receipt_of(q, arrival, shard))
+            if keyless is None:
+                hint = "a message with a key is found by KEY and SEQ; strictq history may have the record of a resolved one"
+                raise Failure(f"no keyless message has id {arrival}: it is resolved, or has a key", WRONG, hint)
+            found = keyless
+        else:
+            assert key is not None
+            chosen = key_of(key, key_type)
+            hint_of_type(q, chosen)
+            found = q.status(chosen, seq)
     if as_json:
         emit(found.to_dict())
         return OK

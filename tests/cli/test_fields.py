@@ -236,6 +236,7 @@ def peek(w: World) -> None:
         q.send(b"\xff", key="a", delay=60.0, ttl=90.0)
     for _, given in KEYS:
         w.run("peek", w.path, *given)
+    w.run("peek", w.path)
 
 
 def status(w: World) -> None:
@@ -251,6 +252,9 @@ def status(w: World) -> None:
         with suppress(ValueError), d:
             raise ValueError("no paper")
         w.run("status", w.path, "a", 1)
+        q.configure(keyless="random")
+        receipt = q.send(b"")
+        w.run("status", w.path, "--id", receipt.id, "--shard", receipt.shard)
 
 
 def dead(w: World) -> None:

@@ -125,6 +125,51 @@ def test_peek_and_status(q: strictq.Queue, path: Path) -> None:
     assert (result.exit_code, result.stderr) == (1, "strictq: key 'k' has no message with seq 9\n")
 
 
+def test_keyless_messages_are_found_by_id(q: strictq.Queue, path: Path) -> None:
+    q.configure(keyless="round_robin")
+    receipt = q.send(b"text")
+    keyed = q.send(b"", 42)
+    args = ("--id", receipt.id, "--shard", receipt.shard)
+    found = values("status", path, *args)
+    assert (found["key"], found["key_type"], found["seq"], found["state"]) == (None, None, 1, "ready")
+    assert [m["body"] for m in lines("peek", path, *args)] == ["text"]
+    assert "state ready" in text("status", path, *args)
+    assert values("status", path, 42, 1, "--key-type", "int")["state"] == "ready"
+    for of in (keyed, receipt):
+        if of is receipt:
+            q.ack_many(q.receive())
+        result = in_process("status", path, "--id", of.id, "--shard", of.shard)
+        assert result.exit_code == 1
+        assert f"no keyless message has id {of.id}: it is resolved, or has a key" in result.stderr
+        assert lines("peek", path, "--id", of.id, "--shard", of.shard) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("status", "--id", 99, "--shard", 0), 1, "shard 0 has issued no id 99"),
+        (("status", "--id", 1), 2, "an id is of one shard: say which with --shard"),
+        (("peek", "--id", 1, "--shard", 2), 2, "there is no shard 2; the last one is 1"),
+        (("status", "k", "--id", 1), 2, "KEY and --id: one of them"),
+        (("status", "k"), 2, "say which message"),
+        (("status",), 2, "say which message"),
+        (("peek", "--shard", 1), 2, "--shard is for --id"),
+        (("status", "--id", 0), 2, "--id"),
+    ],
+)
+def test_what_is_wrong_with_an_id(q: strictq.Queue, path: Path, args: tuple[Any, ...], code: int, said: str) -> None:
+    result = in_process(args[0], path, *args[1:])
+    assert (result.exit_code, said in result.stderr) == (code, True), result.stderr
+
+
+def test_peek_without_a_key_shows_the_oldest(q: strictq.Queue, path: Path) -> None:
+    assert text("peek", path) == "no message is waiting"
+    for n in range(6):
+        q.send(b"body %d" % n, key=n % 4)
+    assert [(m["key"], m["body"]) for m in lines("peek", path, "--limit", 5)] == [(n % 4, f"body {n}") for n in range(5)]
+    assert text("peek", path).startswith("key seq state attempts sent due body 0 1 ready 0")
+
+
 def test_dead_and_redrive(q: strictq.Queue, path: Path) -> None:
     assert text("dead", path) == "there are no dead letters"
     for key in ("a", "b"):
