@@ -446,7 +446,7 @@ def test_a_consumer_killed_by_somebody_else_is_replaced(tmp_path: Path) -> None:
     assert process.returncode == 0, out + err
     result = json.loads(out)
     assert (result["ok"], result["processed"]) == (True, 4_000)
-    assert sorted(c["fate"] for c in result["consumers"]) == ["finished"] * 3 + ["killed by somebody else"]
+    assert sorted(c["fate"] for c in result["consumers"]) == ["finished"] * 3 + ["killed by another process"]
 
 
 def children(pid: int, count: int) -> list[int]:
@@ -482,7 +482,7 @@ def test_the_runner_says_when_nothing_moves(tmp_path: Path, monkeypatch: pytest.
 
     with (
         strictq.open(tmp_path / "q", durability="process") as q,
-        pytest.raises(runner.DemoFailed, match=r"nothing moved for 0\.5 s with \d+ messages left"),
+        pytest.raises(runner.DemoFailed, match=r"no progress for 0\.5 s with \d+ messages left"),
     ):
         q.app_schema(consumer.SCHEMA)
         runner.run(ledgers(50, 1), q, Nobody(), consumers=1, lease_seconds=30.0)

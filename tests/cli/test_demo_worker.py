@@ -188,7 +188,7 @@ def test_the_run_says_when_nothing_moves(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(runner, "STALL_SECONDS", 0.2)
     with (
         strictq.open(tmp_path / "q", durability="process") as q,
-        pytest.raises(runner.DemoFailed, match="nothing moved"),
+        pytest.raises(runner.DemoFailed, match="no progress"),
     ):
         q.app_schema(consumer.SCHEMA)
         working.run(ledgers(4, 1), q, Nobody(), process=2.0)
