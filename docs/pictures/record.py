@@ -13,7 +13,9 @@ CHARACTER_PIXELS: Final = 7.85
 MARGIN: Final = 14
 TITLE_PIXELS: Final = 30
 WRAP: Final = f"(.{{1,{COLUMNS}}})(?: |$)"
-LEFT_OUT: Final = re.compile(r"(^sent [\d,]+, processed .*\n)+|^Longest keys\n(.+\n)+", re.MULTILINE)
+LEFT_OUT: Final = re.compile(
+    r"(^sent [\d,]+, processed .*\n)+|^Longest keys\n(.+\n)+", re.MULTILINE
+)
 """Progress lines and the last table. The picture has an ellipsis instead."""
 
 
@@ -31,7 +33,10 @@ def demo(*options: str) -> list[str]:
 
 def terminal(command: str, lines: list[str]) -> str:
     """Return an SVG picture of a terminal window."""
-    shown = [f"$ {command}", *(part for line in lines for part in (re.findall(WRAP, line) or [""]))]
+    shown = [
+        f"$ {command}",
+        *(part for line in lines for part in (re.findall(WRAP, line) or [""])),
+    ]
     width = MARGIN * 2 + COLUMNS * CHARACTER_PIXELS
     height = TITLE_PIXELS + MARGIN + len(shown) * LINE_PIXELS
     parts = [
@@ -39,10 +44,19 @@ def terminal(command: str, lines: list[str]) -> str:
         'font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace">',
         f"<title>{escape(command)}</title>",
         f'<rect width="{width:.0f}" height="{height}" rx="8" fill="#1d2430"/>',
-        *(f'<circle cx="{18 + 18 * i}" cy="16" r="5" fill="#4a5568"/>' for i in range(3)),
+        *(
+            f'<circle cx="{18 + 18 * i}" cy="16" r="5" fill="#4a5568"/>'
+            for i in range(3)
+        ),
     ]
     for i, line in enumerate(shown):
-        colour = "#7ee787" if line.startswith(("$", "OK")) else "#ffa657" if line.startswith("killed") else "#d7dde6"
+        colour = (
+            "#7ee787"
+            if line.startswith(("$", "OK"))
+            else "#ffa657"
+            if line.startswith("killed")
+            else "#d7dde6"
+        )
         y = TITLE_PIXELS + MARGIN + i * LINE_PIXELS
         pixels = f"{len(line) * CHARACTER_PIXELS:.0f}"
         if line:
@@ -53,5 +67,7 @@ def terminal(command: str, lines: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    Path("demo.svg").write_text(terminal("strictq demo", demo()), encoding="utf-8")
+    Path("demo.svg").write_text(
+        terminal("strictq demo", demo()), encoding="utf-8"
+    )
     demo("--worker", "--events", "40", "--plot", "overlap.svg")
