@@ -5,7 +5,9 @@ from typing import Any
 
 import griffe
 
-SECTION = re.compile(r"^(?=(?:Args|Returns|Raises|Attributes|Yields|Source):)", re.MULTILINE)
+SECTION = re.compile(
+    r"^(?=(?:Args|Returns|Raises|Attributes|Yields|Source):)", re.MULTILINE
+)
 SOURCE = re.compile(r"^Source: docs/(\S+\.md)\s*$", re.MULTILINE)
 
 

@@ -2,35 +2,35 @@
 
 ```
 StrictqError                     .transient  .hint
-├── InvalidArgument (ValueError)     an argument that can never work; nothing changed
-│   └── MessageTooLarge              the body is over QueueConfig.max_body_bytes
-├── ConfigError (ValueError)         configuration contradicts itself, or what is stored
-├── QueueNotFound                    no queue at that path
-├── QueueClosed                      this object was closed
-├── ReadOnlyQueue                    opened with read_only=True
-├── LeaseLost                        the token is dead, or the message is resolved; nothing changed
-├── QueueFull                        QueueConfig.max_depth is reached; nothing changed
-├── UnknownMessage                   that (key, seq) was never sent
+├── InvalidArgument (ValueError)     an argument is invalid; nothing was changed
+│   └── MessageTooLarge              the body exceeds QueueConfig.max_body_bytes; nothing was changed
+├── ConfigError (ValueError)         the configuration is inconsistent, or differs from the stored one; nothing was changed
+├── QueueNotFound                    there is no queue at that path
+├── QueueClosed                      the queue object was closed; nothing was changed
+├── ReadOnlyQueue                    the queue was opened with read_only=True; nothing was changed
+├── LeaseLost                        the token is dead, or the message is resolved; nothing was changed
+├── QueueFull                        QueueConfig.max_depth is reached; nothing was changed
+├── UnknownMessage                   no message with that key and seq was ever sent
 ├── InvalidBody (ValueError)         json() of a message whose body is not JSON
-├── ConsumerBusy                     another holder has the named consumer; nothing changed
-├── ConsumerLost                     the named consumer was taken over or released; nothing changed
-├── HandoutGone                      that hand-out can't be served; nothing changed
-├── ServerUnreachable                a block server did not answer; nothing changed
-├── ServerRefused                    a block server refused its client, or is not the one that was meant; nothing changed
-├── PartialFailure                   a call over several items or shards: .results says which took effect
-├── ForwardPending                   committed; a send to another shard has yet to arrive there
-├── MissingExtra (ImportError)       something optional is not installed
-├── ExportError                      an export's directory is not as it must be; no file was changed
-├── ForkedProcess                    the queue came through a fork that it could not prepare for
-├── TargetUnavailable                where a queue ships to, or is restored from, can't be read or written; nothing was lost
-├── ReplicaGap                       segments are missing or damaged; nothing was changed
-├── Diverged                         the target has what this queue does not have; nothing was overwritten
+├── ConsumerBusy                     another holder uses the named consumer; nothing was changed
+├── ConsumerLost                     the named consumer was taken over or released; nothing was changed
+├── HandoutGone                      the batch of a named consumer is no longer kept; nothing was changed
+├── ServerUnreachable                the block server did not answer; nothing was changed
+├── ServerRefused                    the block server refused the token, or another program answered; nothing was changed
+├── PartialFailure                   a call failed for some items or shards; .results has the outcome of each
+├── ForwardPending                   committed; a send to another shard has not arrived there yet
+├── MissingExtra (ImportError)       a package of an optional extra is not installed
+├── ExportError                      an export cannot continue in its directory; no file was changed
+├── ForkedProcess                    the queue object was inherited through a fork; nothing was changed
+├── TargetUnavailable                the replication target cannot be read or written; the queue is unharmed
+├── ReplicaGap                       segments of a replica are missing or damaged; nothing was changed
+├── Diverged                         the target has data that this queue does not have; nothing was overwritten
 └── StoreError                       .shard  .cause
-    ├── StoreBusy                    the write lock was not had in time; nothing changed
-    ├── StoreFull                    the disk is full; nothing changed
-    ├── StoreCorrupt                 the file is damaged or not what it should be; it is quarantined
-    ├── SchemaMismatch               written by a newer strictq
-    └── OutcomeUnknown               the COMMIT itself failed: it may or may not have happened
+    ├── StoreBusy                    timed out waiting for the write lock; nothing was changed
+    ├── StoreFull                    the disk is full; nothing was changed
+    ├── StoreCorrupt                 the file is missing or damaged; the shard is quarantined
+    ├── SchemaMismatch               the file was written by a newer strictq; nothing was changed
+    └── OutcomeUnknown               the COMMIT failed; it may or may not have taken effect
 ```
 """
 
@@ -46,9 +46,9 @@ class StrictqError(Exception):
     """Root of every error that strictq raises.
 
     Attributes:
-        transient: the same call may succeed later without anybody changing anything.
-        hint: what to do about it, one sentence.
-        hint_code: names the hint, whatever its words are; "" of a hint that is not strictq's own.
+        transient: True if the same call may succeed later without intervention.
+        hint: what to do about the error, in one sentence.
+        hint_code: a stable identifier of the hint; "" for a hint that strictq does not define.
     """
 
     transient: bool = False
@@ -70,24 +70,24 @@ class StrictqError(Exception):
         return getattr(self.hint, "code", "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as values that JSON can hold: type, message, hint, code (of the hint), transient, and fields of its own."""
+        """Return the error as JSON values: type, message, hint, code (of the hint), transient, and the class's attributes."""
         from ._views import error_dict
 
         return error_dict(self)
 
 
 class InvalidArgument(StrictqError, ValueError):
-    """An argument that can never work. Nothing changed."""
+    """An argument is invalid. Nothing was changed."""
 
 
 class MessageTooLarge(InvalidArgument):
-    """The body is larger than `QueueConfig.max_body_bytes`. Nothing changed."""
+    """The body is larger than `QueueConfig.max_body_bytes`. Nothing was changed."""
 
     hint = hints.MESSAGE_TOO_LARGE
 
 
 class ConfigError(StrictqError, ValueError):
-    """The configuration contradicts itself or what the queue has stored. Nothing changed."""
+    """The configuration is inconsistent, or differs from the stored one. Nothing was changed."""
 
 
 class QueueNotFound(StrictqError):
@@ -97,27 +97,27 @@ class QueueNotFound(StrictqError):
 
 
 class QueueClosed(StrictqError):
-    """The queue object was closed. Nothing changed."""
+    """The queue object was closed. Nothing was changed."""
 
     hint = hints.QUEUE_CLOSED
 
 
 class ReadOnlyQueue(StrictqError):
-    """The queue was opened with read_only=True. Nothing changed."""
+    """The queue was opened with read_only=True. Nothing was changed."""
 
     hint = hints.READ_ONLY_QUEUE
 
 
 class LeaseLost(StrictqError):
-    """The lease is no longer this holder's, or this message was resolved already. Nothing changed.
+    """The lease now belongs to another holder, or the message is already resolved. Nothing was changed.
 
     Attributes:
         key: the lane's key (None for a keyless message).
         seq: the message's position in its key.
         token: the fencing token that was refused.
-        lease_seconds: how long the lease was; None: not known here.
-        over_seconds: how long ago it ended, as far as this process knows; negative: its time was not over.
-        holder: the consumer that holds the lane now; None: no other one, or not known.
+        lease_seconds: the length of the lease in seconds; None if this process does not know it.
+        over_seconds: seconds since the lease expired, as far as this process knows; negative if it had not expired.
+        holder: the consumer that holds the lane now; None if there is no other holder or it is unknown.
     """
 
     hint = hints.LEASE_LOST
@@ -134,13 +134,13 @@ class LeaseLost(StrictqError):
         self.holder: str | None = None
 
     def explain(self, length: float | None, over: float | None, holder: str | None, *, given_back: bool = False) -> None:
-        """Add what the holder knew of its lease: see the attributes. given_back: with an earlier message of its key."""
+        """Add what the holder knows of its lease. given_back: an earlier message of the key was nacked."""
         self.lease_seconds, self.over_seconds, self.holder = length, over, holder
         parts = [str(self.args[0])]
         if given_back:
-            parts.append("it was given back together with an earlier message of its key")
+            parts.append("it was released together with an earlier message of its key")
         elif length is not None and over is not None and over >= 0:
-            parts.append(f"its lease of {length:g} s has been over for {over:.1f} s")
+            parts.append(f"its lease of {length:g} s expired {over:.1f} s ago")
             self.hint = hints.LEASE_OVER
         if holder is not None:
             parts.append(f"consumer {holder} holds the key now")
@@ -148,7 +148,7 @@ class LeaseLost(StrictqError):
 
 
 class QueueFull(StrictqError):
-    """`QueueConfig.max_depth` is reached. Nothing changed."""
+    """`QueueConfig.max_depth` is reached. Nothing was changed."""
 
     transient = True
     hint = hints.QUEUE_FULL
@@ -159,10 +159,10 @@ class UnknownMessage(StrictqError):
 
 
 class InvalidBody(StrictqError, ValueError):
-    """`json()` was called on a message whose body is not JSON. Nothing changed.
+    """`json()` was called on a message whose body is not JSON. Nothing was changed.
 
     Attributes:
-        key: of the message; None for a keyless one.
+        key: the message's key; None for a keyless message.
         seq: its position in its key.
     """
 
@@ -175,29 +175,29 @@ class InvalidBody(StrictqError, ValueError):
 
 
 class ConsumerBusy(StrictqError):
-    """A named consumer has one holder at a time, and another one has it now. Nothing changed."""
+    """Another holder uses the named consumer, which has one holder at a time. Nothing was changed."""
 
     transient = True
     hint = hints.CONSUMER_BUSY
 
 
 class ConsumerLost(StrictqError):
-    """The named consumer was taken over by another holder, or released by an operator. Nothing changed."""
+    """Another holder took over the named consumer, or an operator released it. Nothing was changed."""
 
     hint = hints.CONSUMER_LOST
 
 
 class HandoutGone(StrictqError):
-    """A hand-out can't be served: it is older than what is kept, was released, or is not of this queue. Nothing changed."""
+    """A named consumer's batch is no longer kept, was released, or belongs to another queue. Nothing was changed."""
 
     hint = hints.HANDOUT_GONE
 
 
 class ServerUnreachable(StrictqError):
-    """The block server of `strictq.spark.serve` did not answer, however often it was asked. Nothing changed.
+    """The block server of `strictq.spark.serve` did not answer, despite retries. Nothing was changed.
 
     Attributes:
-        address: host and port; or the file that was to say it.
+        address: host and port, or the file that should contain them.
     """
 
     transient = True
@@ -209,7 +209,7 @@ class ServerUnreachable(StrictqError):
 
 
 class ServerRefused(StrictqError):
-    """The block server does not know the token, or whoever answered is not the block server. Nothing changed.
+    """The block server refused the token, or another program answered at its address. Nothing was changed.
 
     Attributes:
         address: host and port.
@@ -226,8 +226,8 @@ class PartialFailure(StrictqError):
     """A call over several items failed for some of them. What succeeded stays done.
 
     Attributes:
-        results: one entry per item, in the order given: what the call returns for it (None where it returns nothing),
-            or the exception that it met.
+        results: one entry per item, in the order of the arguments: the call's result for the item (None if it has none), or
+            the exception.
     """
 
     hint = hints.PARTIAL_FAILURE
@@ -240,29 +240,29 @@ class PartialFailure(StrictqError):
 
 
 class ForwardPending(StrictqError):
-    """The transaction is committed; some of its sends to other shards have not arrived there yet, but will.
+    """The transaction is committed, but some of its sends to other shards have not arrived there yet.
 
-    They are forwarded by the next call that can, in this process or another, or at the next open.
+    A later call in any process, or the next open, forwards them.
     """
 
     hint = hints.FORWARD_PENDING
 
 
 class ForkedProcess(StrictqError):
-    """The queue was inherited through a fork that it could not prepare for. Nothing changed.
+    """The queue object was inherited through a fork that strictq could not prepare for. Nothing was changed.
 
-    Raised for in-memory queues in a child, and where a fork bypassed `os.register_at_fork`.
+    Raised in a child process for in-memory queues, and after a fork that bypassed `os.register_at_fork`.
     """
 
     hint = hints.FORKED_PROCESS
 
 
 class MissingExtra(StrictqError, ImportError):
-    """An optional part of strictq was used whose packages are not installed. Nothing changed.
+    """A feature needs a package of an optional extra that is not installed. Nothing was changed.
 
     Attributes:
-        package: what could not be imported.
-        extra: the extra of strictq that brings it.
+        package: the package that could not be imported.
+        extra: the extra of strictq that installs it.
     """
 
     def __init__(self, package: str, extra: str) -> None:
@@ -272,10 +272,10 @@ class MissingExtra(StrictqError, ImportError):
 
 
 class ExportError(StrictqError):
-    """An export can't go on in its directory. Files that are there stay as they are, and nothing is removed from the queue.
+    """An export cannot continue in its directory. No file was changed, and nothing was deleted from the queue.
 
     Attributes:
-        path: the directory, or the file in it that is in the way.
+        path: the directory, or the file in it that caused the error.
     """
 
     def __init__(self, message: str, path: str, *, hint: str | None = None, transient: bool = False) -> None:
@@ -284,12 +284,12 @@ class ExportError(StrictqError):
 
 
 class TargetUnavailable(StrictqError):
-    """The directory or object store that a queue ships to, or is restored from, can't be read or written, or does not answer.
+    """The directory or object store of a replica cannot be read or written, or does not answer.
 
-    The queue itself is unharmed. Not transient where credentials are missing or refused.
+    The queue itself is unharmed. The error is not transient if credentials are missing or refused.
 
     Attributes:
-        target: its name.
+        target: the target's name.
     """
 
     transient = True
@@ -304,7 +304,7 @@ class ReplicaGap(StrictqError):
     """Segments of a replica are missing or damaged. Nothing was changed.
 
     Attributes:
-        segment: the number of the first one.
+        segment: the number of the first missing or damaged segment.
     """
 
     hint = hints.REPLICA_GAP
@@ -315,17 +315,17 @@ class ReplicaGap(StrictqError):
 
 
 class Diverged(StrictqError):
-    """The target holds what this queue does not have: another queue or history, or newer writes. Nothing was overwritten."""
+    """The target holds another queue, another history, or newer writes than this queue. Nothing was overwritten."""
 
     hint = hints.DIVERGED
 
 
 class StoreError(StrictqError):
-    """A shard's file could not do what was asked.
+    """An operation on a shard's file failed.
 
     Attributes:
         shard: the shard's number; -1 for queue.db.
-        cause: the underlying exception, if there was one.
+        cause: the underlying exception, or None.
     """
 
     def __init__(
@@ -344,36 +344,36 @@ class StoreError(StrictqError):
 
 
 class StoreBusy(StoreError):
-    """The shard's write lock was not had in time. Nothing changed."""
+    """Timed out waiting for the shard's write lock. Nothing was changed."""
 
     transient = True
     hint = hints.STORE_BUSY
 
 
 class StoreFull(StoreError):
-    """The disk is full. Nothing changed; acks still work for a while from a reserve kept for them."""
+    """The disk is full. Nothing was changed. Acks still work for a while: a reserve file is released for them."""
 
     transient = True
     hint = hints.STORE_FULL
 
 
 class StoreCorrupt(StoreError):
-    """The file is missing, damaged, or not this queue's. The shard is quarantined; the others go on."""
+    """The file is missing, damaged, or belongs to another queue. The shard is quarantined; the other shards keep working."""
 
     hint = hints.STORE_CORRUPT
 
 
 class SchemaMismatch(StoreError):
-    """The file was written by a newer strictq. Nothing changed."""
+    """The file was written by a newer strictq. Nothing was changed."""
 
     hint = hints.SCHEMA_MISMATCH
 
 
 class OutcomeUnknown(StoreError):
-    """The COMMIT failed in a way that leaves open whether it happened. The shard was closed and will be reopened.
+    """The COMMIT failed, and may or may not have taken effect. The shard was closed and will be reopened.
 
-    Repeat the call: an ack, nack or transaction under the same token succeeds if the first one did, and a send is safe to
-    repeat where it carries a dedup_id.
+    Repeat the call: an ack, nack or transaction under the same token succeeds if the first one did. Repeating a send is safe
+    if it has a dedup_id.
     """
 
     transient = True

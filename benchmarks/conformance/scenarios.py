@@ -308,76 +308,83 @@ def hand_on(stage: Stage) -> Seen:
 SCENARIOS: Final[dict[str, Scenario]] = {
     s.name: s
     for s in (
-        Scenario(name="order", title="one consumer is given the messages of a key in the order of their sends", run=order),
-        Scenario(name="restart", title="a restart keeps the order and loses nothing", run=restart),
+        Scenario(name="order", title="one consumer receives the messages of a key in send order", run=order),
+        Scenario(name="restart", title="a restart keeps the order and loses no message", run=restart),
         Scenario(
             name="one-holder",
             run=one_holder,
             needs=("order per key",),
-            title="while one consumer has a message of a key, no other is given the key's next one",
+            title="while one consumer holds a message of a key, no other receives the key's next one",
         ),
         Scenario(name="other-keys", run=other_keys, title="an unacked message does not stall other keys"),
         Scenario(
             name="deep-backlog",
             run=deep_backlog,
             needs=("order per key",),
-            title=f"a key with {DEEP:,} messages, the first of which is in hand, does not starve another key",
+            title=f"a key with {DEEP:,} messages, the first of them in flight, does not starve another key",
         ),
         Scenario(
-            name="nack", run=nack_keeps_order, needs=("nack",), title="a message that is given back comes before its successors"
+            name="nack", run=nack_keeps_order, needs=("nack",), title="a nacked message is delivered before later ones of its key"
         ),
         Scenario(
             name="redrive",
             run=redrive_keeps_order,
             needs=("dead letters", "redrive"),
-            title="a dead letter that is put back comes before its successors",
+            title="a redriven dead letter is delivered before later messages of its key",
         ),
-        Scenario(name="lease-end", run=lease_ends, needs=("lease",), title="what was held too long is given to another consumer"),
+        Scenario(
+            name="lease-end",
+            run=lease_ends,
+            needs=("lease",),
+            title="a message whose lease expires is delivered to another consumer",
+        ),
         Scenario(
             name="late-ack",
             run=late_ack_refused,
             needs=("lease", "fencing"),
-            title="a late ack is refused once another consumer has the message",
+            title="a late ack is refused if another consumer holds the message",
         ),
         Scenario(
             name="late-effects",
             run=late_effects,
             needs=("lease", "fencing", "atomic hand-on"),
-            title="what a late consumer does together with its ack does not happen either",
+            title="effects that a late consumer commits with its ack are refused, too",
         ),
         Scenario(
             name="late-ack-alone",
             run=late_ack_honoured,
             needs=("lease", "ack"),
-            title="a late ack of a message that nobody else took counts",
+            title="a late ack succeeds if no other consumer received the message",
         ),
         Scenario(
-            name="killed-worker", run=killed_worker, needs=("ack",), title="kill -9 after the receive does not lose the message"
+            name="killed-worker", run=killed_worker, needs=("ack",), title="kill -9 after a receive does not lose the message"
         ),
         Scenario(
-            name="killed-sender", run=killed_sender, title="a send that returned survives kill -9 of whoever holds the data"
+            name="killed-sender", run=killed_sender, title="a completed send survives kill -9 of the process that stores the data"
         ),
         Scenario(
             name="processes",
             run=several_processes,
             needs=("several processes",),
             racy=True,
-            title=f"{CONSUMERS} processes are given each message once, and all of them",
+            title=f"{CONSUMERS} processes receive every message, each exactly once",
         ),
-        Scenario(name="acked", run=acked_stays_acked, needs=("ack",), title="what was acked does not come back after a restart"),
+        Scenario(
+            name="acked", run=acked_stays_acked, needs=("ack",), title="an acked message is not delivered again after a restart"
+        ),
         Scenario(
             name="batch-mates",
             run=batch_mates,
             needs=("attempts", "lease"),
-            title="what was received in one batch is not charged an attempt when its consumer dies",
+            title="unstarted messages of a batch are not charged an attempt if the consumer dies",
         ),
-        Scenario(name="dedup", run=dedup, needs=("dedup",), title="a send repeated under the same id is stored once"),
-        Scenario(name="purge", run=purge_forgets_ids, needs=("dedup",), title="a purge forgets the ids, too"),
+        Scenario(name="dedup", run=dedup, needs=("dedup",), title="a repeated send with the same dedup id is stored once"),
+        Scenario(name="purge", run=purge_forgets_ids, needs=("dedup",), title="a purge also deletes the dedup ids"),
         Scenario(
             name="hand-on",
             run=hand_on,
             needs=("atomic hand-on",),
-            title="an ack and a send commit together, or not at all",
+            title="an ack and a send commit atomically",
         ),
     )
 }

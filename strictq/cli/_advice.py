@@ -1,4 +1,4 @@
-"""What to do about an error in the words of the command line, where the library's sentences speak of calls."""
+"""Hints in terms of commands and options, for errors whose library hints name Python calls."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any, Final
 from strictq import StrictqError
 from strictq._hints import Coded
 
-_LOOKS: Final = "this command writes to the queue's files; strictq stats, explain and peek only look"
+_LOOKS: Final = "this command writes to the queue's files; strictq stats, explain and peek only read them"
 _KEYLESS: Final = "give --key KEY or --key-field FIELD, or: strictq config QUEUE keyless=random"
 WORDS: Final[dict[str, str]] = {
-    "queue_not_found": "check the path, or make the queue: strictq create QUEUE",
+    "queue_not_found": "check the path, or create the queue: strictq create QUEUE",
     "message_too_large": "raise the limit: strictq config QUEUE max_body_bytes=BYTES; or send a reference to the data",
     "queue_full": "wait for consumers to catch up, or raise the limit: strictq config QUEUE max_depth=MESSAGES",
-    "store_corrupt": "restore the file from a backup, or save what can be saved: strictq check QUEUE --salvage OUT",
-    "outcome_unknown": "it happened, or it did not: look with strictq stats, and repeat the command if need be",
-    "partial_failure": "what succeeded stays done: put right what is wrong, and repeat the command",
-    "lease_lost": "somebody else has the message now, and will do it",
-    "lease_over": "the message is delivered again; give a longer --lease if its work takes so long",
-    # These say that the command itself did something wrong: whoever gave it can do nothing.
+    "store_corrupt": "restore the file from a backup, or salvage the queue: strictq check QUEUE --salvage OUT",
+    "outcome_unknown": "the change may or may not have been made: look with strictq stats, and repeat the command if necessary",
+    "partial_failure": "what succeeded stays done; fix the cause and repeat the command",
+    "lease_lost": "another consumer holds the key now and will process the message",
+    "lease_over": "the message will be delivered again; use a longer --lease if processing takes that long",
+    # Bugs of the command itself: its user can do nothing about them.
     "queue_closed": "",
     "read_only_queue": "",
     "forked_process": "",
@@ -33,25 +33,26 @@ WORDS: Final[dict[str, str]] = {
     "check_arguments": (
         "integers need 64 bits at most, text needs UTF-8; if every argument has that, look for damage: strictq check QUEUE"
     ),
-    "migrate": "end every process that has the queue open, and run strictq migrate QUEUE",
-    "open_for_repair": "strictq check QUEUE --fix repairs it",
-    "leave_shards_out": "leave --shards out: it stays as it is",
-    "leave_durability_out": "leave --durability out: it stays as it is",
-    "leave_settings_out": "it stays as it is; to change a setting: strictq config QUEUE NAME=VALUE",
-    "consumer_busy_force": "stop its query; or give --force, too: it is fenced, and fails at its next write",
+    "migrate": "close the queue in every process, then run strictq migrate QUEUE",
+    "open_for_repair": "repair it with strictq check QUEUE --fix",
+    "leave_shards_out": "leave --shards out; the number of shards cannot be changed",
+    "leave_durability_out": "leave --durability out; a queue keeps the durability that it was created with",
+    "leave_settings_out": "change a setting with strictq config QUEUE NAME=VALUE",
+    "consumer_busy_force": "stop its query, or use --force: the query is fenced and fails at its next write",
     "in_handout": (
-        "{what} in hand-out {n} of consumer {by}, until it is acked or strictq release --consumer {by} gives it back{rest}"
+        "{what} in batch {n} of consumer {by}, until the batch is acked or released with strictq release --consumer {by}{rest}"
     ),
     "put_in_service": (
-        "once the original is out of service: strictq replicate {path} --to TARGET, or --alone to use it without a replica"
+        "when the original is out of service, put this one in service: strictq replicate {path} --to TARGET, or --alone for no "
+        "replica"
     ),
-    "points_are": "strictq replicas {target} --points lists the states that can be restored",
-    "choose_cut": "say which one by its number: --cut {cut}",
-    "configure_again": "ship again, there or elsewhere: strictq replicate QUEUE --to TARGET",
-    "replica_gap": "restore a state before it: strictq replicas TARGET --points lists them",
-    "lane_held": "the lane is held ({by}): release it with strictq release{rest}",
+    "points_are": "list the states that can be restored: strictq replicas {target} --points",
+    "choose_cut": "choose one by its number: --cut {cut}",
+    "configure_again": "replicate again, to this or another target: strictq replicate QUEUE --to TARGET",
+    "replica_gap": "restore an earlier state; list them with strictq replicas TARGET --points",
+    "lane_held": "the key is held ({by}); release it with strictq release{rest}",
 }
-"""By the code of a sentence: what is said instead, with the same parameters."""
+"""The command line's wording of a hint, by the hint's code, with the same parameters."""
 SAME: Final = frozenset(
     """
     target_unavailable diverged other_directory target_is empty_target again_from_newer store_credentials key_file key_of_replica
@@ -68,7 +69,7 @@ SAME: Final = frozenset(
     leased delayed ready quarantined did_you_mean settings_are not_a_url no_home cron_fields zone_names name_schedule
     """.split()  # noqa: SIM905
 )
-"""Codes of sentences that say the same to a program and at the command line."""
+"""Codes of hints that are the same for a program and at the command line."""
 NO_COMMAND: Final = frozenset(
     """
     handler_shape encode_body use_async_with use_ack transaction_of_key use_tx_methods stop_worker use_threads
@@ -82,11 +83,11 @@ NO_COMMAND: Final = frozenset(
     option_no_files option_parse_bodies filter_keys local_path on_disk temporary_view one_path
     """.split()  # noqa: SIM905
 )
-"""Codes of sentences that speak of calls, in parts of the library that no command uses so."""
+"""Codes of hints that name Python calls in parts of the library that no command uses."""
 
 
 def in_words(text: Any) -> Any:
-    """A sentence of the library in the words of the command line. Anything else stays as it is."""
+    """Return the command line's wording of a library hint. Return any other text unchanged."""
     if not isinstance(text, Coded):
         return text
     template = WORDS.get(text.code, text.template)
@@ -96,5 +97,5 @@ def in_words(text: Any) -> Any:
 
 
 def hint_of(error: StrictqError) -> str:
-    """What to do about it; "" where there is nothing to do."""
+    """Return an error's hint in terms of commands; "" if there is none."""
     return str(in_words(error.hint))

@@ -66,14 +66,14 @@ class StoredText(click.types.StringParamType):
         try:
             text.encode()
         except UnicodeEncodeError:
-            self.fail("the text is not UTF-8.", param, ctx)
+            self.fail("the text is not valid UTF-8.", param, ctx)
         return text
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 PATH: Final = click.Path(path_type=Path)
-KEY_HELP: Final = "The key; after -- if it begins with a dash."
+KEY_HELP: Final = "The key. If it starts with a dash, write it after --."
 
 queue_argument: Final[Decorator] = click.argument("queue", type=PATH, metavar="QUEUE", help="The queue's directory.")
 key_argument: Final[Decorator] = click.argument("key", metavar="KEY", help=KEY_HELP)
@@ -82,13 +82,13 @@ key_type_option: Final[Decorator] = click.option(
     "--key-type",
     type=click.Choice(KeyType),
     default=KeyType.str,
-    help='How KEY is meant: 1, "1" and b"1" are three keys. hex and base64 are bytes, too.',
+    help='The type of KEY: 1, "1" and b"1" are three different keys. hex and base64 decode to bytes.',
 )
 
 
 def limit_option(default: int) -> Decorator:
-    """--limit of what is listed."""
-    return click.option("--limit", "-n", type=click.IntRange(1, 100_000), default=default, help="At most so many.")
+    """Return a --limit option with this default."""
+    return click.option("--limit", "-n", type=click.IntRange(1, 100_000), default=default, help="Show at most this many.")
 
 
 def id_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,9 +114,9 @@ def receipt_of(q: strictq.Queue, arrival: int, shard: int | None) -> strictq.Rec
 
 
 json_option: Final[Decorator] = click.option(
-    "as_json", "--json", is_flag=True, help="Print JSON; docs/reference/cli.md has the fields."
+    "as_json", "--json", is_flag=True, help="Print JSON. docs/reference/cli.md lists the fields."
 )
-quiet_option: Final[Decorator] = click.option("--quiet", "-q", is_flag=True, help="Show no progress and no summary.")
+quiet_option: Final[Decorator] = click.option("--quiet", "-q", is_flag=True, help="Print no progress and no summary.")
 
 
 def key_of(text: str, kind: KeyType) -> Key:
@@ -131,7 +131,7 @@ def key_of(text: str, kind: KeyType) -> Key:
         if isinstance(key, str):
             key.encode()
     except UnicodeEncodeError:
-        raise Failure("the KEY is not UTF-8", USAGE, "--key-type bytes takes it as it is") from None
+        raise Failure("KEY is not valid UTF-8", USAGE, "--key-type bytes accepts any bytes") from None
     except ValueError as e:
         raise Failure(f"--key-type {kind.value}: {e}", USAGE) from None
     encode_key(key)
@@ -169,7 +169,7 @@ def hint_of_type(q: strictq.Queue, key: Key | None) -> None:
             if not _never_sent(q, other):
                 kind = type(other).__name__
                 what = f"{kind} {shown_key(other)}"
-                tell(f"strictq: nothing was ever sent to the {type(key).__name__} {shown_key(key)}; there is a key {what}")
+                tell(f"strictq: nothing was ever sent to the {type(key).__name__} key {shown_key(key)}; there is a key {what}")
                 tell(f"  hint: give --key-type {kind}")
                 return
 

@@ -1,4 +1,4 @@
-"""Batches into the queue, through whatever happens on the way: what was sent is always known."""
+"""Sends batches and keeps count of what was sent, also across errors and interrupts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ AGAIN_SECONDS: Final = 0.1
 
 
 class GaveUp(Exception):
-    """The queue did not take everything.
+    """The queue did not accept every line.
 
     Attributes:
         first: the first line that was not sent.
-        hint: how to go on.
+        hint: how to continue.
     """
 
     def __init__(self, message: str, first: int, hint: str) -> None:
@@ -31,10 +31,10 @@ class Sender:
     """Sends batches in order.
 
     Attributes:
-        sent: lines that are in the queue because of this run; duplicates: lines that were there already.
-        unknown: lines of which nobody can say.
-        stuck_at: the line that it waits with, while the queue is full, or the first one of which nobody can say.
-        doubt: what to tell of those of which nobody can say, if the run was interrupted.
+        sent: lines that this run added to the queue; duplicates: lines that the queue already had.
+        unknown: lines that may or may not have been sent.
+        stuck_at: the line that waits while the queue is full, or the first one that may or may not have been sent.
+        doubt: the message about unknown lines, if the run was interrupted.
     """
 
     def __init__(self, q: Queue, wait: float, stopping: Stopping, *, repeatable: bool) -> None:
@@ -52,10 +52,10 @@ class Sender:
         self.doubt = ""
 
     def send(self, batch: list[Numbered]) -> Iterator[BadLine]:
-        """Send a batch. Gives the lines that the queue refused for what they are; what is before each of them is sent.
+        """Send a batch. Yield each line that the queue refused as invalid, after sending the lines before it.
 
         Raises:
-            GaveUp: the queue did not take the rest.
+            GaveUp: the queue did not accept the rest.
         """
         pieces = [batch] if batch else []
         deadline: float | None = None
@@ -65,7 +65,7 @@ class Sender:
             try:
                 left = self._once([message for _, message in piece])
             except BaseException:
-                # A second Ctrl-C, say: it may have come before the commit or after it, and even between two of the counts.
+                # An interrupt may have come before or after the commit, or between two updates of the counts.
                 self.sent, self.duplicates = counted
                 self.stuck_at = piece[0][0]
                 self.doubt = self._in_doubt(piece)
@@ -76,7 +76,7 @@ class Sender:
             places, error = left
             rest = [piece[i] for i in places]
             if isinstance(error, InvalidArgument | QueueFull) and len(rest) > 1:
-                # All of it was refused for one line, or for want of room for all: in halves, the first one first.
+                # One invalid line, or too little room, refused the whole batch. Bisect, first half first.
                 pieces += [rest[len(rest) // 2 :], rest[: len(rest) // 2]]
             elif isinstance(error, InvalidArgument):
                 yield BadLine(rest[0][0], explained(error)[0])
@@ -86,7 +86,7 @@ class Sender:
                 pieces.append(rest)
 
     def _once(self, messages: list[Any]) -> tuple[list[int], StrictqError] | None:
-        """One try: None, or which were not sent, and why."""
+        """Try once. Return None, or the positions that were not sent and the error."""
         plain = self._q._client.sending.send_plain
         send: Callable[[list[Any]], list[Any]] = self._q.send_many if type(messages[0]) is Message else plain
         try:
@@ -106,10 +106,10 @@ class Sender:
         self.sent += len(receipts) - duplicates
 
     def _patience(self, error: StrictqError, deadline: float, batch: list[Numbered], unsent: list[list[Numbered]]) -> None:
-        """Wait a little before the next try.
+        """Wait before the next attempt.
 
         Raises:
-            GaveUp: there will be none.
+            GaveUp: there will be no further attempt.
         """
         unknown = isinstance(error, OutcomeUnknown) and not self._repeatable
         self.stuck_at = first = unsent[0][0][0]
@@ -123,15 +123,17 @@ class Sender:
         if unknown:
             hint = self._in_doubt(unsent[0])
         elif after:
-            hint = f"{hint}; after it, {after:,} lines of other shards were sent: only --dedup-field makes it safe to repeat them"
+            hint = (
+                f"{hint}; {after:,} later lines, in other shards, were sent; they can be repeated safely only with --dedup-field"
+            )
         else:
-            hint = f"{hint}; nothing from line {first:,} on was sent"
+            hint = f"{hint}; no line from {first:,} on was sent"
         raise GaveUp(f"line {first:,}: {text}", first, hint.removeprefix("; "))
 
     def _in_doubt(self, piece: list[Numbered]) -> str:
-        """Count lines of which nobody can say. Returns what to tell of them."""
+        """Count lines that may or may not have been sent. Return the message about them."""
         self.unknown += len(piece)
-        text = f"lines {piece[0][0]:,} to {piece[-1][0]:,} may be in the queue or not"
+        text = f"lines {piece[0][0]:,} to {piece[-1][0]:,} may or may not have been sent"
         if self._repeatable:
-            return f"{text}; within dedup_window_seconds they can simply be sent again"
-        return f"{text}; with --dedup-field they could simply be sent again"
+            return f"{text}; sending them again within dedup_window_seconds is safe"
+        return f"{text}; with --dedup-field, sending them again would be safe"

@@ -36,7 +36,7 @@ def file_events(path: Path, key_field: str) -> Source:
     keys = Counter(event.key for event in events())
     count = keys.total()
     if not count:
-        raise Failure(f"{path}: there are no events in it", USAGE)
+        raise Failure(f"{path}: the file contains no events", USAGE)
     chain = CHAIN if _is_chained(events()) else None
     return Source(name=path.name, count=count, keys=len(keys), chain=chain, read=lambda: islice(events(), count))
 

@@ -1,4 +1,4 @@
-"""What `strictq demo` shows to a person: how it goes, and what came of it."""
+"""The terminal output of `strictq demo`: progress and result."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ COLUMNS_MAX: Final = 100
 
 
 class View:
-    """Shows on stderr what happens, and how far it is: on a terminal bars do, elsewhere a line now and then."""
+    """Reports progress on stderr: bars on a terminal, otherwise a line every two seconds."""
 
     def __init__(self, total: int, step: Callable[[Sequence[int]], None] | None, *, quiet: bool) -> None:
-        """Args: step: moves the bars; None: there are none. quiet: show nothing where there are none."""
+        """Args: step: updates the bars; None if there are none. quiet: print nothing if there are no bars."""
         self._total = total
         self._step = step
         self._quiet = quiet and step is None
         self._next = time.monotonic() + PLAIN_SECONDS
 
     def progress(self, sent: int, processed: int) -> None:
-        """Show how far it is."""
+        """Report how many events were sent and processed."""
         if self._step is not None:
             self._step((sent, processed))
         elif time.monotonic() >= self._next:
@@ -39,14 +39,14 @@ class View:
             self.tell(f"sent {sent:,}, processed {processed:,} of {self._total:,}")
 
     def tell(self, text: str) -> None:
-        """Show what happened."""
+        """Print a line."""
         if not self._quiet:
             tell(text)
 
 
 @contextmanager
 def viewing(source: Source, setup: str, *, quiet: bool) -> Iterator[View]:
-    """Show on stderr how a demo goes; without a terminal, nothing if `quiet`."""
+    """Report a demo's progress on stderr; if `quiet`, only on a terminal."""
     with bars(("sent", "processed"), source.count) as step:
         view = View(source.count, step, quiet=quiet)
         view.tell(f"{many(source.count, 'event')} over {many(source.keys, 'key')}: {source.name}")
@@ -55,7 +55,7 @@ def viewing(source: Source, setup: str, *, quiet: bool) -> Iterator[View]:
 
 
 def show_crew(result: dict[str, Any], *, kill: bool) -> None:
-    """Print what came of the consumers."""
+    """Print the result of a run with consumers."""
     rows = [
         (c["name"], f"{c['processed']:,}", c["fate"] + (f", held {c['held']}" if c["held"] else ""), f"{c['retried']:,}")
         for c in result["consumers"]
@@ -66,29 +66,29 @@ def show_crew(result: dict[str, Any], *, kill: bool) -> None:
     show(Heading("Consumers"))
     listing(columns[:some], [row[:some] for row in rows], right=("events", "second attempts"))
     rate = result["processed"] / max(result["seconds"], 0.001)
-    _show_events(result, ("consumers killed", f"{result['kills']:,}"), ("events a second", f"{rate:,.0f}"))
+    _show_events(result, ("consumers killed", f"{result['kills']:,}"), ("events per second", f"{rate:,.0f}"))
     show("", Heading("Longest keys"))
     orders = [(printable(k["key"]), f"{k['events']:,}", "ok" if k["ok"] else Alarm("WRONG")) for k in result["longest_keys"]]
     listing(("key", "events", "order"), orders, right=("events",))
     if kill and not result["kills"]:
-        show("", "No consumer was killed: the run was too short for it.")
+        show("", "No consumer was killed: the run was too short.")
     _show_verdict(result)
 
 
 def show_worker(result: dict[str, Any], timeline: Timeline) -> None:
-    """Print what came of the worker, and its timeline."""
+    """Print the worker's timeline and result."""
     columns = min(shutil.get_terminal_size().columns, COLUMNS_MAX)
     part = timeline.part(KEYS_SHOWN, columns // CELLS_A_BAR)
     show(
-        f"The first {part.seconds:.1f} s of {many(len(part.keys), 'key')}: above prepare (· and : by turns), "
-        "below process (█ and ▓)."
+        f"The first {part.seconds:.1f} s of {many(len(part.keys), 'key')}. Upper line: prepare (· and : in turn). "
+        "Lower line: process (█ and ▓)."
     )
     show(*part.to_text(columns).splitlines())
-    prepares = (("prepares, seconds", "prepare_seconds"), ("waited for, seconds", "waited_seconds"))
+    prepares = (("preparing, seconds", "prepare_seconds"), ("waiting for prepare, seconds", "waited_seconds"))
     _show_events(result, *((label, f"{result[name]:.1f}") for label, name in prepares))
-    show("", f"{result['hidden']:.0%} of the time of prepares went by while earlier events were processed.")
+    show("", f"{result['hidden']:.0%} of the preparing time overlapped with the processing of earlier events.")
     if result["plot"]:
-        show(f"Drawn in {printable(result['plot'])}.")
+        show(f"The timeline is in {printable(result['plot'])}.")
     _show_verdict(result)
 
 
@@ -100,10 +100,10 @@ def _show_events(result: dict[str, Any], *more: tuple[str, str]) -> None:
 
 
 def _show_verdict(result: dict[str, Any]) -> None:
-    """Print how it was checked, whether all is well, and what is not."""
-    show("", f"Checked by {result['checked_by']}.")
+    """Print how the result was verified, the verdict and the problems."""
+    show("", f"Verified by {result['checked_by']}.")
     if result["ok"]:
-        show(Fine("OK: every event was processed once, and in the order of its key."))
+        show(Fine("OK: every event was processed exactly once, in the order of its key."))
         return
     wrongs = ", ".join(f"{result[kind]:,} {kind.replace('_', ' ')}" for kind in KINDS if result[kind])
     show(Alarm(f"WRONG: {wrongs}."), *(f"  {printable(problem)}" for problem in result["problems"]))

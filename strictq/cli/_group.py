@@ -84,12 +84,12 @@ def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     name="strictq",
     cls=Group,
     no_args_is_help=True,
-    epilog="Exit codes: 0 done, 1 it ran and something is wrong, 2 wrong usage or input, 130 Ctrl-C, 141 broken pipe.",
+    epilog="Exit codes: 0 success, 1 failure or problems found, 2 invalid usage or input, 130 Ctrl-C, 141 broken pipe.",
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.option("--version", is_flag=True, expose_value=False, callback=_version, is_eager=True, help="Print the version and exit.")
 def root() -> None:
-    """A durable message queue with strict order per key, in a directory."""
+    """A durable message queue with strict order per key, stored in a directory."""
     # click calls this when the command's modules are there. They stay to the end: searching them for garbage again and again,
     # the last time when the interpreter exits, would take a sixth of the time of a short command.
     if not gc.isenabled():

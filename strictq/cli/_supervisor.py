@@ -33,10 +33,10 @@ STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RESTART_SECONDS: Final = 0.5
 RESTART_SECONDS_MAX: Final = 30.0
 STEADY_SECONDS: Final = 60.0
-"""A process that ran so long is started again after the shortest wait."""
+"""A process that ran at least this long is restarted after the shortest wait."""
 AT_ONCE_SECONDS: Final = 5.0
-"""What runs so long after it was told to end at once is killed."""
-STOPPING: Final = "stopping: handlers that run may finish; a second signal ends them"
+"""How long after the second signal a process that still runs is killed."""
+STOPPING: Final = "stopping: running handlers may finish; send a second signal to end them"
 TOTALS: Final = ("acked", "retried", "rejected", "lost", "timeouts", "poison", "deferred")
 
 log: Final = logging.getLogger("strictq.run")
@@ -221,7 +221,7 @@ class Supervisor:
             log.log(logging.ERROR if code else logging.INFO, "%s %s", name, how)
             self._code = self._code or (WRONG if code else OK)
         elif code == USAGE:
-            log.error("%s can't work: no restart would help", name)
+            log.error("%s cannot start work; not restarting", name)
             self._code = USAGE
             self._order()
         else:
@@ -229,7 +229,7 @@ class Supervisor:
             seconds = min(RESTART_SECONDS * 2.0 ** max(0, min(seat.deaths - 1, 16)), RESTART_SECONDS_MAX)
             seat.start_at = now + seconds
             self.restarts += 1
-            log.error("%s %s; it starts again in %.1f s", name, how, seconds)
+            log.error("%s %s; restarting in %.1f s", name, how, seconds)
 
     def _order(self) -> None:
         """Pass a stop order on."""
@@ -249,7 +249,7 @@ class Supervisor:
         self._kill_at = None
         for seat in self._seats:
             if seat.process is not None:
-                log.error("worker process %d (pid %d) does not end; it is killed", seat.number, seat.process.pid)
+                log.error("worker process %d (pid %d) does not exit; killing it", seat.number, seat.process.pid)
                 seat.process.kill()
 
 

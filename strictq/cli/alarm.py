@@ -47,24 +47,26 @@ class Watched:
 
 @command(EXAMPLES)
 @queue_argument
-@click.option("--dead", type=click.IntRange(min=1), help="Fire at so many dead letters.")
-@click.option("--held", type=click.IntRange(min=1), help="Fire at so many messages in held lanes.")
-@click.option("--depth", type=click.IntRange(min=1), help="Fire at so many unresolved messages.")
-@click.option("--age", type=Seconds(min=0.001), help="Fire when the oldest head of a lane is so many seconds old.")
-@click.option("--lag", type=Seconds(min=0.001), help="Fire when the replica is so many seconds behind.")
-@click.option("--breakers", type=click.IntRange(min=1), help="Fire at so many workers that have stopped because handlers fail.")
-@click.option("--nagios", is_flag=True, help="One line and exit codes of a Nagios plugin: 0 OK, 2 CRITICAL, 3 UNKNOWN.")
+@click.option("--dead", type=click.IntRange(min=1), help="Fire at this many dead letters.")
+@click.option("--held", type=click.IntRange(min=1), help="Fire at this many messages of held keys.")
+@click.option("--depth", type=click.IntRange(min=1), help="Fire at this many unresolved messages.")
+@click.option(
+    "--age", type=Seconds(min=0.001), help="Fire when the oldest message that is next for its key is this many seconds old."
+)
+@click.option("--lag", type=Seconds(min=0.001), help="Fire when the replica lags by this many seconds.")
+@click.option("--breakers", type=click.IntRange(min=1), help="Fire at this many workers with an open circuit breaker.")
+@click.option("--nagios", is_flag=True, help="Print one line and exit as a Nagios plugin: 0 OK, 2 CRITICAL, 3 UNKNOWN.")
 @quiet_option
 @json_option
 def alarm(
     queue: Path, dead: int | None, held: int | None, depth: int | None, age: float | None, lag: float | None,
     breakers: int | None, nagios: bool, quiet: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Compare a queue with limits: exit code 1 when one is reached. A shard that is out of use always fires.
+    """Compare a queue with limits and exit with 1 if one is reached. A quarantined shard always fires.
 
-    Only looks: run it from cron, a health check, or a monitoring system.
+    Read-only. Run it from cron, a health check or a monitoring system.
 
-    Exit code 0: all is well. 1: it fires. 2: wrong usage, or no such queue.
+    Exit code 0: no limit was reached. 1: at least one was. 2: invalid usage, or there is no such queue.
     """
     limits = {"dead": dead, "held": held, "depth": depth, "age": age, "lag": lag, "breakers": breakers}
     if all(limit is None for limit in limits.values()):

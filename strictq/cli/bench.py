@@ -32,19 +32,25 @@ SINGLES: Final = {Durability.full: 200, Durability.process: 2_000}
     type=PATH,
     default=Path(),
     metavar="[DIR]",
-    help="On which disk: a temporary folder is made in it.",
+    help="A directory on the disk to measure. The files are temporary. Default: the working directory.",
 )
 @click.option(
     "--durability",
     type=click.Choice(Durability),
     default=Durability.full,
-    help="What a send survives: full, a power cut; process, kill -9.",
+    help="What a completed send survives. full: a power cut. process: kill -9.",
 )
-@click.option("--messages", type=click.IntRange(min=1, max=10_000_000), help="Of each round. [20,000; process: 50,000]")
-@click.option("--batch", type=click.IntRange(min=1, max=100_000), default=1000, help="Messages of one call.")
-@click.option("--keys", type=click.IntRange(min=1, max=1_000_000), default=1000, help="Keys they are spread over.")
-@click.option("--body-bytes", type=click.IntRange(min=0, max=1_000_000), default=100, help="Size of each body.")
-@click.option("--rounds", type=click.IntRange(min=1, max=100), default=3, help="Rounds; the figures are their medians.")
+@click.option(
+    "--messages",
+    type=click.IntRange(min=1, max=10_000_000),
+    help="Messages per round. [20,000; with --durability process 50,000]",
+)
+@click.option("--batch", type=click.IntRange(min=1, max=100_000), default=1000, help="Messages per call.")
+@click.option("--keys", type=click.IntRange(min=1, max=1_000_000), default=1000, help="Number of keys.")
+@click.option("--body-bytes", type=click.IntRange(min=0, max=1_000_000), default=100, help="Size of each body, in bytes.")
+@click.option(
+    "--rounds", type=click.IntRange(min=1, max=100), default=3, help="Number of rounds. The figures are medians over the rounds."
+)
 @quiet_option
 @click.option("as_json", "--json", is_flag=True, help="Print the result as one JSON object.")
 def bench(
@@ -58,10 +64,10 @@ def bench(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Measure send, receive and ack on your own disk, beside the floor: the same rows through bare SQLite.
+    """Measure send, receive and ack on your disk, and compare them with the floor: the same rows through bare SQLite.
 
-    Both take turns, round by round. The ratio is what strictq reaches of the floor; the rates are those of your machine,
-    as busy as it is now.
+    strictq and the floor alternate, round by round. The ratio is strictq's rate divided by the floor's. The rates hold for
+    this machine under its current load.
     """
     if not directory.is_dir():
         raise Failure(f"{directory} is not a directory", USAGE)

@@ -25,25 +25,26 @@ strictq check orders.strictq --json | jq '.problems[] | select(.fixed | not)'
 
 @command(EXAMPLES)
 @queue_argument
-@click.option("--fix", is_flag=True, help="Put right what can be put right without losing anything.")
+@click.option("--fix", is_flag=True, help="Repair what can be repaired without losing data.")
 @click.option(
     "--salvage",
     type=PATH,
     metavar="OUT",
-    help="Make a new queue of what can be saved; nobody may have QUEUE open.",
+    help="Save what is readable in a new queue, OUT. No process may have QUEUE open.",
 )
 @quiet_option
 @json_option
 def check(queue: Path, fix: bool, salvage: Path | None, quiet: bool, as_json: bool) -> int:
-    """Read everything, and report each broken invariant: an fsck. It may run beside running programs.
+    """Read the whole queue and report every broken invariant, like fsck. Other programs may use the queue meanwhile.
 
-    With --salvage the damaged files are only read, and what can be read and verified is put into a new queue.
+    --salvage does not change the damaged files. It copies every message that it can read to a new queue, and lists what may
+    be lost and what it could not verify.
 
-    Exit code 0: all is well, or all that was found is fixed, or all was saved. 1: something is wrong. 2: there is no such queue.
+    Exit code 0: no problems, or all were fixed, or all messages were saved. 1: problems remain. 2: there is no such queue.
     """
     if salvage is not None:
         if fix:
-            raise Failure("--fix and --salvage don't go together", USAGE)
+            raise Failure("use either --fix or --salvage, not both", USAGE)
         return _salvage(queue, salvage, quiet, as_json)
     opened: AbstractContextManager[strictq.Queue] = operating(queue) if fix else looking(queue)
     started = time.monotonic()
@@ -60,10 +61,11 @@ def check(queue: Path, fix: bool, salvage: Path | None, quiet: bool, as_json: bo
         listing(("shard", "rule", "", "detail"), rows)
         fixable = sum(p.fixable for p in wrong)
         print(
-            f"{many(len(problems), 'problem')}, {len(wrong):,} not fixed" + (f", --fix would mend {fixable:,}" if fixable else "")
+            f"{many(len(problems), 'problem')}, {len(wrong):,} not fixed"
+            + (f", --fix would repair {fixable:,}" if fixable else "")
         )
     elif not quiet:
-        print("all is well")
+        print("no problems found")
     return WRONG if wrong else OK
 
 
@@ -78,10 +80,10 @@ def _salvage(queue: Path, out: Path, quiet: bool, as_json: bool) -> int:
             print(printable(note))
         if found.lost:
             rows = [(f"{r.shard}", shown_key(r.key), f"{r.first}", "…" if r.last is None else f"{r.last}") for r in found.lost]
-            listing(("shard", "key", "may be lost: from seq", "to"), rows)
+            listing(("shard", "key", "possibly lost: from seq", "to"), rows)
         if found.unverified:
             rows = [(f"{r.shard}", shown_key(r.key), f"{r.first}", f"{r.last}") for r in found.unverified]
-            listing(("shard", "key", "saved, but could not be verified: from seq", "to"), rows)
+            listing(("shard", "key", "saved, but not verified: from seq", "to"), rows)
         if not quiet or found.lost or found.notes:
             print(f"saved {many(found.messages, 'message')} and {many(found.dead, 'dead letter')} in {printable(str(out))}")
     return WRONG if found.lost or found.notes else OK

@@ -29,11 +29,11 @@ class Shell(StrEnum):
 
 
 @command(EXAMPLES)
-@click.argument("shell", type=click.Choice(Shell), help="Your shell.")
-@click.option("into", "--install", is_flag=True, help="Write it where the shell finds it, and say where that is.")
-@click.option("as_json", "--json", is_flag=True, help="Print one JSON object: shell, script, installed.")
+@click.argument("shell", type=click.Choice(Shell), help="The shell.")
+@click.option("into", "--install", is_flag=True, help="Write the script to where the shell loads it, and print that path.")
+@click.option("as_json", "--json", is_flag=True, help="Print one JSON object with shell, script and installed.")
 def completion(shell: Shell, into: bool, as_json: bool) -> int:
-    """Print the completion script of a shell, or install it. A new shell then completes commands and options."""
+    """Print a shell's completion script, or install it. New shells then complete commands and options."""
     kind = get_completion_class(shell.value)
     assert kind is not None
     script = kind(app(), {}, "strictq", COMPLETE).source().strip()
@@ -41,7 +41,7 @@ def completion(shell: Shell, into: bool, as_json: bool) -> int:
     if as_json:
         emit({"shell": shell.value, "script": script, "installed": None if path is None else str(path)})
     elif path is not None:
-        print(f"installed in {path}; a new shell has it")
+        print(f"installed in {path}; start a new shell to use it")
     else:
         print(script)
     return OK

@@ -30,26 +30,26 @@ EXAMPLES: Final = {
     """,
 }
 settings_argument: Final[Decorator] = click.argument(
-    "settings", nargs=-1, metavar="[NAME=VALUE]...", help="Settings, as docs/reference/config.md has them."
+    "settings", nargs=-1, metavar="[NAME=VALUE]...", help="Settings. docs/reference/config.md lists them."
 )
 
 
 @command(EXAMPLES["create"])
 @queue_argument
 @settings_argument
-@click.option("--shards", type=click.IntRange(min=1, max=256), default=1, help="Files to spread the keys over; stays as it is.")
+@click.option("--shards", type=click.IntRange(min=1, max=256), default=1, help="Number of shard files. Cannot be changed later.")
 @click.option(
     "--durability",
     type=click.Choice(Durability),
     default=Durability.full,
-    help="What a send survives: full, a power cut; process, kill -9.",
+    help="What a completed send survives. full: a power cut. process: kill -9.",
 )
 @json_option
 def create(queue: Path, settings: tuple[str, ...], shards: int, durability: Durability, as_json: bool) -> int:
-    """Make a queue. If one is there already with these settings, nothing happens; its other settings may differ.
+    """Create a queue. If a queue with these settings exists, do nothing; its other settings may differ.
 
-    Exit code 0: it is there. 1: the disk is full, or the system refused; nothing is left of it.
-    2: a queue with other values of these settings is there, or something else, or it cannot be made.
+    Exit code 0: the queue exists. 1: the disk is full or the system refused; nothing was left behind. 2: invalid usage, or the
+    path holds a queue with other values of these settings, or something else.
     """
     wanted = QueueConfig().evolve(**changes(settings))
     with _made(queue, shards, durability, wanted) as q:
@@ -67,7 +67,7 @@ def _made(queue: Path, shards: int, durability: Durability, wanted: QueueConfig)
         if not queue.exists():
             raise
         text, _, _ = explained(e)
-        hint = "it stays as it is; strictq config QUEUE shows its settings, strictq config QUEUE NAME=VALUE changes one"
+        hint = "nothing was changed; show its settings with strictq config QUEUE, change one with strictq config QUEUE NAME=VALUE"
         raise Failure(text, USAGE, hint) from e
 
 
@@ -76,7 +76,7 @@ def _made(queue: Path, shards: int, durability: Durability, wanted: QueueConfig)
 @settings_argument
 @json_option
 def config(queue: Path, settings: tuple[str, ...], as_json: bool) -> int:
-    """Show the settings of a queue, or change some: every process sees them at its next write."""
+    """Show the settings of a queue, or change some. Other processes apply a change at their next write."""
     asked = changes(settings)
     with operating(queue) if asked else looking(queue) as q:
         if asked:

@@ -37,31 +37,39 @@ strictq demo --input events.jsonl --key-field customer --consumers 8
 
 
 @command(EXAMPLES)
-@click.option("--input", type=PATH, metavar="FILE", help="Events to send, JSON lines, plain or gzip. Default: made ones.")
-@click.option("--key-field", metavar="FIELD", help="The field of --input that holds the key.")
-@click.option("--queue", type=PATH, metavar="DIR", help="Make the queue here and keep it. Default: a temporary one.")
-@click.option("--consumers", type=click.IntRange(1, 64), default=4, help="Consumer processes.")
-@click.option("--shards", type=click.IntRange(1, 256), default=1, help="Shards of the queue.")
+@click.option(
+    "--input",
+    type=PATH,
+    metavar="FILE",
+    help="Send the events in this file: JSON lines, plain or gzip. Default: generated events.",
+)
+@click.option("--key-field", metavar="FIELD", help="The field of --input that contains the key.")
+@click.option("--queue", type=PATH, metavar="DIR", help="Create the queue here and keep it. Default: a temporary directory.")
+@click.option("--consumers", type=click.IntRange(1, 64), default=4, help="Number of consumer processes.")
+@click.option("--shards", type=click.IntRange(1, 256), default=1, help="Number of shard files.")
 @click.option(
     "--durability",
     type=click.Choice(Durability),
     default=Durability.process,
-    help="process: all survives kill -9, as here. full: a power cut too, at the disk's speed.",
+    help="What a completed send survives. process: kill -9. full: also a power cut; slower.",
 )
-@click.option("--events", type=click.IntRange(1), help=f"Events to make. [{EVENTS:,}; with --worker {WORKER_EVENTS}]")
+@click.option("--events", type=click.IntRange(1), help=f"Number of generated events. [{EVENTS:,}; with --worker {WORKER_EVENTS}]")
 @click.option(
-    "--keys", type=click.IntRange(1), help=f"Keys they have. [one to {EVENTS_PER_KEY} events; with --worker {WORKER_KEYS}]"
+    "--keys", type=click.IntRange(1), help=f"Number of keys. [one per {EVENTS_PER_KEY} events; with --worker {WORKER_KEYS}]"
 )
-@click.option("--kill/--no-kill", default=True, help="Kill a consumer with -9.")
+@click.option("--kill/--no-kill", default=True, help="Kill one consumer with kill -9.")
+@click.option("--worker", is_flag=True, help="Run one worker that prepares ahead instead of consumers, and show the overlap.")
 @click.option(
-    "--worker", is_flag=True, help="Instead of the consumers: one worker, which prepares ahead. Shows how that overlaps."
+    "--concurrency",
+    type=click.IntRange(1, 1000),
+    default=4,
+    help="With --worker: events processed in parallel, each of a different key.",
 )
+@click.option("--fetch", type=Seconds(min=0.0, max=60.0), default=0.08, help="With --worker: how long prepare waits, in seconds.")
 @click.option(
-    "--concurrency", type=click.IntRange(1, 1000), default=4, help="With --worker: events at once, each of another key."
+    "--process", type=Seconds(min=0.0, max=60.0), default=0.12, help="With --worker: how long process waits, in seconds."
 )
-@click.option("--fetch", type=Seconds(min=0.0, max=60.0), default=0.08, help="With --worker: what prepare takes.")
-@click.option("--process", type=Seconds(min=0.0, max=60.0), default=0.12, help="With --worker: what process takes.")
-@click.option("--plot", type=PATH, metavar="FILE", help="With --worker: draw what it did when, a .png or a .svg file.")
+@click.option("--plot", type=PATH, metavar="FILE", help="With --worker: draw the timeline to this .png or .svg file.")
 @click.option("as_json", "--json", is_flag=True, help="Print the result as one JSON object.")
 @click.pass_context
 def demo(
@@ -69,22 +77,22 @@ def demo(
     durability: Durability, events: int | None, keys: int | None, kill: bool, worker: bool, concurrency: int,
     fetch: float, process: float, plot: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Send events through a queue, kill a consumer on the way, and verify that every key kept its order.
+    """Send events through a queue, kill a consumer halfway, and verify the order of every key.
 
-    With --worker, one worker of this process handles the events, and nothing is killed: prepare waits as a fetch would,
-    and runs while process is busy with the event before it.
+    With --worker, one worker in this process handles the events, and nothing is killed. Its prepare stage waits as a download
+    would, while the process stage handles the previous event of the key.
 
-    Exit code 0: nothing was lost, doubled or reordered. 1: something was. 2: the input cannot be used.
+    Exit code 0: no event was lost, duplicated or reordered. 1: at least one was. 2: the input cannot be used.
     """
     for name in CONSUMERS_ONLY if worker else WORKER_ONLY:
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             option = "--kill and --no-kill" if name == "kill" else f"--{name}"
-            raise Failure(f"{option} {'can not be used with' if worker else 'needs'} --worker", USAGE)
+            raise Failure(f"{option} {'cannot be used with' if worker else 'needs'} --worker", USAGE)
     if plot is not None:
         drawing.require(plot)
     source = _source(input, key_field, events, keys, worker=worker)
     setup = (
-        f"one worker, {many(concurrency, 'event')} at once, prepare {fetch:g} s, process {process:g} s"
+        f"one worker, {many(concurrency, 'event')} in parallel, prepare {fetch:g} s, process {process:g} s"
         if worker
         else many(consumers, "consumer")
     )
@@ -111,22 +119,22 @@ def demo(
 def _source(input: Path | None, key_field: str | None, events: int | None, keys: int | None, *, worker: bool) -> Source:
     if input is None:
         if key_field is not None:
-            raise Failure("--key-field is for --input", USAGE)
+            raise Failure("--key-field requires --input", USAGE)
         count = events or (WORKER_EVENTS if worker else EVENTS)
         return ledgers(count, keys or (WORKER_KEYS if worker else max(1, count // EVENTS_PER_KEY)))
     if events is not None or keys is not None:
-        raise Failure("--events and --keys are for made events, not for --input", USAGE)
+        raise Failure("--events and --keys apply to generated events, not to --input", USAGE)
     if key_field is None:
-        raise Failure("--input needs --key-field: the name of the field that holds the key", USAGE)
+        raise Failure("--input requires --key-field, the field that contains the key", USAGE)
     return file_events(input, key_field)
 
 
 @contextmanager
 def _new_queue(path: Path | None, shards: int, durability: Durability) -> Iterator[strictq.Queue]:
-    """The queue, with the table in which events are recorded: at `path`, or where it is removed in the end."""
-    # Events of an earlier run would be in the way: the consumers' chain starts where the key's state says.
+    """Open a new queue with the table that records events. Without `path` it is temporary."""
+    # An earlier run's key states would break the chain that the consumers verify.
     if path is not None and path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise Failure(f"{path} is there already; the demo needs a new directory for its queue", USAGE)
+        raise Failure(f"{path} exists already; the demo needs a new directory for its queue", USAGE)
     if path is not None and not path.parent.is_dir():
         raise Failure(f"{path.parent} is not a directory", USAGE)
     with (

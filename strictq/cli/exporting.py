@@ -24,19 +24,21 @@ EXAMPLES: Final = {
 
 @command(EXAMPLES["export"])
 @queue_argument
-@click.argument("out", type=PATH, metavar="OUT", help="A directory for its files and nothing else; made if missing.")
-@click.option("--bodies/--no-bodies", default=True, help="With the bodies, where the queue kept them.")
-@click.option("--forget", is_flag=True, help="Remove from the queue what is safely in a file.")
+@click.argument(
+    "out", type=PATH, metavar="OUT", help="The directory of the export. Created if missing; must contain nothing else."
+)
+@click.option("--bodies/--no-bodies", default=True, help="Include message bodies, if the queue keeps them.")
+@click.option("--forget", is_flag=True, help="Delete exported records from the queue, once their file is on disk.")
 @quiet_option
 @json_option
 def export(queue: Path, out: Path, bodies: bool, forget: bool, quiet: bool, as_json: bool) -> int:
-    """Write the records of finished messages that OUT does not have yet to Parquet files, a file per shard and range.
+    """Export the records of finished messages to Parquet files in OUT, one file per shard and range of records.
 
-    Run it again and it goes on where it ended, also after a crash: no record is missing, none is there twice. The queue may be
-    in use meanwhile. Needs the extra "history".
+    Run it again to export new records only. After a crash it continues where it stopped: no record is missing or written
+    twice. The queue may be in use meanwhile. Requires the extra "history".
 
-    Exit code 0: done, also where there was nothing new. 1: OUT holds something else or lacks a file, or reading or writing
-    failed; files that were finished stay. 2: wrong usage, or no queue.
+    Exit code 0: done, even if there was nothing new. 1: OUT contains other files or lacks one, or reading or writing failed;
+    finished files are kept. 2: invalid usage, or there is no such queue.
     """
     from strictq.history import export_history
 
@@ -58,9 +60,9 @@ def export(queue: Path, out: Path, bodies: bool, forget: bool, quiet: bool, as_j
         tell(f"{made}{forgotten}, {seconds:.1f} s")
     if done.missing:
         gone = many(done.missing, "record")
-        tell(f"strictq: the queue had removed {gone} before this export: export more often, or let it keep more")
+        tell(f"strictq: the queue deleted {gone} before this export; export more often, or raise history_max")
     elif kept == "off" and not done.records and not quiet:
-        tell("strictq: this queue keeps no history now: strictq config QUEUE history=records")
+        tell("strictq: this queue keeps no history; turn it on with strictq config QUEUE history=records")
     return OK
 
 
@@ -80,21 +82,21 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
 
 
 @command(EXAMPLES["plot"])
-@click.argument("out", type=PATH, metavar="OUT", help="The directory of an export.")
-@click.option("--png", type=PATH, required=True, metavar="DIR", help="Where the pictures go; made if missing.")
-@click.option("--window", type=Seconds(min=0.001), default=3600.0, help="Length of the windows.")
+@click.argument("out", type=PATH, metavar="OUT", help="The directory of the export.")
+@click.option("--png", type=PATH, required=True, metavar="DIR", help="The directory of the pictures. Created if missing.")
+@click.option("--window", type=Seconds(min=0.001), default=3600.0, help="Length of a window, in seconds.")
 @json_option
 def plot(out: Path, png: Path, window: float, as_json: bool) -> int:
-    """Draw what an export holds with a local Spark: ages, throughput, outcomes, and durations where a worker measured them.
+    """Plot an export: ages, throughput, outcomes, and the durations that workers measured.
 
-    Needs the extras "spark" and "plot", and Java 17 or newer.
+    Runs Spark locally. Requires the extras "spark" and "plot", and Java 17 or newer.
 
-    Exit code 0: done. 1: it failed. 2: wrong usage, or there is no directory OUT.
+    Exit code 0: done. 1: it failed. 2: invalid usage, or there is no directory OUT.
     """
     if not out.is_dir():
         raise Failure(f"there is no directory {out}", USAGE)
     if png.resolve() == out.resolve():
-        raise Failure("--png must be another directory than OUT: pictures in it would stop the next export", USAGE)
+        raise Failure("--png must not be OUT: pictures in OUT would make the next export fail", USAGE)
     from strictq._extras import need_spark
     from strictq.history import plots
 

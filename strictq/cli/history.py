@@ -27,15 +27,15 @@ strictq history plot orders-history --png pictures
 strictq history purge orders.strictq --all --yes
 """
 UNDER: Final = {"export": export, "plot": plot, "purge": purge_history}
-"""First words that are no queue but a command of their own."""
+"""Subcommands, by the word that is otherwise the queue's path."""
 PAGE: Final = 1000
 
 
 class HistoryCommand(QueueCommand):
-    """The list of records, unless the first word names one of the commands under it. A queue of that name is `./export`."""
+    """Lists records, or runs a subcommand if the first word names one. A queue of that name is `./export`."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any) -> Any:
-        """The context of the command that is meant."""
+        """Return the context of the subcommand, or of the list."""
         if args and args[0] in UNDER:
             return UNDER[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
@@ -45,20 +45,26 @@ class HistoryCommand(QueueCommand):
 @queue_argument
 @optional_key_argument
 @key_type_option
-@click.option("--shard", type=click.IntRange(min=0, max=255), help="Only of this shard. Default: of all, one by one.")
 @click.option(
-    "--after", type=click.IntRange(min=0), default=0, metavar="N", help="With --shard or KEY: only records with a larger n."
+    "--shard", type=click.IntRange(min=0, max=255), help="Only records of this shard. Default: all shards, one after the other."
 )
-@click.option("--limit", "-n", type=click.IntRange(min=1), help="At most so many. [100; with --json all]")
+@click.option(
+    "--after",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Only records with a number n above N. Requires --shard or KEY.",
+)
+@click.option("--limit", "-n", type=click.IntRange(min=1), help="Show at most this many. [100; with --json all]")
 @json_option
 def history(
     queue: Path, key: str | None, key_type: KeyType, shard: int | None, after: int, limit: int | None, as_json: bool
 ) -> int:
-    """How finished messages ended, in order within a shard, where the queue's setting `history` keeps records of them."""
+    """List finished messages and their outcomes, in order within each shard. The setting `history` must be on."""
     if after and shard is None and key is None:
-        raise Failure("each shard counts by itself: --after needs --shard or a KEY", USAGE)
+        raise Failure("--after requires --shard or a KEY: each shard numbers its records separately", USAGE)
     if key is not None and shard is not None:
-        raise Failure("a KEY lies in one shard: leave --shard out", USAGE)
+        raise Failure("use either KEY or --shard: a key belongs to one shard", USAGE)
     chosen = None if key is None else key_of(key, key_type)
     with looking(queue) as q:
         shards = [0] if chosen is not None else list(range(q.shards)) if shard is None else [shard]
@@ -76,7 +82,7 @@ def history(
         ]  # fmt: skip
         off = q.config.history == "off"
     if not rows:
-        show("there are no records" + (": the setting history is off" if off else ""))
+        show("no records" + (": the setting history is off" if off else ""))
         return OK
     names = ("shard", "n", "key", "seq", "outcome", "attempts", "ended", "took")
     listing(names, rows, right=("shard", "n", "seq", "attempts"))
@@ -84,7 +90,7 @@ def history(
 
 
 def _records(q: strictq.Queue, shards: list[int], key: Key | None, after: int, limit: int | None) -> Iterator[HistoryRecord]:
-    """Shard by shard, page by page."""
+    """Yield records shard by shard, page by page."""
     left = limit
     for shard in shards:
         n = after

@@ -62,7 +62,7 @@ EXAMPLES: Final = {
 
 
 class Rank(StrEnum):
-    """What top-keys looks at."""
+    """How top-keys ranks keys."""
 
     depth = "depth"
     age = "age"
@@ -70,11 +70,13 @@ class Rank(StrEnum):
 
 @command(EXAMPLES["top-keys"])
 @queue_argument
-@click.option("--by", type=click.Choice(Rank), default=Rank.depth, help="Most messages, or oldest message.")
-@click.option("--limit", "-n", type=click.IntRange(min=1, max=10_000), default=10, help="At most so many.")
+@click.option(
+    "--by", type=click.Choice(Rank), default=Rank.depth, help="Rank by number of messages, or by age of the oldest message."
+)
+@click.option("--limit", "-n", type=click.IntRange(min=1, max=10_000), default=10, help="Show at most this many.")
 @json_option
 def top_keys(queue: Path, by: Rank, limit: int, as_json: bool) -> int:
-    """The deepest keys, or those whose oldest message is oldest. Looks at every key that has messages."""
+    """List the keys with the most messages, or with the oldest message. Reads every key that has messages."""
     with looking(queue) as q:
         found = q.top_keys(limit, by=by.value)
     if as_json:
@@ -95,7 +97,7 @@ def top_keys(queue: Path, by: Rank, limit: int, as_json: bool) -> int:
 @key_type_option
 @json_option
 def explain(queue: Path, key: str, key_type: KeyType, as_json: bool) -> int:
-    """Why a key is, or is not, handed out now: since when, by whom, until when."""
+    """Show whether a key can be delivered now. If not: why, since when, until when, and which consumer holds it."""
     with looking(queue) as q:
         chosen = key_of(key, key_type)
         hint_of_type(q, chosen)
@@ -129,9 +131,9 @@ def explain(queue: Path, key: str, key_type: KeyType, as_json: bool) -> int:
 def peek(
     queue: Path, key: str | None, arrival: int | None, shard: int | None, key_type: KeyType, limit: int, as_json: bool
 ) -> int:
-    """The first unresolved messages of a key, in order, without touching them; without KEY, the oldest of all keys.
+    """Show the first unresolved messages of a key, in order; without KEY, the oldest of all keys. Read-only.
 
-    Without KEY it looks at up to 10,000 keys a shard of those that are ready, and as many leased, delayed and held ones.
+    Without KEY it reads up to 10,000 keys per shard that are ready, and as many leased, delayed and held ones.
     """
     _require_one(key, arrival, shard)
     with looking(queue) as q:
@@ -171,16 +173,22 @@ def _require_one(key: str | None, arrival: int | None, shard: int | None) -> Non
 @command(EXAMPLES["status"])
 @queue_argument
 @optional_key_argument
-@click.argument("seq", type=click.IntRange(min=1), required=False, metavar="[SEQ]", help="Position in the key's sequence.")
+@click.argument(
+    "seq",
+    type=click.IntRange(min=1),
+    required=False,
+    metavar="[SEQ]",
+    help="The message's position in its key's sequence, from 1.",
+)
 @id_options
 @key_type_option
 @json_option
 def status(
     queue: Path, key: str | None, seq: int | None, arrival: int | None, shard: int | None, key_type: KeyType, as_json: bool
 ) -> int:
-    """Where one message is: its state, who holds it, its last error and output. Give KEY and SEQ, or --id of a keyless message.
+    """Show the state of one message: its holder, attempts, last errors and last output. Use KEY and SEQ, or --id.
 
-    Exit code 0: it is there, or was and is resolved. 1: it was never sent, or --id is of none that is left.
+    Exit code 0: the message exists, or is resolved. 1: the key never had this seq, or no keyless message has this id.
     2: there is no such queue.
     """
     _require_one(key, arrival, shard)
@@ -232,7 +240,7 @@ def _attempt(error: AttemptError) -> Fact:
 @click.option("--errors", is_flag=True, help="Show why the last attempts of each failed, with tracebacks. (--json always does.)")
 @json_option
 def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, errors: bool, as_json: bool) -> int:
-    """Dead letters of a key, or of all: what was rejected, ran out of attempts, or expired."""
+    """List the dead letters of a key or of the queue: messages that were rejected, ran out of attempts, or expired."""
     with looking(queue) as q:
         chosen = None if key is None else key_of(key, key_type)
         hint_of_type(q, chosen)
@@ -243,7 +251,7 @@ def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, errors: bo
             emit(d.to_dict())
         return OK
     if not found:
-        show("there are no dead letters" if key is None else "this key has no dead letters")
+        show("no dead letters" if key is None else "this key has no dead letters")
         return OK
     rows = [
         (
@@ -257,21 +265,29 @@ def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, errors: bo
         if d.output:
             show([("output", printable_lines(d.output))])
     if key is None and total > len(found):
-        tell(f"{total:,} in all; --limit shows more")
+        tell(f"{total:,} in total; show more with --limit")
     return OK
 
 
 @command(EXAMPLES["query"])
 @queue_argument
-@click.argument("sql", metavar="SQL", help="A SELECT on app_* tables.")
-@click.option("--param", "-p", multiple=True, metavar="VALUE", help="For each ? of the SQL; JSON, or else a text.")
-@click.option("--key", metavar="KEY", help="Only in the shard of this key.")
+@click.argument("sql", metavar="SQL", help="A SELECT statement on app_* tables.")
+@click.option(
+    "--param",
+    "-p",
+    multiple=True,
+    metavar="VALUE",
+    help="The value of the next ? in the SQL: a JSON number, string or null, or plain text. Repeatable.",
+)
+@click.option("--key", metavar="KEY", help="Query only the shard of this key.")
 @key_type_option
 @json_option
 def query(queue: Path, sql: str, param: tuple[str, ...], key: str | None, key_type: KeyType, as_json: bool) -> int:
-    """Read a program's own app_* tables. Each shard is asked by itself: sums and order over shards are yours.
+    """Query a program's own app_* tables. The query runs on each shard separately, and the rows are concatenated.
 
-    Exit code 0: done. 1: a shard could not be read; the rows of the others are printed. 2: the SQL cannot be used.
+    So sums and sort orders are per shard.
+
+    Exit code 0: done. 1: a shard could not be read; the rows of the others are printed. 2: the SQL is invalid.
     """
     with looking(queue) as q:
         failed: PartialFailure | None = None
@@ -295,12 +311,12 @@ def _param(text: str) -> Any:
     except ValueError:
         return text
     if isinstance(value, list | dict):
-        raise Failure(f"--param {text}: SQL takes numbers, texts and null", USAGE)
+        raise Failure(f"--param {text}: use a number, a string or null", USAGE)
     return value
 
 
 def _read(failed: PartialFailure) -> Any:
-    """The rows of the shards that could be read."""
+    """Return the rows of the shards that could be read."""
     parts = [rows for rows in failed.results if not isinstance(rows, Exception)]
     return type(parts[0]).together(parts) if parts else []
 
@@ -308,7 +324,7 @@ def _read(failed: PartialFailure) -> Any:
 def _show_rows(rows: Any, *, as_json: bool) -> None:
     names = list(getattr(rows, "columns", ()))
     if any(len(row) != len(names) for row in rows):
-        raise Failure("its statements give different columns: ask one SELECT at a time", USAGE)
+        raise Failure("the statements return different columns; run one SELECT at a time", USAGE)
     names = _told_apart(names)
     if as_json:
         for row in rows:
@@ -323,7 +339,7 @@ def _show_rows(rows: Any, *, as_json: bool) -> None:
 
 
 def _told_apart(columns: list[str]) -> list[str]:
-    """Names of which each is there once: one that comes again gets its column's number, or the next one that makes it new."""
+    """Make column names unique: append the column's number to a repeated name, or the next number that is free."""
     names: list[str] = []
     for i, name in enumerate(columns):
         if name in columns[:i]:

@@ -21,16 +21,16 @@ strictq migrate orders.strictq
 
 @command(EXAMPLES)
 @queue_argument
-@click.option("--dry-run", is_flag=True, help="Only report what there is to do.")
+@click.option("--dry-run", is_flag=True, help="Report what would be done; change nothing.")
 @quiet_option
 @json_option
 def migrate(queue: Path, dry_run: bool, quiet: bool, as_json: bool) -> int:
-    """Bring the files of a queue that an older strictq made to the format of this one.
+    """Upgrade the files of a queue to the format of this version.
 
-    No process may have the queue open. Older versions refuse it afterwards; there is no way back. An interrupted migration
-    is finished by running it again.
+    No process may have the queue open. The upgrade cannot be undone: older versions refuse the queue afterwards. If it is
+    interrupted, run it again.
 
-    Exit code 0: done, or there was nothing to do. 2: there is no such queue, it is damaged, or another process has it open.
+    Exit code 0: done, or nothing to do. 2: there is no such queue, it is damaged, or another process has it open.
     """
     state = ""
 
@@ -44,11 +44,11 @@ def migrate(queue: Path, dry_run: bool, quiet: bool, as_json: bool) -> int:
         emit(found.to_dict())
     elif not quiet:
         if not found.old:
-            print(f"nothing to do: every file has format {found.format}")
+            print(f"nothing to do: every file is in format {found.format}")
         elif dry_run:
             print(
-                f"{many(found.old, 'file')} of {found.files:,} would go from format {found.before} to {found.format}; "
-                f"that needs {size(found.needs_bytes)} of free space"
+                f"{many(found.old, 'file')} of {found.files:,} would be migrated from format {found.before} to {found.format}; "
+                f"this needs {size(found.needs_bytes)} of free space"
             )
         else:
             print(f"migrated {many(found.old, 'file')} from format {found.before} to {found.format}")

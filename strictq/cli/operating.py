@@ -60,35 +60,35 @@ EXAMPLES: Final = {
 @queue_argument
 @optional_key_argument
 @key_type_option
-@click.option("--seq", type=click.IntRange(min=1), multiple=True, metavar="SEQ", help="Only these of the key; again for more.")
-@click.option("everybody", "--all", is_flag=True, help="The dead letters of all keys.")
+@click.option("--seq", type=click.IntRange(min=1), multiple=True, metavar="SEQ", help="Only this message of KEY. Repeatable.")
+@click.option("everybody", "--all", is_flag=True, help="All dead letters of the queue.")
 @quiet_option
 @json_option
 def redrive(
     queue: Path, key: str | None, key_type: KeyType, seq: tuple[int, ...], everybody: bool, quiet: bool, as_json: bool
 ) -> int:
-    """Put dead letters back in their lane at their original seq, ahead of everything later: attempts 0, no TTL.
+    """Return dead letters to their key at their original seq, ahead of all later messages.
 
-    Where a consumer holds the key, they come back when its lease ends.
+    Their attempts restart at 0 and their TTL is cleared. If a consumer holds the key, they become ready when its lease ends.
     """
     chosen = _one_or_all(key, key_type, everybody)
     if seq and key is None:
-        raise Failure("--seq is a position in a key: give the KEY, too", USAGE)
+        raise Failure("--seq requires a KEY", USAGE)
     with operating(queue) as q, waiting("redriving:", lambda: f"{q.stats().dead:,} still dead", quiet=quiet):
         hint_of_type(q, chosen)
         count = q.redrive(chosen, seq or None)
-    return _report(f"{many(count, 'dead letter')} put back", {"redriven": count, **_whose(chosen)}, quiet, as_json)
+    return _report(f"{many(count, 'dead letter')} redriven", {"redriven": count, **_whose(chosen)}, quiet, as_json)
 
 
 @command(EXAMPLES["hold"])
 @queue_argument
 @key_argument
 @key_type_option
-@click.option("--reason", type=StoredText(), help="Why; explain shows it.")
+@click.option("--reason", type=StoredText(), help="The reason, shown by explain.")
 @quiet_option
 @json_option
 def hold(queue: Path, key: str, key_type: KeyType, reason: str | None, quiet: bool, as_json: bool) -> int:
-    """Hand out nothing more of a key until it is released. A consumer that has it may finish; sends go on."""
+    """Stop delivering a key until it is released. A consumer that holds it may finish; sends are accepted."""
     chosen = key_of(key, key_type)
     with operating(queue) as q:
         hint_of_type(q, chosen)
@@ -96,7 +96,7 @@ def hold(queue: Path, key: str, key_type: KeyType, reason: str | None, quiet: bo
         found = q.explain(chosen)
     text = f"{shown_key(chosen)} is held"
     if found.state == "in_flight":
-        text += f", once {found.by} is done with what it has"
+        text += f"; {found.by} may finish the messages that it has leased"
     return _report(text, {"held": True, **key_fields(chosen), "in_flight": found.state == "in_flight"}, quiet, as_json)
 
 
@@ -104,23 +104,23 @@ def hold(queue: Path, key: str, key_type: KeyType, reason: str | None, quiet: bo
 @queue_argument
 @optional_key_argument
 @key_type_option
-@click.option("--keyless", is_flag=True, help="All keyless messages that a poison policy holds.")
-@click.option("--consumer", metavar="NAME", help="What a named consumer holds.")
-@click.option("--force", is_flag=True, help="With --consumer: although it has a holder that is alive.")
+@click.option("--keyless", is_flag=True, help="Release every keyless message that was held because it ran out of attempts.")
+@click.option("--consumer", metavar="NAME", help="Release the unacked batches of this named consumer.")
+@click.option("--force", is_flag=True, help="With --consumer: release even if a running process holds the name.")
 @quiet_option
 @json_option
 def release(
     queue: Path, key: str | None, key_type: KeyType, keyless: bool, consumer: str | None, force: bool, quiet: bool, as_json: bool
 ) -> int:
-    """End a hold; the attempts of its messages start again from 0.
+    """End a hold. The attempts of the held messages restart at 0.
 
-    With --consumer: give back what a named consumer, such as a stream of Spark, holds. Its messages are ready for anybody, and
-    its query can't go on from its checkpoint.
+    With --consumer, release the unacked batches of a named consumer, such as a Spark stream. Any consumer can then receive
+    the messages, and the stream cannot continue from its checkpoint.
     """
     if (key is not None) + keyless + (consumer is not None) != 1:
-        raise Failure("give the KEY, or --keyless, or --consumer", USAGE)
+        raise Failure("give one of KEY, --keyless and --consumer", USAGE)
     if force and consumer is None:
-        raise Failure("--force is for --consumer", USAGE)
+        raise Failure("--force requires --consumer", USAGE)
     if consumer is not None:
         return _release_consumer(queue, consumer, force=force, quiet=quiet, as_json=as_json)
     chosen = None if key is None else key_of(key, key_type)
@@ -128,7 +128,7 @@ def release(
         hint_of_type(q, chosen)
         released = q.release(chosen)
     whose = "keyless messages" if chosen is None else shown_key(chosen)
-    text = f"{whose}: released" if released else f"{whose}: nothing was held"
+    text = f"{whose}: released" if released else f"{whose}: not held; nothing was changed"
     return _report(text, {"released": released, **key_fields(chosen)}, quiet, as_json)
 
 
@@ -136,11 +136,11 @@ def _release_consumer(queue: Path, name: str, *, force: bool, quiet: bool, as_js
     with operating(queue) as q:
         known = [c.name for c in q.consumers()]
         if name not in known:
-            there = f"there are {', '.join(map(printable, known))}" if known else "there is none"
-            raise Failure(f"there is no consumer {printable(name)}", hint=there)
+            there = f"the queue has {', '.join(map(printable, known))}" if known else "the queue has none"
+            raise Failure(f"there is no named consumer {printable(name)}", hint=there)
         count = q.release_consumer(name, force=force)
-    text = f"consumer {printable(name)}: {many(count, 'message')} given back" + (
-        "; start its query with a new checkpoint" if count else ""
+    text = f"consumer {printable(name)}: {many(count, 'message')} released" + (
+        "; restart its query with a new checkpoint" if count else ""
     )
     return _report(text, {"released": count > 0, **key_fields(None), "consumer": name, "messages": count}, quiet, as_json)
 
@@ -148,18 +148,25 @@ def _release_consumer(queue: Path, name: str, *, force: bool, quiet: bool, as_js
 @command(EXAMPLES["reject"])
 @queue_argument
 @key_argument
-@click.argument("seqs", type=click.IntRange(min=1), nargs=-1, required=True, metavar="SEQ...", help="Positions in the key.")
-@click.option("--reason", type=StoredText(), required=True, help="Why; dead shows it.")
+@click.argument(
+    "seqs",
+    type=click.IntRange(min=1),
+    nargs=-1,
+    required=True,
+    metavar="SEQ...",
+    help="The messages' positions in their key's sequence.",
+)
+@click.option("--reason", type=StoredText(), required=True, help="The reason, shown by `strictq dead`.")
 @key_type_option
 @quiet_option
 @json_option
 def reject(queue: Path, key: str, seqs: tuple[int, ...], reason: str, key_type: KeyType, quiet: bool, as_json: bool) -> int:
-    """Dead-letter unresolved messages: one that kills whoever processes it, say.
+    """Dead-letter unresolved messages, such as one that crashes every consumer.
 
-    Where a batch of a stream of Spark holds one, that batch comes again without it. What a worker has is left to it: its lease
-    ends by itself.
+    If a Spark stream's batch contains the message, the batch is delivered again without it. A message that a worker holds
+    cannot be rejected until its lease ends.
 
-    Exit code 0: each of them is a dead letter, or was resolved already. 1: some are not; which, and why, is on stderr.
+    Exit code 0: every message is a dead letter or was already resolved. 1: some are not; stderr says which and why.
     """
     chosen = key_of(key, key_type)
     if not reason:
@@ -187,10 +194,14 @@ def reject(queue: Path, key: str, seqs: tuple[int, ...], reason: str, key_type: 
 @queue_argument
 @optional_key_argument
 @key_type_option
-@click.option("everything", "--all", is_flag=True, help="The whole queue.")
-@click.option("--dead", is_flag=True, help="The dead letters, too.")
-@click.option("--history", is_flag=True, help="The records of finished messages, too. These alone: strictq history purge.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("everything", "--all", is_flag=True, help="Purge the whole queue.")
+@click.option("--dead", is_flag=True, help="Delete dead letters as well.")
+@click.option(
+    "--history",
+    is_flag=True,
+    help="Delete the records of finished messages as well. For records alone, use `strictq history purge`.",
+)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @quiet_option
 @json_option
 def purge(
@@ -204,9 +215,9 @@ def purge(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Remove what is waiting, for good. Messages in flight stay with their consumer; seqs go on.
+    """Delete waiting messages permanently. Messages in flight stay with their consumer. Seqs are not reused.
 
-    The dedup ids of the keys are forgotten: what is sent again is stored again.
+    The keys' dedup ids are deleted too: a repeated send with the same id is stored again.
     """
     chosen = _one_or_all(key, key_type, everything)
     with operating(queue) as q:
@@ -214,54 +225,54 @@ def purge(
             stats = q.stats()
             dead_letters = f" and {many(stats.dead, 'dead letter')}" if dead else ""
             records = ", and all records of finished messages," if history else ""
-            _confirm(f"Remove {many(stats.depth, 'message')}{dead_letters}{records} of {q.path}?", "this empties the whole queue")
+            _confirm(f"Delete {many(stats.depth, 'message')}{dead_letters}{records} of {q.path}?", "this empties the whole queue")
         hint_of_type(q, chosen)
         with waiting("purging:", lambda: _left(q, dead=dead), quiet=quiet):
             count = q.purge(chosen, dead=dead, history=history)
-    return _report(f"{many(count, 'message')} removed", {"purged": count, **_whose(chosen)}, quiet, as_json)
+    return _report(f"{many(count, 'message')} deleted", {"purged": count, **_whose(chosen)}, quiet, as_json)
 
 
 @command(EXAMPLES["history purge"])
 @queue_argument
 @optional_key_argument
 @key_type_option
-@click.option("everything", "--all", is_flag=True, help="The whole queue's records.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("everything", "--all", is_flag=True, help="All records of the queue.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @quiet_option
 @json_option
 def purge_history(
     queue: Path, key: str | None, key_type: KeyType, everything: bool, yes: bool, quiet: bool, as_json: bool
 ) -> int:
-    """Remove records of finished messages, for good. Nothing that waits is touched."""
+    """Delete the records of finished messages permanently. Waiting messages are not affected."""
     chosen = _one_or_all(key, key_type, everything)
     with operating(queue) as q:
         if everything and not yes:
-            _confirm(f"Remove all records of finished messages of {q.path}?", "this removes the whole queue's records")
+            _confirm(f"Delete all records of finished messages of {q.path}?", "this deletes all records of the queue")
         hint_of_type(q, chosen)
         count = q.purge_history(chosen)
-    return _report(f"{many(count, 'record')} removed", {"purged": count, **_whose(chosen)}, quiet, as_json)
+    return _report(f"{many(count, 'record')} deleted", {"purged": count, **_whose(chosen)}, quiet, as_json)
 
 
 def _one_or_all(key: str | None, kind: KeyType, everything: bool) -> Key | None:
     if (key is None) != everything:
-        raise Failure("give the KEY, or --all for all of them", USAGE)
+        raise Failure("give either KEY or --all", USAGE)
     return None if key is None else key_of(key, kind)
 
 
 def _confirm(question: str, consequence: str) -> None:
-    """Ask before something is removed of the whole queue; where nobody can be asked, refuse."""
+    """Ask for confirmation; without a terminal, fail."""
     if not (sys.stdin is not None and sys.stdin.isatty()):
-        raise Failure(f"{consequence}: say --yes, too", USAGE)
+        raise Failure(f"{consequence}; confirm with --yes", USAGE)
     try:
         sure = click.confirm(question, err=True)
     except click.Abort as e:
-        tell("")  # what comes next, the shell's prompt or ours, does not stand behind the question
+        tell("")  # end the line of the question
         # click makes one exception of Ctrl-C and Ctrl-D, and keeps which one it was as the context alone.
         if isinstance(e.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         sure = False
     if not sure:
-        raise Failure("nothing was removed")
+        raise Failure("cancelled; nothing was deleted")
 
 
 def _left(q: strictq.Queue, *, dead: bool) -> str:

@@ -32,26 +32,36 @@ MAX: Final = 10
 BATCH: Final = 100
 BATCH_OF_A_FILE: Final = 1000
 LOOK_SECONDS: Final = 1.0
-"""While it waits, it looks so often whether the reader of its output is still there."""
+"""How often a waiting command checks that the reader of its output still exists."""
 
 
 @command(EXAMPLES)
 @queue_argument
-@click.option("at_most", "--max", "-n", type=click.IntRange(min=1), help=f"End after so many messages. [{MAX}]")
-@click.option("--wait", type=Seconds(min=0.0), default=0.0, help="For a first message; and again for the next.")
-@click.option("--drain", is_flag=True, help="Go on until nothing is ready.")
-@click.option("--follow", "-f", is_flag=True, help="Go on for ever.")
-@click.option("--ack/--no-ack", default=True, help="Ack what was written; or give it back as it was.")
+@click.option("at_most", "--max", "-n", type=click.IntRange(min=1), help=f"Receive at most this many messages. [{MAX}]")
+@click.option(
+    "--wait", type=Seconds(min=0.0), default=0.0, help="Seconds to wait for the first message, and for each next batch."
+)
+@click.option("--drain", is_flag=True, help="Receive until no message is ready.")
+@click.option("--follow", "-f", is_flag=True, help="Receive until interrupted.")
+@click.option("--ack/--no-ack", default=True, help="Ack the printed messages, or release them with no attempt counted.")
 @click.option("--nack", is_flag=True, help="Nack the printed messages. Each counts as an attempt.")
-@click.option("--delay", type=Seconds(min=0.0), help="With --nack: before the next try. Default: the queue's retry delay.")
-@click.option("--reason", type=StoredText(), help="With --nack: why; explain shows it.")
-@click.option("--key", multiple=True, metavar="KEY", help="Only this key; again for more of them.")
+@click.option(
+    "--delay", type=Seconds(min=0.0), help="With --nack: seconds before the next attempt. Default: the queue's retry delay."
+)
+@click.option("--reason", type=StoredText(), help="With --nack: the reason, shown by explain.")
+@click.option("--key", multiple=True, metavar="KEY", help="Receive only this key. Repeatable.")
 @key_type_option
-@click.option("--per-key", type=click.IntRange(min=1), help="At most so many of a key at once; 1: heads of many keys.")
-@click.option("--lease", type=Seconds(min=0.001), help="Hold the keys so long. Default: the queue's.")
-@click.option("--consumer", metavar="NAME", help="Who holds the keys, as explain shows it.")
-@click.option("--raw", is_flag=True, help="Print bodies alone, each with a newline.")
-@click.option("as_json", "--json", is_flag=True, help="One JSON object a message; so it is without --raw, too.")
+@click.option(
+    "--per-key",
+    type=click.IntRange(min=1),
+    help="At most this many messages of a key per batch. 1: the first message of each key.",
+)
+@click.option(
+    "--lease", type=Seconds(min=0.001), help="Lease the keys for this many seconds. Default: the queue's lease_seconds."
+)
+@click.option("--consumer", metavar="NAME", help="The consumer name, shown by explain.")
+@click.option("--raw", is_flag=True, help="Print only the bodies, each followed by a newline.")
+@click.option("as_json", "--json", is_flag=True, help="Print one JSON object per message (the default).")
 def receive(
     queue: Path,
     at_most: int | None,
@@ -70,38 +80,38 @@ def receive(
     raw: bool,
     as_json: bool,
 ) -> int:
-    """Print the oldest ready messages, one a line, and ack them once they are written.
+    """Print the oldest ready messages, one per line, and ack them after writing.
 
-    Written means that the operating system took it: for a pipe, not that its reader has read it. What could not be
-    written is given back. To process messages with a command, use `work`.
+    Messages are acked when the operating system has accepted the output; the reader of a pipe may not have read it yet.
+    Messages that could not be written are released. To process messages with a command, use `strictq work`.
 
-    Exit code 0: done, even if there was no message. 1: some were printed but not acked, because their lease was lost.
-    2: wrong usage.
+    Exit code 0: done, even if there was no message. 1: some messages were printed but not acked, because their lease was lost.
+    2: invalid usage.
     """
     if raw and as_json:
-        raise Failure("--raw and --json: one of them", USAGE)
+        raise Failure("use either --raw or --json, not both", USAGE)
     settle = Settle("nack" if nack else "ack" if ack else "release", delay, reason)
     if nack and not ack:
-        raise Failure("--nack and --no-ack: one of them", USAGE)
+        raise Failure("use either --nack or --no-ack, not both", USAGE)
     if not nack and (delay is not None or reason is not None):
-        raise Failure("--delay and --reason are for --nack", USAGE)
+        raise Failure("--delay and --reason require --nack", USAGE)
     if settle.how != "ack" and (drain or follow):
-        raise Failure("what is given back comes again: --drain and --follow are for acks", USAGE)
+        raise Failure("--drain and --follow require acks: messages that are not acked would be delivered again", USAGE)
     if drain + follow + (at_most is not None) > 1:
-        raise Failure("--max, --drain, --follow: one of them", USAGE)
+        raise Failure("use only one of --max, --drain and --follow", USAGE)
     keys = [key_of(text, key_type) for text in key] or None
     out = Out(raw=raw)
     with operating(queue) as q:
         printer = Printer(q, out, settle, keys, per_key, lease, consumer)
         printer.run(None if drain or follow else at_most or MAX, None if follow else wait)
     if printer.lost:
-        tell(f"strictq: {many(printer.lost, 'message')} printed, but not acked: the lease was lost, and they come again")
+        tell(f"strictq: {many(printer.lost, 'message')} printed but not acked: the lease was lost; they will be delivered again")
         return WRONG
     return OK
 
 
 class Out:
-    """stdout, as bytes."""
+    """Writes deliveries to stdout, as bytes."""
 
     def __init__(self, *, raw: bool) -> None:
         if sys.stdout is None:
@@ -114,7 +124,7 @@ class Out:
         self.is_file = self._descriptor is not None and stat.S_ISREG(os.fstat(self._descriptor).st_mode)
 
     def write(self, deliveries: Sequence[Delivery], *, durable: bool) -> None:
-        """Write messages, all of them or an error; with `durable` a file has them after a power cut, too."""
+        """Write all messages or raise. With `durable`, fsync a regular file."""
         for d in deliveries:
             self._out.write((d.body if self._raw else _line(d)) + b"\n")
         self._out.flush()
@@ -123,10 +133,10 @@ class Out:
             os.fsync(self._descriptor)
 
     def require_reader(self) -> None:
-        """Nothing is taken from the queue for a reader that is gone.
+        """Check that the output's reader still exists, so that nothing is received for a closed pipe.
 
         Raises:
-            BrokenPipeError: it is gone.
+            BrokenPipeError: the reader has closed the pipe.
         """
         if self._descriptor is None or self.is_file or not hasattr(select, "poll"):
             return
@@ -141,7 +151,7 @@ def _line(d: Delivery) -> bytes:
 
 
 def as_values(d: Delivery) -> dict[str, Any]:
-    """A message for programs."""
+    """Return a message as JSON values."""
     return {
         **key_fields(d.key), "seq": d.seq, "id": d.id, **body_fields(d.body), "headers": d.headers, "attempt": d.attempt,
         "enqueued_at": d.enqueued_at, "token": d.token, "shard": d.shard,
@@ -149,7 +159,7 @@ def as_values(d: Delivery) -> dict[str, Any]:
 
 
 class Settle:
-    """What becomes of messages that are written."""
+    """Settles messages after they were written."""
 
     def __init__(self, how: str, delay: float | None, reason: str | None) -> None:
         self.how = how
@@ -157,7 +167,7 @@ class Settle:
         self._reason = reason
 
     def __call__(self, q: strictq.Queue, deliveries: Sequence[Delivery]) -> int:
-        """Settle them; how many were lost before."""
+        """Settle the deliveries. Return how many had lost their lease."""
         if self.how == "release":
             give_back(deliveries)
             return 0
@@ -177,17 +187,17 @@ class Settle:
 
 
 def give_back(deliveries: Sequence[Delivery]) -> None:
-    """Release every lease, unused; what is lost or cannot be reached comes back by itself when its time is over."""
+    """Release every lease, with no attempt counted. Ignore errors: a lease that cannot be released expires."""
     for lease in dict.fromkeys(d.lease for d in deliveries):
         with suppress(StrictqError):
             lease.release()
 
 
 class Printer:
-    """Receives, writes, settles, again and again.
+    """Receives, writes and settles batches.
 
     Attributes:
-        lost: messages that were written, and whose lease was lost before they could be settled.
+        lost: messages that were written but lost their lease before they were settled.
     """
 
     def __init__(
@@ -203,13 +213,13 @@ class Printer:
         self._q = q
         self._out = out
         self._settle = settle
-        # `starts`: it runs no handler, so no message kills it. If it dies, its keys come in batches again.
+        # starts=True: this command runs no handler that a message could crash, so its death must not end batch delivery.
         self._receiving = q._receiving
         self._request = self._receiving.request(1, per_key, lease, keys, consumer, starts=True)
         self.lost = 0
 
     def run(self, at_most: int | None, wait: float | None) -> None:
-        """Until there were so many, or nothing came for `wait` seconds; None: no such end."""
+        """Run until `at_most` messages were printed, or none arrived for `wait` seconds. None means no such limit."""
         left = at_most
         batch = BATCH_OF_A_FILE if self._out.is_file else BATCH
         while left is None or left > 0:
@@ -221,7 +231,7 @@ class Printer:
             if left is not None:
                 left -= len(got)
             if self._settle.how != "ack":
-                return  # what was given back would come again
+                return  # released messages would be delivered again
 
     def _next(self, room: int, wait: float | None) -> list[Delivery]:
         left = wait

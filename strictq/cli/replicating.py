@@ -38,12 +38,12 @@ LOOK_SECONDS: Final = 0.1
 
 
 class Moment(click.ParamType[datetime]):
-    """A point in time: seconds since 1970, or ISO 8601 with its offset."""
+    """A point in time: seconds since 1970, or ISO 8601 with an offset."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """A datetime with a time zone."""
+        """Return a datetime with a time zone."""
         if isinstance(value, datetime):
             return value
         try:
@@ -55,35 +55,42 @@ class Moment(click.ParamType[datetime]):
         except ValueError:
             self.fail(f"{value!r} is neither seconds since 1970 nor ISO 8601.", param, ctx)
         if found.tzinfo is None:
-            self.fail(f"{value!r} has no offset: write 2026-01-31T08:00:00+01:00, or …Z for UTC.", param, ctx)
+            self.fail(f"{value!r} has no UTC offset; write 2026-01-31T08:00:00+01:00, or end with Z for UTC.", param, ctx)
         return found
 
 
 @command(EXAMPLES["replicate"])
 @queue_argument
-@click.option("--to", metavar="TARGET", help="Ship to this directory or s3://BUCKET/PREFIX from now on; stored with the queue.")
-@click.option("--interval", type=Seconds(min=0.01), default=1.0, help="With --to: between two segments.")
-@click.option("--keep", type=Seconds(min=0), default=86400.0, help="With --to: how far back a restore can go.")
-@click.option("--max-lag", type=click.IntRange(min=1 << 20), default=1 << 30, help="With --to: bytes kept for a lost target.")
-@click.option("--key-file", type=PATH, metavar="FILE", help="With --to: key segments with the secret in this file.")
-@click.option("--once", is_flag=True, help="End when everything is shipped.")
-@click.option("--detach", is_flag=True, help="Ship no longer, and end.")
-@click.option("--alone", is_flag=True, help="Put a restored queue in service without a replica, and end.")
+@click.option(
+    "--to", metavar="TARGET", help="Replicate to this directory or s3://BUCKET/PREFIX from now on. Stored with the queue."
+)
+@click.option("--interval", type=Seconds(min=0.01), default=1.0, help="With --to: seconds between two segments.")
+@click.option("--keep", type=Seconds(min=0), default=86400.0, help="With --to: seconds that a restore can go back.")
+@click.option(
+    "--max-lag",
+    type=click.IntRange(min=1 << 20),
+    default=1 << 30,
+    help="With --to: bytes of changes to keep while the target is unreachable.",
+)
+@click.option("--key-file", type=PATH, metavar="FILE", help="With --to: authenticate segments with the secret in this file.")
+@click.option("--once", is_flag=True, help="Exit when everything is shipped.")
+@click.option("--detach", is_flag=True, help="Stop replicating this queue, and exit.")
+@click.option("--alone", is_flag=True, help="Put a restored queue in service without a replica, and exit.")
 @quiet_option
 @json_option
 def replicate(
     queue: Path, to: str | None, interval: float, keep: float, max_lag: int, key_file: Path | None, once: bool, detach: bool,
     alone: bool, quiet: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Ship what changes in a queue to its replica, until Ctrl-C. Every process that has the queue open does that too.
+    """Ship a queue's changes to its replica until Ctrl-C. Every process that has the queue open for writing does this too.
 
-    One process ships at a time. This one takes over when the others end, and keeps the replica up to date while none runs.
-    --to on a restored queue puts it in service.
+    One process ships at a time. This command takes over when the other processes exit, and so keeps the replica current
+    while no program runs. On a restored queue, --to also puts the queue in service.
 
-    Exit code 0: done. 1: shipping failed. 2: wrong usage, no such queue, or it has no replica and --to is missing.
+    Exit code 0: done. 1: shipping failed. 2: invalid usage, there is no such queue, or it has no replica and --to is missing.
     """
     if sum((detach, alone, to is not None)) > 1:
-        raise Failure("--to, --detach and --alone don't go together", USAGE)
+        raise Failure("use only one of --to, --detach and --alone", USAGE)
     if alone or to is not None:
         from strictq._store.api import Storage, put_in_service
 
@@ -109,7 +116,7 @@ def replicate(
 
 
 def _ship(q: strictq.Queue, stopping: Stopping, *, once: bool, quiet: bool) -> ReplicationStatus:
-    """Until it is asked to end, shipping has stopped, or, once, everything is shipped."""
+    """Ship until a stop signal or a permanent failure; with `once`, until everything is shipped."""
     told = ""
     state = ""
     with waiting("shipping:", lambda: state, quiet=quiet):
@@ -120,7 +127,7 @@ def _ship(q: strictq.Queue, stopping: Stopping, *, once: bool, quiet: bool) -> R
             state = status_line(found)
             if (found.last_error or "") != told:
                 told = found.last_error or ""
-                tell(f"strictq: {told}" if told else "strictq: shipping goes on")
+                tell(f"strictq: {told}" if told else "strictq: shipping has resumed")
             shipped = found.segment is not None and found.lag_bytes == 0
             if found.stopped or stopping.asked is not None or (once and (shipped or found.last_error)):
                 return found
@@ -128,19 +135,19 @@ def _ship(q: strictq.Queue, stopping: Stopping, *, once: bool, quiet: bool) -> R
 
 
 def status_line(found: ReplicationStatus | None) -> str:
-    """How far a replica is, on a line."""
+    """Return a replica's state as one line of text."""
     if found is None or found.mode != "async":
         return "not replicated"
     target = printable(found.target)
     if found.segment is None or found.lag_seconds is None:
-        return f"{target}: nothing was shipped yet"
+        return f"{target}: nothing has been shipped yet"
     text = f"{target}: segment {found.segment:,}, {span(found.lag_seconds)} behind"
     if found.lag_bytes:
         text += f" ({size(found.lag_bytes)})"
     if not found.shipping:
-        text += ", no process ships"
+        text += ", no process is shipping"
     if found.lapsed:
-        text += ", the WAL is not kept for it"
+        text += ", the WAL is no longer kept for it"
     if found.last_error:
         text += f"; {'stopped' if found.stopped else 'failing'}: {printable(found.last_error)}"
     return text
@@ -148,12 +155,12 @@ def status_line(found: ReplicationStatus | None) -> str:
 
 @command(EXAMPLES["replicas"])
 @click.argument("target", metavar="TARGET", help="The directory or s3://BUCKET/PREFIX that a queue ships to.")
-@click.option("--points", is_flag=True, help="Each state that can be restored, too.")
+@click.option("--points", is_flag=True, help="List every state that can be restored.")
 @json_option
 def replicas(target: str, points: bool, as_json: bool) -> int:
-    """Show what a replica holds: whose it is, and between which points in time it can be restored.
+    """Show which queue a replica belongs to, and the range of times that can be restored.
 
-    Exit code 0: it holds a state that can be restored. 1: it holds none, or can't be read. 2: there is no replica.
+    Exit code 0: at least one state can be restored. 1: none can, or the replica cannot be read. 2: there is no replica.
     """
     from strictq.replication.restoring import look, points_of
 
@@ -177,23 +184,28 @@ def replicas(target: str, points: bool, as_json: bool) -> int:
 @command(EXAMPLES["restore"])
 @click.argument("target", metavar="TARGET", help="The directory or s3://BUCKET/PREFIX that a queue shipped to.")
 @click.argument("queue", type=PATH, metavar="QUEUE", help="The new queue's directory, which must not exist.")
-@click.option("--at", type=Moment(), metavar="TIME", help="The newest state not later: seconds since 1970, or ISO 8601.")
-@click.option("--cut", type=click.IntRange(min=0), metavar="N", help="The state with this number, instead.")
-@click.option("--alone", is_flag=True, help="The original is out of service: the queue may be written to at once.")
-@click.option("--key-file", type=PATH, metavar="FILE", help="The secret that segments are keyed with.")
-@click.option("--dry-run", is_flag=True, help="Only find the state, and make nothing.")
+@click.option(
+    "--at",
+    type=Moment(),
+    metavar="TIME",
+    help="Restore the newest state at or before this time: seconds since 1970, or ISO 8601.",
+)
+@click.option("--cut", type=click.IntRange(min=0), metavar="N", help="Restore the state with this number.")
+@click.option("--alone", is_flag=True, help="Put the restored queue in service. Use it only if the original is out of service.")
+@click.option("--key-file", type=PATH, metavar="FILE", help="The file with the secret that authenticates the segments.")
+@click.option("--dry-run", is_flag=True, help="Find the state; create nothing.")
 @quiet_option
 @json_option
 def restore(
     target: str, queue: Path, at: datetime | None, cut: int | None, alone: bool, key_file: Path | None, dry_run: bool,
     quiet: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Make a queue of what another one shipped: its newest state, or that of a point in time.
+    """Restore a queue from its replica: the newest state, or the state at a point in time.
 
-    Without --alone the queue can only be looked at, until `strictq replicate QUEUE --alone` or --to puts it in service: two
-    queues that go on from the same messages would hand out each of them twice.
+    Without --alone the restored queue is read-only until `strictq replicate QUEUE --alone` or --to puts it in service. If
+    both the original and the copy were in service, each message would be delivered twice.
 
-    Exit code 0: done. 1: a segment is missing or damaged, or the disk is full; nothing was made. 2: wrong usage.
+    Exit code 0: done. 1: a segment is missing or damaged, or the disk is full; nothing was created. 2: invalid usage.
     """
     progress = [0, 0]
 
@@ -210,7 +222,7 @@ def restore(
         of = f"{many(done.segments, 'segment')}, {size(done.stored_bytes)}"
         print(f"{printable(done.path)} {what} the queue as of {_moment(done.at)} (state {done.segment}, of {of})")
         if done.waiting and not dry_run:
-            print("put it in service, once the original is out of service: strictq replicate QUEUE --alone, or --to TARGET")
+            print("when the original is out of service, put this one in service: strictq replicate QUEUE --alone, or --to TARGET")
     return OK
 
 

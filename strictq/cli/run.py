@@ -30,22 +30,42 @@ strictq run shop:app mails:app --concurrency 4 --processes 2
 strictq run shop:app --drain
 """
 LEFT_SECONDS: Final = 0.5
-"""How long threads may take to end that handlers were left behind in."""
+"""How long to wait for the threads of abandoned handlers at exit."""
 
 log: Final = logging.getLogger("strictq.run")
 
 
 @command(EXAMPLES)
-@click.argument("targets", nargs=-1, required=True, metavar="MODULE:APP...", help="A strictq.App in a module; :app if not said.")
-@click.option("--concurrency", "-c", type=click.IntRange(1, 10_000), default=8, help="Messages at once, of each app and process.")
-@click.option("--processes", "-p", type=click.IntRange(1, 256), default=1, help="Worker processes; those that die are restarted.")
-@click.option("--timeout", type=Seconds(min=0.001), help="Give up a handler that takes longer, if it has no timeout; retry.")
-@click.option("--drain", is_flag=True, help="End when nothing is ready any more. Delayed and deferred messages stay.")
-@click.option("--grace", type=Seconds(min=0.0), help="With Ctrl-C or SIGTERM: wait so long for handlers. Default: to their end.")
-@click.option("--consumer", metavar="NAME", help="Who holds the keys, as explain shows it.")
-@click.option("--no-breaker", is_flag=True, help="Go on starting handlers while most of them fail. Implied by --drain.")
-@click.option("--quiet", "-q", is_flag=True, help="Log warnings and errors only.")
-@click.option("as_json", "--json", is_flag=True, help="Print the totals as one JSON object at the end.")
+@click.argument(
+    "targets", nargs=-1, required=True, metavar="MODULE:APP...", help="A strictq.App in a module. Default attribute: app."
+)
+@click.option(
+    "--concurrency", "-c", type=click.IntRange(1, 10_000), default=8, help="Messages processed in parallel, per app and process."
+)
+@click.option(
+    "--processes",
+    "-p",
+    type=click.IntRange(1, 256),
+    default=1,
+    help="Number of worker processes. A process that dies is restarted.",
+)
+@click.option(
+    "--timeout",
+    type=Seconds(min=0.001),
+    help="Abandon and retry a handler after this many seconds, unless it has its own timeout.",
+)
+@click.option("--drain", is_flag=True, help="Exit when no message is ready. Delayed and deferred messages remain.")
+@click.option(
+    "--grace",
+    type=Seconds(min=0.0),
+    help="On Ctrl-C or SIGTERM: wait at most this many seconds for running handlers. Default: no limit.",
+)
+@click.option("--consumer", metavar="NAME", help="The consumer name, shown by explain.")
+@click.option(
+    "--no-breaker", is_flag=True, help="Turn off the circuit breaker, which pauses while most handlers fail. Implied by --drain."
+)
+@click.option("--quiet", "-q", is_flag=True, help="Log only warnings and errors.")
+@click.option("as_json", "--json", is_flag=True, help="Print the totals as one JSON object at exit.")
 @click.option("--line", type=int, hidden=True)
 def run(
     targets: tuple[str, ...],
@@ -62,11 +82,11 @@ def run(
 ) -> int:
     """Run the handlers and schedules of apps, each on its own queue, until Ctrl-C or SIGTERM.
 
-    Modules are looked for in the working directory first. A first signal lets handlers finish, and gives back the rest. A second
-    one ends handlers, and their messages are tried again. With --processes, it does not matter whether a signal reaches the
-    worker processes, too. One that dies is started again, after 0.5 s at first and 30 s at most.
+    Modules are imported from the working directory first. The first signal lets running handlers finish and releases all other
+    messages. A second signal ends running handlers; their messages are retried. With --processes, only the supervisor acts on
+    signals. It restarts a process that dies after 0.5 s, then after longer waits, up to 30 s.
 
-    Exit code 0: stopped, or drained. 1: a queue or a process failed. 2: wrong usage, or an app can't be imported.
+    Exit code 0: stopped or drained. 1: a queue or a process failed. 2: invalid usage, or an app cannot be imported.
     """
     began = time.monotonic()
     if processes > 1:
@@ -116,13 +136,13 @@ def load(targets: Sequence[str]) -> list[App]:
     """Import the apps.
 
     Raises:
-        Failure: one is not there, or two have the same queue.
-        StrictqError: of a module that opens a queue.
+        Failure: an app does not exist, or two apps use the same queue.
+        StrictqError: raised by a module that opens a queue.
     """
     sys.path.insert(0, os.getcwd())
     apps = [_app(target) for target in targets]
     if len({app.queue.queue_id for app in apps}) != len(apps):
-        raise Failure("two of the apps have the same queue; each would dead-letter messages of the other", USAGE)
+        raise Failure("two of the apps use the same queue; each would dead-letter the other's messages", USAGE)
     return apps
 
 
@@ -134,19 +154,21 @@ def _app(target: str) -> App:
         raise
     except Exception as e:
         if isinstance(e, ModuleNotFoundError) and e.name is not None and f"{module}.".startswith(f"{e.name}."):
-            raise Failure(f"there is no module {module!r}", USAGE, "run it where the module is, or set PYTHONPATH") from None
+            raise Failure(
+                f"there is no module {module!r}", USAGE, "run the command in the module's directory, or set PYTHONPATH"
+            ) from None
         traceback.print_exc()
-        raise Failure(f"the module {module!r} can't be imported: {type(e).__name__}: {e}", USAGE) from None
+        raise Failure(f"the module {module!r} cannot be imported: {type(e).__name__}: {e}", USAGE) from None
     for part in (name or "app").split("."):
         found = getattr(found, part, None)
     if not isinstance(found, App):
-        what = "is not there" if found is None else f"is of type {type(found).__name__}"
+        what = "does not exist" if found is None else f"is of type {type(found).__name__}"
         raise Failure(f"{module}:{name or 'app'} {what}; it must be a strictq.App", USAGE)
     return found
 
 
 class Working:
-    """Workers in a thread; the main thread passes stop orders on."""
+    """Runs workers in a thread; the main thread forwards stop signals."""
 
     def __init__(self, workers: Several, *, drain: bool, grace: float | None) -> None:
         self._workers = workers
@@ -158,14 +180,14 @@ class Working:
 
     @property
     def hurried(self) -> bool:
-        """It was to stop, and not to wait for handlers to their end."""
+        """Whether it was stopped without waiting for every running handler."""
         return self._orders > (0 if self._grace is not None else 1)
 
     def run(self, signals: StopSignals, line: StopLine | None) -> int:
-        """Work to the end. Returns the exit code.
+        """Run until stopped or drained. Return the exit code.
 
         Args:
-            line: where stop orders come from; None: signals are stop orders.
+            line: the source of stop orders; None: signals are stop orders.
         """
         signals.install()
         thread = threading.Thread(target=self._work, args=(signals,), name="strictq-run", daemon=True)
@@ -180,7 +202,7 @@ class Working:
             for _ in range(line.orders()):
                 self._order()
             if line.ended and not self._orders:
-                log.warning("the supervisor is gone: stopping")
+                log.warning("the supervisor has exited; stopping")
                 self._order()
         thread.join()
         return self._code(line)
@@ -217,7 +239,7 @@ def _finish(totals: dict[str, int], began: float, *, processes: int, restarts: i
 
 
 def _leave(code: int) -> None:
-    """End the process where handlers that nobody waits for would keep it: of an event loop, those in threads."""
+    """Exit the process even if abandoned handlers still run in non-daemon threads."""
     end = time.monotonic() + LEFT_SECONDS
     left = [t for t in threading.enumerate() if not t.daemon and t is not threading.current_thread()]
     for thread in left:

@@ -33,7 +33,7 @@ BATCH: Final = 20_000
 
 
 class OnError(StrEnum):
-    """What a bad line does."""
+    """What to do at an invalid line."""
 
     stop = "stop"
     skip = "skip"
@@ -41,41 +41,47 @@ class OnError(StrEnum):
 
 @command(EXAMPLES)
 @queue_argument
-@click.argument("file", type=PATH, required=False, metavar="[FILE]", help="Lines, plain or gzip; - or nothing: stdin.")
-@click.option("--key-field", "-k", metavar="FIELD", help="The field with the key.")
-@click.option("--key", metavar="KEY", help="One key for all lines, instead.")
+@click.argument(
+    "file", type=PATH, required=False, metavar="[FILE]", help="The file to read, plain or gzip. Default, and -: stdin."
+)
+@click.option("--key-field", "-k", metavar="FIELD", help="The JSON field that contains the key.")
+@click.option("--key", metavar="KEY", help="Send all lines with this key.")
 @click.option(
     "--key-type",
     type=click.Choice(FieldType),
     default=FieldType.auto,
-    help="What the key becomes. auto: a string stays one, a whole number, too. bytes, hex, base64: bytes.",
+    help="The type of the key. auto: str for a JSON string, int for a whole number. bytes, hex and base64: bytes.",
 )
-@click.option("--raw", is_flag=True, help="Lines of any bytes, not of JSON.")
+@click.option("--raw", is_flag=True, help="Send lines as raw bytes; they need not be JSON.")
 @click.option(
-    "--on-error", type=click.Choice(OnError), default=OnError.stop, help="At a bad line: stop before it, or leave it out."
+    "--on-error", type=click.Choice(OnError), default=OnError.stop, help="At an invalid line: stop before it, or skip it."
 )
 @click.option(
     "--dedup-field",
     metavar="FIELD",
-    help="The field with an id of the line. A repeated run sends no id of a key twice, but only within the queue's "
-    "dedup_window_seconds: 300, or as strictq config sets it.",
+    help="The JSON field that contains the line's dedup id. Within the queue's dedup_window_seconds (default 300), "
+    "a repeated id of a key is not sent again.",
 )
-@click.option("--size-field", metavar="FIELD", help="The field with a number that the work takes as long as: the size_hint.")
-@click.option("--prepare-seconds", type=Seconds(min=0.0), help="What a worker is to expect of preparing each, seconds.")
-@click.option("--process-seconds", type=Seconds(min=0.0), help="What a worker is to expect of processing each, seconds.")
-@click.option("--delay", type=Seconds(min=0.0), default=0.0, help="Hand nothing out before.")
-@click.option("--ttl", type=Seconds(min=0.001), help="What nobody took by then expires.")
-@click.option("--header", "-H", multiple=True, metavar="NAME=VALUE", help="A header of each.")
+@click.option("--size-field", metavar="FIELD", help="The field with the size_hint: a number that the duration depends on.")
+@click.option("--prepare-seconds", type=Seconds(min=0.0), help="Estimate of a worker's prepare stage, seconds per message.")
+@click.option("--process-seconds", type=Seconds(min=0.0), help="Estimate of a worker's process stage, seconds per message.")
+@click.option("--delay", type=Seconds(min=0.0), default=0.0, help="Delay delivery by this many seconds.")
+@click.option("--ttl", type=Seconds(min=0.001), help="Expire a message if it is not received within this many seconds.")
+@click.option("--header", "-H", multiple=True, metavar="NAME=VALUE", help="Add this header to every message. Repeatable.")
 @click.option(
     "--wait",
     type=Seconds(min=0.0),
     default=0.0,
-    help="While the queue or its disk is full, or busy: try so long.",
+    help="Keep retrying for this many seconds while the queue or disk is full or busy.",
 )
-@click.option("--batch", type=click.IntRange(min=1, max=100_000), default=BATCH, help="Lines of one commit, at most.")
-@click.option("--create", is_flag=True, help="Make the queue if it is not there.")
-@click.option("--shards", type=click.IntRange(min=1, max=256), help="With --create: files to spread the keys over.")
-@click.option("--durability", type=click.Choice(Durability), help="With --create: what a send survives.")
+@click.option("--batch", type=click.IntRange(min=1, max=100_000), default=BATCH, help="Send at most this many lines per commit.")
+@click.option("--create", is_flag=True, help="Create the queue if it does not exist.")
+@click.option("--shards", type=click.IntRange(min=1, max=256), help="With --create: number of shard files.")
+@click.option(
+    "--durability",
+    type=click.Choice(Durability),
+    help="With --create: what a completed send survives. full: a power cut. process: kill -9.",
+)
 @quiet_option
 @json_option
 def send(
@@ -101,26 +107,25 @@ def send(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Send each line as a message: the line as it is, and its key from a field of it. In order.
+    """Send each line of a file or stdin as a message, in order. The body is the line; the key is one of its JSON fields.
 
-    A bad line is told on stderr with its number; nothing of it is sent, and nothing before it is lost. What is read from a pipe
-    is sent as it comes.
+    Invalid lines are reported on stderr with their line numbers, and are not sent. Lines from a pipe are sent as they arrive.
 
-    Exit code 0: every line was sent. 1: some were not, and stderr says which. 2: wrong usage.
+    Exit code 0: every line was sent. 1: some were not; stderr says which. 2: invalid usage.
     """
     if raw and (key_field is not None or dedup_field is not None or size_field is not None):
-        raise Failure("--raw lines have no fields: give --key KEY", USAGE)
+        raise Failure("--raw lines have no fields; use --key KEY", USAGE)
     if key_field is not None and key is not None:
-        raise Failure("--key-field and --key: one of them", USAGE)
+        raise Failure("use either --key-field or --key, not both", USAGE)
     if not create and (shards is not None or durability is not None):
-        raise Failure("--shards and --durability are for --create", USAGE)
+        raise Failure("--shards and --durability require --create", USAGE)
     constant = None if key is None else key_of(key, KeyType.str if key_type is FieldType.auto else KeyType(key_type))
     options = _options(delay, ttl, header)
     estimates = {"prepare_seconds": prepare_seconds, "process_seconds": process_seconds}
     options |= {name: seconds for name, seconds in estimates.items() if seconds is not None}
     with Stopping() as stopping, _opened(queue, create, shards, durability) as q:
         if key_field is None and constant is None and q.config.keyless == "refuse":
-            raise Failure("say which key: --key-field FIELD, or --key KEY for all lines", USAGE)
+            raise Failure("give the key: --key-field FIELD, or --key KEY for all lines", USAGE)
         q._client.sending.item(Message(b"", key="any", **options))  # what is wrong with the options is no line's fault
         reader = LineReader(
             raw=raw, key=constant, key_field=key_field, key_type=key_type, dedup_field=dedup_field, size_field=size_field,
@@ -129,7 +134,7 @@ def send(
         path = None if file is None or str(file) == "-" else file
         lines = Lines(path, q.config.max_body_bytes, stopping.at_once)
         if lines.is_terminal and not quiet:
-            tell("reading lines from the terminal; Ctrl-D ends them")
+            tell("reading lines from the terminal; end with Ctrl-D")
         raw_would_do = not raw and key_field is None and dedup_field is None and size_field is None
         sender = Sender(q, wait, stopping, repeatable=dedup_field is not None)
         window = None if dedup_field is None else q.config.dedup_window_seconds
@@ -147,7 +152,7 @@ def _opened(queue: Path, create: bool, shards: int | None, durability: Durabilit
 
 
 def _options(delay: float, ttl: float | None, headers: Sequence[str]) -> dict[str, Any]:
-    """What all messages have in common; only what was given."""
+    """Return the options that were given, for all messages."""
     options: dict[str, Any] = {}
     if delay:
         options["delay"] = delay
@@ -162,7 +167,7 @@ def _options(delay: float, ttl: float | None, headers: Sequence[str]) -> dict[st
 
 
 class Run:
-    """One run of the command, and what came of it."""
+    """One run of the command and its result."""
 
     def __init__(
         self, lines: Lines, reader: LineReader, sender: Sender, stopping: Stopping, *, skip: bool, raw_would_do: bool,
@@ -177,13 +182,13 @@ class Run:
         self._skip = skip
         self._started = time.monotonic()
         self.lines = 0
-        """Read so far, bad and blank ones included."""
+        """Lines read so far, including invalid and blank ones."""
         self.bad = 0
         self.stopped_at: int | None = None
-        """The first line that was not sent, where the run ended early."""
+        """The first line that was not sent, if the run ended early."""
 
     def all(self, batch: int, *, quiet: bool) -> int:
-        """Send everything. Returns the exit code."""
+        """Send every line. Return the exit code."""
         with _progress(self._lines, quiet=quiet) as shown, _without_rounds():
             try:
                 for piece in self._lines.pieces(batch):
@@ -209,7 +214,7 @@ class Run:
         return WRONG if self.bad else OK
 
     def _piece(self, piece: list[Any]) -> bool:
-        """Send some lines. False: it ends here."""
+        """Send some lines. Return False if the run ends here."""
         first = self.lines + 1
         for run, bad in self._reader.read(piece, first):
             for refused in self._sender.send(run):
@@ -221,11 +226,12 @@ class Run:
         return True
 
     def _bad(self, line: BadLine) -> bool:
-        """Tell of a bad line. False: it ends here."""
+        """Report an invalid line. Return False if the run ends here."""
         self.bad += 1
         packed = line.number == 1 and self._lines.is_packed
         self._tell(
-            f"line {line.number}: {line.why}", "this is gzip data: strictq send QUEUE FILE.gz unpacks it" if packed else ""
+            f"line {line.number}: {line.why}",
+            "this is gzip data, which is unpacked only from a file: strictq send QUEUE FILE.gz" if packed else "",
         )
         if not self._skip:
             self.stopped_at = line.number
@@ -237,7 +243,7 @@ class Run:
             tell(f"  hint: {hint}")
 
     def report(self, *, quiet: bool, as_json: bool) -> None:
-        """The summary."""
+        """Print the summary."""
         seconds = time.monotonic() - self._started
         values = self.as_values(seconds)
         if as_json:
@@ -245,19 +251,19 @@ class Run:
         elif not quiet:
             tell(self.summary(seconds))
             if self.bad and self._raw_would_do and not self._lines.is_packed:
-                tell("  hint: lines need not be JSON with --raw")
+                tell("  hint: use --raw for lines that are not JSON")
             if len(self._reader.kinds) > 1:
-                tell('  hint: the keys are strings and numbers; 7 and "7" are two keys, --key-type str makes them one')
-        # Whoever repeats the run has to know, and --quiet and --json are for runs that are repeated.
+                tell('  hint: keys are both strings and numbers; 7 and "7" are different keys. --key-type str makes them equal')
+        # Print this with --quiet and --json too: scripts use those, and scripts repeat runs.
         if self._window is not None and seconds > self._window and (self._sender.sent or self._sender.unknown):
             self._tell(
-                f"the run took {seconds:,.0f} s, and dedup_window_seconds is {self._window:,.10g}: "
-                "sent again now, its first lines would be in the queue twice",
-                "before a run as long: strictq config QUEUE dedup_window_seconds=SECONDS, with the break until it is repeated",
+                f"the run took {seconds:,.0f} s, longer than dedup_window_seconds ({self._window:,.10g}): "
+                "repeating it now would send its first lines twice",
+                "raise the window first: strictq config QUEUE dedup_window_seconds=SECONDS",
             )
 
     def as_values(self, seconds: float) -> dict[str, Any]:
-        """Everything, for programs."""
+        """Return the result as JSON values."""
         sent = self._sender.sent
         return {
             "lines": self.lines, "sent": sent, "duplicates": self._sender.duplicates, "bad": self.bad,
@@ -267,14 +273,14 @@ class Run:
         }  # fmt: skip
 
     def summary(self, seconds: float) -> str:
-        """One line for a person."""
+        """Return the result as one line of text."""
         sent = self._sender.sent
         text = f"sent {many(sent, 'line')} in {seconds:.1f} s"
         if seconds >= 0.1:
-            text += f" ({sent / seconds:,.0f} a second)"
+            text += f" ({sent / seconds:,.0f} per second)"
         for count, what in (
-            (self._sender.duplicates, "sent before"), (self.bad, "bad"), (self._reader.blank, "blank"),
-            (self._sender.unknown, "perhaps sent"),
+            (self._sender.duplicates, "duplicates"), (self.bad, "invalid"), (self._reader.blank, "blank"),
+            (self._sender.unknown, "possibly sent"),
         ):  # fmt: skip
             if count:
                 text += f", {count:,} {what}"
@@ -283,7 +289,7 @@ class Run:
 
 @contextmanager
 def _without_rounds() -> Iterator[None]:
-    """Without the garbage collector's rounds: they would look at every message of a batch again and again."""
+    """Disable automatic garbage collection, which would traverse every message of a batch repeatedly."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -294,7 +300,7 @@ def _without_rounds() -> Iterator[None]:
 
 
 def _progress(lines: Lines, *, quiet: bool) -> AbstractContextManager[Any]:
-    """A bar on a terminal; it gives what is to be called with each step, or None."""
+    """Return a context manager that shows a bar and yields its step function; None without a terminal."""
     if quiet or lines.is_terminal or not is_screen(sys.stderr):
         return nullcontext()
     from strictq.cli._progress import bar

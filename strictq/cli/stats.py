@@ -39,7 +39,7 @@ TOP_LANES_MAX: Final = 20_000
 
 
 class Look(NamedTuple):
-    """What is in a queue, who streams it, and what each second brought since the look before."""
+    """A snapshot of a queue and its named consumers, with rates since the previous snapshot."""
 
     found: Stats
     consumers: list[ConsumerStatus]
@@ -47,37 +47,38 @@ class Look(NamedTuple):
 
     @classmethod
     def at(cls, q: strictq.Queue) -> Look:
-        """Now. The counts first: a shard that they can't read is left out of the rest."""
+        """Take a snapshot. Read the counts first: they quarantine an unreadable shard, and the rest skips it."""
         found = q.stats()
         return cls(found, q.consumers())
 
     def since(self, before: Look, seconds: float) -> Look:
-        """The same, with rates."""
+        """Return this snapshot with rates since an earlier one."""
         rates = {name: (getattr(self.found, name) - getattr(before.found, name)) / seconds for name in RATES}
         return self._replace(rates=rates)
 
     @property
     def code(self) -> int:
-        """The exit code."""
+        """Return the exit code."""
         return WRONG if any(s.quarantined for s in self.found.shards) else OK
 
 
 @command(EXAMPLES)
 @queue_argument
-@click.option("--watch", "-w", is_flag=True, help="Again and again, until Ctrl-C; rates as well.")
-@click.option("--interval", type=Seconds(min=0.1, max=86400), help="Between two looks. [2]")
-@click.option("--count", type=click.IntRange(min=1), help="End after so many looks.")
-@click.option("--shards", is_flag=True, help="Each shard's counts, too.")
+@click.option("--watch", "-w", is_flag=True, help="Refresh until Ctrl-C, and show rates.")
+@click.option("--interval", type=Seconds(min=0.1, max=86400), help="With --watch: seconds between two refreshes. [2]")
+@click.option("--count", type=click.IntRange(min=1), help="With --watch: exit after this many refreshes.")
+@click.option("--shards", is_flag=True, help="Show the counts of each shard.")
 @json_option
 def stats(queue: Path, watch: bool, interval: float | None, count: int | None, shards: bool, as_json: bool) -> int:
-    """Count what is in a queue. It disturbs nobody, and costs the same however deep that is; more with many delayed or held keys.
+    """Show the state and totals of a queue. Does not block other clients. The cost does not depend on the number of messages.
 
-    With --watch a terminal shows a live table; a pipe or a file gets one line a look (with --json: one object).
+    It grows with the number of delayed and held keys. With --watch, a terminal shows a live table; a pipe or a file gets one
+    line (with --json, one object) per refresh.
 
-    Exit code 0: all shards were read. 1: a shard could not be read; it says which. 2: there is no such queue.
+    Exit code 0: every shard was read. 1: a shard could not be read; the output says which. 2: there is no such queue.
     """
     if not watch and (interval is not None or count is not None):
-        raise Failure("--interval and --count are for --watch", USAGE)
+        raise Failure("--interval and --count require --watch", USAGE)
     with looking(queue) as q:
         if not watch:
             look = Look.at(q)
@@ -94,7 +95,7 @@ def stats(queue: Path, watch: bool, interval: float | None, count: int | None, s
 
 
 def _looks(q: strictq.Queue, interval: float, count: int | None) -> Iterator[Look]:
-    """One look after the other; the first one knows no rates."""
+    """Yield snapshots, `interval` seconds apart. The first has rates of 0."""
     before, then = Look.at(q), time.monotonic()
     yield before._replace(rates=dict.fromkeys(RATES, 0.0))
     looks = 1
@@ -138,7 +139,7 @@ def _watch(q: strictq.Queue, looks: Iterator[Look], *, shards: bool) -> Iterator
 
 
 def line(look: Look) -> str:
-    """One look on one line, for a log."""
+    """Return a snapshot as one line, for a log."""
     counts = " ".join(f"{name}={getattr(look.found, name)}" for name in STATES)
     speed = " ".join(f"{name}/s={rate:.1f}" for name, rate in (look.rates or {}).items())
     streams = "".join(
@@ -149,18 +150,18 @@ def line(look: Look) -> str:
 
 
 def _rate(consumer: ConsumerStatus) -> float:
-    """Messages a second of a query, as far as it is one that runs."""
+    """Return a running query's messages per second; 0 for others."""
     query = consumer.query
     return query.messages_per_second if query is not None and query.state == "running" else 0.0
 
 
 def blocks(q: strictq.Queue, look: Look, *, shards: bool) -> list[Block]:
-    """Everything, for a person."""
+    """Return a snapshot as blocks of text."""
     found = look.found
     now = [(name.replace("_", " "), f"{getattr(found, name):,}") for name in STATES[:3]]
     now += [("held", alarming(found.held)), ("dead", alarming(found.dead)), ("keys", f"{found.lanes:,}")]
-    now += [("oldest", span(found.oldest_age_seconds)), ("oldest not tried", span(found.first_attempt_age_seconds))]
-    now += [("drained in", span(found.drain_seconds))]
+    now += [("oldest", span(found.oldest_age_seconds)), ("oldest not attempted", span(found.first_attempt_age_seconds))]
+    now += [("drained in about", span(found.drain_seconds))]
     if found.busy_ratio is not None:
         now.append(("workers", f"{found.busy_ratio:.0%} busy, {many(len(found.workers), 'worker')}"))
     if found.outbox:
@@ -168,7 +169,7 @@ def blocks(q: strictq.Queue, look: Look, *, shards: bool) -> list[Block]:
     totals = [(name.replace("_", " "), f"{getattr(found, name):,}") for name in TOTALS]
     totals += [("empty receives", f"{found.empty_receive_ratio:.0%}")]
     totals += [("on disk", f"{size(found.disk_bytes)}, {size(found.wal_bytes)} of it WAL")]
-    return [Heading(_title(q)), now, Heading("since it was made"), totals, *_further(look, shards=shards)]
+    return [Heading(_title(q)), now, Heading("since the queue was created"), totals, *_further(look, shards=shards)]
 
 
 def _title(q: strictq.Queue) -> str:
@@ -176,7 +177,7 @@ def _title(q: strictq.Queue) -> str:
 
 
 def _further(look: Look, *, shards: bool) -> list[Block]:
-    """What there is only sometimes."""
+    """Return the blocks that only some queues have."""
     found = look.found
     parts: list[Block] = []
     if look.consumers:
@@ -192,30 +193,30 @@ def _further(look: Look, *, shards: bool) -> list[Block]:
 
 
 def breaker_line(breaker: OpenBreaker) -> str:
-    """A worker that has stopped because most of its handlers failed."""
+    """Return an open circuit breaker as one line."""
     ago = span(max(time.time() - breaker.since, 0.0))
     return (
-        f"worker {printable(breaker.consumer)} stopped {ago} ago: {breaker.failures:,} of {breaker.ends:,} handlers failed, "
+        f"worker {printable(breaker.consumer)} paused {ago} ago: {breaker.failures:,} of {breaker.ends:,} handlers failed, "
         f"{many(breaker.probes, 'failed probe')} since; last error: {short(breaker.error)}"
     )
 
 
 def _shown(consumer: ConsumerStatus) -> str:
-    """A named consumer on a line."""
+    """Return a named consumer as one line."""
     text = f"lag {consumer.lag:,}, {consumer.in_flight:,} of it in flight, oldest {span(consumer.age_seconds)}; "
     query = consumer.query
     if query is None:
-        return text + ("held by a process" if consumer.active else "nobody holds it")
+        return text + ("in use by a process" if consumer.active else "not in use")
     named = f" {printable(query.name)}" if query.name else ""
     text += (
-        f"query{named} {query.state}, {query.messages_per_second:,.1f} a second, batch {query.batch:,} of "
+        f"query{named} {query.state}, {query.messages_per_second:,.1f} per second, batch {query.batch:,} of "
         f"{many(query.messages, 'message')} in {span(query.batch_seconds)}, seen {span(max(time.time() - query.at, 0.0))} ago"
     )
     return f"{text}: {short(query.error)}" if query.error else text
 
 
 def as_values(look: Look) -> dict[str, Any]:
-    """Everything, for programs."""
+    """Return a snapshot as JSON values."""
     values = look.found.to_dict()
     for shard in values["shards"]:
         shard["quarantined"] = in_words(shard["quarantined"])

@@ -30,18 +30,35 @@ strictq work orders.strictq --drain --concurrency 4 -- sh -c 'cat >> "orders-$ST
 
 @command(EXAMPLES)
 @click.argument("queue", type=PATH, metavar="QUEUE", help="The queue's directory.")
-@click.argument("arguments", nargs=-1, required=True, metavar="-- COMMAND", help="The command, and its arguments, after --.")
-@click.option("--prepare", metavar="COMMAND", help="Run ahead of its turn; its stdout is the file $STRICTQ_PREPARED.")
-@click.option("--concurrency", type=click.IntRange(min=1, max=10_000), default=8, help="Messages at once, each of another key.")
-@click.option("--timeout", type=Seconds(min=0.001), help="Kill a command that takes longer; retry.")
-@click.option("--defer", type=Seconds(min=0.0), help="Exit code 69 postpones the message by this many seconds, uncharged.")
-@click.option("--drain", is_flag=True, help="End when nothing is ready any more. Delayed and deferred messages stay.")
-@click.option("--grace", type=Seconds(min=0.0), help="With Ctrl-C or SIGTERM: wait so long for what runs. Default: to its end.")
-@click.option("--consumer", metavar="NAME", help="Who holds the keys, as explain shows it.")
-@click.option("--no-breaker", is_flag=True, help="Go on starting commands while most of them fail. Implied by --drain.")
-@click.option("use_shell", "--shell", is_flag=True, help="Hand the commands to $SHELL -c.")
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress; log warnings and errors only.")
-@click.option("as_json", "--json", is_flag=True, help="Print the totals as one JSON object at the end.")
+@click.argument("arguments", nargs=-1, required=True, metavar="-- COMMAND", help="The command and its arguments, after --.")
+@click.option(
+    "--prepare",
+    metavar="COMMAND",
+    help="Run this command ahead of the message's turn. Its stdout is in the file $STRICTQ_PREPARED.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1, max=10_000),
+    default=8,
+    help="Messages processed in parallel, each of a different key.",
+)
+@click.option("--timeout", type=Seconds(min=0.001), help="Kill and retry a command after this many seconds.")
+@click.option(
+    "--defer", type=Seconds(min=0.0), help="Make exit code 69 postpone the message by this many seconds, with no attempt counted."
+)
+@click.option("--drain", is_flag=True, help="Exit when no message is ready. Delayed and deferred messages remain.")
+@click.option(
+    "--grace",
+    type=Seconds(min=0.0),
+    help="On Ctrl-C or SIGTERM: wait at most this many seconds for running commands. Default: no limit.",
+)
+@click.option("--consumer", metavar="NAME", help="The consumer name, shown by explain.")
+@click.option(
+    "--no-breaker", is_flag=True, help="Turn off the circuit breaker, which pauses while most commands fail. Implied by --drain."
+)
+@click.option("use_shell", "--shell", is_flag=True, help="Run the commands with $SHELL -c.")
+@click.option("--quiet", "-q", is_flag=True, help="Print no progress; log only warnings and errors.")
+@click.option("as_json", "--json", is_flag=True, help="Print the totals as one JSON object at exit.")
 def work(
     queue: Path,
     arguments: tuple[str, ...],
@@ -57,14 +74,14 @@ def work(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Run a command for every message: in order per key, in parallel over keys, until Ctrl-C or SIGTERM.
+    """Run a command for each message, in order per key and in parallel across keys, until Ctrl-C or SIGTERM.
 
-    The message is on its stdin; STRICTQ_KEY, STRICTQ_SEQ, STRICTQ_ATTEMPT and STRICTQ_TOKEN are in its environment. Its exit
-    code says what becomes of the message: 0 done, 75 retry, anything else failed (retried, too, with its stderr as the reason,
-    until it is out of attempts). With --defer, 69 postpones the message and does not count as an attempt. While most commands
-    fail, one message at a time is tried, and no attempt is counted (not with --drain).
+    The command reads the body from stdin. STRICTQ_KEY, STRICTQ_SEQ, STRICTQ_ATTEMPT and STRICTQ_TOKEN are in its environment.
+    Exit code 0 acks the message; 75 retries it. Any other code is a failure: the message is retried, with the end of stderr as
+    the reason, until it is out of attempts. With --defer, 69 postpones it. While most commands fail, a circuit breaker tries
+    one message at a time and counts no attempts (not with --drain).
 
-    Exit code 0: stopped, or drained. 1: the queue failed. 2: wrong usage.
+    Exit code of this command: 0: stopped or drained. 1: the queue failed. 2: invalid usage.
     """
     name = str(queue)
     handler = Command(_command(list(arguments), use_shell), name, defer_seconds=defer)
@@ -100,7 +117,7 @@ def _words(text: str) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as e:
-        raise Failure(f"--prepare can't be read: {e}", USAGE) from None
+        raise Failure(f"--prepare cannot be parsed: {e}", USAGE) from None
     if not words:
         raise Failure("--prepare is empty", USAGE)
     return words
@@ -123,17 +140,17 @@ def _view(terminal: Terminal, q: strictq.Queue, worker: Worker, *, quiet: bool) 
 
 
 def progress(queue: strictq.Stats, worker: WorkerStats, seconds: float) -> str:
-    """The backlog, the time left for it, and what is in flight. A narrow terminal shows the beginning."""
+    """Return one line with the time left, the backlog and the worker's counts. A narrow terminal cuts its end off."""
     rate = worker.acked / seconds if seconds > 0 else 0.0
     left = f"{queue.depth / rate:,.0f} s" if rate > 0 and queue.depth else "-"
     return (
-        f"time left {left}, backlog {queue.depth:,}, {rate:,.1f} a second; "
-        f"{worker.running:,} at work, {worker.prepared:,} prepared, {worker.acked:,} done, {worker.retried:,} retried"
+        f"time left {left}, backlog {queue.depth:,}, {rate:,.1f} per second; "
+        f"{worker.running:,} running, {worker.prepared:,} prepared, {worker.acked:,} done, {worker.retried:,} retried"
     )
 
 
 def summary(stats: WorkerStats, seconds: float) -> str:
-    """One line for a person."""
+    """Return the totals as one line of text."""
     told = [f"{many(stats.acked, 'message')} done", f"{stats.retried:,} retried"]
     if stats.poison:
         told.append(f"{stats.poison:,} out of attempts")
@@ -143,5 +160,5 @@ def summary(stats: WorkerStats, seconds: float) -> str:
 
 
 def as_values(stats: WorkerStats, seconds: float) -> dict[str, Any]:
-    """Everything, for programs."""
+    """Return the totals as JSON values."""
     return {**stats.to_dict(), "seconds": seconds}

@@ -108,16 +108,16 @@ def wait_until_empty(q: strictq.Queue, source: Source, watch: Watcher, attend: C
         if seen != (done, depth):
             seen, moved = (done, depth), time.monotonic()
         elif time.monotonic() - moved > STALL_SECONDS:
-            raise DemoFailed(f"nothing moved for {STALL_SECONDS:g} s with {depth} messages left")
+            raise DemoFailed(f"no progress for {STALL_SECONDS:g} s with {depth} messages left")
         time.sleep(LOOK_SECONDS)
 
 
 def result(q: strictq.Queue, source: Source, seconds: float) -> dict[str, Any]:
     """Verify what was recorded. Returns what every demo prints, as plain values."""
-    inside = f"the chain {source.chain.old} → {source.chain.new} inside each transaction, and by " if source.chain else ""
+    inside = f"the chain {source.chain.old} → {source.chain.new} in each transaction, and " if source.chain else ""
     return {
         "input": source.name, "events": source.count, "keys": source.keys, **verify.verify(source, verify.recorded(q)),
-        "checked_by": f"{inside}the line numbers and contents of the events, key by key",
+        "checked_by": f"{inside}the line numbers and contents of all events, key by key",
         "redeliveries": q.stats().redeliveries, "seconds": round(seconds, 3),
     }  # fmt: skip
 
@@ -128,8 +128,8 @@ class _Member:
 
     Attributes:
         log: what it wrote.
-        fate: "running", "finished", "killed" (for the demo) or "killed by somebody else".
-        held: messages in its hands when it was killed for the demo.
+        fate: "running", "finished", "killed" (by the demo) or "killed by another process".
+        held: messages that it held when the demo killed it.
     """
 
     name: str
@@ -234,8 +234,8 @@ class _Crew:
         victim, held = self._kill_note.read_text(encoding="utf-8").split() if self._kill_note.exists() else ("", "0")
         if victim == m.name:
             m.fate, m.held = "killed", int(held)
-            self._watch.tell(f"killed {m} with -9, in the middle of a transaction, with {held} messages in its hands")
+            self._watch.tell(f"killed {m} with -9 in the middle of a transaction; it held {held} messages")
         else:
-            m.fate = "killed by somebody else"
-            self._watch.tell(f"somebody killed {m} with signal {-m.process.returncode}")
-        self._watch.tell(f"started {self._hire()} in its place")
+            m.fate = "killed by another process"
+            self._watch.tell(f"{m} was killed from outside with signal {-m.process.returncode}")
+        self._watch.tell(f"started {self._hire()} to replace it")

@@ -114,8 +114,8 @@ def test_a_hint_is_the_class_s_or_its_own() -> None:
 def test_what_a_sentence_is_filled_in_with_is_never_taken_for_words() -> None:
     """A reason may hold what a call looks like, or braces."""
     held = _hints.LANE_HELD.of(by="see q.release(key) {rest}", rest="; last error: {by}")
-    assert held == "the lane is held (see q.release(key) {rest}): release it with q.release(key); last error: {by}"
-    assert in_words(held) == "the lane is held (see q.release(key) {rest}): release it with strictq release; last error: {by}"
+    assert held == "the key is held (see q.release(key) {rest}); release it with q.release(key); last error: {by}"
+    assert in_words(held) == "the key is held (see q.release(key) {rest}); release it with strictq release; last error: {by}"
 
 
 def test_a_sentence_in_a_sentence_is_said_in_these_words_too() -> None:

@@ -47,7 +47,7 @@ def write_lines(path: Path, *lines: str | dict[str, Any]) -> Path:
 def test_a_small_run(tmp_path: Path) -> None:
     code, out, err = strictq_command(tmp_path, "demo", *SMALL)
     assert (code, "Traceback" in err) == (0, False), out + err
-    assert "OK: every event was processed once" in " ".join(out.split())
+    assert "OK: every event was processed exactly once" in " ".join(out.split())
     assert re.search(r"processed +300\b", out)
     assert re.search(r"consumers killed +1\b", out)
     assert re.search(r"killed c[12] \(pid \d+\) with -9", err)
@@ -83,7 +83,7 @@ def test_the_queue_is_kept_where_it_was_asked_for(tmp_path: Path) -> None:
         assert q.query("SELECT count(*) FROM app_demo") == [(300,)]
         assert (q.stats().depth, q.stats().dead, q.check()) == (0, 0, [])
     code, _, err = strictq_command(tmp_path, "demo", *SMALL, "--queue", str(where))
-    assert (code, "is there already" in err) == (2, True)
+    assert (code, "exists already" in err) == (2, True)
 
 
 def test_one_key_one_consumer(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_consumer_that_fails_is_noticed(tmp_path: Path, monkeypatch: pytest.Mo
         (['{"k": "\\ud800"}'], "lone surrogate"),
         (['{"k": "' + "x" * 2000 + '"}'], "at most 1024 bytes"),
         (["[" * 100_000], "line 1: not usable JSON"),
-        ([""], "there are no events in it"),
+        ([""], "the file contains no events"),
     ],
 )
 def test_bad_rows(tmp_path: Path, lines: list[str], message: str) -> None:
@@ -304,9 +304,9 @@ def test_bad_encoding_and_bad_gzip(tmp_path: Path) -> None:
     [
         (["--input", "missing.jsonl", "--key-field", "k"], "missing.jsonl: no such file"),
         (["--input", ".", "--key-field", "k"], ".: not a regular file"),
-        (["--input", "missing.jsonl"], "--input needs --key-field"),
-        (["--input", "x", "--key-field", "k", "--events", "5"], "--events and --keys are for made events"),
-        (["--key-field", "k"], "--key-field is for --input"),
+        (["--input", "missing.jsonl"], "--input requires --key-field"),
+        (["--input", "x", "--key-field", "k", "--events", "5"], "--events and --keys apply to generated events"),
+        (["--key-field", "k"], "--key-field requires --input"),
         (["--consumers", "0"], "--consumers"),
         (["--shards", "257"], "--shards"),
         (["--durability", "maybe"], "--durability"),
@@ -380,7 +380,7 @@ def test_without_rich_and_a_terminal_it_prints_plain_lines(tmp_path: Path) -> No
     done = subprocess.run(
         [sys.executable, "-c", code, "demo", *SMALL], capture_output=True, text=True, timeout=60, env=environment(tmp_path)
     )
-    assert (done.returncode, "OK: every event was processed once" in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, "OK: every event was processed exactly once" in done.stdout) == (0, True), done.stderr
     assert re.search(r"killed c[12] \(pid \d+\) with -9", done.stderr)
 
 
@@ -446,7 +446,7 @@ def test_a_consumer_killed_by_somebody_else_is_replaced(tmp_path: Path) -> None:
     assert process.returncode == 0, out + err
     result = json.loads(out)
     assert (result["ok"], result["processed"]) == (True, 4_000)
-    assert sorted(c["fate"] for c in result["consumers"]) == ["finished"] * 3 + ["killed by somebody else"]
+    assert sorted(c["fate"] for c in result["consumers"]) == ["finished"] * 3 + ["killed by another process"]
 
 
 def children(pid: int, count: int) -> list[int]:
@@ -482,7 +482,7 @@ def test_the_runner_says_when_nothing_moves(tmp_path: Path, monkeypatch: pytest.
 
     with (
         strictq.open(tmp_path / "q", durability="process") as q,
-        pytest.raises(runner.DemoFailed, match=r"nothing moved for 0\.5 s with \d+ messages left"),
+        pytest.raises(runner.DemoFailed, match=r"no progress for 0\.5 s with \d+ messages left"),
     ):
         q.app_schema(consumer.SCHEMA)
         runner.run(ledgers(50, 1), q, Nobody(), consumers=1, lease_seconds=30.0)

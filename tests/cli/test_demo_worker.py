@@ -38,12 +38,12 @@ class Nobody:
 def test_a_person_sees_the_overlap_and_the_verdict() -> None:
     result = demo(*QUICK)
     assert result.exit_code == 0, result.output
-    assert "OK: every event was processed once" in " ".join(result.stdout.split())
+    assert "OK: every event was processed exactly once" in " ".join(result.stdout.split())
     drawn = [line for line in result.stdout.splitlines() if line.startswith("account-")]
     assert len(drawn) == 3
     assert all("·" in line for line in drawn)
     assert result.stdout.count("█") >= 3
-    assert "of the time of prepares went by while earlier events were processed" in " ".join(result.stdout.split())
+    assert "of the preparing time overlapped with the processing of earlier events" in " ".join(result.stdout.split())
 
 
 def test_json_and_the_queue_that_is_kept(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_without_matplotlib_a_png_is_refused_before_anything_runs(tmp_path: Path
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--worker", "--consumers", 2], "--consumers can not be used with --worker"),
-        (["--worker", "--no-kill"], "can not be used with --worker"),
+        (["--worker", "--consumers", 2], "--consumers cannot be used with --worker"),
+        (["--worker", "--no-kill"], "cannot be used with --worker"),
         (["--plot", "x.png"], "--plot needs --worker"),
         (["--fetch", 0.1], "--fetch needs --worker"),
         (["--concurrency", 2], "--concurrency needs --worker"),
@@ -203,7 +203,7 @@ def test_the_run_says_when_nothing_moves(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(runner, "STALL_SECONDS", 0.2)
     with (
         strictq.open(tmp_path / "q", durability="process") as q,
-        pytest.raises(runner.DemoFailed, match="nothing moved"),
+        pytest.raises(runner.DemoFailed, match="no progress"),
     ):
         q.app_schema(consumer.SCHEMA)
         working.run(ledgers(4, 1), q, Nobody(), process=2.0)

@@ -201,7 +201,7 @@ def test_a_key_with_a_dash_has_advice(args: list[str], word: str) -> None:
 def test_a_key_that_is_no_text_has_advice(path: Path) -> None:
     result = in_process("explain", path, os.fsdecode(b"\xff"))
     assert (result.exit_code, result.stderr) == (
-        2, "strictq: the KEY is not UTF-8\n  hint: --key-type bytes takes it as it is\n",
+        2, "strictq: KEY is not valid UTF-8\n  hint: --key-type bytes accepts any bytes\n",
     )  # fmt: skip
     assert in_process("explain", path, os.fsdecode(b"\xff"), "--key-type", "bytes").exit_code == 0
 
@@ -223,7 +223,7 @@ def test_a_path_that_is_not_utf8_is_refused(path: Path, tmp_path: Path, args: li
     assert (code, out) == (2, "")
     why, hint = err.splitlines()[-2:]
     assert why.startswith("strictq: path must be UTF-8, as every name that SQLite opens")
-    assert hint == "  hint: choose another directory, or give those in it names in UTF-8"
+    assert hint == "  hint: choose another directory, or rename the files in it to UTF-8 names"
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -233,7 +233,7 @@ def test_a_reason_that_is_not_utf8_is_refused(filled: Path) -> None:
     for args in (["hold", filled, key], ["reject", filled, key, 1], ["receive", filled, "--nack"]):
         result = in_process(*args, "--reason", odd)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert "Invalid value for '--reason': the text is not UTF-8." in result.stderr
+        assert "Invalid value for '--reason': the text is not valid UTF-8." in result.stderr
     with strictq.open(filled, read_only=True) as q:
         assert q.status(key, 1).state == "ready"
         assert (q.stats().held, q.stats().dead) == (3, 3)
@@ -364,18 +364,18 @@ ITS_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 @pytest.mark.parametrize(
     ("words", "question"),
     [
-        ("purge", r"Remove \d+ messages of .*"),
-        ("history purge", "Remove all records of finished messages of .*"),
+        ("purge", r"Delete \d+ messages of .*"),
+        ("history purge", "Delete all records of finished messages of .*"),
     ],
     ids=["purge", "history purge"],
 )
 @pytest.mark.parametrize(
     ("answer", "code", "said"),
     [
-        (b"n\n", 1, "strictq: nothing was removed\n"),
+        (b"n\n", 1, "strictq: cancelled; nothing was deleted\n"),
         (b"y\n", 0, ""),
         (b"\x03", 130, "\n"),
-        (b"\x04", 1, "\nstrictq: nothing was removed\n"),
+        (b"\x04", 1, "\nstrictq: cancelled; nothing was deleted\n"),
     ],
     ids=["no", "yes", "Ctrl-C", "Ctrl-D"],
 )
@@ -433,13 +433,13 @@ def test_stats_of_named_consumers(filled: Path, tmp_path: Path) -> None:
         assert c["query"] == attrs.asdict(report)
         shown = in_process("stats", filled).stdout
         assert "10 of it in flight" in shown
-        assert "query orders running, 1,600.0 a second, batch 7 of 400 messages in 0.2 s, seen 3" in shown
+        assert "query orders running, 1,600.0 per second, batch 7 of 400 messages in 0.2 s, seen 3" in shown
         h.close()
         assert "query orders gone" in in_process("stats", filled).stdout
         _query_reports.write(q.path, q.queue_id, "etl", attrs.evolve(report, state="failed", error="no disk"))
         assert ": no disk" in in_process("stats", filled).stdout
         holder(q, "other")
-        assert "held by a process" in in_process("stats", filled).stdout
+        assert "in use by a process" in in_process("stats", filled).stdout
     code, out, err = strictq_command(tmp_path, "stats", str(filled), "--watch", "--interval", "0.1", "--count", "2")
     assert (code, err) == (0, "")
     assert all(re.search(r" \[etl lag=\d+ age=[\d.]+ messages/s=0\.0\]", line) for line in out.splitlines())

@@ -45,7 +45,7 @@ def run(name: str, path: Path, key: object, *options: object) -> tuple[str, str]
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_key_of_another_type_is_named(numbers: Path, name: str) -> None:
     _, err = run(name, numbers, 42)
-    assert 'nothing was ever sent to the str "42"; there is a key int 42\n  hint: give --key-type int\n' in err
+    assert 'nothing was ever sent to the str key "42"; there is a key int 42\n  hint: give --key-type int\n' in err
 
 
 @pytest.mark.parametrize("name", COMMANDS)

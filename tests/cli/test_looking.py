@@ -171,7 +171,7 @@ def test_peek_without_a_key_shows_the_oldest(q: strictq.Queue, path: Path) -> No
 
 
 def test_dead_and_redrive(q: strictq.Queue, path: Path) -> None:
-    assert text("dead", path) == "there are no dead letters"
+    assert text("dead", path) == "no dead letters"
     for key in ("a", "b"):
         fill(q, key, 3)
         for d in q.receive(3, keys=[key]):
@@ -186,11 +186,11 @@ def test_dead_and_redrive(q: strictq.Queue, path: Path) -> None:
         (n, "rejected", "not an order") for n in (1, 2, 3)
     ]
     result = in_process("dead", path, "--limit", 2)
-    assert "6 in all" in result.stderr
+    assert "6 in total" in result.stderr
     assert values("redrive", path, "a", "--seq", 3, "--seq", 1) == {"redriven": 2, "all": False, "key": "a", "key_type": "str"}
     assert [m["seq"] for m in lines("peek", path, "a")] == [1, 3]
-    assert text("redrive", path, "--all") == "4 dead letters put back"
-    assert text("redrive", path, "--all") == "0 dead letters put back"
+    assert text("redrive", path, "--all") == "4 dead letters redriven"
+    assert text("redrive", path, "--all") == "0 dead letters redriven"
 
 
 def test_errors_are_shown_line_by_line(q: strictq.Queue, path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_dead_letter_without_errors_says_so(q: strictq.Queue, path: Path) -> N
 
 
 def test_history(q: strictq.Queue, path: Path) -> None:
-    assert text("history", path) == "there are no records: the setting history is off"
+    assert text("history", path) == "no records: the setting history is off"
     q.configure(history="bodies")
     for key in ("a", "b", "c", "d"):
         fill(q, key, 3)
@@ -256,7 +256,7 @@ def test_hold_and_release(q: strictq.Queue, path: Path) -> None:
     assert text("release", path, "k") == "k: released"
     assert values("release", path, "k") == {"released": False, "key": "k", "key_type": "str"}
     (d,) = q.receive(consumer="me")
-    assert text("hold", path, "k") == "k is held, once me is done with what it has"
+    assert text("hold", path, "k") == "k is held; me may finish the messages that it has leased"
     d.ack()
     assert values("release", path, "--keyless")["released"] is False
 
@@ -265,13 +265,13 @@ def test_release_of_a_consumer(q: strictq.Queue, path: Path) -> None:
     fill(q, "k", 3)
     h = holder(q, "etl")
     h.take(0)
-    assert "until it is acked or strictq release --consumer etl gives it back" in text("explain", path, "k")
+    assert "until the batch is acked or released with strictq release --consumer etl" in text("explain", path, "k")
     result = in_process("release", path, "--consumer", "elt")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "there is no consumer elt\n  hint: there are etl" in result.stderr
+    assert "there is no named consumer elt\n  hint: the queue has etl" in result.stderr
     result = in_process("release", path, "--consumer", "etl")
     assert (result.exit_code, q.stats().in_flight) == (1, 3)
-    assert "has a holder that is alive\n  hint: stop its query; or give --force" in result.stderr
+    assert "has a holder that is alive\n  hint: stop its query, or use --force" in result.stderr
     assert values("release", path, "--consumer", "etl", "--force") == {
         "released": True, "key": None, "key_type": None, "consumer": "etl", "messages": 3,
     }  # fmt: skip
@@ -279,7 +279,7 @@ def test_release_of_a_consumer(q: strictq.Queue, path: Path) -> None:
         h.take(1)
     h.close()
     assert q.stats().ready == 3
-    assert text("release", path, "--consumer", "etl") == "consumer etl: 0 messages given back"
+    assert text("release", path, "--consumer", "etl") == "consumer etl: 0 messages released"
 
 
 def test_reject(q: strictq.Queue, path: Path) -> None:
@@ -311,10 +311,10 @@ def test_purge(q: strictq.Queue, path: Path) -> None:
     fill(q, "b", 2)
     assert values("purge", path, "a") == {"purged": 3, "all": False, "key": "a", "key_type": "str"}
     result = in_process("purge", path, "--all")
-    assert (result.exit_code, "say --yes" in result.stderr, q.stats().ready) == (2, True, 2)
+    assert (result.exit_code, "confirm with --yes" in result.stderr, q.stats().ready) == (2, True, 2)
     for d in q.receive(1):
         d.reject("bad")
-    assert text("purge", path, "--all", "--yes") == "1 message removed"
+    assert text("purge", path, "--all", "--yes") == "1 message deleted"
     assert values("purge", path, "--all", "--dead", "--yes")["purged"] == 1
     assert in_process("purge", path, "--all", "--yes", "--quiet").stdout == ""
 
@@ -327,8 +327,8 @@ def test_purging_the_records_alone(q: strictq.Queue, path: Path) -> None:
     assert values("history", "purge", path, "a") == {"purged": 3, "all": False, "key": "a", "key_type": "str"}
     assert [r["key"] for r in lines("history", path)] == ["b"]
     result = in_process("history", "purge", path, "--all")
-    assert (result.exit_code, "say --yes" in result.stderr, len(lines("history", path))) == (2, True, 1)
-    assert text("history", "purge", path, "--all", "--yes") == "1 record removed"
+    assert (result.exit_code, "confirm with --yes" in result.stderr, len(lines("history", path))) == (2, True, 1)
+    assert text("history", "purge", path, "--all", "--yes") == "1 record deleted"
     assert (q.stats().depth, lines("history", path)) == (1, [])
     for args in ([], ["a", "--all", "--yes"]):
         assert in_process("history", "purge", path, *args).exit_code == 2
@@ -529,7 +529,7 @@ def test_what_is_left_of_a_damaged_queue(damaged: Path) -> None:
     assert [s["quarantined"] is None for s in shards] == [True, False]
     shown = in_process("stats", damaged).stdout
     for said in (shown, shards[1]["quarantined"]):
-        assert said.count("shard 1: shard-0001.db is missing (restore the file from a backup, or save") == 1
+        assert said.count("shard 1: shard-0001.db is missing (restore the file from a backup, or salvage") == 1
         assert "strictq check QUEUE --salvage OUT" in said
         assert "strictq.salvage" not in said
     result = in_process("query", damaged, "SELECT name FROM app_t", "--json")
@@ -545,7 +545,7 @@ def test_what_is_left_of_a_damaged_queue(damaged: Path) -> None:
 def test_check(q: strictq.Queue, path: Path) -> None:
     fill(q, "k", 3)
     assert values("check", path) == {"ok": True, "problems": []}
-    assert text("check", path) == "all is well"
+    assert text("check", path) == "no problems found"
     assert in_process("check", path, "--quiet").stdout == ""
 
 
@@ -565,7 +565,7 @@ def test_check_saves_what_can_be_saved(q: strictq.Queue, path: Path, tmp_path: P
     result = in_process("check", path, "--salvage", tmp_path / "part")
     assert result.exit_code == 1
     assert "saved 0 messages" in result.stdout
-    assert "may be lost" in result.stdout
+    assert "possibly lost" in result.stdout
 
 
 def test_check_fixes(q: strictq.Queue, path: Path) -> None:
@@ -575,7 +575,7 @@ def test_check_fixes(q: strictq.Queue, path: Path) -> None:
     found = json.loads(result.stdout)
     assert (result.exit_code, found["ok"]) == (1, False)
     assert all(p["fixable"] and not p["fixed"] for p in found["problems"])
-    assert "--fix would mend" in in_process("check", path).stdout
+    assert "--fix would repair" in in_process("check", path).stdout
     result = in_process("check", path, "--fix", "--json")
     assert (result.exit_code, json.loads(result.stdout)["ok"]) == (0, True)
     assert all(p["fixed"] for p in json.loads(result.stdout)["problems"])
@@ -600,7 +600,7 @@ def test_create_and_config(tmp_path: Path) -> None:
     assert "ttl_seconds none" in shown
     result = in_process("create", where)
     assert (result.exit_code, "Traceback" in result.stderr) == (2, False)
-    assert "strictq config QUEUE NAME=VALUE changes one" in result.stderr
+    assert "change one with strictq config QUEUE NAME=VALUE" in result.stderr
     assert "q.configure" not in result.stderr
 
 

@@ -229,7 +229,7 @@ def test_a_lost_lease_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     result = in_process("receive", path, "--max", 3)
     assert result.exit_code == 1
     assert len(json_lines(result.stdout)) == 3
-    assert "3 messages printed, but not acked: the lease was lost, and they come again" in result.stderr
+    assert "3 messages printed but not acked: the lease was lost; they will be delivered again" in result.stderr
     assert counts(path) == (3, 0, 0)
 
 
@@ -242,7 +242,7 @@ def test_some_lost_leases_are_counted(path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(strictq.Queue, "ack_many", partly)
     result = in_process("receive", path)
-    assert (result.exit_code, "1 message printed, but not acked" in result.stderr) == (1, True)
+    assert (result.exit_code, "1 message printed but not acked" in result.stderr) == (1, True)
 
 
 def test_a_file_is_on_disk_before_the_ack(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,7 +221,7 @@ def test_workers_stop_when_their_supervisor_is_killed(place: Path) -> None:
     workers = pids(place, 0) + pids(place, 1)
     process.kill()
     assert process.stderr is not None
-    while "the supervisor is gone" not in (line := process.stderr.readline()):
+    while "the supervisor has exited" not in (line := process.stderr.readline()):
         assert line
     assert not any(gone(pid) for pid in workers), "they finish what they are at"
     (place / "go").touch()
@@ -275,7 +275,7 @@ def test_a_process_that_is_killed_is_started_again(place: Path) -> None:
     assert code == 0, err
     assert counts(place)[0] == 3
     assert json.loads(out)["restarts"] >= 1
-    assert re.search(r"worker process \d \(pid \d+\) was killed by SIGKILL; it starts again in 0\.5 s", err)
+    assert re.search(r"worker process \d \(pid \d+\) was killed by SIGKILL; restarting in 0\.5 s", err)
 
 
 def test_a_handler_that_ends_its_process_is_no_wrong_usage(place: Path) -> None:
@@ -297,7 +297,7 @@ def test_waits_between_restarts_grow(place: Path) -> None:
     while min(map(len, waits.values())) < 3:
         line = process.stderr.readline()
         assert line
-        if found := re.search(r"process (\d) .* ended with exit code 3; it starts again in (.*) s", line):
+        if found := re.search(r"process (\d) .* ended with exit code 3; restarting in (.*) s", line):
             waits[found[1]].append(found[2])
     process.terminate()
     assert finish(process)[0] == 0
@@ -313,12 +313,12 @@ def test_waits_between_restarts_grow(place: Path) -> None:
     [
         (["nowhere:app"], "there is no module 'nowhere'"),
         (["shop.nowhere:app"], "there is no module 'shop.nowhere'"),
-        (["shop:nothing"], "shop:nothing is not there; it must be a strictq.App"),
+        (["shop:nothing"], "shop:nothing does not exist; it must be a strictq.App"),
         (["shop:no_app"], "shop:no_app is of type int; it must be a strictq.App"),
         (["shop:copy"], "the app has no handlers"),
-        (["shop:app", "shop:mixed"], "two of the apps have the same queue"),
-        (["broken"], "the module 'broken' can't be imported: ZeroDivisionError"),
-        (["needs"], "the module 'needs' can't be imported: ModuleNotFoundError: No module named 'not_installed'"),
+        (["shop:app", "shop:mixed"], "two of the apps use the same queue"),
+        (["broken"], "the module 'broken' cannot be imported: ZeroDivisionError"),
+        (["needs"], "the module 'needs' cannot be imported: ModuleNotFoundError: No module named 'not_installed'"),
         (["no_queue"], "there is no queue"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

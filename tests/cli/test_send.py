@@ -91,7 +91,8 @@ def test_gzip_through_a_pipe_has_advice(path: Path, key: str) -> None:
     packed = gzip.compress(numbered(1000).encode())
     result = in_process("send", path, key, "k", input=packed)
     assert result.exit_code == 1
-    told = "strictq: stdin: line 1: not UTF-8 at byte 2\n  hint: this is gzip data: strictq send QUEUE FILE.gz unpacks it\n"
+    hint = "this is gzip data, which is unpacked only from a file: strictq send QUEUE FILE.gz"
+    told = f"strictq: stdin: line 1: not UTF-8 at byte 2\n  hint: {hint}\n"
     assert result.stderr.startswith(told)
     assert result.stderr.count("hint") == 1
     assert in_process("send", path, "--raw", "--key", "k", input=packed).exit_code == 0, "any bytes are lines"
@@ -143,7 +144,7 @@ def test_key_types(path: Path, kind: str, values: list[Any], keys: list[Any]) ->
 def test_keys_of_mixed_types_are_told(path: Path) -> None:
     result = in_process("send", path, "-k", "k", input='{"k": 7}\n{"k": "7"}\n')
     assert result.exit_code == 0
-    assert '7 and "7" are two keys' in result.stderr
+    assert '7 and "7" are different keys' in result.stderr
 
 
 def test_options_of_every_message(path: Path) -> None:
@@ -217,7 +218,7 @@ def test_lines_that_need_not_be_json_are_told_of(path: Path) -> None:
     for options, told in (("--key", "a"), True), (("--key-field", "k"), False):
         result = in_process("send", path, *options, input="hello\n")
         assert result.exit_code == 1
-        assert ("hint: lines need not be JSON with --raw" in result.stderr) is told
+        assert ("hint: use --raw for lines that are not JSON" in result.stderr) is told
 
 
 @pytest.mark.parametrize("value", ["null", '""', '"' + "x" * 257 + '"', '{"a": 1}'])
@@ -299,7 +300,7 @@ def test_a_full_queue_takes_what_has_room(path: Path) -> None:
     assert result.exit_code == 1
     assert "line 38: " in result.stderr
     assert "strictq config QUEUE max_depth=" in result.stderr
-    assert "nothing from line 38 on was sent" in result.stderr
+    assert "no line from 38 on was sent" in result.stderr
     assert (summary(result)["sent"], summary(result)["stopped_at"]) == (37, 38)
     assert contents(path) == {"k": bodies(37)}
 
@@ -360,7 +361,7 @@ def test_what_one_shard_refused_is_sent_again_alone(path: Path, monkeypatch: pyt
     Refusing(monkeypatch, partly)
     result = in_process("send", path, "-k", "k", "--json", input=text)
     assert (result.exit_code, summary(result)["sent"], summary(result)["stopped_at"]) == (1, 10, 2)
-    assert "after it, 9 lines of other shards were sent" in result.stderr
+    assert "9 later lines, in other shards, were sent" in result.stderr
 
 
 def test_an_unknown_outcome_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +369,7 @@ def test_an_unknown_outcome_is_said(path: Path, monkeypatch: pytest.MonkeyPatch)
     Refusing(monkeypatch, lambda _: None, lambda _: OutcomeUnknown("the COMMIT failed", shard=0))
     result = in_process("send", path, "-k", "k", "--batch", 10, "--wait", 60, "--json", input=text)
     assert result.exit_code == 1
-    assert "lines 11 to 20 may be in the queue or not" in result.stderr
+    assert "lines 11 to 20 may or may not have been sent" in result.stderr
     assert (summary(result)["sent"], summary(result)["unknown"]) == (10, 10)
     # With dedup ids the same is simply done again.
     Refusing(monkeypatch, lambda _: OutcomeUnknown("the COMMIT failed", shard=0))
@@ -395,19 +396,19 @@ def test_settings_that_become_stricter_meanwhile(path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["{q}"], "say which key: --key-field FIELD, or --key KEY"),
+        (["{q}"], "give the key: --key-field FIELD, or --key KEY"),
         (["{q}", "--raw", "-k", "k"], "--raw lines have no fields"),
-        (["{q}", "-k", "k", "--key", "x"], "--key-field and --key: one of them"),
+        (["{q}", "-k", "k", "--key", "x"], "use either --key-field or --key, not both"),
         (["{q}", "missing.jsonl", "-k", "k"], "missing.jsonl: No such file or directory"),
         (["{q}", ".", "-k", "k"], ". is a directory, not a file"),
         (["{q}", "-k", "k", "-H", "x"], "--header 'x' is not NAME=VALUE"),
         (["{q}", "-k", "k", "--ttl", "1e12"], "--ttl': 1e12 seconds are more than"),
         (["{q}", "-k", "k", "-H", os.fsdecode(b"a=\xff")], "strictq: header"),
         (["{q}", "--key", "x", "--key-type", "int"], "--key-type int: 'x' is not a whole number"),
-        (["{q}", "-k", "k", "--shards", "2"], "are for --create"),
+        (["{q}", "-k", "k", "--shards", "2"], "require --create"),
         (["{q}", "-k", "k", "--on-error", "ask"], "--on-error"),
         (["{q}", "-k", "k", "--batch", "0"], "--batch"),
-        (["nowhere", "-k", "k"], "hint: check the path, or make the queue: strictq create QUEUE"),
+        (["nowhere", "-k", "k"], "hint: check the path, or create the queue: strictq create QUEUE"),
         ([".", "-k", "k"], "is a directory, but not a queue"),
         (["file", "-k", "k"], "is not a directory"),
         ([":memory:", "-k", "k"], "a queue in memory is always new"),
@@ -562,8 +563,10 @@ def test_a_second_signal_after_the_commit_leaves_a_doubt(
     assert result.exit_code == 130
     found = summary(result)
     assert (found["sent"], found["unknown"], found["stopped_at"]) == (10, 10, 11)
-    then = "within dedup_window_seconds they can" if repeatable else "with --dedup-field they could"
-    assert result.stderr == f"strictq: stdin: lines 11 to 20 may be in the queue or not; {then} simply be sent again\n"
+    again = (
+        "sending them again within dedup_window_seconds is" if repeatable else "with --dedup-field, sending them again would be"
+    )
+    assert result.stderr == f"strictq: stdin: lines 11 to 20 may or may not have been sent; {again} safe\n"
     assert contents(path) == {"k": bodies(20)}
 
 
@@ -608,15 +611,15 @@ def test_a_run_that_outlasts_the_dedup_window_says_so(
     monkeypatch.setattr(importlib.import_module("strictq.cli.send"), "time", SimpleNamespace(monotonic=lambda: next(at)))
     result = in_process("send", path, "-k", "k", *more, input=numbered(3))
     text = (
-        "strictq: stdin: the run took 301 s, and dedup_window_seconds is 300: sent again now, its first lines would be in the "
-        "queue twice\n  hint: before a run as long: strictq config QUEUE dedup_window_seconds=SECONDS"
+        "strictq: stdin: the run took 301 s, longer than dedup_window_seconds (300): repeating it now would send its first "
+        "lines twice\n  hint: raise the window first: strictq config QUEUE dedup_window_seconds=SECONDS"
     )
     assert (text in result.stderr) == warned, result.stderr
     assert ("dedup_window" in result.stderr) == warned
 
 
 def test_the_help_tells_of_the_dedup_window() -> None:
-    assert "dedup_window_seconds: 300" in " ".join(in_process("send", "--help").stdout.split())
+    assert "dedup_window_seconds (default 300)" in " ".join(in_process("send", "--help").stdout.split())
     assert strictq.QueueConfig().dedup_window_seconds == 300
 
 
@@ -644,7 +647,7 @@ def test_lines_typed_at_a_terminal(path: Path, tmp_path: Path) -> None:
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     os.close(parent)
     assert process.returncode == 0
-    assert "Ctrl-D ends them" in err
+    assert "end with Ctrl-D" in err
     assert list(contents(path)) == ["typed"]
 
 

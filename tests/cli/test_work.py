@@ -241,10 +241,10 @@ def test_progress_shows_what_is_in_flight_the_rate_the_backlog_and_the_time_left
             worker = attrs.evolve(strictq.Worker(q, print).stats(), running=3, prepared=2, acked=acked, retried=1)
         return progress(queue, worker, seconds)
 
-    at_work = "3 at work, 2 prepared, "
-    assert shown(30, 20, 2.0) == f"time left 3 s, backlog 30, 10.0 a second; {at_work}20 done, 1 retried"
-    assert shown(0, 20, 2.0) == f"time left -, backlog 0, 10.0 a second; {at_work}20 done, 1 retried"
-    assert shown(5, 0, 0.0) == f"time left -, backlog 5, 0.0 a second; {at_work}0 done, 1 retried"
+    at_work = "3 running, 2 prepared, "
+    assert shown(30, 20, 2.0) == f"time left 3 s, backlog 30, 10.0 per second; {at_work}20 done, 1 retried"
+    assert shown(0, 20, 2.0) == f"time left -, backlog 0, 10.0 per second; {at_work}20 done, 1 retried"
+    assert shown(5, 0, 0.0) == f"time left -, backlog 5, 0.0 per second; {at_work}0 done, 1 retried"
 
 
 def test_progress_in_a_terminal(path: Path) -> None:

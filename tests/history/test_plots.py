@@ -178,7 +178,7 @@ def test_what_java_says_is_kept_aside_unless_it_can_not_start(tmp_path: Path) ->
         cwd=ROOT, env={**os.environ, "JAVA_HOME": str(tmp_path / "java")}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr == "strictq: Spark can't be started: Error: no room for it\n  hint: is it Java 17 or newer?\n"
+    assert done.stderr == "strictq: Spark can't be started: Error: no room for it\n  hint: check that it is Java 17 or newer\n"
 
 
 def test_wrong_usage_of_plot_starts_no_spark(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_typing_error_is_told_with_the_name_that_was_meant(use: Use, typed: st
         ("stream", "kafka.group.id", "use the option consumer"),
         ("stream", "subscribe", "use the option path"),
         ("stream", "startingOffsets", "to skip a backlog, call q.purge()"),
-        ("table", "endingOffsets", "what had arrived"),
+        ("table", "endingOffsets", "messages that had arrived"),
         ("stream", "failOnDataLoss", "stay in the queue until they are acked"),
         ("stream", "kafka.bootstrap.servers", "a queue is a directory"),
         ("stream", "minOffsetsPerTrigger", "trigger(processingTime=...)"),

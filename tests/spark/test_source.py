@@ -322,7 +322,7 @@ def test_the_checkpoint_of_another_queue_is_refused(
     run(load(spark, q.path), checkpoint, ledger)
     with strictq.open(tmp_path / "other.strictq", durability="process") as other:
         send_chains(other, KEYS, 1)
-        with pytest.raises(Exception, match=r"the checkpoint is of queue .*the checkpoint that belongs to it"):
+        with pytest.raises(Exception, match=r"the checkpoint is of queue .*the query's own checkpoint"):
             run(load(spark, other.path), checkpoint, ledger)
         assert other.stats().in_flight == 0
     send_chains(q, KEYS[:2], 1, first=2)
@@ -367,7 +367,7 @@ def test_a_message_that_kills_every_batch_is_rejected_by_an_operator(
     for _ in range(2):
         with pytest.raises(Exception, match="it kills the job"):
             run(load(spark, q.path), checkpoint, write)
-    assert "in hand-out 1 of consumer etl" in q.explain("bad").text
+    assert "in batch 1 of consumer etl" in q.explain("bad").text
     assert q.reject("bad", 1, "it kills the job")
     run(load(spark, q.path), checkpoint, write)
     ledger.require(dict.fromkeys(KEYS[:3], 2))

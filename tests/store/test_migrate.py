@@ -330,7 +330,7 @@ def test_a_million_messages_are_not_rewritten(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     path = unpacked("busy", tmp_path / "q")
     script = "import sys; from strictq.cli import main; main()"
-    assert "3 files of 3 would go from format 1 to 2" in run_python(script, "migrate", path, "--dry-run")
+    assert "3 files of 3 would be migrated from format 1 to 2" in run_python(script, "migrate", path, "--dry-run")
     assert "migrated 3 files from format 1 to 2" in run_python(script, "migrate", path)
     assert "nothing to do" in run_python(script, "migrate", path)
     assert ROOT.is_dir()

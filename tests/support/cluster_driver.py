@@ -406,7 +406,7 @@ def a_wrong_token_and_nobody_there(world: World) -> None:
             assert "another-token" not in said
         said = world.fails(table.option("server", str(closed)).load().count)
         assert f"ServerUnreachable: the block server at {server.address} did not answer for 0.5 seconds" in said, said
-        assert "the program that called strictq.spark.serve must still be running" in said, said
+        assert "the program that called strictq.spark.serve is running" in said, said
         assert known.token not in said
         said = world.fails(table.options(**server.options).load().count)
         assert "there is no block server behind" in said, said

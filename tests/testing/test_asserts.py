@@ -52,7 +52,7 @@ def test_sent_says_what_differs(q: Queue) -> None:
           1    ready  b'created'  b'created'
           2    ready  b'paid'     b'payed'    <--
                       b'shipped'  nothing     <--
-          key 'order-7': seq 1 is handed out at the next receive (2 unresolved)
+          key 'order-7': seq 1 can be received now (2 unresolved)
           other keys with messages: 'order-77'
         """
     )
@@ -106,7 +106,7 @@ def test_dead_says_what_is_alive(q: Queue) -> None:
     q.send(b"1", "k")
     text = failure(assert_dead, q, "k", [b"1"])
     assert "found no dead letter" in text
-    assert "seq 1 is handed out at the next receive" in text
+    assert "seq 1 can be received now" in text
 
 
 def test_settled(q: Queue) -> None:

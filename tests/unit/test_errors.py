@@ -47,7 +47,7 @@ def test_a_lost_lease_says_how_long_it_was_and_who_has_the_key(q: Queue, clock: 
     q.receive(consumer="other:1")
     e = lost(lambda: VERBS[verb](old))
     assert (e.lease_seconds, e.over_seconds, e.holder) == (5.0, pytest.approx(12.5, abs=0.01), "other:1")
-    assert "its lease of 5 s has been over for 12.5 s; consumer other:1 holds the key now" in str(e)
+    assert "its lease of 5 s expired 12.5 s ago; consumer other:1 holds the key now" in str(e)
     assert e.hint_code == "lease_over"
     assert "lease_seconds" in e.hint
     assert e.to_dict()["fields"]["holder"] == "other:1"
@@ -62,7 +62,7 @@ def test_a_lost_lease_that_no_consumer_took_names_none(q: Queue, clock: FakeCloc
     e = lost(old.ack)
     assert e.holder is None
     assert "holds the key" not in str(e)
-    assert "over for 1.0 s" in str(e)
+    assert "expired 1.0 s ago" in str(e)
 
 
 @pytest.mark.parametrize("runs", [False, True])
@@ -117,7 +117,7 @@ def test_what_went_back_with_an_earlier_message_says_so(q: Queue) -> None:
     one, _, three = q.receive()
     one.nack()
     e = lost(three.ack)
-    assert "given back together with an earlier message of its key" in str(e)
+    assert "released together with an earlier message of its key" in str(e)
     assert e.hint_code == "lease_lost"
 
 

@@ -183,7 +183,7 @@ def test_explain_says_how_long_it_has_failed_and_for_how_long_it_is_safe(q: Queu
     found = q.explain("k")
     assert found.text == (
         "seq 1 is due in 10 min (it failed 4 times in 3 min 0 s; it is not given up in the next 5 h 56 min); "
-        "the messages behind it wait; last error: refused"
+        "later messages of the key wait; last error: refused"
     )
     assert found.until == pytest.approx(q.peek("k")[0].due_at)
     q.send(b"", "other")

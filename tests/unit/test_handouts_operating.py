@@ -141,7 +141,7 @@ def test_explain_and_status_name_the_consumer(q: Queue) -> None:
     h.take(0)
     why = q.explain("a")
     assert (why.state, why.by, why.until) == ("in_flight", "etl", None)
-    assert "in hand-out 1 of consumer etl" in why.text
+    assert "in batch 1 of consumer etl" in why.text
     status = q.status("a", 1)
     assert (status.state, status.consumer, status.until) == ("in_flight", "etl", None)
     (c,) = q.consumers()

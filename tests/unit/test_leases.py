@@ -101,7 +101,7 @@ def test_settling_twice_speaks_of_that_and_of_no_other_holder(q: Queue) -> None:
     with pytest.raises(LeaseLost) as caught:
         d.nack()
     assert "already acked" in str(caught.value)
-    assert caught.value.hint == "nothing is left to do for it: ack, nack or reject a delivery once"
+    assert caught.value.hint == "settle a delivery only once"
 
 
 def test_acks_may_come_in_any_order(q: Queue) -> None:

@@ -16,11 +16,16 @@ def draw(path: Path) -> Timeline:
     with strictq.open(":memory:") as q:
         for seq in PROCESS_SECONDS:
             for key in ("A", "B"):
-                seconds = {"prepare_seconds": PREPARE_SECONDS[seq], "process_seconds": PROCESS_SECONDS[seq]}
+                seconds = {
+                    "prepare_seconds": PREPARE_SECONDS[seq],
+                    "process_seconds": PROCESS_SECONDS[seq],
+                }
                 q.send(b"", key=key, **seconds)
         worker = strictq.Worker(
             q,
-            lambda job: time.sleep(PROCESS_SECONDS[job.seq] * (1.0 if job.key == "A" else 0.7)),
+            lambda job: time.sleep(
+                PROCESS_SECONDS[job.seq] * (1.0 if job.key == "A" else 0.7)
+            ),
             lambda job: time.sleep(PREPARE_SECONDS[job.seq]),
             on_event=timeline,
         )
