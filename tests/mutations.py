@@ -227,8 +227,8 @@ MUTATIONS = [
     _store(
         "commits are synced again after one that was not",
         "commit/writer.py",
-        "            if not self.syncs:\n                self._sync_commits(db, True)\n            db",
-        "            db",
+        "        if not self.syncs:\n            self._sync_commits(db, True)\n        db.execute",
+        "        db.execute",
         *UNSYNCED,
     ),
     _store(
@@ -263,8 +263,8 @@ MUTATIONS = [
     _store(
         "BEGIN IMMEDIATE",
         "commit/writer.py",
-        '                self._sync_commits(db, True)\n            db.execute("BEGIN IMMEDIATE")',
-        '                self._sync_commits(db, True)\n            db.execute("BEGIN")',
+        '            else:\n                db.execute("BEGIN IMMEDIATE")',
+        '            else:\n                db.execute("BEGIN")',
         "tests/store/test_traps.py",
         "tests/multiprocess/test_stress.py",
     ),

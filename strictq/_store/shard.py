@@ -146,7 +146,7 @@ class Shard:
         if pages:
             detail = f"{foreign.WHAT}; strictq verified the shard and wrote the checksums of {pages} pages again"
             logger().warning("shard %d: %s", self.number, detail)
-            self._host.committed(self.number, [Event("shard_repaired", self.number, detail=detail)], False)
+            self._host.report([Event("shard_repaired", self.number, detail=detail)])
 
     def _problem(self, db: apsw.Connection) -> str | None:
         """What is wrong with the tables of this shard."""

@@ -113,6 +113,7 @@ class Store(Settings):
             if not read_only:
                 self.waker.begin_boot(clock.boot_id())
                 self.reserve = reserve.Reserve(directory, self.waker.tell_space, self)
+        self.wake = self.waker.notify
         self.suspects = self.waker.suspects
         self.unsynced, self.count_unsynced = self.waker.unsynced, self.waker.count_unsynced
         self.trust = self.waker.trust
@@ -500,9 +501,7 @@ class Store(Settings):
     def unwritten_empties(self, shard: int) -> int:
         return self._empties[shard]
 
-    def committed(self, _shard: int, events: list[Event], wake: bool) -> None:
-        if wake:
-            self.waker.notify()
+    def report(self, events: list[Event]) -> None:
         for event in events:
             notify(self.observers.events, event)
 
