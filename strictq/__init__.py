@@ -23,6 +23,7 @@ from ._errors import (
     ConsumerLost,
     Diverged,
     ExportError,
+    Fenced,
     ForkedProcess,
     ForwardPending,
     HandoutGone,
@@ -33,6 +34,7 @@ from ._errors import (
     MissingExtra,
     OutcomeUnknown,
     PartialFailure,
+    PrimaryAlive,
     QueueClosed,
     QueueFull,
     QueueNotFound,
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
         Migration,
         PeekedMessage,
         Problem,
+        Promoted,
         QueryReport,
         ReplicaReport,
         Restored,
@@ -80,6 +83,8 @@ if TYPE_CHECKING:
     )
     from .aio import AsyncBatch, AsyncDelivery, AsyncDeliveryRef, AsyncLease, AsyncQueue, AsyncTransaction
     from .app import App
+    from .replication.promoting import promote
+    from .replication.replica import Replica
     from .replication.restoring import restore
     from .worker import Breaker, Defer, Job, Reject, Retry, Worker, WorkerStats
 
@@ -109,6 +114,7 @@ __all__ = [
     "Event",
     "Explanation",
     "ExportError",
+    "Fenced",
     "ForkedProcess",
     "ForwardPending",
     "HandoutGone",
@@ -132,7 +138,9 @@ __all__ = [
     "PartialFailure",
     "PeekedMessage",
     "PendingReceipt",
+    "PrimaryAlive",
     "Problem",
+    "Promoted",
     "QueryReport",
     "Queue",
     "QueueClosed",
@@ -142,6 +150,7 @@ __all__ = [
     "ReadOnlyQueue",
     "Receipt",
     "Reject",
+    "Replica",
     "ReplicaGap",
     "ReplicaReport",
     "ReplicationStatus",
@@ -168,6 +177,7 @@ __all__ = [
     "__version__",
     "migrate",
     "open_async",
+    "promote",
     "restore",
     "salvage",
 ]
@@ -177,10 +187,12 @@ __all__ = [
 _LATE = {
     "_findings": (
         "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "LostRange", "MessageStatus", "Migration",
-        "PeekedMessage", "Problem", "QueryReport", "ReplicaReport", "Restored", "Salvaged", "WorkerEvent",
+        "PeekedMessage", "Problem", "Promoted", "QueryReport", "ReplicaReport", "Restored", "Salvaged", "WorkerEvent",
     ),
     "aio": ("AsyncBatch", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
     "app": ("App",),
+    "replication.promoting": ("promote",),
+    "replication.replica": ("Replica",),
     "replication.restoring": ("restore",),
     "worker": ("Breaker", "Defer", "Job", "Reject", "Retry", "Worker", "WorkerStats"),
 }  # fmt: skip

@@ -373,3 +373,32 @@ class Restored(Report):
     segments: int
     stored_bytes: int
     waiting: bool
+
+
+@attrs.frozen
+class Promoted(Report):
+    """What `strictq.promote` made of a replica, or would make.
+
+    Attributes:
+        path: the queue. `strictq.open` takes the replica's directory for it, too.
+        queue_id: as its primary's.
+        history_id: of the queue, which is another one than its primary's; None: it was a dry run.
+        term: that it is in; a primary of an earlier one is refused.
+        at: when the primary was in this state, seconds since 1970; what it committed later is missing here.
+        segment: the number of the last segment of that state.
+        contact_at: when the primary was heard of last, seconds since 1970; None: never.
+        silent_seconds: how long ago that was. What the primary committed meanwhile was not shipped.
+        missing_segments: received of a later state that did not arrive whole, and is given up.
+        alive: the primary was heard of so recently that it may live.
+    """
+
+    path: str
+    queue_id: str
+    history_id: str | None
+    term: int
+    at: float
+    segment: int
+    contact_at: float | None
+    silent_seconds: float | None
+    missing_segments: int
+    alive: bool

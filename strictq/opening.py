@@ -16,7 +16,7 @@ from ._clock import Clock, SystemClock
 from ._config import QueueConfig
 from ._errors import ConfigError, InvalidArgument, QueueNotFound, StoreBusy
 from ._store import api
-from ._store.api import MEMORY, SHARDS_MAX, Storage
+from ._store.api import MEMORY, SHARDS_MAX, ReplicaLook, Storage
 from ._types import Event
 from .queue import Queue
 
@@ -204,9 +204,10 @@ def _storage(
         if not create:
             raise QueueNotFound("a queue in memory is always new")
         return Storage.in_memory(shards=shards, durability=durability, config=config, clock=clock, hook=on_event)
-    with files.typed(f"{text} can't be opened"):
+
+    def opened(place: Path, look: ReplicaLook | None) -> Storage:
         return Storage.open(
-            text,
+            place,
             shards=shards,
             durability=durability,
             config=config,
@@ -215,4 +216,22 @@ def _storage(
             clock=clock,
             hook=on_event,
             on_mismatch=on_mismatch,
+            look=look,
         )
+
+    with files.typed(f"{text} can't be opened"):
+        try:
+            return opened(Path(text), None)
+        except QueueNotFound:
+            from .replication.replica_home import at_replica  # only where it may be one
+
+            found = at_replica(Path(text), clock, read_only=read_only)
+            if found is None:
+                raise
+        place, look = found
+        try:
+            return opened(place, look)
+        except BaseException:
+            if look is not None:
+                look.leave()
+            raise

@@ -496,6 +496,9 @@ class Queue:
         max_lag_bytes: int = 1 << 30,
         keep_seconds: float = 86_400.0,
         key_file: str | os.PathLike[str] | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        authority: str | os.PathLike[str] | None = None,
+        plaintext: bool = False,
     ) -> ReplicationStatus:
         """Ship every change to a target from now on, from which `strictq.restore` makes the queue again.
 
@@ -504,7 +507,9 @@ class Queue:
 
         Args:
             target: a directory on another disk or a share that is mounted, "file:/mnt/backup/orders" or a path; or a place in an
-                object store, "s3://bucket/orders" (extra `remote`). Empty, missing, or this queue's own replica.
+                object store, "s3://bucket/orders" (extra `remote`). Empty, missing, or this queue's own replica. Or a living
+                replica on another host, which `strictq.Replica` or `strictq replica` receives for: "tcps://host:7400", or
+                "tcp://" without TLS.
             mode: "async": no call waits for the target.
             interval_seconds: between two segments; 0.01 at least.
             max_lag_bytes: while the target is out of reach, changes are kept in the WALs up to this size, at least 1 MiB. Beyond
@@ -512,18 +517,22 @@ class Queue:
             keep_seconds: how far back a restore to a point in time can go.
             key_file: a file with a secret of 16 bytes or more, which every process that ships can read. Segments are hashed with
                 it, so that whoever can write to the target can't make one up. They are not encrypted.
+            token_file: for a replica on another host: a file with its token, which every process that ships can read.
+            authority: for tcps://: a PEM file with certificates that vouch for the replica's; None: those the system trusts.
+            plaintext: for tcp:// to another host than this one: token and messages may cross that network in the clear.
         Returns:
             How far it is: shipping has begun, not ended.
         Raises:
             InvalidArgument, ConfigError: nothing changed.
             MissingExtra: it needs the extra `remote`; nothing changed.
             Diverged: the target is the replica of another queue, or of another history of this one; nothing changed.
+            Fenced: it is a replica that was promoted; nothing changed.
             TargetUnavailable: it can't be read or written; nothing changed.
         Source: docs/howto/replication.md
         """
         return self._operations.configure_replication(
             target, mode, interval_seconds=interval_seconds, max_lag_bytes=max_lag_bytes, keep_seconds=keep_seconds,
-            key_file=key_file,
+            key_file=key_file, token_file=token_file, authority=authority, plaintext=plaintext,
         )  # fmt: skip
 
     def detach(self) -> bool:

@@ -32,7 +32,17 @@ from .catalog import Replication
 from .commit.app_database import AppDatabase, Rows
 from .commit.calls import OpenTransaction, TransactionName, bound
 from .commit.connection import MEMORY, require_sound_sqlite
-from .directories import migrate, publish, put_in_service, rebuild, salvage
+from .directories import (
+    become_queue,
+    is_marked_replica,
+    mark_replica,
+    migrate,
+    page_files,
+    publish,
+    put_in_service,
+    rebuild,
+    salvage,
+)
 from .disk import checksums, layout
 from .disk.shared_flags import NAME_BITS, POLL_SECONDS
 from .handouts import Allowance, Handouts, Holding, Want
@@ -51,7 +61,7 @@ from .shipping import status as ship_status
 from .shipping.shipping import Ships
 from .shipping.status import ShipProgress, ShipStatus
 from .shipping.values import PAGE_BYTES, ChangedFile, Image, Position, QueueCut, WalMovedOn, WentBack
-from .store import Hook, Store
+from .store import Hook, ReplicaLook, Store
 from .topology import SHARDS_MAX
 from .transaction import Acks, Changes, Committed, Placed, Statement, WriteTransaction, transact
 from .waiting import Patience
@@ -67,7 +77,7 @@ if TYPE_CHECKING:
         Problem,
     )
     from .shipping.capture import Capture
-    from .shipping.rebuild import Rebuild
+    from .shipping.rebuild import PageFiles, Rebuild
 
 Durability = Literal["full", "process"]
 
@@ -127,16 +137,18 @@ class Storage:
         clock: Clock,
         hook: Hook | None,
         on_mismatch: Literal["warn", "error", "update"] = "error",
+        look: ReplicaLook | None = None,
     ) -> Storage:
         """Open or create the queue in a directory. What was given must agree with what is stored.
 
         Args:
             on_mismatch: with what is stored, of `config`; see `strictq.open`.
+            look: at a living replica, see `Store.open`.
         """
         return cls(
             Store.open(
                 path, shards=shards, durability=durability, config=config, create=create, read_only=read_only, clock=clock,
-                hook=hook, on_mismatch=on_mismatch,
+                hook=hook, on_mismatch=on_mismatch, look=look,
             )
         )  # fmt: skip
 
@@ -736,6 +748,7 @@ __all__ = [
     "OpenTransaction",
     "Options",
     "PackedColumns",
+    "PageFiles",
     "Part",
     "Patience",
     "Piece",
@@ -746,6 +759,7 @@ __all__ = [
     "QueueCut",
     "QueueFacts",
     "Rebuild",
+    "ReplicaLook",
     "Replication",
     "Request",
     "Row",
@@ -765,11 +779,15 @@ __all__ = [
     "Want",
     "WentBack",
     "WriteTransaction",
+    "become_queue",
     "decode_headers",
+    "is_marked_replica",
     "leased_columns",
+    "mark_replica",
     "migrate",
     "new_file",
     "new_run",
+    "page_files",
     "publish",
     "put_in_service",
     "rebuild",

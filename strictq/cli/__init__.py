@@ -39,6 +39,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "check": ("check", "Verify a queue's files; repair or salvage them."),
     "migrate": ("migrating", "Upgrade a queue to the current file format."),
     "replicate": ("replicating", "Replicate a queue to a directory or S3."),
+    "replica": ("receiving", "Receive a queue's changes on another host."),
+    "promote": ("receiving", "Make a queue of such a replica."),
     "replicas": ("replicating", "Show what a replica holds."),
     "restore": ("replicating", "Restore a queue from a replica."),
     "bench": ("bench", "Measure throughput on your disk."),

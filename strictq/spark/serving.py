@@ -21,6 +21,7 @@ from .. import _hints as hints
 from .. import _validate as validate
 from .._errors import InvalidArgument, QueueNotFound, StoreError, StrictqError
 from .._extras import need_spark
+from .._net import telling
 from .._net.transport import certified, listen, require_token
 from .._store.api import Storage
 from ..queue import Queue
@@ -140,7 +141,7 @@ class BlockServer:
         if said.strip() != "{}":
             self._end(process)
             if said:
-                raise _block_protocol.told(said.encode())
+                raise telling.told(said.encode())
             raise StrictqError(f"the block server did not start: it ended with {process.returncode}", hint=hints.SEE_STDERR)
         return process
 

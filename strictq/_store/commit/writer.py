@@ -62,6 +62,7 @@ class Host(Protocol):
 
     settings: tuple[QueueConfig, int]
     epoch: int
+    keeps_leases: bool
     time_offset: int
     observers: Observers
 
@@ -407,10 +408,11 @@ class Writer:
             self._end_boot(tx)
             totals.epoch = host.epoch
             totals.time_offset = host.time_offset
-            totals.next_deadline = 0
             db.execute(SHARD.set_epoch, (host.epoch, host.time_offset))
             db.execute(SHARD.write_meta, ("suspects", totals.last_id))
-            db.execute(CLAIM.end_epoch)
+            if not host.keeps_leases:
+                totals.next_deadline = 0
+                db.execute(CLAIM.end_epoch)
 
     def _write_totals(self, tx: Tx) -> None:
         """The counter row, if anything else was written."""
