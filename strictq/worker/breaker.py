@@ -48,18 +48,18 @@ def _ratio(_instance: object, attribute: attrs.Attribute[Any], value: object) ->
 
 @attrs.frozen
 class Breaker:
-    """When a worker stops starting handlers because most of them fail, and how it tries again: `Worker(breaker=Breaker(...))`.
+    """A worker's circuit breaker: when it pauses because most handlers fail, and how it resumes.
 
-    While it is open, messages that fail are charged no attempt, and the worker holds no message. It tries one message at a
-    time until one succeeds.
+    Pass it as `Worker(breaker=Breaker(...))`. While it is open, failing messages are charged no attempt, and the worker holds
+    no messages. It tries one message at a time until one succeeds.
 
     Attributes:
-        failure_ratio: it opens when at least this part of the handlers in the window failed; more than 0, at most 1.
-        starts_min: and at least this many of them ended, 1 to 1,000; and the failures are not all of one key, whose message may
-            be to blame.
-        window_seconds: handlers that ended longer ago do not count. Of more than 1,000 the newest 1,000 count.
-        probe_seconds: wait before the first try after it opened. It doubles with each try that fails.
-        probe_seconds_max: the longest wait between two tries, and how long a message that failed meanwhile is postponed.
+        failure_ratio: it opens when at least this fraction of the handlers in the window failed; more than 0, at most 1.
+        starts_min: and at least this many of them ended, 1 to 1,000, and the failures are not all of one key, whose message
+            may be the cause.
+        window_seconds: handlers that ended earlier do not count. At most the newest 1,000 count.
+        probe_seconds: wait before the first try after it opened. It doubles with each failed try.
+        probe_seconds_max: longest wait between two tries, and how long a message that failed meanwhile is postponed.
     Raises:
         InvalidArgument: a value is out of range, or probe_seconds is more than probe_seconds_max.
     """
