@@ -79,7 +79,7 @@ class Threads(Executor):
         before: Callable[[], None] | None = None,
         leave: Callable[[], None] | None = None,
     ) -> None:
-        """Args: failed: called when a thread ends with an error. before: called before a thread takes a job; leave: at its end."""
+        """Args: failed: called when a thread ends with an error. before: called before it takes a job. leave: at its end."""
         self.stage = name
         self._slots = slots
         self._take = take
