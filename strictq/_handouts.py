@@ -193,12 +193,12 @@ class Holder:
         known = self._look().values()
         if n <= max(k.floor for k in known):
             raise HandoutGone(
-                f"hand-out {n} of consumer {self.name!r} is not kept any more: the last acknowledged one is {self.acked}, "
+                f"batch {n} of consumer {self.name!r} is no longer kept: the last acked one is {self.acked}, "
                 f"and {self.keep} before it are kept"
             )
         found = self._handouts.parts(self.name, n, sync=sync)
         if not found:
-            raise HandoutGone(f"consumer {self.name!r} of this queue has had no hand-out {n}")
+            raise HandoutGone(f"consumer {self.name!r} of this queue has had no batch {n}")
         return found
 
 
@@ -221,7 +221,7 @@ def read_block(queue: Queue, consumer: str, n: int, shard: int, part: int) -> by
     """
     data = queue._storage.handouts.block(consumer, n, shard, part)
     if data is None:
-        raise HandoutGone(f"hand-out {n} of consumer {consumer!r} is not kept any more")
+        raise HandoutGone(f"batch {n} of consumer {consumer!r} is no longer kept")
     return data
 
 

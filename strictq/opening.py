@@ -218,7 +218,7 @@ def _storage(
     clock = clock or SystemClock()
     if text == MEMORY:
         if read_only:
-            raise ConfigError("a queue in memory can't be read-only: nobody could have filled it")
+            raise ConfigError("an in-memory queue cannot be read-only: it would always be empty")
         if not create:
             raise QueueNotFound("a queue in memory is always new")
         return Storage.in_memory(shards=shards, durability=durability, config=config, clock=clock, hook=on_event)

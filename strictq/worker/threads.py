@@ -117,7 +117,7 @@ class Threads(Executor):
             if mine is None:
                 return
             if self._zombies >= ZOMBIES_MAX * self._slots:
-                log.error("%d handlers hang, and are not replaced any more", self._zombies)
+                log.error("%d handlers hang; their threads are no longer replaced", self._zombies)
                 return
             mine.zombie = True
             self._zombies += 1

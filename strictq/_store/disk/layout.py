@@ -68,7 +68,7 @@ def find(path: Path) -> bool:
             raise QueueNotFound(f"{path} is a directory, but not a queue", hint=hint)
         return False
     if mode & stat.S_IWOTH and hasattr(os, "geteuid"):
-        raise InvalidArgument(f"everybody may write to {path}", hint=hints.CHMOD.of(path=path))
+        raise InvalidArgument(f"{path} is world-writable", hint=hints.CHMOD.of(path=path))
     catalog = os.lstat(path / CATALOG).st_mode
     if not stat.S_ISREG(catalog):
         raise InvalidArgument(f"{path / CATALOG} is not a regular file")
