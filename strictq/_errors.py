@@ -120,6 +120,17 @@ class LeaseLost(StrictqError):
         lease_seconds: the length of the lease in seconds; None if this process does not know it.
         over_seconds: seconds since the lease expired, as far as this process knows; negative if it had not expired.
         holder: the consumer that holds the lane now; None if there is no other holder or it is unknown.
+
+    Examples:
+        >>> q = strictq.open(":memory:")
+        >>> _ = q.send(b"", key="k")
+        >>> (d,) = q.receive()
+        >>> d.lease.release()
+        >>> try:
+        ...     d.ack()
+        ... except strictq.LeaseLost as e:
+        ...     print(e.key, e.seq)
+        k 1
     """
 
     hint = hints.LEASE_LOST

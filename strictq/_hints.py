@@ -34,7 +34,7 @@ class Coded(str):
         return Coded, (self.code, self.template, self.parameters or None)
 
 
-# ---- errors that have the same hint wherever they are raised
+# ---- default hints of error classes
 
 MESSAGE_TOO_LARGE: Final = Coded("message_too_large", "raise max_body_bytes with q.configure(), or send a reference to the data")
 QUEUE_NOT_FOUND: Final = Coded("queue_not_found", "check the path, or open it without create=False and read_only=True")
@@ -425,7 +425,7 @@ USE_FAKE_CLOCK: Final = Coded("use_fake_clock", "open it with strictq.testing.op
 MACHINE_OPEN: Final = Coded("machine_open", "use machine.open()")
 
 
-# ---- what `explain` and `stats` say; {rest} is what follows the sentence, or nothing
+# ---- sentences of `explain` and `stats`; {rest} is the continuation, or empty
 
 NEVER_SENT: Final = Coded("never_sent", "nothing was ever sent to this key")
 EMPTY: Final = Coded("empty", "no message is waiting{rest}")

@@ -114,7 +114,7 @@ class Sending:
         if failed is not None:
             if len(groups) == 1:
                 raise failed
-            raise PartialFailure("some shards did not take their messages", results) from failed
+            raise PartialFailure("some shards rejected their messages", results) from failed
         return results
 
     def _items(self, messages: Iterable[Message]) -> tuple[list[Key | None], list[Item], QueueConfig]:

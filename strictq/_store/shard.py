@@ -111,7 +111,7 @@ class Shard:
                         self.apply_app_schema(db)
                     except InvalidArgument as e:
                         # The rows of this shard, which was out of reach when it was recorded, do not fit. app_schema() says so.
-                        logger().error("shard %d: the program's tables are not as app_schema() wants them: %s", self.number, e)
+                        logger().error("shard %d: the program's tables differ from app_schema(): %s", self.number, e)
                     self.wal.watch(db)
             except BaseException:
                 db.close()

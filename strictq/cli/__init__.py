@@ -22,7 +22,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("run", "Run the handlers of an app."),
     "work": ("work", "Run a command for each message, in order per key."),
     "stats": ("stats", "Show counts, ages and rates of a queue."),
-    "alarm": ("alarm", "Exit with 1 if a queue exceeds given limits."),
+    "alarm": ("alarm", "Exit with 1 if a queue reaches given limits."),
     "top-keys": ("looking", "List the keys with the most or oldest messages."),
     "explain": ("looking", "Show why a key is blocked, and since when."),
     "peek": ("looking", "Show the next messages of a key."),

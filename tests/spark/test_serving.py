@@ -95,7 +95,7 @@ def test_blocks_come_as_they_were_recorded(q: Queue, server: BlockServer) -> Non
 
 def test_the_errors_of_the_server_have_their_types(q: Queue, server: BlockServer) -> None:
     _, ranges, _ = hand_out(q)
-    with pytest.raises(HandoutGone, match="hand-out 7 of consumer 'etl' is not kept"):
+    with pytest.raises(HandoutGone, match="batch 7 of consumer 'etl' is no longer kept"):
         list(_block_client.blocks(known(server, q), q.queue_id, "etl", 7, ranges))
     with pytest.raises(QueueNotFound, match="is another one"):
         list(_block_client.blocks(known(server, q), "0" * 32, "etl", 1, ranges))

@@ -75,7 +75,7 @@ def find(path: Path, *, replica: bool = False) -> bool:
     if REPLICA_MARK in entries and not replica:
         raise ReadOnlyQueue(f"{path} is part of a living replica; nothing was changed", hint=hints.PROMOTE.of(path=path.parent))
     if mode & stat.S_IWOTH and hasattr(os, "geteuid"):
-        raise InvalidArgument(f"everybody may write to {path}", hint=hints.CHMOD.of(path=path))
+        raise InvalidArgument(f"{path} is world-writable", hint=hints.CHMOD.of(path=path))
     catalog = os.lstat(path / CATALOG).st_mode
     if not stat.S_ISREG(catalog):
         raise InvalidArgument(f"{path / CATALOG} is not a regular file")
