@@ -6,7 +6,9 @@ import argparse
 import json
 import os
 import platform
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +17,8 @@ import apsw
 
 from .measure import Figure
 
+COLUMNS_MAX: Final = 99
+"""Of a line of the documentation."""
 HEADERS: Final = (
     "Case",
     "Figure",
@@ -174,7 +178,21 @@ def put(page: Path, name: str, text: str) -> str:
     if not (begin and closed and end):
         raise RuntimeError(f"{page.name} has no place for {name}: <!-- {name}: written by … --> and <!-- {name}: end -->")
     # Blank lines, without which some readers of Markdown see no table.
-    return f"{before}{begin}{how}{closed}\n{text}\n\n{end}{after}"
+    return f"{before}{begin}{how}{closed}\n{folded(text)}\n\n{end}{after}"
+
+
+def folded(text: str) -> str:
+    """Fold paragraphs and list items into lines as the documentation has them; leave tables as they are."""
+    return "\n".join(map(_folded, text.split("\n")))
+
+
+def _folded(line: str) -> str:
+    if line.startswith("|") or len(line) <= COLUMNS_MAX:
+        return line
+    mark = re.match(r"([-*]|\d+\.) +|", line)
+    assert mark is not None  # it matches the empty string
+    indent = " " * len(mark[0])
+    return textwrap.fill(line, COLUMNS_MAX, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def rounds(text: str) -> int:

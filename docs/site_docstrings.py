@@ -6,7 +6,8 @@ from typing import Any
 import griffe
 
 SECTION = re.compile(
-    r"^(?=(?:Args|Returns|Raises|Attributes|Yields|Source):)", re.MULTILINE
+    r"^(?=(?:Args|Returns|Raises|Attributes|Yields|Examples|Source):)",
+    re.MULTILINE,
 )
 SOURCE = re.compile(r"^Source: docs/(\S+\.md)\s*$", re.MULTILINE)
 

@@ -23,6 +23,7 @@ from ._errors import (
     ConsumerLost,
     Diverged,
     ExportError,
+    Fenced,
     ForkedProcess,
     ForwardPending,
     HandoutGone,
@@ -33,6 +34,7 @@ from ._errors import (
     MissingExtra,
     OutcomeUnknown,
     PartialFailure,
+    PrimaryAlive,
     QueueClosed,
     QueueFull,
     QueueNotFound,
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
         Migration,
         PeekedMessage,
         Problem,
+        Promoted,
         QueryReport,
         ReplicaReport,
         Restored,
@@ -81,6 +84,8 @@ if TYPE_CHECKING:
     )
     from .aio import AsyncBatch, AsyncDelivery, AsyncDeliveryRef, AsyncLease, AsyncQueue, AsyncTransaction
     from .app import App
+    from .replication.promoting import promote
+    from .replication.replica import Replica
     from .replication.restoring import restore
     from .worker import Breaker, Defer, Job, Reject, Retry, Worker, WorkerStats
 
@@ -111,6 +116,7 @@ __all__ = [
     "Event",
     "Explanation",
     "ExportError",
+    "Fenced",
     "ForkedProcess",
     "ForwardPending",
     "HandoutGone",
@@ -134,7 +140,9 @@ __all__ = [
     "PartialFailure",
     "PeekedMessage",
     "PendingReceipt",
+    "PrimaryAlive",
     "Problem",
+    "Promoted",
     "QueryReport",
     "Queue",
     "QueueClosed",
@@ -144,6 +152,7 @@ __all__ = [
     "ReadOnlyQueue",
     "Receipt",
     "Reject",
+    "Replica",
     "ReplicaGap",
     "ReplicaReport",
     "ReplicationStatus",
@@ -171,6 +180,7 @@ __all__ = [
     "__version__",
     "migrate",
     "open_async",
+    "promote",
     "restore",
     "salvage",
 ]
@@ -180,10 +190,13 @@ __all__ = [
 _LATE = {
     "_findings": (
         "AttemptError", "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "LostRange", "MessageStatus",
-        "Migration", "PeekedMessage", "Problem", "QueryReport", "ReplicaReport", "Restored", "Salvaged", "WorkerEvent",
+        "Migration", "PeekedMessage", "Problem", "Promoted", "QueryReport", "ReplicaReport", "Restored", "Salvaged",
+        "WorkerEvent",
     ),
     "aio": ("AsyncBatch", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
     "app": ("App",),
+    "replication.promoting": ("promote",),
+    "replication.replica": ("Replica",),
     "replication.restoring": ("restore",),
     "worker": ("Breaker", "Defer", "Job", "Reject", "Retry", "Worker", "WorkerStats"),
 }  # fmt: skip

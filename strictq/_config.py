@@ -90,7 +90,7 @@ def _flag(_: QueueConfig, attribute: attrs.Attribute[Any], value: object) -> Non
 
 
 class _Remembered:
-    """What a QueueConfig keeps that is no setting of this version, and takes no part in comparisons."""
+    """State of a QueueConfig that is not a setting, and is ignored in comparisons."""
 
     _given: frozenset[str]
     _unknown: Mapping[str, Any]
@@ -100,26 +100,31 @@ class _Remembered:
 @_remembers_given
 @attrs.frozen(kw_only=True, slots=False)
 class QueueConfig(_Remembered):
-    """Settings of a queue, stored in it. Change them with `q.configure(...)`; every process sees them at its next write.
+    """Settings of a queue, stored in it. Change them with `q.configure(...)`; every process applies them at its next write.
 
-    It remembers which settings were given, and which are defaults: `strictq.open` compares a stored queue with those given only.
+    The object records which settings were passed. `strictq.open` compares only those with the stored ones.
 
     Raises:
         ConfigError: a value is out of range, or two values contradict each other.
+
+    Examples:
+        >>> config = strictq.QueueConfig(lease_seconds=60.0, max_attempts=3)
+        >>> config.retry_for_seconds, sorted(config.given)
+        (21600.0, ['lease_seconds', 'max_attempts'])
     """
 
     lease_seconds: float = attrs.field(default=30.0, validator=_seconds(0.001))
-    """How long a receive holds a lane unless it says otherwise, seconds."""
+    """Default length of a lease, seconds."""
     max_attempts: int | None = attrs.field(default=5, validator=_whole(1, 1_000_000, optional=True))
     """Starts of a handler after which a message may be given up, see `retry_for_seconds`; None: never."""
     on_poison: Literal["dead_letter", "hold", "drop"] = attrs.field(
         default="dead_letter", validator=_one_of("dead_letter", "hold", "drop")
     )
-    """What happens to a message that is out of attempts: dead-letter it and go on, hold its lane, or drop it."""
+    """What to do with a message that is out of attempts: dead-letter it, hold its lane, or drop it."""
     retry_delay_seconds: float = attrs.field(default=1.0, validator=_seconds(0.0))
-    """Wait before the second attempt after a nack without a delay of its own, seconds; 0: at once.
+    """Wait before the second attempt, after a nack without its own delay, seconds; 0: none.
 
-    A wait differs by up to a quarter from lane to lane, so that lanes that failed together do not come back together.
+    A wait varies by up to a quarter from lane to lane, so that lanes that failed together are not retried together.
     """
     retry_backoff: float = attrs.field(default=2.0)
     """Factor by which that wait grows with each further attempt, 1.0 to 100.0."""
@@ -129,43 +134,43 @@ class QueueConfig(_Remembered):
         default=attrs.Factory(lambda self: 0.0 if self.retry_delay_seconds == 0 else 6 * 3600.0, takes_self=True),
         validator=_seconds(0.0),
     )
-    """Time since its first failure before which a message that fails is not given up, seconds; 0: `max_attempts` alone decides.
+    """A failing message is not given up before this time since its first failure, seconds; 0: `max_attempts` alone decides.
 
-    The default is six hours, and 0 where `retry_delay_seconds` is 0: retries at once for hours would be a busy loop.
+    The default is six hours, and 0 if `retry_delay_seconds` is 0, because immediate retries for hours would be a busy loop.
 
-    A start that ended without an outcome, because the lease ran out, counts against `max_attempts` alone.
+    A start that ended without an outcome, because the lease expired, counts against `max_attempts` alone.
     """
     dedup_window_seconds: float = attrs.field(default=300.0, validator=_seconds(0.001))
-    """How long a dedup_id is remembered after its send, seconds."""
+    """How long a dedup_id is kept after its send, seconds."""
     ttl_seconds: float | None = attrs.field(default=None, validator=_seconds(0.001, optional=True))
-    """Age at which a message that nobody holds expires, seconds; None: never."""
+    """Age at which a message expires unless a consumer holds it, seconds; None: never."""
     on_expire: Literal["drop", "dead_letter"] = attrs.field(default="drop", validator=_one_of("drop", "dead_letter"))
-    """What happens to an expired message."""
+    """What to do with an expired message."""
     keyless: Literal["refuse", "random", "round_robin"] = attrs.field(
         default="refuse", validator=_one_of("refuse", "random", "round_robin")
     )
-    """What a send without a key does: refuse it, or spread over `keyless_lanes` lanes."""
+    """Sends without a key: refuse them, or spread them over `keyless_lanes` lanes."""
     keyless_lanes: int = attrs.field(default=64, validator=_whole(1, 65_536))
-    """How many lanes keyless messages are spread over."""
+    """Number of lanes for keyless messages."""
     max_depth: int | None = attrs.field(default=None, validator=_whole(1, 2**53, optional=True))
     """Unresolved messages at which sends are refused with QueueFull; None: no limit."""
     max_body_bytes: int = attrs.field(default=16 * 1024 * 1024, validator=_whole(1, BODY_BYTES_MAX))
     """Largest body, bytes."""
     idle_lane_seconds: float | None = attrs.field(default=None, validator=_seconds(0.001, optional=True))
-    """Forget a lane that has been empty so long, seconds; None: never. It restarts at a higher seq."""
+    """Forget a lane that has been empty for this long, seconds; None: never. It restarts at a higher seq."""
     history: Literal["off", "records", "bodies"] = attrs.field(default="off", validator=_one_of("off", "records", "bodies"))
     """Keep a record of each finished message, without or with its body; read them with `q.history()`."""
     history_seconds: float = attrs.field(default=7 * 86400.0, validator=_seconds(0.001))
     """How long a record is kept, seconds."""
     history_records_max: int = attrs.field(default=1_000_000, validator=_whole(1, 2**53))
-    """Records that each shard keeps at most; the oldest go first."""
+    """Most records per shard; the oldest are deleted first."""
     prepare_seconds: float | None = attrs.field(default=None, validator=_seconds(0.0, optional=True))
-    """What to expect of the prepare stage of a message that says nothing itself, seconds; None: workers learn it."""
+    """Estimate of the prepare stage of messages without their own, seconds; None: workers learn it."""
     process_seconds: float | None = attrs.field(default=None, validator=_seconds(0.0, optional=True))
-    """The same of its process stage."""
+    """Estimate of the process stage of messages without their own, seconds; None: workers learn it."""
     hot_lanes: bool = attrs.field(default=True, validator=_flag)
-    """Keep messages that are sent, received and acked soon in logs and in memory, which takes less processor time; False: all in
-    the tables. No effect in memory and while `history` is on."""
+    """Keep messages that are sent, received and acked soon in logs and in memory, which takes less CPU time. No effect for
+    in-memory queues and while `history` is on."""
 
     @retry_backoff.validator
     def _check_backoff(self, attribute: attrs.Attribute[float], value: object) -> None:
@@ -182,13 +187,13 @@ class QueueConfig(_Remembered):
             raise ConfigError(f"on_poison={self.on_poison!r} never applies with max_attempts=None")
 
     def evolve(self, **changes: Any) -> QueueConfig:
-        """This configuration with some values changed, validated again."""
+        """Return this configuration with some values changed and validated."""
         require_known(changes)
         return attrs.evolve(self, **changes)._remember(self.given | changes.keys(), self._unknown)
 
     @property
     def given(self) -> frozenset[str]:
-        """The names of the settings that were given, by the constructor, by `evolve`, or as stored; the others are defaults."""
+        """The names of the settings that were passed, evolved or stored; the others are defaults."""
         return self._given
 
     def _remember(self, given: Set[str], unknown: Mapping[str, Any]) -> QueueConfig:
@@ -196,7 +201,7 @@ class QueueConfig(_Remembered):
         return self
 
     def to_json(self) -> str:
-        """The stored form: a JSON object with every field, and what `from_json` did not know."""
+        """Return the stored form: a JSON object with every field, and the fields that `from_json` did not know."""
         return json.dumps({**self._unknown, **attrs.asdict(self)}, sort_keys=True)
 
     @classmethod

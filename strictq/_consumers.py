@@ -1,4 +1,4 @@
-"""What operators, and those who learn that a batch is committed, do about named consumers. `_handouts` is the holder's side."""
+"""Operations on named consumers for operators, and for listeners that learn of a commit. `_handouts` has the holder's side."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def release(storage: Storage, name: str, *, force: bool) -> int:
 
 
 def acknowledge(storage: Storage, consumer: str, n: int) -> int:
-    """Ack hand-outs up to n, without being the holder: for those who learn that a batch is committed.
+    """Ack hand-outs up to n without being the holder, for listeners that learn of a commit.
 
-    A number names the same messages for ever, so this needs no epoch: whoever acks late acks what was processed, or nothing.
+    A number always identifies the same messages, so this needs no epoch: a late ack acks processed messages, or none.
 
     Returns:
-        How many messages are done.
+        The number of messages acked.
     Raises:
-        HandoutGone: n was never handed out; nothing changed.
+        HandoutGone: hand-out n never existed; nothing was changed.
     """
     storage.require_open()
     known = storage.handouts.known(consumer)
     if n > max(k.last for k in known.values()):
-        raise HandoutGone(f"consumer {consumer!r} of this queue has had no hand-out {n}")
+        raise HandoutGone(f"consumer {consumer!r} of this queue has had no batch {n}")
     return storage.handouts.ack(consumer, known, n)

@@ -1,4 +1,4 @@
-"""What a handler or a transaction does, recorded until it commits: sends, a key's state, the program's SQL, and output."""
+"""The effects of a handler or transaction, recorded until the commit: sends, key state, the program's SQL, and output."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ UNKNOWN: Final = "it is not known whether the transaction that this message is s
 ELSEWHERE: Final = "this message is sent by another process, after the handler returned: this object is never filled"
 
 ANY_QUEUE: Final = QueueConfig(keyless="random", max_body_bytes=BODY_BYTES_MAX)
-"""What is not valid for these settings is valid for no queue."""
+"""The most permissive settings: a message that they refuse is invalid for every queue."""
 
 
 class PendingReceipt:
-    """What `tx.send` and `job.send` return: the receipt of a message that is sent when the transaction commits.
+    """The result of `tx.send` and `job.send`: the receipt of a message that is sent when the transaction commits.
 
-    Reading `receipt`, `seq`, `id` or `shard` before the commit, or after the transaction failed, raises InvalidArgument; after
-    OutcomeUnknown, too. Where the transaction happened before, under the same token, the message was sent then, and its receipt
-    is not kept: `receipt`, `seq` and `id` are None.
+    Reading `receipt`, `seq`, `id` or `shard` before the commit, after a failed transaction or after OutcomeUnknown raises
+    InvalidArgument. If a repeated transaction had been committed before, the receipts of the first run are not kept:
+    `receipt`, `seq` and `id` are None.
 
     Attributes:
-        key: of the message, as given; None for a keyless one.
+        key: the message's key, as given; None for a keyless message.
     """
 
     __slots__ = ("_placed", "_why_not", "key")
@@ -49,7 +49,7 @@ class PendingReceipt:
 
     @property
     def receipt(self) -> Receipt | None:
-        """As `q.send` returns it; None for a message of another shard than the transaction's: that one has an `id` only."""
+        """The receipt, as `q.send` returns it; None for a message to another shard, which has an `id` only."""
         seq, arrival = self._found.seq, self._found.id
         if seq is None or arrival is None:
             return None
@@ -57,17 +57,17 @@ class PendingReceipt:
 
     @property
     def seq(self) -> int | None:
-        """Position in its key's sequence; None for a message of another shard, which issues it when the message arrives."""
+        """The position in its key's sequence; None for a message to another shard, which issues it on arrival."""
         return self._found.seq
 
     @property
     def id(self) -> int | None:
-        """Arrival number within its shard; for a message of another shard, its number in the outbox of the transaction's."""
+        """The arrival number within its shard; for a message to another shard, its number in the outbox."""
         return self._found.id
 
     @property
     def shard(self) -> int:
-        """The shard of its key."""
+        """The number of its key's shard."""
         return self._found.shard
 
     @property
@@ -101,15 +101,15 @@ class Send(NamedTuple):
 
 
 class Effects:
-    """What is to happen together with an ack, or with a transaction. Each part is checked when it is recorded.
+    """Effects that commit together with an ack or a transaction. Each is validated when it is recorded.
 
-    Where the queue is in another process (a worker's child, an executor), its settings are not known, and only what no queue
-    would accept is refused; `take` checks the rest in the process of the queue.
+    If the queue is in another process (a worker's child, an executor), its settings are not known, and only effects that no
+    queue would accept are refused; `take` validates the rest in the process of the queue.
 
     Attributes:
-        key_state: the new state of the key; UNSET: it stays.
-        statements: the program's SQL, as far as it has not run.
-        output: what the handler had to say. It does not need a commit.
+        key_state: the new state of the key; UNSET: unchanged.
+        statements: the program's SQL that has not run yet.
+        output: the handler's output. It does not need a commit.
     """
 
     __slots__ = ("_sending", "key_state", "output", "sends", "statements")
@@ -123,19 +123,19 @@ class Effects:
 
     @property
     def need_commit(self) -> bool:
-        """There is more than output."""
+        """Whether there are effects besides output."""
         return bool(self.sends) or self.key_state is not UNSET or bool(self.statements)
 
     @property
     def said(self) -> str | None:
-        """The output as one text; None: there is none."""
+        """Return the output as one string, or None."""
         return "\n".join(self.output) if self.output else None
 
     def send(self, message: Message) -> PendingReceipt:
         """Send a message, to any key.
 
         Raises:
-            InvalidArgument, MessageTooLarge: it can't be sent; nothing was recorded.
+            InvalidArgument, MessageTooLarge: the message is invalid; nothing was recorded.
         """
         if self._sending is None:
             item = validate.item(
@@ -154,7 +154,7 @@ class Effects:
         """Set the state of the key; None deletes it.
 
         Raises:
-            InvalidArgument: it is not bytes, or too large; nothing was recorded.
+            InvalidArgument: the state is not bytes, or too large; nothing was recorded.
         """
         if value is not None:
             if type(value) is not bytes:
@@ -168,27 +168,27 @@ class Effects:
         """Run a statement on the program's app_* tables. The parameters are copied: the program may change its list.
 
         Raises:
-            InvalidArgument: it is not a str; nothing was recorded.
+            InvalidArgument: the value is not a str; nothing was recorded.
         """
         if not isinstance(sql, str):
             raise InvalidArgument(f"SQL must be a str, not {type(sql).__name__}")
         self.statements.append((sql, params.copy() if isinstance(params, list | dict) else params))
 
     def say(self, text: str) -> None:
-        """Note what the handler has to say.
+        """Record output of the handler.
 
         Raises:
-            InvalidArgument: it is not a str; nothing was recorded.
+            InvalidArgument: the value is not a str; nothing was recorded.
         """
         if not isinstance(text, str):
             raise InvalidArgument(f"output must be a str, not {type(text).__name__}")
         self.output.append(text)
 
     def take(self, other: Effects) -> None:
-        """Record what was recorded in another process, output aside, checked against this queue.
+        """Record the effects of another process, without output, and validate them against this queue.
 
         Raises:
-            InvalidArgument, MessageTooLarge: this queue does not accept it; some of it may be recorded.
+            InvalidArgument, MessageTooLarge: this queue refuses an effect; some may be recorded.
         """
         for send in other.sends:
             self.send(send.message)
@@ -200,7 +200,7 @@ class Effects:
     # ---- for whoever commits them
 
     def changes(self, took: Took | None = None) -> Changes:
-        """As the store takes them. See Changes for `took`."""
+        """Return the effects in the store's form. See Changes for `took`."""
         items: Sequence[Item] = ()
         if self.sends and self._sending is not None:
             items = [self._sending.due_now(send.message, send.item) for send in self.sends if send.item is not None]
@@ -212,7 +212,7 @@ class Effects:
             send.receipt._fill(placed)
 
     def failed(self, error: BaseException | None = None) -> None:
-        """Nothing of it happened, or after a commit that ended with this error, perhaps nothing."""
+        """Mark the receipts as failed: nothing was committed, or possibly nothing if the commit ended with this error."""
         unsure = error is not None and (isinstance(error, OutcomeUnknown) or not isinstance(error, Exception))
         for send in self.sends:
             send.receipt._fail(UNKNOWN if unsure else FAILED)
@@ -224,15 +224,15 @@ def inherited(headers: Mapping[str, str], names: Sequence[str]) -> dict[str, str
 
 
 class Recording:
-    """The verbs of what records effects: a transaction, and the jobs that handlers get."""
+    """The methods that record effects, for transactions and the jobs of handlers."""
 
     __slots__ = ()
 
     def _effects_for(self, verb: str) -> Effects:
-        """Return where to record what `verb` does.
+        """Return the effects in which `verb` records.
 
         Raises:
-            InvalidArgument, LeaseLost: it can't be done now; nothing was recorded.
+            InvalidArgument, LeaseLost: `verb` is not allowed now; nothing was recorded.
         """
         raise NotImplementedError
 
@@ -250,17 +250,16 @@ class Recording:
         prepare_seconds: float | None = None,
         process_seconds: float | None = None,
     ) -> PendingReceipt:
-        """Send a message, to any key, when the transaction commits: a job's does with its ack. max_depth does not apply.
+        """Send a message to any key when the transaction commits; a job commits with its ack. max_depth does not apply.
 
         Arguments as for `q.send`.
 
         Returns:
-            What has the seq and the id after the commit. A job commits after its handler returned, so a handler itself can't
-            read it; what it handed the object to can. In a process of its own (`executor="process"`, Spark) it is never filled.
+            A PendingReceipt, which has the seq and the id after the commit. A job commits after its handler has returned, so the
+            handler itself cannot read it. In a separate process (`executor="process"`, Spark) it is never filled.
         Raises:
-            InvalidArgument: the message can't be sent, or nothing can be sent here: outside of the with block, or in prepare.
-                Nothing happened.
-            LeaseLost: the job was cancelled; nothing happened.
+            InvalidArgument: the message is invalid; or this is outside of the with block, or in prepare. Nothing was changed.
+            LeaseLost: the job was cancelled; nothing was changed.
         """
         message = Message(
             b"" if isinstance(body, Message) else body,
@@ -270,11 +269,11 @@ class Recording:
         return self._effects_for("send").send(self._with_inherited(to_send(body, message)))
 
     def send_json(self, value: Any, key: Key | None = None, **options: Unpack[SendOptions]) -> PendingReceipt:
-        """Send a value as compact UTF-8 JSON when the transaction commits. See `send`; `json()` of the message gives it back.
+        """Send a value as compact UTF-8 JSON when the transaction commits. See `send`. The message's `json()` returns the value.
 
         Raises:
-            InvalidArgument: the value can't be written as JSON, NaN and infinity included; or as `send`. Nothing happened.
-            LeaseLost: the job was cancelled; nothing happened.
+            InvalidArgument: the value cannot be written as JSON (such as NaN or infinity); or as `send`. Nothing was changed.
+            LeaseLost: the job was cancelled; nothing was changed.
         """
         return self._effects_for("send_json").send(self._with_inherited(Message.json(value, key=key, **options)))
 
@@ -291,10 +290,10 @@ class Recording:
     def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> None:
         """Run a statement on the program's app_* tables when the transaction commits (or at the next `run`), in order.
 
-        SQL that is wrong fails the transaction where it runs; of a job, it fails the message, as if the handler had raised.
+        Invalid SQL fails the transaction when it runs; in a job, it fails the message, as if the handler had raised.
 
         Raises:
-            InvalidArgument: it is not a str, or this is not the place: outside of the with block, or in prepare.
-            LeaseLost: the job was cancelled; nothing happened.
+            InvalidArgument: the SQL is not a str; or this is outside of the with block, or in prepare.
+            LeaseLost: the job was cancelled; nothing was changed.
         """
         self._effects_for("execute").execute(sql, params)

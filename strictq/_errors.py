@@ -25,6 +25,8 @@ StrictqError                     .transient  .hint
 ├── TargetUnavailable                the replication target cannot be read or written; the queue is unharmed
 ├── ReplicaGap                       segments of a replica are missing or damaged; nothing was changed
 ├── Diverged                         the target has data that this queue does not have; nothing was overwritten
+├── Fenced                           the replica was promoted, or is in a later term; nothing was shipped
+├── PrimaryAlive                     the replica's primary was heard of a moment ago; nothing was promoted
 └── StoreError                       .shard  .cause
     ├── StoreBusy                    timed out waiting for the write lock; nothing was changed
     ├── StoreFull                    the disk is full; nothing was changed
@@ -118,6 +120,17 @@ class LeaseLost(StrictqError):
         lease_seconds: the length of the lease in seconds; None if this process does not know it.
         over_seconds: seconds since the lease expired, as far as this process knows; negative if it had not expired.
         holder: the consumer that holds the lane now; None if there is no other holder or it is unknown.
+
+    Examples:
+        >>> q = strictq.open(":memory:")
+        >>> _ = q.send(b"", key="k")
+        >>> (d,) = q.receive()
+        >>> d.lease.release()
+        >>> try:
+        ...     d.ack()
+        ... except strictq.LeaseLost as e:
+        ...     print(e.key, e.seq)
+        k 1
     """
 
     hint = hints.LEASE_LOST
@@ -318,6 +331,35 @@ class Diverged(StrictqError):
     """The target holds another queue, another history, or newer writes than this queue. Nothing was overwritten."""
 
     hint = hints.DIVERGED
+
+
+class Fenced(StrictqError):
+    """The replica was promoted, or is in a later term of this history. Nothing was shipped.
+
+    Attributes:
+        term: the replica's term.
+    """
+
+    hint = hints.FENCED
+
+    def __init__(self, message: str, term: int, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.term = term
+
+
+class PrimaryAlive(StrictqError):
+    """The replica's primary was heard of a moment ago, so it may still accept messages. Nothing was promoted.
+
+    Attributes:
+        contact_at: when it was heard of, seconds since 1970.
+    """
+
+    transient = True
+    hint = hints.PRIMARY_ALIVE
+
+    def __init__(self, message: str, contact_at: float, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.contact_at = contact_at
 
 
 class StoreError(StrictqError):

@@ -156,6 +156,22 @@ def replace(path: Path, data: bytes) -> None:
     os.replace(part, path)
 
 
+def replace_durably(path: Path, data: bytes) -> None:
+    """The same, so that a power cut leaves this content or the one before, and after the return this one."""
+    part = path.with_name(f"{path.name}.part")
+    fd = open_regular(part, os.O_CREAT | os.O_WRONLY)
+    try:
+        os.ftruncate(fd, 0)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(fd, left) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(part, path)
+    sync_directory(path.parent)
+
+
 def content(path: Path, most: int) -> bytes | None:
     """The first bytes of a small file; None: it is not there, or can't be read."""
     try:
@@ -283,6 +299,10 @@ class Lock:
     def alone(self, seconds: float) -> bool:
         """Hold it with nobody else, if that can be had in time."""
         return self._lock(shared=False, seconds=seconds)
+
+    def share(self, seconds: float) -> bool:
+        """Hold it together with others that share it, if that can be had in time."""
+        return self._lock(shared=True, seconds=seconds)
 
     def leave(self) -> None:
         """Let go of it. In a forked child: of the child's share; the parent keeps it."""

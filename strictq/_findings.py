@@ -1,7 +1,7 @@
-"""What looking for single things in a queue brings, and what a worker reports: plain, frozen, without behaviour of their own.
+"""Frozen values that queries about single messages, keys and consumers return, and that a worker reports.
 
-Each of these classes takes a third of a millisecond to make, and most programs need none of them: this module is imported where
-one is made.
+Defining each of these classes takes a third of a millisecond, and most programs need none of them. So this module is imported
+late.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DeadLetter(Report):
 
     Attributes:
         kind: "rejected" (by a consumer), "poison" (out of attempts) or "expired".
-        reason: the last error or the reason given.
+        reason: the last error, or the reason of the reject.
         died_at: seconds since 1970.
         errors: of its last five attempts that failed, oldest first.
         output: what its handler last had to say, or None.
@@ -58,17 +58,17 @@ class DeadLetter(Report):
     output: str | None = None
 
     def json(self) -> Any:
-        """The body, decoded as JSON."""
+        """Return the body decoded as JSON."""
         return body_as_json(self.body, self.key, self.seq)
 
 
 @attrs.frozen
 class PeekedMessage(Report):
-    """A message as it lies in its lane; looking at it changes nothing.
+    """An unresolved message, read without leasing it.
 
     Attributes:
         state: "ready", "in_flight", "delayed" or "held".
-        due_at: seconds since 1970 before which it is not handed out, or None.
+        due_at: seconds since 1970 before which it is not delivered, or None.
         expires_at: seconds since 1970 at which it expires, or None.
     """
 
@@ -84,29 +84,29 @@ class PeekedMessage(Report):
     expires_at: float | None
 
     def json(self) -> Any:
-        """The body, decoded as JSON."""
+        """Return the body decoded as JSON."""
         return body_as_json(self.body, self.key, self.seq)
 
 
 @attrs.frozen
 class HistoryRecord(Report):
-    """How one message ended, kept where the queue's `history` setting asks for it.
+    """The record of a finished message, if the queue's setting `history` keeps them.
 
-    A message that died and was put back has a record of each of its ends.
+    A message that became a dead letter and was redriven has a record of each outcome.
 
     Attributes:
-        shard, n: where the record lies; n ascends in the order of the ends within the shard, and is never reused.
+        shard, n: the record's shard and number; n ascends in the order in which messages finished, and is never reused.
         id: the message's arrival number.
-        enqueued_at, first_attempt_at, done_at: seconds since 1970. first_attempt_at is when the first attempt that failed began,
-            or the only attempt; None if no handler ever had it.
-        attempts: starts of a handler, the last one included.
-        prepare_seconds, process_seconds: what a worker measured for the last attempt, or None.
-        size: of the body, bytes.
+        enqueued_at, first_attempt_at, done_at: seconds since 1970. first_attempt_at is the start of the first failed attempt,
+            or of the only attempt; None if no handler ever had the message.
+        attempts: starts of a handler, including the last one.
+        prepare_seconds, process_seconds: durations of the last attempt, measured by a worker; or None.
+        size: the size of the body, bytes.
         size_hint: as sent.
         outcome: how it ended.
-        body: where `history="bodies"` kept it, else None.
+        body: the body, if `history="bodies"` kept it; otherwise None.
         errors: of its last five attempts that failed, oldest first.
-        output: what its handler last had to say, or None.
+        output: what its handler last said, or None.
     """
 
     shard: int
@@ -130,14 +130,14 @@ class HistoryRecord(Report):
 
 @attrs.frozen
 class MessageStatus(Report):
-    """Where one message is.
+    """The state of one message.
 
     Attributes:
-        state: "ready", "in_flight", "delayed", "held" or "dead"; "resolved" for what is gone (acked, dropped, expired, purged).
+        state: "ready", "in_flight", "delayed", "held" or "dead"; "resolved" if it was acked, dropped, expired or purged.
         attempts: starts of a handler so far.
-        consumer: who holds it, if it is in flight.
+        consumer: the consumer that holds it, if it is in flight.
         until: seconds since 1970 at which that lease, or the delay, ends.
-        last_error, last_output: what the last nack, reject or handler left.
+        last_error, last_output: the reason and output of the last nack, reject or handler.
         errors: of its last five attempts that failed, oldest first.
     """
 
@@ -154,17 +154,17 @@ class MessageStatus(Report):
 
 @attrs.frozen
 class Explanation(Report):
-    """Why a key is, or is not, handed out now.
+    """Whether a key can be delivered now and, if not, why.
 
     Attributes:
         state: "ready", "in_flight", "delayed", "held" or "empty".
-        text: one sentence for a person.
+        text: the explanation, as one sentence.
         head_seq: the next message to be resolved, or None.
         depth: unresolved messages of the key; dead: its dead letters.
         attempts: of the head.
         since, until: seconds since 1970, or None.
         by: the consumer that holds the lane, or the reason it was held for.
-        solo: after a crash, handed out one message at a time until this range is resolved.
+        solo: the next message may have killed its consumer, and is delivered alone.
         shard: number of the shard that holds the key.
     """
 
@@ -186,15 +186,15 @@ class Explanation(Report):
 
 @attrs.frozen
 class QueryReport(Report):
-    """What the driver of a query last told of it: after every batch, about every ten seconds without one, and at its end.
+    """The last report of a query's driver. It reports after every batch, about every ten seconds without one, and at the end.
 
     Attributes:
-        name: as the program named the query; None: it did not.
-        id: of the query, as in its checkpoint.
-        state: "running"; "ended"; "failed" (see error); "gone": nobody told its end, and no process of it is left.
-        batch: number of its newest batch; messages: in that; batch_seconds: what it took, from its trigger to its commit.
-        messages_per_second: of the minute before `at`, or since the first batch of this run, if that is later.
-        at: seconds since 1970 at which the driver told this.
+        name: the query's name, or None if it has none.
+        id: the query's id, as in its checkpoint.
+        state: "running"; "ended"; "failed" (see error); "gone": its process died without a report.
+        batch: number of its newest batch; messages: messages in it; batch_seconds: its duration, from trigger to commit.
+        messages_per_second: over the minute before `at`, or since the first batch of this run, if that is later.
+        at: time of the report, seconds since 1970.
     """
 
     name: str | None
@@ -210,17 +210,17 @@ class QueryReport(Report):
 
 @attrs.frozen
 class ConsumerStatus(Report):
-    """A named consumer, whose hand-outs are recorded and stay leased until they are acked.
+    """A named consumer, whose batches are recorded and stay leased until they are acked.
 
     Attributes:
-        last: number of the newest hand-out; acked: up to here they are acked or released.
-        open: hand-outs that are not; in_flight: their unresolved messages.
-        since: seconds since 1970 at which the oldest open one was made, or None.
-        kept: hand-outs that can be read, the open ones included; kept_bytes: of what they keep.
-        active: a holder has the consumer now.
-        lag: messages that it has yet to process, now: its own in flight, and all that are ready, for which others may compete.
-        age_seconds: of the oldest of these; None: there are none.
-        query: the last report of the query that it is, or was; None: there was none.
+        last: number of the newest batch; acked: number up to which batches are acked or released.
+        open: number of unacked batches; in_flight: their unresolved messages.
+        since: seconds since 1970 at which the oldest unacked batch was leased, or None.
+        kept: number of batches that can be read again, including unacked ones; kept_bytes: their size.
+        active: a running process holds the consumer.
+        lag: messages that it has yet to process: its own in flight, and all ready ones, for which other consumers may compete.
+        age_seconds: age of the oldest of these; None if there are none.
+        query: the last report of its query, or None.
     """
 
     name: str
@@ -239,7 +239,7 @@ class ConsumerStatus(Report):
 
 @attrs.frozen
 class KeyDepth(Report):
-    """One of the deepest, or oldest, keys."""
+    """A key with its number of messages and the age of the oldest."""
 
     key: Key | None
     depth: int
@@ -255,8 +255,8 @@ class Problem(Report):
         shard: the shard's number; -1 for queue.db.
         rule: the invariant's short name; docs/explanation/storage.md lists them.
         detail: what was found.
-        fixable: `check(fix=True)` can put it right without losing anything.
-        fixed: it did.
+        fixable: `check(fix=True)` can repair it without losing data.
+        fixed: it was repaired.
     """
 
     shard: int
@@ -270,19 +270,19 @@ class Problem(Report):
 class WorkerEvent(Report):
     """A change of a job's state, or of a breaker's, for `Worker(on_event=...)` and `Observer.worker_event`.
 
-    They are called in the worker's threads, after the change.
+    Hooks are called in the worker's threads, after the change.
 
     Attributes:
         kind: "leased", "preparing", "prepared", "processing", "acked", "retried", "deferred", "poison", "rejected", "lost",
-            "timeout", "released". "poison" instead of "retried" where the message is out of attempts.
+            "timeout", "released". "poison" replaces "retried" if the message is out of attempts.
             "breaker_opened" and "breaker_closed" concern no message: key is None, and seq, token and attempt are 0.
         at: `time.monotonic()`.
-        seconds: how long the handler took, where one came back.
-        detail: error or reason, for a person.
+        seconds: duration of the handler, if one returned.
+        detail: the error or reason, as text.
         where: the line of the handler's code that raised the error, or "".
         max_attempts: the queue's; None: no limit.
         wait_seconds: of "retried" and "deferred": until the next try.
-        error: of "retried", "poison" and "rejected": what the handler raised, or for Reject what it was raised from.
+        error: for "retried", "poison" and "rejected", the exception of the handler, or the cause of a Reject.
     """
 
     kind: str
@@ -301,11 +301,11 @@ class WorkerEvent(Report):
 
 @attrs.frozen
 class LostRange(Report):
-    """Seqs of a key that could not be read, or not be verified. Of the first, those that were not resolved are lost.
+    """A range of seqs of a key that could not be read, or not be verified. Unresolved messages that could not be read are lost.
 
     Attributes:
-        key: None: of a keyless message, or of a key that could not be read.
-        first, last: both included; last is None where nobody knows how far it went.
+        key: None for keyless messages, and for a key that could not be read.
+        first, last: both included; last is None if the end is unknown.
     """
 
     shard: int
@@ -316,14 +316,14 @@ class LostRange(Report):
 
 @attrs.frozen
 class Salvaged(Report):
-    """What `salvage` saved of a damaged queue, and what it could not.
+    """The result of `salvage`.
 
     Attributes:
         messages, dead: unresolved messages and dead letters in the new queue.
-        lost: where messages or dead letters may be missing; empty: none are.
-        unverified: messages and dead letters that were saved from pages whose checksum is wrong, because SQLite reads the whole
-            shard without complaint. What they say may have changed.
-        notes: what else was damaged, or is doubtful; for a person.
+        lost: ranges in which messages or dead letters may be missing; empty if none are.
+        unverified: ranges that were saved from pages with a wrong checksum, because SQLite reads the whole shard
+            without an error. Their contents may have changed.
+        notes: other damage and doubts, as text.
     """
 
     messages: int
@@ -335,13 +335,13 @@ class Salvaged(Report):
 
 @attrs.frozen
 class Migration(Report):
-    """What `migrate` did, or would do.
+    """The result of `migrate`.
 
     Attributes:
-        before: the oldest format that a file of the queue had; format: the one that this strictq writes.
-        files: how many files the queue has: queue.db and one for each shard; old: how many had an older format.
-        needs_bytes: free space that the migration asks for.
-        done: every file has the format now.
+        before: the oldest format of the queue's files; format: the format of this version.
+        files: number of files, queue.db and one per shard; old: number of files with an older format.
+        needs_bytes: free space that the migration needs.
+        done: every file is in the current format.
     """
 
     before: int
@@ -354,15 +354,15 @@ class Migration(Report):
 
 @attrs.frozen
 class ReplicaReport(Report):
-    """What a target holds that a queue shipped to.
+    """The contents of a replication target.
 
     Attributes:
         target: the directory.
-        queue_id, history_id: whose replica it is.
-        segments: how many there are, of all points and bases; stored_bytes: what they take on the disk.
-        points: how many states of the queue can be restored.
-        oldest_at, newest_at: when the first and the last of them was, seconds since 1970; None: there is none.
-        newest: the number of the last one.
+        queue_id, history_id: the queue and history that it is a replica of.
+        segments: number of segments; stored_bytes: their size on disk.
+        points: number of states that can be restored.
+        oldest_at, newest_at: times of the first and the last state, seconds since 1970; None if there is none.
+        newest: the number of the last state.
     """
 
     target: str
@@ -378,17 +378,17 @@ class ReplicaReport(Report):
 
 @attrs.frozen
 class Restored(Report):
-    """What `strictq.restore` made, or would make.
+    """The result of `strictq.restore`.
 
     Attributes:
-        path: the new queue; in a dry run, where it would be.
-        queue_id: as the original's.
-        history_id: of the new queue, which is another one than the original's; None: it was a dry run.
-        at: when the queue was in this state, seconds since 1970.
-        segment: the number of the last segment of that state: restoring it by its number gives the same again.
+        path: the new queue's path, also in a dry run.
+        queue_id: the id of the original.
+        history_id: the new queue's history, which differs from the original's; None in a dry run.
+        at: the time of the restored state, seconds since 1970.
+        segment: the number of the state's last segment. Restoring by this number gives the same state.
         base: the number of the first segment that was read.
-        segments: how many were read; stored_bytes: their size.
-        waiting: the queue is to be put in service before it can be written to.
+        segments: number of segments read; stored_bytes: their size.
+        waiting: the queue must be put in service before it can be written to.
     """
 
     path: str
@@ -400,3 +400,32 @@ class Restored(Report):
     segments: int
     stored_bytes: int
     waiting: bool
+
+
+@attrs.frozen
+class Promoted(Report):
+    """What `strictq.promote` made of a replica, or would make.
+
+    Attributes:
+        path: the queue. `strictq.open` takes the replica's directory for it, too.
+        queue_id: as its primary's.
+        history_id: of the queue, which is another one than its primary's; None: it was a dry run.
+        term: that it is in; a primary of an earlier one is refused.
+        at: when the primary was in this state, seconds since 1970; what it committed later is missing here.
+        segment: the number of the last segment of that state.
+        contact_at: when the primary was heard of last, seconds since 1970; None: never.
+        silent_seconds: how long ago that was. What the primary committed meanwhile was not shipped.
+        missing_segments: received of a later state that did not arrive whole, and is given up.
+        alive: the primary was heard of so recently that it may live.
+    """
+
+    path: str
+    queue_id: str
+    history_id: str | None
+    term: int
+    at: float
+    segment: int
+    contact_at: float | None
+    silent_seconds: float | None
+    missing_segments: int
+    alive: bool

@@ -1,7 +1,7 @@
-"""Durable hand-outs for a named consumer: what Spark's stream source stands on.
+"""Durable batches ("hand-outs") of a named consumer, on which Spark's stream source is built.
 
-A hand-out is a numbered batch of messages over all shards. It is recorded in the transactions that lease it, and handed out
-again, the same, until it is acked; its leases do not end by time.
+A hand-out is a numbered batch of messages over all shards. The transactions that lease it record it. It is delivered again,
+unchanged, until it is acked. Its leases have no deadline.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HANDOUT_MESSAGES_MAX: Final = 1_000_000
 HANDOUT_BYTES: Final = 256 * 1024 * 1024
 KEEP: Final = 100
 LOCK_SECONDS: Final = 10
-"""How long a new holder waits for the lock: a process that is being stopped may still have it."""
+"""How long a new holder waits for the lock, which a process that is stopping may still hold."""
 
 
 class Holder:
@@ -30,8 +30,9 @@ class Holder:
     Args:
         queue: open for writing.
         consumer: 1 to 256 characters.
-        encode: packs what was leased; runs inside the write transaction, so it must be quick. What it raises undoes the hand-out.
-        keep: acked hand-outs that stay readable.
+        encode: packs the leased messages. It runs inside the write transaction, so it must be quick. If it raises, the hand-out
+            is rolled back.
+        keep: number of acked hand-outs that stay readable.
         packed: encode takes leases whose messages come column by column, too.
     """
 
@@ -51,10 +52,10 @@ class Holder:
     # ---- holding the consumer
 
     def attach(self, wait: float = LOCK_SECONDS) -> None:
-        """Become the holder: fence the one before, and finish what it left half done. Again: does nothing.
+        """Become the holder: fence the previous one, and finish its partial work. A repeated call does nothing.
 
         Raises:
-            ConsumerBusy: another holder is alive; nothing changed.
+            ConsumerBusy: a running process is the holder; nothing was changed.
             StoreError: a shard can't be reached.
         """
         if self.epoch:
@@ -69,7 +70,7 @@ class Holder:
             raise
 
     def close(self) -> None:
-        """Let go of the consumer. Its open hand-outs stay leased for the next holder."""
+        """Release the consumer. Its unacked hand-outs stay leased for the next holder."""
         self.epoch = 0
         self._known = None
         self._lock.leave()
@@ -78,12 +79,12 @@ class Holder:
 
     @property
     def acked(self) -> int:
-        """Up to here hand-outs are acked (or released): where a consumer without a memory of its own starts."""
+        """The number up to which hand-outs are acked or released: the start of a consumer without its own checkpoint."""
         return max(k.acked for k in self._look().values())
 
     @property
     def last(self) -> int:
-        """The newest hand-out; 0: there was none yet."""
+        """The number of the newest hand-out; 0 if there was none."""
         return max(k.last for k in self._look().values())
 
     def _look(self) -> dict[int, Known]:
@@ -96,7 +97,7 @@ class Holder:
         return self._known
 
     def arrived(self) -> dict[int, int]:
-        """For each shard the newest arrival number: a bound for `take`."""
+        """Return the newest arrival number of each shard, as a bound for `take`."""
         return self._handouts.arrived()
 
     # ---- taking and acknowledging
@@ -109,22 +110,22 @@ class Holder:
         bytes_max: int = HANDOUT_BYTES,
         arrived: Mapping[int, int] | None = None,
     ) -> int:
-        """Ack every hand-out up to `start`, and hand out what comes next.
+        """Ack every hand-out up to `start`, and lease and record the next one.
 
         If hand-out start + 1 is recorded, even in part, it is that, as it is. Otherwise the oldest ready messages are leased and
         recorded, in one transaction a shard; durable on return.
 
         Args:
-            start: up to here everything was processed.
+            start: the number of the last processed hand-out.
             messages_max: 1..1,000,000.
-            bytes_max: about how much; a message that is larger is handed out by itself.
-            arrived: only what `arrived()` had seen.
+            bytes_max: approximate size; a larger message is a hand-out of its own.
+            arrived: only messages up to these arrival numbers.
         Returns:
             start + 1; or start, where nothing is ready, and nothing was written.
         Raises:
             HandoutGone: start is not of this queue, or hand-out start + 1 is not kept any more; nothing changed.
             ConsumerLost: another holder took over; nothing changed.
-            StoreError: a shard failed, and nothing was handed out.
+            StoreError: a shard failed; nothing was leased.
             OutcomeUnknown, or StoreError by a sync: a part may be recorded; the next call gives it, synced.
         """
         validate.whole("messages_max", messages_max, 1, HANDOUT_MESSAGES_MAX)
@@ -132,7 +133,7 @@ class Holder:
         self._storage.require_open()
         last = self.last
         if not 0 <= start <= last:
-            raise HandoutGone(f"consumer {self.name!r} of this queue has had {last} hand-outs, and not {start}")
+            raise HandoutGone(f"consumer {self.name!r} of this queue has had {last} batches, fewer than {start}")
         if start < last:
             self._parts(start + 1, sync=True)
             self._ack(start)
@@ -154,7 +155,7 @@ class Holder:
         return start + 1 if left.taken else start
 
     def ack(self, upto: int) -> None:
-        """Ack every hand-out up to a number; where it is done already, nothing is written.
+        """Ack every hand-out up to a number. Write nothing if they are acked already.
 
         Raises:
             ConsumerLost: another holder took over; nothing changed.
@@ -169,7 +170,7 @@ class Holder:
             raise failed
 
     def _advance(self, start: int, wants: Mapping[int, Want | None], left: Allowance) -> StoreError | None:
-        """Ack up to `start`, and add shards' parts of hand-out start + 1. Returns why a shard failed, if one did."""
+        """Ack up to `start`, and add the shards' parts of hand-out start + 1. Return the error of a shard, if one failed."""
         known = self._look()
         self._known = None  # if this raises, they may have been committed
         by = Holding(self.name, self.epoch, self.encode, self._packed, self.keep)
@@ -181,10 +182,10 @@ class Holder:
     # ---- what was recorded
 
     def parts(self, n: int) -> list[Part]:
-        """The blocks of a hand-out, shard by shard and in order.
+        """Yield the blocks of a hand-out, shard by shard and in order.
 
         Raises:
-            HandoutGone: it is older than what is kept, was released, or was never made.
+            HandoutGone: the hand-out is no longer kept, was released, or never existed.
         """
         return self._parts(n, sync=False)
 
@@ -192,12 +193,12 @@ class Holder:
         known = self._look().values()
         if n <= max(k.floor for k in known):
             raise HandoutGone(
-                f"hand-out {n} of consumer {self.name!r} is not kept any more: the last acknowledged one is {self.acked}, "
+                f"batch {n} of consumer {self.name!r} is no longer kept: the last acked one is {self.acked}, "
                 f"and {self.keep} before it are kept"
             )
         found = self._handouts.parts(self.name, n, sync=sync)
         if not found:
-            raise HandoutGone(f"consumer {self.name!r} of this queue has had no hand-out {n}")
+            raise HandoutGone(f"consumer {self.name!r} of this queue has had no batch {n}")
         return found
 
 
@@ -220,7 +221,7 @@ def read_block(queue: Queue, consumer: str, n: int, shard: int, part: int) -> by
     """
     data = queue._storage.handouts.block(consumer, n, shard, part)
     if data is None:
-        raise HandoutGone(f"hand-out {n} of consumer {consumer!r} is not kept any more")
+        raise HandoutGone(f"batch {n} of consumer {consumer!r} is no longer kept")
     return data
 
 

@@ -34,7 +34,7 @@ class Coded(str):
         return Coded, (self.code, self.template, self.parameters or None)
 
 
-# ---- errors that have the same hint wherever they are raised
+# ---- default hints of error classes
 
 MESSAGE_TOO_LARGE: Final = Coded("message_too_large", "raise max_body_bytes with q.configure(), or send a reference to the data")
 QUEUE_NOT_FOUND: Final = Coded("queue_not_found", "check the path, or open it without create=False and read_only=True")
@@ -82,12 +82,23 @@ REPLICA_GAP: Final = Coded("replica_gap", "restore an earlier state; list them w
 DIVERGED: Final = Coded(
     "diverged", "decide which of the two histories to keep; then replicate it to a different, empty directory"
 )
+FENCED: Final = Coded(
+    "fenced",
+    "stop writing to this queue: its replica has taken its place. Keep this directory for what only it has, and ship the other "
+    "queue to a new replica",
+)
+PRIMARY_ALIVE: Final = Coded(
+    "primary_alive",
+    "stop the processes of the primary, wait ten seconds and try again; or use force=True if no client can reach it",
+)
 
 # ---- replication
 
 OTHER_DIRECTORY: Final = Coded("other_directory", "use an empty or new directory, on another disk")
 TARGET_IS: Final = Coded(
-    "target_is", "use a directory, as a path or 'file:/mnt/backup/orders', or an object store: 's3://bucket/orders'"
+    "target_is",
+    "use a directory, as a path or 'file:/mnt/backup/orders', an object store: 's3://bucket/orders', or a replica on another "
+    "host: 'tcps://host:7400'",
 )
 STORE_CREDENTIALS: Final = Coded(
     "store_credentials",
@@ -95,6 +106,30 @@ STORE_CREDENTIALS: Final = Coded(
     "AWS_SECRET_ACCESS_KEY, a profile, or the role of the machine",
 )
 KEY_FILE: Final = Coded("key_file", "create one with: head -c 32 /dev/urandom | base64 > FILE; do not store it on the target")
+TOKEN_FILE: Final = Coded(
+    "token_file", "create one with: head -c 32 /dev/urandom | base64 > FILE; the primary and its replica use the same token"
+)
+USE_TLS: Final = Coded(
+    "use_tls", "use a certificate for the replica and tcps:// for its primary; or plaintext in a private network"
+)
+CERTIFICATE_OF_REPLICA: Final = Coded(
+    "certificate_of_replica", "use authority=FILE with the authority of the replica's certificate, which must name its host"
+)
+PROMOTE: Final = Coded(
+    "promote", "write to its primary, or, if that is lost, run `strictq promote {path}`; read_only=True opens it"
+)
+REPLICA_RUNS: Final = Coded(
+    "replica_runs", "check that `strictq replica` runs there and that its port can be reached; shipping then resumes"
+)
+SAME_RELEASE: Final = Coded("same_release", "check what listens there, and that both hosts have the same version of strictq")
+START_REPLICA: Final = Coded("start_replica", "start it: `strictq replica {path} --listen HOST:PORT --token-file FILE`")
+PROMOTE_AGAIN: Final = Coded("promote_again", "if no process is promoting it, run `strictq promote {path}` again")
+GIVE_REPLICA: Final = Coded("give_replica", "use the directory that `strictq replica` receives for")
+END_REPLICA: Final = Coded("end_replica", "end the `strictq replica` process, which may be stopped or hang, and try again")
+CLOSE_LOOKS: Final = Coded("close_looks", "close what has it open with read_only=True")
+NOT_TO_RESTORE: Final = Coded(
+    "not_to_restore", "promote the replica on its host: `strictq promote PATH`; restore needs a directory or an object store"
+)
 KEY_OF_REPLICA: Final = Coded(
     "key_of_replica", "use the key file that the replica was configured with, or replicate with another key to an empty target"
 )
@@ -391,7 +426,7 @@ USE_FAKE_CLOCK: Final = Coded("use_fake_clock", "open it with strictq.testing.op
 MACHINE_OPEN: Final = Coded("machine_open", "use machine.open()")
 
 
-# ---- what `explain` and `stats` say; {rest} is what follows the sentence, or nothing
+# ---- sentences of `explain` and `stats`; {rest} is the continuation, or empty
 
 NEVER_SENT: Final = Coded("never_sent", "nothing was ever sent to this key")
 EMPTY: Final = Coded("empty", "no message is waiting{rest}")

@@ -1,7 +1,7 @@
-"""The one seam on which everything hangs that watches a queue: hooks, the worker's events, the log, and what exports metrics.
+"""Observers of a queue: event hooks, the worker's events, the log, and metrics exporters.
 
-One rule holds for all of them: an observer is called after what it learns of has happened, and what it raises is logged; the
-operation goes on. Each method is kept as a tuple of the observers that have it, so that nobody listening costs one look.
+Observers are called after the change. Exceptions that they raise are logged, and the operation continues. Each method is stored
+as a tuple of the observers that override it, so that an unobserved call costs one comparison.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from ._types import Event
 
 ANY_SHARD: Final = -1
-"""The shard of what concerns none, or all."""
+"""The shard number of events that concern no single shard."""
 
 
 class Observer:
-    """Base of what watches a queue: override the methods that you need, and give an object of it to `q.observe`.
+    """Base class of observers. Override the methods that you need, and pass an instance to `q.observe`.
 
-    What is not overridden costs nothing. Methods are called in the thread that did the work, after the commit, from several
-    threads at once: they must be quick, and safe in threads. They may call the queue; such a call is observed, too. What they
-    raise is logged, and changes nothing.
+    A method that is not overridden costs nothing. Methods are called after the commit, in the thread that did the work, and
+    from several threads at once, so they must be quick and thread-safe. They may call the queue; such calls are observed, too.
+    Exceptions that they raise are logged, and have no other effect.
     """
 
     def event(self, event: Event) -> None:
-        """See what an operator wants to know, such as a dead letter: an Event."""
+        """Handle an Event for operators, such as a dead letter."""
 
     def worker_event(self, event: WorkerEvent) -> None:
-        """See a change of a job's state, in a worker that runs on the observed queue: several for each message."""
+        """Handle a state change of a job of a worker on the observed queue. There are several per message."""
 
     def count(self, name: str, n: int, shard: int) -> None:
         """Add what one commit changed to a counter.
@@ -44,31 +44,31 @@ class Observer:
         Args:
             name: "sends", "receives", "claims", "empty_receives", "acks", "retries", "redeliveries", "expired", "dropped" or
                 "purged": as in Stats. Or "dead_letters": messages that became one.
-            n: messages, 1 or more; of "claims" and "empty_receives": looks at a shard.
+            n: number of messages, 1 or more; for "claims" and "empty_receives", the number of attempts to claim from a shard.
             shard: number of the shard.
         """
 
     def duration(self, name: str, seconds: float, shard: int) -> None:
-        """See how long something took.
+        """Handle a duration.
 
         Args:
-            name: "commit": a write transaction of the queue, with all waiting, for each call that shares it. "transaction": one
-                that stays open for the program's own SQL. "receive_wait": a receive that found nothing at first, from then on.
+            name: "commit": a write transaction of the queue, including all waiting, for each call that shares it. "transaction":
+                one that stays open for the program's SQL. "receive_wait": the wait of a receive that found no message at first.
                 "prepare", "process": a handler of a worker.
-            seconds: on the machine's clock.
-            shard: number of the shard; -1 of a receive.
+            seconds: measured on the machine's clock.
+            shard: number of the shard; -1 for a receive.
         """
 
 
 class Observation:
-    """What `observe` returns: ends with `close`, or as a with block."""
+    """The result of `observe`. End it with `close`, or use it as a context manager."""
 
     def __init__(self, observers: Observers, observer: Observer) -> None:
         self._observers = observers
         self.observer = observer
 
     def close(self) -> None:
-        """Call the observer no more. A call that another thread has begun may still be under way. Closing twice does nothing."""
+        """Stop calling the observer. A call in another thread may still be running. Closing twice does nothing."""
         self._observers.remove(self)
 
     def __enter__(self) -> Observation:
@@ -86,10 +86,10 @@ class EventHook(Observer):
 
 
 class Observers:
-    """Who watches one queue.
+    """The observers of one queue.
 
     Attributes:
-        events, worker_events, counts, durations: the methods to call; empty: nobody listens.
+        events, worker_events, counts, durations: the methods to call.
     """
 
     __slots__ = ("_all", "_lock", "counts", "durations", "events", "worker_events")
@@ -100,7 +100,7 @@ class Observers:
         self._sort()
 
     def add(self, observer: Observer) -> Observation:
-        """Call this observer from now on."""
+        """Add an observer."""
         if not isinstance(observer, Observer):
             raise InvalidArgument(f"an observer must be a strictq.Observer, not {type(observer).__name__}")
         observation = Observation(self, observer)
@@ -115,7 +115,7 @@ class Observers:
             self._sort()
 
     def after_fork_in_child(self) -> None:
-        """Another thread of the parent may have held the lock."""
+        """Replace the lock after a fork: another thread of the parent may have held it."""
         self._lock = threading.Lock()
 
     def _sort(self) -> None:
@@ -126,19 +126,19 @@ class Observers:
         self.durations = _having(watching, "duration")
 
     def timed(self, name: str, began: float, shard: int) -> None:
-        """Report what began at that reading of `time.monotonic()` and ends now."""
+        """Report a duration that began at this reading of `time.monotonic()` and ends now."""
         if self.durations:
             notify(self.durations, name, time.monotonic() - began, shard)
 
 
 def _having(observers: Iterable[Observer], name: str) -> tuple[Callable[..., None], ...]:
-    """The methods of this name that do something."""
+    """Return the overridden methods of this name."""
     methods = [getattr(each, name) for each in observers]
     return tuple(method for method in methods if getattr(method, "__func__", None) is not getattr(Observer, name))
 
 
 def notify(methods: Iterable[Callable[..., None]], *arguments: Any) -> None:
-    """Call each of them. What one raises is logged: what it is about has happened, and its caller must get the result."""
+    """Call each method. Log its exceptions: the operation has been committed, and its caller must get the result."""
     for method in methods:
         try:
             method(*arguments)
@@ -147,7 +147,7 @@ def notify(methods: Iterable[Callable[..., None]], *arguments: Any) -> None:
 
 
 def logger() -> logging.Logger:
-    """The package's log. Its module is imported when there is something to say: most programs that open a queue never log."""
+    """Return the package's logger. logging is imported late, because most programs that open a queue never log."""
     import logging
 
     return logging.getLogger("strictq")

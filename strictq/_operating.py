@@ -160,7 +160,8 @@ class Operations:
 
     def configure_replication(
         self, target: str | os.PathLike[str], mode: Any, *, interval_seconds: float, max_lag_bytes: int, keep_seconds: float,
-        key_file: str | os.PathLike[str] | None,
+        key_file: str | os.PathLike[str] | None, token_file: str | os.PathLike[str] | None,
+        authority: str | os.PathLike[str] | None, plaintext: bool,
     ) -> ReplicationStatus:  # fmt: skip
         storage = self._open(writing=True)
         from .replication import settings  # only queues that have a replica need it
@@ -169,9 +170,11 @@ class Operations:
             max(validate.microseconds("interval_seconds", interval_seconds) / MICROSECONDS, 0.01),
             validate.whole("max_lag_bytes", max_lag_bytes, 1 << 20, 1 << 50),
             validate.microseconds("keep_seconds", keep_seconds) / MICROSECONDS,
-            "" if key_file is None else settings.key_path(key_file),
+            settings.file_path("key_file", key_file, hints.KEY_FILE),
+            settings.file_path("token_file", token_file, hints.TOKEN_FILE),
+            settings.file_path("authority", authority),
         )
-        settings.configure(storage, target, mode, wanted)
+        settings.configure(storage, target, mode, wanted, plaintext=bool(plaintext))
         found = storage.replication_status()
         assert found is not None
         return found

@@ -1,6 +1,6 @@
-"""What the driver of a query tells of it: a small file beside the queue, for people who look. The queue itself never reads it.
+"""The report of a query's driver: a small file beside the queue, for `q.consumers()`. The engine itself never reads it.
 
-A file, and not a row: writing it takes no lock that senders or the query wait for, and syncs nothing.
+It is a file, not a row, because writing it takes no lock that senders or the query wait for, and needs no sync.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _NUMBERS: Final = ("batch", "messages", "batch_seconds", "messages_per_second", 
 
 
 def file_of(directory: Path, consumer: str) -> Path:
-    """Where the report of a consumer is."""
+    """Return the path of a consumer's report."""
     return files.named(directory, QUERY, consumer)
 
 
 def write(directory: str, queue_id: str, consumer: str, report: QueryReport) -> None:
-    """Keep this as the last report of a consumer.
+    """Store the last report of a consumer.
 
     Raises:
-        OSError: it can't be written; the one before may be gone.
-        StoreError: something else has its name, such as a link; nothing changed.
+        OSError: the report cannot be written; the previous one may be lost.
+        StoreError: the path is not a regular file; nothing was changed.
     """
     short = attrs.evolve(report, name=report.name and report.name[:TEXT_MAX], error=report.error and report.error[:TEXT_MAX])
     text = json.dumps({"queue": queue_id, "consumer": consumer, **attrs.asdict(short)}, ensure_ascii=True)
@@ -41,10 +41,10 @@ def write(directory: str, queue_id: str, consumer: str, report: QueryReport) -> 
 
 
 def read(directory: Path, queue_id: str, consumer: str, *, active: bool) -> QueryReport | None:
-    """The last report of a consumer; None: there is none, or it can't be read.
+    """Return the last report of a consumer; None if there is none or it cannot be read.
 
     Args:
-        active: a process holds the consumer now. Without one, a query that has not told its end is gone.
+        active: a process holds the consumer. Otherwise a query that did not report its end is gone.
     """
     with files.late():
         from ._findings import QueryReport

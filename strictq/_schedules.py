@@ -272,7 +272,7 @@ class Ticker:
             raise
         except StoreError as e:
             self._failures += 1
-            log.warning("the store failed, trying again: %s", e)
+            log.warning("the store failed; trying again: %s", e)
             return min(AGAIN_SECONDS * 2.0 ** min(self._failures - 1, 10), AGAIN_SECONDS_MAX)
         self._failures = 0
         return self._ticks.wait_seconds(self._schedules)

@@ -37,20 +37,16 @@ class Sending:
         """Append a message. See Queue.send."""
         self._storage.require_open()
         item, config = self._checked(message)
-        return self._send(message.key, item, config)
+        shard, (seq, arrival, duplicate) = self._storage.send_one(item, config)
+        return _receipt(Receipt, (message.key, seq, arrival, duplicate, shard))
 
     def send_body(self, body: Body, key: Key | None) -> Receipt:
         """Append a message that has no options: at half the cost before it is in the storage's hands."""
         storage = self._storage
-        if type(key) is not str or type(body) is not bytes or len(body) > storage.config.max_body_bytes:
+        config = storage.config
+        if type(key) is not str or type(body) is not bytes or len(body) > config.max_body_bytes:
             return self.send(Message(body, key=key))
-        storage.require_open()
-        return self._send(key, (encode_key(key), body, None, None), storage.config)
-
-    def _send(self, key: Key | None, item: Item, config: QueueConfig) -> Receipt:
-        storage = self._storage
-        shard = storage.shard_of(item[0])
-        ((seq, arrival, duplicate),) = storage.send(shard, [item], config)
+        shard, (seq, arrival, duplicate) = storage.send_one((encode_key(key), body, None, None), config)
         return _receipt(Receipt, (key, seq, arrival, duplicate, shard))
 
     def send_many(self, messages: Iterable[Message]) -> list[Receipt]:
@@ -118,7 +114,7 @@ class Sending:
         if failed is not None:
             if len(groups) == 1:
                 raise failed
-            raise PartialFailure("some shards did not take their messages", results) from failed
+            raise PartialFailure("some shards rejected their messages", results) from failed
         return results
 
     def _items(self, messages: Iterable[Message]) -> tuple[list[Key | None], list[Item], QueueConfig]:

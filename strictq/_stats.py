@@ -124,13 +124,14 @@ class ReplicationStatus(Report):
     """How far the replica of a queue is.
 
     Attributes:
-        mode: "async", or "off" after `Queue.detach`.
+        mode: "async", or "off" after `Queue.detach`; "replica": this is a look at a living replica.
         target: where the queue ships to; "" where mode is "off".
         history_id: names this line of changes. A restored queue has another one than its original.
         term: of this history.
-        shipping: a process holds the lock of the shipper.
+        shipping: a process holds the lock of the shipper; of a replica: a process receives for it.
         lag_bytes: what WALs hold that is not at the target.
-        lag_seconds: the age of the newest state at the target; 0 where lag_bytes is. None: nothing was shipped yet.
+        lag_seconds: the age of the newest state at the target; 0 where lag_bytes is. None: nothing was shipped yet. Of a replica:
+            when it last heard of its primary, which shows itself every two seconds.
         confirmed_at: when that state was, seconds since 1970; None: nothing was shipped yet.
         segment: the number of the newest segment; None: nothing was shipped yet.
         last_error: why the last attempt to ship failed; None: it did not.

@@ -1,4 +1,4 @@
-"""Values that go in and come out: messages, their options, receipts, events. What `Queue.stats` returns is in `_stats`."""
+"""Values of the public interface: messages, their options, receipts, events. `_stats` has the result of `Queue.stats`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 Body = bytes | bytearray | memoryview
-"""What a message's content may be given as; stored, and received, as bytes."""
+"""Types that a body may have. It is stored and received as bytes."""
 State = Literal["ready", "in_flight", "delayed", "held", "dead", "resolved"]
 
 
@@ -29,7 +29,7 @@ class Unset(Enum):
 
 
 UNSET: Final = Unset.UNSET
-"""A state of a key that was not given: None would delete it."""
+"""A key state that was not given; None would delete it."""
 
 
 class ContentHash(Enum):
@@ -39,24 +39,30 @@ class ContentHash(Enum):
 
 
 CONTENT_HASH: Final = ContentHash.CONTENT_HASH
-"""A dedup_id made of the body: a second send of the same bytes to the same key within the dedup window stores nothing."""
+"""A dedup_id derived from the body: within the dedup window, a second send of the same bytes to a key stores nothing."""
 
 
 @attrs.frozen(kw_only=True)
 class Message:
-    """One message to send. Checked when it is sent.
+    """One message to send. It is validated when it is sent.
 
     Attributes:
-        body: the content, bytes-like; may be empty.
-        key: str, bytes or int; messages of one key are handed out in order. None only where the queue allows keyless.
-        dedup_id: within the dedup window a second send with the same key and id stores nothing. CONTENT_HASH: the id is a hash
-            of the body.
-        delay: seconds before it may be handed out; later messages of its key wait for it.
-        at: instead of delay, the time of day before which it may not be handed out: an aware datetime. In the past: at once.
-        ttl: seconds after which it expires if nobody holds it; None: the queue's ttl_seconds.
+        body: the content, bytes-like, possibly empty.
+        key: str, bytes or int. Messages of one key are delivered in order. None only if the queue allows keyless messages.
+        dedup_id: within the dedup window, a second send with the same key and id stores nothing. CONTENT_HASH: use a hash of
+            the body.
+        delay: seconds before it may be delivered. Later messages of its key wait for it.
+        at: instead of delay, an aware datetime before which it may not be delivered. A time in the past means no delay.
+        ttl: seconds after which it expires unless a consumer holds it; None: the queue's ttl_seconds.
         headers: str → str, stored with the message.
-        size_hint: what the duration of its work depends on, any unit; None: the body's size.
+        size_hint: a number on which the processing time depends, in any unit; None: the size of the body.
         prepare_seconds, process_seconds: estimates for a worker; None: learned.
+
+    Examples:
+        >>> strictq.Message(b"paid", key="order-1", ttl=3600.0).key
+        'order-1'
+        >>> strictq.Message.json({"cents": 500}, key="account-7").body
+        b'{"cents":500}'
     """
 
     body: Body = attrs.field(kw_only=False)
@@ -72,7 +78,7 @@ class Message:
 
     @classmethod
     def json(cls, value: Any, **options: Any) -> Message:
-        """A message whose body is `value` as compact UTF-8 JSON; options as for Message.
+        """Return a message whose body is `value` as compact UTF-8 JSON; options as for Message.
 
         Raises:
             InvalidArgument: the value cannot be written as JSON (NaN and infinity included).
@@ -85,7 +91,7 @@ class Message:
 
 
 class SendOptions(TypedDict, total=False):
-    """What a send may be given besides a body and a key. See Message."""
+    """The options of a send besides the body and the key. See Message."""
 
     dedup_id: str | ContentHash | None
     delay: float
@@ -98,12 +104,12 @@ class SendOptions(TypedDict, total=False):
 
 
 def to_send(given: Body | Message, made: Message) -> Message:
-    """Return the message that a send was given in the place of a body, or else the one made of its arguments.
+    """Return the Message that was passed as the body, or the one made from the arguments.
 
     Args:
-        made: of all arguments; where the first one is a Message, of the others.
+        made: the message made from the arguments; if the first one is a Message, from the others.
     Raises:
-        InvalidArgument: a Message was given with arguments that belong in it.
+        InvalidArgument: a Message was passed together with other arguments.
     """
     if not isinstance(given, Message):
         return made
@@ -113,10 +119,10 @@ def to_send(given: Body | Message, made: Message) -> Message:
 
 
 def body_as_json(body: bytes, key: Key | None, seq: int) -> Any:
-    """A body, decoded as JSON, for the message that it is of.
+    """Return a body decoded as JSON.
 
     Raises:
-        InvalidBody: it is not JSON.
+        InvalidBody: the body is not JSON.
     """
     try:
         return json.loads(body)
@@ -125,13 +131,13 @@ def body_as_json(body: bytes, key: Key | None, seq: int) -> Any:
 
 
 class Receipt(NamedTuple):
-    """What a send returns.
+    """The result of a send.
 
     Attributes:
         key: as given; None for a keyless message.
         seq: position in its key's sequence, 1, 2, 3 …
         id: arrival number within its shard; unique together with the shard.
-        duplicate: nothing was stored, because the same dedup_id was sent before; key, seq and id are the first one's.
+        duplicate: True if nothing was stored, because the same dedup_id was sent before; key, seq and id are the first one's.
         shard: number of the shard that holds the key.
     """
 
@@ -142,19 +148,19 @@ class Receipt(NamedTuple):
     shard: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as values that JSON can hold. The key is key and key_type."""
+        """Return the receipt as JSON values. The key is key and key_type."""
         return as_dict(self)
 
 
 @attrs.frozen
 class Event(Report):
-    """Something an operator wants to know, given to the `on_event` hooks after it was committed.
+    """An event for operators, passed to the `on_event` hooks after its commit.
 
     Attributes:
         kind: "dead_letter", "poison", "lease_lost", "shard_quarantined", "shard_repaired"; "breaker_opened", "breaker_closed",
             "worker_started" or "worker_stopped", of a worker in this process; "replication_lapsed", "replication_resumed" or
             "replication_stopped", where this process ships. The last seven concern no shard (-1).
-        detail: reason or error, for a person.
+        detail: the reason or error, as text.
     """
 
     kind: Literal[

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .aio import AsyncQueue
 
 TYPE_HEADER: Final = "strictq-type"
-"""The header that says which handler a message is for."""
+"""The header with a message's type."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -33,7 +33,7 @@ class Registered:
     """A registered handler and its policy.
 
     Attributes:
-        takes_job: it has a parameter `job`, and is given the Job.
+        takes_job: the function has a parameter `job`, which gets the Job.
     """
 
     type: str
@@ -45,10 +45,10 @@ class Registered:
     retry_delay_seconds: float | None
 
     def arguments(self, job: Job) -> dict[str, Any]:
-        """Return what the function is called with.
+        """Return the function's arguments.
 
         Raises:
-            Reject: the body is not a JSON object, or has other arguments than the function takes: no retry can help.
+            Reject: the body is not a JSON object, or its arguments do not match the function.
         """
         try:
             given = job.json()
@@ -60,41 +60,42 @@ class Registered:
         try:
             self.signature.bind(**arguments)
         except TypeError as e:
-            raise Reject(f"the arguments do not fit the handler of {self.type!r}: {e}") from None
+            raise Reject(f"the arguments do not match the handler of {self.type!r}: {e}") from None
         return arguments
 
     def fail(self, job: Job, error: Exception) -> NoReturn:
-        """Raise what the handler's policy makes of a failure."""
+        """Raise the exception that the handler's policy requires for a failure."""
         if isinstance(error, Retry | Defer | Reject):
             raise error
         if self.attempts_max is not None and job.attempt >= self.attempts_max:
-            raise Reject(f"failed {job.attempt} times, at last: {describe(error)}"[: validate.TEXT_CHARS_MAX]) from error
+            raise Reject(f"failed {job.attempt} times, most recently: {describe(error)}"[: validate.TEXT_CHARS_MAX]) from error
         if self.retry_delay_seconds is not None:
             raise Retry(self.retry_delay_seconds, describe(error)) from error
         raise error
 
 
 class App:
-    """Handlers for the messages of a queue, chosen by the message's type.
+    """Handlers for the messages of a queue, selected by the message's type.
 
-        app = strictq.App(queue)
+    Handlers may be plain or `async def`. If one of them is async, all run in an event loop, and plain functions run in threads.
+    In that case only async handlers can use `job.run`; plain ones use `job.execute`.
 
-        @app.handler("charge")
-        def charge(order: int, cents: int) -> None: ...
-
-        app.send("charge", key="customer-7", order=1, cents=500)
-        app.worker().run()
-
-    Handlers may be plain or `async def`. Where one of them is async, all run in an event loop, the plain ones in threads, and
-    `job.run` is for the async ones: a plain one uses `job.execute`.
+    Examples:
+        >>> app = strictq.App(strictq.open(":memory:"))
+        >>> @app.handler("charge")
+        ... def charge(order: int, cents: int) -> None:
+        ...     print(order, cents)
+        >>> _ = app.send("charge", key="customer-7", order=1, cents=500)
+        >>> app.worker().run(drain=True)
+        1 500
     """
 
     def __init__(self, queue: Queue | AsyncQueue, *, propagate: Iterable[str] = ()) -> None:
-        """Nothing is sent or handled yet.
+        """Register nothing yet.
 
         Args:
-            queue: where messages are sent, and handled.
-            propagate: names of headers that what a handler sends with `job.send` inherits from its message; see Worker.
+            queue: the queue to send to and to process.
+            propagate: names of headers that `job.send` copies from the handler's message; see Worker.
         """
         inner = queue if isinstance(queue, Queue) else getattr(queue, "sync", None)
         if not isinstance(inner, Queue):

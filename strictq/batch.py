@@ -1,4 +1,4 @@
-"""What one receive returned: a list of deliveries that gives back the rest."""
+"""The result of a receive: a list of deliveries that returns the unsettled ones."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from .delivery import Delivery, describe
 
 
 class Batch(list[Delivery]):
-    """The deliveries of one receive, in order: a list, and a context manager that leaves none of them in flight.
+    """The deliveries of one receive, in order: a list, and a context manager that leaves no message in flight.
 
-        with q.receive() as batch:
-            for d in batch:
-                with d:
-                    handle(d.body)
+    The end of the block returns every delivery that is not settled. Started deliveries (`with d`, `d.start()`, a transaction)
+    are nacked, and retried before any later message of their key. The others are released, with no attempt charged. Lost leases
+    are ignored. A delivery that cannot be returned is delivered again when its lease ends. Without the block, unsettled
+    messages stay in flight until then.
 
-    When the block ends, however it ends, every delivery that it did not settle is given back. One that was started (`with d`,
-    `d.start()`, a transaction on it) is nacked, and so is tried again before anything later of its key. The others are released
-    and no attempt is charged. Leases that were lost meanwhile are left alone, and a delivery that can't be given back is
-    received again when its lease ends. Without the block, what is not settled stays in flight until then.
+    Examples:
+        >>> q = strictq.open(":memory:")
+        >>> _ = q.send(b"", key="a"), q.send(b"", key="a")
+        >>> with q.receive() as batch:
+        ...     batch[0].ack()
+        >>> q.peek("a")[0].state  # the second message was released
+        'ready'
     """
 
     __slots__ = ("_received",)
@@ -34,10 +37,10 @@ class Batch(list[Delivery]):
 
 
 def give_back(received: tuple[Delivery, ...], error: BaseException | None) -> None:
-    """Give back those that are not settled, at the end of a block that received them.
+    """Return the deliveries that are not settled at the end of the block that received them.
 
     Args:
-        error: what the block raised; None: nothing. It is the reason of the nacks.
+        error: the exception of the block, or None. It is the reason of the nacks.
     """
     if received:
         reason = "not settled when its batch ended" if error is None else describe(error)

@@ -1,4 +1,4 @@
-"""Deliveries and leases: messages in the hands of a consumer."""
+"""Deliveries and leases: messages that a consumer has received."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRACEBACK_CHARS_MAX: Final = 8000
 
 
 class Lease(LeaseState):
-    """Exclusive, timed hold of one lane by one consumer. All deliveries of the lane from one receive share it."""
+    """The exclusive, timed hold of one lane by one consumer. All deliveries of the lane from one receive share it."""
 
     __slots__ = ("_client",)
 
@@ -40,34 +40,34 @@ class Lease(LeaseState):
 
     @property
     def expires_in(self) -> float:
-        """Seconds until the deadline, as far as this process knows; negative when it is over."""
+        """Seconds until the deadline, as far as this process knows; negative after it."""
         return (self._deadline - self._client.settling.now()) / 1_000_000
 
     def extend(self, seconds: float) -> None:
-        """Move the deadline to `seconds` from now, for everything the lease holds.
+        """Set the deadline to `seconds` from now, for every message of the lease.
 
         Raises:
-            LeaseLost: the lane was given back or retaken; nothing changed.
+            LeaseLost: the lane was released or taken by another consumer; nothing was changed.
         Source: docs/explanation/leases.md
         """
         self._client.settling.extend([self], seconds)
 
     def more(self, n: int = 10) -> list[Delivery]:
-        """Grow the lease over up to `n` later messages of the lane that arrived meanwhile, under the same token.
+        """Grow the lease over up to `n` later messages of the lane, under the same token and deadline.
 
         Returns:
-            0..n deliveries, seq ascending; none past a delayed, held or expired message.
+            0..n deliveries, seq ascending. None beyond a delayed, held or expired message.
         Raises:
-            LeaseLost: the lane was given back or retaken; nothing changed.
+            LeaseLost: the lane was released or taken by another consumer; nothing was changed.
         Source: docs/explanation/leases.md
         """
         return [Delivery(row, self) for row in self._client.settling.more(self, n)]
 
     def release(self) -> None:
-        """Give everything back that is not resolved, unused: nobody is charged an attempt.
+        """Return every unresolved message of the lease. No attempt is charged.
 
         Raises:
-            LeaseLost: the lane was given back or retaken; nothing changed.
+            LeaseLost: the lane was released or taken by another consumer; nothing was changed.
         """
         self._client.settling.release(self, self._lo)
 
@@ -76,15 +76,22 @@ class Lease(LeaseState):
 
 
 class Delivery(MessageState):
-    """A message in the hands of a consumer, valid while its lease is.
+    """A message that a consumer has received, valid while its lease is.
 
-    As a context manager it is started on entry, acked on success and nacked on an exception, which goes on:
-
-        with d:
-            handle(d.body)
+    As a context manager it starts the message on entry, and acks it at the end of the block. On an exception it nacks the
+    message; the exception propagates.
 
     Attributes:
-        lease: the hold on its lane, shared with the other deliveries of the lane.
+        lease: the lease of its lane, shared with the other deliveries of the lane.
+
+    Examples:
+        >>> q = strictq.open(":memory:")
+        >>> _ = q.send(b"paid", key="order-1")
+        >>> (d,) = q.receive()
+        >>> d.key, d.seq, d.attempt, d.body
+        ('order-1', 1, 1, b'paid')
+        >>> with d:
+        ...     pass  # process it; the end of the block acks it
     """
 
     __slots__ = ("_row",)
@@ -99,12 +106,12 @@ class Delivery(MessageState):
 
     @property
     def seq(self) -> int:
-        """Position in its key's sequence."""
+        """The position in its key's sequence, from 1."""
         return Fields.seq(self._row)
 
     @property
     def id(self) -> int:
-        """Arrival number within its shard."""
+        """The arrival number within its shard."""
         return Fields.id(self._row)
 
     @property
@@ -120,12 +127,12 @@ class Delivery(MessageState):
 
     @property
     def attempt(self) -> int:
-        """Which start of a handler this is, or would be: 1 for the first."""
+        """The number of this start of a handler, from 1."""
         return Fields.starts(self._row) + 1
 
     @property
     def enqueued_at(self) -> float:
-        """When it was sent, seconds since 1970."""
+        """The time of the send, in seconds since 1970."""
         return self.lease._client.settling.to_wall(Fields.sent_at(self._row))
 
     @property
@@ -152,18 +159,18 @@ class Delivery(MessageState):
 
     @property
     def shard(self) -> int:
-        """The shard it lies in."""
+        """The number of its shard."""
         return self.lease.shard
 
     @property
     def handle(self) -> str:
-        """A str that names this delivery: `q.delivery(handle)` settles it from any process, after a restart, too."""
+        """A str that identifies this delivery. `q.delivery(handle)` settles it from any process, also after a restart."""
         held = self.lease._held
         return str(Handle(self.lease._client.storage.queue_id, held.token, self.seq, held.key))
 
     @property
     def key_state(self) -> bytes | None:
-        """The durable state of its key, read now. Exact only inside a transaction: there use tx.key_state."""
+        """The durable state of its key, read now. Inside a transaction, use tx.key_state, which cannot change."""
         return self.lease._client.settling.key_state(self.lease._held.key)
 
     @property
@@ -177,83 +184,83 @@ class Delivery(MessageState):
         return next(reversed(self.errors), None)
 
     def json(self) -> Any:
-        """The body, decoded as JSON.
+        """Return the body decoded as JSON.
 
         Raises:
-            InvalidBody: it is not JSON.
+            InvalidBody: the body is not JSON.
         """
         return body_as_json(self.body, self.key, self.seq)
 
     def start(self) -> None:
-        """A handler of this message starts now: charge the attempt, durably, before it can do anything.
+        """Charge the attempt, durably, before the handler runs.
 
-        Nothing to do, and no transaction, where it is charged already: a message that is alone in its lease is at hand-out.
+        Does nothing if the attempt is charged already: a message that is alone in its lease is charged at delivery.
 
         Raises:
-            LeaseLost: the lane was given back or retaken; nothing changed.
+            LeaseLost: the lane was released or taken by another consumer; nothing was changed.
         """
         self.lease._client.settling.start(self)
 
     def ack(self) -> None:
-        """Done: it is never handed out again.
+        """Resolve the message. After this returns, it is never delivered again.
 
         Raises:
-            LeaseLost: the lane was given back or retaken, or this delivery is settled; nothing changed.
-            OutcomeUnknown: it may have happened; ack again.
+            LeaseLost: the lane was released or taken by another consumer, or this delivery is settled; nothing was changed.
+            OutcomeUnknown: the ack may have been committed; ack again.
         """
         self.lease._client.settling.ack_and_start_next(self)
 
     def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
-        """Give it back, and everything later that the lease holds; it is tried again before anything later.
+        """Return the message, and every later message of its lease. It is retried before any later message of its key.
 
         Args:
-            delay: seconds the lane waits; None: the queue's retry delay and backoff.
-            reason: kept, and shown by status and explain.
-            output: what the handler said, kept and shown by status.
+            delay: seconds that the lane waits; None: the queue's retry delay and backoff.
+            reason: stored, and shown by status and explain.
+            output: the handler's output; stored, and shown by status.
         Raises:
-            LeaseLost: the lane was given back or retaken, or this delivery is settled; nothing changed.
+            LeaseLost: the lane was released or taken by another consumer, or this delivery is settled; nothing was changed.
         """
         self.lease._client.settling.nack([self], delay, reason, output)
 
     def defer(self, delay_seconds: float) -> None:
-        """Postpone it, and everything later that the lease holds, without charging an attempt.
+        """Postpone the message, and every later message of its lease, without charging an attempt.
 
-        For a rate limit, an outage, or work that is not due yet. Its lane waits; no later message of its key goes first. A
-        start that was charged is taken back, so the next delivery has the same `attempt`; the last error stays.
+        Use it for a rate limit, an outage, or work that is not due yet. The lane waits; no later message of its key overtakes.
+        A charged start is taken back, so the next delivery has the same `attempt`. The last error is kept.
 
         Args:
-            delay_seconds: 0.0 or more seconds that the lane waits.
+            delay_seconds: seconds that the lane waits, 0.0 or more.
         Raises:
-            LeaseLost: the lane was given back or retaken, or this delivery is settled; nothing changed.
-            OutcomeUnknown: it may have happened; defer again.
+            LeaseLost: the lane was released or taken by another consumer, or this delivery is settled; nothing was changed.
+            OutcomeUnknown: the defer may have been committed; defer again.
         """
         self.lease._client.settling.defer([self], delay_seconds)
 
     def reject(self, reason: str, *, output: str | None = None) -> None:
-        """Dead-letter it now; the lane goes on with the next message.
+        """Dead-letter the message now. The lane continues with the next message.
 
         Args:
-            reason: kept with the dead letter.
-            output: what the handler said, kept and shown by status.
+            reason: stored with the dead letter.
+            output: the handler's output; stored, and shown by status.
         Raises:
-            LeaseLost: the lane was given back or retaken, or this delivery is settled; nothing changed.
+            LeaseLost: the lane was released or taken by another consumer, or this delivery is settled; nothing was changed.
         """
         self.lease._client.settling.reject(self, reason, output)
 
     def extend(self, seconds: float) -> None:
-        """Move the deadline of its lane's whole lease to `seconds` from now.
+        """Set the deadline of its lane's lease to `seconds` from now.
 
         Raises:
-            LeaseLost: the lane was given back or retaken; nothing changed.
+            LeaseLost: the lane was released or taken by another consumer; nothing was changed.
         """
         self.lease._client.settling.extend([self.lease], seconds)
 
     def done(self) -> None:
-        """For ack_first: this message's handler is through; after the last one of the lease, the lane is free.
+        """With ack_first: report that this message's handler has finished. After the last one of the lease, the lane is free.
 
         Raises:
             InvalidArgument: it was not received with ack_first=True.
-            LeaseLost: the lane was retaken; nothing changed.
+            LeaseLost: another consumer took the lane; nothing was changed.
         """
         if not self.lease.ack_first:
             raise InvalidArgument("done() is for receive(ack_first=True)", hint=hints.USE_ACK)
@@ -272,7 +279,7 @@ class Delivery(MessageState):
         elif error is None:
             self.ack()
         else:
-            with suppress(LeaseLost):  # then the lane is somebody else's; the exception that goes on says more
+            with suppress(LeaseLost):  # another consumer has the lane; the propagating exception says more
                 self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -286,7 +293,7 @@ class Delivery(MessageState):
 
 
 class MessageView:
-    """What a delivery says of its message, said again by what stands around one: Job and AsyncDelivery."""
+    """The properties of a delivery's message, for the classes that wrap one: Job and AsyncDelivery."""
 
     __slots__ = ("_delivery",)
 
@@ -295,17 +302,17 @@ class MessageView:
 
     @property
     def key(self) -> Key | None:
-        """As sent; None for a keyless message."""
+        """The key, as sent; None for a keyless message."""
         return self._delivery.key
 
     @property
     def seq(self) -> int:
-        """Position in its key's sequence."""
+        """The position in its key's sequence, from 1."""
         return self._delivery.seq
 
     @property
     def id(self) -> int:
-        """Arrival number within its shard."""
+        """The arrival number within its shard."""
         return self._delivery.id
 
     @property
@@ -320,12 +327,12 @@ class MessageView:
 
     @property
     def attempt(self) -> int:
-        """Which start of a handler this is, or would be: 1 for the first."""
+        """The number of this start of a handler, from 1."""
         return self._delivery.attempt
 
     @property
     def enqueued_at(self) -> float:
-        """When it was sent, seconds since 1970."""
+        """The time of the send, in seconds since 1970."""
         return self._delivery.enqueued_at
 
     @property
@@ -345,21 +352,21 @@ class MessageView:
 
     @property
     def token(self) -> int:
-        """The fencing token to give to systems outside, so that they can refuse a late holder."""
+        """The fencing token. Pass it to external systems, so that they can refuse a late holder."""
         return self._delivery.token
 
     @property
     def shard(self) -> int:
-        """The shard it lies in."""
+        """The number of its shard."""
         return self._delivery.shard
 
     @property
     def handle(self) -> str:
-        """A str that names this delivery: `q.delivery(handle)` settles it from any process, after a restart, too."""
+        """A str that identifies this delivery. `q.delivery(handle)` settles it from any process, also after a restart."""
         return self._delivery.handle
 
     def json(self) -> Any:
-        """The body, decoded as JSON."""
+        """Return the body decoded as JSON."""
         return self._delivery.json()
 
 
@@ -372,9 +379,9 @@ def traceback_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An exception as a reason: its type and text."""
+    """Return an exception as a reason: its type and text."""
     try:
         text = str(error)
-    except Exception:  # it is somebody else's class: what fails must not fail because of how it tells it
+    except Exception:  # a foreign exception class may fail in __str__
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""Settling a delivery by its handle: a str that another process, or the same one after a restart, can use."""
+"""Settling a delivery by its handle, a str that works in another process or after a restart."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _HANDLE: Final = re.compile(r"sq1\.([0-9a-f]{16})\.([0-9]{1,19})\.([0-9]{1,19})\
 """Format 1: the first 16 digits of the queue's id, token, seq, and the stored key."""
 _NUMBER_MAX: Final = 2**62
 _ASIDE_BYTES: Final = 32
-"""More than the key of a keyless message has besides that of its lane."""
+"""Upper bound of the bytes that a keyless message's own lane adds to a key."""
 
 
 class Handle(NamedTuple):
-    """What a handle says.
+    """The parts of a handle.
 
     Attributes:
-        key: as it is stored.
+        key: the key, in its stored form.
     """
 
     queue_id: str
@@ -40,7 +40,7 @@ class Handle(NamedTuple):
         """Read a handle of this queue.
 
         Raises:
-            InvalidArgument: it is not one.
+            InvalidArgument: the str is not a handle of this queue.
         """
         match = _HANDLE.fullmatch(handle) if isinstance(handle, str) else None
         if match is None:
@@ -59,14 +59,14 @@ class Handle(NamedTuple):
 
 
 class DeliveryRef:
-    """A delivery, named by its handle. Get one from `q.delivery(handle)`.
+    """A delivery identified by its handle, returned by `q.delivery(handle)`.
 
-    It has the verbs that settle and extend, and none of the message. Each is refused with LeaseLost once the lane was given
-    back or retaken; a late one is honoured as long as no other consumer took the lane.
+    It has the methods that settle and extend, but not the message. They raise LeaseLost if the lane was released, or taken by
+    another consumer. A late call succeeds if no other consumer has taken the lane.
 
     Attributes:
         handle: as given.
-        key: of the message; None for a keyless one.
+        key: the message's key; None for a keyless message.
         seq: its position in its key's sequence.
         token: the fencing token.
     """
@@ -82,32 +82,32 @@ class DeliveryRef:
         self.token = parts.token
 
     def ack(self) -> None:
-        """Done: it is never delivered again.
+        """Resolve the message. After this returns, it is never delivered again.
 
         Raises:
-            LeaseLost: the lane was given back or retaken, or the message is resolved otherwise; nothing changed.
-            OutcomeUnknown: it may have happened; ack again.
+            LeaseLost: the lane was released or taken by another consumer, or the message is resolved; nothing was changed.
+            OutcomeUnknown: the ack may have been committed; ack again.
         """
         self._settling.ack([self._message()])
 
     def nack(self, delay: float | None = None, reason: str | None = None, *, output: str | None = None) -> None:
-        """Give it back, and everything later that the lease holds. See Delivery.nack."""
+        """Return the message, and every later message of its lease. See Delivery.nack."""
         self._settling.nack([self._message()], delay, reason, output)
 
     def reject(self, reason: str, *, output: str | None = None) -> None:
-        """Dead-letter it now; the lane goes on with the next message. See Delivery.reject."""
+        """Dead-letter the message now. The lane continues with the next message. See Delivery.reject."""
         self._settling.reject(self._message(), reason, output)
 
     def defer(self, delay_seconds: float) -> None:
-        """Postpone it, and everything later that the lease holds, uncharged. See Delivery.defer."""
+        """Postpone the message, and every later message of its lease, without charging an attempt. See Delivery.defer."""
         self._settling.defer([self._message()], delay_seconds)
 
     def extend(self, seconds: float) -> None:
-        """Move the deadline of its lane's whole lease to `seconds` from now. See Delivery.extend."""
+        """Set the deadline of its lane's lease to `seconds` from now. See Delivery.extend."""
         self._settling.extend([self._message().lease], seconds)
 
     def _message(self) -> MessageState:
-        """A new one for each call: what became of the message is for the storage to say."""
+        """Return a new state for each call; the storage knows the message's actual state."""
         return self._settling.named(self._parts.key, self._parts.token, self.seq)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""strictq.open and strictq.open_async, and what is done to the directory of a queue."""
+"""strictq.open and strictq.open_async, and operations on a queue's directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._clock import Clock, SystemClock
 from ._config import QueueConfig
 from ._errors import ConfigError, InvalidArgument, QueueNotFound, StoreBusy
 from ._store import api
-from ._store.api import MEMORY, SHARDS_MAX, Storage
+from ._store.api import MEMORY, SHARDS_MAX, ReplicaLook, Storage
 from ._types import Event
 from .queue import Queue
 
@@ -41,27 +41,33 @@ def open(
     clock: Clock | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> Queue:
-    """Open a queue, creating it if it is missing.
+    """Open a queue. Create it if it does not exist.
 
     Args:
         path: a directory, with ~ for the user's home; or ":memory:" for a queue with nothing on disk, private to the object.
-        shards: 1..256 files to spread the keys over; default 1. Given again at reopen it must agree.
-        durability: "full" (default: a send that returned survives a power cut) or "process" (it survives kill -9; a power
-            cut may take the newest commits). Stored; a queue stored as "process" may be opened at "full", never the reverse.
-        config: settings to create it with. Of a queue that exists, only the settings given here are compared with the stored
-            ones: QueueConfig(max_attempts=3) says nothing of the others.
-        on_config_mismatch: what happens where they differ. "warn": the stored ones apply, and the log "strictq" gets a warning
-            that names both. "error": ConfigError. "update": those given are stored, as by `configure`.
-        create: False: QueueNotFound if it is missing.
-        read_only: only look; QueueNotFound if it is missing.
-        migrate: bring a queue of an older format to this version's first, see `strictq.migrate`; without it: SchemaMismatch.
-        clock: time for tests; default the machine's.
+        shards: number of shard files, 1..256; default 1. Fixed when the queue is created.
+        durability: "full" (default): a send that returned survives a power cut. "process": it survives kill -9; a power cut
+            may lose the newest commits. Stored; a queue stored as "process" may be opened at "full", never the reverse.
+        config: settings of a new queue. For an existing queue, only the settings passed here are compared with the stored
+            ones: QueueConfig(max_attempts=3) compares max_attempts only.
+        on_config_mismatch: what to do if they differ. "warn": the stored settings apply, and the log "strictq" gets a warning
+            with both values. "error": raise ConfigError. "update": store the passed settings, as `configure` does.
+        create: False: raise QueueNotFound if the queue does not exist.
+        read_only: do not change the queue; raise QueueNotFound if it does not exist.
+        migrate: first migrate a queue of an older format, see `strictq.migrate`. Otherwise an older format raises
+            SchemaMismatch.
+        clock: the clock, for tests; default: the machine's.
         on_event: called for dead letters, poison, lost leases, shards that were quarantined or repaired, and workers'
             breakers; see Event.
     Raises:
-        QueueNotFound, ConfigError, InvalidArgument, StoreCorrupt, SchemaMismatch: nothing changed.
-        StoreFull: the disk has no room for a new queue; nothing was left of it.
-        StoreError: a file is not a regular one or has hard links; or no file descriptor was left, which is transient.
+        QueueNotFound, ConfigError, InvalidArgument, StoreCorrupt, SchemaMismatch: nothing was changed.
+        StoreFull: the disk has no space for a new queue; no file is left behind.
+        StoreError: a file is not regular or has hard links; or no file descriptor is free, which is transient.
+
+    Examples:
+        >>> with strictq.open("orders.strictq", config=strictq.QueueConfig(lease_seconds=60.0)) as q:
+        ...     q.config.lease_seconds
+        60.0
     """
     if migrate:
         _migrate(path, clock, read_only=read_only)
@@ -83,7 +89,19 @@ def open_async(
 ) -> AsyncQueue:
     """The same for asyncio and trio: `async with strictq.open_async(...) as q`, and every verb awaited.
 
-    Arguments and errors are those of `open`; the queue is opened on entry. Hooks are called in worker threads.
+    Arguments and errors are those of `open`. The queue is opened on entry. Hooks are called in worker threads.
+
+    Examples:
+        >>> import asyncio
+        >>> async def main():
+        ...     async with strictq.open_async(":memory:") as q:
+        ...         await q.send(b"paid", key="order-1")
+        ...         async with await q.receive() as batch:
+        ...             for d in batch:
+        ...                 async with d:
+        ...                     print(d.key, d.seq)
+        >>> asyncio.run(main())
+        order-1 1
     """
     from .aio import AsyncQueue  # asyncio and anyio cost as much to import as all of strictq
 
@@ -94,16 +112,16 @@ def open_async(
 
 
 def salvage(path: str | os.PathLike[str], out: str | os.PathLike[str], *, clock: Clock | None = None) -> Salvaged:
-    """Make a new queue of what can be saved of a damaged one, whose files are read and never written to.
+    """Save the readable messages of a damaged queue in a new queue. The damaged files are not changed.
 
-    Every message that can be read and verified is there, with its key, seq, attempts and headers; what could not be read, or
-    not be verified, is reported. Leases are over, and tokens go on above those of the damaged queue.
+    The new queue has every message that could be read and verified, with its key, seq, attempts and headers. The result
+    reports what could not be read or verified. Leases have ended, and tokens continue above those of the damaged queue.
 
     Args:
-        path: the damaged queue; nobody may have it open.
+        path: the damaged queue. No process may have it open.
         out: the new queue's directory, which must not exist.
     Raises:
-        QueueNotFound, InvalidArgument, StoreBusy, StoreFull: nothing was made.
+        QueueNotFound, InvalidArgument, StoreBusy, StoreFull: nothing was created.
     Source: docs/howto/damage.md
     """
     return api.salvage(Path(_text(path)), Path(_text(out)), clock or SystemClock())
@@ -116,14 +134,14 @@ def migrate(
     on_progress: Callable[[int, int], None] = lambda _done, _files: None,
     clock: Clock | None = None,
 ) -> Migration:
-    """Bring the files of a queue that an older strictq made to the format of this one. There is no way back.
+    """Upgrade the files of a queue to the format of this version. This cannot be undone.
 
-    No process may have the queue open. Messages are not rewritten: it takes as long as opening every shard. If it is
-    interrupted, or the power fails, run it again; shards that it did not reach are out of service until then.
+    No process may have the queue open. Messages are not rewritten, so it takes as long as opening every shard. If it is
+    interrupted, or the power fails, run it again; until then, shards that were not migrated cannot be used.
 
     Args:
-        dry_run: only report what there is to do; nothing is changed.
-        on_progress: called after each file with how many are done, and how many there are.
+        dry_run: report what would be done; change nothing.
+        on_progress: called after each file with the number of finished files and the total.
     Raises:
         QueueNotFound, StoreBusy, StoreFull, SchemaMismatch: nothing was changed. SchemaMismatch: it is of a newer format.
         StoreCorrupt: queue.db is damaged, and nothing was changed; or a shard is, which kept its format.
@@ -200,13 +218,14 @@ def _storage(
     clock = clock or SystemClock()
     if text == MEMORY:
         if read_only:
-            raise ConfigError("a queue in memory can't be read-only: nobody could have filled it")
+            raise ConfigError("an in-memory queue cannot be read-only: it would always be empty")
         if not create:
             raise QueueNotFound("a queue in memory is always new")
         return Storage.in_memory(shards=shards, durability=durability, config=config, clock=clock, hook=on_event)
-    with files.typed(f"{text} can't be opened"):
+
+    def opened(place: Path, look: ReplicaLook | None) -> Storage:
         return Storage.open(
-            text,
+            place,
             shards=shards,
             durability=durability,
             config=config,
@@ -215,4 +234,22 @@ def _storage(
             clock=clock,
             hook=on_event,
             on_mismatch=on_mismatch,
+            look=look,
         )
+
+    with files.typed(f"{text} can't be opened"):
+        try:
+            return opened(Path(text), None)
+        except QueueNotFound:
+            from .replication.replica_home import at_replica  # only where it may be one
+
+            found = at_replica(Path(text), clock, read_only=read_only)
+            if found is None:
+                raise
+        place, look = found
+        try:
+            return opened(place, look)
+        except BaseException:
+            if look is not None:
+                look.leave()
+            raise

@@ -1,4 +1,4 @@
-"""The queue, sync; aio/ awaits the same verbs. Each role has a module of its own."""
+"""The synchronous queue. aio/ awaits the same methods; each group of operations has its own module."""
 
 from __future__ import annotations
 
@@ -46,9 +46,18 @@ def _ship(storage: Storage) -> Ships | None:
 
 
 class Queue:
-    """A durable queue with strict order per key. Get one from `strictq.open`; close it, or use it in a with block.
+    """A durable queue with strict order per key, returned by `strictq.open`. Close it, or use it as a context manager.
 
-    One object serves any number of threads. Other objects and other processes may use the same directory at once.
+    One object serves any number of threads. Other objects and processes may use the same directory at the same time.
+
+    Examples:
+        >>> with strictq.open(":memory:") as q:
+        ...     q.send(b"created", key="order-1").seq
+        ...     q.send(b"paid", key="order-1").seq
+        ...     [d.body for d in q.receive()]
+        1
+        2
+        [b'created', b'paid']
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -65,26 +74,26 @@ class Queue:
 
     @property
     def queue_id(self) -> str:
-        """Names this queue for ever, wherever it is moved."""
+        """The queue's permanent identifier, independent of its path."""
         return self._storage.queue_id
 
     @property
     def shards(self) -> int:
-        """How many files the hash space is spread over."""
+        """The number of shard files."""
         return self._storage.shards
 
     @property
     def durability(self) -> str:
-        """ "full" or "process": the level of this object."""
+        """ "full" or "process": the durability of this object."""
         return self._storage.durability
 
     @property
     def config(self) -> QueueConfig:
-        """The settings, as this process last saw them."""
+        """The settings, as this process last read them."""
         return self._storage.config
 
     def on_event(self, hook: Callable[[Event], None]) -> None:
-        """Call `hook(event)` for what Event lists, such as dead letters and quarantined shards, after it is committed."""
+        """Call `hook(event)` after the commit of each `Event` of this process, such as a dead letter or a quarantined shard."""
         if not callable(hook):
             raise InvalidArgument("an on_event hook must be callable")
         self._storage.observers.add(EventHook(hook))
@@ -93,14 +102,24 @@ class Queue:
         """Call the observer's methods for events, counts and durations of this object, until the Observation is closed.
 
         Raises:
-            InvalidArgument: it is not a `strictq.Observer`; nothing changed.
+            InvalidArgument: the observer is not a `strictq.Observer`; nothing was changed.
+
+        Examples:
+            >>> class Metrics(strictq.Observer):
+            ...     def count(self, name, n, shard):
+            ...         print(name, n)
+            >>> q = strictq.open(":memory:")
+            >>> with q.observe(Metrics()):
+            ...     _ = q.send(b"paid", key="order-1")
+            sends 1
         """
         return self._storage.observers.add(observer)
 
     def close(self) -> None:
-        """Close every file. Leases stay until their deadline; closing twice does nothing.
+        """Close every file. Leases stay until their deadline. Closing twice does nothing.
 
-        The last process that closes the queue leaves empty WALs, or, where the queue has a replica, ships what is left.
+        The last process that closes the queue truncates the WALs. If the queue has a replica, it first ships the remaining
+        changes.
 
         Raises:
             InvalidArgument: this thread is inside a transaction of the queue; nothing was closed.
@@ -136,24 +155,33 @@ class Queue:
         prepare_seconds: float | None = None,
         process_seconds: float | None = None,
     ) -> Receipt:
-        """Append a message to its key's sequence. Durable on return.
+        """Append a message to its key's sequence. The message is durable when this returns.
 
         Args:
-            body: the content, bytes-like; may be empty. Or a Message, which has all of the other arguments in it.
-            key: str, bytes or int. None only where the queue's `keyless` allows it.
-            dedup_id: within the dedup window, a second send with this key and id stores nothing. `strictq.CONTENT_HASH`: the
-                id is a hash of the body.
-            delay: seconds before it may be handed out; later messages of its key wait for it.
-            at: instead of delay, an aware datetime before which it may not be handed out. In the past: at once. A wait that has
-                begun goes on by the machine's clock, and takes no notice if the time of day is set.
-            ttl: seconds after which it expires if nobody holds it; None: the queue's ttl_seconds.
+            body: the content, bytes-like, possibly empty. Or a Message, which contains all other arguments.
+            key: str, bytes or int. None only if the queue's setting `keyless` allows it.
+            dedup_id: within the dedup window, a second send with this key and id stores nothing. `strictq.CONTENT_HASH`: use a
+                hash of the body.
+            delay: seconds before it may be delivered. Later messages of its key wait for it.
+            at: instead of delay, an aware datetime before which it may not be delivered. A time in the past means no delay.
+                Once it waits, setting the wall clock does not change the wait.
+            ttl: seconds after which it expires unless a consumer holds it; None: the queue's ttl_seconds.
             headers: str → str.
             size_hint, prepare_seconds, process_seconds: estimates for a worker.
         Returns:
-            Its position. `duplicate` is set where the dedup_id was known; then it is the first one's.
+            The message's position. If the dedup_id was known, `duplicate` is True and the position is the first message's.
         Raises:
-            InvalidArgument, MessageTooLarge, QueueFull, StoreBusy, StoreFull: nothing changed.
-            OutcomeUnknown: it may have happened; safe to repeat with a dedup_id.
+            InvalidArgument, MessageTooLarge, QueueFull, StoreBusy, StoreFull: nothing was changed.
+            OutcomeUnknown: the message may have been stored. Repeating the call is safe with a dedup_id.
+
+        Examples:
+            >>> q = strictq.open(":memory:")
+            >>> receipt = q.send(b"paid", key="order-1", dedup_id="request-17")
+            >>> receipt.seq, receipt.duplicate
+            (1, False)
+            >>> q.send(b"paid", key="order-1", dedup_id="request-17").duplicate
+            True
+
         Source: docs/explanation/guarantees.md
         """
         if (
@@ -170,25 +198,37 @@ class Queue:
         return self._client.sending.send(to_send(body, message))
 
     def send_json(self, value: Any, key: Key | None = None, **options: Unpack[SendOptions]) -> Receipt:
-        """Append a message whose body is a value as compact UTF-8 JSON. `json()` of the delivery gives it back.
+        """Append a message whose body is a value as compact UTF-8 JSON. The delivery's `json()` returns the value.
 
         Args:
-            value: what `json.dumps` can write, NaN and infinity excepted.
+            value: any value that `json.dumps` accepts, except NaN and infinity.
             key, options: as for `send`.
         Raises:
-            InvalidArgument: the value can't be written as JSON; nothing changed. And as `send`.
+            InvalidArgument: the value cannot be written as JSON; nothing was changed. Otherwise as `send`.
+
+        Examples:
+            >>> q = strictq.open(":memory:")
+            >>> _ = q.send_json({"cents": 500}, key="account-7")
+            >>> q.receive()[0].json()
+            {'cents': 500}
         """
         return self._client.sending.send(Message.json(value, key=key, **options))
 
     def send_many(self, messages: Iterable[Message]) -> list[Receipt]:
-        """Append many messages, in order. Atomic per shard: one transaction for each shard that is touched.
+        """Append many messages, in order. Atomic per shard: one transaction for each shard involved.
 
         Returns:
-            A receipt for each, in the order given.
+            One receipt per message, in the order of the messages.
         Raises:
-            InvalidArgument, MessageTooLarge: one of them can't be sent; nothing changed.
-            QueueFull, StoreError: nothing changed (where one shard is concerned).
+            InvalidArgument, MessageTooLarge: one of the messages is invalid; nothing was changed.
+            QueueFull, StoreError: nothing was changed (with a single shard).
             PartialFailure: some shards failed; results has a Receipt or an exception for each message.
+
+        Examples:
+            >>> q = strictq.open(":memory:")
+            >>> receipts = q.send_many(strictq.Message(b"", key=key) for key in ("a", "b", "a"))
+            >>> [(r.key, r.seq) for r in receipts]
+            [('a', 1), ('b', 1), ('a', 2)]
         """
         return self._client.sending.send_many(messages)
 
@@ -205,25 +245,38 @@ class Queue:
         consumer: str | None = None,
         ack_first: bool = False,
     ) -> Batch:
-        """Lease the oldest ready messages: the oldest ready head, as many more of its lane as fit, and again from there.
+        """Lease the oldest ready messages: the oldest ready head, as many more of its lane as fit, then the next oldest head.
 
-        One transaction per shard touched; durable on return. Two live leases never share a lane.
+        Uses one transaction per shard involved; durable on return. Two live leases never share a lane.
 
         Args:
             max_messages: 1..100,000.
-            per_key: at most so many of each key; 1 gives the heads of many lanes.
-            wait: seconds to wait for a first message; 0 returns at once, None waits for ever. If messages are ready, but only
-                in a shard that another call is writing to, it waits for that shard in any case: 10 seconds at most.
-            lease_seconds: how long the lanes are held; None: the queue's lease_seconds.
-            keys: only these.
-            consumer: who holds them, shown by explain; None: host and process id.
-            ack_first: resolve on receive (at most once); the lanes stay leased until `d.done()` or the deadline.
+            per_key: most messages per key; 1 returns the heads of many lanes.
+            wait: seconds to wait for a first message; 0 returns at once, None waits forever. If messages are ready only in a
+                shard that another call is writing to, receive waits for that shard in any case, at most 10 seconds.
+            lease_seconds: length of the leases; None: the queue's lease_seconds.
+            keys: receive only these keys.
+            consumer: the consumer's name, shown by explain; None: host and process id.
+            ack_first: resolve on receive (at most once). The lanes stay leased until `d.done()` or the deadline.
         Returns:
-            0..max_messages deliveries; seq ascending within a key. As a with block, the Batch gives back what is not settled when
-            the block ends.
+            0..max_messages deliveries, seq ascending within a key. Used as a context manager, the Batch returns the unsettled
+            messages at the end of the block.
         Raises:
-            InvalidArgument: an argument is invalid, or this is inside a transaction of the queue; nothing changed.
-            StoreError, PartialFailure: nothing was leased, because shards failed.
+            InvalidArgument: an argument is invalid, or this is inside a transaction of the queue; nothing was changed.
+            StoreError, PartialFailure: shards failed; nothing was leased.
+
+        Examples:
+            >>> q = strictq.open(":memory:")
+            >>> for key in ("a", "b", "a"):
+            ...     _ = q.send(b"", key=key)
+            >>> with q.receive() as batch:
+            ...     for d in batch:
+            ...         with d:
+            ...             print(d.key, d.seq)
+            a 1
+            a 2
+            b 1
+
         Source: docs/explanation/leases.md
         """
         request = self._receiving.request(max_messages, per_key, lease_seconds, keys, consumer, ack_first=ack_first)
@@ -246,14 +299,22 @@ class Queue:
         consumer: str | None = None,
         ack_first: bool = False,
     ) -> Iterator[Delivery]:
-        """Receive again and again, and hand out one by one: for ever, or until nothing came for `wait` seconds.
+        """Receive repeatedly and yield the deliveries one by one, forever or until no message arrived for `wait` seconds.
 
-        Each message is started before it is handed out, as `d.start()` does. The ack of a message also starts the next one of
-        its key, so that counting attempts costs at most one transaction a lease. Leaving the loop gives back what was not
-        handed out, unused.
+        Each message is started before it is yielded, as by `d.start()`. The ack of a message also starts the next one of its
+        key, so that charging attempts costs at most one transaction per lease. Leaving the loop releases the messages that
+        were not yielded, with no attempt charged.
 
-        The arguments are those of receive; max_messages is how many are leased ahead. With ack_first it is one, whatever it
-        says: what is resolved could not be given back.
+        The arguments are those of receive; max_messages is the number leased ahead. With ack_first it is always one, because
+        resolved messages could not be returned.
+
+        Examples:
+            >>> q = strictq.open(":memory:")
+            >>> _ = q.send(b"paid", key="order-1")
+            >>> for d in q.consume(wait=0.0):
+            ...     with d:
+            ...         print(d.key, d.body)
+            order-1 b'paid'
         """
         wanted = validate.several(keys)
         ahead = leased_ahead(max_messages, ack_first=ack_first)
@@ -263,16 +324,16 @@ class Queue:
     # ---- settling
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:
-        """Resolve many, in any order. The valid ones take effect; one transaction per shard.
+        """Ack many deliveries, in any order. Takes effect for the valid ones; one transaction per shard.
 
         Raises:
-            LeaseLost: of a single delivery.
-            PartialFailure: some were lost, or shards failed: results has None or an exception for each delivery.
+            LeaseLost: the only delivery was lost.
+            PartialFailure: some were lost, or shards failed; results has None or an exception for each delivery.
         """
         self._client.settling.ack(listed(deliveries))
 
     def nack_many(self, deliveries: Iterable[Delivery], delay: float | None = None, reason: str | None = None) -> None:
-        """Give many back; of each key the first one given, and everything later that its lease holds.
+        """Nack many deliveries: per key, the first one given and every later message of its lease.
 
         Raises:
             LeaseLost, PartialFailure: as for ack_many.
@@ -280,7 +341,7 @@ class Queue:
         self._client.settling.nack(listed(deliveries), delay, reason)
 
     def extend_many(self, deliveries: Iterable[Delivery], seconds: float) -> None:
-        """Move the deadlines of their lanes' leases to `seconds` from now.
+        """Set the deadlines of the deliveries' leases to `seconds` from now.
 
         Raises:
             LeaseLost, PartialFailure: as for ack_many.
@@ -289,14 +350,23 @@ class Queue:
         settling.extend([settling.own(d) for d in listed(deliveries)], seconds)
 
     def delivery(self, handle: str) -> DeliveryRef:
-        """Return the delivery that a handle names, to settle it from here: in another process, or after a restart.
+        """Return the delivery that a handle identifies, to settle it from another process or after a restart.
 
-        Nothing is read: a handle whose lease is over is refused by the verb that is called.
+        Reads nothing: if the lease was lost, the method that settles the delivery raises LeaseLost.
 
         Args:
             handle: `d.handle` of a delivery of this queue.
         Raises:
-            InvalidArgument: it is not a handle, or another queue's.
+            InvalidArgument: the value is not a handle, or belongs to another queue.
+
+        Examples:
+            >>> q = strictq.open(":memory:")
+            >>> _ = q.send(b"resize", key="image-7")
+            >>> handle = q.receive()[0].handle
+            >>> q.delivery(handle).ack()
+            >>> q.status("image-7", 1).state
+            'resolved'
+
         Source: docs/explanation/leases.md
         """
         self._storage.require_open(writing=False)
@@ -305,18 +375,29 @@ class Queue:
     def transaction(
         self, delivery: Delivery | None = None, *, key: Key | None = None, deliveries: Iterable[Delivery] | None = None
     ) -> Transaction:
-        """One transaction, as a with block: when it ends, acks the delivery and applies everything done in it, or nothing.
+        """Return a transaction to use as a context manager. At the end of the block it acks and commits everything, or nothing.
 
         Args:
-            delivery: the lowest unresolved message of its lease; it is acked with the rest.
-            deliveries: instead: any unresolved messages of one lease; they are acked together with the rest.
-            key: instead, without a delivery: the key whose state, and whose shard's app_* tables, are used.
+            delivery: the lowest unresolved message of its lease; it is acked in the transaction.
+            deliveries: instead, any unresolved messages of one lease; they are acked in the transaction.
+            key: instead, without a delivery, the key whose state and whose shard's app_* tables are used.
         Returns:
-            A context manager giving a Transaction.
+            A context manager whose value is a Transaction.
         Raises:
-            LeaseLost: the lane was given back or retaken; nothing happened.
-            ForwardPending: committed; a send to another shard has yet to arrive there, and will.
-            OutcomeUnknown: it may have happened; run it again with the same delivery: it happens once.
+            LeaseLost: the lane was released or taken by another consumer; nothing was changed.
+            ForwardPending: committed; a send to another shard has not arrived there yet, but will.
+            OutcomeUnknown: it may have been committed. Repeat it with the same delivery: it takes effect once.
+
+        Examples:
+            >>> q = strictq.open(":memory:")
+            >>> _ = q.send(b"5", key="account-7")
+            >>> for d in q.receive():
+            ...     with d, q.transaction(d) as tx:
+            ...         tx.key_state = b"%d" % (int(tx.key_state or b"0") + int(d.body))
+            ...         _ = tx.send(b"booked", key="audit")
+            >>> [m.body for m in q.peek("audit")]
+            [b'booked']
+
         Source: docs/explanation/outbox.md
         """
         self._storage.require_open()
@@ -331,18 +412,25 @@ class Queue:
     # ---- looking
 
     def stats(self) -> Stats:
-        """Counts of the queue and of each shard: a frozen snapshot, one consistent read a shard.
+        """Return a frozen snapshot with the counts of the queue and of each shard. Each shard is read consistently.
 
-        The cost does not grow with the backlog, but with how many keys are delayed or held. A quarantined shard counts nothing
-        and says why. `prepare` and `process` are what workers learned of durations; `breakers` says which workers have stopped
-        because most of their handlers failed.
+        The cost does not depend on the backlog. It grows with the number of delayed and held keys. A quarantined shard counts
+        0 and has the reason. `prepare` and `process` are the durations that workers learned. `breakers` lists workers that are
+        paused because most of their handlers failed.
+
+        Examples:
+            >>> q = strictq.open(":memory:")
+            >>> _ = q.send(b"paid", key="order-1")
+            >>> stats = q.stats()
+            >>> stats.ready, stats.in_flight, stats.sends
+            (1, 0, 1)
 
         Source: docs/explanation/lifecycle.md
         """
         return self._operations.stats()
 
     def top_keys(self, n: int = 10, by: Literal["depth", "age"] = "depth") -> list[KeyDepth]:
-        """The deepest keys, or those whose oldest message is oldest. Looks at every key that has messages.
+        """Return the keys with the most messages, or with the oldest message. Reads every key that has messages.
 
         Raises:
             InvalidArgument: n is not 1..10,000, or `by` is neither "depth" nor "age".
@@ -350,34 +438,41 @@ class Queue:
         return self._operations.top_keys(n, by)
 
     def peek(self, key: Key | Receipt | None = None, limit: int = 10) -> list[PeekedMessage]:
-        """The first unresolved messages of a key, in order, without touching them.
+        """Return the first unresolved messages of a key, in order, without leasing them.
 
         Args:
             key: whose; or a receipt: only the message that it is of, keyless ones included; or None: the oldest messages,
                 whatever their keys, of up to 10,000 keys a shard that are ready, and as many leased, delayed and held ones.
         Raises:
-            InvalidArgument: no valid key, or limit is not 1..100,000.
+            InvalidArgument: the key is invalid, or limit is not 1..100,000.
         """
         return self._operations.peek(key, limit)
 
     def status(self, key: Key | Receipt, seq: int | None = None) -> MessageStatus:
-        """Where one message is; "resolved" for what is gone.
+        """Return the state of one message. A message that was acked, expired, dropped or purged is "resolved".
 
         Args:
             key, seq: which; or a receipt alone, which finds keyless messages, too: it takes some look-ups for each of the
                 queue's `keyless_lanes`. A keyless message that waits by itself has another seq than its receipt.
         Raises:
-            UnknownMessage: that seq was never issued for that key, or the id of the receipt in its shard.
+            UnknownMessage: the key never had this seq, or the shard never had this id.
             InvalidArgument: no valid key, seq or receipt.
         """
         return self._operations.status(key, seq)
 
     def explain(self, key: Key) -> Explanation:
-        """Why a key is, or is not, handed out now: since when, by whom, until when."""
+        """Return whether a key can be delivered now and, if not, why: its holder, since when and until when.
+
+        Examples:
+            >>> q = strictq.open(":memory:")
+            >>> _ = q.send(b"paid", key="order-1", delay=60.0)
+            >>> q.explain("order-1").state
+            'delayed'
+        """
         return self._operations.explain(key)
 
     def dead_letters(self, key: Key | None = None, limit: int = 100) -> list[DeadLetter]:
-        """Dead letters of one key, or of all, seq ascending within a key.
+        """Return the dead letters of one key or of the queue, seq ascending within a key.
 
         Raises:
             InvalidArgument: limit is not 1..100,000.
@@ -385,25 +480,25 @@ class Queue:
         return self._operations.dead_letters(key, limit)
 
     def history(self, *, shard: int = 0, after: int = 0, key: Key | None = None, limit: int = 1000) -> list[HistoryRecord]:
-        """Records of finished messages of one shard, in the order in which they ended, where the queue's `history` keeps them.
+        """Return records of one shard's finished messages, in the order in which they finished, if `history` is on.
 
-        To read on, give the last record's `n` as `after`; to read everything, do so for each shard.
+        To continue, pass the last record's `n` as `after`. To read everything, do so for each shard.
 
         Args:
-            shard: 0 to `shards` - 1; not looked at where a key is given.
+            shard: 0 to `shards` - 1; ignored if a key is given.
             after: only records with a larger n.
-            key: only this key's, of its shard; looks at every record from `after` on.
+            key: only records of this key, from its shard; reads every record after `after`.
         Returns:
-            0..limit records, n ascending; an empty list where there are no more. Of large bodies there are about 32 MiB in one
-            list, so it may be shorter than limit although there are more.
+            0..limit records, n ascending; an empty list at the end. A list has at most about 32 MiB of bodies, so it may be
+            shorter than limit although there are more records.
         Raises:
-            InvalidArgument: no such shard, or limit is not 1..100,000.
+            InvalidArgument: there is no such shard, or limit is not 1..100,000.
         Source: docs/howto/history.md
         """
         return self._operations.history(shard, after, key, limit)
 
     def consumers(self) -> list[ConsumerStatus]:
-        """The named consumers: those whose hand-outs are recorded, such as streams of Spark.
+        """Return the named consumers, whose batches are recorded, such as Spark streams.
 
         Source: docs/explanation/spark.md
         """
@@ -412,82 +507,93 @@ class Queue:
     # ---- operating
 
     def reject(self, key: Key, seq: int, reason: str) -> bool:
-        """Dead-letter one unresolved message: a message that kills whoever processes it, say.
+        """Dead-letter one unresolved message, such as one that crashes every consumer.
 
-        Where a hand-out of a named consumer holds it, that hand-out is read without it from now on.
+        If a named consumer's batch contains it, the batch is delivered without it from now on.
 
         Returns:
-            Whether it was unresolved; if not, nothing changed.
+            True if the message was unresolved; otherwise nothing was changed.
         Raises:
-            UnknownMessage: that seq was never issued for that key.
-            InvalidArgument: a consumer with a timed lease holds it; nothing changed.
+            UnknownMessage: the key never had this seq.
+            InvalidArgument: a consumer with a timed lease holds it; nothing was changed.
         """
         return self._operations.reject(key, seq, reason)
 
     def release_consumer(self, name: str, *, force: bool = False) -> int:
-        """Give back what a named consumer holds: its open hand-outs end, and their messages are ready for anybody.
+        """Release the unacked batches of a named consumer. Any consumer can then receive their messages.
 
-        A query that had seen such a hand-out can't go on from its checkpoint, and is told so: start it with a new one.
+        A query that had read such a batch cannot continue from its checkpoint, and fails; restart it with a new checkpoint.
 
         Args:
-            force: although the consumer has a holder that is alive. It is fenced: its next write raises ConsumerLost.
+            force: release even if a running process holds the consumer. That process is fenced: its next write raises
+                ConsumerLost.
         Returns:
-            How many messages were given back.
+            The number of messages released.
         Raises:
-            ConsumerBusy: it has such a holder; nothing changed.
+            ConsumerBusy: a running process holds the consumer; nothing was changed.
         """
         return self._operations.release_consumer(name, force=force)
 
     def redrive(self, key: Key | None = None, seqs: Iterable[int] | None = None) -> int:
-        """Put dead letters back in their lane at their original seq, ahead of everything later: attempts 0, no TTL.
+        """Return dead letters to their lane at their original seq, ahead of all later messages, with attempts 0 and no TTL.
 
-        Where a lease holds the lane, they come back when it ends.
+        If a lease holds the lane, they return when it ends.
 
         Args:
-            key: whose; None: everybody's.
-            seqs: which of the key's; None: all of them.
+            key: the key; None: all keys.
+            seqs: the messages of the key; None: all of them.
         Returns:
-            How many were put back, or will be.
+            The number of dead letters that were returned, or will be.
         Raises:
             InvalidArgument: seqs without a key.
+
+        Examples:
+            >>> q = strictq.open(":memory:")
+            >>> _ = q.send(b"bad", key="order-1")
+            >>> q.receive()[0].reject("not an order")
+            >>> q.redrive("order-1")
+            1
+            >>> q.peek("order-1")[0].seq
+            1
         """
         return self._operations.redrive(key, seqs)
 
     def hold(self, key: Key, reason: str | None = None) -> None:
-        """Hand out nothing more of this key until `release`; a lease that is live may finish."""
+        """Stop delivering this key until `release`. A live lease may finish."""
         self._operations.hold(key, reason)
 
     def release(self, key: Key | None) -> bool:
-        """End a hold, and the retry delay of what a poison policy held; its messages' attempts start again from 0.
+        """End a hold, and the retry delay of a lane that a poison policy held. The attempts of its messages restart at 0.
 
         Args:
-            key: which; None: all keyless messages that a poison policy holds.
+            key: the key; None: all keyless messages that a poison policy holds.
         Returns:
-            Whether anything was held.
+            True if the key was held.
         """
         return self._operations.release(key)
 
     def purge(self, key: Key | None = None, *, dead: bool = False, history: bool = False) -> int:
-        """Remove the unresolved messages of a key, or of the whole queue, and the dedup ids of those keys.
+        """Delete the unresolved messages of a key, or of the whole queue, and the dedup ids of those keys.
 
-        Dead letters whose redrive waits for the end of a lease are removed with them. Messages in flight stay with their
-        holder. Seqs go on: none is issued twice. In steps of 1,000 messages, so that others can write in between.
+        Dead letters whose redrive waits for the end of a lease are deleted, too. Messages in flight stay with their consumer.
+        Seqs are not reused. Runs in steps of 1,000 messages, so that other writers can write in between.
 
         Args:
-            dead: the dead letters, too.
-            history: the records of finished messages, too; of what is purged now as well. Alone: `purge_history`.
+            dead: also delete dead letters.
+            history: also delete the records of finished messages, including those purged now. For records alone, use
+                `purge_history`.
         Returns:
-            How many messages and dead letters were removed.
+            The number of messages and dead letters deleted.
         """
         return self._operations.purge(key, dead=dead, history=history)
 
     def purge_history(self, key: Key | None = None) -> int:
-        """Remove the records of a key's finished messages, or of the whole queue's, and nothing else. In steps.
+        """Delete the records of finished messages of a key, or of the whole queue, and nothing else. Runs in steps.
 
-        Those that are there when a shard's turn comes: what ends meanwhile is kept. Numbers of records go on.
+        Records that are added after the purge of a shard began are kept. Record numbers are not reused.
 
         Returns:
-            How many records were removed.
+            The number of records deleted.
         Source: docs/howto/history.md
         """
         return self._operations.purge_history(key)
@@ -503,15 +609,20 @@ class Queue:
         max_lag_bytes: int = 1 << 30,
         keep_seconds: float = 86_400.0,
         key_file: str | os.PathLike[str] | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        authority: str | os.PathLike[str] | None = None,
+        plaintext: bool = False,
     ) -> ReplicationStatus:
-        """Ship every change to a target from now on, from which `strictq.restore` makes the queue again.
+        """Ship every change to a target from now on, from which `strictq.restore` can restore the queue.
 
-        Stored with the queue: one of the processes that have it open ships, and another one takes over when that ends. What
-        was committed after the last segment is lost with the disk of the queue: see `ReplicationStatus.lag_seconds`.
+        Stored with the queue. One of the processes that have it open ships, and another one takes over when that process ends.
+        If the queue's disk is lost, so is what was committed after the last segment: see `ReplicationStatus.lag_seconds`.
 
         Args:
             target: a directory on another disk or a share that is mounted, "file:/mnt/backup/orders" or a path; or a place in an
-                object store, "s3://bucket/orders" (extra `remote`). Empty, missing, or this queue's own replica.
+                object store, "s3://bucket/orders" (extra `remote`). Empty, missing, or this queue's own replica. Or a living
+                replica on another host, which `strictq.Replica` or `strictq replica` receives for: "tcps://host:7400", or
+                "tcp://" without TLS.
             mode: "async": no call waits for the target.
             interval_seconds: between two segments; 0.01 at least.
             max_lag_bytes: while the target is out of reach, changes are kept in the WALs up to this size, at least 1 MiB. Beyond
@@ -519,77 +630,95 @@ class Queue:
             keep_seconds: how far back a restore to a point in time can go.
             key_file: a file with a secret of 16 bytes or more, which every process that ships can read. Segments are hashed with
                 it, so that whoever can write to the target can't make one up. They are not encrypted.
+            token_file: for a replica on another host: a file with its token, which every process that ships can read.
+            authority: for tcps://: a PEM file with certificates that vouch for the replica's; None: those the system trusts.
+            plaintext: for tcp:// to another host than this one: token and messages may cross that network in the clear.
         Returns:
             How far it is: shipping has begun, not ended.
         Raises:
             InvalidArgument, ConfigError: nothing changed.
             MissingExtra: it needs the extra `remote`; nothing changed.
             Diverged: the target is the replica of another queue, or of another history of this one; nothing changed.
+            Fenced: it is a replica that was promoted; nothing changed.
             TargetUnavailable: it can't be read or written; nothing changed.
         Source: docs/howto/replication.md
         """
         return self._operations.configure_replication(
             target, mode, interval_seconds=interval_seconds, max_lag_bytes=max_lag_bytes, keep_seconds=keep_seconds,
-            key_file=key_file,
+            key_file=key_file, token_file=token_file, authority=authority, plaintext=plaintext,
         )  # fmt: skip
 
     def detach(self) -> bool:
-        """Ship the queue no longer. Its replica stays as it is. Returns whether the queue was shipped."""
+        """Stop replicating the queue. Its replica is not changed. Return whether the queue was replicated."""
         return self._operations.detach()
 
     def replication(self) -> ReplicationStatus | None:
-        """How far the replica is; None: the queue was never replicated."""
+        """Return the state of replication; None if the queue was never replicated."""
         return self._operations.replication()
 
     def check(self, fix: bool = False) -> list[Problem]:
-        """Read everything and report each broken invariant; an empty list if all is well.
+        """Read the whole queue and return every broken invariant; an empty list if there is none.
 
         Args:
-            fix: put right what can be put right without losing anything.
+            fix: repair what can be repaired without losing data.
         Returns:
-            What was found; docs/explanation/storage.md says what each rule means.
+            The problems found. docs/explanation/storage.md explains each rule.
         Raises:
-            StoreError: no file descriptor is left to read with; transient.
+            StoreError: no file descriptor is free; transient.
         """
         return self._operations.check(fix=fix)
 
     # ---- configuration and the program's tables
 
     def configure(self, **changes: Any) -> QueueConfig:
-        """Change settings. They are stored; every process sees them at its next write.
+        """Change settings. They are stored, and every process applies them at its next write.
 
         Returns:
-            The configuration now.
+            The new configuration.
         Raises:
-            ConfigError: an unknown setting, or one that is out of range or contradicts another; nothing changed.
-            InvalidArgument: this is inside a transaction of the queue; nothing changed.
-            StoreError: it is stored, but a shard could not be reached: it has its copy with this object's next write there.
+            ConfigError: a setting is unknown, out of range, or contradicts another; nothing was changed.
+            InvalidArgument: this is inside a transaction of the queue; nothing was changed.
+            StoreError: the change is stored, but a shard could not be reached; its copy is updated at this object's next write
+                there.
+
+        Examples:
+            >>> q = strictq.open(":memory:")
+            >>> q.configure(lease_seconds=60.0).lease_seconds
+            60.0
         """
         return self._operations.configure(changes)
 
     def reset_estimates(self) -> None:
-        """Forget what workers learned of durations. Workers at work forget it, too, when they next store theirs."""
+        """Delete the durations that workers learned. Running workers drop theirs when they next store them."""
         self._operations.set_estimates(None)
 
     def app_schema(self, sql: str) -> None:
-        """Create the program's own tables, in every shard, future ones too. The same text a second time does nothing.
+        """Create the program's own tables in every shard, including future ones. Repeating the same text does nothing.
 
         Args:
             sql: statements on tables, indexes and views whose names start with app_.
         Raises:
-            InvalidArgument: the SQL is wrong, or touches anything else; nothing changed.
+            InvalidArgument: the SQL is invalid, or uses other tables; nothing was changed.
         """
         self._operations.app_schema(sql)
 
     def query(self, sql: str, params: Sequence[Any] | dict[str, Any] = (), *, key: Key | None = None) -> Rows:
-        """Read the program's app_* tables: over all shards, or in the shard of one key.
+        """Read the program's app_* tables in all shards, or in the shard of one key.
 
-        Each shard is asked by itself: sums and order over shards are the caller's.
+        The query runs on each shard separately; the caller combines sums and sort orders over shards.
 
         Returns:
-            The rows, as tuples; `.columns` has the columns' names where there are rows.
+            The rows, as tuples. `.columns` has the columns' names if there are rows.
         Raises:
-            InvalidArgument: the SQL is wrong, writes, touches anything else, or takes too long.
-            PartialFailure: shards could not be read; results has the rows, or the error, of each.
+            InvalidArgument: the SQL is invalid, writes, uses other tables, or takes too long.
+            PartialFailure: shards could not be read; results has the rows, or the error, of each shard.
+
+        Examples:
+            >>> q = strictq.open(":memory:")
+            >>> q.app_schema("CREATE TABLE app_balance (account TEXT, cents INTEGER)")
+            >>> with q.transaction(key="account-7") as tx:
+            ...     tx.execute("INSERT INTO app_balance VALUES (?, ?)", ("account-7", 500))
+            >>> q.query("SELECT account, cents FROM app_balance")
+            [('account-7', 500)]
         """
         return self._operations.query(sql, params, key)

@@ -1,4 +1,4 @@
-"""One transaction: ack, sends, key state and the program's own tables, all of it or nothing."""
+"""One transaction: ack, sends, key state and the program's own tables, all or nothing."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class Transaction(Recording):
-    """What happens together. Get one from `q.transaction(...)`.
+    """Effects that commit together, returned by `q.transaction(...)`.
 
-    Sends, key state and `execute` are kept and written when the block ends. `run`, and reading `key_state`, open the write
-    transaction at once, and nobody else can write to the shard until the block ends: keep what follows short.
+    Sends, key state and `execute` are recorded, and written when the block ends. `run`, and reading `key_state`, open the write
+    transaction at once. From then on no other writer can write to the shard until the block ends, so keep the rest short.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Transaction(Recording):
 
     @property
     def key_state(self) -> bytes | None:
-        """The durable state of the key: what was set in this transaction, else what is stored."""
+        """The durable state of the key: the value set in this transaction, or the stored one."""
         state = self._effects_for("key_state").key_state
         return self._begin().key_state() if state is UNSET else state
 
@@ -72,13 +72,12 @@ class Transaction(Recording):
         """Call `work(db)` inside the write transaction; `db.execute(sql, params)` reads and writes app_* tables.
 
         Returns:
-            What `work` returns.
+            The result of `work`.
         Raises:
-            InvalidArgument: the SQL is wrong, may not be run, or takes too long; or `work` is async or a generator function, and
-                did not run. Let it leave the block, and nothing happened;
-                caught, that statement is undone and what ran before it stays. Where SQLite undid all of it (OR ROLLBACK, too
-                many steps), the transaction refuses everything that follows.
-            LeaseLost: the delivery's lane was given back or retaken; nothing happened.
+            InvalidArgument: the SQL is invalid, not allowed, or takes too long; or `work` is async or a generator function, and
+                did not run. If the exception leaves the block, nothing is changed. If it is caught, only that statement is
+                rolled back. If SQLite rolled everything back (OR ROLLBACK, too many steps), later calls in the block fail.
+            LeaseLost: the delivery's lane was released or taken by another consumer; nothing was changed.
         """
         effects = self._effects_for("run")
         opened = self._begin()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +18,6 @@ KEY: Final = (
     "– lost, – reordered, – doubled: not offered, and the run lost a message, delivered one before an earlier message of its "
     "key was done, or delivered one twice"
 )
-COLUMNS_MAX: Final = 99
 
 
 def table(record: dict[str, Any]) -> str:
@@ -54,13 +52,8 @@ def details(record: dict[str, Any]) -> str:
                 seen.setdefault((result["outcome"], result["seen"]), []).append(ALL[name].about.name)
         if seen:
             each = (f"{', '.join(names)} ({outcome}): {text}" for (outcome, text), names in seen.items())
-            lines.append(_wrapped(f"- **{about['title']}.** {'; '.join(each)}.", "  "))
+            lines.append(f"- **{about['title']}.** {'; '.join(each)}.")
     return "\n".join(lines)
-
-
-def _wrapped(text: str, indent: str = "") -> str:
-    """Fold a paragraph or list item into lines as the documentation has them."""
-    return textwrap.fill(text, COLUMNS_MAX, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def versions(record: dict[str, Any]) -> str:
@@ -70,7 +63,6 @@ def versions(record: dict[str, Any]) -> str:
 
 def pages(record: dict[str, Any]) -> dict[Path, str]:
     """The pages with their tables put in anew."""
-    short = f"{table(record)}\n\n{_wrapped(f'{KEY}.')}"
-    found = _wrapped(f"Versions: {versions(record)}")
-    long = f"{short}\n\n{found}\n\nObservations where the answer is not yes:\n\n{details(record)}"
+    short = f"{table(record)}\n\n{KEY}."
+    long = f"{short}\n\nVersions: {versions(record)}\n\nObservations where the answer is not yes:\n\n{details(record)}"
     return {README: put(README, "conformance", short), PAGE: put(PAGE, "conformance", long)}

@@ -163,8 +163,12 @@ class Head:
 
     def __init__(self, file: io.BufferedIOBase) -> None:
         self._file = file
-        self._left = HEAD_BYTES_MAX
+        self.renew()
         self.read, self.read1, self.close = file.read, file.read1, file.close
+
+    def renew(self) -> None:
+        """Another request begins."""
+        self._left = HEAD_BYTES_MAX
 
     def readline(self, size: int = HEAD_BYTES_MAX) -> bytes:
         """
@@ -179,7 +183,7 @@ class Head:
 
 
 class TokenHandler(http.server.BaseHTTPRequestHandler):
-    """One connection, which has one request."""
+    """One connection. It has one request, unless a subclass speaks HTTP/1.1."""
 
     server: TokenServer
     timeout = ADMISSION_SECONDS
@@ -189,7 +193,12 @@ class TokenHandler(http.server.BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.rfile = Head(self.rfile)  # type: ignore[assignment]
+        self._head = Head(self.rfile)
+        self.rfile = self._head  # type: ignore[assignment]
+
+    def handle_one_request(self) -> None:
+        self._head.renew()
+        super().handle_one_request()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing is logged of a request."""
@@ -199,16 +208,21 @@ class TokenHandler(http.server.BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "0")
         size = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None
         if not self.server.admits(self.headers.get("Authorization")):
+            self.close_connection = True
             self.answer(HTTPStatus.UNAUTHORIZED)
             self._drain(size)
             return None
         self.server.strangers.admitted(self.connection, self.client_address[0])
         if size is None or size > bytes_max:
+            self.close_connection = True
             self.answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return None
         self.connection.settimeout(BODY_SECONDS)
         body = self.rfile.read(size)
-        return body if len(body) == size else None
+        if len(body) == size:
+            return body
+        self.close_connection = True
+        return None
 
     def _drain(self, size: int | None) -> None:
         """Read what a client is still sending, or it would not see the answer."""

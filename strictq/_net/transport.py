@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import socket
@@ -9,11 +10,13 @@ import ssl
 from pathlib import Path
 from typing import Final
 
+from .. import _files as files
 from .. import _hints as hints
-from .._errors import ConfigError, InvalidArgument
+from .._errors import ConfigError, InvalidArgument, StoreError
 
 BACKLOG: Final = 128
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
+_ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,253})):([0-9]{1,5})")
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -30,6 +33,60 @@ def require_token(token: object) -> str:
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise InvalidArgument("a token must have 16 to 512 letters, digits or ._~+/=-", hint=hints.MAKE_TOKEN)
     return token
+
+
+def read_token(path: str | os.PathLike[str]) -> str:
+    """Return the token that a file holds; white space around it counts for nothing.
+
+    Raises:
+        ConfigError: the file is missing, can't be read, or holds none.
+    """
+    try:
+        fd = files.open_regular(Path(path), os.O_RDONLY)
+    except (OSError, StoreError) as e:
+        reason = e.strerror if isinstance(e, OSError) and e.strerror else e
+        raise ConfigError(f"the token file {os.fspath(path)} can't be read: {reason}", hint=hints.TOKEN_FILE) from e
+    try:
+        with files.typed("the token file can't be read"):
+            found = os.read(fd, 1 << 12)
+    finally:
+        os.close(fd)
+    try:
+        return require_token(found.decode("ascii").strip())
+    except (UnicodeDecodeError, InvalidArgument) as e:
+        raise ConfigError(
+            f"the token file {os.fspath(path)} must hold 16 to 512 letters, digits or ._~+/=-", hint=hints.TOKEN_FILE
+        ) from e
+
+
+def host_and_port(what: str, text: str) -> tuple[str, int]:
+    """Return what "host:port" or "[address]:port" names.
+
+    Raises:
+        InvalidArgument: it names none.
+    """
+    found = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
+    port = int(found[3]) if found else 0
+    if found is None or port > 65_535:
+        raise InvalidArgument(f"{what} must be HOST:PORT, not {text!r}", hint=hints.HOST_AND_PORT)
+    return found[1] or found[2], port
+
+
+def require_protected(what: str, host: str, *, tls: bool, plaintext: bool) -> None:
+    """
+    Raises:
+        InvalidArgument: token and messages would cross a network in the clear, and nobody said that they may.
+    """
+    if tls or plaintext or host == "localhost":
+        return
+    try:
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    except ValueError:
+        pass  # a name
+    raise InvalidArgument(
+        f"{what} without TLS would send its token and all messages over the network in the clear", hint=hints.USE_TLS
+    )
 
 
 def listen(what: str, host: str, port: int) -> socket.socket:
@@ -73,3 +130,15 @@ def server_context(certificate: str, private_key: str | None) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, private_key, password="")
     return context
+
+
+def client_context(authority: str | None) -> ssl.SSLContext:
+    """Return TLS that trusts the certificates in this file, or those that the system trusts. Names are verified.
+
+    Raises:
+        ConfigError: the file can't be used.
+    """
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"the certificates in {authority} can't be used: {e}", hint=hints.GIVE_PEM) from e

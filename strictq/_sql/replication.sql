@@ -31,3 +31,7 @@ UPDATE queue SET config_version = config_version + 1 RETURNING config_version;
 -- name: restored
 -- rebuild.Rebuild: in a queue that was made of segments. Takes epoch, boot_id.
 UPDATE queue SET epoch = ?, boot_id = ?;
+
+-- name: promoted
+-- rebuild.Rebuild: in a living replica's queue.db that becomes a queue in this boot. Takes epoch, boot_id, time_offset. One row.
+UPDATE queue SET epoch = ?, boot_id = ?, time_offset = ?;

@@ -14,7 +14,8 @@ from .disk import layout
 
 if TYPE_CHECKING:
     from .._findings import Migration, Salvaged
-    from .shipping.rebuild import Rebuild
+    from .catalog import Replication
+    from .shipping.rebuild import PageFiles, Rebuild
 
 
 def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
@@ -38,6 +39,67 @@ def rebuild(directory: Path) -> Rebuild:
     from .shipping.rebuild import Rebuild
 
     return Rebuild(directory)
+
+
+def page_files(directory: Path) -> PageFiles:
+    """The files of a living replica, written below SQLite."""
+    from .shipping.rebuild import PageFiles
+
+    return PageFiles(directory)
+
+
+def become_queue(directory: Path, replication: Replication, now: int, clock: Clock, *, end_leases: bool) -> None:
+    """Make a queue of a living replica's files, all of which are on the disk. After an interruption, call it again.
+
+    Its tokens are above those of its original, and its time goes on from `now`.
+
+    Args:
+        end_leases: timed leases are over; else they go on until their deadline, for holders that may still be at work.
+    Raises:
+        StoreError: it is no queue yet.
+    """
+    with files.typed("the replica can't be promoted"):
+        from .shipping.rebuild import Rebuild
+        from .store import Store
+
+        known = catalog.read(directory)
+        if known.replication is None or known.replication.history_id != replication.history_id:
+            for path in directory.glob("shard-*.db-*"):
+                path.unlink()  # what looks left beside the files; nobody ever wrote there
+            finishing = Rebuild(directory)
+            try:
+                finishing.finish(replication, (clock.boot_id(), now - clock.boot()))
+            finally:
+                finishing.close()
+        known = catalog.read(directory)
+        store = Store(directory, known, clock, durability="full")
+        store.keeps_leases = not end_leases
+        try:
+            for shard in store.shards:
+                shard.run(lambda _tx: None)  # the first write of an epoch
+        finally:
+            store.die()
+
+
+def mark_replica(directory: Path, *, living: bool = True) -> None:
+    """Let the files in a directory be those of a living replica, or of a queue of its own. Durable on return.
+
+    Raises:
+        StoreError: it can't be.
+    """
+    with files.typed("the replica can't be marked"):
+        mark = directory / layout.REPLICA_MARK
+        if living != mark.exists():
+            if living:
+                files.create_empty(mark)
+            else:
+                mark.unlink()
+        files.sync_directory(directory)
+
+
+def is_marked_replica(directory: Path) -> bool:
+    """Are the files in a directory those of a living replica?"""
+    return (directory / layout.REPLICA_MARK).exists()
 
 
 def publish(path: Path, build: Callable[[Path], None]) -> None:

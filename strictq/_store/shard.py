@@ -111,7 +111,7 @@ class Shard:
                         self.apply_app_schema(db)
                     except InvalidArgument as e:
                         # The rows of this shard, which was out of reach when it was recorded, do not fit. app_schema() says so.
-                        logger().error("shard %d: the program's tables are not as app_schema() wants them: %s", self.number, e)
+                        logger().error("shard %d: the program's tables differ from app_schema(): %s", self.number, e)
                     self.wal.watch(db)
             except BaseException:
                 db.close()
@@ -146,7 +146,7 @@ class Shard:
         if pages:
             detail = f"{foreign.WHAT}; strictq verified the shard and wrote the checksums of {pages} pages again"
             logger().warning("shard %d: %s", self.number, detail)
-            self._host.committed(self.number, [Event("shard_repaired", self.number, detail=detail)], False)
+            self._host.report([Event("shard_repaired", self.number, detail=detail)])
 
     def _problem(self, db: apsw.Connection) -> str | None:
         """What is wrong with the tables of this shard."""

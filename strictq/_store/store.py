@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from weakref import WeakSet
 
 from .. import _files as files
@@ -29,6 +29,7 @@ from .._errors import (
     StrictqError,
 )
 from .._observe import EventHook, Observers, notify
+from .._stats import ReplicationStatus
 from .._types import Event
 from . import catalog, fork, holders, worker_reports
 from .catalog import Catalog
@@ -61,6 +62,20 @@ ROW_BYTES: Final = 400
 """More than a message takes on the disk besides its body, and what its page leaves empty."""
 
 
+class ReplicaLook(Protocol):
+    """A look at a living replica, whose files are not written to while it lasts."""
+
+    home: Path
+
+    def status(self) -> ReplicationStatus:
+        """How far the replica is."""
+        ...
+
+    def leave(self) -> None:
+        """End it."""
+        ...
+
+
 class Store(Settings):
     """All shards of one queue, in one process."""
 
@@ -73,8 +88,11 @@ class Store(Settings):
         durability: Durability,
         read_only: bool = False,
         hook: Hook | None = None,
+        look: ReplicaLook | None = None,
     ) -> None:
         super().__init__(directory, known, read_only=read_only)
+        self.look = look
+        """Of a living replica, which is not written to while this is open."""
         self.catalog = known._replace(durability=durability)
         self.stored_durability = known.durability
         self.clock = clock
@@ -84,6 +102,8 @@ class Store(Settings):
         self.time = QueueTime(clock, known.time_offset)
         self.now = self.time.now
         self.reserve: reserve.Reserve | None = None
+        self.keeps_leases = False
+        """Timed leases of an earlier epoch go on until their deadline: their holders may live, on another machine."""
         self.migrating = False
         """Files of older formats are brought to this one as they are opened; no other process has the queue open."""
         self.short_of_space = False
@@ -116,6 +136,7 @@ class Store(Settings):
             if not read_only:
                 self.waker.begin_boot(clock.boot_id())
                 self.reserve = reserve.Reserve(directory, self.waker.tell_space, self)
+        self.wake = self.waker.notify
         self.suspects = self.waker.suspects
         self.unsynced, self.count_unsynced = self.waker.unsynced, self.waker.count_unsynced
         self.trust = self.waker.trust
@@ -150,15 +171,17 @@ class Store(Settings):
         clock: Clock,
         hook: Hook | None,
         on_mismatch: OnMismatch = "error",
+        look: ReplicaLook | None = None,
     ) -> Store:
         """Open or create the queue in a directory. What was given must agree with what is stored.
 
         Args:
             on_mismatch: with what is stored, of `config`; see `strictq.open`.
+            look: the directory is that of a living replica; left when the store is closed. With read_only only.
         """
         # The directory itself may be reached through links; what lies in it may not be one.
         directory = Path(os.path.realpath(path))
-        if not layout.find(directory):
+        if not layout.find(directory, replica=look is not None):
             if read_only or not create:
                 raise QueueNotFound(f"there is no queue at {directory}")
             fresh = catalog.new(shards or 1, durability or "full", config or QueueConfig(), clock)
@@ -179,7 +202,7 @@ class Store(Settings):
             elif known.boot_id != clock.boot_id():
                 # Not opened for writing since this machine booted: look with the time that its next epoch will have.
                 known = known._replace(time_offset=epoch.next_offset(directory, known, clock))
-            store = cls(directory, known, clock, durability=level, read_only=read_only, hook=hook)
+            store = cls(directory, known, clock, durability=level, read_only=read_only, hook=hook, look=look)
             store.presence = presence
             if not read_only:
                 store.app_schema = catalog.app_schema(directory, 0)
@@ -274,6 +297,8 @@ class Store(Settings):
             self.presence.leave()
         self.waker.notify()
         self.waker.leave(self)
+        if self.look is not None:
+            self.look.leave()
 
     def require_open(self, *, writing: bool = True, inside: bool = False) -> None:
         """Refuse what can't be done with this queue object here.
@@ -285,6 +310,8 @@ class Store(Settings):
             raise QueueClosed("the queue is closed")
         if self._pid != _process.pid:
             raise ForkedProcess("the queue came through a fork that it could not prepare for")
+        if writing and self.look is not None:
+            raise ReadOnlyQueue("this is a living replica; nothing was changed", hint=hints.PROMOTE.of(path=self.look.home))
         if writing and self.read_only:
             raise ReadOnlyQueue("the queue was opened with read_only=True")
         if writing and not inside and open_transaction.get() is not None:
@@ -511,9 +538,7 @@ class Store(Settings):
     def unwritten_empties(self, shard: int) -> int:
         return self._empties[shard]
 
-    def committed(self, _shard: int, events: list[Event], wake: bool) -> None:
-        if wake:
-            self.waker.notify()
+    def report(self, events: list[Event]) -> None:
         for event in events:
             notify(self.observers.events, event)
 

@@ -66,6 +66,8 @@ def stats(store: Store) -> Stats:
 
 def replication(store: Store) -> ReplicationStatus | None:
     """How far the replica is; None: the queue was never replicated."""
+    if store.look is not None:
+        return store.look.status()
     known, directory = store.replication, store.directory
     if known is None or directory is None:
         return None

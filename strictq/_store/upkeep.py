@@ -116,4 +116,4 @@ class Upkeep:
         except StrictqError as e:
             logger().debug("upkeep: %s", e)
         except Exception:
-            logger().exception("upkeep failed; it goes on")
+            logger().exception("background upkeep failed; it will be retried")

@@ -1,7 +1,7 @@
 """The queue, awaited: asyncio and trio through anyio.
 
-There is one core, the sync Queue; here its verbs run in worker threads. Only waiting is different: a waiting receive holds
-no thread. Cancelling a call that is at work waits for it to finish; a cancelled receive gives back what it leased.
+The sync Queue is the only core; here its methods run in worker threads. Only waiting is different: a waiting receive occupies
+no thread. Cancelling a running call waits until it has finished. A cancelled receive releases what it leased.
 """
 
 from .batch import AsyncBatch

@@ -9,7 +9,7 @@ from .delivery import AsyncDelivery
 
 
 class AsyncBatch(list[AsyncDelivery]):
-    """A Batch whose block is `async with await q.receive() as batch`. Cancelled, it gives back the rest before it ends."""
+    """A Batch to use as `async with await q.receive() as batch`. If cancelled, it returns the unsettled messages first."""
 
     __slots__ = ("_received",)
 

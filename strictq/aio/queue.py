@@ -362,11 +362,14 @@ class AsyncQueue(Calls):
         max_lag_bytes: int = 1 << 30,
         keep_seconds: float = 86_400.0,
         key_file: str | os.PathLike[str] | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        authority: str | os.PathLike[str] | None = None,
+        plaintext: bool = False,
     ) -> ReplicationStatus:
         """See Queue.configure_replication."""
         return await self._run(
             self.sync.configure_replication, target, mode, interval_seconds=interval_seconds, max_lag_bytes=max_lag_bytes,
-            keep_seconds=keep_seconds, key_file=key_file,
+            keep_seconds=keep_seconds, key_file=key_file, token_file=token_file, authority=authority, plaintext=plaintext,
         )  # fmt: skip
 
     async def detach(self) -> bool:

@@ -1,4 +1,4 @@
-"""Calls of the sync queue from an event loop: each in a worker thread, and none in doubt when it is cancelled."""
+"""Calls of the sync queue from an event loop, each in a worker thread. Cancellation never leaves their outcome unknown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .._errors import QueueClosed
 
 T = TypeVar("T")
 THREADS_MAX: Final = 40
-"""Calls of one queue object that are at work at once; more wait."""
+"""Most concurrent calls of one queue object; more calls wait."""
 
 
 class Calls:
@@ -28,24 +28,24 @@ class Calls:
         self._unlimited: anyio.CapacityLimiter | None = None
 
     def _begin(self) -> None:
-        """In the event loop, which limiters belong to."""
+        """Create the limiters; call it in the event loop that they belong to."""
         self._limiter = anyio.CapacityLimiter(THREADS_MAX)
         self._unlimited = anyio.CapacityLimiter(math.inf)
 
     async def _run(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
-        """A call of the sync queue in a worker thread. Cancellation waits for it: what it did is never in doubt."""
+        """Run a call of the sync queue in a worker thread. Cancellation waits for it, so its outcome is known."""
         return await _finish(functools.partial(call, *args, **options), self._limiter)
 
     async def _run_inside(self, call: Callable[..., T], *args: Any) -> T:
-        """The same for an open transaction: it never waits for a thread, or those who wait for it could hold them all."""
+        """Run a call of an open transaction without waiting for a thread: callers that wait for it may occupy all of them."""
         return await _finish(functools.partial(call, *args), self._unlimited)
 
     async def _run_surely(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
-        """A call that ends something: it is made, however often the task is cancelled; that is raised when the call has ended."""
+        """Run a closing call even if the task is cancelled; raise the cancellation after the call."""
         return await _surely(functools.partial(call, *args, **options), self._limiter)
 
     async def _run_inside_surely(self, call: Callable[..., T], *args: Any) -> T:
-        """The same without waiting for a thread."""
+        """Run a closing call without waiting for a thread."""
         return await _surely(functools.partial(call, *args), self._unlimited)
 
 
@@ -74,9 +74,9 @@ async def _surely(call: Callable[[], T], limiter: anyio.CapacityLimiter | None) 
 
 
 async def _finish(call: Callable[[], T], limiter: anyio.CapacityLimiter | None) -> T:
-    """Run `call` in a worker thread; cancelled, wait for its end if it has begun, and see that it never begins if not.
+    """Run `call` in a worker thread. If cancelled, wait for its end if it has begun; otherwise make sure that it never begins.
 
-    A shield is not enough: asyncio's own cancellation (task.cancel, wait_for, timeout) goes through it.
+    A shield is not enough: asyncio's own cancellation (task.cancel, wait_for, timeout) ignores it.
     """
     ended = anyio.Event()
     tell = from_any_thread(ended.set)
@@ -108,7 +108,7 @@ async def _finish(call: Callable[[], T], limiter: anyio.CapacityLimiter | None) 
 
 
 def from_any_thread(call: Callable[[], Any]) -> Callable[[], None]:
-    """`call`, to be run soon in this event loop, from whatever thread, without waiting for it."""
+    """Return a function that schedules `call` in this event loop from any thread, without waiting."""
     try:
         schedule: Callable[..., Any] = asyncio.get_running_loop().call_soon_threadsafe
     except RuntimeError:

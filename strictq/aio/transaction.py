@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class AsyncTransaction(Recording):
-    """A Transaction whose block is `async with`, and whose reads are awaited. There is nothing to await in send and execute."""
+    """A Transaction to use with `async with`. Its reads are awaited; send and execute are recorded and not awaited."""
 
     def __init__(self, queue: Calls, make: Callable[[], Transaction]) -> None:
         self._queue = queue
@@ -43,11 +43,11 @@ class AsyncTransaction(Recording):
         return self._inside._effects_for(verb)
 
     async def run(self, work: Callable[[AppDatabase], T]) -> T:
-        """See Transaction.run; `work` is a plain function, and runs in a worker thread."""
+        """Run a plain function in the transaction, in a worker thread. See Transaction.run."""
         return await self._queue._run_inside(self._inside.run, work)
 
     async def get_key_state(self) -> bytes | None:
-        """The durable state of the key."""
+        """Return the durable state of the key."""
         return await self._queue._run_inside(lambda: self._inside.key_state)
 
     def set_key_state(self, value: bytes | None) -> None:

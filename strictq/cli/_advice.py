@@ -46,6 +46,17 @@ WORDS: Final[dict[str, str]] = {
         "when the original is out of service, put this one in service: strictq replicate {path} --to TARGET, or --alone for no "
         "replica"
     ),
+    "primary_alive": "stop the processes of the primary, wait ten seconds and try again; or --force if no client can reach it",
+    "promote": "write to its primary, or, if that is lost: strictq promote {path}",
+    "promote_again": "if no process is promoting it, run it again: strictq promote {path}",
+    "give_replica": "use the directory that strictq replica receives for",
+    "end_replica": "end the strictq replica process, which may be stopped or hang, and try again",
+    "start_replica": "start it: strictq replica {path} --listen HOST:PORT --token-file FILE",
+    "close_looks": "end what reads it: strictq stats --watch, for example",
+    "not_to_restore": "promote the replica on its host: strictq promote PATH; restore needs a directory or s3://BUCKET/PREFIX",
+    "use_tls": "use --certificate for the replica and tcps:// for its primary; or --plaintext in a private network",
+    "certificate_of_replica": "use --authority FILE with the authority of the replica's certificate, which must name its host",
+    "replica_runs": "check that strictq replica runs there and that its port can be reached; shipping then resumes",
     "points_are": "list the states that can be restored: strictq replicas {target} --points",
     "choose_cut": "choose one by its number: --cut {cut}",
     "configure_again": "replicate again, to this or another target: strictq replicate QUEUE --to TARGET",
@@ -55,7 +66,8 @@ WORDS: Final[dict[str, str]] = {
 """The command line's wording of a hint, by the hint's code, with the same parameters."""
 SAME: Final = frozenset(
     """
-    target_unavailable diverged other_directory target_is empty_target again_from_newer store_credentials key_file key_of_replica
+    target_unavailable diverged fenced token_file same_release
+    other_directory target_is empty_target again_from_newer store_credentials key_file key_of_replica
     consumer_busy consumer_lost store_busy store_full schema_mismatch install_pyspark settled_already other_queue_object
     give_reason give_handle open_its_queue names_in_utf8 one_key settle_earlier install_extra handler_yields
     checkpoint_too_old run_batch_again only_app_tables sql_too_long install_apsw fork_outside open_again use_transaction

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import time
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final
 
@@ -104,3 +105,8 @@ def size(count: float) -> str:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
         count /= 1024
     return f"{count:,.1f} TiB"
+
+
+def utc(at: float) -> str:
+    """A point in time, in UTC."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

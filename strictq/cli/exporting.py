@@ -60,7 +60,7 @@ def export(queue: Path, out: Path, bodies: bool, forget: bool, quiet: bool, as_j
         tell(f"{made}{forgotten}, {seconds:.1f} s")
     if done.missing:
         gone = many(done.missing, "record")
-        tell(f"strictq: the queue deleted {gone} before this export; export more often, or raise history_max")
+        tell(f"strictq: the queue deleted {gone} before this export; export more often, or keep more records")
     elif kept == "off" and not done.records and not quiet:
         tell("strictq: this queue keeps no history; turn it on with strictq config QUEUE history=records")
     return OK

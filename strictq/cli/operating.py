@@ -267,7 +267,7 @@ def _confirm(question: str, consequence: str) -> None:
         sure = click.confirm(question, err=True)
     except click.Abort as e:
         tell("")  # end the line of the question
-        # click makes one exception of Ctrl-C and Ctrl-D, and keeps which one it was as the context alone.
+        # click raises Abort for both Ctrl-C and Ctrl-D; only the context says which one it was.
         if isinstance(e.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         sure = False

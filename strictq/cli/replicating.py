@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -10,16 +11,17 @@ from typing import Any, Final
 import click
 
 import strictq
-from strictq import ReplicationStatus
+from strictq import QueueNotFound, ReplicationStatus
 from strictq.cli._arguments import PATH, Seconds, json_option, operating, queue_argument, quiet_option
 from strictq.cli._command import OK, USAGE, WRONG, Failure, Stopping, command, many, printable, tell
 from strictq.cli._render import listing, waiting
-from strictq.cli._words import emit, size, span
+from strictq.cli._words import emit, size, span, utc
 
 EXAMPLES: Final = {
     "replicate": """
 strictq replicate orders.strictq --to /mnt/backup/orders --once
 strictq replicate orders.strictq --to s3://backups/orders
+strictq replicate orders.strictq --to tcps://10.0.0.2:7400 --token-file token --authority ca.pem
 strictq replicate orders.strictq
 strictq replicate orders.strictq --detach
 strictq replicate restored.strictq --alone
@@ -62,7 +64,9 @@ class Moment(click.ParamType[datetime]):
 @command(EXAMPLES["replicate"])
 @queue_argument
 @click.option(
-    "--to", metavar="TARGET", help="Replicate to this directory or s3://BUCKET/PREFIX from now on. Stored with the queue."
+    "--to",
+    metavar="TARGET",
+    help="Replicate to this directory, s3://BUCKET/PREFIX or tcps://HOST:PORT from now on. Stored with the queue.",
 )
 @click.option("--interval", type=Seconds(min=0.01), default=1.0, help="With --to: seconds between two segments.")
 @click.option("--keep", type=Seconds(min=0), default=86400.0, help="With --to: seconds that a restore can go back.")
@@ -73,14 +77,17 @@ class Moment(click.ParamType[datetime]):
     help="With --to: bytes of changes to keep while the target is unreachable.",
 )
 @click.option("--key-file", type=PATH, metavar="FILE", help="With --to: authenticate segments with the secret in this file.")
+@click.option("--token-file", type=PATH, metavar="FILE", help="With --to tcps://: the token of the replica.")
+@click.option("--authority", type=PATH, metavar="FILE", help="With --to tcps://: the authority of the replica's certificate.")
+@click.option("--plaintext", is_flag=True, help="With --to tcp://: the network is private; do not require TLS.")
 @click.option("--once", is_flag=True, help="Exit when everything is shipped.")
 @click.option("--detach", is_flag=True, help="Stop replicating this queue, and exit.")
 @click.option("--alone", is_flag=True, help="Put a restored queue in service without a replica, and exit.")
 @quiet_option
 @json_option
 def replicate(
-    queue: Path, to: str | None, interval: float, keep: float, max_lag: int, key_file: Path | None, once: bool, detach: bool,
-    alone: bool, quiet: bool, as_json: bool,
+    queue: Path, to: str | None, interval: float, keep: float, max_lag: int, key_file: Path | None, token_file: Path | None,
+    authority: Path | None, plaintext: bool, once: bool, detach: bool, alone: bool, quiet: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Ship a queue's changes to its replica until Ctrl-C. Every process that has the queue open for writing does this too.
 
@@ -94,8 +101,9 @@ def replicate(
     if alone or to is not None:
         from strictq._store.api import Storage, put_in_service
 
-        if Storage.facts(queue) is not None:
-            put_in_service(queue)
+        with suppress(QueueNotFound):  # opening it reports that; or it is a promoted replica, which waits for nothing
+            if Storage.facts(queue) is not None:
+                put_in_service(queue)
     with operating(queue) as q, Stopping() as stopping:
         if alone:
             found = q.replication()
@@ -105,8 +113,9 @@ def replicate(
         else:
             if to is not None:
                 q.configure_replication(
-                    to, interval_seconds=interval, keep_seconds=keep, max_lag_bytes=max_lag, key_file=key_file
-                )
+                    to, interval_seconds=interval, keep_seconds=keep, max_lag_bytes=max_lag, key_file=key_file,
+                    token_file=token_file, authority=authority, plaintext=plaintext,
+                )  # fmt: skip
             found = _ship(q, stopping, once=once, quiet=quiet)
     if as_json:
         emit({"replication": None if found is None else found.to_dict()})
@@ -136,6 +145,10 @@ def _ship(q: strictq.Queue, stopping: Stopping, *, once: bool, quiet: bool) -> R
 
 def status_line(found: ReplicationStatus | None) -> str:
     """Return a replica's state as one line of text."""
+    if found is not None and found.mode == "replica":
+        heard = "never" if found.lag_seconds is None else f"{span(found.lag_seconds)} ago"
+        text = f"a replica: segment {found.segment:,}, primary last heard of {heard}"
+        return text if found.shipping else f"{text}, no process receives"
     if found is None or found.mode != "async":
         return "not replicated"
     target = printable(found.target)
@@ -175,9 +188,9 @@ def replicas(target: str, points: bool, as_json: bool) -> int:
         print(f"{printable(found.target)}: replica of queue {found.queue_id}, history {found.history_id}")
         print(f"{many(found.segments, 'segment')}, {size(found.stored_bytes)}, {many(found.points, 'state')}")
         if found.oldest_at is not None and found.newest_at is not None:
-            print(f"from {_moment(found.oldest_at)} to {_moment(found.newest_at)}")
+            print(f"from {utc(found.oldest_at)} to {utc(found.newest_at)}")
         if points:
-            listing(("segment", "at"), [(f"{n}", _moment(at)) for n, at in states], right=("segment",))
+            listing(("segment", "at"), [(f"{n}", utc(at)) for n, at in states], right=("segment",))
     return OK if found.points else WRONG
 
 
@@ -220,11 +233,7 @@ def restore(
     elif not quiet:
         what = "would be" if dry_run else "is"
         of = f"{many(done.segments, 'segment')}, {size(done.stored_bytes)}"
-        print(f"{printable(done.path)} {what} the queue as of {_moment(done.at)} (state {done.segment}, of {of})")
+        print(f"{printable(done.path)} {what} the queue as of {utc(done.at)} (state {done.segment}, of {of})")
         if done.waiting and not dry_run:
             print("when the original is out of service, put this one in service: strictq replicate QUEUE --alone, or --to TARGET")
     return OK
-
-
-def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -225,7 +225,7 @@ class Working:
         if error is None or (self._orders and isinstance(error, InvalidArgument)):  # it was stopped before it ran
             return OK
         if isinstance(error, SystemExit) and line is not None:
-            log.error("a handler ended the process: %r", error)  # its code must not be taken for one of this command's
+            log.error("a handler ended the process: %r", error)  # its exit code must not be mistaken for this command's
             return WRONG
         raise error
 

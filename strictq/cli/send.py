@@ -126,7 +126,7 @@ def send(
     with Stopping() as stopping, _opened(queue, create, shards, durability) as q:
         if key_field is None and constant is None and q.config.keyless == "refuse":
             raise Failure("give the key: --key-field FIELD, or --key KEY for all lines", USAGE)
-        q._client.sending.item(Message(b"", key="any", **options))  # what is wrong with the options is no line's fault
+        q._client.sending.item(Message(b"", key="any", **options))  # report invalid options here, not as an invalid line
         reader = LineReader(
             raw=raw, key=constant, key_field=key_field, key_type=key_type, dedup_field=dedup_field, size_field=size_field,
             longest=q.config.max_body_bytes, options=options,

@@ -182,8 +182,8 @@ def _further(look: Look, *, shards: bool) -> list[Block]:
     parts: list[Block] = []
     if look.consumers:
         parts += [Heading("named consumers"), [(printable(c.name), _shown(c)) for c in look.consumers]]
-    if found.replication is not None and found.replication.mode == "async":
-        parts += [Heading("replica"), [("async", status_line(found.replication))]]
+    if found.replication is not None and found.replication.mode in ("async", "replica"):
+        parts += [Heading("replica"), [(found.replication.mode, status_line(found.replication))]]
     parts += [Alarm(f"breaker open: {breaker_line(b)}") for b in found.breakers]
     if shards:
         parts.append(Heading("shards"))

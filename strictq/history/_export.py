@@ -17,14 +17,14 @@ from ..queue import Queue
 
 @attrs.frozen
 class Exported:
-    """What an export did.
+    """The result of an export.
 
     Attributes:
-        records: written to files now.
-        files: made now, in the order in which they were made.
-        missing: records that the queue had removed before this export came to them: by its limits, or by a purge.
-        forgotten: records removed from the queue, because they are in files.
-        upto: shard → the last record that the directory has.
+        records: number of records written.
+        files: new files, in the order of their creation.
+        missing: records that the queue had deleted before they were exported, because of its limits or a purge.
+        forgotten: exported records that were deleted from the queue.
+        upto: shard → number of its last exported record.
     """
 
     records: int
@@ -43,22 +43,22 @@ def export_history(
     file_records: int = 500_000,
     on_progress: Callable[[int, int], object] | None = None,
 ) -> Exported:
-    """Roll a queue's records of finished messages out to Parquet files, going on where the last export to `out` ended.
+    """Export a queue's records of finished messages to Parquet files. Continue where the last export to `out` ended.
 
-    Each file has a range of one shard's records and appears whole, synced, under a name that says which; so a crash leaves
-    neither a hole nor a record twice. Records that are made meanwhile are left for the next run. Needs no Spark.
+    Each file has a range of one shard's records, named in the file name. A file appears only when it is complete and synced, so
+    a crash neither loses nor duplicates a record. Records that are added meanwhile are left for the next run. Needs no Spark.
 
     Args:
-        out: a directory of its own, made if it is missing; on a local file system.
-        bodies: with the bodies that the queue kept (`history="bodies"`); False: without.
-        forget: remove records from the queue once the file they are in is durable.
-        file_records: most records of one file, 1..100,000,000.
-        on_progress: called with the records written so far, and how many there may be.
+        out: a separate directory on a local file system; created if missing.
+        bodies: include the bodies that the queue kept (`history="bodies"`).
+        forget: delete records from the queue once their file is durable.
+        file_records: most records per file, 1..100,000,000.
+        on_progress: called with the number of records written and an upper bound of the total.
     Raises:
-        MissingExtra: pyarrow is not installed; nothing changed.
-        InvalidArgument: `out` is inside the queue's directory; nothing changed.
-        ExportError: `out` has something else in it, or lacks a file, or can't be written. Files that were made stay.
-        StoreError: the queue can't be read; files that were made stay.
+        MissingExtra: pyarrow is not installed; nothing was changed.
+        InvalidArgument: `out` is inside the queue's directory; nothing was changed.
+        ExportError: `out` contains other files, lacks a file, or cannot be written. Finished files are kept.
+        StoreError: the queue cannot be read. Finished files are kept.
     Source: docs/howto/history.md
     """
     need("pyarrow", "history")

@@ -13,7 +13,8 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from .._errors import StrictqError, TargetUnavailable
-from .target import ShipTarget
+from .segment_files import SegmentFiles
+from .target import ChainHead, ShipTarget
 
 ANSWER_SECONDS: Final = 60.0
 """So long a call to a target may take."""
@@ -103,10 +104,10 @@ class TargetThread:
         self._at_end()
 
 
-class BoundedTarget(ShipTarget):
-    """A target whose I/O is done by a TargetThread."""
+class BoundedFiles(SegmentFiles):
+    """A target that keeps segments, whose I/O is done by a TargetThread: each read and write is one call."""
 
-    def __init__(self, target: ShipTarget, thread: TargetThread) -> None:
+    def __init__(self, target: SegmentFiles, thread: TargetThread) -> None:
         super().__init__(target.key, write_once=target.write_once)
         self._target = target
         self._thread = thread
@@ -155,3 +156,40 @@ class BoundedTarget(ShipTarget):
 
     def translated(self, what: str, error: Exception) -> StrictqError | None:
         return self._thread.call(lambda: self._target.translated(what, error))
+
+
+class BoundedReplica(ShipTarget):
+    """A replica on another host, whose I/O is done by a TargetThread."""
+
+    keeps_segments = False
+
+    def __init__(self, target: ShipTarget, thread: TargetThread) -> None:
+        super().__init__(target.key, write_once=target.write_once)
+        self._target = target
+        self._thread = thread
+
+    def __str__(self) -> str:
+        return str(self._target)
+
+    def identity(self) -> dict[str, Any] | None:
+        return self._thread.call(self._target.identity)
+
+    def reach(self) -> None:
+        self._thread.call(self._target.reach)
+
+    def head(self) -> ChainHead | None:
+        return self._thread.call(self._target.head)
+
+    def put(self, n: int, data: bytes) -> None:
+        self._thread.call(lambda: self._target.put(n, data))
+
+    def retain(self, limit: int) -> int:
+        return self._target.retain(limit)
+
+    def beat(self, queue_id: str, history_id: str, term: int, x: int) -> None:
+        self._thread.call(lambda: self._target.beat(queue_id, history_id, term, x))
+
+
+def bounded(target: ShipTarget, thread: TargetThread) -> ShipTarget:
+    """The same target, for a caller that must not wait without end."""
+    return BoundedFiles(target, thread) if isinstance(target, SegmentFiles) else BoundedReplica(target, thread)

@@ -1,27 +1,12 @@
-"""What a target holds: where its chain of segments ends, and which states of the queue can be made of it."""
+"""Which states of a queue can be made of the segments that a target keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .._errors import ReplicaGap, SchemaMismatch
-from .segment import SegmentHeader, decode_header, hash_of
-from .target import ShipTarget
-
-
-class ChainHead(NamedTuple):
-    """Where a chain ends.
-
-    Attributes:
-        n: the number of its last segment.
-        hash: of that; "" if it is damaged.
-        complete: the last segment of the newest cut that is all there; None: there is none, or it is damaged.
-    """
-
-    n: int
-    hash: str
-    complete: SegmentHeader | None
+from .._errors import ReplicaGap
+from .segment_files import SegmentFiles
 
 
 class Point(NamedTuple):
@@ -39,55 +24,7 @@ class Point(NamedTuple):
     wall: int
 
 
-def head_of(target: ShipTarget) -> ChainHead | None:
-    """Where the chain in a target ends; None: there is no segment.
-
-    Raises:
-        TargetUnavailable: it can't be read.
-        SchemaMismatch: its last segment is of a newer strictq.
-    """
-    numbers = target.numbers()
-    if not numbers:
-        return None
-    last = numbers[-1]
-    try:
-        data = target.get(last)
-        header = decode_header(data, last, target.key)
-    except ReplicaGap:
-        return ChainHead(last, "", None)
-    try:
-        complete = header if not header.more else _before(target, header)
-    except ReplicaGap:
-        complete = None
-    return ChainHead(last, hash_of(data), complete)
-
-
-def _before(target: ShipTarget, header: SegmentHeader) -> SegmentHeader | None:
-    """The last segment of the newest cut before an incomplete one."""
-    while header.more:
-        if not header.first:
-            return None
-        n = header.first - 1
-        header = decode_header(target.get(n), n, target.key)
-    return header
-
-
-def bases(target: ShipTarget, newest: SegmentHeader) -> Iterator[SegmentHeader]:
-    """The first segment of each cut that has all of the queue, the newest first, as far as they are there."""
-    n = newest.base
-    floor = target.floor()
-    while n >= floor and n >= 0:
-        try:
-            header = target.header(n)
-        except (ReplicaGap, SchemaMismatch):
-            return
-        yield header
-        if header.older_base >= n:
-            return
-        n = header.older_base
-
-
-def points(target: ShipTarget, *, since: int | None = None) -> Iterator[Point]:
+def points(target: SegmentFiles, *, since: int | None = None) -> Iterator[Point]:
     """The states that can be restored, by what the segments say of themselves, ascending.
 
     Args:

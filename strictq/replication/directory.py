@@ -16,14 +16,14 @@ from typing import Final
 from .. import _files as files
 from .. import _hints as hints
 from .._errors import InvalidArgument, TargetUnavailable
-from .target import ShipTarget, name_of
+from .segment_files import SegmentFiles, name_of
 
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _BLOCK_BYTES: Final = 1 << 24
 
 
-class DirectoryTarget(ShipTarget):
-    """See ShipTarget."""
+class DirectoryTarget(SegmentFiles):
+    """See SegmentFiles."""
 
     def __init__(self, path: Path, key: bytes = b"") -> None:
         super().__init__(key)  # without links it looks first by itself

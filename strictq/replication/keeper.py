@@ -13,11 +13,11 @@ from typing import Final, Literal
 
 from .. import _files as files
 from .._clock import MICROSECONDS
-from .._errors import ConfigError, Diverged, InvalidArgument, MissingExtra, ReplicaGap, StrictqError, TargetUnavailable
+from .._errors import ConfigError, Diverged, Fenced, InvalidArgument, MissingExtra, ReplicaGap, StrictqError, TargetUnavailable
 from .._observe import ANY_SHARD, logger, notify
 from .._store.api import Replication, ShipProgress, Ships, ShipStatus, Storage
 from .._types import Event
-from .bounded import BoundedTarget, TargetThread
+from .bounded import TargetThread, bounded
 from .keys import read_key
 from .places import target_of
 from .settings import ShipSettings
@@ -25,6 +25,8 @@ from .shipper import Shipper
 from .target import ShipTarget
 
 BACKOFF_MAX_SECONDS: Final = 15.0
+BEAT_SECONDS: Final = 2.0
+"""A replica hears of its primary so often at least, also where there is nothing to ship."""
 FULL: Final = "the disk of the queue is full"
 STOP_SECONDS: Final = 30.0
 """So long a queue that is closed waits for the last round."""
@@ -136,6 +138,7 @@ class ShipKeeper:
         self._lock = lock
         self._calls = TargetThread(replication.target, on_wait=self._while_waiting)
         self._target: ShipTarget | None = None
+        self._disconnect: Callable[[], object] = lambda: None
         self._shipper: Shipper | None = None
         self._status = ShipStatus.read(self._directory, replication.history_id)
         self._progress = ShipProgress(self._directory)
@@ -144,6 +147,7 @@ class ShipKeeper:
         self._stop = self._flush = False
         self._stop_by = 0.0
         self._failures = 0
+        self._beat_at = 0.0
         self._news: list[Event] = []
         self._rest_seconds = 0.0
         """After it has let go of the lock."""
@@ -179,14 +183,24 @@ class ShipKeeper:
                 wait = self.step()
                 if wait is None:
                     return
-                self._wake.wait(wait)
-                self._wake.clear()
+                self._rest(wait)
             if self._flush and not self._failures:
                 self.step()
         except Exception:
             logger().exception("the shipper of %s ended", self._directory)
         finally:
             self._end()
+
+    def _rest(self, seconds: float) -> None:
+        """Wait for the next round, and show the target meanwhile that the primary lives."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._wake.wait(min(left, BEAT_SECONDS)):
+            if left > BEAT_SECONDS and self._shipper is not None and not self._failures:
+                try:
+                    self._shipper.beat()
+                except StrictqError:
+                    break  # the next round finds out what that means, and shows it
+        self._wake.clear()
 
     def _end(self) -> None:
         try:
@@ -202,7 +216,7 @@ class ShipKeeper:
         if self._calls.hangs:
             self._calls.close(HeldLock(self._lock, self._directory, self._replication.target).leave)
         else:
-            self._calls.close()
+            self._calls.close(self._disconnect)
             self._lock.leave()
 
     def _let_go(self) -> None:
@@ -231,7 +245,7 @@ class ShipKeeper:
             return self._settings.interval_seconds
         try:
             shipped = self._round(storage)
-        except Diverged as e:
+        except (Diverged, Fenced) as e:
             logger().error("%s is not replicated any more: %s", self._directory, e)
             self._show(error=str(e), stopped=True)
             self._tell("replication_stopped", str(e))
@@ -257,12 +271,15 @@ class ShipKeeper:
         target = self._opened()
         if self._shipper is None:
             if self.lapsed:
-                target.numbers()  # no shard is pinned before the target is back
+                target.reach()  # no shard is pinned before the target is back
             self._shipper = Shipper(
                 storage.capture(), target, storage.clock, self._progress, history_id=self._replication.history_id,
                 term=self._replication.term, keep_seconds=self._settings.keep_seconds,
             )  # fmt: skip
         shipped = self._shipper.round()
+        if not shipped and time.monotonic() - self._beat_at > BEAT_SECONDS / 2:
+            self._shipper.beat()
+            self._beat_at = time.monotonic()
         self._captured = tuple(self._shipper.captured())
         self._progress.write(self._shipper.x)
         return shipped
@@ -272,8 +289,12 @@ class ShipKeeper:
         if self._target is None:
             settings = self._settings
             key = read_key(settings.key_file) if settings.key_file else b""
-            target = target_of(self._replication.target, key, write_once=settings.write_once)
-            self._target = BoundedTarget(target, self._calls)
+            target = target_of(
+                self._replication.target, key, write_once=settings.write_once, token_file=settings.token_file,
+                authority=settings.authority,
+            )  # fmt: skip
+            self._disconnect = target.close
+            self._target = bounded(target, self._calls)
         return self._target
 
     def _while_waiting(self) -> None:

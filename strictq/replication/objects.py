@@ -13,7 +13,7 @@ from typing import Any, Final
 from .. import _hints as hints
 from .._errors import TargetUnavailable
 from .._extras import need
-from .target import PROBE, ShipTarget, name_of
+from .segment_files import PROBE, SegmentFiles, name_of
 
 EXTRA: Final = "remote"
 REQUESTS_AT_ONCE: Final = 64
@@ -26,8 +26,8 @@ _REFUSED: Final = (401, 403)
 _NO_CREDENTIALS: Final = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound")
 
 
-class ObjectTarget(ShipTarget):
-    """See ShipTarget.
+class ObjectTarget(SegmentFiles):
+    """See SegmentFiles.
 
     Args:
         root: bucket and prefix, without a slash at the end.

@@ -9,17 +9,24 @@ from typing import Final
 
 from .. import _hints as hints
 from .._errors import InvalidArgument
+from .._net.transport import address, host_and_port
 from .directory import DirectoryTarget
 from .objects import ObjectTarget
+from .remote import ReplicaTarget
+from .segment_files import SegmentFiles
 from .target import ShipTarget
 
+REPLICAS: Final = ("tcp", "tcps")
+"""Living replicas, without TLS and with it."""
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ODD: Final = ("", ".", "..")
 
 
 def parse(text: str | os.PathLike[str]) -> str:
-    """Return the full name of a target: "file:/path" or "s3://bucket/prefix". A path without a scheme is a file: target.
+    """Return the full name of a target: "file:/path", "s3://bucket/prefix" or "tcps://host:port".
+
+    A path without a scheme is a file: target.
 
     Raises:
         InvalidArgument: it names something else.
@@ -34,14 +41,40 @@ def parse(text: str | os.PathLike[str]) -> str:
         raise InvalidArgument("a target must not be empty or contain NUL characters", hint=hints.TARGET_IS)
     if scheme == "s3":
         return f"s3://{_objects(rest)}"
+    if scheme in REPLICAS:
+        if not rest.startswith("//"):
+            raise InvalidArgument(f"{name!r} names no host", hint=hints.TARGET_IS)
+        host, port = host_and_port("a replica", rest[2:])
+        if not port:
+            raise InvalidArgument(f"{name!r} names no port", hint=hints.TARGET_IS)
+        return f"{scheme}://{address(host, port)}"
     if scheme != "file":
         raise InvalidArgument(f"strictq does not know targets of the kind {scheme!r}", hint=hints.TARGET_IS)
     return f"file:{_directory(rest if found is None else _without_host(rest))}"
 
 
-def target_of(name: str, key: bytes = b"", *, write_once: bool = True) -> ShipTarget:
-    """Return the target with this full name. Does no I/O."""
+def target_of(name: str, key: bytes = b"", *, write_once: bool = True, token_file: str = "", authority: str = "") -> ShipTarget:
+    """Return the target with this full name. Does no I/O.
+
+    Args:
+        token_file, authority: of a replica on another host.
+    """
     scheme, _, rest = name.partition(":")
+    if scheme in REPLICAS:
+        host, port = host_and_port("a replica", rest[2:])
+        return ReplicaTarget(scheme, host, port, key, token_file=token_file, authority=authority)
+    return files_of(name, key, write_once=write_once)
+
+
+def files_of(name: str, key: bytes = b"", *, write_once: bool = True) -> SegmentFiles:
+    """Return the target with this full name, which keeps segments. Does no I/O.
+
+    Raises:
+        InvalidArgument: it is a living replica, which keeps none.
+    """
+    scheme, _, rest = name.partition(":")
+    if scheme in REPLICAS:
+        raise InvalidArgument(f"{name} is a living replica, which keeps no segments", hint=hints.NOT_TO_RESTORE)
     if scheme == "s3":
         return ObjectTarget(rest.removeprefix("//"), key, write_once=write_once)
     return DirectoryTarget(Path(rest), key)

@@ -18,9 +18,9 @@ from .._store import api
 from .._store.api import Replication
 from .chain import Point, points
 from .keys import read_key
-from .places import parse, target_of
+from .places import files_of, parse
 from .segment import decode, hash_of
-from .target import Reading, ShipTarget
+from .segment_files import Reading, SegmentFiles
 
 if TYPE_CHECKING:
     from .._store.api import Rebuild
@@ -120,9 +120,9 @@ def restore(
     raise AssertionError
 
 
-def _opened(source: str | os.PathLike[str], key: bytes | None) -> tuple[ShipTarget, dict[str, object]]:
+def _opened(source: str | os.PathLike[str], key: bytes | None) -> tuple[SegmentFiles, dict[str, object]]:
     """The target and whose replica it is; key None: no segment is verified."""
-    target = target_of(parse(source), key or b"")
+    target = files_of(parse(source), key or b"")
     try:
         identity = target.identity()
     except TargetUnavailable as e:
@@ -146,7 +146,7 @@ def _microseconds(at: float | datetime) -> int:
     return round(at * MICROSECONDS)
 
 
-def _choose(target: ShipTarget, wanted: int | None, cut: int | None) -> tuple[Point, list[int]]:
+def _choose(target: SegmentFiles, wanted: int | None, cut: int | None) -> tuple[Point, list[int]]:
     """The state that is wanted, and the segments that lead to it from its base."""
     found = list(points(target))
     if not found:
@@ -163,7 +163,7 @@ def _choose(target: ShipTarget, wanted: int | None, cut: int | None) -> tuple[Po
     return point, numbers
 
 
-def _at(target: ShipTarget, found: list[Point], wanted: int) -> Point:
+def _at(target: SegmentFiles, found: list[Point], wanted: int) -> Point:
     """The newest state that was not later.
 
     Raises:
@@ -195,7 +195,7 @@ def _shown(wall: int) -> str:
 
 
 def _made(
-    target: ShipTarget,
+    target: SegmentFiles,
     identity: dict[str, object],
     path: Path,
     point: Point,
@@ -242,7 +242,7 @@ def _closed(rebuild: Rebuild) -> Iterator[None]:
 
 
 def _apply(
-    target: ShipTarget,
+    target: SegmentFiles,
     point: Point,
     numbers: list[int],
     rebuild: Rebuild,
@@ -279,7 +279,7 @@ def _apply(
         raise ReplicaGap(f"segment {expected} is missing", expected)
 
 
-def _ends(target: ShipTarget, numbers: list[int]) -> set[int]:
+def _ends(target: SegmentFiles, numbers: list[int]) -> set[int]:
     """The first segments of the cuts that are all there. What was put of a cut that was given up counts for nothing."""
     whole: set[int] = set()
     for _, header in target.headers(numbers):

@@ -25,6 +25,8 @@ from .._store.api import PAGE_BYTES, Image
 MAGIC: Final = b"strictq\x01"
 FORMAT: Final = 1
 HASH_BYTES: Final = 32
+ANY: Final = -1
+"""In the place of the number of a segment that may have any."""
 PAGES_MAX: Final = 4096
 """In a segment: 16 MiB."""
 HEADER_BYTES_MAX: Final = 1 << 20
@@ -93,20 +95,58 @@ class SegmentHeader:
         return self.base == self.first
 
 
+_KINDS: Final = {
+    **dict.fromkeys(("queue_id", "history_id", "prev", "boot_id"), str),
+    **dict.fromkeys(("term", "n", "first", "base", "older_base", "base_bytes", "chain_bytes", "x", "wall", "shards"), int),
+    "more": bool,
+}
+"""Types of a header's fields: what comes from another host may be anything."""
+
+
 def encode(header: SegmentHeader, pages: list[Image], key: bytes = b"") -> bytes:
     """The bytes of a segment. Its hash is the last HASH_BYTES of them."""
     assert len(pages) == sum(part.count for part in header.parts)
     assert len(pages) <= PAGES_MAX
-    values = attrs.asdict(header, recurse=False)
-    values["format"] = FORMAT
-    values["parts"] = [attrs.astuple(part) for part in header.parts]
-    values["positions"] = {str(shard): position for shard, position in header.positions.items()}
-    head = json.dumps(values, separators=(",", ":")).encode()
+    head = json.dumps(header_values(header), separators=(",", ":")).encode()
     numbers = struct.pack(f">{len(pages)}I", *(number for number, _ in pages))
     body = b"".join((numbers, *(image for _, image in pages)))
     packed = zlib.compress(head, LEVEL), zlib.compress(body, LEVEL)
     data = b"".join((MAGIC, _SIZES.pack(len(packed[0]), len(head), len(packed[1]), len(body)), *packed))
     return data + digest(data, key)
+
+
+def header_values(header: SegmentHeader) -> dict[str, Any]:
+    """A header as values that JSON can hold."""
+    values = attrs.asdict(header, recurse=False)
+    values["format"] = FORMAT
+    values["parts"] = [attrs.astuple(part) for part in header.parts]
+    values["positions"] = {str(shard): position for shard, position in header.positions.items()}
+    return values
+
+
+def header_from(values: dict[str, Any], number: int) -> SegmentHeader:
+    """The header that `header_values` gave.
+
+    Raises:
+        ReplicaGap: it is none.
+        SchemaMismatch: it is of a newer strictq.
+    """
+    try:
+        values = dict(values)
+        if values.pop("format") != FORMAT:
+            raise SchemaMismatch(f"segment {number} is of a newer format", shard=-1)
+        values["parts"] = tuple(PagesOf(*map(int, part)) for part in values["parts"])
+        values["positions"] = {
+            int(shard): (str(header), int(frames), str(last), int(time))
+            for shard, (header, frames, last, time) in values["positions"].items()
+        }
+        header = SegmentHeader(**values)
+    except (ValueError, TypeError, KeyError, AttributeError) as e:
+        raise _damaged(number, "its header makes no sense") from e
+    for name, kind in _KINDS.items():
+        if type(getattr(header, name)) is not kind:
+            raise _damaged(number, f"its header has no sound {name}")
+    return header
 
 
 def digest(data: bytes, key: bytes = b"") -> bytes:
@@ -153,14 +193,10 @@ def header_of(data: bytes, number: int) -> SegmentHeader:
     try:
         head = _unpacked(data[START_BYTES : START_BYTES + stored], size, HEADER_BYTES_MAX)
         values: dict[str, Any] = json.loads(head)
-        if values.pop("format") != FORMAT:
-            raise SchemaMismatch(f"segment {number} is of a newer format", shard=-1)
-        values["parts"] = tuple(PagesOf(*map(int, part)) for part in values["parts"])
-        values["positions"] = {int(shard): tuple(position) for shard, position in values["positions"].items()}
-        header = SegmentHeader(**values)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, zlib.error) as e:
+    except (ValueError, RecursionError, zlib.error) as e:
         raise _damaged(number, "its header makes no sense") from e
-    if header.n != number or sum(part.count for part in header.parts) > PAGES_MAX:
+    header = header_from(values, number)
+    if number not in (ANY, header.n) or sum(part.count for part in header.parts) > PAGES_MAX:
         raise _damaged(number, "its header is another segment's")
     return header
 
@@ -201,6 +237,20 @@ def _images(body: bytes, count: int) -> Iterator[bytes]:
         yield body[at : at + PAGE_BYTES]
 
 
+def segment_bytes(start: bytes, number: int) -> int:
+    """How many bytes a segment has, by its first START_BYTES.
+
+    Raises:
+        ReplicaGap: it is damaged.
+        SchemaMismatch: it is of a newer strictq.
+    """
+    stored_head, _, stored_body, _ = _sizes(start, number)
+    size = START_BYTES + stored_head + stored_body + HASH_BYTES
+    if size > SEGMENT_BYTES_MAX:
+        raise _damaged(number, "its sizes are wrong")
+    return size
+
+
 def _verified(data: bytes, number: int, key: bytes) -> tuple[int, int, int, int]:
     """The sizes that a segment has in front.
 
@@ -234,4 +284,4 @@ def _unpacked(stored: bytes, size: int, most: int) -> bytes:
 
 
 def _damaged(number: int, why: str) -> ReplicaGap:
-    return ReplicaGap(f"segment {number} is damaged: {why}", number)
+    return ReplicaGap(f"{'a segment' if number == ANY else f'segment {number}'} is damaged: {why}", number)

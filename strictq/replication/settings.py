@@ -11,10 +11,11 @@ import attrs
 
 from .. import _hints as hints
 from .._errors import ConfigError, InvalidArgument, StoreCorrupt
+from .._net.transport import host_and_port, require_protected
 from .._store.api import Replication, ShipStatus, Storage
 from .bounded import TargetThread
 from .keys import read_key
-from .places import parse, target_of
+from .places import REPLICAS, parse, target_of
 from .target import ShipTarget
 
 INTERVAL_SECONDS: Final = 1.0
@@ -28,6 +29,8 @@ class ShipSettings:
 
     Attributes:
         key_file: a path; "": segments have no key.
+        token_file: of a replica on another host, a path; "": the target is none.
+        authority: a path; "": what the system trusts vouches for the replica's certificate.
         write_once: when it was configured, the target refused to write a name that was taken.
     """
 
@@ -35,6 +38,8 @@ class ShipSettings:
     max_lag_bytes: int = MAX_LAG_BYTES
     keep_seconds: float = KEEP_SECONDS
     key_file: str = ""
+    token_file: str = ""
+    authority: str = ""
     write_once: bool = True
 
     def to_json(self) -> str:
@@ -54,22 +59,27 @@ class ShipSettings:
             raise StoreCorrupt(f"its replication settings can't be read: {e}", shard=-1, cause=e) from e
 
 
-def key_path(text: str | os.PathLike[str]) -> str:
-    """Return the full path of a key file, by which every process that ships finds it.
+def file_path(name: str, text: str | os.PathLike[str] | None, hint: hints.Coded | None = None) -> str:
+    """Return the full path of a file, by which every process that ships finds it; "" for None.
 
     Raises:
         InvalidArgument: it is no path.
     """
+    if text is None:
+        return ""
     if not isinstance(text, str | os.PathLike) or isinstance(os.fspath(text), bytes) or not os.fspath(text):
-        raise InvalidArgument(f"key_file must be the path of a file, not {text!r}", hint=hints.KEY_FILE)
+        raise InvalidArgument(f"{name} must be the path of a file, not {text!r}", hint=hint)
     return os.path.realpath(os.path.expanduser(text))
 
 
-def configure(storage: Storage, target: str | os.PathLike[str], mode: Any, settings: ShipSettings) -> None:
+def configure(
+    storage: Storage, target: str | os.PathLike[str], mode: Any, settings: ShipSettings, *, plaintext: bool = False
+) -> None:
     """Ship the queue to a target from now on. See `Queue.configure_replication`."""
     if mode != "async":
         detail = "this version has no confirmed mode" if mode == "confirmed" else f"not {mode!r}"
         raise InvalidArgument(f"mode must be 'async': {detail}; nothing was changed")
+    _require_reach(parse(target), settings, plaintext)
     directory = storage.directory
     if directory is None:
         raise ConfigError("a queue in memory has no files that could be shipped")
@@ -79,7 +89,7 @@ def configure(storage: Storage, target: str | os.PathLike[str], mode: Any, setti
     identity = {"format": 1, "queue_id": storage.queue_id, "history_id": history_id}
     calls = TargetThread(os.fspath(target) if isinstance(target, str | os.PathLike) else "the target")
     try:
-        place, write_once = calls.call(lambda: _claimed(target, key, settings.key_file, directory, identity))
+        place, write_once = calls.call(lambda: _claimed(target, key, settings, directory, identity))
     finally:
         calls.close()
     settings = attrs.evolve(settings, write_once=write_once)
@@ -93,19 +103,41 @@ def configure(storage: Storage, target: str | os.PathLike[str], mode: Any, setti
     storage.ship()
 
 
+def _require_reach(name: str, settings: ShipSettings, plaintext: bool) -> None:
+    """
+    Raises:
+        InvalidArgument: what it takes to reach a replica is missing, or given for a target that is none.
+    """
+    scheme, _, rest = name.partition("://")
+    if scheme not in REPLICAS:
+        if settings.token_file or settings.authority or plaintext:
+            raise InvalidArgument(
+                "token_file, authority and plaintext are for a replica at tcp:// or tcps://; nothing was changed"
+            )
+        return
+    if not settings.token_file:
+        raise InvalidArgument(f"{name} needs token_file; nothing was changed", hint=hints.TOKEN_FILE)
+    if settings.authority and scheme != "tcps":
+        raise InvalidArgument("authority is for tcps://; nothing was changed")
+    require_protected("a replica", host_and_port("a replica", rest)[0], tls=scheme == "tcps", plaintext=plaintext)
+
+
 def _claimed(
-    name: str | os.PathLike[str], key: bytes, key_file: str, queue: Path, identity: dict[str, Any]
+    name: str | os.PathLike[str], key: bytes, settings: ShipSettings, queue: Path, identity: dict[str, Any]
 ) -> tuple[ShipTarget, bool]:
     """The target, which is this queue's from now on, and whether a name that is taken is refused there."""
-    place = target_of(parse(name), key)
-    if key_file and place.holds(Path(key_file)):
-        raise InvalidArgument(f"the key file {key_file} lies in the target; nothing was changed", hint=hints.KEY_FILE)
-    place.prepare(queue)
-    found = place.identity()
-    if found is not None:
-        place.require(identity, found)
-    place.write_once = place.is_write_once()
-    place.claim(identity)
+    place = target_of(parse(name), key, token_file=settings.token_file, authority=settings.authority)
+    if settings.key_file and place.holds(Path(settings.key_file)):
+        raise InvalidArgument(f"the key file {settings.key_file} lies in the target; nothing was changed", hint=hints.KEY_FILE)
+    try:
+        place.prepare(queue)
+        found = place.identity()
+        if found is not None:
+            place.require(identity, found)
+        place.write_once = place.is_write_once()
+        place.claim(identity)
+    finally:
+        place.close()
     return place, place.write_once
 
 

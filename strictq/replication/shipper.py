@@ -14,9 +14,8 @@ import attrs
 from .._clock import MICROSECONDS, Clock
 from .._errors import Diverged, ReplicaGap
 from .._store.api import Image, Position, QueueCut, Replication, ShipProgress, WalMovedOn, WentBack
-from .chain import ChainHead, bases, head_of
 from .segment import PAGES_MAX, PagesOf, SegmentHeader, encode, hash_of
-from .target import ShipTarget
+from .target import ChainHead, ShipTarget
 
 if TYPE_CHECKING:
     from .._store.api import Capture
@@ -105,7 +104,7 @@ class Shipper:
     def _begin(self) -> None:
         queue = {"queue_id": self._capture.queue_id, "history_id": self._history_id}
         self._target.require(queue)
-        head = head_of(self._target)
+        head = self._target.head()
         self._attempted = {}
         if head is None or head.complete is None or not head.hash:
             self._begin_with_base(head)
@@ -138,7 +137,7 @@ class Shipper:
 
     def _be_sure(self) -> None:
         """After a put that failed: did it happen?"""
-        head = head_of(self._target)
+        head = self._target.head()
         if head is not None and self._attempted.get(head.n) == head.hash:
             self.n, self._prev = head.n + 1, head.hash  # the segments of a cut that is put again are left out by readers
         elif (self.n - 1, self._prev) != (-1, "") and (head is None or (head.n, head.hash) != (self.n - 1, self._prev)):
@@ -155,6 +154,15 @@ class Shipper:
             raise Diverged(f"another process ships to {self._target}: two copies of the queue ship to the same place")
 
     # ---- rounds
+
+    def beat(self) -> None:
+        """Let the target know that the primary lives.
+
+        Raises:
+            TargetUnavailable, Diverged, Fenced: as `round`.
+        """
+        if self._begun and not self._target.keeps_segments:
+            self._target.beat(self._capture.queue_id, self._history_id, self._term, self.x)
 
     def round(self) -> bool:
         """Ship what changed. Returns whether anything had.
@@ -195,8 +203,10 @@ class Shipper:
 
     def _chain_is_long(self) -> bool:
         segments = self.n - self._base
-        return self._base >= 0 and (
-            self._chain_bytes > max(CHAIN_TIMES * self._base_bytes, CHAIN_BYTES_MIN) or segments > CHAIN_SEGMENTS_MAX
+        return (
+            self._target.keeps_segments
+            and self._base >= 0
+            and (self._chain_bytes > max(CHAIN_TIMES * self._base_bytes, CHAIN_BYTES_MIN) or segments > CHAIN_SEGMENTS_MAX)
         )
 
     def _put(self, cut: QueueCut) -> None:
@@ -240,14 +250,7 @@ class Shipper:
 
     def retain(self) -> int:
         """Delete the segments that no point in time of the last `keep_seconds` needs. Returns how many."""
-        head = head_of(self._target)
-        if head is None or head.complete is None:
-            return 0
-        limit = self._clock.wall() - int(self._keep_seconds * MICROSECONDS)
-        for base in bases(self._target, head.complete):
-            if base.wall <= limit:
-                return self._target.delete_before(base.n)
-        return 0
+        return self._target.retain(self._clock.wall() - int(self._keep_seconds * MICROSECONDS))
 
 
 def _segments(cut: QueueCut) -> Iterator[tuple[list[PagesOf], list[Image], bool]]:

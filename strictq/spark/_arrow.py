@@ -309,7 +309,7 @@ def unpack(data: bytes, wanted: pa.Schema, without: Sequence[int]) -> pa.RecordB
     batch = pa.ipc.open_stream(data).read_next_batch()
     if "key" in wanted.names and batch.schema.field("key").type != wanted.field("key").type:
         raise InvalidArgument(
-            "this hand-out was recorded with another keyType",
+            "this batch was recorded with another keyType",
             hint=hints.SAME_KEY_TYPE,
         )
     return project(_without(batch, without) if without else batch, wanted)

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 from .. import _hints as hints
 from .._errors import ServerRefused, ServerUnreachable, StrictqError
+from .._net import telling
 from .._store.api import new_file
 from . import _block_protocol
 from ._block_protocol import Served
@@ -98,7 +99,7 @@ def _refusal(served: Served, response: http.client.HTTPResponse) -> StrictqError
     if response.status == http.HTTPStatus.UNAUTHORIZED:
         return ServerRefused(f"the block server at {served.address} does not take this token", served.address)
     if response.status == http.HTTPStatus.UNPROCESSABLE_ENTITY:
-        return _block_protocol.told(response.read(_block_protocol.TOLD_BYTES_MAX))
+        return telling.told(response.read(telling.TOLD_BYTES_MAX))
     return ServerRefused(
         f"what answers at {served.address} is no block server of this version of strictq: {response.status}", served.address,
         hint=hints.SAME_VERSION,
@@ -114,13 +115,13 @@ def _frames(served: Served, target: str, request: Mapping[str, Any]) -> Iterator
     with _asked(served, "POST", target, json.dumps(request).encode()) as response:
         while True:
             kind, length = _block_protocol.HEAD.unpack(_exactly(response, _block_protocol.HEAD.size))
-            if length > (_block_protocol.FRAME_BYTES_MAX if kind == _block_protocol.DATA else _block_protocol.TOLD_BYTES_MAX):
+            if length > (_block_protocol.FRAME_BYTES_MAX if kind == _block_protocol.DATA else telling.TOLD_BYTES_MAX):
                 raise ServerRefused(f"a frame of {length:,} bytes came from {served.address}", served.address)
             data = _exactly(response, length)
             if kind == _block_protocol.END:
                 return
             if kind == _block_protocol.FAILED:
-                raise _block_protocol.told(data)
+                raise telling.told(data)
             yield data
 
 

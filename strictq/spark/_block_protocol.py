@@ -16,12 +16,13 @@ from typing import Any, Final
 
 import attrs
 
-from .. import _errors
 from .. import _hints as hints
 from .. import _validate as validate
-from .._errors import InvalidArgument, ServerUnreachable, StoreError, StrictqError
+from .._errors import InvalidArgument, ServerUnreachable
 from .._net.transport import address
 
+SERVER: Final = "the block server"
+"""In messages."""
 VERSION: Final = "/1/"
 BLOCKS: Final = VERSION + "blocks"
 SCAN: Final = VERSION + "scan"
@@ -33,7 +34,6 @@ FAILED: Final = b"F"
 END: Final = b"E"
 FRAME_BYTES_MAX: Final = 1_100_000_000
 """A block is one value of SQLite, which has at most a billion bytes."""
-TOLD_BYTES_MAX: Final = 1 << 20
 REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
 PIECE_BYTES: Final = 4 * 1024 * 1024
 """Of a staged file, sent at a time."""
@@ -151,39 +151,3 @@ def entries(name: str, value: object) -> list[Any]:
     if not isinstance(value, list) or len(value) > ENTRIES_MAX:
         raise InvalidArgument(f"{name} must be a list of at most {ENTRIES_MAX:,} entries")
     return value
-
-
-# ---- errors on their way
-
-
-def tell(error: BaseException) -> bytes:
-    """An error of the server's, for `told`."""
-    known = (
-        error if isinstance(error, StrictqError) else StrictqError(f"the block server failed: {type(error).__name__}: {error}")
-    )
-    said = {
-        "error": type(known).__name__,
-        "text": str(known.args[0]) if known.args else "",
-        "hint": known.hint,
-        "hint_code": known.hint_code,
-        "transient": known.transient,
-        "shard": known.shard if isinstance(known, StoreError) else None,
-    }
-    return json.dumps(said).encode()
-
-
-def told(data: bytes) -> StrictqError:
-    """The error that the server met, of the same type."""
-    said: Any = json.loads(data)
-    kind = getattr(_errors, str(said["error"]), None)
-    if not (isinstance(kind, type) and issubclass(kind, StrictqError)):
-        kind = StrictqError
-    error = kind.__new__(kind)
-    # Past the constructors, which differ: the text is whole already.
-    hint, code = str(said["hint"]), str(said["hint_code"])
-    StrictqError.__init__(
-        error, str(said["text"]), hint=hints.Coded(code, hint) if code else hint, transient=bool(said["transient"])
-    )
-    if isinstance(error, StoreError):
-        error.shard, error.cause = int(said["shard"]), None
-    return error

@@ -23,6 +23,7 @@ from urllib.parse import parse_qsl, urlsplit
 from .. import _validate as validate
 from .._errors import InvalidArgument, StrictqError
 from .._handouts import read_block, rejected
+from .._net import telling
 from .._net.admission import TokenHandler, TokenServer
 from .._net.transport import server_context
 from .._store.api import Staging
@@ -137,7 +138,7 @@ def _failure(error: Exception) -> bytes:
         error = InvalidArgument(f"the block server can't read this request: {type(error).__name__}: {error}")
     elif not isinstance(error, StrictqError):
         traceback.print_exception(error)
-    return _block_protocol.tell(error)[: _block_protocol.TOLD_BYTES_MAX]
+    return telling.tell(error, _block_protocol.SERVER)[: telling.TOLD_BYTES_MAX]
 
 
 def _offset(text: str) -> int:
@@ -192,7 +193,7 @@ def main() -> None:
             tls = server_context(config["certificate"], config["private_key"])
         server = Server(socket.socket(fileno=config["fd"]), config["path"], config["token"], tls, config["parent"])
     except Exception as e:
-        print(_block_protocol.tell(e).decode(), flush=True)
+        print(telling.tell(e, _block_protocol.SERVER).decode(), flush=True)
         sys.exit(1)
     print("{}", flush=True)
     server.serve_forever()

@@ -260,7 +260,7 @@ class Pipeline:
             except LeaseLost as e:
                 results = [e]
             except StrictqError as e:
-                log.warning("leases could not be extended, trying again: %s", e)
+                log.warning("leases could not be extended; trying again: %s", e)
             with self._held_lock:
                 for lease, result in zip(held, results, strict=False):
                     if isinstance(result, LeaseLost):

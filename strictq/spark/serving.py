@@ -21,6 +21,7 @@ from .. import _hints as hints
 from .. import _validate as validate
 from .._errors import InvalidArgument, QueueNotFound, StoreError, StrictqError
 from .._extras import need_spark
+from .._net import telling
 from .._net.transport import certified, listen, require_token
 from .._store.api import Storage
 from ..queue import Queue
@@ -140,7 +141,7 @@ class BlockServer:
         if said.strip() != "{}":
             self._end(process)
             if said:
-                raise _block_protocol.told(said.encode())
+                raise telling.told(said.encode())
             raise StrictqError(f"the block server did not start: it ended with {process.returncode}", hint=hints.SEE_STDERR)
         return process
 
@@ -163,10 +164,10 @@ class BlockServer:
                 return
             failures = 1 if time.monotonic() - began > STEADY_SECONDS else failures + 1
             if failures > RESTARTS_MAX:
-                log.error("the block server at %s has died %s times in a row, and is given up", self.address, failures)
+                log.error("the block server at %s has died %s times in a row; not restarting it", self.address, failures)
                 self._listening.shutdown(socket.SHUT_RDWR)  # refused at once is better than waiting in vain
                 return
-            log.warning("the block server at %s ended with %s, and is started again", self.address, self._process.returncode)
+            log.warning("the block server at %s exited with %s; restarting it", self.address, self._process.returncode)
             # At once the first time; a process that can't live is not to take all of the machine.
             self._closing.wait(0.0 if failures == 1 else min(0.1 * 2**failures, 10.0))
             began = time.monotonic()

@@ -1,4 +1,4 @@
-"""For the tests of programs that use strictq: queues whose time is the test's, assertions, crashes, and no sleeping.
+"""Support for testing programs that use strictq: queues with a fake clock, assertions and crashes. Nothing sleeps.
 
 from strictq.testing import assert_sent, assert_settled, drain
 
@@ -7,7 +7,7 @@ def test_an_order_is_charged(strict_queue):  # the fixture of strictq's pytest p
     drain(strict_queue, charge)
     assert_sent(strict_queue, "receipts", [b"order-1: 12 EUR"])
 
-Works with any test runner; the fixtures are for pytest: docs/howto/testing.md. Nothing in strictq itself imports this.
+Works with any test runner; the fixtures need pytest. See docs/howto/testing.md. strictq itself does not import this.
 """
 
 from .asserts import assert_dead, assert_sent, assert_settled

@@ -1,4 +1,4 @@
-"""An AsyncQueue over a queue that is open already. Apart, because asyncio costs more to import than all the rest."""
+"""An AsyncQueue over an open queue. A separate module, because importing asyncio costs more than the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class ReadyAsyncQueue(AsyncQueue):
-    """An AsyncQueue that is open from the start; `async with` only closes it."""
+    """An AsyncQueue that is already open; `async with` only closes it."""
 
     def __init__(self, queue: Queue) -> None:
         super().__init__(lambda: queue)

@@ -1,4 +1,4 @@
-"""Assertions on what was sent and what became of it, with messages for a person."""
+"""Assertions on sent, settled and dead messages, with readable failure messages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ROWS_SHOWN_MAX: Final = 30
 
 
 def assert_sent(queue: Any, key: Key, bodies: Iterable[Any]) -> list[PeekedMessage]:
-    """The key's unresolved messages are exactly these, in this order, whoever holds them now. What is resolved is gone.
+    """Assert that the key's unresolved messages are exactly these, in this order, including messages in flight.
 
     Args:
         queue: a Queue or AsyncQueue.
-        key: whose lane.
-        bodies: bytes, or values that are compared with the body as JSON. Empty: nothing lies in the lane.
+        key: the key.
+        bodies: bytes, or values to compare with the body as JSON. Empty: the key has no unresolved message.
     Returns:
         The messages, for further assertions: headers, due_at, expires_at …
     """
@@ -56,12 +56,12 @@ def assert_sent(queue: Any, key: Key, bodies: Iterable[Any]) -> list[PeekedMessa
 def assert_dead(
     queue: Any, key: Key, bodies: Iterable[Any], *, kind: str | None = None, reason: str | None = None
 ) -> list[DeadLetter]:
-    """The key's dead letters are exactly these, in the order of their seqs.
+    """Assert that the key's dead letters are exactly these, in the order of their seqs.
 
     Args:
-        bodies: as for assert_sent. Empty: it has none.
-        kind: of all of them: "rejected", "poison" or "expired".
-        reason: what the reason of each contains.
+        bodies: as for assert_sent. Empty: the key has no dead letter.
+        kind: the kind of all of them: "rejected", "poison" or "expired".
+        reason: a text that the reason of each contains.
     Returns:
         The dead letters, for further assertions.
     """
@@ -100,11 +100,11 @@ def assert_dead(
 
 
 def assert_settled(queue: Any, key: Key | None = None, seqs: Iterable[int] | None = None) -> None:
-    """Everything was resolved: nothing waits, nothing is in flight, and nothing is dead.
+    """Assert that every message was resolved: none waits, is in flight, or is dead.
 
     Args:
-        key: whose messages; None: the whole queue's.
-        seqs: these of the key only.
+        key: the key; None: the whole queue.
+        seqs: only these messages of the key.
     """
     __tracebackhide__ = True
     q = plain(queue)
@@ -156,7 +156,7 @@ def _bodies(bodies: Iterable[Any]) -> list[Any]:
 
 
 def _as(wanted: Any, body: bytes) -> Any:
-    """The body in the form that it is compared in: JSON where that was expected, and it is JSON."""
+    """Return the body in the form to compare: decoded if JSON was expected and the body is JSON."""
     if wanted is _NONE or isinstance(wanted, bytes):
         return body
     try:
@@ -200,7 +200,7 @@ def _dead(q: Queue, key: Key | None) -> str:
 
 
 def _elsewhere(q: Queue, key: Key) -> str:
-    """Where else what is missing may be."""
+    """Return where a missing message may be."""
     text = _lane(q, key) + _dead(q, key)
     others = [repr(k.key) for k in q.top_keys(6) if k.key != key and k.key is not None]
     return text + (f"  other keys with messages: {', '.join(others[:5])}\n" if others else "")

@@ -17,22 +17,22 @@ from .._errors import InvalidArgument
 
 DAY_SECONDS: Final = 86_400.0
 LOOK_COSTS: Final = MICROSECONDS
-"""What a skipped wait counts at least, so that many short ones come to an end, too."""
+"""The least time that a skipped wait counts, so that many short waits end, too."""
 
 
 class Idle(BaseException):
-    """Nothing is ready, and nothing becomes ready by itself: raised in a receive that would wait, to end `run_until_idle`.
+    """No message is ready or will become ready. Raised in a receive that would wait, to end `run_until_idle`.
 
-    Not an Exception, so that a consumer's own `except Exception` lets it pass.
+    It is not an Exception, so that a consumer's own `except Exception` does not catch it.
     """
 
 
 @attrs.define
 class _Skipping:
-    """Waits of this thread or task are skipped.
+    """Skips the waits of this thread or task.
 
     Attributes:
-        until_idle: a wait in which nothing can become ready raises Idle.
+        until_idle: raise Idle in a wait in which no message can become ready.
         left: microseconds that may still be skipped.
     """
 
@@ -45,17 +45,17 @@ _skipping: ContextVar[_Skipping | None] = ContextVar("strictq_skipping", default
 
 
 class FakeClock:
-    """Wall and boot clock of one pretended machine, for `strictq.open(..., clock=...)`. They stand still until moved.
+    """The wall clock and boot clock of a simulated machine, for `strictq.open(..., clock=...)`. They stand still until moved.
 
-    Leases, delays, TTLs, dedup windows and the waiting of `receive` follow it. A receive that waits in another thread is
+    Leases, delays, TTLs, dedup windows and the `wait` of `receive` follow it. A receive that waits in another thread is
     woken when the clock moves. Any number of queues and threads may share one.
     """
 
     def __init__(self, wall_seconds: float = 1_700_000_000.0, boot_seconds: float = 5_000.0) -> None:
         """
         Args:
-            wall_seconds: the wall clock at first, seconds since 1970.
-            boot_seconds: how long the machine is up at first.
+            wall_seconds: the initial wall clock, seconds since 1970.
+            boot_seconds: the initial uptime.
         """
         self._wall = round(wall_seconds * MICROSECONDS)
         self._boot = round(boot_seconds * MICROSECONDS)
@@ -66,33 +66,33 @@ class FakeClock:
     # ---- what strictq asks
 
     def wall(self) -> int:
-        """Microseconds since 1970; may have been set wrongly."""
+        """Return microseconds since 1970; the wall clock may be wrong."""
         return self._wall
 
     def boot(self) -> int:
-        """Microseconds since this boot."""
+        """Return microseconds since this boot."""
         return self._boot
 
     def boot_id(self) -> str:
-        """The name of this boot."""
+        """Return the id of this boot."""
         return f"fake-boot-{self._boots}"
 
     def listen(self, moved: Callable[[], None]) -> None:
-        """Call `moved`, a bound method, whenever the clock was moved, as long as its object lives."""
+        """Call `moved`, a bound method, after each move of the clock, while its object exists."""
         with self._lock:
             self._listeners = {*(ref for ref in self._listeners if ref() is not None), WeakMethod(moved)}
 
     def skip(self, due: Callable[[], int | None], ends: int | None) -> bool:
-        """A receive found nothing: skip its wait, if the thread or task asked for that.
+        """Skip the wait of a receive that found no message, if its thread or task requested that.
 
         Args:
-            due: says when something becomes ready by itself, in microseconds since this boot; None: never.
-            ends: when the receive ends in any case; None: never.
+            due: returns when a message becomes ready, in microseconds since this boot; None: never.
+            ends: when the receive's wait ends; None: never.
         Returns:
-            Whether the clock was moved to the earlier of the two. If not, the caller waits.
+            True if the clock was moved to the earlier of the two. If not, the caller waits.
         Raises:
-            Idle: nothing becomes ready by itself.
-            AssertionError: more time was skipped than may be.
+            Idle: no message can become ready.
+            AssertionError: more time was skipped than allowed.
         """
         now = _skipping.get()
         if now is None:
@@ -104,7 +104,7 @@ class FakeClock:
         now.left -= max(step, LOOK_COSTS)
         if now.left < 0:
             raise AssertionError(
-                f"{now.seconds_max:,.0f} s of the queue's time were skipped, and it is not idle: is a message retried for ever? "
+                f"{now.seconds_max:,.0f} s of the queue's time were skipped, and it is not idle: is a message retried forever? "
                 "q.top_keys() and q.explain(key) say more"
             )
         self._move(step)
@@ -114,14 +114,14 @@ class FakeClock:
 
     @property
     def now(self) -> float:
-        """Seconds since 1970, as the wall clock shows it."""
+        """The wall clock, seconds since 1970."""
         return self._wall / MICROSECONDS
 
     def advance(self, seconds: float) -> None:
-        """Let time go by: both clocks move.
+        """Advance both clocks.
 
         Raises:
-            InvalidArgument: seconds is negative; nothing moved.
+            InvalidArgument: seconds is negative; nothing was changed.
         """
         if not seconds >= 0.0:
             raise InvalidArgument(f"time goes forward only, not by {seconds!r} s", hint=hints.JUMP_WALL)
@@ -137,14 +137,14 @@ class FakeClock:
                 moved()
 
     def jump_wall(self, seconds: float) -> None:
-        """Set the wall clock forward or back; the boot clock does not notice."""
+        """Set the wall clock forward or back. The boot clock does not change."""
         with self._lock:
             self._wall += round(seconds * MICROSECONDS)
 
     def reboot(self, down_seconds: float = 0.0) -> None:
-        """Restart the machine: the boot clock begins again under a new boot id, the wall clock goes on.
+        """Restart the machine: the boot clock restarts with a new boot id; the wall clock continues.
 
-        Close, or crash, every queue first: no process lives through a reboot.
+        Close, or crash, every queue first: no process survives a reboot.
         """
         with self._lock:
             self._wall += round(down_seconds * MICROSECONDS)
@@ -153,16 +153,16 @@ class FakeClock:
 
     @contextmanager
     def skipping(self, *, until_idle: bool = False, seconds_max: float = DAY_SECONDS) -> Iterator[None]:
-        """In this block, no receive of this thread or task waits: the clock goes forward instead.
+        """Skip the waits of this thread's or task's receives in this block by advancing the clock.
 
-        It goes to where a delay or a lease ends, or to the end of the receive's `wait`. A receive that would wait for ever
-        leaves the block. Other threads and tasks wait as ever; while they hold leases, skipped time ends those.
+        The clock advances to the end of a delay or a lease, or to the end of the receive's `wait`. A receive that would wait
+        forever leaves the block. Other threads and tasks wait as usual; skipped time also ends the leases that they hold.
 
         Args:
-            until_idle: leave the block at any wait in which nothing can become ready by itself.
+            until_idle: leave the block at any wait in which no message can become ready.
             seconds_max: most time that may be skipped.
         Raises:
-            AssertionError: more than that.
+            AssertionError: more time would be skipped.
         """
         before = _skipping.set(_Skipping(until_idle, seconds_max, round(seconds_max * MICROSECONDS)))
         try:

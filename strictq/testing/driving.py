@@ -1,4 +1,4 @@
-"""Running handlers and consumers until nothing is left to do, in no time."""
+"""Run handlers and consumers until no work is left, without waiting."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MESSAGES_MAX: Final = 100_000
 
 @attrs.frozen
 class Drained:
-    """What `drain` did.
+    """The result of `drain`.
 
     Attributes:
         acked, retried, rejected, deferred: messages.
-        failures: (key, seq, attempt, reason) of every attempt that failed, in order; the last one of a poison message, too.
+        failures: (key, seq, attempt, reason) of every failed attempt, in order, including the last one of a poison message.
         seconds: how much of the queue's time was skipped.
     """
 
@@ -48,24 +48,24 @@ def drain(
     messages_max: int = MESSAGES_MAX,
     **worker: Any,
 ) -> Drained:
-    """Run a `strictq.Worker` until nothing is ready and nothing becomes ready by itself. Nothing sleeps.
+    """Run a `strictq.Worker` until no message is ready or will become ready. Nothing sleeps.
 
-    Where only delays and leases of others are left, the queue's clock goes forward to the end of the first one. One handler
-    runs at a time unless you say `concurrency=`.
+    If only delays and other consumers' leases are left, the queue's clock advances to the end of the first one. One handler
+    runs at a time unless you pass `concurrency=`.
 
     Args:
-        queue: a Queue, or an AsyncQueue outside of an event loop; with a FakeClock, if time is to be skipped.
-        process, prepare: handlers, as for Worker; each is given a Job.
-        failures: "raise": the first exception of a handler, other than Retry, Defer and Reject, ends it and is raised; its
-            message was given back. "retry": as in production, until it is dead.
-        skip: False: leave what is delayed, or held by others, alone.
+        queue: a Queue, or an AsyncQueue outside of an event loop; with a FakeClock if time is to be skipped.
+        process, prepare: handlers, as for Worker, called with a Job.
+        failures: "raise": stop at the first exception of a handler other than Retry, Defer and Reject, nack its message, and
+            raise the exception. "retry": retry as in production, until the message is dead.
+        skip: False: do not wait for delayed messages, or for leases of other consumers.
         seconds_max: most time that may be skipped.
         messages_max: most messages handled.
-        worker: further arguments of Worker. There is no breaker unless you give one. executor="process" needs failures="retry".
+        worker: further arguments of Worker. There is no breaker unless you pass one. executor="process" needs failures="retry".
     Returns:
-        What it did.
+        The totals, failures and skipped time.
     Raises:
-        AssertionError: it does not come to an end within seconds_max and messages_max.
+        AssertionError: it has not ended within seconds_max and messages_max.
         The handler's own exception: see failures.
     """
     from ..worker.worker import _in_event_loop
@@ -89,7 +89,7 @@ async def drain_async(
     messages_max: int = MESSAGES_MAX,
     **worker: Any,
 ) -> Drained:
-    """The same inside an event loop, asyncio's or trio's."""
+    """Run `drain` inside an event loop, asyncio or trio."""
     driving = _Driving(queue, process, prepare, failures, skip, seconds_max, messages_max, worker)
     while driving.goes_on():
         await driving.worker().serve(drain=True)
@@ -97,18 +97,17 @@ async def drain_async(
 
 
 def run_until_idle(queue: Any, consumer: Callable[[], object], *, seconds_max: float = DAY_SECONDS) -> None:
-    """Run a consumer that would go on for ever, and come back when the queue has nothing more for it. Nothing sleeps.
+    """Run an endless consumer until no message is left for it. Nothing sleeps.
 
-    `consumer` is the program's own loop around `receive` or `consume`, whatever `wait` it uses. In its receives, the
-    queue's clock goes forward to the end of the next delay or lease; where there is none, it is left by an exception
-    (`Idle`) that no `except Exception` catches. One consumer, in this thread: while others hold leases, skipped time ends those.
+    `consumer` is the program's own loop around `receive` or `consume`, with any `wait`. In its receives, the queue's clock
+    advances to the end of the next delay or lease. If there is none, the exception `Idle`, which `except Exception` does not
+    catch, ends the loop. Run one consumer at a time: skipped time also ends the leases of other threads.
 
     Args:
-        queue: with a FakeClock.
+        queue: a queue with a FakeClock.
         seconds_max: most time that may be skipped.
     Raises:
-        InvalidArgument: the queue runs on the machine's clock, or consumer is a function with a yield in it, or an async one;
-            nothing happened.
+        InvalidArgument: the queue uses the machine's clock, or consumer is a generator function or async; nothing was run.
         AssertionError: it is not idle after seconds_max.
     """
     require_runs("consumer", consumer)
@@ -119,14 +118,14 @@ def run_until_idle(queue: Any, consumer: Callable[[], object], *, seconds_max: f
 async def run_until_idle_async(
     queue: Any, consumer: Callable[[], Awaitable[object]], *, seconds_max: float = DAY_SECONDS
 ) -> None:
-    """The same for an async consumer: `await run_until_idle_async(q, consume_orders)`."""
+    """Run an async consumer until no message is left: `await run_until_idle_async(q, consume_orders)`."""
     require_runs("consumer", consumer)
     with clock_of(queue).skipping(until_idle=True, seconds_max=seconds_max):
         await consumer()
 
 
 class _Driving:
-    """One drain: its workers, one after the other, and what they did."""
+    """One drain: its successive workers and their results."""
 
     def __init__(
         self,
@@ -162,7 +161,7 @@ class _Driving:
         self._skipped = 0
 
     def worker(self) -> Any:
-        """The next one: a worker runs once."""
+        """Create the next worker, because a worker runs once."""
         from ..worker import Worker
 
         self._worker = Worker(self._queue, self._process, self._prepare, on_event=self._tell, **self._options)
@@ -171,12 +170,12 @@ class _Driving:
         return self._worker
 
     def now(self) -> float:
-        """The time by which a breaker goes."""
+        """Return the time that the breaker uses."""
         assert self._clock is not None
         return self._clock.boot() / 1_000_000
 
     def skip(self, seconds: float) -> None:
-        """A breaker is open, and there is nothing to do before it tries again."""
+        """Skip the time until an open breaker tries again."""
         assert self._clock is not None
         self._move(self._clock, round(seconds * 1_000_000) + 1)
 
@@ -194,19 +193,19 @@ class _Driving:
             self._hook(event)
 
     def failed(self, error: BaseException) -> None:
-        """A handler raised: finish what runs, and raise that."""
+        """Let running handlers finish, then raise the handler's exception."""
         if self._error is None:
             self._error = error
         self._worker.stop()
 
     def goes_on(self) -> bool:
-        """After a worker found nothing ready: is there more to do? The clock is moved to where there is."""
+        """Advance the clock to the next work after a worker found none ready. Return whether there is more."""
         if self._error is not None:
             raise self._error
         if self._worker is None:
             return True
         if self._handled >= self._messages_max:
-            raise AssertionError(f"not idle after {self._handled:,} messages: is one retried for ever? {self._busy()}")
+            raise AssertionError(f"not idle after {self._handled:,} messages: is one retried forever? {self._busy()}")
         return self._clock is not None and self._skip(self._clock)
 
     def _skip(self, clock: FakeClock) -> bool:
@@ -229,12 +228,12 @@ class _Driving:
         )
 
     def result(self) -> Drained:
-        """What was done."""
+        """Return the result."""
         return Drained(**self._counts, failures=self._failures, seconds=self._skipped / 1_000_000)
 
 
 def _watched(driving: _Driving, handler: Any) -> Any:
-    """The handler, with its exceptions seen. Retry, Defer and Reject are not failures but answers."""
+    """Wrap the handler to record its exceptions, except Retry, Defer and Reject."""
     if not callable(handler):
         return handler  # Worker says what is wrong with it
     from ..worker import Defer, Reject, Retry

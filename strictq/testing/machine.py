@@ -1,4 +1,4 @@
-"""Queues for tests, and a pretended machine whose processes crash and which is restarted."""
+"""Queues for tests, and a simulated machine with crashes and reboots."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def open(
 
     Args:
         path: a directory, or ":memory:".
-        clock: default a new one; `clock_of(q)` gives it.
-        durability: default "process": tests cut no power, and an fsync for each commit takes time.
-        settings: of the QueueConfig, by name. At reopen those given must agree with what is stored.
+        clock: default: a new one, which `clock_of(q)` returns.
+        durability: default "process", because tests cut no power and an fsync per commit takes time.
+        settings: settings of QueueConfig, by name. At a later open they must equal the stored ones.
     Raises:
-        ConfigError: an unknown setting, one that is out of range, or one that is stored otherwise; nothing changed.
+        ConfigError: a setting is unknown, out of range, or differs from the stored one; nothing was changed.
     """
     return opening.open(
         path,
@@ -54,25 +54,25 @@ def open_async(
     durability: Literal["full", "process"] | None = None,
     **settings: Any,
 ) -> ReadyAsyncQueue:
-    """The same for asyncio and trio: open already, so that a plain function, or a fixture that is one, can make it.
+    """Open an AsyncQueue for a test. It is open at once, so that a plain function or fixture can create it.
 
-    Use it at once, or as `async with strictq.testing.open_async() as q`, in one event loop.
+    Use it directly, or as `async with strictq.testing.open_async() as q`, in one event loop.
     """
     return awaited(open(path, clock=clock, shards=shards, durability=durability, **settings))
 
 
 def awaited(queue: Queue) -> ReadyAsyncQueue:
-    """The same queue once more, with awaited verbs. Closing either closes both."""
+    """Return an AsyncQueue for the same queue. Closing either closes both."""
     from ._aio import ReadyAsyncQueue
 
     return ReadyAsyncQueue(queue)
 
 
 def plain(queue: Any) -> Queue:
-    """The Queue of a Queue or AsyncQueue.
+    """Return the Queue of a Queue or AsyncQueue.
 
     Raises:
-        InvalidArgument: it is neither.
+        InvalidArgument: the argument is neither.
     """
     inner = queue if isinstance(queue, Queue) else getattr(queue, "sync", None)
     if not isinstance(inner, Queue):
@@ -81,10 +81,10 @@ def plain(queue: Any) -> Queue:
 
 
 def clock_of(queue: Any) -> FakeClock:
-    """The FakeClock that a Queue or AsyncQueue runs on.
+    """Return the FakeClock of a Queue or AsyncQueue.
 
     Raises:
-        InvalidArgument: it runs on the machine's clock.
+        InvalidArgument: the queue uses the machine's clock.
     """
     clock = plain(queue)._client.storage.clock
     if not isinstance(clock, FakeClock):
@@ -96,18 +96,18 @@ def clock_of(queue: Any) -> FakeClock:
 
 
 class Machine:
-    """A pretended machine: one clock, one directory, and processes that open queues in it, crash and come back.
+    """A simulated machine: one clock, one directory, and processes that open queues in it, crash and restart.
 
-    Everything happens in the test's own process, so it shows what a *dead process* leaves behind: leases that run on, work
-    that was not committed undone. What the operating system does to a process that is killed at any instruction, only
-    killing one shows; and no power is cut.
+    Everything runs in the test's own process, and a crash leaves the queue as a *dead process* would: leases continue, and
+    uncommitted work is rolled back. To test a kill at any instruction, kill a real process. Power cuts are not
+    simulated.
     """
 
     def __init__(self, directory: str | os.PathLike[str], clock: FakeClock | None = None) -> None:
         """
         Args:
-            directory: where its queues lie; made if it is missing.
-            clock: default a new one.
+            directory: the directory of its queues; created if missing.
+            clock: default: a new one.
         """
         self.directory = Path(directory)
         self.clock = clock or FakeClock()
@@ -121,21 +121,21 @@ class Machine:
         durability: Literal["full", "process"] | None = None,
         **settings: Any,
     ) -> Queue:
-        """Open a queue as one more process of this machine would. Arguments as for `strictq.testing.open`."""
+        """Open a queue as another process of this machine. Arguments are those of `strictq.testing.open`."""
         self.directory.mkdir(parents=True, exist_ok=True)
         queue = open(self.directory / name, clock=self.clock, shards=shards, durability=durability, **settings)
         self._opened.append(queue)
         return queue
 
     def crash(self, queue: Any = None) -> None:
-        """A process dies: its leases run on, its open transactions are undone, and its queue object can do nothing more.
+        """Crash a process: its leases continue, its open transactions are rolled back, and its queue object is dead.
 
-        Every later call of it raises QueueClosed, so an ack of what it held is as impossible as after a real crash.
+        Every later call of the object raises QueueClosed, so its messages cannot be acked, as after a real crash.
 
         Args:
-            queue: the queue object of the process that dies; None: all that are open on this machine.
+            queue: the queue object of the process; None: all that are open on this machine.
         Raises:
-            InvalidArgument: the queue is not one of this machine's, or is in memory; nothing changed.
+            InvalidArgument: the queue does not belong to this machine, or is in memory; nothing was changed.
         """
         if queue is None:
             while self._opened:
@@ -152,16 +152,16 @@ class Machine:
         inner._client.storage.die()
 
     def reboot(self, down_seconds: float = 0.0) -> None:
-        """Every process dies, and the machine starts again: all leases are over, and time goes on by the wall clock.
+        """Restart the machine: every process dies, all leases end, and time continues by the wall clock.
 
         Args:
-            down_seconds: how long it was off.
+            down_seconds: how long the machine was off.
         """
         self.crash()
         self.clock.reboot(down_seconds)
 
     def close(self) -> None:
-        """Close whatever is open."""
+        """Close every open queue."""
         self.crash()
 
     def __enter__(self) -> Machine:

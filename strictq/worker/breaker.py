@@ -1,6 +1,6 @@
-"""The circuit breaker: whether handlers fail so often that a worker must stop, and when it tries again.
+"""The circuit breaker: whether handlers fail so often that a worker must pause, and when it tries again.
 
-A pure state machine: no threads, no queue, no clock. A worker asks and feeds it under its board's lock, with the time as an
+A pure state machine without threads, queue or clock. A worker calls it under its board's lock, with the time as an
 argument.
 
     closed --(too many failures)--> open --(a probe starts)--> probing --(it succeeds)--> closed
@@ -24,9 +24,9 @@ CLOSED: Final = "closed"
 OPEN: Final = "open"
 PROBING: Final = "probing"
 OUTCOMES_MAX: Final = 1000
-"""Outcomes kept: at more than this many in a window, the newest ones decide."""
+"""Number of outcomes kept. If a window has more, the newest ones decide."""
 JITTER: Final = 0.1
-"""A wait for a probe is shorter by up to this fraction, so that the workers of a machine do not all probe at once."""
+"""Jitter: a wait for a probe is shortened by up to this fraction, so that workers do not all probe at once."""
 
 
 def _seconds(_instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -48,18 +48,18 @@ def _ratio(_instance: object, attribute: attrs.Attribute[Any], value: object) ->
 
 @attrs.frozen
 class Breaker:
-    """When a worker stops starting handlers because most of them fail, and how it tries again: `Worker(breaker=Breaker(...))`.
+    """A worker's circuit breaker: when it pauses because most handlers fail, and how it resumes.
 
-    While it is open, messages that fail are charged no attempt, and the worker holds no message. It tries one message at a
-    time until one succeeds.
+    Pass it as `Worker(breaker=Breaker(...))`. While it is open, failing messages are charged no attempt, and the worker holds
+    no messages. It tries one message at a time until one succeeds.
 
     Attributes:
-        failure_ratio: it opens when at least this part of the handlers in the window failed; more than 0, at most 1.
-        starts_min: and at least this many of them ended, 1 to 1,000; and the failures are not all of one key, whose message may
-            be to blame.
-        window_seconds: handlers that ended longer ago do not count. Of more than 1,000 the newest 1,000 count.
-        probe_seconds: wait before the first try after it opened. It doubles with each try that fails.
-        probe_seconds_max: the longest wait between two tries, and how long a message that failed meanwhile is postponed.
+        failure_ratio: it opens when at least this fraction of the handlers in the window failed; more than 0, at most 1.
+        starts_min: and at least this many of them ended, 1 to 1,000, and the failures are not all of one key, whose message
+            may be the cause.
+        window_seconds: handlers that ended earlier do not count. At most the newest 1,000 count.
+        probe_seconds: wait before the first try after it opened. It doubles with each failed try.
+        probe_seconds_max: longest wait between two tries, and how long a message that failed meanwhile is postponed.
     Raises:
         InvalidArgument: a value is out of range, or probe_seconds is more than probe_seconds_max.
     """
@@ -81,8 +81,8 @@ class Opened:
 
     Attributes:
         at: when it opened, on the clock of the caller.
-        failures, ends: of so many handlers that ended in the window, so many failed.
-        error: the newest failure, a probe's included.
+        failures, ends: handlers that failed, and handlers that ended, in the window.
+        error: the newest failure, including probes.
         probes: tries that failed since.
     """
 
@@ -98,10 +98,10 @@ class Circuit:
 
     Attributes:
         state: CLOSED, OPEN or PROBING.
-        permit: what a handler must have been admitted with for its outcome to count. Those that were at work when the
-            breaker opened have an older one: they say nothing of what came after.
-        opened: why it is not closed; None: it is.
-        probe_at: when the next probe may start, where the state is OPEN.
+        permit: the number that a handler must have been admitted with for its outcome to count. Handlers that were running
+            when the breaker opened have an older one, because their outcome does not show the later state.
+        opened: why it is not closed; None if it is closed.
+        probe_at: when the next probe may start, if the state is OPEN.
     """
 
     def __init__(self, rules: Breaker, chance: Callable[[], float] = random.random) -> None:
@@ -113,11 +113,11 @@ class Circuit:
         self.probe_at = math.inf
         self._chance = chance
         self._outcomes: deque[tuple[float, bytes | None]] = deque()
-        """When a handler ended, and if it failed: the key."""
+        """The time at which each handler ended and, if it failed, its key."""
         self._failures: Counter[bytes] = Counter()
 
     def succeeded(self, permit: int, now: float) -> None:
-        """A handler did its work."""
+        """Record a success."""
         if permit != self.permit or self.state == OPEN:
             return
         if self.state == PROBING:
@@ -126,7 +126,7 @@ class Circuit:
             self._count(now, None)
 
     def failed(self, permit: int, now: float, error: str, key: bytes) -> None:
-        """A handler of this key failed."""
+        """Record a failure of a handler of this key."""
         if permit != self.permit or self.state == OPEN:
             return
         if self.state == PROBING:
@@ -140,12 +140,12 @@ class Circuit:
             self._open(Opened(now, failures, ends, error), now)
 
     def probe(self) -> None:
-        """The next handler that starts is the probe."""
+        """Make the next handler the probe."""
         assert self.state == OPEN
         self.state = PROBING
 
     def unanswered(self, now: float) -> None:
-        """The probe ended without saying anything of the dependency: its message was rejected, deferred or lost."""
+        """Record a probe without a result: its message was rejected, deferred or lost."""
         if self.state == PROBING and self.opened is not None:
             self._open(self.opened, now)
 

@@ -26,7 +26,7 @@ async def serve(
     slots: int,
     pools: list[Threads],
 ) -> None:
-    """Run until the keeper ends. Cancelled: cancel the handlers, let the keeper give back what it holds, and raise."""
+    """Run until the keeper ends. If cancelled, cancel the handlers, let the keeper release its leases, and raise."""
     state = keeper.state
     board = state.board
     crews: list[tasks.Tasks] = []

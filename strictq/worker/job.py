@@ -29,11 +29,20 @@ STATES: Final = ("buffered", "preparing", "prepared", "starting", "ready", "runn
 
 
 class Retry(Exception):
-    """Raised by a handler: give the message back, to be tried again before anything later of its key.
+    """Raised by a handler to retry the message, before any later message of its key.
 
     Args:
-        delay: seconds its lane waits; None: the queue's retry delay and backoff.
-        reason: kept, and shown by status and explain.
+        delay: seconds that its lane waits; None: the queue's retry delay and backoff.
+        reason: stored, and shown by status and explain.
+
+    Examples:
+        >>> q = strictq.open(":memory:")
+        >>> _ = q.send(b"", key="k")
+        >>> def handler(job):
+        ...     if job.attempt == 1:
+        ...         raise strictq.Retry(delay=0.01)
+        >>> while q.stats().depth:
+        ...     strictq.Worker(q, handler).run(drain=True)
     """
 
     def __init__(self, delay: float | None = None, reason: str | None = None) -> None:
@@ -45,13 +54,22 @@ class Retry(Exception):
 
 
 class Defer(Exception):
-    """Raised by a handler: postpone the message without charging an attempt, before anything later of its key.
+    """Raised by a handler to postpone the message without charging an attempt. Later messages of its key wait.
 
-    For what is not the message's fault: a rate limit, a dependency that is down, work that is not due yet. A message that is
-    deferred for ever is never given up.
+    Use it when the failure is not the message's fault: a rate limit, an outage, work that is not due yet. A message that is
+    deferred repeatedly is never given up.
 
     Args:
-        delay_seconds: seconds its lane waits.
+        delay_seconds: seconds that its lane waits.
+
+    Examples:
+        >>> q = strictq.open(":memory:")
+        >>> _ = q.send(b"", key="k")
+        >>> def handler(job):
+        ...     raise strictq.Defer(60.0)
+        >>> strictq.Worker(q, handler).run(drain=True)
+        >>> q.status("k", 1).attempts
+        0
     """
 
     def __init__(self, delay_seconds: float) -> None:
@@ -61,10 +79,19 @@ class Defer(Exception):
 
 
 class Reject(Exception):
-    """Raised by a handler: dead-letter the message now; its lane goes on.
+    """Raised by a handler to dead-letter the message now. Its lane continues.
 
     Args:
-        reason: kept with the dead letter.
+        reason: stored with the dead letter.
+
+    Examples:
+        >>> q = strictq.open(":memory:")
+        >>> _ = q.send(b"?", key="k")
+        >>> def handler(job):
+        ...     raise strictq.Reject("not an order")
+        >>> strictq.Worker(q, handler).run(drain=True)
+        >>> q.dead_letters()[0].reason
+        'not an order'
     """
 
     def __init__(self, reason: str) -> None:

@@ -10,7 +10,7 @@ import attrs
 
 @attrs.frozen
 class Limits:
-    """What the scheduler keeps to. See Worker. `batch_max` is 0 where handlers get single messages."""
+    """The limits of the scheduler. See Worker. `batch_max` is 0 for handlers of single messages."""
 
     concurrency: int = 8
     prepares: bool = False

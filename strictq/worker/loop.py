@@ -258,4 +258,4 @@ class Keeper:
                 self._stored = True
             self.state.learned = False
         except StrictqError as e:
-            log.warning("what was learned of durations could not be stored: %s", e)
+            log.warning("the learned durations could not be stored: %s", e)

@@ -1,4 +1,4 @@
-"""The safety margin of a worker: how much earlier than estimated a prepare starts, learned from how wrong estimates were."""
+"""The safety margin of a worker: how much earlier than estimated prepare starts, learned from estimation errors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ JITTER_SECONDS: Final = 0.005
 
 @attrs.define
 class Margin:
-    """How much earlier than estimated a prepare starts: as much as estimates are usually wrong.
+    """Learns how much earlier than estimated prepare must start.
 
-    Fed with how much margin each message would have needed; keeps a mean and a mean deviation of it, as TCP does of its
-    round trips, and gives a value that few messages exceed.
+    Each message adds the margin that it would have needed. The mean and the mean deviation are kept, as TCP does for its
+    round trips, and the result is a value that few messages exceed.
     """
 
     spread: float = 3.0
@@ -26,7 +26,7 @@ class Margin:
     deviation: float = 0.0
 
     def learn(self, needed: float) -> None:
-        """A prepare that had to be `needed` seconds earlier than its estimate to be just in time; negative: could be later."""
+        """Add a prepare that should have started `needed` seconds earlier to be just in time; negative: later."""
         if not math.isfinite(needed):
             return
         self.samples += 1
@@ -40,7 +40,7 @@ class Margin:
 
     @property
     def seconds(self) -> float:
-        """The margin now; 0 until something was learned."""
+        """Return the margin in seconds; 0 until a prepare was measured."""
         # A mean deviation of few samples says little.
         sure = min(1.0, self.samples / 10)
         return max(0.0, self.mean + self.spread * sure * self.deviation) if self.samples else 0.0

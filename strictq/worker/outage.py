@@ -140,4 +140,4 @@ class Outage:
         try:
             self._notice.put(self._shown(opened, now))
         except (OSError, StoreError) as e:  # the report is for people; the work does not depend on it
-            log.warning("the open breaker can't be reported to other processes: %s", e)
+            log.warning("the open breaker could not be reported to other processes: %s", e)

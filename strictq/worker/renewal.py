@@ -1,4 +1,4 @@
-"""Leases and other deadlines: extended well before they end, and nothing is used after."""
+"""Extends leases well before they expire, releases expired ones, and abandons handlers at their time-out."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ LOOK_SECONDS_MAX: Final = 5.0
 
 
 class Leases:
-    """Keeps what is held, lets go of what is over, gives up handlers that took too long.
+    """Extends leases, drops expired ones, and abandons handlers that exceed their time-out.
 
     Attributes:
-        look_at: `clock()` at which the leases are looked at next.
+        look_at: `clock()` at which the leases are checked next.
     """
 
     def __init__(self, state: State) -> None:
@@ -24,11 +24,11 @@ class Leases:
         self.look_at = 0.0
 
     def soon(self, now: float, seconds: float) -> None:
-        """New leases of this length came: they may be shorter than those that the next look was planned for."""
+        """Schedule the next check for new leases of this length, which may be shorter than the others."""
         self.look_at = min(self.look_at, now + seconds / 8)
 
     def keep(self, now: float) -> None:
-        """Extend the leases that are half over."""
+        """Extend the leases that are past half of their length."""
         if now < self.look_at:
             return
         board = self._board
@@ -53,7 +53,7 @@ class Leases:
         self.look_at = self._state.clock() + again
 
     def give_up_late(self, now: float) -> None:
-        """Wait no longer for handlers that had their time."""
+        """Abandon handlers that exceeded their time-out."""
         with self._board.lock:
             late = self._board.overdue(now)
             error = TimeoutError("the handler took longer than its timeout")
@@ -63,13 +63,13 @@ class Leases:
         for job in late:
             self._state.timeouts += 1
             self._state.gave_up = True
-            self._state.tell("timeout", job, detail="its handler is given up")
+            self._state.tell("timeout", job, detail="the handler exceeded its time-out")
             self._state.cancel(job)
         if late:
             self._state.wake()
 
     def drop_expired(self) -> None:
-        """Let go of lanes whose lease ended before their turn came."""
+        """Drop lanes whose lease expired before their turn."""
         board = self._board
         if not board.expired:
             return

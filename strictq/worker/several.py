@@ -1,4 +1,4 @@
-"""Several queues in one worker: a worker for each, which start, stop and fail together."""
+"""Several queues in one worker: one worker per queue; they start, stop and fail together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUMMED = (
 
 
 class Runs(Protocol):
-    """What is used of a worker of one queue."""
+    """The interface of a worker of one queue."""
 
     def run(self, *, drain: bool = False, grace_seconds: float | None = None) -> None: ...
 
@@ -35,7 +35,7 @@ class Several:
         self.workers: tuple[Any, ...] = tuple(workers)
 
     def run(self, *, drain: bool, grace_seconds: float | None) -> None:
-        """Run each in a thread of its own, until all have ended. When one fails, stop the others and raise its error."""
+        """Run each worker in a thread until all have ended. If one fails, stop the others and raise its error."""
         errors: list[BaseException] = []
 
         def run(worker: Runs) -> None:
@@ -54,7 +54,7 @@ class Several:
             raise errors[0]
 
     async def serve(self, *, drain: bool) -> None:
-        """The same as tasks of the caller's event loop."""
+        """Run each worker as a task of the caller's event loop."""
         import anyio
 
         errors: list[Exception | SystemExit] = []
@@ -78,7 +78,7 @@ class Several:
             worker.stop(deadline_seconds)
 
     def stats(self) -> Any:
-        """The sums. Estimates are each queue's own."""
+        """Return the sums of the workers' statistics. Estimates are per queue."""
         each = [worker.stats() for worker in self.workers]
         totals: dict[str, Any] = {name: sum(getattr(s, name) for s in each) for name in SUMMED}
         return attrs.evolve(

@@ -143,7 +143,7 @@ class State:
         """The store can't do it now: try again soon."""
         self.not_before = self.clock() + min(AGAIN_SECONDS * 2**self._failures, AGAIN_SECONDS_MAX)
         self._failures = min(self._failures + 1, 10)
-        log.warning("the store failed, trying again: %s", error)
+        log.warning("the store failed; trying again: %s", error)
 
     def crash(self, error: BaseException) -> None:
         """Something that must not fail did: end the run with it. From any thread."""

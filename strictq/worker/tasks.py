@@ -1,4 +1,4 @@
-"""Handlers as tasks of the caller's event loop, asyncio's or trio's. A few tasks do many jobs each, one after the other."""
+"""Handlers as tasks of the caller's event loop, asyncio or trio. A few tasks run many jobs each, one after the other."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .state import ENDING, Executor
 from .threads import weigh
 
 TURN: Final = 64
-"""Jobs that a task does, without having to wait for anything, before it lets others run."""
+"""Jobs that a task runs without awaiting before it yields to other tasks."""
 
 AsyncHandler = Callable[[Any], Awaitable[Any]]
 
 
 class WorkerCancelled(Exception):
-    """The loop cancelled the worker while the handler was at work."""
+    """The loop cancelled the worker while a handler was running."""
 
     def __init__(self) -> None:
         super().__init__("the worker was cancelled")
@@ -63,7 +63,7 @@ class Tasks(Executor):
         self._schedule = from_any_thread(self._set)
 
     def start(self, group: anyio.abc.TaskGroup) -> None:
-        """Begin to take jobs."""
+        """Start taking jobs."""
         for _ in range(self._slots):
             group.start_soon(self._run)
 
@@ -127,7 +127,7 @@ class Tasks(Executor):
 
 
 async def run_prepare(handover: Handover, handler: AsyncHandler, job: Job) -> None:
-    """Call a prepare handler, and tell how it went."""
+    """Call a prepare handler and report its result."""
     result, error = None, None
     try:
         result = require_ran("the handler", await handler(job))
@@ -140,7 +140,7 @@ async def run_prepare(handover: Handover, handler: AsyncHandler, job: Job) -> No
 
 
 async def run_process(handover: Handover, handler: AsyncHandler, job: Job) -> None:
-    """Call a process handler, and commit what it did."""
+    """Call a process handler and commit its effects."""
     error: BaseException | None = None
     try:
         require_ran("the handler", await handler(job))
@@ -156,7 +156,7 @@ async def run_process(handover: Handover, handler: AsyncHandler, job: Job) -> No
 
 
 async def run_group(handover: Handover, handler: AsyncHandler, group: JobBatch) -> None:
-    """Call a batch handler, and tell how it went."""
+    """Call a batch handler and report its result."""
     error: BaseException | None = None
     try:
         require_ran("the handler", await handler(list(group.jobs)))
@@ -169,15 +169,15 @@ async def run_group(handover: Handover, handler: AsyncHandler, group: JobBatch) 
 
 
 def _told(error: BaseException) -> BaseException:
-    """What the keeper hears of it."""
+    """Return the exception to report to the keeper."""
     return error if isinstance(error, ENDING) else WorkerCancelled()
 
 
 def _not_the_handlers(error: BaseException) -> bool:
-    """Is this for the task, and not the handler's own failure?
+    """Return whether an exception is for the task, and not a failure of the handler.
 
-    A handler that awaits what somebody else cancelled is told so by the same exception that cancels a task on asyncio: but
-    then nobody cancelled the task. Ctrl-C is the loop's to raise, at once; sys.exit waits for what runs, as in a thread.
+    On asyncio, awaiting a future that was cancelled elsewhere raises the same exception as cancelling the task; then the task
+    itself is not cancelled. The loop raises Ctrl-C at once. sys.exit waits for running handlers, as in a thread.
     """
     if isinstance(error, Exception | SystemExit):
         return False

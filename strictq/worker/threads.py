@@ -1,4 +1,4 @@
-"""Handlers in threads: as many as there are slots, started when they are first needed."""
+"""Handlers in threads: one thread per slot, started on demand."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .state import Executor
 
 Handler = Callable[[Any], Any]
 ZOMBIES_MAX: Final = 4
-"""Threads, in multiples of the slots, that may hang in handlers nobody waits for, and are replaced."""
+"""How many abandoned threads are replaced, in multiples of the number of slots."""
 
 
 def weigh(result: Any) -> int:
-    """Bytes of what prepare returned: its length where it is bytes or text, else what Python says of the object itself."""
+    """Return the size of a result in bytes: the length of bytes or text, otherwise `sys.getsizeof`."""
     try:
         return len(result) if isinstance(result, bytes | bytearray | memoryview | str) else sys.getsizeof(result)
     except Exception:  # an object may say nothing of the kind
@@ -28,20 +28,20 @@ def weigh(result: Any) -> int:
 
 
 def run_prepare(handover: Handover, handler: Handler, job: Job) -> None:
-    """Call a prepare handler, and tell how it went."""
+    """Call a prepare handler and report its result."""
     result, error = _call(handler, job)
     handover.prepared(job, result, error, 0 if error is not None else weigh(result))
 
 
 def run_process(handover: Handover, handler: Handler, job: Job) -> None:
-    """Call a process handler, and commit what it did."""
+    """Call a process handler and commit its effects."""
     _, error = _call(handler, job)
     if handover.processed(job, error):
         handover.commit(job)
 
 
 def run_group(handover: Handover, handler: Handler, group: JobBatch) -> None:
-    """Call a batch handler, and tell how it went."""
+    """Call a batch handler and report its result."""
     _, error = _call(handler, list(group.jobs))
     handover.processed_group(group, error)
 
@@ -65,7 +65,7 @@ class _Thread:
 
 
 class Threads(Executor):
-    """Threads that take jobs themselves: nobody hands them one. The first that is woken wakes the next."""
+    """Threads that take jobs themselves. A thread that is woken wakes the next one."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Threads(Executor):
         before: Callable[[], None] | None = None,
         leave: Callable[[], None] | None = None,
     ) -> None:
-        """Args: failed: called when a thread ends by an error. before: in each one before it takes a job. leave: at its end."""
+        """Args: failed: called when a thread ends with an error. before: called before it takes a job. leave: at its end."""
         self.stage = name
         self._slots = slots
         self._take = take
@@ -109,7 +109,7 @@ class Threads(Executor):
                 thread.start()
 
     def cancel(self, job: Job) -> None:
-        """The thread can't be stopped. It ends by itself when its handler comes back; another one takes its place."""
+        """Replace a thread that cannot be stopped. It ends when its handler returns."""
         with self._lock:
             if job._group is not None and not job._group.given_up:
                 return  # the other messages of its batch are still waited for
@@ -117,7 +117,7 @@ class Threads(Executor):
             if mine is None:
                 return
             if self._zombies >= ZOMBIES_MAX * self._slots:
-                log.error("%d handlers hang, and are not replaced any more", self._zombies)
+                log.error("%d handlers hang; their threads are no longer replaced", self._zombies)
                 return
             mine.zombie = True
             self._zombies += 1
@@ -172,7 +172,7 @@ class Threads(Executor):
         return False  # somebody has just woken it
 
     def stop(self, seconds: float | None) -> None:
-        """End the threads. Those that hang in a handler are left behind after `seconds`, all together."""
+        """End the threads. Abandon those that still run a handler after `seconds` in total."""
         self._over = True
         with self._lock:
             threads = [*self._all.values(), *self._left.values()]

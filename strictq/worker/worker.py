@@ -48,21 +48,22 @@ DEFAULT_BREAKER = Breaker()
 
 @attrs.frozen
 class WorkerStats(Report):
-    """What a worker did and holds, and what it knows of durations: a frozen snapshot.
+    """A frozen snapshot of a worker's totals, the messages that it holds, and the durations that it learned.
 
     Attributes:
         acked, retried, rejected, lost, timeouts: messages, since `run` or `serve` began.
         deferred: messages that were postponed with no attempt charged: by Defer, or because they failed while the breaker was
             open.
-        poison: those of the retried that were out of attempts, so that `on_poison` took effect.
-        running, preparing, prepared, buffered: messages now; prepared ones wait for their turn, buffered ones for all of it.
-        prepared_bytes: of results that wait; those at work count as usual ones.
-        prepared_wait_seconds: median time that results waited before use, of the last ones; None: none did.
-        margin_seconds: how much earlier than estimated prepares start.
-        prepare, process: what was learned.
-        busy_ratio: the part of the run in which slots ran process handlers, 0 to 1: near 1, more concurrency or more workers may
+        poison: messages that were out of attempts, so that `on_poison` took effect; included in `retried`.
+        running, preparing, prepared, buffered: current numbers of messages. Prepared ones wait for their turn; buffered ones
+            are not prepared yet.
+        prepared_bytes: bytes of waiting results; results being prepared count with an average size.
+        prepared_wait_seconds: median time that recent results waited before use; None if there were none.
+        margin_seconds: how much earlier than estimated prepare starts.
+        prepare, process: the learned durations.
+        busy_ratio: fraction of the run in which slots ran process handlers, 0 to 1. Near 1, more concurrency or workers may
             help; near 0, the worker mostly waits for messages.
-        breaker: why the worker has stopped starting handlers; None: it has not.
+        breaker: the open circuit breaker; None if it is closed.
     """
 
     acked: int
@@ -86,16 +87,25 @@ class WorkerStats(Report):
 
 
 class Worker:
-    """Handles the messages of a queue: strictly in order per key, in parallel over keys.
+    """Processes the messages of a queue: in order per key, and in parallel across keys.
 
-    `process(job)` is called for message n+1 of a key after message n is acked. `prepare(job)`, if there is one, may run
-    ahead of that, and its return value is `job.prepared`: it starts as late as it can and still be ready in time. Both may
-    be plain functions, which run in threads, or `async def`, which run in the event loop. A message whose handler returns is
-    acked, together with what the job sent and stored; one whose handler raises is retried: see Retry, Defer and Reject. While
-    most handlers fail, one message at a time is tried, and no attempt is charged: see Breaker.
+    `process(job)` is called for message n+1 of a key after message n is acked. `prepare(job)` is optional and may run ahead of
+    that; it starts as late as possible to be ready in time, and its return value is `job.prepared`. Both may be plain
+    functions, which run in threads, or `async def`, which run in the event loop. If the handler returns, the message is acked,
+    together with the job's effects. If it raises, the message is retried; see Retry, Defer and Reject. While most handlers
+    fail, the worker tries one message at a time and charges no attempts; see Breaker.
 
-    Any number of workers, in one or several processes, may work on one queue; `consumer` is a label, and need not differ.
+    Any number of workers, in one or several processes, may work on one queue. `consumer` is a label, and need not be unique.
     A worker runs once.
+
+    Examples:
+        >>> q = strictq.open(":memory:")
+        >>> for key in ("a", "a", "b"):
+        ...     _ = q.send(b"", key=key)
+        >>> strictq.Worker(q, lambda job: print(job.key, job.seq), concurrency=1).run(drain=True)
+        a 1
+        a 2
+        b 1
     """
 
     def __init__(
@@ -125,40 +135,40 @@ class Worker:
         breaker: Breaker | None = DEFAULT_BREAKER,
         on_event: Callable[[WorkerEvent], None] | None = None,
     ) -> None:
-        """Nothing starts before `run` or `serve`.
+        """Create a worker. It starts with `run` or `serve`.
 
         Args:
-            queue: where the messages are; or a list of queues. All that is said below, concurrency included, is of each of them.
-            process, prepare: handlers; each is given a Job. A generator function is refused, because calling it runs none of it.
-            process_batch: instead of process: a handler that is given a list of Jobs, those of a key in order. When it returns,
-                all are acked, except those that it called `job.fail(error)` for. When it raises, all have failed. A message that
-                failed is tried again by itself; what follows it in its key goes back with it, and is charged no attempt.
-            batch_max: 1..10,000 messages in a batch.
-            batch_wait_seconds: how long a batch that is not full waits for more.
-            concurrency: 1..10,000 messages processed at once, each of another key; as many may be prepared. Of process_batch:
-                so many batches, no two of which have messages of one key.
-            executor: "thread", or "process": plain handlers run in processes of their own, for work that keeps the processor
-                busy. They must be importable by name, and so must be what prepare returns.
-            timeout_seconds, prepare_timeout_seconds: a handler that takes longer is given up, and its message retried. None:
-                never; the lease is extended as long as the handler runs. timeout_seconds may be a quick function of the job.
-            process_seconds, prepare_seconds: what to expect of every message that says nothing itself; None: what the queue's
-                configuration says when the worker begins, or else what is learned.
-            learn: learn durations, and keep them with the queue.
-            prepared_max: results, and prepares at work, that wait for their turn; None: twice the concurrency.
-            prepared_bytes_max: bytes of results beyond which nothing more is prepared ahead. One result may be larger;
-                how large they are is learned from the first ones.
-            batch: most messages leased ahead, 1..100,000. About half a second's work is held, no more.
-            low_water: messages at which more are leased; None: half of what is held.
+            queue: the queue, or a list of queues. All arguments, including concurrency, apply to each of them.
+            process, prepare: handlers, called with a Job. A generator function is refused, because calling it runs none of it.
+            process_batch: instead of process, a handler that is called with a list of Jobs, those of a key in order. When it
+                returns, all are acked except those for which it called `job.fail(error)`. When it raises, all have failed. A
+                failed message is retried alone. The later messages of its key are returned with it, with no attempt charged.
+            batch_max: most messages per batch, 1..10,000.
+            batch_wait_seconds: how long a batch that is not full waits for more messages.
+            concurrency: messages processed in parallel, 1..10,000, each of a different key; as many may be prepared. With
+                process_batch, the number of batches, no two of which have messages of one key.
+            executor: "thread", or "process" to run plain handlers in separate processes, for CPU-bound work. They must be
+                importable by name, and so must be the results of prepare.
+            timeout_seconds, prepare_timeout_seconds: abandon a handler after this time, and retry its message. None: never; the
+                lease is extended while the handler runs. timeout_seconds may be a quick function of the job.
+            process_seconds, prepare_seconds: estimates for messages without their own; None: those of the queue's configuration
+                when the worker starts, otherwise learned.
+            learn: learn durations, and store them in the queue.
+            prepared_max: most results that wait for their turn, including those being prepared; None: twice the concurrency.
+            prepared_bytes_max: no further message is prepared ahead while the results have more bytes. A single result may be
+                larger; sizes are learned from the first results.
+            batch: most messages leased ahead, 1..100,000. The worker holds at most about half a second's work.
+            low_water: number of messages at which more are leased; None: half of the number held.
             lease_seconds: None: the queue's.
-            keys: only these.
-            consumer: who holds the leases, shown by explain; None: host and process id.
-            propagate: names of headers that what `job.send` sends inherits from the job's message, unless it is given them: an
-                id by which a request is followed, say.
-            breaker: when to stop starting handlers because most of them fail, as when a dependency is down. None: never. A run
-                with `drain` has the default one only if it is given: there, what failed is left to its retry.
+            keys: process only these keys.
+            consumer: the consumer's name, shown by explain; None: host and process id.
+            propagate: names of headers that `job.send` copies from the job's message, unless they are passed, such as a
+                request's id.
+            breaker: when to pause because most handlers fail, as during an outage. None: never. A run with `drain` has a breaker
+                only if it is passed: by default it leaves failed messages to their retry.
             on_event: called with a WorkerEvent at every change of a job's state.
         Raises:
-            InvalidArgument: an argument that can never work; nothing happened.
+            InvalidArgument: an argument is invalid; nothing was changed.
         """
         propagate = validate.header_names(propagate)
         self._several: Several | None = None

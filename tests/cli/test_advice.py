@@ -57,6 +57,8 @@ def test_every_hint_that_an_error_can_carry_has_a_code() -> None:
 
 
 REST: dict[type, tuple[object, ...]] = {
+    strictq.Fenced: (2,),
+    _errors.PrimaryAlive: (0.0,),
     strictq.InvalidBody: (1, "why"),
     strictq.LeaseLost: (1, 1),
     strictq.PartialFailure: ([],),

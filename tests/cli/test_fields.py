@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -21,6 +24,7 @@ from tests.support.command import in_process, json_lines
 from tests.support.format_1 import unpacked
 from tests.support.handouts import holder
 from tests.support.injection import lose_ready
+from tests.support.replicas import ship_to, token_file, until_level
 from tests.support.running import ROOT
 
 REFERENCE = ROOT / "docs" / "reference" / "cli.md"
@@ -437,6 +441,29 @@ def replicas(w: World) -> None:
     w.run("replicas", w.place / "t", "--points")
 
 
+def replica(w: World) -> None:
+    token = token_file(w.place)
+    for broken in (False, True):
+        timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        timer.start()
+        if broken:
+            w.patch.setattr(strictq.Replica, "error", "the disk is full")
+        w.run("replica", w.place / "r", "--listen", "127.0.0.1:0", "--token-file", token)
+        timer.join()
+
+
+def promote(w: World) -> None:
+    token = token_file(w.place)
+    with strictq.Replica(w.place / "r", token_file=token) as receiving, w.open() as q:
+        ship_to(q, receiving.address, token)
+        until_level(q, w.place / "r")
+    w.run("promote", w.place / "r", codes=(1,))
+    (w.place / "r" / "contact").rename(w.place / "contact")
+    w.run("promote", w.place / "r", "--dry-run")
+    (w.place / "contact").rename(w.place / "r" / "contact")
+    w.run("promote", w.place / "r", "--force", "--dead")
+
+
 def restore(w: World) -> None:
     with w.open() as q:
         q.configure_replication(w.place / "t")
@@ -453,6 +480,7 @@ RUNS: dict[str, Callable[[World], None]] = {
     "history plot": history_plot, "history purge": history_purge,
     "check": check, "check --salvage": check_salvage, "bench": bench, "demo": demo, "demo --worker": demo_worker,
     "completion": completion, "migrate": migrate, "replicate": replicate, "replicas": replicas, "restore": restore,
+    "replica": replica, "promote": promote,
 }  # fmt: skip
 
 DOCUMENTED = documented()

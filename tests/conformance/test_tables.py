@@ -24,7 +24,7 @@ PROMISES = (
     "P3 Fencing",
     "P4 No loss",
     "P5 Exactly-once hand-off",
-    "P6 Blocked means only that lane",
+    "P6 A blocked key blocks only itself",
     "P7 Bad input is refused",
     "P8 Honest failure",
     "P9 Threads, tasks and processes",

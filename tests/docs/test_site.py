@@ -158,6 +158,12 @@ def examples_and_diagrams_are_there(site: Path, pages: dict[str, str]) -> None:
     assert not (site / "site_markdown.py").exists()
 
 
+def search_finds_what_people_look_for(site: Path) -> None:
+    index = (site / "search" / "search_index.json").read_text(encoding="utf-8").lower()
+    for words in ("priorit", "metrics", "webhook", "graceful shutdown", "rate limit", "dead letter"):
+        assert words in index, words
+
+
 def test_the_site(tmp_path: Path) -> None:
     """One test, because building it takes most of the time, and tests that share something built are spread over processes."""
     site = whole_site(tmp_path)
@@ -169,6 +175,7 @@ def test_the_site(tmp_path: Path) -> None:
     docstrings_are_shown_in_their_sections(pages)
     pages_load_nothing_from_elsewhere(pages)
     examples_and_diagrams_are_there(site, pages)
+    search_finds_what_people_look_for(site)
 
 
 DOCSTRING = '''

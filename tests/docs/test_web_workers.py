@@ -27,7 +27,7 @@ PAGE = ROOT / "docs" / "howto" / "web-workers.md"
 PATIENCE_SECONDS = 60.0
 CUSTOMERS = ["ben", "eve", "zoë"]
 ORDERS = 20
-CURL = re.compile(r"^(curl .*?) +# (\{.*\})$", re.MULTILINE)
+CURL = re.compile(r"^(curl .+)\n# (.+)$", re.MULTILINE)
 Start = Callable[..., "subprocess.Popen[str]"]
 
 

@@ -233,7 +233,7 @@ def test_what_was_lost_is_said_even_quietly(tmp_path: Path) -> None:
         q.receive()[0].ack()
     done = run("export", tmp_path / "q", tmp_path / "out", "--quiet")
     assert done.exit_code == 0
-    assert done.stderr.startswith("strictq: the queue had removed 5 records before this export")
+    assert done.stderr.startswith("strictq: the queue deleted 5 records before this export")
 
 
 def test_a_queue_that_keeps_no_history_is_named(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from strictq.replication import shipper as shipping
 from strictq.replication.objects import ObjectTarget
 from strictq.replication.places import parse, target_of
 from strictq.replication.restoring import look, points_of, restore
-from strictq.replication.target import MARKER_SECONDS
+from strictq.replication.segment_files import MARKER_SECONDS
 from tests.support.objects import BUCKET, ObjectStore, change, delete_bucket, object_store, stored
 from tests.support.queues import Opener
 from tests.support.running import PATIENCE_SECONDS, ROOT

@@ -13,7 +13,7 @@ import strictq
 from strictq import Diverged, InvalidArgument, ReplicaGap, TargetUnavailable
 from strictq.replication.directory import DirectoryTarget
 from strictq.replication.places import parse
-from strictq.replication.target import MARKER_SECONDS
+from strictq.replication.segment_files import MARKER_SECONDS
 
 OWN = {"format": 1, "queue_id": "q", "history_id": "h"}
 
@@ -39,7 +39,7 @@ def test_names_of_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert parse(name) == f"file:{tmp_path}/t", name
 
 
-@pytest.mark.parametrize("name", ["", "ftp://host/x", "tcp://host:1", "tcps:host", "file://host/x", "a\0b", b"t", 5, "C:\\x"])
+@pytest.mark.parametrize("name", ["", "ftp://host/x", "tcp://host", "tcps:host", "file://host/x", "a\0b", b"t", 5, "C:\\x"])
 def test_names_that_are_refused(name: object) -> None:
     with pytest.raises(InvalidArgument):
         parse(name)  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ from strictq import (
     StrictqError,
 )
 from strictq._handouts import Holder
-from strictq._net import admission
+from strictq._net import admission, telling
 from strictq._store.api import Block, Staging, new_run
 from strictq.spark import BlockServer, _block_client, _block_protocol, _block_server, serve
 from strictq.spark._block_protocol import Served
@@ -95,7 +95,7 @@ def test_blocks_come_as_they_were_recorded(q: Queue, server: BlockServer) -> Non
 
 def test_the_errors_of_the_server_have_their_types(q: Queue, server: BlockServer) -> None:
     _, ranges, _ = hand_out(q)
-    with pytest.raises(HandoutGone, match="hand-out 7 of consumer 'etl' is not kept"):
+    with pytest.raises(HandoutGone, match="batch 7 of consumer 'etl' is no longer kept"):
         list(_block_client.blocks(known(server, q), q.queue_id, "etl", 7, ranges))
     with pytest.raises(QueueNotFound, match="is another one"):
         list(_block_client.blocks(known(server, q), "0" * 32, "etl", 1, ranges))
@@ -160,7 +160,7 @@ def frames_of(served: Served, body: bytes) -> Iterator[bytes]:
         kind, length = _block_protocol.HEAD.unpack(_block_client._exactly(response, _block_protocol.HEAD.size))
         data = _block_client._exactly(response, length)
         if kind == _block_protocol.FAILED:
-            raise _block_protocol.told(data)
+            raise telling.told(data)
         yield data
 
 
@@ -190,12 +190,12 @@ def test_writers_that_cannot_be(q: Queue, server: BlockServer, writer: str) -> N
 
 
 def test_an_error_keeps_what_it_says() -> None:
-    error = _block_protocol.told(_block_protocol.tell(StoreCorrupt("torn", shard=3, cause=OSError(), hint="do this")))
+    error = telling.told(telling.tell(StoreCorrupt("torn", shard=3, cause=OSError(), hint="do this"), "this"))
     assert type(error) is StoreCorrupt
     assert (error.shard, error.hint, str(error)) == (3, "do this", "shard 3: torn (do this)")
-    assert type(_block_protocol.told(_block_protocol.tell(ZeroDivisionError("x")))) is StrictqError
-    odd = json.loads(_block_protocol.tell(StrictqError("x"))) | {"error": "Any"}
-    assert type(_block_protocol.told(json.dumps(odd).encode())) is StrictqError
+    assert type(telling.told(telling.tell(ZeroDivisionError("x"), "this"))) is StrictqError
+    odd = json.loads(telling.tell(StrictqError("x"), "this")) | {"error": "Any"}
+    assert type(telling.told(json.dumps(odd).encode())) is StrictqError
 
 
 def test_a_staged_file_arrives_whole(q: Queue, server: BlockServer, monkeypatch: pytest.MonkeyPatch) -> None:

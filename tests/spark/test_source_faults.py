@@ -80,7 +80,7 @@ def holder_of(q: Queue) -> int:
                     return int(process.name)
             except OSError:
                 continue
-    raise AssertionError("nobody holds it")
+    raise AssertionError("not in use")
 
 
 def test_the_source_runner_is_killed(spark: SparkSession, q: Queue, tmp_path: Path) -> None:

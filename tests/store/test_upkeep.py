@@ -270,4 +270,4 @@ def test_a_hook_that_fails_takes_nothing_back(disk: Opener, caplog: pytest.LogCa
         wal._looked_at, wal._quiet_to = -1_000_000, 0
         assert q.send(b"1", "k").seq == 1
         assert [d.body for d in q.receive()] == [b"1"]
-    assert "what follows a commit failed" in caplog.text
+    assert "an action after a commit failed" in caplog.text

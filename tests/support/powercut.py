@@ -311,7 +311,20 @@ class _Os:
         self._journal = journal
 
     def patch(self, patch: pytest.MonkeyPatch) -> None:
-        for name in ("open", "close", "write", "pwrite", "ftruncate", "fsync", "mkdir", "link", "rename", "replace", "unlink"):
+        for name in (
+            "open",
+            "close",
+            "write",
+            "pwrite",
+            "ftruncate",
+            "fsync",
+            "fdatasync",
+            "mkdir",
+            "link",
+            "rename",
+            "replace",
+            "unlink",
+        ):
             patch.setattr(os, name, self._wrapped(name, getattr(os, name)))
 
     def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -364,6 +377,8 @@ class _Os:
         if number is None or not self._journal.recording:
             return
         self._journal.ops.append(Op("syncdir" if stat.S_ISDIR(os.fstat(fd).st_mode) else "sync", number))
+
+    _fdatasync = _fsync  # what is read back needs the size, too, and gets it
 
     def _mkdir(self, real: Any, path: Any, *args: Any, **options: Any) -> None:
         real(path, *args, **options)

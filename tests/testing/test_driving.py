@@ -256,7 +256,7 @@ def test_a_consumer_that_is_never_idle_is_ended(q: Queue) -> None:
 
     q.configure(max_attempts=None)
     q.send(b"", "a")
-    with pytest.raises(AssertionError, match="retried for ever"):
+    with pytest.raises(AssertionError, match="retried forever"):
         run_until_idle(q, forgets_to_ack, seconds_max=3600.0)
 
 

@@ -23,6 +23,7 @@ from benchmarks.peers.plots import draw, rates
 from benchmarks.peers.strict import Strictq
 from benchmarks.peers.table import JSON, PAGE, goals, matrix, page, points, processor
 from benchmarks.peers.work import drain, in_threads, life, life_beside_others, pairs
+from benchmarks.report import folded
 from tests.support.running import PATIENCE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -356,7 +357,7 @@ def test_the_notes_of_the_record_are_on_the_page(kind: str) -> None:
     if not found:
         pytest.skip("there was no such figure in the run that was kept")
     for f, note in found:
-        assert f"\n{numbers[note]}. {note}\n" in text
+        assert folded(f"\n{numbers[note]}. {note}\n") in text
         (line,) = (row for row in table.splitlines() if row.startswith(f"| {f['what']} | {f['durability']} | {f['batch']:,} | "))
         heads = [head.strip() for head in table.splitlines()[0].split("|")]
         cell = line.split("|")[heads.index("strictq/s" if note.startswith("strictq ") else f["against"])]
@@ -368,7 +369,7 @@ def test_what_a_peer_lacks_and_how_rounds_differed_is_on_the_page() -> None:
     result = json.loads(JSON.read_text(encoding="utf-8"))
     text = PAGE.read_text(encoding="utf-8")
     for name in PEERS:
-        assert f"\n- {name}: {', '.join(result['peers'][name]['lacks'])}\n" in text
+        assert folded(f"\n- {name}: {', '.join(result['peers'][name]['lacks'])}\n") in text
     table = matrix(result).partition("\n\n")[0]
     several = [f for by_peer in points(result).values() for f in by_peer.values() if len(f["values"]) > 1]
     assert len(re.findall(r"×; [\d.]+–[\d.]+\)", table)) == len(several)

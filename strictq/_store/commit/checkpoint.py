@@ -193,7 +193,7 @@ class ShardWal:
         try:
             self._wal_grew(pages, began=pages <= before)
         except Exception:
-            logger().exception("shard %d: what follows a commit failed; the commit stands", self._shard)
+            logger().exception("shard %d: an action after a commit failed; the commit is not affected", self._shard)
         return apsw.SQLITE_OK
 
     def _wal_grew(self, pages: int, *, began: bool) -> None:

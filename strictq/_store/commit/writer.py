@@ -62,6 +62,7 @@ class Host(Protocol):
 
     settings: tuple[QueueConfig, int]
     epoch: int
+    keeps_leases: bool
     time_offset: int
     observers: Observers
 
@@ -69,7 +70,8 @@ class Host(Protocol):
     def adopt_config(self, text: str, version: int) -> None: ...
     def reload_epoch(self) -> None: ...
     def take_empty_receives(self, shard: int) -> int: ...
-    def committed(self, shard: int, events: list[Event], wake: bool) -> None: ...
+    def wake(self) -> None: ...
+    def report(self, events: list[Event]) -> None: ...
     def quarantine(self, shard: int, error: StoreError) -> None: ...
     def suspects(self, shard: int) -> int: ...
     def suspect(self, shard: int) -> None: ...
@@ -158,8 +160,13 @@ class Writer:
             if seconds is not None:
                 self._in_vain = True
             raise
-        if tx is not None and (tx.wake or tx.events or tx.counts_before is not None):
-            self._told(tx)
+        if tx is not None:
+            if tx.wake:
+                self._host.wake()
+            if tx.events:
+                self._host.report(tx.events)
+            if tx.counts_before is not None:
+                self._report_counts(tx)
         if began:
             self._observers.timed("commit", began, self._shard)
         if call.error is not None:
@@ -207,7 +214,12 @@ class Writer:
             if held and held[0]:
                 self._owner = 0
                 self._lock.release()
-        self._told(tx)
+        if tx.wake:
+            self._host.wake()
+        if tx.events:
+            self._host.report(tx.events)
+        if tx.counts_before is not None:
+            self._report_counts(tx)
         if began:
             self._observers.timed("transaction", began, self._shard)
 
@@ -223,7 +235,10 @@ class Writer:
         held: list[bool] = []
         try:
             held += map(self._lock.acquire, _WAIT, (call.seconds,))
-            self._taken(held, call.seconds)
+            if not held[0] or self._closed or self._pid != _process.pid:
+                self._taken(held, call.seconds)
+            self._owner = threading.get_ident()
+            self._lock_wait.seconds = call.seconds
             return self._commit([call])
         finally:
             if held and held[0]:
@@ -231,7 +246,7 @@ class Writer:
                 self._lock.release()
 
     def _commit(self, calls: list[Call], join: Callable[[], None] | None = None, synced: bool = True) -> Tx:
-        tx = self._begin() if synced or not self._grouped else self._begin_unsynced()
+        tx = self._begin(synced)
         try:
             if join is not None:
                 join()
@@ -311,46 +326,18 @@ class Writer:
             del tx.events[events:]
             call.error = translate(e, self._shard)
 
-    def _begin(self) -> Tx:
+    def _begin(self, synced: bool = True) -> Tx:
+        host = self._host
         db = self._db
         if db is None or db.in_transaction or self._suspects(self._shard):
             db = self._connection()
         try:
-            if not self.syncs:
-                self._sync_commits(db, True)
-            db.execute("BEGIN IMMEDIATE")
-        except BaseException as e:
-            raise self._undo(e) from None
-        return self._begun(db)
-
-    def _begin_unsynced(self) -> Tx:
-        """At "full": as `_begin`, for a commit that is not synced; it is, where too many before it were not."""
-        host, shard = self._host, self._shard
-        db = self._db
-        if db is None or db.in_transaction or self._suspects(shard):
-            db = self._connection()
-        if host.unsynced(shard) >= UNSYNCED_MAX:
-            return self._begin()
-        try:
-            if self.syncs:
-                self._sync_commits(db, False)
-            db.execute("BEGIN IMMEDIATE")
-            commits = host.unsynced(shard)  # other processes may have committed meanwhile
-            if commits >= UNSYNCED_MAX:
-                db.execute("ROLLBACK")
+            if self._grouped:
+                self._begin_at_full(db, synced)
             else:
-                host.count_unsynced(shard, commits + 1)
+                db.execute("BEGIN IMMEDIATE")
         except BaseException as e:
             raise self._undo(e) from None
-        return self._begun(db) if commits < UNSYNCED_MAX else self._begin()
-
-    def _sync_commits(self, db: apsw.Connection, on: bool) -> None:
-        # SQLite does it when it prepares the statement: one from the cache would do nothing.
-        db.execute("PRAGMA synchronous=FULL" if on else "PRAGMA synchronous=NORMAL", can_cache=False)
-        self.syncs = on
-
-    def _begun(self, db: apsw.Connection) -> Tx:
-        host = self._host
         try:
             before = db.total_changes()
             self._in_vain = False
@@ -367,6 +354,27 @@ class Writer:
             return tx
         except BaseException as e:
             raise self._undo(e) from None
+
+    def _begin_at_full(self, db: apsw.Connection, synced: bool) -> None:
+        """BEGIN a transaction whose commit is synced: if it has to be, or if too many before it were not."""
+        host, shard = self._host, self._shard
+        if not synced and host.unsynced(shard) < UNSYNCED_MAX:
+            if self.syncs:
+                self._sync_commits(db, False)
+            db.execute("BEGIN IMMEDIATE")
+            commits = host.unsynced(shard)  # other processes may have committed meanwhile
+            if commits < UNSYNCED_MAX:
+                host.count_unsynced(shard, commits + 1)
+                return
+            db.execute("ROLLBACK")
+        if not self.syncs:
+            self._sync_commits(db, True)
+        db.execute("BEGIN IMMEDIATE")
+
+    def _sync_commits(self, db: apsw.Connection, on: bool) -> None:
+        # SQLite does it when it prepares the statement: one from the cache would do nothing.
+        db.execute("PRAGMA synchronous=FULL" if on else "PRAGMA synchronous=NORMAL", can_cache=False)
+        self.syncs = on
 
     def _require_range(self, db: apsw.Connection) -> None:
         """Refuse to write where this process routes keys by another range than the shard's.
@@ -400,10 +408,11 @@ class Writer:
             self._end_boot(tx)
             totals.epoch = host.epoch
             totals.time_offset = host.time_offset
-            totals.next_deadline = 0
             db.execute(SHARD.set_epoch, (host.epoch, host.time_offset))
             db.execute(SHARD.write_meta, ("suspects", totals.last_id))
-            db.execute(CLAIM.end_epoch)
+            if not host.keeps_leases:
+                totals.next_deadline = 0
+                db.execute(CLAIM.end_epoch)
 
     def _write_totals(self, tx: Tx) -> None:
         """The counter row, if anything else was written."""
@@ -424,8 +433,9 @@ class Writer:
         try:
             tx.run("COMMIT")
             tx.committed = True
-            if tx.hot is not None:
-                tx.hot.committed(tx.totals)
+            hot = tx.hot
+            if hot is not None:
+                hot.totals, hot.unsure = tx.totals, False
             self.pending = tx.totals.pending
         except apsw.Error as e:
             self._roll_back(tx)
@@ -495,15 +505,12 @@ class Writer:
             self._distrust_connection()
         return ours
 
-    def _told(self, tx: Tx | None) -> None:
-        if tx is None:
-            return
-        if tx.events or tx.wake:
-            self._host.committed(self._shard, tx.events, tx.wake)
-        if tx.counts_before is not None:
-            for name, before, now in zip(COUNTED, tx.counts_before, tx.totals.counts(), strict=True):
-                if now != before:
-                    notify(self._observers.counts, name, now - before, self._shard)
+    def _report_counts(self, tx: Tx) -> None:
+        """Report what the transaction counted to whoever watches."""
+        assert tx.counts_before is not None
+        for name, before, now in zip(COUNTED, tx.counts_before, tx.totals.counts(), strict=True):
+            if now != before:
+                notify(self._observers.counts, name, now - before, self._shard)
 
     # ---- the connection and its lock
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from ... import _files as files
 from ... import _hints as hints
-from ..._errors import InvalidArgument, QueueNotFound
+from ..._errors import InvalidArgument, QueueNotFound, ReadOnlyQueue
 
 CATALOG: Final = "queue.db"
 WAKE: Final = "wake"
@@ -24,6 +24,8 @@ WORKER: Final = "worker-"
 HOLDER: Final = "holder-"
 SHIP_LOCK: Final = "ship.lock"
 SHIP_STATUS: Final = "ship-status"
+REPLICA_MARK: Final = "replica"
+"""In the files of a living replica, which only its own process may write to."""
 _DIRECTORY_MODE: Final = 0o700
 _SPARE: Final = 3
 """Descriptors that removing a directory takes: itself, its listing, and the module that does it."""
@@ -44,12 +46,15 @@ def check_own(directory: Path, *, writing: bool) -> None:
             files.require_regular(directory / name, os.lstat(directory / name), writing=writing)
 
 
-def find(path: Path) -> bool:
+def find(path: Path, *, replica: bool = False) -> bool:
     """Is there a queue at this path?
 
+    Args:
+        replica: also the files of a living replica.
     Raises:
         InvalidArgument: the path is a file, or others may write to the directory.
         QueueNotFound: it is a directory with something else in it.
+        ReadOnlyQueue: it is a living replica.
     """
     try:
         mode = os.stat(path).st_mode
@@ -68,8 +73,10 @@ def find(path: Path) -> bool:
             hint = hints.NOT_A_QUEUE
             raise QueueNotFound(f"{path} is a directory, but not a queue", hint=hint)
         return False
+    if REPLICA_MARK in entries and not replica:
+        raise ReadOnlyQueue(f"{path} is part of a living replica; nothing was changed", hint=hints.PROMOTE.of(path=path.parent))
     if mode & stat.S_IWOTH and hasattr(os, "geteuid"):
-        raise InvalidArgument(f"everybody may write to {path}", hint=hints.CHMOD.of(path=path))
+        raise InvalidArgument(f"{path} is world-writable", hint=hints.CHMOD.of(path=path))
     catalog = os.lstat(path / CATALOG).st_mode
     if not stat.S_ISREG(catalog):
         raise InvalidArgument(f"{path / CATALOG} is not a regular file")

@@ -31,7 +31,7 @@ class Presence(Lock):
         """
         if not self._lock(shared=True, seconds=JOIN_SECONDS):
             self.leave()
-            raise StoreBusy("somebody holds the queue alone", shard=-1, hint=hints.SALVAGE_RUNS)
+            raise StoreBusy("another process has exclusive access to the queue", shard=-1, hint=hints.SALVAGE_RUNS)
 
     def is_last(self) -> bool:
         """Return whether no other process holds it; asked by an object that is about to leave.

@@ -212,8 +212,9 @@ class Memory:
         self._quiet_from = -1
         self._quiet_to = 0
         """With the gate that it was looked at, the tables list no lane that is ready, nor a delay that ends before a time."""
-        self._totals: Totals | None = None
-        """Of the last transaction, where it was committed: what the next one begins with, if nobody writes in between."""
+        self.totals: Totals | None = None
+        """Of the last transaction, where it was committed: what the next one begins with, if no other process writes in between.
+        Whoever commits a transaction sets it, and unsets `unsure`."""
         self._sends = self._receives = self._claims = self._acks = 0
         self._rate, self._rate_at = 0.0, 0
 
@@ -222,21 +223,16 @@ class Memory:
     def begin(self, db: apsw.Connection) -> Totals:
         """Learn what other processes wrote, and return the totals that a write transaction begins with."""
         newest = db.execute(HOT.newest).get
-        totals, self._totals = self._totals, None
+        totals, self.totals = self.totals, None
         if totals is None or self.unsure or newest != (self.seen, self.top, self.gate):
             totals = Totals.read(db)
             self._agree(db, totals, *newest)
         totals.dead_letters = totals.rejected = totals.redriven = 0
         return totals
 
-    def committed(self, totals: Totals) -> None:
-        """The transaction that began with `begin`, or agreed, is committed."""
-        self._totals = totals
-        self.unsure = False
-
     def agree(self, db: apsw.Connection, totals: Totals) -> None:
         """Learn what other processes wrote, and add to the totals of a counter row what it does not include."""
-        self._totals = None
+        self.totals = None
         self._agree(db, totals, *db.execute(HOT.newest).get)
 
     def _agree(self, db: apsw.Connection, totals: Totals, seen: int, top: int, gate: int) -> None:

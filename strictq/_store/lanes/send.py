@@ -160,7 +160,7 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
         QueueFull: they would bring the queue over max_depth.
     """
     totals = tx.totals
-    counts = _by_key(items)
+    counts = {items[0][0]: 1} if len(items) == 1 else Counter(map(_KEY, items))
     hot = tx.hot
     if hot is not None:
         lanes_of = _hot_lanes(tx, hot, items, counts)
@@ -179,7 +179,7 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
         for plain, run in groupby(items, key=_is_plain):
             if plain:
                 some = list(run)
-                _number(tx, some, _by_key(some), known, rows, sent)
+                _number(tx, some, Counter(map(_KEY, some)), known, rows, sent)
             else:
                 sent += [_send_full(tx, known[item[0]], *item) for item in run]
     else:
@@ -268,10 +268,11 @@ def _send_hot(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, in
         arrival += 1
     hot.lanes.update(lanes_of)
     tier.write_arrivals(tx, hot, arrivals)
-    before = tx.totals.last_lane
-    cooling.fold(tx)
-    if tx.config.idle_lane_seconds is not None:
-        _forget_some(tx, tx.totals.last_lane - before, ())
+    if len(hot.ids) > cooling.WINDOW or len(hot.events) > cooling.EVENTS_MAX:
+        before = tx.totals.last_lane
+        cooling.fold(tx)
+        if tx.config.idle_lane_seconds is not None:
+            _forget_some(tx, tx.totals.last_lane - before, ())
     return sent
 
 
@@ -325,11 +326,6 @@ def tails(tx: Tx, keys: Sequence[bytes]) -> dict[bytes, Tail]:
 
 def _is_plain(item: Item) -> bool:
     return item[2] is None
-
-
-def _by_key(items: Sequence[Item]) -> dict[bytes, int]:
-    """How many there are of each key."""
-    return {items[0][0]: 1} if len(items) == 1 else Counter(map(_KEY, items))
 
 
 def _number(

@@ -57,7 +57,7 @@ def settle(tx: Tx, note: Callable[[str], None], *, hole: bool) -> frozenset[int]
             first = max(floor + 1, last - MARKERS_MAX)
             tx.many(SALVAGE.handout, [(name, n, "released", 0, 0, 0, 0) for n in range(first, last + 1) if n not in known])
             tx.run(HANDOUT.set_acked, (last, name))
-            note(f"hand-outs of consumer {name!r} are lost: none of {first} to {last} can be read any more")
+            note(f"batches of consumer {name!r} are lost: none of {first} to {last} can be read")
     tx.run(SALVAGE.drop_blocks)
     tx.run(SALVAGE.drop_rejected)
     tx.run(SALVAGE.drop_leases)
@@ -70,7 +70,7 @@ def _release(tx: Tx, name: str, broken: set[int], known: dict[int, Any], note: C
     for n in sorted(broken | {n for n, state in known.items() if state == "open" and n <= last_open}):
         if known[n] != "released":
             rest = ", and its messages are ready again" if known[n] == "open" else ""
-            note(f"hand-out {n} of consumer {name!r} is not whole: it can't be read any more{rest}")
+            note(f"batch {n} of consumer {name!r} is incomplete and cannot be read{rest}")
         tx.run(HANDOUT.give_up, (name, n))
         tx.run(SALVAGE.empty_handout, (name, n))
         tx.run(HANDOUT.set_acked, (n, name))

@@ -18,7 +18,7 @@ from ..._errors import StoreCorrupt
 from ..._sql import REPLICATION
 from .. import catalog
 from ..catalog import Replication
-from ..commit.connection import connect, connect_catalog, translate
+from ..commit.connection import check_file, connect, connect_catalog, translate
 from ..disk import checksums, layout, reserve, wal_file
 from .values import CATALOG_FILE, PAGE_BYTES
 
@@ -26,8 +26,8 @@ EPOCH_STEP: Final = 1024
 """A restored queue's epoch is the next multiple of this, which reboots of its original can't reach: no token is issued twice."""
 
 
-class Rebuild:
-    """A queue while it is made. Its directory must exist and be empty."""
+class PageFiles:
+    """The files of a queue, written page by page below SQLite. No connection may have them open meanwhile."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -50,10 +50,27 @@ class Rebuild:
     def _file(self, shard: int) -> apsw.VFSFile:
         if shard not in self._files:
             path = self._directory / (layout.CATALOG if shard == CATALOG_FILE else layout.shard_file(shard))
-            files.create_empty(path)
+            with suppress(FileExistsError):
+                files.create_empty(path)
+            check_file(path, shard, writing=True)
             flags = [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0]
-            self._files[shard] = apsw.VFSFile(checksums.VFS, str(path), flags)
+            file = self._files[shard] = apsw.VFSFile(checksums.VFS, str(path), flags)
+            if file.xFileSize():
+                # From the first page the layer learns that it has sums to make. It may be torn: the log has it whole then.
+                with suppress(apsw.IOError):
+                    file.xRead(PAGE_BYTES, 0)
         return self._files[shard]
+
+    def sync(self) -> None:
+        """Bring what was written to the disk, names included.
+
+        Raises:
+            StoreError: it failed.
+        """
+        with _typed(-1):
+            for file in self._files.values():
+                file.xSync(apsw.SQLITE_SYNC_FULL)
+            files.sync_directory(self._directory)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -62,22 +79,30 @@ class Rebuild:
             with suppress(apsw.Error):
                 file.xClose()
 
-    def finish(self, replication: Replication) -> None:
-        """Bring all of it to the disk, as a queue of its own history: with tokens above those of its original, and in no boot.
 
+class Rebuild(PageFiles):
+    """A queue while it is made of what was shipped. No process may have its directory open."""
+
+    def finish(self, replication: Replication, boot: tuple[str, int] | None = None) -> None:
+        """Bring all of it to the disk, as a queue of its own history: with tokens above those of its original.
+
+        Args:
+            boot: the boot of this machine that it begins in, and what is added to the boot clock for queue time. None: the next
+                process that opens it decides that; timed leases are over then.
         Raises:
             StoreCorrupt, SchemaMismatch: what was shipped makes no queue.
         """
-        with _typed(-1):
-            for file in self._files.values():
-                file.xSync(apsw.SQLITE_SYNC_FULL)
+        self.sync()
         self.close()
         with _typed(-1):
             known = catalog.read(self._directory)
             db = connect_catalog(str(self._directory / layout.CATALOG))
             try:
                 epoch = (known.epoch // EPOCH_STEP + 1) * EPOCH_STEP
-                db.execute(REPLICATION.restored, (epoch, f"restored-{os.urandom(8).hex()}"))
+                if boot is None:
+                    db.execute(REPLICATION.restored, (epoch, f"restored-{os.urandom(8).hex()}"))
+                else:
+                    db.execute(REPLICATION.promoted, (epoch, *boot))
             finally:
                 db.close()
             catalog.set_replication(self._directory, replication)
@@ -90,9 +115,10 @@ class Rebuild:
                     catalog.verify_shard(shard, known, part)
                 finally:
                     shard.close()
-            for name in (layout.PRESENCE, layout.WAKE):
-                files.create_empty(self._directory / name)
-            files.create_empty(self._directory / layout.MARKS, wal_file.marks_bytes(len(known.topology)))
+            own = {layout.PRESENCE: 0, layout.WAKE: 0, layout.MARKS: wal_file.marks_bytes(len(known.topology))}
+            for name, size in own.items():
+                with suppress(FileExistsError):  # a promotion that was interrupted made it
+                    files.create_empty(self._directory / name, size)
             reserve.Reserve(self._directory).make()
             files.sync_directory(self._directory)
 

@@ -1,0 +1,49 @@
+"""Errors of a server on their way to its client: as JSON, and of the same type there."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from .. import _errors
+from .. import _hints as hints
+from .._errors import StoreError, StrictqError
+
+TOLD_BYTES_MAX: Final = 1 << 20
+_FIELDS: Final = {"segment": int, "term": int}
+"""Fields of errors that travel with them, and their types."""
+
+
+def tell(error: BaseException, server: str) -> bytes:
+    """An error of this server's, for `told`."""
+    known = error if isinstance(error, StrictqError) else StrictqError(f"{server} failed: {type(error).__name__}: {error}")
+    said = {
+        "error": type(known).__name__,
+        "text": str(known.args[0]) if known.args else "",
+        "hint": known.hint,
+        "hint_code": known.hint_code,
+        "transient": known.transient,
+        "shard": known.shard if isinstance(known, StoreError) else None,
+        "fields": {name: getattr(known, name) for name in _FIELDS if hasattr(known, name)},
+    }
+    return json.dumps(said).encode()
+
+
+def told(data: bytes) -> StrictqError:
+    """The error that the server met, of the same type."""
+    said: Any = json.loads(data)
+    kind = getattr(_errors, str(said["error"]), None)
+    if not (isinstance(kind, type) and issubclass(kind, StrictqError)):
+        kind = StrictqError
+    error = kind.__new__(kind)
+    # Past the constructors, which differ: the text is whole already.
+    hint, code = str(said["hint"]), str(said["hint_code"])
+    StrictqError.__init__(
+        error, str(said["text"]), hint=hints.Coded(code, hint) if code else hint, transient=bool(said["transient"])
+    )
+    if isinstance(error, StoreError):
+        error.shard, error.cause = int(said["shard"]), None
+    for name, type_ in _FIELDS.items():
+        if name in said.get("fields", {}):
+            setattr(error, name, type_(said["fields"][name]))
+    return error

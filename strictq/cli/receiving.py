@@ -1,0 +1,98 @@
+"""`strictq replica` and `strictq promote`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+import strictq
+from strictq.cli._arguments import PATH, json_option, quiet_option
+from strictq.cli._command import OK, Stopping, command, many, printable, tell
+from strictq.cli._words import emit, span, utc
+
+EXAMPLES: Final = {
+    "replica": """
+strictq replica orders.replica --listen 127.0.0.1:7400 --token-file token
+strictq replica orders.replica --listen 10.0.0.2:7400 --token-file token --certificate own.pem
+""",
+    "promote": """
+strictq promote orders.replica --dry-run
+strictq promote orders.replica
+strictq promote orders.replica --force --dead
+""",
+}
+LOOK_SECONDS: Final = 0.2
+
+
+@command(EXAMPLES["replica"])
+@click.argument("path", type=PATH, metavar="PATH", help="The replica's directory. It is made if it is missing.")
+@click.option("--listen", required=True, metavar="HOST:PORT", help="Where its primary finds it. Port 0: any that is free.")
+@click.option("--token-file", required=True, type=PATH, metavar="FILE", help="The token that its primary shows.")
+@click.option("--certificate", type=PATH, metavar="FILE", help="Receive over TLS, with this certificate (PEM).")
+@click.option("--key", "private_key", type=PATH, metavar="FILE", help="The certificate's private key, if it is in another file.")
+@click.option("--plaintext", is_flag=True, help="Receive without TLS at an address of a network that is private.")
+@click.option("--key-file", type=PATH, metavar="FILE", help="The secret that segments are keyed with.")
+@click.option("--queue-id", metavar="ID", help="The only queue that may ship to it. Default: the first that does.")
+@quiet_option
+@json_option
+def replica(
+    path: Path, listen: str, token_file: Path, certificate: Path | None, private_key: Path | None, plaintext: bool,
+    key_file: Path | None, queue_id: str | None, quiet: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Receive a queue's changes from its primary on another host, until Ctrl-C, and keep a copy that can be promoted.
+
+    The primary ships with: strictq replicate QUEUE --to tcps://HOST:PORT --token-file FILE.
+    Look at the copy with strictq stats PATH, peek, explain, dead and check, while this runs.
+
+    Exit code 0: it was asked to end. 1: the replica is damaged, or another process receives for it. 2: wrong usage.
+    """
+    with Stopping() as stopping, strictq.Replica(
+        path, listen=listen, token_file=token_file, certificate=certificate, private_key=private_key, plaintext=plaintext,
+        key_file=key_file, queue_id=queue_id,
+    ) as receiving:  # fmt: skip
+        if not quiet:
+            tell(f"strictq: receiving for {printable(receiving.path)} at {receiving.address}")
+        told = ""
+        while stopping.asked is None and not receiving.wait(LOOK_SECONDS):
+            if (receiving.error or "") != told:
+                told = receiving.error or ""
+                tell(f"strictq: {told}" if told else "strictq: changes are applied again")
+        if as_json:
+            found = {"path": receiving.path, "address": receiving.address, "promoted": receiving.promoted, "error": told or None}
+            emit(found)
+    return OK
+
+
+@command(EXAMPLES["promote"])
+@click.argument("path", type=PATH, metavar="PATH", help="The replica's directory, on this host.")
+@click.option("--force", is_flag=True, help="Also if the primary was heard of in the last ten seconds.")
+@click.option("--dead", is_flag=True, help="The primary's consumers are dead: end their leases at once.")
+@click.option("--key-file", type=PATH, metavar="FILE", help="The secret that segments are keyed with.")
+@click.option("--dry-run", is_flag=True, help="Only show what the queue would be, and what is known to be missing.")
+@quiet_option
+@json_option
+def promote(path: Path, force: bool, dead: bool, key_file: Path | None, dry_run: bool, quiet: bool, as_json: bool) -> int:
+    """Make a queue of a replica because its primary is lost. What the primary committed after the last segment is lost.
+
+    The primary is refused from then on. Refused itself while the primary may live: two queues that go on from the same messages
+    would hand out each of them twice. Promoting again does nothing more.
+
+    Exit code 0: done. 1: the primary may live, or a process does not let go. 2: wrong usage, or there is no such replica.
+    """
+    done = strictq.promote(path, force=force, dead=dead, key_file=key_file, dry_run=dry_run)
+    if as_json:
+        emit(done.to_dict())
+    elif not quiet:
+        what = "would be" if dry_run else "is"
+        print(f"{printable(done.path)} {what} the queue as of {utc(done.at)} (segment {done.segment:,}), in term {done.term}")
+        if done.contact_at is None or done.silent_seconds is None:
+            print("its primary was never heard of")
+        else:
+            print(f"last contact: {utc(done.contact_at)}, {span(done.silent_seconds)} ago; what was committed later is missing")
+        if done.missing_segments:
+            print(f"a later state did not arrive whole, and is given up: {many(done.missing_segments, 'segment')}")
+        if done.alive and dry_run:
+            print("the primary may live: --force would be needed")
+    return OK

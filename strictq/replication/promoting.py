@@ -1,0 +1,189 @@
+"""Making a queue of a living replica, when its primary is lost.
+
+From the moment at which the raised term is on the disk, nothing that a primary ships is confirmed any more. Every step can be
+interrupted and done again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from .. import _files as files
+from .. import _hints as hints
+from .._clock import MICROSECONDS, Clock, SystemClock
+from .._errors import InvalidArgument, PrimaryAlive, QueueNotFound, ReplicaGap, StoreBusy, StrictqError
+from .._findings import Promoted
+from .._store import api
+from .._store.api import Replication
+from .keys import key_id, read_key
+from .received import ReceivedSegments
+from .replica_home import LIVE, LOCK, LOOKS, PROMOTING, LastContact, ReplicaState, is_replica
+from .replica_log import ReplicaLog
+from .segment import SegmentHeader
+
+ALIVE_SECONDS: Final = 10.0
+"""A primary that was heard of within this time may live: it shows itself every two seconds."""
+HAND_OVER_SECONDS: Final = 20.0
+"""So long the process that receives may take to let go."""
+LOOKS_SECONDS: Final = 10.0
+
+
+def promote(
+    path: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+    dead: bool = False,
+    key_file: str | os.PathLike[str] | None = None,
+    clock: Clock | None = None,
+    on_step: Callable[[str], object] = lambda _step: None,
+) -> Promoted:
+    """Make a queue of a living replica, on its own host, because its primary is lost. What was not shipped is lost.
+
+    Replication is asynchronous: what the primary committed after the last segment is missing. The queue has a history of its
+    own, is replicated nowhere, and can be written to at once. The process that receives for the replica lets go of it and
+    refuses the primary from then on. Promoting it again does nothing more.
+
+    Args:
+        path: the replica's directory.
+        force: also if the primary was heard of in the last ten seconds. Both may hand out the same messages then.
+        dry_run: only report what it would be and what is known to be missing.
+        dead: all consumers of the primary are dead: timed leases end at once. Without it they end by their deadlines.
+        key_file: as it was given to the replica, if segments are keyed.
+        on_step: called by name after each step, for tests.
+    Raises:
+        QueueNotFound: there is no replica, or it has no whole state yet; nothing was changed.
+        PrimaryAlive: the primary may live; nothing was changed.
+        InvalidArgument: the key is missing or another one; nothing was changed.
+        StoreBusy: a process receives, looks or promotes and does not let go.
+        ReplicaGap, StoreError: what was received can't be read or written. Promote it again.
+    Source: docs/howto/replication.md
+    """
+    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
+        raise InvalidArgument(f"path must be the replica's directory, not {path!r}")
+    home = Path(os.path.realpath(os.path.expanduser(path)))
+    clock = clock or SystemClock()
+    key = b"" if key_file is None else read_key(key_file)
+    if not is_replica(home):
+        raise QueueNotFound(f"there is no replica at {home}", hint=hints.GIVE_REPLICA)
+    found = _report(home, key, clock)
+    if dry_run:
+        return found
+    if ReplicaState.read(home).role != "promoted":
+        _require_silent(found, force=force)
+        _promote(home, key, clock, force=force, dead=dead, on_step=on_step)
+    api.mark_replica(home / LIVE, living=False)
+    state = ReplicaState.read(home)
+    return attrs.evolve(_report(home, key, clock, found.missing_segments), history_id=state.promoted_as)
+
+
+def _require_silent(found: Promoted, *, force: bool) -> None:
+    """
+    Raises:
+        PrimaryAlive: the primary may live.
+    """
+    if found.alive and not force:
+        assert found.contact_at is not None
+        assert found.silent_seconds is not None
+        raise PrimaryAlive(f"the primary was heard of {found.silent_seconds:.1f} s ago; nothing was promoted", found.contact_at)
+
+
+def _report(home: Path, key: bytes, clock: Clock, missing: int | None = None) -> Promoted:
+    """What the replica would be. Changes nothing.
+
+    Raises:
+        QueueNotFound: it has no whole state.
+        InvalidArgument: its segments are made with another key.
+    """
+    state, contact = ReplicaState.read(home), LastContact.read(home)
+    if state.history_id and state.key_id != (key_id(key) if key else ""):
+        raise InvalidArgument(f"the segments of {home} are made with another key, or none", hint=hints.KEY_OF_REPLICA)
+    last, incomplete = state.applied, 0
+    if missing is None:
+        last, incomplete = _received(home, key, state)
+    if last is None:
+        raise QueueNotFound(f"the replica {home} has no whole state of a queue yet", hint=hints.START_REPLICA.of(path=home))
+    age = None if contact is None else contact.age(clock) / MICROSECONDS
+    return Promoted(
+        path=str(home / LIVE),
+        queue_id=state.queue_id,
+        history_id=None,
+        term=state.term if state.role != "replica" else state.term + 1,
+        at=last.wall / MICROSECONDS,
+        segment=last.n,
+        contact_at=None if contact is None else contact.wall / MICROSECONDS,
+        silent_seconds=age,
+        missing_segments=incomplete if missing is None else missing,
+        alive=age is not None and age < ALIVE_SECONDS and state.role == "replica",
+    )
+
+
+def _received(home: Path, key: bytes, state: ReplicaState) -> tuple[SegmentHeader | None, int]:
+    """The last segment of the newest whole cut, and how many segments behind it there are of one that is not whole."""
+    last, behind = state.applied, 0
+    log = ReplicaLog(home, key)
+    try:
+        for logged in log.load(repair=False):
+            if last is not None and logged.header.n <= last.n:
+                continue
+            behind = 1 if logged.header.first == logged.header.n else behind + 1
+            if not logged.header.more:
+                last, behind = logged.header, 0
+    finally:
+        log.close()
+    return last, behind
+
+
+def _promote(home: Path, key: bytes, clock: Clock, *, force: bool, dead: bool, on_step: Callable[[str], object]) -> None:
+    wanted, hold, looks = (files.Lock(home / name) for name in (PROMOTING, LOCK, LOOKS))
+    try:
+        if not wanted.alone(0.0):
+            raise StoreBusy(f"another process promotes the replica {home}", shard=-1)
+        if not hold.alone(HAND_OVER_SECONDS):
+            raise StoreBusy(f"the process that receives for the replica {home} does not let go", shard=-1, hint=hints.END_REPLICA)
+        if not looks.alone(LOOKS_SECONDS):
+            raise StoreBusy(f"another process looks at the replica {home}", shard=-1, hint=hints.CLOSE_LOOKS)
+        state = ReplicaState.read(home)
+        if state.role == "promoted":
+            return  # by a process that was faster
+        if state.role == "replica":
+            _require_silent(_report(home, key, clock), force=force)
+            state = attrs.evolve(state, term=state.term + 1, role="promoting", promoted_as=os.urandom(16).hex())
+            state.write(home)
+            on_step("fenced")
+        rest = ReceivedSegments(home, clock, key=key, promoting=hold)
+        try:
+            rest.finish()
+        finally:
+            rest.close()
+        on_step("applied")
+        state = ReplicaState.read(home)
+        if state.applied is None:
+            raise ReplicaGap(f"the replica {home} has no whole state of a queue", 0)
+        own = Replication(state.promoted_as, state.term, "off", "", "{}", state.applied.x)
+        now = _queue_time(state.applied, LastContact.read(home), clock)
+        api.become_queue(home / LIVE, own, now, clock, end_leases=dead)
+        on_step("finished")
+        attrs.evolve(state, role="promoted").write(home)
+        on_step("promoted")
+        with suppress(OSError, StrictqError):
+            (home / PROMOTING).unlink()
+    finally:
+        for lock in (looks, hold, wanted):
+            lock.leave()
+
+
+def _queue_time(applied: SegmentHeader, contact: LastContact | None, clock: Clock) -> int:
+    """What time it is in the queue: what it was when the primary was heard of last, and what has passed since then.
+
+    By the clocks of this host alone, which the primary's may be ahead of.
+    """
+    if contact is None:  # its file was lost
+        return applied.x + max(clock.wall() - applied.wall, 0)
+    return max(applied.x, contact.x + contact.age(clock))

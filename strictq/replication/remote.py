@@ -1,0 +1,197 @@
+"""A living replica on another host, as its primary sees it: one connection, and a request for each segment."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+from .. import _hints as hints
+from .._errors import Diverged, Fenced, InvalidArgument, ReplicaGap, SchemaMismatch, StrictqError, TargetUnavailable
+from .._net import telling, transport
+from .keys import key_id
+from .segment import header_from
+from .target import ChainHead, ShipTarget
+
+TIMEOUT_SECONDS: Final = 20.0
+"""For an answer. A replica syncs one segment meanwhile."""
+ANSWER_BYTES_MAX: Final = 4 << 20
+HEAD: Final = "/1/head"
+CLAIM: Final = "/1/claim"
+BEAT: Final = "/1/beat"
+SEGMENT: Final = "/1/segment/"
+_OURS: Final = (Diverged, Fenced, InvalidArgument, ReplicaGap, SchemaMismatch)
+"""Errors of the replica that say something of the chain or the arguments. All others are its own trouble, and may pass."""
+
+
+class ReplicaTarget(ShipTarget):
+    """See ShipTarget.
+
+    Args:
+        scheme: "tcp", or "tcps" for TLS.
+        token_file: a file with the token that the replica expects, read at the first request.
+        authority: a PEM file with certificates that vouch for the replica's; "": those that the system trusts.
+    """
+
+    keeps_segments = False
+
+    def __init__(self, scheme: str, host: str, port: int, key: bytes = b"", *, token_file: str = "", authority: str = "") -> None:
+        super().__init__(key)
+        self._scheme, self._host, self._port = scheme, host, port
+        self._token_file = token_file
+        self._authority = authority
+        self._token = ""
+        self._tls: ssl.SSLContext | None = None
+        self._connection: http.client.HTTPConnection | None = None
+        self._empty = True
+        """When it was last asked, it had no segments."""
+
+    def __str__(self) -> str:
+        return f"{self._scheme}://{transport.address(self._host, self._port)}"
+
+    def holds(self, _path: Path) -> bool:
+        return False
+
+    def require_apart(self, _queue: Path) -> None:
+        """It is another process's directory."""
+
+    # ---- whose it is
+
+    def prepare(self, _queue: Path) -> None:
+        self.reach()
+
+    def identity(self) -> dict[str, Any] | None:
+        found = self._ask("GET", HEAD)
+        if not found.get("history_id"):
+            return None
+        self._empty = found.get("n", -1) == -1
+        return {name: str(found.get(name, "")) for name in ("queue_id", "history_id", "key_id")}
+
+    def require(self, identity: dict[str, Any], found: dict[str, Any] | None = None) -> None:
+        found = self.identity() if found is None else found
+        if found is not None and self._empty:
+            # A configuration that was interrupted: where nothing was shipped, the replica lets the queue claim it again.
+            found = found | {"history_id": identity["history_id"]}
+        super().require(identity, found)
+
+    def claim(self, identity: dict[str, Any]) -> None:
+        self._take(identity | ({"key_id": key_id(self.key)} if self.key else {}))
+
+    def _take(self, identity: dict[str, Any]) -> None:
+        said = {"queue_id": identity["queue_id"], "history_id": identity["history_id"], "key_id": identity.get("key_id", "")}
+        self._ask("POST", CLAIM, json.dumps(said).encode())
+
+    def is_write_once(self) -> bool:
+        return True
+
+    # ---- the chain
+
+    def reach(self) -> None:
+        self._ask("GET", HEAD)
+
+    def head(self) -> ChainHead | None:
+        found = self._ask("GET", HEAD)
+        try:
+            n, digest, complete = int(found["n"]), str(found["hash"] or ""), found["complete"]
+            if n < 0:
+                return None
+            return ChainHead(n, digest, None if complete is None else header_from(complete, int(complete["n"])))
+        except (ValueError, TypeError, LookupError, ReplicaGap) as e:
+            raise self._stranger("its answer makes no sense") from e
+
+    def put(self, n: int, data: bytes) -> None:
+        self._ask("PUT", f"{SEGMENT}{n}", data)
+
+    def retain(self, _limit: int) -> int:
+        return 0  # it empties its log by itself
+
+    def beat(self, queue_id: str, history_id: str, term: int, x: int) -> None:
+        said = {"queue_id": queue_id, "history_id": history_id, "term": term, "x": x}
+        self._ask("POST", BEAT, json.dumps(said).encode())
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    # ---- one request
+
+    def _ask(self, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
+        """
+        Raises:
+            TargetUnavailable: it does not answer, does not know the token, or has no room now.
+            Diverged, Fenced, InvalidArgument, ReplicaGap, SchemaMismatch: what the replica says.
+        """
+        with self.reached("it can't be reached"):
+            status, answer = self._answer(method, path, body)
+        if status == HTTPStatus.UNAUTHORIZED:
+            raise TargetUnavailable(f"{self} does not take this token", str(self), hint=hints.TOKEN_FILE, transient=False)
+        try:
+            if status == HTTPStatus.OK:
+                found = json.loads(answer)
+                if isinstance(found, dict):
+                    return found
+            elif status == HTTPStatus.UNPROCESSABLE_ENTITY:
+                raise self._said(telling.told(answer))
+        except (ValueError, TypeError, LookupError, RecursionError) as e:
+            if isinstance(e, StrictqError):
+                raise
+            raise self._stranger("its answer makes no sense") from e
+        raise self._stranger(f"it answers with {status}")
+
+    def _answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """Status and body. A connection that the replica closed meanwhile is made again: every request may come twice."""
+        fresh = self._connection is None
+        try:
+            return self._once(method, path, body)
+        except (OSError, http.client.HTTPException) as e:
+            self.close()
+            if fresh or isinstance(e, TimeoutError | ssl.SSLError):
+                raise
+        try:
+            return self._once(method, path, body)
+        except BaseException:
+            self.close()
+            raise
+
+    def _once(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._connected()
+        connection.request(method, path, body, {"Authorization": f"Bearer {self._token}"})
+        response = connection.getresponse()
+        answer = response.read(ANSWER_BYTES_MAX)
+        if len(answer) == ANSWER_BYTES_MAX:
+            raise http.client.HTTPException("the answer is too long")
+        return response.status, answer
+
+    def _connected(self) -> http.client.HTTPConnection:
+        self._token = transport.read_token(self._token_file)
+        if self._scheme != "tcps":
+            return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_SECONDS)
+        context = transport.client_context(self._authority or None)
+        return http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_SECONDS, context=context)
+
+    def _said(self, error: StrictqError) -> StrictqError:
+        if isinstance(error, _OURS):
+            return error
+        return TargetUnavailable(f"{self}: {Exception.__str__(error)}", str(self), hint=error.hint or None)
+
+    def _stranger(self, why: str) -> TargetUnavailable:
+        return TargetUnavailable(
+            f"{self} is no replica of this version of strictq: {why}", str(self), hint=hints.SAME_RELEASE, transient=False
+        )
+
+    def translated(self, what: str, error: Exception) -> StrictqError | None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return TargetUnavailable(
+                f"{self}: its certificate is not accepted: {error.verify_message}", str(self),
+                hint=hints.CERTIFICATE_OF_REPLICA, transient=False,
+            )  # fmt: skip
+        if isinstance(error, OSError | http.client.HTTPException):
+            detail = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            return TargetUnavailable(f"{self}: {what}: {detail}", str(self), hint=hints.REPLICA_RUNS)
+        return None

@@ -1,0 +1,299 @@
+"""A living replica: a server that receives a queue's segments over TCP, and keeps a copy that can be looked at and promoted.
+
+Plain HTTP of the standard library. Each request carries the token; a connection stays for many. Nothing that comes in is
+unpickled or run, and peers send numbers of shards, never names of files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import ssl
+import threading
+import traceback
+from contextlib import suppress
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from .._clock import Clock, SystemClock
+from .._errors import InvalidArgument, StoreBusy, StrictqError
+from .._net import telling, transport
+from .._net.admission import TokenHandler, TokenServer
+from .keys import read_key
+from .received import ReceivedSegments
+from .replica_home import ReplicaState, promotion_wanted
+from .segment import SEGMENT_BYTES_MAX, header_values
+
+VERSION: Final = "/1/"
+HEAD: Final = VERSION + "head"
+CLAIM: Final = VERSION + "claim"
+BEAT: Final = VERSION + "beat"
+SEGMENT: Final = VERSION + "segment/"
+SMALL_BYTES_MAX: Final = 1 << 16
+POLL_SECONDS: Final = 0.1
+WHAT: Final = "the replica"
+_NUMBER_DIGITS: Final = 16
+_ID: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
+_KEY_ID: Final = re.compile(r"[0-9a-f]{0,64}")
+
+
+class ReplicaServer(TokenServer):
+    """Serves one replica on a socket that is open already."""
+
+    def __init__(self, listening: socket.socket, replica: Replica, token: str, tls: ssl.SSLContext | None) -> None:
+        super().__init__(listening, ReplicaHandler, token, tls)
+        self.replica = replica
+        self._connected: set[socket.socket] = set()
+        self._connecting = threading.Lock()
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        with self._connecting:
+            self._connected.add(request)
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._connecting:
+                self._connected.discard(request)
+
+    def service_actions(self) -> None:
+        """Make way for a promotion, too."""
+        super().service_actions()
+        self.replica.tend()
+
+    def disconnect(self) -> None:
+        """End all connections."""
+        with self._connecting:
+            for connection in self._connected:
+                with suppress(OSError):
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
+class ReplicaHandler(TokenHandler):
+    """One connection of a primary."""
+
+    server: ReplicaServer
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answered(0, lambda _: self._head_of_chain())
+
+    def do_POST(self) -> None:
+        self._answered(SMALL_BYTES_MAX, self._small)
+
+    def do_PUT(self) -> None:
+        self._answered(SEGMENT_BYTES_MAX, self._segment)
+
+    def _answered(self, bytes_max: int, work: Any) -> None:
+        body = self.admitted(bytes_max)
+        if body is None:
+            return
+        try:
+            found = work(body)
+        except Exception as e:
+            if not isinstance(e, StrictqError):
+                traceback.print_exception(e)
+            self.answer(HTTPStatus.UNPROCESSABLE_ENTITY, telling.tell(e, WHAT)[: telling.TOLD_BYTES_MAX])
+            return
+        if found is None:
+            self.close_connection = True
+            self.answer(HTTPStatus.NOT_FOUND)
+        else:
+            self.answer(HTTPStatus.OK, json.dumps(found).encode())
+
+    def _head_of_chain(self) -> dict[str, Any] | None:
+        if self.path != HEAD:
+            return None
+        receiving = self.server.replica.receiving()
+        head = receiving.head()
+        complete = None if head is None or head.complete is None else header_values(head.complete)
+        return receiving.status() | {"n": -1 if head is None else head.n, "hash": head and head.hash, "complete": complete}
+
+    def _small(self, body: bytes) -> dict[str, Any] | None:
+        if self.path not in (CLAIM, BEAT):
+            return None
+        receiving = self.server.replica.receiving()
+        try:
+            said = json.loads(body)
+            queue_id, history_id = _name(said["queue_id"], _ID), _name(said["history_id"], _ID)
+            if self.path == CLAIM:
+                receiving.claim(queue_id, history_id, _name(said["key_id"], _KEY_ID))
+            else:
+                receiving.beat(queue_id, history_id, _whole(said["term"]), _whole(said["x"]))
+        except (ValueError, TypeError, LookupError, RecursionError) as e:
+            if isinstance(e, StrictqError):
+                raise
+            raise InvalidArgument("the replica can't read this request") from e
+        return {}
+
+    def _segment(self, body: bytes) -> dict[str, Any] | None:
+        number = self.path.removeprefix(SEGMENT)
+        if not self.path.startswith(SEGMENT) or not (number.isascii() and number.isdigit() and len(number) <= _NUMBER_DIGITS):
+            return None
+        self.server.replica.receiving().put(int(number), body)
+        return {}
+
+
+def _name(value: object, pattern: re.Pattern[str]) -> str:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ValueError
+    return value
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
+        raise ValueError
+    return value
+
+
+class Replica:
+    """Receive for a replica, as long as this object is not closed. The queue that ships to it is on another host.
+
+    ```
+    with strictq.Replica("orders.replica", listen="10.0.0.2:7400", token_file="token", certificate="replica.pem") as replica:
+        replica.wait()
+    ```
+
+    A replica belongs to one history of one queue: the first that ships to it. It can be looked at with
+    `strictq.open(path, read_only=True)` while it receives. `strictq.promote` makes a queue of it. From then on, whoever ships to
+    it is refused with Fenced.
+
+    Args:
+        path: its directory; made if it is missing, else empty or a replica.
+        listen: "HOST:PORT"; port 0: any that is free, see `address`.
+        token_file: a file with the token that a primary shows: 16 to 512 letters, digits and `._~+/=-`.
+        certificate: a PEM file with its certificate and those between it and the authority; with it, TLS.
+        private_key: a PEM file with its key, not encrypted; None: it is in `certificate`.
+        plaintext: receive without TLS at an address that is not this machine's own, in a network that is private.
+        key_file: as given to `configure_replication`, if that has one.
+        queue_id: the only queue that may ship to it; None: the first that does.
+    Raises:
+        InvalidArgument: an argument can never work, or something else is at the path; nothing was changed.
+        ConfigError: it can't listen there, or a file can't be used; nothing was changed.
+        StoreBusy: another process receives for it.
+        ReplicaGap, StoreCorrupt: what it has is damaged; nothing was changed.
+    Source: docs/howto/replication.md
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        listen: str = "127.0.0.1:0",
+        token_file: str | os.PathLike[str],
+        certificate: str | os.PathLike[str] | None = None,
+        private_key: str | os.PathLike[str] | None = None,
+        plaintext: bool = False,
+        key_file: str | os.PathLike[str] | None = None,
+        queue_id: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
+            raise InvalidArgument(f"path must be the replica's directory, not {path!r}")
+        if queue_id is not None and (not isinstance(queue_id, str) or not queue_id):
+            raise InvalidArgument(f"queue_id must be a queue's id, not {queue_id!r}")
+        host, port = transport.host_and_port("listen", listen)
+        transport.require_protected(WHAT, host, tls=certificate is not None, plaintext=plaintext)
+        if certificate is None and private_key is not None:
+            raise InvalidArgument("private_key needs a certificate")
+        token = transport.read_token(token_file)
+        tls = None
+        if certificate is not None:
+            tls = transport.server_context(*transport.certified(WHAT, certificate, private_key, None)[0])
+        self._path = Path(os.path.realpath(os.path.expanduser(path)))
+        self._key = b"" if key_file is None else read_key(key_file)
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._receiving: ReceivedSegments | None = self._began(queue_id)
+        try:
+            self._listening = transport.listen(WHAT, host, port)
+            self._server = ReplicaServer(self._listening, self, token, tls)
+            self._thread = threading.Thread(
+                target=self._server.serve_forever, args=(POLL_SECONDS,), name="strictq-receiving", daemon=True
+            )
+            self._thread.start()
+        except BaseException:
+            self._receiving.close()
+            raise
+        self._address = transport.address(host, self._listening.getsockname()[1])
+
+    def _began(self, queue_id: str | None = None) -> ReceivedSegments:
+        return ReceivedSegments(self._path, self._clock, key=self._key, queue_id=queue_id)
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+        return str(self._path)
+
+    @property
+    def address(self) -> str:
+        """Where it listens, "HOST:PORT"."""
+        return self._address
+
+    @property
+    def promoted(self) -> bool:
+        """Is it a queue of its own by now?"""
+        return ReplicaState.read(self._path).role != "replica"
+
+    @property
+    def error(self) -> str | None:
+        """Why what was received can't be applied now; None: it can."""
+        receiving = self._receiving
+        return None if receiving is None else receiving.error
+
+    def receiving(self) -> ReceivedSegments:
+        """For the server: what takes segments.
+
+        Raises:
+            StoreBusy: it is being promoted.
+        """
+        receiving = self._receiving
+        if receiving is None:
+            raise StoreBusy("the replica is being promoted", shard=-1)
+        return receiving
+
+    def tend(self) -> None:
+        """For the server: let go of the directory where a process wants to promote it, and take it again after that."""
+        with self._lock:
+            if self._closed:
+                return
+            receiving = self._receiving
+            if receiving is not None:
+                if receiving.state.role == "replica" and promotion_wanted(self._path):
+                    self._receiving = None
+                    receiving.close()
+            elif not promotion_wanted(self._path):
+                with suppress(StrictqError):  # the process that promotes has not let go yet: in the next round
+                    self._receiving = self._began()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it is closed. Returns whether it was."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Receive no more. What was confirmed stays, and shipping goes on when it is opened again. Closing twice does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            receiving, self._receiving = self._receiving, None
+        if receiving is not None:
+            receiving.close()
+        self._server.shutdown()
+        self._server.disconnect()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Replica {self._path} at {self._address}{', closed' if self._closed else ''}>"

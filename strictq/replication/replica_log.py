@@ -1,0 +1,177 @@
+"""The log of a replica: segments one behind the other, in two files that take turns.
+
+A segment is in it for good when `append` returns. It is dropped when live/ has it on the disk: the file that is full is emptied
+while segments go to the other one, so that nothing is copied and no append waits for that.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from .. import _files as files
+from .._errors import ReplicaGap, StoreError
+from .replica_home import LOGS
+from .segment import ANY, MAGIC, SEGMENT_BYTES_MAX, START_BYTES, SegmentHeader, decode_header, hash_of, segment_bytes
+
+ROTATE_BYTES: Final = 64 << 20
+"""With more, segments go to the other file, if that is empty."""
+
+
+class Logged(NamedTuple):
+    """Where a segment is in the log."""
+
+    header: SegmentHeader
+    hash: str
+    file: int
+    at: int
+    size: int
+
+
+class ReplicaLog:
+    """See the module. For one process; appends and reads may be in two threads."""
+
+    def __init__(self, home: Path, key: bytes) -> None:
+        self._key = key
+        self._fds: list[int] = []
+        self._ends = [0, 0]
+        self._last = [-1, -1]
+        self._active = 0
+        self._broken = False
+        try:
+            for name in LOGS:
+                self._fds.append(files.open_regular(home / name, os.O_RDWR | os.O_CREAT))
+            files.sync_directory(home)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        opened, self._fds = self._fds, []
+        for fd in opened:
+            os.close(fd)
+
+    @property
+    def size(self) -> int:
+        """Bytes of both files."""
+        return sum(self._ends)
+
+    # ---- what is there
+
+    def load(self, *, repair: bool = True) -> list[Logged]:
+        """All segments, in the order of their numbers. What a power cut left of the last append is cut off: it was not confirmed.
+
+        Args:
+            repair: False: change nothing.
+        Raises:
+            ReplicaGap: a segment is damaged that was confirmed; nothing was changed.
+        """
+        found = [self._scan(file) for file in range(len(self._fds))]
+        for file, (logged, _) in enumerate(found):
+            self._last[file] = logged[-1].header.n if logged else -1
+        self._active = int(self._last[1] > self._last[0])
+        for file, (logged, torn) in enumerate(found):
+            self._ends[file] = logged[-1].at + logged[-1].size if logged else 0
+            if not torn or not repair:
+                continue
+            if file != self._active and logged:
+                raise ReplicaGap(f"segment {self._last[file] + 1} is damaged in the replica's log", self._last[file] + 1)
+            os.ftruncate(self._fds[file], self._ends[file])
+            os.fsync(self._fds[file])
+        return sorted((each for logged, _ in found for each in logged), key=lambda each: each.header.n)
+
+    def _scan(self, file: int) -> tuple[list[Logged], bool]:
+        """The segments of a file, and whether there is anything behind them."""
+        fd, out, at = self._fds[file], list[Logged](), 0
+        size = os.fstat(fd).st_size
+        while at < size:
+            n = out[-1].header.n + 1 if out else ANY
+            try:
+                start = os.pread(fd, START_BYTES, at)
+                data = os.pread(fd, segment_bytes(start, n), at)
+                header = decode_header(data, ANY, self._key)
+            except ReplicaGap as e:
+                if self._whole_behind(fd, at, size):
+                    raise ReplicaGap(f"segment {n} is damaged in the replica's log: {e}", n) from e
+                return out, True
+            out.append(Logged(header, hash_of(data), file, at, len(data)))
+            at += len(data)
+        return out, False
+
+    def _whole_behind(self, fd: int, at: int, size: int) -> bool:
+        """Is there a whole segment behind a damaged one? Then that one was confirmed: appends are synced one by one."""
+        if size - at > SEGMENT_BYTES_MAX:
+            return True
+        rest = os.pread(fd, size - at, at)
+        begin = rest.find(MAGIC, 1)
+        while begin >= 0:
+            try:
+                data = rest[begin : begin + segment_bytes(rest[begin : begin + START_BYTES], ANY)]
+                decode_header(data, ANY, self._key)
+            except ReplicaGap:
+                begin = rest.find(MAGIC, begin + 1)
+            else:
+                return True
+        return False
+
+    # ---- appending, reading, emptying
+
+    def append(self, header: SegmentHeader, data: bytes) -> Logged:
+        """Add a segment; it is on the disk on return.
+
+        Raises:
+            StoreFull, StoreError: it is not, and nothing else changed.
+        """
+        if self._broken:
+            raise StoreError("the replica's log could not be put right after an error: start the replica again", shard=-1)
+        other = 1 - self._active
+        if self._ends[self._active] >= ROTATE_BYTES and not self._ends[other]:
+            self._active = other
+        file = self._active
+        fd, at = self._fds[file], self._ends[file]
+        try:
+            done = 0
+            left = memoryview(data)
+            while done < len(data):
+                done += os.pwrite(fd, left[done:], at + done)
+            os.fdatasync(fd)
+        except OSError as e:
+            self._broken = True
+            try:
+                os.ftruncate(fd, at)
+                os.fsync(fd)
+                self._broken = False
+            except OSError:
+                pass  # the next start finds out what of it is there
+            raise files.failure("the replica's log can't be written", e) from e
+        self._ends[file] = at + len(data)
+        self._last[file] = header.n
+        return Logged(header, hash_of(data), file, at, len(data))
+
+    def read(self, logged: Logged) -> bytes:
+        with files.typed("the replica's log can't be read"):
+            return os.pread(self._fds[logged.file], logged.size, logged.at)
+
+    def droppable(self, upto: int) -> int | None:
+        """The file that can be emptied once live/ has all up to segment `upto` on the disk; None: there is none.
+
+        Never the one that segments are appended to.
+        """
+        other = 1 - self._active
+        return other if self._ends[other] and self._last[other] <= upto else None
+
+    def all_upto(self, n: int) -> bool:
+        """Are all segments in it up to this number?"""
+        return max(self._last) <= n
+
+    def empty(self, file: int) -> None:
+        """Drop the segments of a file.
+
+        Raises:
+            StoreError: they are still there.
+        """
+        with files.typed("the replica's log can't be emptied"):
+            os.ftruncate(self._fds[file], 0)
+            os.fsync(self._fds[file])
+        self._ends[file], self._last[file] = 0, -1
