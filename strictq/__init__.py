@@ -52,7 +52,7 @@ from ._errors import (
     UnknownMessage,
 )
 from ._observe import Observation, Observer
-from ._stats import DurationEstimate, OpenBreaker, ReplicationStatus, ShardStats, Stats
+from ._stats import DurationEstimate, OpenBreaker, ReplicationStatus, ShardStats, Stats, WorkerLoad
 from ._types import CONTENT_HASH, Event, Message, Receipt
 from .batch import Batch
 from .delivery import Delivery, Lease
@@ -64,6 +64,7 @@ from .transaction import Transaction
 
 if TYPE_CHECKING:
     from ._findings import (
+        AttemptError,
         ConsumerStatus,
         DeadLetter,
         Explanation,
@@ -98,6 +99,7 @@ __all__ = [
     "AsyncLease",
     "AsyncQueue",
     "AsyncTransaction",
+    "AttemptError",
     "Batch",
     "Breaker",
     "Clock",
@@ -173,6 +175,7 @@ __all__ = [
     "UnknownMessage",
     "Worker",
     "WorkerEvent",
+    "WorkerLoad",
     "WorkerStats",
     "__version__",
     "migrate",
@@ -186,8 +189,9 @@ __all__ = [
 # Where it is → what most programs do not need, and what would cost more than the rest of the import together.
 _LATE = {
     "_findings": (
-        "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "LostRange", "MessageStatus", "Migration",
-        "PeekedMessage", "Problem", "Promoted", "QueryReport", "ReplicaReport", "Restored", "Salvaged", "WorkerEvent",
+        "AttemptError", "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "LostRange", "MessageStatus",
+        "Migration", "PeekedMessage", "Problem", "Promoted", "QueryReport", "ReplicaReport", "Restored", "Salvaged",
+        "WorkerEvent",
     ),
     "aio": ("AsyncBatch", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
     "app": ("App",),

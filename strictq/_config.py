@@ -164,7 +164,10 @@ class QueueConfig(_Remembered):
     """How long a record is kept, seconds."""
     history_records_max: int = attrs.field(default=1_000_000, validator=_whole(1, 2**53))
     """Most records per shard; the oldest are deleted first."""
-
+    prepare_seconds: float | None = attrs.field(default=None, validator=_seconds(0.0, optional=True))
+    """Estimate of the prepare stage of messages without their own, seconds; None: workers learn it."""
+    process_seconds: float | None = attrs.field(default=None, validator=_seconds(0.0, optional=True))
+    """Estimate of the process stage of messages without their own, seconds; None: workers learn it."""
     hot_lanes: bool = attrs.field(default=True, validator=_flag)
     """Keep messages that are sent, received and acked soon in logs and in memory, which takes less CPU time. No effect for
     in-memory queues and while `history` is on."""

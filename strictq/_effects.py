@@ -14,7 +14,7 @@ from ._config import BODY_BYTES_MAX, QueueConfig
 from ._errors import InvalidArgument, OutcomeUnknown
 from ._keys import KEYLESS, Key, encode_key
 from ._sending import Sending
-from ._store.api import Changes, Committed, Item, Placed, Statement
+from ._store.api import Changes, Committed, Item, Placed, Statement, Took
 from ._types import UNSET, Body, ContentHash, Message, Receipt, SendOptions, Unset, to_send
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Effects:
 
     # ---- for whoever commits them
 
-    def changes(self, took: tuple[float | None, float] | None = None) -> Changes:
+    def changes(self, took: Took | None = None) -> Changes:
         """Return the effects in the store's form. See Changes for `took`."""
         items: Sequence[Item] = ()
         if self.sends and self._sending is not None:
@@ -216,6 +216,11 @@ class Effects:
         unsure = error is not None and (isinstance(error, OutcomeUnknown) or not isinstance(error, Exception))
         for send in self.sends:
             send.receipt._fail(UNKNOWN if unsure else FAILED)
+
+
+def inherited(headers: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """Those of a message's headers that have these names."""
+    return {name: headers[name] for name in names if name in headers}
 
 
 class Recording:
@@ -261,7 +266,7 @@ class Recording:
             key=key, dedup_id=dedup_id, delay=delay, at=at, ttl=ttl, headers=headers, size_hint=size_hint,
             prepare_seconds=prepare_seconds, process_seconds=process_seconds,
         )  # fmt: skip
-        return self._effects_for("send").send(to_send(body, message))
+        return self._effects_for("send").send(self._with_inherited(to_send(body, message)))
 
     def send_json(self, value: Any, key: Key | None = None, **options: Unpack[SendOptions]) -> PendingReceipt:
         """Send a value as compact UTF-8 JSON when the transaction commits. See `send`. The message's `json()` returns the value.
@@ -270,7 +275,17 @@ class Recording:
             InvalidArgument: the value cannot be written as JSON (such as NaN or infinity); or as `send`. Nothing was changed.
             LeaseLost: the job was cancelled; nothing was changed.
         """
-        return self._effects_for("send_json").send(Message.json(value, key=key, **options))
+        return self._effects_for("send_json").send(self._with_inherited(Message.json(value, key=key, **options)))
+
+    def _inherited(self) -> dict[str, str]:
+        """Headers that every message sent here has, unless it is given them."""
+        return {}
+
+    def _with_inherited(self, message: Message) -> Message:
+        more = self._inherited()
+        if not more or not isinstance(message.headers, Mapping | None):
+            return message  # what is wrong with the headers is said where the message is checked
+        return attrs.evolve(message, headers={**more, **(message.headers or {})})
 
     def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> None:
         """Run a statement on the program's app_* tables when the transaction commits (or at the next `run`), in order.

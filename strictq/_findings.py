@@ -16,6 +16,23 @@ from ._views import Report
 
 
 @attrs.frozen
+class AttemptError(Report):
+    """Why one attempt of a message failed.
+
+    Attributes:
+        attempt: which start of a handler it was, 1 for the first.
+        at: seconds since 1970 at which it was reported.
+        error: the first 2,000 bytes of the reason.
+        traceback: the last 4,000 bytes of it; None: there was none.
+    """
+
+    attempt: int
+    at: float
+    error: str
+    traceback: str | None = None
+
+
+@attrs.frozen
 class DeadLetter(Report):
     """A message that left its lane without an ack, kept for an operator.
 
@@ -23,6 +40,8 @@ class DeadLetter(Report):
         kind: "rejected" (by a consumer), "poison" (out of attempts) or "expired".
         reason: the last error, or the reason of the reject.
         died_at: seconds since 1970.
+        errors: of its last five attempts that failed, oldest first.
+        output: what its handler last had to say, or None.
     """
 
     key: Key | None
@@ -35,6 +54,8 @@ class DeadLetter(Report):
     attempts: int
     enqueued_at: float
     died_at: float
+    errors: tuple[AttemptError, ...] = ()
+    output: str | None = None
 
     def json(self) -> Any:
         """Return the body decoded as JSON."""
@@ -84,6 +105,8 @@ class HistoryRecord(Report):
         size_hint: as sent.
         outcome: how it ended.
         body: the body, if `history="bodies"` kept it; otherwise None.
+        errors: of its last five attempts that failed, oldest first.
+        output: what its handler last said, or None.
     """
 
     shard: int
@@ -101,6 +124,8 @@ class HistoryRecord(Report):
     size_hint: float | None
     outcome: Literal["acked", "rejected", "poison", "expired", "dropped", "purged"]
     body: bytes | None
+    errors: tuple[AttemptError, ...] = ()
+    output: str | None = None
 
 
 @attrs.frozen
@@ -113,9 +138,10 @@ class MessageStatus(Report):
         consumer: the consumer that holds it, if it is in flight.
         until: seconds since 1970 at which that lease, or the delay, ends.
         last_error, last_output: the reason and output of the last nack, reject or handler.
+        errors: of its last five attempts that failed, oldest first.
     """
 
-    key: Key
+    key: Key | None
     seq: int
     state: State
     attempts: int = 0
@@ -123,6 +149,7 @@ class MessageStatus(Report):
     until: float | None = None
     last_error: str | None = None
     last_output: str | None = None
+    errors: tuple[AttemptError, ...] = ()
 
 
 @attrs.frozen

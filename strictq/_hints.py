@@ -155,6 +155,7 @@ HANDLER_SHAPE: Final = Coded(
 )
 LET_KEYLESS: Final = Coded("let_keyless", "or allow keyless messages: q.configure(keyless='random')")
 SETTLED_ALREADY: Final = Coded("settled_already", "settle a delivery only once")
+KEY_AND_SEQ: Final = Coded("key_and_seq", "pass key and seq, or the receipt that send returned")
 RAISE_INSTEAD: Final = Coded("raise_instead", "raise Retry, Defer, Reject or any exception")
 USE_JOB_EXECUTE: Final = Coded("use_job_execute", "use job.execute(), which runs with the ack")
 BATCH_OR_SINGLE: Final = Coded(

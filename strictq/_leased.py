@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ._keys import Key, decode_key
-from ._store.api import Held, Storage
+from ._store.api import Held, Storage, Took
 
 # States of a message, as far as this process knows. All but OPEN are settled.
 OPEN, ACKED, NACKED, DEFERRED, REJECTED, DONE = range(6)
@@ -82,8 +82,8 @@ class MessageState:
 
     _begun: bool
     """The program started it: by `start`, or with a transaction; else not set. A charge at receive does not set it."""
-    _took: tuple[float | None, float]
-    """Seconds that prepare (None: there was none) and process took, where a worker measured them; else not set."""
+    _took: Took
+    """What a worker measured of its handler, where history is kept; else not set."""
     _next: MessageState | None
     """The message of the lease whose handler starts with the ack of this one."""
     _state: int

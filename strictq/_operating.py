@@ -17,6 +17,7 @@ from ._errors import InvalidArgument
 from ._keys import Key, encode_key
 from ._stats import ReplicationStatus, Stats
 from ._store.api import Rows, Storage
+from ._types import Receipt
 
 if TYPE_CHECKING:
     import os
@@ -55,13 +56,35 @@ class Operations:
             raise InvalidArgument(f"by must be 'depth' or 'age', not {by!r}")
         return storage.top_keys(n, by)
 
-    def peek(self, key: Key, limit: int) -> list[PeekedMessage]:
+    def peek(self, of: Key | Receipt | None, limit: int) -> list[PeekedMessage]:
         storage = self._open(writing=False)
-        return storage.peek(encode_key(key), validate.whole("limit", limit, 1, validate.MESSAGES_MAX))
+        validate.whole("limit", limit, 1, validate.MESSAGES_MAX)
+        if not isinstance(of, Receipt):
+            return storage.peek(_encoded(of), limit)
+        if of.key is None:
+            return storage.peek_keyless(*self._place(of))
+        seq = validate.whole("seq", of.seq, 1, 2**62)
+        return [m for m in storage.peek(encode_key(of.key), 1, seq) if m.seq == seq]
 
-    def status(self, key: Key, seq: int) -> MessageStatus:
+    def status(self, of: Key | Receipt, seq: int | None) -> MessageStatus:
         storage = self._open(writing=False)
-        return storage.status(encode_key(key), validate.whole("seq", seq, 1, 2**62))
+        if not isinstance(of, Receipt):
+            if seq is None:
+                raise InvalidArgument("status of a key needs the seq of a message", hint=hints.KEY_AND_SEQ)
+            return storage.status(encode_key(of), validate.whole("seq", seq, 1, 2**62))
+        if seq is not None:
+            raise InvalidArgument("a receipt has the seq: give none besides")
+        if of.key is not None:
+            return storage.status(encode_key(of.key), validate.whole("seq", of.seq, 1, 2**62))
+        return self.status_of_keyless(of) or _resolved(of)
+
+    def status_of_keyless(self, receipt: Receipt) -> MessageStatus | None:
+        """For the command: None: it is resolved, or has a key."""
+        return self._open(writing=False).status_of_keyless(*self._place(receipt))
+
+    def _place(self, receipt: Receipt) -> tuple[int, int]:
+        shard = validate.whole("shard", receipt.shard, 0, self._storage.shards - 1)
+        return shard, validate.whole("id", receipt.id, 1, 2**62)
 
     def explain(self, key: Key) -> Explanation:
         return self._open(writing=False).explain(encode_key(key))
@@ -194,6 +217,12 @@ class Operations:
 
     def query(self, sql: str, params: Sequence[Any] | dict[str, Any], key: Key | None) -> Rows:
         return self._open(writing=False).query(sql, params, _encoded(key))
+
+
+def _resolved(receipt: Receipt) -> MessageStatus:
+    from ._findings import MessageStatus
+
+    return MessageStatus(None, receipt.seq, "resolved")
 
 
 def _encoded(key: Key | None) -> bytes | None:

@@ -82,7 +82,9 @@ class Receiving:
             waits_since = waits_since or time.monotonic()
             left = patience.left(soonest)
             if left > 0:
+                began = time.monotonic()
                 storage.wait(seen, left, idle=request.keys is None)
+                storage.count_waiting(time.monotonic() - began)
             storage.require_open()
 
     def receive_now(self, out: MutableSequence[Delivery], request: Request, *, wait_for_busy: bool) -> int | None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from . import _hints as hints
 from . import _validate as validate
@@ -29,7 +29,10 @@ from ._leased import (
     NamedMessage,
     Origin,
 )
-from ._store.api import Failure, Fields, Held, Row, Settlement, Storage
+from ._store.api import AttemptFailure, Fields, Held, Row, Settlement, Storage
+
+if TYPE_CHECKING:
+    from ._findings import AttemptError
 
 RELEASES_TOGETHER: Final = 100
 _STATE: Final = attrgetter("_state")
@@ -120,7 +123,12 @@ class Settling:
     # ---- given back
 
     def nack(
-        self, given: Sequence[MessageState], delay: float | None, reason: str | None, output: str | None = None
+        self,
+        given: Sequence[MessageState],
+        delay: float | None,
+        reason: str | None,
+        output: str | None = None,
+        traceback: str | None = None,
     ) -> float | None:
         """Give messages back; of each lease the first one given, and everything later that it holds.
 
@@ -132,12 +140,11 @@ class Settling:
             LeaseLost, PartialFailure: as for ack.
         """
         wait = None if delay is None else validate.microseconds("delay", delay)
-        why = validate.text("reason", reason)
-        said = validate.text("output", output)
+        failure = _failure(reason, output, traceback)
         waits: list[int | None] = []
 
         def act(shard: int, heads: Sequence[Settlement]) -> Sequence[object]:
-            outcomes = self._storage.nack(shard, heads, wait, why, said)
+            outcomes = self._storage.nack(shard, heads, wait, failure)
             waits.extend(outcome for outcome in outcomes if not isinstance(outcome, LeaseLost))
             return outcomes
 
@@ -155,20 +162,17 @@ class Settling:
         self._postpone(given, lambda shard, heads: self._storage.defer(shard, heads, wait), DEFERRED)
 
     def defer_failed(
-        self, given: Sequence[MessageState], delay_seconds: float, failures: Sequence[Failure]
+        self, given: Sequence[MessageState], delay_seconds: float, failures: Sequence[AttemptFailure]
     ) -> list[StrictqError | None]:
         """For a worker: postpone messages of different leases that failed, uncharged. One transaction a shard.
 
         Args:
-            failures: the error of each, and what its handler had to say.
+            failures: what each left.
         Returns:
             For each: None, or why it was not postponed.
         """
         wait = validate.microseconds("delay_seconds", delay_seconds)
-        said = {
-            (self.own(d)._held.key, d.token): (validate.text("error", error), validate.text("output", output))
-            for d, (error, output) in zip(given, failures, strict=True)
-        }
+        said = {(self.own(d)._held.key, d.token): _failure(*failure) for d, failure in zip(given, failures, strict=True)}
 
         def act(shard: int, heads: Sequence[Settlement]) -> Sequence[object]:
             return self._storage.defer(shard, heads, wait, [said[head.key, head.token] for head in heads])
@@ -181,16 +185,26 @@ class Settling:
             return [e] * len(given)
         return [None] * len(given)
 
-    def reject(self, d: MessageState, reason: str, output: str | None) -> None:
+    def note(self, said: Sequence[tuple[MessageState, str]]) -> None:
+        """For a worker: keep what handlers that run have had to say so far. One transaction a shard; what is lost is left out."""
+        self._storage.require_open()
+        by_shard: dict[int, tuple[list[Settlement], list[str]]] = {}
+        for d, text in said:
+            batches, texts = by_shard.setdefault(d.lease.shard, ([], []))
+            batches.append(self.settlement(d))
+            texts.append(validate.text("output", text) or "")
+        for shard, (batches, texts) in by_shard.items():
+            self._storage.note(shard, batches, texts)
+
+    def reject(self, d: MessageState, reason: str, output: str | None, traceback: str | None = None) -> None:
         """Dead-letter a message now.
 
         Raises:
             LeaseLost: nothing changed.
         """
-        why = validate.reason(reason)
-        said = validate.text("output", output)
+        failure = _failure(validate.reason(reason), output, traceback)
         self.require_unsettled(d)
-        self._settle([d], lambda shard, batches: self._storage.reject(shard, batches, why, said), REJECTED)
+        self._settle([d], lambda shard, batches: self._storage.reject(shard, batches, failure), REJECTED)
 
     def _postpone(self, given: Sequence[MessageState], act: _Act, state: int) -> None:
         # Of each lease, the first one given stands for all: it gives back everything later.
@@ -505,6 +519,18 @@ class Settling:
         """The durable state of a stored key; of a keyless message, that of the lane it was sent to."""
         self._storage.require_open(writing=False)
         return self._storage.key_state(shared_key(key))
+
+    def errors(self, d: MessageState) -> tuple[AttemptError, ...]:
+        """The errors of a message's attempts, as they are stored."""
+        self._storage.require_open(writing=False)
+        return self._storage.errors(d.lease._held.key, d.seq)
+
+
+def _failure(error: str | None, output: str | None, traceback: str | None) -> AttemptFailure:
+    """What an attempt left, as the store takes it."""
+    text = validate.text
+    trace = None if traceback is None else text("traceback", traceback[-validate.TEXT_CHARS_MAX :])
+    return AttemptFailure(text("reason", error), text("output", output), trace)
 
 
 def _raise_lost(text: str, results: Sequence[Any]) -> None:

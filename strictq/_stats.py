@@ -101,6 +101,25 @@ class OpenBreaker(Report):
 
 
 @attrs.frozen
+class WorkerLoad(Report):
+    """How busy a worker is, in whatever process. It is reported some seconds after the worker began, and no more when it ends.
+
+    Attributes:
+        consumer: the worker's, as `explain` shows it.
+        since: when it began, seconds since 1970.
+        concurrency: handlers that it may run at once.
+        running: of these, how many ran when it was last looked at.
+        busy_ratio: the part of the last seconds in which they ran, 0 to 1.
+    """
+
+    consumer: str
+    since: float
+    concurrency: int
+    running: int
+    busy_ratio: float
+
+
+@attrs.frozen
 class ReplicationStatus(Report):
     """How far the replica of a queue is.
 
@@ -143,7 +162,10 @@ class Stats(Report):
     """Counts of a queue: the sum over its shards, and each shard's own. See ShardStats for what each one means.
 
     `prepare` and `process` are what workers learned of durations, as it is stored with the queue: by a worker at work once a
-    minute, and when it ends. `breakers` are the open circuit breakers of workers in all processes, the oldest first.
+    minute, and when it ends. `breakers` are the open circuit breakers of workers in all processes, the oldest first. `workers`
+    says how busy the workers of all processes are, and `busy_ratio` the part of their slots that ran handlers in the last
+    seconds; None: no worker reports. `empty_receive_ratio` is the part of looks that found nothing; a second of waiting counts
+    as one such look.
     `replication` says how far the replica is; None: the queue was never replicated.
     """
 
@@ -178,6 +200,8 @@ class Stats(Report):
     prepare: DurationEstimate = DurationEstimate()
     process: DurationEstimate = DurationEstimate()
     breakers: tuple[OpenBreaker, ...] = ()
+    workers: tuple[WorkerLoad, ...] = ()
+    busy_ratio: float | None = None
     replication: ReplicationStatus | None = None
 
     @property

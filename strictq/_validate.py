@@ -98,6 +98,17 @@ def name(what: str, value: object) -> str:
     return str(value)
 
 
+def header_names(value: object) -> tuple[str, ...]:
+    """Names of headers.
+
+    Raises:
+        InvalidArgument: it is not a list of them.
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidArgument(f"propagate must be a list of names of headers, not {shown(value)}")
+    return tuple(name("a header's name", each) for each in value)
+
+
 def headers(value: object) -> str | None:
     """Headers as JSON."""
     if value is None:

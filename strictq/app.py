@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import attrs
@@ -90,12 +90,18 @@ class App:
         1 500
     """
 
-    def __init__(self, queue: Queue | AsyncQueue) -> None:
-        """Args: queue: the queue to send to and to process."""
+    def __init__(self, queue: Queue | AsyncQueue, *, propagate: Iterable[str] = ()) -> None:
+        """Register nothing yet.
+
+        Args:
+            queue: the queue to send to and to process.
+            propagate: names of headers that `job.send` copies from the handler's message; see Worker.
+        """
         inner = queue if isinstance(queue, Queue) else getattr(queue, "sync", None)
         if not isinstance(inner, Queue):
             raise InvalidArgument(f"an App takes a Queue, not {type(queue).__name__}")
         self.queue = inner
+        self._propagate = validate.header_names(propagate)
         self._handlers: dict[str, Registered] = {}
         self._schedules: dict[str, Schedule] = {}
         self._ticks = Ticks(inner, self._scheduled)
@@ -270,6 +276,7 @@ class App:
         if not self._handlers:
             raise InvalidArgument("the app has no handlers")
         default = options.pop("timeout_seconds", None)
+        options.setdefault("propagate", self._propagate)
         worker = Worker(self.queue, self.process, timeout_seconds=lambda job: self._timeout(job, default), **options)
         if self._schedules:
             worker._beside = Ticker(self._ticks, list(self._schedules.values()), worker.stop)

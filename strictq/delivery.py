@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import _hints as hints
 from ._client import Client
@@ -14,6 +14,11 @@ from ._leased import OPEN, LeaseState, MessageState, Origin
 from ._store.api import Fields, Held, Row, decode_headers
 from ._types import body_as_json
 from .handle import Handle
+
+if TYPE_CHECKING:
+    from ._findings import AttemptError
+
+TRACEBACK_CHARS_MAX: Final = 8000
 
 
 class Lease(LeaseState):
@@ -137,13 +142,20 @@ class Delivery(MessageState):
 
     @property
     def prepare_seconds(self) -> float | None:
-        """As sent."""
-        return Fields.prepare_seconds(self._row)
+        """As sent; else what the queue's configuration says of every message; None: it says nothing."""
+        sent = Fields.prepare_seconds(self._row)
+        return self.lease._client.storage.config.prepare_seconds if sent is None else sent
 
     @property
     def process_seconds(self) -> float | None:
-        """As sent."""
-        return Fields.process_seconds(self._row)
+        """As sent; else what the queue's configuration says of every message; None: it says nothing."""
+        sent = Fields.process_seconds(self._row)
+        return self.lease._client.storage.config.process_seconds if sent is None else sent
+
+    @property
+    def _sent_seconds(self) -> tuple[float | None, float | None]:
+        """What the message itself says of prepare and process."""
+        return Fields.prepare_seconds(self._row), Fields.process_seconds(self._row)
 
     @property
     def shard(self) -> int:
@@ -160,6 +172,16 @@ class Delivery(MessageState):
     def key_state(self) -> bytes | None:
         """The durable state of its key, read now. Inside a transaction, use tx.key_state, which cannot change."""
         return self.lease._client.settling.key_state(self.lease._held.key)
+
+    @property
+    def errors(self) -> tuple[AttemptError, ...]:
+        """The errors of its last five attempts that failed, oldest first, read now. An attempt whose holder died left none."""
+        return self.lease._client.settling.errors(self)
+
+    @property
+    def last_error(self) -> AttemptError | None:
+        """Why the attempt before failed, read now; None: no attempt did, or its holder died."""
+        return next(reversed(self.errors), None)
 
     def json(self) -> Any:
         """Return the body decoded as JSON.
@@ -258,7 +280,10 @@ class Delivery(MessageState):
             self.ack()
         else:
             with suppress(LeaseLost):  # another consumer has the lane; the propagating exception says more
-                self.nack(reason=describe(error))
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self.lease._client.settling.nack([self], None, describe(error), None, traceback_of(error))
 
     def __reduce__(self) -> NoReturn:
         raise InvalidArgument("a Delivery can't be pickled or copied: its lease is this process's", hint=hints.SHARE_HANDLE)
@@ -317,12 +342,12 @@ class MessageView:
 
     @property
     def prepare_seconds(self) -> float | None:
-        """As sent."""
+        """As sent; else what the queue's configuration says of every message; None: it says nothing."""
         return self._delivery.prepare_seconds
 
     @property
     def process_seconds(self) -> float | None:
-        """As sent."""
+        """As sent; else what the queue's configuration says of every message; None: it says nothing."""
         return self._delivery.process_seconds
 
     @property
@@ -343,6 +368,14 @@ class MessageView:
     def json(self) -> Any:
         """Return the body decoded as JSON."""
         return self._delivery.json()
+
+
+def traceback_of(error: BaseException) -> str:
+    """The end of a traceback, as text that every log can take, whatever the error says."""
+    import traceback  # only what failed needs it
+
+    text = "".join(traceback.format_exception(error)).rstrip("\n")
+    return text[-TRACEBACK_CHARS_MAX:].encode("utf-8", "backslashreplace").decode()
 
 
 def describe(error: BaseException) -> str:

@@ -437,19 +437,26 @@ class Queue:
         """
         return self._operations.top_keys(n, by)
 
-    def peek(self, key: Key, limit: int = 10) -> list[PeekedMessage]:
+    def peek(self, key: Key | Receipt | None = None, limit: int = 10) -> list[PeekedMessage]:
         """Return the first unresolved messages of a key, in order, without leasing them.
 
+        Args:
+            key: whose; or a receipt: only the message that it is of, keyless ones included; or None: the oldest messages,
+                whatever their keys, of up to 10,000 keys a shard that are ready, and as many leased, delayed and held ones.
         Raises:
             InvalidArgument: the key is invalid, or limit is not 1..100,000.
         """
         return self._operations.peek(key, limit)
 
-    def status(self, key: Key, seq: int) -> MessageStatus:
+    def status(self, key: Key | Receipt, seq: int | None = None) -> MessageStatus:
         """Return the state of one message. A message that was acked, expired, dropped or purged is "resolved".
 
+        Args:
+            key, seq: which; or a receipt alone, which finds keyless messages, too: it takes some look-ups for each of the
+                queue's `keyless_lanes`. A keyless message that waits by itself has another seq than its receipt.
         Raises:
-            UnknownMessage: the key never had this seq.
+            UnknownMessage: the key never had this seq, or the shard never had this id.
+            InvalidArgument: no valid key, seq or receipt.
         """
         return self._operations.status(key, seq)
 

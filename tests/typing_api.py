@@ -94,6 +94,7 @@ def transact(q: strictq.Queue, d: strictq.Delivery) -> None:
 def operate(q: strictq.Queue) -> None:
     assert_type(q.peek("k", limit=3), list[strictq.PeekedMessage])
     assert_type(q.status("k", 1), strictq.MessageStatus)
+    assert_type(q.status(q.send(b"", "k")), strictq.MessageStatus)
     assert_type(q.explain("k"), strictq.Explanation)
     assert_type(q.stats(), strictq.Stats)
     assert_type(q.stats().process, strictq.DurationEstimate)

@@ -82,4 +82,6 @@ HOT: Final = Statements("hot")
 REPLICATION: Final = Statements("replication")
 
 SHARD_SCHEMA: Final = "\n".join((SHARD.schema, APPLIED.schema, HANDOUT.schema))
-"""All tables of a shard. Those of features that stand on their own are in those features' files."""
+"""The tables of a shard of format 1. Those of features that stand on their own are in those features' files."""
+FORMAT_2: Final = "\n".join((HOT.schema, SHARD.format_2))
+"""What format 2 adds to them."""

@@ -3,18 +3,45 @@
 SELECT due FROM delayed WHERE lane = ?;
 
 -- name: peek
--- inspect.peek and inspect.explain: the first messages of a lane. Takes lane, limit. Index: primary key.
+-- inspect.peek and inspect.explain: the first messages of a lane from a seq on. Takes lane, seq, limit. Index: primary key.
 SELECT m.seq, m.id, ifnull(m.body, b.data), m.headers, m.attempts & 4294967295, m.sent_at, m.due, m.expires, m.error,
        m.attempts >> 32, m.first_at
-FROM message m LEFT JOIN body b ON m.body IS NULL AND b.id = m.id WHERE m.lane = ? ORDER BY m.seq LIMIT ?;
+FROM message m LEFT JOIN body b ON m.body IS NULL AND b.id = m.id WHERE m.lane = ? AND m.seq >= ? ORDER BY m.seq
+LIMIT ?;
+
+-- name: next_message
+-- inspect: the first message of a lane from a seq on: seq, id. Takes lane, seq. Index: primary key.
+SELECT seq, id FROM message WHERE lane = ? AND seq >= ? ORDER BY seq LIMIT 1;
+
+-- name: next_dead
+-- inspect.find_keyless: the same of dead letters. Takes lane, seq. Index: primary key.
+SELECT seq, id FROM dead WHERE lane = ? AND seq >= ? ORDER BY seq LIMIT 1;
+
+-- name: next_keyless
+-- inspect.find_keyless: the next key of a lane for keyless messages behind a key. Takes the key. Index: the UNIQUE one on key.
+SELECT key FROM lane WHERE key > ? AND key < x'6f' ORDER BY key LIMIT 1;
+
+-- name: heads
+-- inspect.peek_oldest: lane, seq and id of heads, of the first ?1 lanes of each state. Indexes: as of oldest.
+SELECT r.lane, m.seq, m.id
+FROM (
+    SELECT lane FROM (SELECT lane FROM ready ORDER BY position LIMIT ?1)
+    UNION ALL SELECT lane FROM (SELECT lane FROM lease LIMIT ?1)
+    UNION ALL SELECT lane FROM (SELECT lane FROM delayed ORDER BY due LIMIT ?1)
+    UNION ALL SELECT lane FROM (SELECT id AS lane FROM main.lane INDEXED BY lane_held WHERE hold IS NOT NULL LIMIT ?1)
+) r CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
 
 -- name: message
 -- inspect.status: one unresolved message. Takes lane, seq. Index: primary key.
-SELECT attempts & 4294967295, due, error, output FROM message WHERE lane = ? AND seq = ?;
+SELECT attempts & 4294967295, due, error, output, errors FROM message WHERE lane = ? AND seq = ?;
+
+-- name: errors
+-- inspect.errors: what the attempts of an unresolved message left, by stored key. Takes key, seq. Index: lane's unique key, primary key.
+SELECT m.errors FROM lane l CROSS JOIN message m ON m.lane = l.id AND m.seq = ?2 WHERE l.key = ?1;
 
 -- name: dead
 -- inspect.status: one dead letter. Takes lane, seq. Index: primary key.
-SELECT attempts, reason, output FROM dead WHERE lane = ? AND seq = ?;
+SELECT attempts, reason, output, errors FROM dead WHERE lane = ? AND seq = ?;
 
 -- name: dead_count
 -- inspect.explain: dead letters of a lane. Takes lane. Index: primary key.

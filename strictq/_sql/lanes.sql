@@ -113,23 +113,34 @@ DELETE FROM body WHERE id = ?;
 
 -- name: bury
 -- lanes.bury: copy a message to the dead letters. Takes died_at, kind, reason, attempts, lane, seq.
-INSERT INTO dead (lane, seq, id, sent_at, died_at, kind, reason, attempts, headers, size_hint, prepare_seconds, process_seconds, output, body)
-SELECT lane, seq, id, sent_at, ?, ?, ?, ?, headers, size_hint, prepare_seconds, process_seconds, output, body
+INSERT INTO dead (lane, seq, id, sent_at, died_at, kind, reason, attempts, headers, size_hint, prepare_seconds, process_seconds, output,
+    body, errors)
+SELECT lane, seq, id, sent_at, ?, ?, ?, ?, headers, size_hint, prepare_seconds, process_seconds, output, body, errors
 FROM message WHERE lane = ? AND seq = ?;
 
 -- name: set_due
 -- settle and sweeps.end_failure_delays: the delay and the error of a nack or a defer.
--- Takes due, error, output (kept where NULL is given), lane, seq. Index: primary key.
-UPDATE message SET due = ?, error = ifnull(?, error), output = ifnull(?, output) WHERE lane = ? AND seq = ?;
+-- Takes due, error, errors, output (kept where NULL is given), lane, seq. Index: primary key.
+UPDATE message SET due = ?, error = ifnull(?, error), errors = ifnull(?, errors), output = ifnull(?, output) WHERE lane = ? AND seq = ?;
+
+-- name: errors
+-- settle: what its attempts left. Takes lane, seq. Index: primary key.
+SELECT errors FROM message WHERE lane = ? AND seq = ?;
+
+-- name: set_outcome
+-- settle.reject: the errors of its attempts, and what the handler printed. Takes errors, output (kept where NULL is given), lane, seq.
+-- Index: primary key.
+UPDATE message SET errors = ?, output = ifnull(?, output) WHERE lane = ? AND seq = ?;
 
 -- name: set_output
--- settle.reject: what the handler printed or returned. Takes output, lane, seq. Index: primary key.
+-- settle.note: what a handler that runs has had to say so far. Takes output, lane, seq. Index: primary key.
 UPDATE message SET output = ? WHERE lane = ? AND seq = ?;
 
 -- name: move
 -- lanes.move_aside: a keyless message to a lane of its own. Takes new lane, due, lane, seq.
-INSERT INTO message (lane, seq, id, sent_at, due, expires, attempts, headers, size_hint, prepare_seconds, process_seconds, error, output, first_at, body)
-SELECT ?, 1, id, sent_at, ?, expires, attempts, headers, size_hint, prepare_seconds, process_seconds, error, output, first_at, body
+INSERT INTO message (lane, seq, id, sent_at, due, expires, attempts, headers, size_hint, prepare_seconds, process_seconds, error, output, first_at, body,
+    errors)
+SELECT ?, 1, id, sent_at, ?, expires, attempts, headers, size_hint, prepare_seconds, process_seconds, error, output, first_at, body, errors
 FROM message WHERE lane = ? AND seq = ?;
 
 -- name: waiting_redrives
@@ -138,8 +149,8 @@ SELECT seq FROM dead INDEXED BY dead_waiting WHERE lane = ? AND redrive = 1 ORDE
 
 -- name: redrive
 -- lanes.revive: a dead letter becomes a message at its own seq, without attempts, delay and TTL. Takes lane, seq. Index: primary key.
-INSERT INTO message (lane, seq, id, sent_at, headers, size_hint, prepare_seconds, process_seconds, output, error, body)
-SELECT lane, seq, id, sent_at, headers, size_hint, prepare_seconds, process_seconds, output, reason, body
+INSERT INTO message (lane, seq, id, sent_at, headers, size_hint, prepare_seconds, process_seconds, output, error, body, errors)
+SELECT lane, seq, id, sent_at, headers, size_hint, prepare_seconds, process_seconds, output, reason, body, errors
 FROM dead WHERE lane = ? AND seq = ?;
 
 -- name: delete_dead

@@ -1,12 +1,14 @@
 -- name: dead_letters
 -- operate: of the whole shard. Takes limit. Index: primary key of dead.
-SELECT d.lane, l.key, d.seq, d.id, ifnull(d.body, b.data), d.headers, d.kind, d.reason, d.attempts, d.sent_at, d.died_at
+SELECT d.lane, l.key, d.seq, d.id, ifnull(d.body, b.data), d.headers, d.kind, d.reason, d.attempts, d.sent_at, d.died_at,
+       d.errors, d.output
 FROM dead d CROSS JOIN lane l ON l.id = d.lane LEFT JOIN body b ON d.body IS NULL AND b.id = d.id
 ORDER BY d.lane, d.seq LIMIT ?;
 
 -- name: dead_letters_of
 -- operate.dead_letters: of one lane, in order of seq. Takes lane, limit. Index: primary key.
-SELECT d.lane, l.key, d.seq, d.id, ifnull(d.body, b.data), d.headers, d.kind, d.reason, d.attempts, d.sent_at, d.died_at
+SELECT d.lane, l.key, d.seq, d.id, ifnull(d.body, b.data), d.headers, d.kind, d.reason, d.attempts, d.sent_at, d.died_at,
+       d.errors, d.output
 FROM dead d CROSS JOIN lane l ON l.id = d.lane LEFT JOIN body b ON d.body IS NULL AND b.id = d.id
 WHERE d.lane = ? ORDER BY d.seq LIMIT ?;
 

@@ -184,6 +184,14 @@ CREATE TABLE history (
     body            BLOB                           -- NULL: not kept
 ) STRICT;
 
+-- name: format_2
+-- __init__.FORMAT_2, catalog and migrate: what format 2 adds to the tables above. The errors are the newest ones of a message's
+-- attempts, as JSON (see failures.py); NULL where no attempt failed.
+ALTER TABLE message ADD COLUMN errors TEXT;
+ALTER TABLE dead ADD COLUMN errors TEXT;
+ALTER TABLE history ADD COLUMN errors TEXT;
+ALTER TABLE history ADD COLUMN output TEXT;
+
 -- name: insert_counter
 -- catalog.lay_out_shard: the counter row of a new shard. Takes config_version, epoch, time_offset, last_time.
 INSERT INTO counter VALUES (1, ?, ?, ?, ?, 0, 0, 0, 0, 0, 4611686018427387904, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0);
@@ -231,6 +239,10 @@ INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + 
 -- name: rare_totals
 -- inspect.stats: those totals; a row for each that is there. Index: primary key.
 SELECT name, value FROM meta WHERE name IN ('dead_letters', 'rejected', 'redriven');
+
+-- name: last_id
+-- inspect.status_of_keyless: the newest arrival number. In a look, the counter row is with what hot lanes add to it.
+SELECT last_id FROM counter;
 
 -- name: has_meta
 -- catalog.verify_shard and checkpoint: whether the file was laid out at all. Scans the schema.

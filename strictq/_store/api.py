@@ -51,12 +51,12 @@ from .holders import share as share_holder
 from .lanes import handout, inspect, operate, settle
 from .lanes.advance import Advance
 from .lanes.claim import Request
+from .lanes.failures import AttemptFailure
 from .lanes.handout import Block, Encode, Known, Part
 from .lanes.headers import headers as decode_headers
-from .lanes.leases import Claimed, Fields, Held, Lost, Row, Settlement
+from .lanes.leases import Claimed, Fields, Held, Lost, Row, Settlement, Took
 from .lanes.send import Item, Options, Sent, require_valid
-from .lanes.settle import Ack, Failure
-from .open_breakers import Notice, PrivateNotice
+from .lanes.settle import Ack
 from .shipping import status as ship_status
 from .shipping.shipping import Ships
 from .shipping.status import ShipProgress, ShipStatus
@@ -65,9 +65,11 @@ from .store import Hook, ReplicaLook, Store
 from .topology import SHARDS_MAX
 from .transaction import Acks, Changes, Committed, Placed, Statement, WriteTransaction, transact
 from .waiting import Patience
+from .worker_reports import Notice, PrivateNotice, R
 
 if TYPE_CHECKING:
     from .._findings import (
+        AttemptError,
         DeadLetter,
         Explanation,
         HistoryRecord,
@@ -339,9 +341,13 @@ class Storage:
         """What this process notes its workers' claims in."""
         return self._store.holder()
 
-    def notice(self) -> Notice | PrivateNotice:
-        """Where a worker reports that its breaker is open. Nothing is shown yet."""
-        return self._store.notice()
+    def notice(self, kind: type[R]) -> Notice[R] | PrivateNotice[R]:
+        """Where a worker reports this of itself. Nothing is shown yet."""
+        return self._store.notice(kind)
+
+    def count_waiting(self, seconds: float) -> None:
+        """A consumer waited for messages."""
+        self._store.count_waiting(seconds)
 
     def soonest(self) -> int | None:
         """The queue time at which something becomes ready by itself; None: never. Looks at every lease."""
@@ -400,31 +406,35 @@ class Storage:
         return self._store.shards[shard].drain(Ack(batches))
 
     def nack(
-        self, shard: int, batches: Sequence[Settlement], delay: int | None, reason: str | None, output: str | None
+        self, shard: int, batches: Sequence[Settlement], delay: int | None, failure: AttemptFailure
     ) -> list[int | LeaseLost | None]:
         """Give back a message of each lease, and everything later that it holds, to be tried again first.
 
         Args:
             delay: microseconds that the lane waits; None: the queue's retry delay.
-            output: what the handler had to say.
+            failure: what the attempts left.
         Returns:
             For each: microseconds until the next try; None: it was out of attempts, so that `on_poison` took effect.
         """
-        return self._store.shards[shard].drain(bound(settle.nack, batches, delay, reason, output))
+        return self._store.shards[shard].drain(bound(settle.nack, batches, delay, failure))
 
     def defer(
-        self, shard: int, batches: Sequence[Settlement], delay: int, failures: Sequence[Failure] | None = None
+        self, shard: int, batches: Sequence[Settlement], delay: int, failed: Sequence[AttemptFailure] | None = None
     ) -> list[LeaseLost | None]:
         """The same, and no attempt is charged.
 
         Args:
-            failures: of messages that failed, though not by their own fault: the error of each, and what its handler had to say.
+            failed: of messages that failed, though not by their own fault: what each left.
         """
-        return self._store.shards[shard].drain(bound(settle.defer, batches, delay, failures))
+        return self._store.shards[shard].drain(bound(settle.defer, batches, delay, failed))
 
-    def reject(self, shard: int, batches: Sequence[Settlement], reason: str, output: str | None) -> list[LeaseLost | None]:
-        """Dead-letter a message of each lease; the lane goes on with the next one."""
-        return self._store.shards[shard].drain(bound(settle.reject, batches, reason, output))
+    def reject(self, shard: int, batches: Sequence[Settlement], failure: AttemptFailure) -> list[LeaseLost | None]:
+        """Dead-letter a message of each lease, for the error given; the lane goes on with the next one."""
+        return self._store.shards[shard].drain(bound(settle.reject, batches, failure))
+
+    def note(self, shard: int, batches: Sequence[Settlement], said: Sequence[str]) -> list[LeaseLost | None]:
+        """Keep what the handler of a message of each lease has had to say so far."""
+        return self._store.shards[shard].drain(bound(settle.note, batches, said))
 
     def start(self, shard: int, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
         """Charge the attempt of a message of each lease: a handler of it starts now."""
@@ -459,6 +469,10 @@ class Storage:
     def key_state(self, key: bytes) -> bytes | None:
         """The durable state of a key, as it is committed."""
         return self._store.shard_of(key).read(lambda db: inspect.key_state(db, key))
+
+    def errors(self, key: bytes, seq: int) -> tuple[AttemptError, ...]:
+        """The errors of the attempts of an unresolved message, oldest first. (A hot lane has no message that failed.)"""
+        return self._store.shard_of(key).read(lambda db: inspect.errors(db, key, seq, self._store.time), hot=False)
 
     # ---- transactions
 
@@ -509,10 +523,17 @@ class Storage:
         """The n deepest keys, or those whose oldest message is oldest. Looks at every key that has messages."""
         return survey.top_keys(self._store, n, by)
 
-    def peek(self, key: bytes, limit: int) -> list[PeekedMessage]:
-        """The first unresolved messages of a key, in order."""
-        store, shard = self._store, self._store.shard_of(key)
-        return shard.read(lambda db: inspect.peek(db, key, limit, store.time, shard.number))
+    def peek(self, key: bytes | None, limit: int, seq: int = 0) -> list[PeekedMessage]:
+        """The first unresolved messages of a key from a seq on, in order; None: the oldest ones."""
+        return survey.peek(self._store, key, limit, seq)
+
+    def peek_keyless(self, shard: int, arrival: int) -> list[PeekedMessage]:
+        """The unresolved keyless message with this arrival number, if there is one."""
+        return self._store.shards[shard].read(bound(inspect.peek_keyless, arrival, self._store.time, shard))
+
+    def status_of_keyless(self, shard: int, arrival: int) -> MessageStatus | None:
+        """Where the keyless message with this arrival number is. None: it is resolved, or has a key. As `status`."""
+        return self._store.shards[shard].read(bound(inspect.status_of_keyless, arrival, self._store.time, shard))
 
     def status(self, key: bytes, seq: int) -> MessageStatus:
         """Where one message is.
@@ -714,84 +735,13 @@ class Storage:
 
 
 __all__ = [
-    "MEMORY",
-    "NAME_BITS",
-    "PAGE_BYTES",
-    "POLL_SECONDS",
-    "SHARDS_MAX",
-    "Acks",
-    "Allowance",
-    "AppDatabase",
-    "Applied",
-    "Block",
-    "BlockSize",
-    "Bulk",
-    "BulkRows",
-    "Capture",
-    "ChangedFile",
-    "Changes",
-    "Claimed",
-    "Committed",
-    "Durability",
-    "Encode",
-    "Failure",
-    "Fields",
-    "Held",
-    "Holding",
-    "Hook",
-    "Image",
-    "Item",
-    "Known",
-    "ListedColumns",
-    "Lost",
-    "MessageRange",
-    "OpenTransaction",
-    "Options",
-    "PackedColumns",
-    "PageFiles",
-    "Part",
-    "Patience",
-    "Piece",
-    "Placed",
-    "PlainRows",
-    "Position",
-    "ProcessHold",
-    "QueueCut",
-    "QueueFacts",
-    "Rebuild",
-    "ReplicaLook",
-    "Replication",
-    "Request",
-    "Row",
-    "Rows",
-    "Sent",
-    "Settlement",
-    "ShipProgress",
-    "ShipStatus",
-    "Ships",
-    "Size",
-    "Staging",
-    "Statement",
-    "Storage",
-    "Token",
-    "TransactionName",
-    "WalMovedOn",
-    "Want",
-    "WentBack",
-    "WriteTransaction",
-    "become_queue",
-    "decode_headers",
-    "is_marked_replica",
-    "leased_columns",
-    "mark_replica",
-    "migrate",
-    "new_file",
-    "new_run",
-    "page_files",
-    "publish",
-    "put_in_service",
-    "rebuild",
-    "require_valid",
-    "salvage",
-    "share_holder",
-]
+    "MEMORY", "NAME_BITS", "PAGE_BYTES", "POLL_SECONDS", "SHARDS_MAX", "Acks", "Allowance", "AppDatabase", "Applied",
+    "AttemptFailure", "Block", "BlockSize", "Bulk", "BulkRows", "Capture", "ChangedFile", "Changes", "Claimed", "Committed",
+    "Durability", "Encode", "Fields", "Held", "Holding", "Hook", "Image", "Item", "Known", "ListedColumns", "Lost",
+    "MessageRange", "OpenTransaction", "Options", "PackedColumns", "PageFiles", "Part", "Patience", "Piece", "Placed",
+    "PlainRows", "Position", "ProcessHold", "QueueCut", "QueueFacts", "Rebuild", "ReplicaLook", "Replication", "Request",
+    "Row", "Rows", "Sent", "Settlement", "ShipProgress", "ShipStatus", "Ships", "Size", "Staging", "Statement", "Storage",
+    "Token", "Took", "TransactionName", "WalMovedOn", "Want", "WentBack", "WriteTransaction", "become_queue",
+    "decode_headers", "is_marked_replica", "leased_columns", "mark_replica", "migrate", "new_file", "new_run", "page_files",
+    "publish", "put_in_service", "rebuild", "require_valid", "salvage", "share_holder",
+]  # fmt: skip

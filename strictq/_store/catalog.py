@@ -15,7 +15,7 @@ from .. import _hints as hints
 from .._clock import Clock
 from .._config import QueueConfig
 from .._errors import ConfigError, StoreCorrupt, StoreError
-from .._sql import CATALOG, CHECK, HOT, REPLICATION, SHARD, SHARD_SCHEMA
+from .._sql import CATALOG, CHECK, FORMAT_2, HOT, REPLICATION, SHARD, SHARD_SCHEMA
 from . import migrate
 from .commit.connection import Durability, check_file, connect, connect_catalog, translate
 from .commit.tx import EPOCHS, NEVER, Totals
@@ -104,7 +104,7 @@ def lay_out_shard(db: apsw.Connection, catalog: Catalog, part: Range, clock: Clo
     """The tables of a new shard, and the copy it keeps of what it belongs to."""
     with _writing(db):
         db.execute(SHARD_SCHEMA).fetchall()
-        db.execute(HOT.schema).fetchall()
+        db.execute(FORMAT_2).fetchall()
         now = clock.boot() + catalog.time_offset
         db.execute(SHARD.insert_counter, (catalog.config_version, catalog.epoch, catalog.time_offset, now))
         db.executemany(SHARD.write_meta, list(_identity(catalog, part).items()))

@@ -11,13 +11,13 @@ import apsw
 
 from .. import _hints as hints
 from .._errors import SchemaMismatch, StoreCorrupt, StoreError
-from .._sql import CATALOG, HOT, REPLICATION, SHARD, SHARD_SCHEMA
+from .._sql import CATALOG, FORMAT_2, REPLICATION, SHARD, SHARD_SCHEMA
 from .disk import checksums
 
 FORMAT: Final = 2
 """The format this version writes, in PRAGMA user_version of every file.
 
-2: a shard has the logs of hot lanes.
+2: a shard has the logs of hot lanes, and the errors of attempts.
 """
 REPLICATED: Final = 0x100
 """Added to the format of queue.db once the queue is replicated: releases that know nothing of that refuse it as too new."""
@@ -35,7 +35,7 @@ def _nothing(_: apsw.Connection) -> None:
 
 
 def _add_logs(db: apsw.Connection) -> None:
-    db.execute(HOT.schema).fetchall()
+    db.execute(FORMAT_2).fetchall()
 
 
 STEPS: dict[int, dict[int, Step]] = {CATALOG_ID: {1: _nothing}, SHARD_ID: {1: _add_logs}}

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from weakref import WeakSet
 
 from .. import _files as files
@@ -29,9 +29,9 @@ from .._errors import (
     StrictqError,
 )
 from .._observe import EventHook, Observers, notify
-from .._stats import OpenBreaker, ReplicationStatus
+from .._stats import ReplicationStatus
 from .._types import Event
-from . import catalog, fork, holders, open_breakers
+from . import catalog, fork, holders, worker_reports
 from .catalog import Catalog
 from .commit.calls import OpenTransaction, bound, open_transaction
 from .commit.checkpoint import PAGE_BYTES, SHORT_WAL_PAGES
@@ -45,10 +45,13 @@ from .settings import OnMismatch, Settings
 from .shard import CHECKPOINT_WAIT_SECONDS, Shard
 from .shipping.shipping import Shipping
 from .upkeep import Upkeep
+from .worker_reports import R
 
 Hook = Callable[[Event], None]
 Items = Sequence[send.Item]
 
+WAITED_MAX: Final = 100_000
+"""Of a wait, seconds that are counted."""
 DEAD_SECONDS: Final = 0.5
 """How often a receive looks for workers that died."""
 DEAD_WAIT_SECONDS: Final = 0.02
@@ -110,7 +113,8 @@ class Store(Settings):
         if hook is not None:
             self.observers.add(EventHook(hook))
         self._memory_consumers: set[str] = set()
-        self._memory_notices: dict[open_breakers.PrivateNotice, OpenBreaker] = {}
+        self._memory_notices: dict[worker_reports.PrivateNotice[Any], Any] = {}
+        self._waited = 0.0
         self._own_locks: WeakSet[files.Lock] = WeakSet()
         self._holder: holders.ProcessHold | None = None
         self.dead_at = 0.0
@@ -453,6 +457,12 @@ class Store(Settings):
         if self.observers.counts:
             notify(self.observers.counts, "empty_receives", 1, shard)
 
+    def count_waiting(self, seconds: float) -> None:
+        """A consumer waited: each second counts as a look that found nothing, at the shards in turn."""
+        before, self._waited = self._waited, self._waited + seconds
+        for second in range(int(before), min(int(self._waited), int(before) + WAITED_MAX)):
+            self.count_empty(second % len(self.shards))
+
     # ---- transactions that reach over shards
 
     def forward(self, origins: Iterable[Shard] | None = None) -> None:
@@ -465,11 +475,11 @@ class Store(Settings):
 
     # ---- named consumers
 
-    def notice(self) -> open_breakers.Notice | open_breakers.PrivateNotice:
-        """For a worker: where it reports that its breaker is open. Nothing is shown yet."""
+    def notice(self, kind: type[R]) -> worker_reports.Notice[R] | worker_reports.PrivateNotice[R]:
+        """For a worker: where it reports this of itself. Nothing is shown yet."""
         if self.directory is None:
-            return open_breakers.PrivateNotice(self._memory_notices)
-        notice = open_breakers.Notice(self.directory)
+            return worker_reports.PrivateNotice(self._memory_notices)
+        notice = worker_reports.Notice(self.directory, kind)
         self._own_locks.add(notice)
         return notice
 
@@ -498,9 +508,11 @@ class Store(Settings):
                 if shard < len(self.shards) and self.shards[shard].failed is None:
                     self.shards[shard].run(bound(sweeps.end_claims, tokens), DEAD_WAIT_SECONDS)
 
-    def notices(self) -> list[OpenBreaker]:
-        """What workers report, of all processes that are alive."""
-        return list(self._memory_notices.values()) if self.directory is None else open_breakers.read_all(self.directory)
+    def notices(self, kind: type[R]) -> list[R]:
+        """What workers report of themselves, of all processes that are alive."""
+        if self.directory is None:
+            return [report for report in self._memory_notices.values() if isinstance(report, kind)]
+        return worker_reports.read_all(self.directory, kind)
 
     def consumer_lock(self, name: str) -> locks.ConsumerLock | locks.PrivateLock:
         """The lock that the holder of a named consumer has; not taken yet."""

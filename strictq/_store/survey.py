@@ -13,11 +13,11 @@ from .._clock import MICROSECONDS
 from .._durations import Model
 from .._errors import PartialFailure, StoreError
 from .._keys import decode_key
-from .._stats import ReplicationStatus, ShardStats, Stats
+from .._stats import OpenBreaker, ReplicationStatus, ShardStats, Stats, WorkerLoad
 from .commit.app_database import Rows
 from .commit.calls import bound
 from .disk import wal_file
-from .lanes import history, inspect, operate
+from .lanes import failures, history, inspect, operate
 from .lanes.headers import headers as decode_headers
 from .shard import Shard
 from .shipping.status import ShipProgress, ShipStatus, somebody_ships
@@ -25,7 +25,7 @@ from .shipping.values import FRAME_BYTES
 from .store import Store
 
 if TYPE_CHECKING:
-    from .._findings import DeadLetter, HistoryRecord, KeyDepth
+    from .._findings import DeadLetter, HistoryRecord, KeyDepth, PeekedMessage
 
 _COUNTS: Final = (
     "ready", "in_flight", "delayed", "held", "dead", "lanes", "sends", "receives", "claims", "empty_receives", "acks", "retries",
@@ -41,6 +41,8 @@ def stats(store: Store) -> Stats:
     counts: dict[str, Any] = {name: sum(getattr(s, name) for s in shards) for name in _COUNTS}
     claims = counts["claims"] + counts["empty_receives"]
     drains = [s.drain_seconds for s in shards]
+    workers = tuple(store.notices(WorkerLoad))
+    slots = sum(w.concurrency for w in workers)
     models: dict[str, str] = {}
     with suppress(StoreError):  # a broken queue.db is no reason to hide what the shards say
         models = store.estimates()
@@ -55,7 +57,9 @@ def stats(store: Store) -> Stats:
         shards=shards,
         prepare=Model.from_json(models.get("prepare", "")).snapshot(),
         process=Model.from_json(models.get("process", "")).snapshot(),
-        breakers=tuple(store.notices()),
+        breakers=tuple(store.notices(OpenBreaker)),
+        workers=workers,
+        busy_ratio=sum(w.busy_ratio * w.concurrency for w in workers) / slots if slots else None,
         replication=replication(store),
     )
 
@@ -118,6 +122,17 @@ def top_keys(store: Store, n: int, by: Literal["depth", "age"]) -> list[KeyDepth
     return sorted(found, key=lambda k: getattr(k, rank), reverse=True)[:n]
 
 
+def peek(store: Store, key: bytes | None, limit: int, seq: int) -> list[PeekedMessage]:
+    """The first messages of a key; or the oldest ones, whatever their keys."""
+    if key is not None:
+        shard = store.shard_of(key)
+        return shard.read(lambda db: inspect.peek(db, key, limit, store.time, shard.number, seq))
+    found: list[PeekedMessage] = []
+    for shard in store.healthy():
+        found += shard.look(bound(inspect.peek_oldest, limit, store.time, shard.number))
+    return sorted(found, key=lambda message: message.enqueued_at)[:limit]
+
+
 def dead_letters(store: Store, key: bytes | None, limit: int) -> list[DeadLetter]:
     """Dead letters of one key, or of all shards in turn."""
     with files.late():
@@ -131,8 +146,9 @@ def dead_letters(store: Store, key: bytes | None, limit: int) -> list[DeadLetter
             DeadLetter(
                 key=decode_key(k), seq=seq, id=i, body=body, headers=decode_headers(headers, shard.number), kind=kind,
                 reason=reason, attempts=attempts, enqueued_at=wall(sent_at), died_at=wall(died_at),
+                errors=failures.shown(errors, store.time), output=output,
             )
-            for _, k, seq, i, body, headers, kind, reason, attempts, sent_at, died_at in rows
+            for _, k, seq, i, body, headers, kind, reason, attempts, sent_at, died_at, errors, output in rows
         ]  # fmt: skip
         if len(out) >= limit:
             break
@@ -149,9 +165,11 @@ def records(store: Store, shard: int, after: int, key: bytes | None, limit: int)
     return [
         HistoryRecord(
             shard, n, decode_key(k), seq, i, wall(sent_at), None if first_at is None else wall(first_at), wall(done_at),
-            attempts, prepare, process, size, size_hint, outcome, body,
+            attempts, prepare, process, size, size_hint, outcome, body, failures.shown(errors, store.time), output,
         )
-        for n, k, seq, i, sent_at, first_at, done_at, attempts, prepare, process, size, size_hint, outcome, body in rows
+        for (
+            n, k, seq, i, sent_at, first_at, done_at, attempts, prepare, process, size, size_hint, outcome, errors, output, body,
+        ) in rows
     ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from .._types import UNSET, Unset
 from .commit.app_database import AppDatabase
 from .commit.tx import Tx
 from .lanes import outbox, settle
-from .lanes.leases import Held, Settlement
+from .lanes.leases import Held, Settlement, Took
 from .lanes.send import Item, send
 from .store import Store
 
@@ -43,13 +43,13 @@ class Changes(NamedTuple):
         sends: to keys of any shard; those of other shards go through the outbox.
         key_state: the new state of the transaction's key, None to delete it; UNSET: it stays.
         statements: the program's SQL, run in order, before anything else.
-        took: seconds that prepare (None: there was none) and process took; history keeps them of what is acked.
+        took: what a worker measured of the handler; history keeps it of what is acked.
     """
 
     sends: Sequence[Item] = ()
     key_state: bytes | Unset | None = UNSET
     statements: Sequence[Statement] = ()
-    took: tuple[float | None, float] | None = None
+    took: Took | None = None
 
 
 class Placed(NamedTuple):
@@ -173,7 +173,7 @@ class _Work:
         return Committed(self.shard.number, [Placed(self.store.shard_of(item[0]).number, None, None) for item in changes.sends])
 
     @staticmethod
-    def _batch(acks: Acks, took: tuple[float | None, float] | None = None) -> Settlement:
+    def _batch(acks: Acks, took: Took | None = None) -> Settlement:
         return acks.held.some(acks.seqs, took=took)
 
 

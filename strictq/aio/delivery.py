@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from contextlib import suppress
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from .._errors import LeaseLost
 from .._keys import Key
 from .._leased import OPEN
-from ..delivery import Delivery, Lease, MessageView, describe
+from ..delivery import Delivery, Lease, MessageView
 from ..handle import DeliveryRef
 from .threads import Calls
+
+if TYPE_CHECKING:
+    from .._findings import AttemptError
 
 
 class AsyncDelivery(MessageView):
@@ -30,6 +34,14 @@ class AsyncDelivery(MessageView):
     async def key_state(self) -> bytes | None:
         """The durable state of its key, read now."""
         return await self._queue._run(lambda: self._delivery.key_state)
+
+    async def errors(self) -> tuple[AttemptError, ...]:
+        """See Delivery.errors."""
+        return await self._queue._run(lambda: self._delivery.errors)
+
+    async def last_error(self) -> AttemptError | None:
+        """See Delivery.last_error."""
+        return await self._queue._run(lambda: self._delivery.last_error)
 
     async def start(self) -> None:
         """See Delivery.start."""
@@ -75,7 +87,7 @@ class AsyncDelivery(MessageView):
             await surely(self._delivery.ack)
         else:
             with suppress(LeaseLost):
-                await surely(self._delivery.nack, reason=describe(error))
+                await surely(self._delivery._fail, error)
 
     def __repr__(self) -> str:
         return f"Async{self._delivery!r}"

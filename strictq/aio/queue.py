@@ -178,7 +178,9 @@ class AsyncQueue(Calls):
             left = patience.left(soonest)
             waits_since = waits_since or time.monotonic()
             if left > 0:
+                began = time.monotonic()
                 await self._wait(seen, left, idle=request.keys is None)
+                storage.count_waiting(time.monotonic() - began)
 
     async def _receive_now(self, request: Request, *, wait_for_busy: bool) -> tuple[list[Delivery], int | None]:
         client = self.sync._client
@@ -299,11 +301,11 @@ class AsyncQueue(Calls):
         """See Queue.top_keys."""
         return await self._run(self.sync.top_keys, n, by)
 
-    async def peek(self, key: Key, limit: int = 10) -> list[PeekedMessage]:
+    async def peek(self, key: Key | Receipt | None = None, limit: int = 10) -> list[PeekedMessage]:
         """See Queue.peek."""
         return await self._run(self.sync.peek, key, limit)
 
-    async def status(self, key: Key, seq: int) -> MessageStatus:
+    async def status(self, key: Key | Receipt, seq: int | None = None) -> MessageStatus:
         """See Queue.status."""
         return await self._run(self.sync.status, key, seq)
 

@@ -91,6 +91,28 @@ def limit_option(default: int) -> Decorator:
     return click.option("--limit", "-n", type=click.IntRange(1, 100_000), default=default, help="Show at most this many.")
 
 
+def id_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--id and --shard, which name a keyless message by its receipt."""
+    shard = click.option("--shard", type=click.IntRange(min=0), metavar="N", help="With --id: the receipt's shard.")
+    number = click.option(
+        "--id", "arrival", type=click.IntRange(min=1), help="Instead of KEY: a keyless message, by its receipt's id."
+    )
+    return number(shard(function))
+
+
+def receipt_of(q: strictq.Queue, arrival: int, shard: int | None) -> strictq.Receipt:
+    """The receipt of a keyless message, as far as the queue needs it.
+
+    Raises:
+        Failure: its shard is not known.
+    """
+    if shard is None and q.shards > 1:
+        raise Failure("an id is of one shard: say which with --shard", USAGE, "the receipt has it")
+    if shard is not None and shard >= q.shards:
+        raise Failure(f"there is no shard {shard}; the last one is {q.shards - 1}", USAGE)
+    return strictq.Receipt(None, 0, arrival, shard=shard or 0)
+
+
 json_option: Final[Decorator] = click.option(
     "as_json", "--json", is_flag=True, help="Print JSON. docs/reference/cli.md lists the fields."
 )

@@ -218,6 +218,11 @@ def many(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
+def printable_lines(text: str) -> str:
+    """The same for a text whose line breaks are its own: a traceback, or what a command wrote."""
+    return "\n".join(printable(line.expandtabs()) for line in text.rstrip().splitlines())
+
+
 def printable(value: Any) -> str:
     """Text that cannot steer a terminal: keys and bodies may hold anything."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))

@@ -44,7 +44,8 @@ def file_events(path: Path, key_field: str) -> Source:
 def _events(path: Path, key_field: str) -> Iterator[DemoEvent]:
     longest = QueueConfig().max_body_bytes
     reader = LineReader(
-        raw=False, key=None, key_field=key_field, key_type=FieldType.auto, dedup_field=None, longest=longest, options={}
+        raw=False, key=None, key_field=key_field, key_type=FieldType.auto, dedup_field=None, size_field=None, longest=longest,
+        options={},
     )  # fmt: skip
     line = 0
     with closing(Lines(path, longest)) as lines:

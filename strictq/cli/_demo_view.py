@@ -57,11 +57,14 @@ def viewing(source: Source, setup: str, *, quiet: bool) -> Iterator[View]:
 def show_crew(result: dict[str, Any], *, kill: bool) -> None:
     """Print the result of a run with consumers."""
     rows = [
-        (c["name"], f"{c['processed']:,}", f"{c['retried']:,}", c["fate"] + (f", held {c['held']}" if c["held"] else ""))
+        (c["name"], f"{c['processed']:,}", c["fate"] + (f", held {c['held']}" if c["held"] else ""), f"{c['retried']:,}")
         for c in result["consumers"]
     ]
+    columns = ("name", "events", "fate", "second attempts")
+    # Of what a killed consumer held, handlers were started for few or none: second attempts are fewer than redeliveries.
+    some = len(columns) if any(c["retried"] for c in result["consumers"]) else len(columns) - 1
     show(Heading("Consumers"))
-    listing(("name", "events", "retried", "fate"), rows, right=("events", "retried"))
+    listing(columns[:some], [row[:some] for row in rows], right=("events", "second attempts"))
     rate = result["processed"] / max(result["seconds"], 0.001)
     _show_events(result, ("consumers killed", f"{result['kills']:,}"), ("events per second", f"{rate:,.0f}"))
     show("", Heading("Longest keys"))
@@ -76,7 +79,10 @@ def show_worker(result: dict[str, Any], timeline: Timeline) -> None:
     """Print the worker's timeline and result."""
     columns = min(shutil.get_terminal_size().columns, COLUMNS_MAX)
     part = timeline.part(KEYS_SHOWN, columns // CELLS_A_BAR)
-    show(f"The first {part.seconds:.1f} s of {many(len(part.keys), 'key')}. Upper line: prepare (·). Lower line: process (█).")
+    show(
+        f"The first {part.seconds:.1f} s of {many(len(part.keys), 'key')}. Upper line: prepare (· and : in turn). "
+        "Lower line: process (█ and ▓)."
+    )
     show(*part.to_text(columns).splitlines())
     prepares = (("preparing, seconds", "prepare_seconds"), ("waiting for prepare, seconds", "waited_seconds"))
     _show_events(result, *((label, f"{result[name]:.1f}") for label, name in prepares))
@@ -87,7 +93,7 @@ def show_worker(result: dict[str, Any], timeline: Timeline) -> None:
 
 
 def _show_events(result: dict[str, Any], *more: tuple[str, str]) -> None:
-    counts = {"sent": "events", "processed": "processed", "keys": "keys", "redelivered": "redeliveries"}
+    counts = {"sent": "events", "processed": "processed", "keys": "keys", "redelivered after a kill": "redeliveries"}
     facts = [(label, f"{result[name]:,}") for label, name in counts.items()]
     facts += [(kind.replace("_", " "), alarming(result[kind])) for kind in KINDS]
     show("", Heading("Events"), [*facts, ("seconds", f"{result['seconds']:.1f}"), *more])

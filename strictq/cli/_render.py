@@ -63,13 +63,18 @@ def listing(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Seq
 
 
 def _columns(rows: Sequence[Sequence[str]], right: Sequence[bool] = (False, False)) -> None:
-    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(_widest, column)) for column in zip(*rows, strict=True)]
+    margin = " " * (sum(widths[:-1]) + len(GAP) * (len(widths) - 1))
     for row in rows:
         cells = []
         for cell, width, to_the_right in zip(row, widths, right, strict=True):
-            room = " " * (width - _width(cell))
+            room = " " * (width - _widest(cell))
             cells.append(room + cell if to_the_right else cell + room)
-        print(GAP.join(cells).rstrip())
+        print(GAP.join(cells).rstrip().replace("\n", f"\n{margin}"))
+
+
+def _widest(text: str) -> int:
+    return max(map(_width, text.split("\n")))
 
 
 def _width(text: str) -> int:

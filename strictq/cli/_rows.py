@@ -12,6 +12,7 @@ import orjson
 from strictq import InvalidArgument, Message
 from strictq._keys import Key, encode_key
 from strictq._validate import name as short_name
+from strictq._validate import number as finite_number
 from strictq.cli._arguments import KeyType, converted
 from strictq.cli._lines import Line, TooLong
 
@@ -59,6 +60,7 @@ class LineReader:
         key_field: str | None,
         key_type: FieldType,
         dedup_field: str | None,
+        size_field: str | None,
         longest: int,
         options: dict[str, Any],
     ) -> None:
@@ -67,6 +69,7 @@ class LineReader:
         self._field = key_field
         self._type = key_type
         self._dedup = dedup_field
+        self._size = size_field
         self._longest = longest
         self._options = options
         self._known: dict[str | int, Key] = {}
@@ -81,7 +84,7 @@ class LineReader:
         Args:
             first: the number of the first line.
         """
-        if self._field is not None and not self._options and self._dedup is None:
+        if self._field is not None and not self._options and self._dedup is None and self._size is None:
             yield from self._read_plain(lines, first)
             return
         run: list[Numbered] = []
@@ -141,9 +144,12 @@ class LineReader:
             return None
         row = self._row(body)
         key = self._key if self._field is None else self._key_in(row)
-        if self._dedup is None:
-            return Message(body, key=key, **self._options)
-        return Message(body, key=key, dedup_id=self._dedup_id(row), **self._options)
+        own: dict[str, Any] = {}
+        if self._dedup is not None:
+            own["dedup_id"] = self._dedup_id(row)
+        if self._size is not None:
+            own["size_hint"] = size_in(row, self._size)
+        return Message(body, key=key, **own, **self._options)
 
     def _row(self, line: bytes) -> dict[str, Any]:
         if len(line) <= self._longest:
@@ -240,12 +246,33 @@ def value_in(row: Mapping[str, Any], field: str, what: str = "key field") -> str
         BadInput: it is missing, or something else.
     """
     if field not in row:
-        fields = ", ".join(map(repr, list(row)[:8])) or "none"
-        raise BadInput(f"there is no {what} {field!r}; the row's fields: {fields}")
+        raise _no_field(row, what, field)
     value = row[field]
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise BadInput(f"{what} {field!r} must be a string or a whole number, not {kind_of(value)}")
     return value
+
+
+def size_in(row: Mapping[str, Any], field: str) -> float:
+    """A field that must be a number, 0 or more.
+
+    Raises:
+        BadInput: it is missing, or something else.
+    """
+    if field not in row:
+        raise _no_field(row, "size field", field)
+    value = row[field]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadInput(f"size field {field!r} must be a number, not {kind_of(value)}")
+    try:
+        return finite_number("its value", value) or 0.0
+    except InvalidArgument as e:
+        raise BadInput(f"size field {field!r}: {e}") from None
+
+
+def _no_field(row: Mapping[str, Any], what: str, field: str) -> BadInput:
+    fields = ", ".join(map(repr, list(row)[:8])) or "none"
+    return BadInput(f"there is no {what} {field!r}; the row's fields: {fields}")
 
 
 def kind_of(value: Any) -> str:

@@ -10,12 +10,13 @@ from typing import Any, Final
 
 import click
 
-from strictq import PartialFailure, StrictqError
+from strictq import AttemptError, PartialFailure, StrictqError
 from strictq._views import plain
 from strictq.cli._advice import in_words
 from strictq.cli._arguments import (
     KeyType,
     hint_of_type,
+    id_options,
     json_option,
     key_argument,
     key_of,
@@ -24,9 +25,10 @@ from strictq.cli._arguments import (
     looking,
     optional_key_argument,
     queue_argument,
+    receipt_of,
 )
-from strictq.cli._command import OK, USAGE, WRONG, Failure, command, explained, many, printable, tell
-from strictq.cli._render import Fact, listing, show
+from strictq.cli._command import OK, USAGE, WRONG, Failure, command, explained, many, printable, printable_lines, tell
+from strictq.cli._render import Fact, Heading, listing, show
 from strictq.cli._words import emit, moment, short, shown_body, shown_key, span
 
 EXAMPLES: Final = {
@@ -39,12 +41,17 @@ EXAMPLES: Final = {
         strictq explain orders.strictq --key-type int -- -5
     """,
     "peek": """
+        strictq peek orders.strictq
         strictq peek orders.strictq order-7 --limit 3
         strictq peek orders.strictq order-7 --json | jq -r .body
     """,
-    "status": "strictq status orders.strictq order-7 12",
+    "status": """
+        strictq status orders.strictq order-7 12
+        strictq status jobs.strictq --id 71 --shard 0
+    """,
     "dead": """
         strictq dead orders.strictq
+        strictq dead orders.strictq order-7 --errors
         strictq dead orders.strictq order-7 --json | jq -r '"\\(.seq) \\(.reason)"'
     """,
     "query": """
@@ -116,16 +123,26 @@ def explain(queue: Path, key: str, key_type: KeyType, as_json: bool) -> int:
 
 @command(EXAMPLES["peek"])
 @queue_argument
-@key_argument
+@optional_key_argument
+@id_options
 @key_type_option
 @limit_option(10)
 @json_option
-def peek(queue: Path, key: str, key_type: KeyType, limit: int, as_json: bool) -> int:
-    """Show the first unresolved messages of a key, in order. Read-only."""
+def peek(
+    queue: Path, key: str | None, arrival: int | None, shard: int | None, key_type: KeyType, limit: int, as_json: bool
+) -> int:
+    """Show the first unresolved messages of a key, in order; without KEY, the oldest of all keys. Read-only.
+
+    Without KEY it reads up to 10,000 keys per shard that are ready, and as many leased, delayed and held ones.
+    """
+    _require_one(key, arrival, shard)
     with looking(queue) as q:
-        chosen = key_of(key, key_type)
-        hint_of_type(q, chosen)
-        found = q.peek(chosen, limit)
+        if arrival is not None:
+            found = q.peek(receipt_of(q, arrival, shard))
+        else:
+            chosen = None if key is None else key_of(key, key_type)
+            hint_of_type(q, chosen)
+            found = q.peek(chosen, limit)
     if as_json:
         for m in found:
             emit(m.to_dict())
@@ -134,28 +151,61 @@ def peek(queue: Path, key: str, key_type: KeyType, limit: int, as_json: bool) ->
         show("no message is waiting")
         return OK
     rows = [
-        (f"{m.seq}", m.state, f"{m.attempts}", moment(m.enqueued_at), moment(m.due_at) if m.due_at else "", shown_body(m.body))
+        (
+            short(shown_key(m.key)), f"{m.seq}", m.state, f"{m.attempts}", moment(m.enqueued_at),
+            moment(m.due_at) if m.due_at else "", shown_body(m.body),
+        )
         for m in found
-    ]
-    listing(("seq", "state", "attempts", "sent", "due", "body"), rows, right=("seq", "attempts"))
+    ]  # fmt: skip
+    columns = ("key", "seq", "state", "attempts", "sent", "due", "body")
+    same = 0 if key is None else 1
+    listing(columns[same:], [row[same:] for row in rows], right=("seq", "attempts"))
     return OK
+
+
+def _require_one(key: str | None, arrival: int | None, shard: int | None) -> None:
+    if key is not None and arrival is not None:
+        raise Failure("KEY and --id: one of them", USAGE)
+    if shard is not None and arrival is None:
+        raise Failure("--shard is for --id", USAGE)
 
 
 @command(EXAMPLES["status"])
 @queue_argument
-@key_argument
-@click.argument("seq", type=click.IntRange(min=1), help="The message's position in its key's sequence, from 1.")
+@optional_key_argument
+@click.argument(
+    "seq",
+    type=click.IntRange(min=1),
+    required=False,
+    metavar="[SEQ]",
+    help="The message's position in its key's sequence, from 1.",
+)
+@id_options
 @key_type_option
 @json_option
-def status(queue: Path, key: str, seq: int, key_type: KeyType, as_json: bool) -> int:
-    """Show the state of one message: its holder, attempts, last error and last output.
+def status(
+    queue: Path, key: str | None, seq: int | None, arrival: int | None, shard: int | None, key_type: KeyType, as_json: bool
+) -> int:
+    """Show the state of one message: its holder, attempts, last errors and last output. Use KEY and SEQ, or --id.
 
-    Exit code 0: the message exists, or is resolved. 1: the key never had this seq. 2: there is no such queue.
+    Exit code 0: the message exists, or is resolved. 1: the key never had this seq, or no keyless message has this id.
+    2: there is no such queue.
     """
+    _require_one(key, arrival, shard)
+    if arrival is None and (key is None or seq is None):
+        raise Failure("say which message: KEY SEQ, or --id of a keyless one", USAGE)
     with looking(queue) as q:
-        chosen = key_of(key, key_type)
-        hint_of_type(q, chosen)
-        found = q.status(chosen, seq)
+        if arrival is not None:
+            keyless = q._operations.status_of_keyless(receipt_of(q, arrival, shard))
+            if keyless is None:
+                hint = "a message with a key is found by KEY and SEQ; strictq history may have the record of a resolved one"
+                raise Failure(f"no keyless message has id {arrival}: it is resolved, or has a key", WRONG, hint)
+            found = keyless
+        else:
+            assert key is not None
+            chosen = key_of(key, key_type)
+            hint_of_type(q, chosen)
+            found = q.status(chosen, seq)
     if as_json:
         emit(found.to_dict())
         return OK
@@ -167,11 +217,19 @@ def status(queue: Path, key: str, seq: int, key_type: KeyType, as_json: bool) ->
     if found.until is not None:
         pairs.append(("until", moment(found.until)))
     if found.last_error:
-        pairs.append(("last error", printable(found.last_error)))
+        pairs.append(("last error", printable_lines(found.last_error)))
     if found.last_output:
-        pairs.append(("last output", printable(found.last_output)))
-    show(pairs)
+        pairs.append(("last output", printable_lines(found.last_output)))
+    show([*pairs, *map(_attempt, found.errors)])
     return OK
+
+
+def _attempt(error: AttemptError) -> Fact:
+    """One failed attempt: when, why, and where."""
+    told = [moment(error.at), printable_lines(error.error)]
+    if error.traceback:
+        told.append(printable_lines(error.traceback))
+    return f"attempt {error.attempt}", "\n".join(told)
 
 
 @command(EXAMPLES["dead"])
@@ -179,8 +237,9 @@ def status(queue: Path, key: str, seq: int, key_type: KeyType, as_json: bool) ->
 @optional_key_argument
 @key_type_option
 @limit_option(100)
+@click.option("--errors", is_flag=True, help="Show why the last attempts of each failed, with tracebacks. (--json always does.)")
 @json_option
-def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, as_json: bool) -> int:
+def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, errors: bool, as_json: bool) -> int:
     """List the dead letters of a key or of the queue: messages that were rejected, ran out of attempts, or expired."""
     with looking(queue) as q:
         chosen = None if key is None else key_of(key, key_type)
@@ -201,6 +260,10 @@ def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, as_json: b
         for d in found
     ]  # fmt: skip
     listing(("key", "seq", "kind", "attempts", "died", "reason", "body"), rows, right=("seq", "attempts"))
+    for d in found if errors else ():
+        show("", Heading(f"{shown_key(d.key)} {d.seq}"), [*map(_attempt, d.errors)] or "no attempt left an error")
+        if d.output:
+            show([("output", printable_lines(d.output))])
     if key is None and total > len(found):
         tell(f"{total:,} in total; show more with --limit")
     return OK

@@ -62,6 +62,9 @@ class OnError(StrEnum):
     help="The JSON field that contains the line's dedup id. Within the queue's dedup_window_seconds (default 300), "
     "a repeated id of a key is not sent again.",
 )
+@click.option("--size-field", metavar="FIELD", help="The field with the size_hint: a number that the duration depends on.")
+@click.option("--prepare-seconds", type=Seconds(min=0.0), help="Estimate of a worker's prepare stage, seconds per message.")
+@click.option("--process-seconds", type=Seconds(min=0.0), help="Estimate of a worker's process stage, seconds per message.")
 @click.option("--delay", type=Seconds(min=0.0), default=0.0, help="Delay delivery by this many seconds.")
 @click.option("--ttl", type=Seconds(min=0.001), help="Expire a message if it is not received within this many seconds.")
 @click.option("--header", "-H", multiple=True, metavar="NAME=VALUE", help="Add this header to every message. Repeatable.")
@@ -90,6 +93,9 @@ def send(
     raw: bool,
     on_error: OnError,
     dedup_field: str | None,
+    size_field: str | None,
+    prepare_seconds: float | None,
+    process_seconds: float | None,
     delay: float,
     ttl: float | None,
     header: tuple[str, ...],
@@ -107,7 +113,7 @@ def send(
 
     Exit code 0: every line was sent. 1: some were not; stderr says which. 2: invalid usage.
     """
-    if raw and (key_field is not None or dedup_field is not None):
+    if raw and (key_field is not None or dedup_field is not None or size_field is not None):
         raise Failure("--raw lines have no fields; use --key KEY", USAGE)
     if key_field is not None and key is not None:
         raise Failure("use either --key-field or --key, not both", USAGE)
@@ -115,19 +121,21 @@ def send(
         raise Failure("--shards and --durability require --create", USAGE)
     constant = None if key is None else key_of(key, KeyType.str if key_type is FieldType.auto else KeyType(key_type))
     options = _options(delay, ttl, header)
+    estimates = {"prepare_seconds": prepare_seconds, "process_seconds": process_seconds}
+    options |= {name: seconds for name, seconds in estimates.items() if seconds is not None}
     with Stopping() as stopping, _opened(queue, create, shards, durability) as q:
         if key_field is None and constant is None and q.config.keyless == "refuse":
             raise Failure("give the key: --key-field FIELD, or --key KEY for all lines", USAGE)
         q._client.sending.item(Message(b"", key="any", **options))  # report invalid options here, not as an invalid line
         reader = LineReader(
-            raw=raw, key=constant, key_field=key_field, key_type=key_type, dedup_field=dedup_field,
+            raw=raw, key=constant, key_field=key_field, key_type=key_type, dedup_field=dedup_field, size_field=size_field,
             longest=q.config.max_body_bytes, options=options,
         )  # fmt: skip
         path = None if file is None or str(file) == "-" else file
         lines = Lines(path, q.config.max_body_bytes, stopping.at_once)
         if lines.is_terminal and not quiet:
             tell("reading lines from the terminal; end with Ctrl-D")
-        raw_would_do = not raw and key_field is None and dedup_field is None
+        raw_would_do = not raw and key_field is None and dedup_field is None and size_field is None
         sender = Sender(q, wait, stopping, repeatable=dedup_field is not None)
         window = None if dedup_field is None else q.config.dedup_window_seconds
         run = Run(lines, reader, sender, stopping, skip=on_error is OnError.skip, raw_would_do=raw_would_do, window=window)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 import time
 from collections.abc import Iterator
@@ -31,7 +32,10 @@ TOTALS: Final = (
     "sends", "receives", "acks", "retries", "redeliveries", "expired", "dropped", "purged", "dead_letters", "rejected",
     "redriven",
 )  # fmt: skip
-RATES: Final = ("sends", "acks")
+RATES: Final = ("sends", "acks", "retries")
+TOP_SHOWN: Final = 6
+TOP_LANES_MAX: Final = 20_000
+"""With more keys, the deepest are not looked for again and again: that is three look-ups for each key with messages."""
 
 
 class Look(NamedTuple):
@@ -119,11 +123,18 @@ def _watch(q: strictq.Queue, looks: Iterator[Look], *, shards: bool) -> Iterator
     from rich.live import Live
 
     from strictq.cli._terminal import group, output
+    from strictq.cli._watching import Watch
 
-    # The last table stays on the screen.
-    with Live(console=output(), auto_refresh=False) as live:
+    console = output()
+    plain = codecs.lookup(console.encoding).name != "utf-8"
+    watch = Watch(_title(q), plain=plain)
+    # The last screen stays.
+    with Live(console=console, auto_refresh=False) as live:
         for look in looks:
-            live.update(group(blocks(q, look, shards=shards)), refresh=True)
+            watch.take(look.found, look.rates or {})
+            top = q.top_keys(TOP_SHOWN) if look.found.lanes <= TOP_LANES_MAX else None
+            more = group([*_further(look, shards=shards), f"{time.strftime('%H:%M:%S')}, Ctrl-C ends it"])
+            live.update(watch.shown(look.found, top, [more], console.width), refresh=True)
             yield look
 
 
@@ -146,20 +157,29 @@ def _rate(consumer: ConsumerStatus) -> float:
 
 def blocks(q: strictq.Queue, look: Look, *, shards: bool) -> list[Block]:
     """Return a snapshot as blocks of text."""
-    found, rates = look.found, look.rates
+    found = look.found
     now = [(name.replace("_", " "), f"{getattr(found, name):,}") for name in STATES[:3]]
     now += [("held", alarming(found.held)), ("dead", alarming(found.dead)), ("keys", f"{found.lanes:,}")]
     now += [("oldest", span(found.oldest_age_seconds)), ("oldest not attempted", span(found.first_attempt_age_seconds))]
     now += [("drained in about", span(found.drain_seconds))]
+    if found.busy_ratio is not None:
+        now.append(("workers", f"{found.busy_ratio:.0%} busy, {many(len(found.workers), 'worker')}"))
     if found.outbox:
         now.append(("outbox", f"{found.outbox:,}"))
-    if rates is not None:
-        now += [(f"{name} per second", f"{rate:,.1f}") for name, rate in rates.items()]
     totals = [(name.replace("_", " "), f"{getattr(found, name):,}") for name in TOTALS]
     totals += [("empty receives", f"{found.empty_receive_ratio:.0%}")]
     totals += [("on disk", f"{size(found.disk_bytes)}, {size(found.wal_bytes)} of it WAL")]
-    head = Heading(f"{printable(q.path)}: {many(q.shards, 'shard')}, durability {q.durability}")
-    parts: list[Block] = [head, now, Heading("since the queue was created"), totals]
+    return [Heading(_title(q)), now, Heading("since the queue was created"), totals, *_further(look, shards=shards)]
+
+
+def _title(q: strictq.Queue) -> str:
+    return f"{printable(q.path)}: {many(q.shards, 'shard')}, durability {q.durability}"
+
+
+def _further(look: Look, *, shards: bool) -> list[Block]:
+    """Return the blocks that only some queues have."""
+    found = look.found
+    parts: list[Block] = []
     if look.consumers:
         parts += [Heading("named consumers"), [(printable(c.name), _shown(c)) for c in look.consumers]]
     if found.replication is not None and found.replication.mode in ("async", "replica"):

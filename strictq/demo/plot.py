@@ -54,6 +54,7 @@ def draw(timeline: Timeline, path: Path) -> None:
 
 def _png(timeline: Timeline, path: Path) -> None:
     from matplotlib.figure import Figure  # without pyplot, which would look for a screen
+    from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
 
     keys = timeline.keys
@@ -65,6 +66,10 @@ def _png(timeline: Timeline, path: Path) -> None:
     axes.set_yticks(range(len(keys)), [label(key).replace("$", r"\$") for key in keys])
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
-    handles = [Patch(color=shades[0], label=stage) for stage, shades in COLOURS.items()]
-    axes.legend(handles=handles, loc="upper right", bbox_to_anchor=(1.0, 1.16), ncols=2, frameon=False)
+    # Neighbours have two shades of a colour by turns, to be told apart: the legend shows both.
+    handles = [tuple(Patch(color=shade) for shade in shades) for shades in COLOURS.values()]
+    axes.legend(
+        handles, [f"{stage}, a message each" for stage in COLOURS], handler_map={tuple: HandlerTuple(ndivide=None, pad=0.0)},
+        loc="upper right", bbox_to_anchor=(1.0, 1.16), ncols=2, frameon=False,
+    )  # fmt: skip
     figure.savefig(path, format="png")

@@ -8,10 +8,19 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from .._findings import HistoryRecord
+from .._findings import AttemptError, HistoryRecord
 from .._keys import Key
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
+
+_ERROR: Final = pa.struct(
+    [
+        pa.field("attempt", pa.int32(), nullable=False),
+        pa.field("at", _TIME, nullable=False),
+        pa.field("error", pa.string(), nullable=False),
+        pa.field("traceback", pa.string()),
+    ]
+)
 
 SCHEMA: Final = pa.schema(
     [
@@ -31,6 +40,8 @@ SCHEMA: Final = pa.schema(
         pa.field("size_hint", pa.float64()),
         pa.field("outcome", pa.string(), nullable=False),
         pa.field("body", pa.binary()),
+        pa.field("errors", pa.list_(_ERROR)),
+        pa.field("output", pa.string()),
     ]
 )
 """The columns, in order. The same ones always, so that files of different times are one table."""
@@ -73,8 +84,15 @@ def record_batch(records: Sequence[HistoryRecord], *, bodies: bool = True) -> pa
         "size_hint": [r.size_hint for r in records],
         "outcome": [r.outcome for r in records],
         "body": [r.body if bodies else None for r in records],
+        "errors": [[_error(e) for e in r.errors] or None for r in records],
+        "output": [r.output for r in records],
     }
     return pa.record_batch([pa.array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
+
+
+def _error(error: AttemptError) -> dict[str, Any]:
+    at = _microseconds(error.at)
+    return {"attempt": error.attempt, "at": at, "error": error.error, "traceback": error.traceback}
 
 
 def _microseconds(seconds: float) -> int:

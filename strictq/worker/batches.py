@@ -9,7 +9,7 @@ neighbours again, and one that kills its process is found.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from .breaker import CLOSED, Circuit
 from .estimates import Estimates
@@ -28,8 +28,15 @@ class BatchBoard(Board):
         finished: their handlers came back; what became of each job is in its `_failure`.
     """
 
-    def __init__(self, limits: Limits, estimates: Estimates, job: type[Job] = Job, circuit: Circuit | None = None) -> None:
-        super().__init__(limits, estimates, job, circuit)
+    def __init__(
+        self,
+        limits: Limits,
+        estimates: Estimates,
+        job: type[Job] = Job,
+        circuit: Circuit | None = None,
+        propagate: Sequence[str] = (),
+    ) -> None:
+        super().__init__(limits, estimates, job, circuit, propagate)
         self.groups: set[JobBatch] = set()
         self.ready_groups: deque[JobBatch] = deque()
         self.finished: list[JobBatch] = []

@@ -70,7 +70,7 @@ class Handover:
                 if error is not None:
                     job._failure = error
                 if state.queue.config.history != "off":
-                    job._delivery._took = (None, seconds)
+                    job._delivery._took = (None, seconds, job._said)
             group.jobs, group.taken = known, False
             if known:
                 board.finished.append(group)
@@ -121,7 +121,7 @@ class Handover:
                 known = True
                 job._since = seconds
                 if state.queue.config.history != "off":
-                    job._delivery._took = (job._prepared_in, seconds)
+                    job._delivery._took = (job._prepared_in, seconds, job._said)
                 if error is not None:
                     board.failed.append((job, error))
                     state.failed(job, now, error)

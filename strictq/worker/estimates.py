@@ -1,19 +1,21 @@
-"""What a worker expects of a message: what it says, what the worker was told, or what was learned."""
+"""What a worker expects of a message: what it says, what the worker or the queue was told, or what was learned."""
 
 from __future__ import annotations
 
 import attrs
 
+from .._config import QueueConfig
 from .._durations import Model
 from .margin import Margin
 
 
 @attrs.define
 class Estimates:
-    """What a worker expects of a message: what the message says, else what the worker was told, else what was learned.
+    """What a worker expects of a message: what the message says, else what the worker was told, else what the queue's
+    configuration says, else what was learned.
 
     Attributes:
-        given: seconds a stage takes, as the worker was told; None: learned.
+        given_…: seconds a stage takes, as the worker was told, or else the queue; None: learned.
         learning: take in what is measured.
     """
 
@@ -39,6 +41,11 @@ class Estimates:
     def to_rows(self) -> dict[str, str]:
         """What is stored with the queue."""
         return {"prepare": self.prepare.to_json(), "process": self.process.to_json()}
+
+    def take_defaults(self, config: QueueConfig) -> None:
+        """Expect what the queue's configuration says, where the worker was told nothing."""
+        self.given_prepare = config.prepare_seconds if self.given_prepare is None else self.given_prepare
+        self.given_process = config.process_seconds if self.given_process is None else self.given_process
 
     def load(self, rows: dict[str, str]) -> None:
         """Continue from what is stored."""

@@ -10,14 +10,14 @@ from typing import Final
 from .. import _validate as validate
 from .._findings import WorkerEvent
 from .._types import Event
-from ..delivery import describe
+from ..delivery import describe, traceback_of
+from .job import Reject, Retry
 
 log: Final = logging.getLogger("strictq.worker")
 PROBLEMS: Final = ("retried", "lost", "timeout")
 """Kinds of a job's events that are logged as warnings."""
 GIVEN_UP: Final = ("poison", "rejected")
 """Those that are logged as errors: the message is tried no more."""
-TRACEBACK_CHARS_MAX: Final = 8000
 LINE: Final = "%s key=%r seq=%d token=%d %s%s"
 FIELDS: Final = ("key", "seq", "token", "attempt", "max_attempts", "seconds", "wait_seconds")
 BREAKER: Final = ("breaker_opened", "breaker_closed")
@@ -43,10 +43,13 @@ def log_event(event: WorkerEvent) -> None:
         log.handle(record)
 
 
-def traceback_of(error: BaseException) -> str:
-    """The end of a traceback, as text that every log can take, whatever the error says."""
-    text = "".join(traceback.format_exception(error)).rstrip("\n")
-    return text[-TRACEBACK_CHARS_MAX:].encode("utf-8", "backslashreplace").decode()
+def kept_traceback(error: BaseException) -> str | None:
+    """The traceback that is kept with the message. None: the error's words say all that there is."""
+    if (found := getattr(error, "handler_traceback", None)) is not None:
+        return str(found)
+    if isinstance(error, Retry | Reject):
+        return None if error.__cause__ is None else traceback_of(error.__cause__)
+    return None if speaks_for_itself(error) else traceback_of(error)
 
 
 def log_run(event: Event) -> None:

@@ -79,10 +79,10 @@ class Forecast:
         return max(now, begun + (self._prepare_seconds(job) or 0.0))
 
     def _process_seconds(self, job: Job) -> float | None:
-        return self._estimates.of_process(job._delivery.process_seconds, size_of(job))
+        return self._estimates.of_process(job._delivery._sent_seconds[1], size_of(job))
 
     def _prepare_seconds(self, job: Job) -> float | None:
-        return self._estimates.of_prepare(job._delivery.prepare_seconds, size_of(job))
+        return self._estimates.of_prepare(job._delivery._sent_seconds[0], size_of(job))
 
 
 def _in_order(ahead: list[tuple[float, int, Job]]) -> list[tuple[float, int, Job]]:

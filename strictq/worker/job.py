@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
 from .. import _hints as hints
 from .. import _validate as validate
 from .._client import Client
-from .._effects import Effects, Recording
+from .._effects import Effects, Recording, inherited
 from .._errors import ForwardPending, InvalidArgument, LeaseLost
 from .._types import UNSET
 from ..delivery import Delivery, Lease, MessageView
 from ..transaction import Transaction, transaction_of
+
+if TYPE_CHECKING:
+    from .._findings import AttemptError
 
 T = TypeVar("T")
 
@@ -171,6 +174,10 @@ class Job(Recording, MessageView):
             raise InvalidArgument(f"{verb} is for process: prepare may run ahead of its turn, and must change nothing")
         return self._recorded
 
+    def _inherited(self) -> dict[str, str]:
+        names = self._lane.propagate
+        return inherited(self.headers, names) if names else {}
+
     @property
     def _recorded(self) -> Effects:
         if self._effects is None:
@@ -226,8 +233,18 @@ class Job(Recording, MessageView):
             self._tx = transaction_of(self._client, [self._delivery], effects=effects).__enter__()
         return self._tx.run(work)
 
+    @property
+    def errors(self) -> tuple[AttemptError, ...]:
+        """The errors of its last five attempts that failed, oldest first, read now. An attempt whose holder died left none."""
+        return self._delivery.errors
+
+    @property
+    def last_error(self) -> AttemptError | None:
+        """Why the attempt before failed, read now; None: no attempt did, or its holder died."""
+        return self._delivery.last_error
+
     def output(self, text: str) -> None:
-        """Note what the handler has to say. Kept with the message if it fails, and shown by status."""
+        """Note what the handler has to say. Kept with the message if it fails; with its record, where the queue keeps history."""
         self._recorded.say(text)
 
     # ---- for the worker
@@ -277,10 +294,11 @@ class AsyncJob(Job):
 class HeldLane:
     """A lease and its jobs that are not over."""
 
-    __slots__ = ("alive", "free_at", "grown", "jobs", "lease", "length", "selected", "until")
+    __slots__ = ("alive", "free_at", "grown", "jobs", "lease", "length", "propagate", "selected", "until")
 
-    def __init__(self, lease: Lease, until: float, length: float) -> None:
+    def __init__(self, lease: Lease, until: float, length: float, propagate: Sequence[str] = ()) -> None:
         self.lease = lease
+        self.propagate = propagate
         self.jobs: deque[Job] = deque()
         self.until = until
         self.length = length

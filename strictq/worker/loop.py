@@ -12,10 +12,11 @@ from .. import _hints as hints
 from .._errors import QueueClosed, StrictqError
 from .._store.api import POLL_SECONDS
 from .events import log
+from .load import LoadReport
 from .outage import Outage
 from .prefetch import Buffer, Refill
 from .renewal import Leases
-from .settling import Outcomes
+from .settling import NOTE_SECONDS, Outcomes
 from .state import State
 
 GATHER_SECONDS: Final = 0.005
@@ -42,12 +43,14 @@ class Keeper:
         self._buffer = Buffer(state, self._leases, refill)
         self._settling = Outcomes(state)
         self.outage = Outage(state, self._buffer, refill.consumer)
+        self._load = LoadReport(state, refill.consumer)
         self._drain = drain
         self._grace = grace_seconds
         self._stop_at: float | None = None
         self._stopping = False
         self._deadline_over = False
         self._save_at = state.clock() + SAVE_SECONDS
+        self._note_at = state.clock() + NOTE_SECONDS
         self._stored = state.estimates.process.samples + state.estimates.prepare.samples > 0
 
     def stop(self, deadline: float | None) -> None:
@@ -125,6 +128,7 @@ class Keeper:
         """What takes transactions. Whether there was anything."""
         buffer, settling = self._buffer, self._settling
         worked = settling.fail()
+        self._note(now)
         flowing = not self._stopping and self.outage.over
         if flowing:
             buffer.share(now)
@@ -136,6 +140,12 @@ class Keeper:
         if flowing:
             worked |= buffer.grow()
         return worked
+
+    def _note(self, now: float) -> None:
+        self._load.tell(now)
+        if now >= self._note_at:
+            self._note_at = now + NOTE_SECONDS
+            self._settling.note(now)
 
     def _plan(self) -> float | None:
         if not (self._board.limits.prepares or self._board.limits.batch_max):
@@ -184,6 +194,7 @@ class Keeper:
             if buffer.found_nothing is not None and self._storage.seen() != buffer.found_nothing:
                 return
             now = self._clock()
+            self._note(now)
             if buffer.should_share(now):
                 return
 
@@ -215,6 +226,7 @@ class Keeper:
     def _end(self) -> None:
         """Whatever ended it: nothing stays leased that can be given back, and what was learned is kept."""
         self.outage.end()
+        self._load.end()
         if not self._storage.closed:
             self._give_back()
             self._settling.finish()

@@ -27,7 +27,7 @@ class Outage:
         self._buffer = buffer
         self._consumer = consumer
         self._circuit: Circuit | None = state.board.circuit
-        self._notice = None if self._circuit is None else state.client.storage.notice()
+        self._notice = None if self._circuit is None else state.client.storage.notice(OpenBreaker)
         self._reported: Opened | None = None
         self._delays_to_end = False
         self._probe: HeldLane | None = None

@@ -58,6 +58,8 @@ class Buffer:
         self._shared_until = 0.0
         self.found_nothing: tuple[int, int] | None = None
         self.look_at = 0.0
+        self._asked_at = 0.0
+        """`clock()` at which the queue was last asked."""
 
     # ---- how much
 
@@ -136,6 +138,9 @@ class Buffer:
         seen = self._storage.seen()
         if self.found_nothing == seen and now < self.look_at:
             return []
+        if self.found_nothing is not None and self._asked_at:
+            self._storage.count_waiting(now - self._asked_at)
+        self._asked_at = now
         request = self._request._replace(room=room, per_key=per_key)
         deliveries: list[Delivery] = []
         try:

@@ -22,11 +22,12 @@ import attrs
 from .. import _hints as hints
 from .._effects import Effects, Recording
 from .._errors import InvalidArgument, LeaseLost
+from .._findings import AttemptError
 from .._handlers import require_ran
 from .._keys import Key
 from .._store.api import Storage, share_holder
 from .._types import UNSET, body_as_json
-from ..delivery import describe
+from ..delivery import describe, traceback_of
 from .job import RUNNING, Defer, Job, Reject, Retry
 
 POLL_SECONDS: Final = 0.05
@@ -49,6 +50,10 @@ class HandlerError(Exception):
 
     speaks_for_itself = True
 
+    def __init__(self, said: str, handler_traceback: str | None = None) -> None:
+        super().__init__(said)
+        self.handler_traceback = handler_traceback
+
 
 @attrs.define
 class Sent:
@@ -65,6 +70,9 @@ class Sent:
     prepared: Any
     deadline: float | None
     may_change: bool
+    errors: tuple[AttemptError, ...]
+    inherited: dict[str, str]
+    estimates: tuple[float | None, float | None, float | None]
 
 
 @attrs.define
@@ -74,6 +82,7 @@ class Answer:
     effects: Effects
     result: Any = None
     error: tuple[str, Any] | None = None
+    traceback: str | None = None
 
 
 def require_sendable(what: str, handler: Any, *, is_async: bool) -> None:
@@ -194,7 +203,8 @@ def _sent(job: Job) -> Sent:
     runs = job._stage == RUNNING
     return Sent(
         job.body, job.key, job.seq, job.attempt, job.headers, job.enqueued_at, job.token, job.key_state, job.prepared,
-        job.deadline, runs,
+        job.deadline, runs, job.errors if job.attempt > 1 else (), job._inherited(),
+        (job.size_hint, job.prepare_seconds, job.process_seconds),
     )  # fmt: skip
 
 
@@ -210,7 +220,7 @@ def _apply(job: Job, answer: Answer) -> Any:
             raise Defer(said)
         if kind == "reject":
             raise Reject(said)
-        raise HandlerError(said)
+        raise HandlerError(said, answer.traceback)
     if answer.effects.need_commit:
         job._effects_for("what the handler did").take(answer.effects)
     return answer.result
@@ -233,6 +243,9 @@ class RemoteJob(Recording):
         self.prepared = sent.prepared
         self.deadline = sent.deadline
         self.cancelled = False
+        self.errors = sent.errors
+        self.size_hint, self.prepare_seconds, self.process_seconds = sent.estimates
+        self._sent_inherited = sent.inherited
         self._may_change = sent.may_change
         self._state_before = sent.key_state
         self._effects = Effects()
@@ -240,6 +253,14 @@ class RemoteJob(Recording):
     def json(self) -> Any:
         """The body, decoded as JSON."""
         return body_as_json(self.body, self.key, self.seq)
+
+    @property
+    def last_error(self) -> AttemptError | None:
+        """See Job.last_error."""
+        return next(reversed(self.errors), None)
+
+    def _inherited(self) -> dict[str, str]:
+        return self._sent_inherited
 
     def _effects_for(self, verb: str) -> Effects:
         if not self._may_change:
@@ -274,6 +295,8 @@ def _serve(there: Connection, handler: Callable[..., Any], holder: str | None) -
     held = share_holder(holder)
     # Ctrl-C reaches the whole group; the worker decides what it means, and ends its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # So does the SIGTERM of a service manager. Not SIG_IGN, which the programs that a handler starts would inherit.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         there.send(os.getpid())
         while True:
@@ -305,7 +328,7 @@ def _call(handler: Callable[..., Any], job: RemoteJob) -> Answer:
     except Reject as e:
         answer.error = ("reject", e.reason)
     except Exception as e:
-        answer.error = ("error", describe(e))
+        answer.error, answer.traceback = ("error", describe(e)), traceback_of(e)
     else:
         answer.result = None if job._may_change else result
     return answer

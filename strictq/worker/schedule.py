@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from .._errors import LeaseLost
@@ -31,11 +31,20 @@ USUAL_WEIGHT: Final = 0.1
 class Board:
     """All lanes that a worker holds."""
 
-    def __init__(self, limits: Limits, estimates: Estimates, job: type[Job] = Job, circuit: Circuit | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        estimates: Estimates,
+        job: type[Job] = Job,
+        circuit: Circuit | None = None,
+        propagate: Sequence[str] = (),
+    ) -> None:
         self.lock = threading.Lock()
         self.limits = limits
         self.estimates = estimates
         self.circuit = circuit
+        self.propagate = propagate
+        """Headers that what jobs send inherits."""
         self.stopping = False
         self.lanes: dict[Lease, HeldLane] = {}
         self.selected: dict[HeldLane, None] = {}
@@ -71,7 +80,7 @@ class Board:
             lease = d.lease
             lane = self.lanes.get(lease)
             if lane is None:
-                self.lanes[lease] = lane = HeldLane(lease, lease._deadline / 1e6 + offset, lease._seconds / 1e6)
+                self.lanes[lease] = lane = HeldLane(lease, lease._deadline / 1e6 + offset, lease._seconds / 1e6, self.propagate)
                 self._waiting.append(lane)
             job = self._job(d, lane)
             job._permit = permit

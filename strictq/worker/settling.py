@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from .._errors import LeaseLost, PartialFailure, StoreError
+from .._store.api import AttemptFailure
 from .batches import BatchBoard
 from .breaker import CLOSED
 from .dispatch import commit
-from .events import reason_of, where
+from .events import kept_traceback, reason_of, where
 from .job import SETTLING, Defer, HeldLane, Job, JobBatch, Reject, Retry
 from .state import HOPELESS, State
 
@@ -19,6 +20,8 @@ FATES: Final = {"dead_letter": "it is a dead letter now", "hold": "it is held", 
 """What becomes of a message that is out of attempts."""
 
 
+NOTE_SECONDS: Final = 1.0
+"""How often the output of handlers that run is stored, and how long they run before it is."""
 POSTPONED_TOGETHER: Final = 64
 """Messages postponed in one transaction, which holds the write lock for some milliseconds."""
 UNCHARGED: Final = "no attempt was charged: the breaker is open"
@@ -36,6 +39,8 @@ class Outcomes:
         self._state = state
         self._board = state.board
         self._client = state.client
+        self._noted: dict[Job, str] = {}
+        """What was stored of handlers that run."""
 
     def go_on(self) -> bool:
         """Ack what is done, and start what is next, in one transaction a shard. Whether there was anything."""
@@ -194,6 +199,21 @@ class Outcomes:
                 self._settle_one(job, error)
         return bool(failed)
 
+    def note(self, now: float) -> None:
+        """Let `status` show what long-running handlers have had to say so far."""
+        with self._board.lock:
+            # A handler with an open transaction keeps others from writing.
+            running = [job for job in self._board.running if now - job._since >= NOTE_SECONDS and job._tx is None]
+        said = {job: job._said for job in running}
+        new = [(job, text) for job, text in said.items() if text and self._noted.get(job) != text]
+        self._noted = {job: text for job, text in said.items() if text}
+        if new:
+            try:
+                self._client.settling.note([(job._delivery, text) for job, text in new])
+            except StoreError as e:
+                self._noted.clear()
+                self._state.complain(e)
+
     def _is_broken(self) -> bool:
         """Most handlers fail: then no failure is charged to its message."""
         return self._board.circuit is not None and self._board.circuit.state != CLOSED
@@ -217,7 +237,7 @@ class Outcomes:
         results = self._client.settling.defer_failed(
             [job._delivery for job, _ in some],
             self._board.circuit.rules.probe_seconds_max,
-            [(_reason(error), job._said) for job, error in some],
+            [AttemptFailure(_reason(error), job._said, kept_traceback(error)) for job, error in some],
         )
         for (job, error), trouble in zip(some, results, strict=True):
             if trouble is None:
@@ -248,7 +268,7 @@ class Outcomes:
                 self._state.tell("released", job)
                 return
             if isinstance(error, Reject):
-                d.reject(error.reason, output=job._said)
+                self._client.settling.reject(d, error.reason, job._said, kept_traceback(error))
                 with self._board.lock:
                     self._state.rejected += 1
                     self._board.committed(job, self._state.clock())
@@ -264,7 +284,7 @@ class Outcomes:
                 self._deferred(job, f"{_reason(error)}; {UNCHARGED}", asked)
                 return
             self._spare(job)
-            wait = self._client.settling.nack([d], asked, _reason(error), job._said)
+            wait = self._client.settling.nack([d], asked, _reason(error), job._said, kept_traceback(error))
         except (LeaseLost, *HOPELESS) as e:
             self._state.lose(job._lane, e)
             return

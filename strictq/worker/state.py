@@ -188,13 +188,19 @@ class State:
                 for job in back:
                     self.tell("released", job)
 
+    def running(self) -> list[Job]:
+        """A job of each process handler that runs. Wants the board's lock held."""
+        return list({id(job._group or job): job for job in self.board.running}.values())
+
+    def busy_until(self, now: float) -> float:
+        """Seconds that process handlers ran. Wants the board's lock held."""
+        return self.busy_seconds + (sum(now - job._since for job in self.running()) if self.ended is None else 0.0)
+
     def busy_ratio(self) -> float:
         """Which part of their time the slots ran process handlers. Wants the board's lock held."""
         now = self.clock() if self.ended is None else self.ended
-        groups = {id(job._group or job): job for job in self.board.running}
-        running = sum(now - job._since for job in groups.values()) if self.ended is None else 0.0
         slots = (now - self.began) * self.board.limits.concurrency
-        return min((self.busy_seconds + running) / slots, 1.0) if slots > 0 else 0.0
+        return min(self.busy_until(now) / slots, 1.0) if slots > 0 else 0.0
 
     def learn(self, job: Job) -> None:
         """Take in how long a handler took. Wants the board's lock held."""

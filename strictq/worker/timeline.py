@@ -14,7 +14,9 @@ from .._findings import WorkerEvent
 LANE_PIXELS: Final = 44
 BAR_PIXELS: Final = 16
 LEFT_PIXELS: Final = 90
+LEGEND_PIXELS: Final = 22
 PREPARE, PROCESS = "prepare", "process"
+FILLS: Final = {PREPARE: "#9ecae1", PROCESS: "#2c7fb8"}
 
 
 def label(key: Any, characters_max: int = 24) -> str:
@@ -99,14 +101,18 @@ class Timeline:
     def to_svg(self, pixels: int = 760) -> str:
         """An SVG document; it reads on light and dark pages alike."""
         keys = self.keys
-        height = LANE_PIXELS * len(keys) + 34
+        height = LANE_PIXELS * len(keys) + 34 + LEGEND_PIXELS
         scale = (pixels - LEFT_PIXELS - 10) / (self.seconds or 1.0)
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {pixels} {height}" font-family="sans-serif" font-size="11">',
             f'<rect width="{pixels}" height="{height}" fill="#ffffff"/>',
         ]
+        for n, (stage, fill) in enumerate(FILLS.items()):
+            x = LEFT_PIXELS + 90 * n
+            parts.append(f'<rect x="{x}" y="5" width="12" height="12" fill="{fill}"/>')
+            parts.append(f'<text x="{x + 17}" y="15" fill="#222222">{stage}</text>')
         for row, key in enumerate(keys):
-            top = row * LANE_PIXELS + 4
+            top = row * LANE_PIXELS + 4 + LEGEND_PIXELS
             parts.append(f'<text x="6" y="{top + 22}" fill="#222222">key {escape(label(key, 12))}</text>')
             parts += [self._rect(bar, top, scale) for bar in self.bars if bar.key == key]
         parts += self._axis(height, scale)
@@ -114,7 +120,7 @@ class Timeline:
 
     @staticmethod
     def _rect(bar: Bar, top: int, scale: float) -> str:
-        y, fill = (top, "#9ecae1") if bar.stage == PREPARE else (top + BAR_PIXELS + 2, "#2c7fb8")
+        y, fill = (top if bar.stage == PREPARE else top + BAR_PIXELS + 2), FILLS[bar.stage]
         x, width = LEFT_PIXELS + bar.start * scale, max(1.0, (bar.end - bar.start) * scale)
         ink = "#08306b" if bar.stage == PREPARE else "#ffffff"
         return (

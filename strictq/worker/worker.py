@@ -131,6 +131,7 @@ class Worker:
         lease_seconds: float | None = None,
         keys: Iterable[Key] | None = None,
         consumer: str | None = None,
+        propagate: Iterable[str] = (),
         breaker: Breaker | None = DEFAULT_BREAKER,
         on_event: Callable[[WorkerEvent], None] | None = None,
     ) -> None:
@@ -150,7 +151,8 @@ class Worker:
                 importable by name, and so must be the results of prepare.
             timeout_seconds, prepare_timeout_seconds: abandon a handler after this time, and retry its message. None: never; the
                 lease is extended while the handler runs. timeout_seconds may be a quick function of the job.
-            process_seconds, prepare_seconds: estimates for messages without their own; None: learned.
+            process_seconds, prepare_seconds: estimates for messages without their own; None: those of the queue's configuration
+                when the worker starts, otherwise learned.
             learn: learn durations, and store them in the queue.
             prepared_max: most results that wait for their turn, including those being prepared; None: twice the concurrency.
             prepared_bytes_max: no further message is prepared ahead while the results have more bytes. A single result may be
@@ -160,12 +162,15 @@ class Worker:
             lease_seconds: None: the queue's.
             keys: process only these keys.
             consumer: the consumer's name, shown by explain; None: host and process id.
+            propagate: names of headers that `job.send` copies from the job's message, unless they are passed, such as a
+                request's id.
             breaker: when to pause because most handlers fail, as during an outage. None: never. A run with `drain` has a breaker
                 only if it is passed: by default it leaves failed messages to their retry.
             on_event: called with a WorkerEvent at every change of a job's state.
         Raises:
             InvalidArgument: an argument is invalid; nothing was changed.
         """
+        propagate = validate.header_names(propagate)
         self._several: Several | None = None
         self._beside: AbstractContextManager[object] | None = None
         """What runs as long as the worker does."""
@@ -180,7 +185,7 @@ class Worker:
                     timeout_seconds=timeout_seconds, prepare_timeout_seconds=prepare_timeout_seconds,
                     process_seconds=process_seconds, prepare_seconds=prepare_seconds, learn=learn, prepared_max=prepared_max,
                     prepared_bytes_max=prepared_bytes_max, batch=batch, low_water=low_water, lease_seconds=lease_seconds,
-                    keys=keys, consumer=consumer, breaker=breaker, on_event=on_event,
+                    keys=keys, consumer=consumer, propagate=propagate, breaker=breaker, on_event=on_event,
                 )
                 for each in queues
             ])  # fmt: skip
@@ -243,7 +248,7 @@ class Worker:
         self._breaker_given = breaker is not DEFAULT_BREAKER
         self._any_async = any(is_async(h) for h in (self._process, self._prepare) if h is not None)
         self._board = (BatchBoard if batches else Board)(
-            limits, self._estimates, AsyncJob if is_async(self._process) else Job, circuit
+            limits, self._estimates, AsyncJob if is_async(self._process) else Job, circuit, propagate
         )
         self._driver: Driver | None = None
         wanted = None if keys is None else validate.keys(keys) and list(keys)
@@ -354,6 +359,7 @@ class Worker:
 
     def _begin(self, drain: bool, grace_seconds: float | None) -> Keeper:
         self._estimates.load(self._queue._operations.estimates())
+        self._estimates.take_defaults(self._queue.config)
         if drain and not self._breaker_given:
             self._board.circuit = None  # or a handler that always fails would keep the run from ending
         if drain and isinstance(self._board, BatchBoard):

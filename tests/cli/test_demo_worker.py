@@ -110,6 +110,21 @@ def test_a_png(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("name", ["o.svg", "o.png"])
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_a_picture_has_the_mode_that_the_umask_leaves(tmp_path: Path, name: str, umask: int, mode: int) -> None:
+    if name.endswith("png"):
+        pytest.importorskip("matplotlib")
+    timeline = Timeline()
+    timeline.bars = [Bar(PREPARE, "k", 1, 0.0, 1.0), Bar(PROCESS, "k", 1, 1.0, 2.0)]
+    before = os.umask(umask)
+    try:
+        plot.draw(timeline, tmp_path / name)
+    finally:
+        os.umask(before)
+    assert (tmp_path / name).stat().st_mode & 0o777 == mode
+
+
 def test_without_matplotlib_a_png_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name, *rest))

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +180,11 @@ def stats(w: World) -> None:
         h.close()
         holder(q, "new").close()
         w.run("stats", w.path)
-        opened = q._storage.notice()
+        load = q._storage.notice(strictq.WorkerLoad)
+        load.put(strictq.WorkerLoad("printer", time.time(), 8, 3, 0.4))
+        w.run("stats", w.path)
+        load.remove()
+        opened = q._storage.notice(strictq.OpenBreaker)
         opened.put(strictq.OpenBreaker("etl", time.time(), 30, 40, "no network", 3))
         w.run("stats", w.path)
         opened.remove()
@@ -205,7 +209,7 @@ def stats_watch(w: World) -> None:
     w.run("stats", w.path, "--watch", "--count", 2, "--interval", 0.1)
     for printed in w.printed:
         # The others are those of stats.
-        for name in set(printed) - {"at", "sends_per_second", "acks_per_second"}:
+        for name in set(printed) - {"at", "sends_per_second", "acks_per_second", "retries_per_second"}:
             del printed[name]
 
 
@@ -236,6 +240,7 @@ def peek(w: World) -> None:
         q.send(b"\xff", key="a", delay=60.0, ttl=90.0)
     for _, given in KEYS:
         w.run("peek", w.path, *given)
+    w.run("peek", w.path)
 
 
 def status(w: World) -> None:
@@ -248,6 +253,12 @@ def status(w: World) -> None:
         d.nack(reason="no paper", output="the printer says: no paper")
         (d,) = q.receive(keys=["a"])
         w.run("status", w.path, "a", 1)
+        with suppress(ValueError), d:
+            raise ValueError("no paper")
+        w.run("status", w.path, "a", 1)
+        q.configure(keyless="random")
+        receipt = q.send(b"")
+        w.run("status", w.path, "--id", receipt.id, "--shard", receipt.shard)
 
 
 def dead(w: World) -> None:
@@ -255,10 +266,14 @@ def dead(w: World) -> None:
         q.configure(keyless="random")
         q.send_many([Message(b"text", key=k) for k, _ in KEYS] + [Message(b"\xff")])
         for d in q.receive(10):
-            d.reject("no paper")
+            d.reject("no paper", output="the printer says: no paper")
         q.send(b"", key="out of attempts")
         for _ in range(2):
             q.receive()[0].nack(delay=0.0)
+        q.send(b"", key="failing")
+        for _ in range(2):
+            with suppress(ValueError), q.receive()[0]:
+                raise ValueError("no paper")
     w.run("dead", w.path)
 
 
@@ -315,7 +330,14 @@ def history(w: World) -> None:
         q.send(b"", key="never tried")
         q.reject("never tried", 1, "no")
         q.send(b"", key="by a worker")
-        strictq.Worker(q, lambda job: None, lambda job: None).run(drain=True)
+        strictq.Worker(q, lambda job: job.output("done"), lambda job: None).run(drain=True)
+        q.send(b"", key="fails")
+        for _ in range(2):
+            with suppress(ValueError), q.receive()[0]:
+                raise ValueError("no paper")
+        q.send(b"", key="says why")
+        q.receive()[0].nack(reason="no paper")
+        q.ack_many(q.receive())
         q.configure(history="records")
         q.send(b"", key="a")
         q.ack_many(q.receive())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -115,13 +116,58 @@ def test_peek_and_status(q: strictq.Queue, path: Path) -> None:
     (d,) = q.receive(1, consumer="me")
     assert values("status", path, "k", 1) | {"until": 0} == {
         "key": "k", "key_type": "str", "seq": 1, "state": "in_flight", "attempts": 1, "consumer": "me", "until": 0,
-        "last_error": None, "last_output": None,
+        "last_error": None, "last_output": None, "errors": [],
     }  # fmt: skip
     d.ack()
     assert values("status", path, "k", 1)["state"] == "resolved"
     assert text("status", path, "k", 2) == "key k seq 2 state ready attempts 0"
     result = in_process("status", path, "k", 9)
     assert (result.exit_code, result.stderr) == (1, "strictq: key 'k' has no message with seq 9\n")
+
+
+def test_keyless_messages_are_found_by_id(q: strictq.Queue, path: Path) -> None:
+    q.configure(keyless="round_robin")
+    receipt = q.send(b"text")
+    keyed = q.send(b"", 42)
+    args = ("--id", receipt.id, "--shard", receipt.shard)
+    found = values("status", path, *args)
+    assert (found["key"], found["key_type"], found["seq"], found["state"]) == (None, None, 1, "ready")
+    assert [m["body"] for m in lines("peek", path, *args)] == ["text"]
+    assert "state ready" in text("status", path, *args)
+    assert values("status", path, 42, 1, "--key-type", "int")["state"] == "ready"
+    for of in (keyed, receipt):
+        if of is receipt:
+            q.ack_many(q.receive())
+        result = in_process("status", path, "--id", of.id, "--shard", of.shard)
+        assert result.exit_code == 1
+        assert f"no keyless message has id {of.id}: it is resolved, or has a key" in result.stderr
+        assert lines("peek", path, "--id", of.id, "--shard", of.shard) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("status", "--id", 99, "--shard", 0), 1, "shard 0 has issued no id 99"),
+        (("status", "--id", 1), 2, "an id is of one shard: say which with --shard"),
+        (("peek", "--id", 1, "--shard", 2), 2, "there is no shard 2; the last one is 1"),
+        (("status", "k", "--id", 1), 2, "KEY and --id: one of them"),
+        (("status", "k"), 2, "say which message"),
+        (("status",), 2, "say which message"),
+        (("peek", "--shard", 1), 2, "--shard is for --id"),
+        (("status", "--id", 0), 2, "--id"),
+    ],
+)
+def test_what_is_wrong_with_an_id(q: strictq.Queue, path: Path, args: tuple[Any, ...], code: int, said: str) -> None:
+    result = in_process(args[0], path, *args[1:])
+    assert (result.exit_code, said in result.stderr) == (code, True), result.stderr
+
+
+def test_peek_without_a_key_shows_the_oldest(q: strictq.Queue, path: Path) -> None:
+    assert text("peek", path) == "no message is waiting"
+    for n in range(6):
+        q.send(b"body %d" % n, key=n % 4)
+    assert [(m["key"], m["body"]) for m in lines("peek", path, "--limit", 5)] == [(n % 4, f"body {n}") for n in range(5)]
+    assert text("peek", path).startswith("key seq state attempts sent due body 0 1 ready 0")
 
 
 def test_dead_and_redrive(q: strictq.Queue, path: Path) -> None:
@@ -134,7 +180,7 @@ def test_dead_and_redrive(q: strictq.Queue, path: Path) -> None:
     assert len(found) == 6
     assert set(found[0]) == {
         "key", "key_type", "seq", "id", "headers", "kind", "reason", "attempts", "enqueued_at", "died_at",
-        "body", "body_encoding",
+        "body", "body_encoding", "errors", "output",
     }  # fmt: skip
     assert [(d["seq"], d["kind"], d["reason"]) for d in lines("dead", path, "a")] == [
         (n, "rejected", "not an order") for n in (1, 2, 3)
@@ -145,6 +191,32 @@ def test_dead_and_redrive(q: strictq.Queue, path: Path) -> None:
     assert [m["seq"] for m in lines("peek", path, "a")] == [1, 3]
     assert text("redrive", path, "--all") == "4 dead letters redriven"
     assert text("redrive", path, "--all") == "0 dead letters redriven"
+
+
+def test_errors_are_shown_line_by_line(q: strictq.Queue, path: Path) -> None:
+    q.configure(max_attempts=2, retry_for_seconds=0.0, retry_delay_seconds=0.0)
+    fill(q, "k", 1)
+    for _ in range(2):
+        (d,) = q.receive(1)
+        with pytest.raises(ValueError, match="no paper"), d:
+            raise ValueError("no paper\x1b[2J\nin tray 2")
+    for args in (("status", path, "k", 1), ("dead", path, "k", "--errors")):
+        result = in_process(*args)
+        assert result.exit_code == 0, result.stderr
+        shown = [line.strip() for line in result.stdout.splitlines()]
+        assert "\x1b" not in result.stdout
+        assert sum(line.startswith("attempt ") for line in shown) == 2
+        assert shown.count("in tray 2") == 5 if args[0] == "status" else 4
+        assert shown.count("Traceback (most recent call last):") == 2
+    assert "attempt" not in text("dead", path).replace("attempts", "")
+
+
+def test_a_dead_letter_without_errors_says_so(q: strictq.Queue, path: Path) -> None:
+    q.configure(on_expire="dead_letter")
+    q.send(b"", "k", ttl=0.001)
+    time.sleep(0.01)
+    q.receive()
+    assert "no attempt left an error" in text("dead", path, "--errors")
 
 
 def test_history(q: strictq.Queue, path: Path) -> None:

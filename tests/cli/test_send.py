@@ -509,6 +509,36 @@ def test_a_second_signal_does_not_wait(path: Path, monkeypatch: pytest.MonkeyPat
     assert contents(path) == {"k": bodies(10)}
 
 
+def test_estimates_go_with_each_message(path: Path) -> None:
+    text = '{"k": "a", "pages": 3}\n{"k": "b", "pages": 0.5}\n'
+    args = ("--size-field", "pages", "--prepare-seconds", 0.25, "--process-seconds", 2)
+    assert in_process("send", path, "-k", "k", *args, input=text).exit_code == 0
+    with strictq.open(path) as q:
+        found = {d.key: (d.size_hint, d.prepare_seconds, d.process_seconds) for d in q.receive()}
+    assert found == {"a": (3.0, 0.25, 2.0), "b": (0.5, 0.25, 2.0)}
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ('{"k": 1}', "there is no size field 'pages'; the row's fields: 'k'"),
+        ('{"k": 1, "pages": "3"}', "size field 'pages' must be a number, not a string"),
+        ('{"k": 1, "pages": true}', "size field 'pages' must be a number, not true or false"),
+        ('{"k": 1, "pages": null}', "size field 'pages' must be a number, not null"),
+        ('{"k": 1, "pages": -1}', "size field 'pages': its value must be a number, 0 to 1e+300, not -1"),
+        ('{"k": 1, "pages": 1e301}', "size field 'pages': its value must be a number, 0 to 1e+300, not 1e+301"),
+    ],
+)
+def test_a_bad_size_field(path: Path, row: str, why: str) -> None:
+    result = in_process("send", path, "-k", "k", "--size-field", "pages", input=f"{row}\n")
+    assert (result.exit_code, result.stderr.splitlines()[0]) == (1, f"strictq: stdin: line 1: {why}")
+
+
+def test_raw_lines_have_no_size_field(path: Path) -> None:
+    result = in_process("send", path, "--raw", "--key", "k", "--size-field", "n", input="x\n")
+    assert (result.exit_code, "--raw lines have no fields" in result.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("repeatable", [False, True], ids=["", "dedup"])
 @pytest.mark.parametrize("where", ["sent", "counted"])
 def test_a_second_signal_after_the_commit_leaves_a_doubt(

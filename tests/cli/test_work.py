@@ -82,6 +82,64 @@ def test_exit_codes_decide(path: Path) -> None:
     assert reasons == {"fails": "the command ended with exit code 3: bad 3", "later": "bad 75"}
 
 
+def test_stdout_is_the_output_and_stderr_the_error_line_by_line(path: Path) -> None:
+    with strictq.open(path) as q:
+        q.configure(history="records")
+    send(path, (b"0", "fine"), (b"3", "fails"))
+    code = (
+        "import sys; n = sys.stdin.read(); print(f'out {n}\\n  and more'); print(f'err {n}\\n  and more', file=sys.stderr);"
+        "sys.exit(int(n))"
+    )
+    status, out, err = work(path, "--drain", "--quiet", *python(code))
+    assert status == 0, err
+    assert sorted(out.splitlines()) == sorted(["out 0", "  and more", *["out 3", "  and more"] * 2])
+    assert err.splitlines().count("err 3") == 2
+    with strictq.open(path) as q:
+        (dead,) = q.dead_letters()
+        records = {r.key: r for shard in range(q.shards) for r in q.history(shard=shard)}
+    assert dead.output == "out 3\n  and more\n"
+    assert [e.error for e in dead.errors] == ["the command ended with exit code 3: err 3\n  and more"] * 2
+    assert [e.traceback for e in dead.errors] == [None, None]
+    assert (records["fine"].output, records["fine"].errors) == ("out 0\n  and more\n", ())
+
+
+def test_bytes_and_lines_without_an_end_are_passed_on_as_they_are(path: Path, tmp_path: Path) -> None:
+    send(path, (b"", "k"))
+    code = "import sys; sys.stdout.buffer.write(b'\\xff\\x00' * 700_000 + b'\\nend')"
+    with (tmp_path / "out").open("wb") as out:
+        process = begin(path, "--drain", "--quiet", *python(code), stdout=out)
+        assert process.wait(PATIENCE_SECONDS) == 0
+    assert (tmp_path / "out").read_bytes() == b"\xff\x00" * 700_000 + b"\nend"
+
+
+def test_what_a_command_has_said_is_shown_while_it_runs(path: Path, tmp_path: Path) -> None:
+    send(path, (b"", "k"))
+    go_on = tmp_path / "go on"
+    code = "import os, sys, time; print('half of it', flush=True)\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.02)"
+    process = begin(path, "--drain", "--quiet", *python(code), go_on, stdout=subprocess.PIPE)
+    end = time.monotonic() + PATIENCE_SECONDS
+    with strictq.open(path, read_only=True) as q:
+        while q.status("k", 1).last_output != "half of it\n":
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert q.status("k", 1).state == "in_flight"
+    go_on.touch()
+    out, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, out) == (0, "half of it\n")
+
+
+def test_a_reader_that_went_away_does_not_fail_messages(path: Path) -> None:
+    send(path, *((b"", n) for n in range(3)))
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = begin(path, "--drain", "--quiet", *python("print('unheard')"), stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, err) == (0, "")
+    with strictq.open(path) as q:
+        assert (q.stats().acks, q.stats().retries) == (3, 0)
+
+
 @pytest.mark.parametrize("option", [(), ("--defer", "60")])
 def test_exit_code_69_defers_if_it_is_told_for_how_long(path: Path, option: tuple[str, ...]) -> None:
     send(path, (b"69", "k"))
@@ -269,7 +327,7 @@ def test_commands_that_fail_open_a_breaker_that_other_processes_see(path: Path, 
     left = [p.name for p in path.iterdir() if "breaker-" in p.name]
     assert len(left) == (number == signal.SIGKILL)
     with strictq.open(path) as q:
-        notice = q._storage.notice()
+        notice = q._storage.notice(strictq.OpenBreaker)
         for _ in range(2):  # a breaker may open again
             notice.put(shown)
             assert q.stats().breakers == (shown,)

@@ -224,7 +224,7 @@ def test_commands_in_the_text_have_the_options_that_they_are_shown_with(page: Pa
         ("strictq stats q --wach", "--wach"),
         ("strictq stat q", "stat"),
         ("strictq top-keys q --by size", "size"),
-        ("strictq peek q", "KEY"),
+        ("strictq explain q", "KEY"),
         ("strictq stats q more", "more"),
         ("strictq hold q k --reason", "--reason"),
         ("strictq history export q out --forgot", "--forgot"),

@@ -525,3 +525,23 @@ def test_neither_pyspark_nor_strictq_spark_is_needed(queue_path: str, out: Path)
 def test_importing_the_package_imports_no_extra() -> None:
     done = run("import strictq.history, sys; print(*{'pyarrow', 'numpy', 'pyspark', 'matplotlib'} & set(sys.modules))")
     assert (done.stdout.split(), done.stderr) == ([], "")
+
+
+def test_errors_and_outputs_are_columns(make: Callable[..., Queue], out: Path) -> None:
+    q = make(shards=1, retry_delay_seconds=0.0)
+    q.send_many([Message(b"", key="k"), Message(b"", key="k")])
+    (d,) = q.receive(1)
+    with pytest.raises(ValueError, match="no paper"), d:
+        raise ValueError("no paper")
+    q.receive(1)[0].nack(reason="still none", output="the printer says: none")
+    q.ack_many(q.receive())
+    (first, _) = q.history()
+    (file,) = export_history(q, out).files
+    rows = pq.read_table(file).select(["errors", "output"]).to_pylist()
+    assert rows[1] == {"errors": None, "output": None}
+    assert rows[0]["output"] == "the printer says: none"
+    assert [(e["attempt"], e["error"], e["traceback"]) for e in rows[0]["errors"]] == [
+        (1, "ValueError: no paper", first.errors[0].traceback),
+        (2, "still none", None),
+    ]
+    assert rows[0]["errors"][0]["at"] == EPOCH + timedelta(microseconds=round(first.errors[0].at * 1e6))

@@ -140,6 +140,13 @@ PINNED: list[tuple[Statements, str, list[str]]] = [
         "SEARCH m USING PRIMARY KEY (lane=? AND seq>? AND seq<?)",
     ]),
     (HANDOUT, "block", ["SEARCH handout_block USING INDEX sqlite_autoindex_handout_block_1 (consumer=? AND n=? AND part=?)"]),
+    (INSPECT, "next_message", ["SEARCH message USING PRIMARY KEY (lane=? AND seq>?)"]),
+    (INSPECT, "next_dead", ["SEARCH dead USING PRIMARY KEY (lane=? AND seq>?)"]),
+    (INSPECT, "next_keyless", ["SEARCH lane USING COVERING INDEX sqlite_autoindex_lane_1 (key>? AND key<?)"]),
+    (INSPECT, "errors", [
+        "SEARCH l USING COVERING INDEX sqlite_autoindex_lane_1 (key=?)",
+        "SEARCH m USING PRIMARY KEY (lane=? AND seq=?)",
+    ]),
     (INSPECT, "next_lane", ["SEARCH message USING PRIMARY KEY (lane>?)"]),
     (OPERATE, "messages_outside", ["SEARCH message USING PRIMARY KEY (lane=?)"]),
 ]  # fmt: skip
@@ -179,6 +186,21 @@ def test_stats_of_held_and_delayed_lanes_walk_those_lanes_alone(db: apsw.Connect
     delayed = plan(db, INSPECT.in_delayed)
     assert any("delayed_due" in s for s in delayed)
     assert not any(re.match(r"SCAN (m|message|l|lane)\b", s) for s in delayed)
+
+
+def test_looking_at_keyless_messages_scans_nothing_where_hot_lanes_are_shown(q: Queue) -> None:
+    """A look shows them by views over the tables and what is in memory: no index may be lost by that."""
+    q.configure(keyless="round_robin")
+    q.send_many([Message(b"") for _ in range(20)])
+    receipt = q.send(b"")
+
+    def plans(look: apsw.Connection) -> list[str]:
+        names = ("next_message", "next_dead", "next_keyless", "peek", "message")
+        return [step for name in names for step in plan(look, getattr(INSPECT, name))]
+
+    shown = shard_of(q).read(plans)
+    assert not [s for s in shown if re.match(r"SCAN (main\.|temp\.)?(message|m|lane|l|hot_message|hot_lane|dead)\b", s)], shown
+    assert q.status(receipt).state == "ready"
 
 
 BLOCKS = {

@@ -22,6 +22,7 @@ from strictq._keys import encode_key
 from strictq._sql import SALVAGE
 from strictq._store.disk import locks
 from strictq.testing import FakeClock
+from tests.support.format_1 import unpacked
 from tests.support.handouts import Label, by_key, drain, holder, read
 from tests.support.internals import PAGE_BYTES, connection_of, store_of, tamper
 from tests.support.powercut import quiet
@@ -180,6 +181,42 @@ def handed_out(place: Path, clock: FakeClock) -> list[list[Label]]:
         for shard in store_of(q).shards:
             shard.checkpoint()
     return labels
+
+
+def test_errors_and_outputs_come_through(place: Path) -> None:
+    settings = QueueConfig(max_attempts=2, retry_delay_seconds=0.0, retry_for_seconds=0.0, history="records")
+    with strictq.open(place / "queue", config=settings) as q:
+        for key in ("failed", "dead", "acked"):
+            q.send(b"", key)
+            q.receive(keys=[key])[0].nack(reason=f"first of {key}", output="page 1")
+        q.receive(keys=["dead"])[0].nack(reason="second")
+        q.receive(keys=["acked"])[0].ack()
+        before = (q.status("failed", 1), q.dead_letters(), q.history())
+    strictq.salvage(place / "queue", place / "saved")
+    with strictq.open(place / "saved") as q:
+        assert (q.status("failed", 1), q.dead_letters(), q.history()) == before
+        assert [e.error for e in q.dead_letters()[0].errors] == ["first of dead", "second"]
+
+
+def test_rows_that_format_1_wrote_come_through(place: Path) -> None:
+    """They lack the columns that were added since."""
+    clock = FakeClock()
+    old = unpacked("busy", place / "old")
+    strictq.migrate(old, clock=clock)
+
+    def held(path: Path) -> Any:
+        with strictq.open(path, clock=clock) as q:
+            assert q.check() == []
+            return [
+                (m.key, m.seq, m.body) for key in ("backlog0", "large", "nacked", "held") for m in q.peek(key)
+            ], q.dead_letters()
+
+    saved = strictq.salvage(old, place / "saved", clock=clock)
+    assert saved.lost == ()
+    found = held(place / "saved")
+    assert found == held(old)
+    assert len(found[0]) == 10
+    assert len(found[1]) == 1
 
 
 def test_a_named_consumer_goes_on_where_it_was(place: Path) -> None:

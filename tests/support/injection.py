@@ -50,10 +50,10 @@ def refuse_writes(patch: pytest.MonkeyPatch, refusal: Callable[[int], StoreError
     for name in ("run", "drain"):
         whole = getattr(Shard, name)
 
-        def call(self: Shard, operation: Any, *rest: Any, whole: Callable[..., Any] = whole) -> Any:
+        def call(self: Shard, operation: Any, *rest: Any, whole: Callable[..., Any] = whole, **options: Any) -> Any:
             error = refusal(self.number)
             if error is None:
-                return whole(self, operation, *rest)
+                return whole(self, operation, *rest, **options)
             if isinstance(error, StoreCorrupt):
                 self.failed = error
             raise error

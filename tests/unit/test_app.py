@@ -110,7 +110,7 @@ def test_a_handler_has_a_policy_of_its_own(queue: Queue, kind: str) -> None:
     assert [n for n, _ in attempts] == [1, 2, 3]
     assert all(b - a >= 7.0 for (_, a), (_, b) in pairwise(attempts))
     (dead,) = queue.dead_letters()
-    assert (dead.kind, dead.reason) == ("rejected", "failed 3 times, at last: ValueError: broken")
+    assert (dead.kind, dead.reason) == ("rejected", "failed 3 times, most recently: ValueError: broken")
 
 
 @pytest.mark.parametrize("signal", [Retry(600.0), Defer(600.0)], ids=["Retry", "Defer"])
@@ -215,3 +215,21 @@ def test_a_rejection_is_kept(queue: Queue) -> None:
     app.send("t", key="k")
     drain(queue, app.process, failures="retry")
     assert [d.reason for d in queue.dead_letters()] == ["never"]
+
+
+def test_what_a_handler_sends_inherits_headers(queue: Queue) -> None:
+    app, seen = App(queue, propagate=["request-id"]), []
+
+    @app.handler("order")
+    def order(job: Job) -> None:
+        job.send(app.message("mail", key="mails"))
+
+    @app.handler("mail")
+    def mail(job: Job) -> None:
+        seen.append(job.headers)
+
+    app.send("order", key="ann", options={"headers": {"request-id": "r-1", "other": "x"}})
+    app.worker().run(drain=True)
+    assert seen == [{"request-id": "r-1", "strictq-type": "mail"}]
+    with pytest.raises(InvalidArgument, match="propagate"):
+        App(queue, propagate="request-id")

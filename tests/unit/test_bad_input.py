@@ -88,7 +88,7 @@ def test_key_that_cannot_be(q: Queue, key: Any) -> None:
 
 
 def test_none_is_a_key_nowhere_it_must_be_given(q: Queue) -> None:
-    for call in (lambda: q.send(b"", None), lambda: q.peek(None), lambda: q.hold(None), lambda: q.explain(None)):
+    for call in (lambda: q.send(b"", None), lambda: q.status(None, 1), lambda: q.hold(None), lambda: q.explain(None)):
         with pytest.raises(InvalidArgument):
             call()
     assert q.stats().depth == 0

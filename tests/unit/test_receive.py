@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import strictq
-from strictq import Message, Queue
+from strictq import Message, Queue, _receiving
 from strictq.testing import FakeClock
 from tests.support.injection import behind_next_commit
 from tests.support.queues import Opener, ack_all, drain, fill, keys_by_shard, labels, seqs
@@ -397,3 +398,34 @@ def test_concurrent_consumers_share_the_work_without_overlap(make: Opener) -> No
     for key in range(10):
         mine = [seq for k, seq in seen if k == key]
         assert mine == sorted(mine)
+
+
+def test_a_second_of_waiting_counts_as_an_empty_receive(make: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    q = make(shards=2)
+    time = SimpleNamespace(now=0.0)
+    time.monotonic = lambda: time.now
+
+    def wait(_storage: object, _seen: object, _seconds: float, *, idle: bool) -> None:
+        time.now += 30.4
+        if time.now > 60.0:
+            q.send(b"", "k")
+
+    monkeypatch.setattr(_receiving, "time", time)
+    monkeypatch.setattr(type(q._storage), "wait", wait)
+    assert len(q.receive(wait=None)) == 1
+    stats = q.stats()
+    looks = stats.empty_receives - 60
+    assert 4 <= looks <= 6, "two at each shard, and perhaps one at the shard without the key"
+    assert [60 // 2 <= shard.empty_receives <= 60 // 2 + 3 for shard in stats.shards] == [True, True]
+    assert stats.empty_receive_ratio == pytest.approx((60 + looks) / (61 + looks))
+
+
+def test_estimates_are_the_messages_or_else_the_queues(make: Opener) -> None:
+    q = make(process_seconds=2.0)
+    q.send(b"", "told", prepare_seconds=0.5, process_seconds=0.0)
+    q.send(b"", "untold")
+    found = {d.key: (d.prepare_seconds, d.process_seconds) for d in q.receive()}
+    assert found == {"told": (0.5, 0.0), "untold": (None, 2.0)}
+    q.configure(prepare_seconds=0.25, process_seconds=None)
+    q.send(b"", "later")
+    assert [(d.prepare_seconds, d.process_seconds) for d in q.receive()] == [(0.25, None)]

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from strictq import Defer, Reject, Retry
+from strictq import Defer, Message, Reject, Retry
 
 
 def nothing(job: Any) -> None:
@@ -102,3 +102,31 @@ def sends_in_all_forms(job: Any) -> None:
 def reads_json(job: Any) -> None:
     """Fails where the body is none."""
     job.json()
+
+
+def says_what_failed_before(job: Any) -> None:
+    """Fails once, and then says why it did."""
+    if job.last_error is None:
+        assert job.errors == ()
+        raise ValueError("no paper")
+    job.output(f"{job.last_error.attempt} {job.last_error.error}")
+    job.key_state = b"done"
+
+
+def waits_for_a_file(job: Any) -> None:
+    """Says which process it is, and goes on when there is a second file."""
+    begun = Path(job.body.decode())
+    begun.with_suffix(".new").write_text(str(os.getpid()))
+    begun.with_suffix(".new").rename(begun)
+    end = time.monotonic() + 60.0
+    while not begun.with_suffix(".go").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def sends_with_headers(job: Any) -> None:
+    """With headers of their own and without."""
+    job.send(b"plain", key="out")
+    job.send_json("json", key="out")
+    job.send(Message(b"own", key="out", headers={"request-id": "mine", "own": "1"}))
+    job.send(f"{job.size_hint} {job.prepare_seconds} {job.process_seconds}".encode(), key="out")

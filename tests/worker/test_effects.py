@@ -109,3 +109,53 @@ def test_what_a_job_ran_is_not_lost_where_the_answer_of_the_commit_was(tmp_path:
         assert q.explain("out").depth == 1
         assert q.status("k", 1).state == "resolved"
         assert attempts == ([1] if happened else [1, 2])
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_what_a_job_sends_inherits_the_headers_that_are_named(make: Any, executor: Any) -> None:
+    q = make()
+    q.send(b"", key="k", headers={"request-id": "r-1", "tenant": "t", "other": "x"}, size_hint=3.0, process_seconds=0.5)
+    Worker(
+        q, handlers.sends_with_headers, executor=executor, concurrency=1, keys=["k"], propagate=["request-id", "tenant", "absent"]
+    ).run(drain=True)
+    assert [(m.body, m.headers) for m in q.peek("out")] == [
+        (b"plain", {"request-id": "r-1", "tenant": "t"}),
+        (b'"json"', {"request-id": "r-1", "tenant": "t"}),
+        (b"own", {"request-id": "mine", "tenant": "t", "own": "1"}),
+        (b"3.0 None 0.5", {"request-id": "r-1", "tenant": "t"}),
+    ]
+
+
+def test_nothing_is_inherited_unless_it_is_named(q: Queue) -> None:
+    q.send(b"", key="k", headers={"request-id": "r-1"})
+    Worker(q, handlers.sends_with_headers, concurrency=1, keys=["k"]).run(drain=True)
+    assert [m.headers for m in q.peek("out")] == [{}, {}, {"request-id": "mine", "own": "1"}, {}]
+
+
+def test_each_job_of_a_batch_hands_on_its_own(q: Queue) -> None:
+    q.send_many([strictq.Message(b"", key="k", headers={"request-id": f"r-{n}"}) for n in range(3)])
+
+    def process(jobs: list[Job]) -> None:
+        for job in jobs:
+            job.send(b"", key="out")
+
+    Worker(q, process_batch=process, keys=["k"], propagate=iter(["request-id"])).run(drain=True)
+    assert [m.headers for m in q.peek("out")] == [{"request-id": f"r-{n}"} for n in range(3)]
+
+
+@pytest.mark.parametrize("names", ["request-id", 7, [""], [None]])
+def test_headers_to_hand_on_are_names(q: Queue, names: Any) -> None:
+    with pytest.raises(InvalidArgument, match="header"):
+        Worker(q, print, propagate=names)
+
+
+@pytest.mark.parametrize("headers", [7, {"a": 1}])
+def test_headers_that_are_none_are_refused_as_ever(q: Queue, headers: Any) -> None:
+    q.send(b"", key="k", headers={"request-id": "r-1"})
+
+    def process(job: Job) -> None:
+        with pytest.raises(InvalidArgument, match="headers must map str to str"):
+            job.send(b"", key="out", headers=headers)
+
+    Worker(q, process, propagate=["request-id"]).run(drain=True)
+    assert q.stats().acks == 1

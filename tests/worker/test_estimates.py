@@ -229,3 +229,25 @@ def test_a_message_with_a_wrong_hint_is_refused_at_its_send(q: strictq.Queue, op
 )
 def test_what_can_not_be_read_is_learned_again(text: str) -> None:
     assert Model.from_json(text) == Model()
+
+
+@pytest.mark.parametrize(("told", "expected"), [(None, 3.0), (1.0, 1.0), (0.0, 0.0)])
+def test_a_worker_expects_what_it_was_told_or_else_what_the_queue_says(told: float | None, expected: float) -> None:
+    estimates = Estimates(given_process=told)
+    estimates.process.learn(1.0, 9.0)
+    estimates.take_defaults(strictq.QueueConfig(process_seconds=3.0))
+    assert estimates.of_process(None, 1.0) == expected
+    assert estimates.of_process(0.5, 1.0) == 0.5, "what the message says goes before"
+    assert estimates.of_prepare(None, 1.0) is None
+
+
+def test_a_worker_that_runs_expects_what_the_queue_says() -> None:
+    """Seen by when it prepares: told that process takes long, it does not prepare ahead of its turn."""
+    with strictq.open(":memory:", config=strictq.QueueConfig(process_seconds=30.0, prepare_seconds=0.001)) as q:
+        q.send_many([strictq.Message(b"", key="k") for _ in range(3)])
+        order: list[str] = []
+        worker = Worker(
+            q, lambda job: order.append(f"process {job.seq}"), lambda job: order.append(f"prepare {job.seq}"), concurrency=1
+        )
+        worker.run(drain=True)
+    assert order == [f"{stage} {n}" for n in (1, 2, 3) for stage in ("prepare", "process")]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 import strictq
 from strictq import Observer, Queue, Worker, WorkerEvent
+from strictq.worker import load
 from tests.worker.conftest import Make
 
 
@@ -122,3 +126,52 @@ def test_a_handler_that_still_runs_is_busy(q: Queue) -> None:
     assert worker.stats().busy_ratio > first > 0.0
     go_on.set()
     thread.join()
+
+
+def test_how_busy_a_worker_is_is_seen_while_it_runs(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "REPORT_SECONDS", 0.02)
+    q = make()
+    q.send_many([strictq.Message(b"", key=n) for n in range(2)])
+    go_on = threading.Event()
+    worker = Worker(q, lambda job: go_on.wait(60), concurrency=4, consumer="printer")
+    assert (q.stats().workers, q.stats().busy_ratio) == ((), None)
+    thread = threading.Thread(target=worker.run, kwargs={"drain": True})
+    thread.start()
+    end = time.monotonic() + 60
+    while not any(w.busy_ratio == 0.5 for w in q.stats().workers):
+        assert time.monotonic() < end, q.stats().workers
+        time.sleep(0.01)
+    found = q.stats()
+    go_on.set()
+    thread.join()
+    (one,) = found.workers
+    assert (one.consumer, one.concurrency, one.running) == ("printer", 4, 2)
+    assert found.busy_ratio == one.busy_ratio
+    assert found.to_dict()["workers"] == [one.to_dict()]
+    assert q.stats().workers == ()
+
+
+def test_a_worker_that_is_killed_is_not_busy(tmp_path: Path) -> None:
+    code = """
+import os, sys, strictq
+from strictq.worker import load
+load.REPORT_SECONDS = 0.02
+with strictq.open(sys.argv[1]) as q:
+    q.send(b"", key="k")
+    strictq.Worker(q, lambda job: sys.stdin.read()).run()
+"""
+    with strictq.open(tmp_path / "q") as q:
+        process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "q")], stdin=subprocess.PIPE)
+        end = time.monotonic() + 60
+        while not q.stats().workers:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+        assert (q.stats().workers, q.stats().busy_ratio) == ((), None)
+        assert len(list((tmp_path / "q").glob("worker-*"))) == 1
+        notice = q._storage.notice(strictq.WorkerLoad)
+        notice.put(strictq.WorkerLoad("me", 1.0, 2, 1, 0.5))  # whoever reports next removes what the dead left
+        assert [w.consumer for w in q.stats().workers] == ["me"]
+        assert len(list((tmp_path / "q").glob("worker-*"))) == 1
+        notice.remove()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,38 @@ def test_raises_cross_over(make: Any) -> None:
     q.send(b"", key="k")
     Worker(q, handlers.rejects, executor="process", concurrency=1).run(drain=True)
     assert [d.reason for d in q.dead_letters()] == ["unwanted"]
+
+
+def test_the_errors_of_the_attempts_before_cross_over(make: Any) -> None:
+    q = make(history="records")
+    q.send(b"", key="k")
+    Worker(q, handlers.says_what_failed_before, executor="process", concurrency=1).run(drain=True)
+    records = [r for shard in range(q.shards) for r in q.history(shard=shard)]
+    assert [(r.outcome, r.attempts, r.output) for r in records] == [("acked", 2, "1 ValueError: no paper")]
+    assert "in says_what_failed_before\n" in str(records[0].errors[0].traceback)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_lets_the_handler_finish(make: Any, tmp_path: Path, number: signal.Signals) -> None:
+    """A service manager signals every process of a unit. Only the worker decides what that means."""
+    q = make(max_attempts=2)
+    begun = tmp_path / "begun"
+    q.send(str(begun).encode(), key="k")
+    worker = Worker(q, handlers.waits_for_a_file, executor="process", concurrency=1)
+
+    def tell_it() -> None:
+        while not begun.exists():
+            time.sleep(0.01)
+        os.kill(int(begun.read_text()), number)
+        worker.stop()
+        time.sleep(0.2)  # time to die, if it dies of it
+        begun.with_suffix(".go").touch()
+
+    teller = threading.Thread(target=tell_it)
+    teller.start()
+    worker.run()
+    teller.join()
+    assert (worker.stats().acked, worker.stats().retried) == (1, 0)
 
 
 def test_a_deferral_crosses_over(make: Any) -> None:

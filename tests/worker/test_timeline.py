@@ -82,3 +82,12 @@ def test_keys_can_not_steer_a_terminal_nor_fill_it() -> None:
     assert "\x1b" not in text
     assert all(len(line) <= 60 for line in text.splitlines())
     ElementTree.fromstring(timeline.to_svg())
+
+
+def test_the_legend_of_an_svg_has_all_its_colours() -> None:
+    picture = drawn().to_svg()
+    root = ElementTree.fromstring(picture)
+    texts = [element.text for element in root.iter() if element.tag.endswith("text")]
+    assert texts[:2] == ["prepare", "process"]
+    fills = [element.get("fill") for element in root.iter() if element.tag.endswith("rect")]
+    assert set(fills[3:]) <= set(fills[1:3]), "behind the page and the legend: nothing but its colours"

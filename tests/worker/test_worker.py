@@ -206,6 +206,67 @@ def test_retry_with_a_delay_holds_its_lane_and_no_other(make: Any, kind: Kind) -
     assert (status.state, status.last_error, status.last_output) == ("delayed", "come back later", "said")
 
 
+def test_what_a_handler_says_is_kept_with_the_record(make: Any, kind: Kind) -> None:
+    q = make(history="records")
+    q.send(b"plain", key="a")
+    q.send(b"with effects", key="b")
+    q.send(b"silent", key="c")
+
+    def process(job: Job) -> None:
+        if job.body != b"silent":
+            job.output(f"read {job.body!r}")
+            job.output("wrote")
+        if job.body == b"with effects":
+            job.key_state = b"x"
+
+    Worker(q, kind(process)).run(drain=True)
+    records = [r for shard in range(q.shards) for r in q.history(shard=shard)]
+    assert {r.key: r.output for r in records} == {"a": "read b'plain'\nwrote", "b": "read b'with effects'\nwrote", "c": None}
+
+
+def test_status_shows_what_a_handler_that_runs_has_said(make: Any, kind: Kind) -> None:
+    q = make()
+    q.send(b"", key="k")
+    seen = []
+
+    def process(job: Job) -> None:
+        for n in range(2):
+            job.output(f"step {n}")
+            end = time.monotonic() + 30.0
+            while not str(q.status("k", 1).last_output).endswith(f"step {n}") and time.monotonic() < end:
+                time.sleep(0.02)
+            seen.append((q.status("k", 1).state, q.status("k", 1).last_output))
+
+    # In an event loop's thread nothing else runs while a handler blocks; the keeper has a thread of its own.
+    Worker(q, kind(process)).run(drain=True)
+    assert seen == [("in_flight", "step 0"), ("in_flight", "step 0\nstep 1")]
+    assert q.stats().acks == 1
+
+
+def test_a_handler_sees_why_the_attempts_before_failed(make: Any, kind: Kind) -> None:
+    q = make(max_attempts=3)
+    q.send(b"", key="k")
+    seen = []
+
+    def process(job: Job) -> None:
+        seen.append([(e.attempt, e.error, e.traceback is not None) for e in job.errors])
+        if job.attempt == 1:
+            assert job.last_error is None
+            raise ValueError("no paper")
+        if job.attempt == 2:
+            raise Retry(0.0, "still none")
+        assert job.last_error == job.errors[-1]
+        raise Reject("never any") from OSError("no printer")
+
+    Worker(q, kind(process)).run(drain=True)
+    first, second = (1, "ValueError: no paper", True), (2, "still none", False)
+    assert seen == [[], [first], [first, second]]
+    (dead,) = q.dead_letters()
+    assert [(e.attempt, e.error) for e in dead.errors] == [first[:2], second[:2], (3, "never any")]
+    assert "in process\n" in str(dead.errors[0].traceback)
+    assert str(dead.errors[2].traceback).endswith("OSError: no printer")
+
+
 @pytest.mark.parametrize("stage", ["prepare", "process"])
 def test_defer_holds_its_lane_and_charges_nothing(make: Any, kind: Kind, stage: str) -> None:
     q = make(shards=1, max_attempts=1, history="records")

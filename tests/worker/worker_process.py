@@ -93,14 +93,14 @@ class RecordedSettling(Settling):
         self.recorder.result(number, verb)
         return answer
 
-    def nack(self, given: Any, delay: Any, reason: Any, output: Any = None) -> bool:
+    def nack(self, given: Any, delay: Any, reason: Any, output: Any = None, traceback: Any = None) -> bool:
         d = given[0]
         act = Act(repr(d.key), d.seq, d.token, None if delay is None else int(delay * 10**9))
-        return bool(self._one("nack", act, lambda: super(RecordedSettling, self).nack(given, delay, reason, output)))
+        return bool(self._one("nack", act, lambda: super(RecordedSettling, self).nack(given, delay, reason, output, traceback)))
 
-    def reject(self, d: Any, reason: Any, output: Any) -> None:
+    def reject(self, d: Any, reason: Any, output: Any, traceback: Any = None) -> None:
         act = Act(repr(d.key), d.seq, d.token)
-        self._one("reject", act, lambda: super(RecordedSettling, self).reject(d, reason, output))
+        self._one("reject", act, lambda: super(RecordedSettling, self).reject(d, reason, output, traceback))
 
     def extended(self, leases: Any, seconds: float) -> Any:
         acts = [Act(repr(x.key), x._lo, x.token, int(seconds * 10**9)) for x in leases]

@@ -29,17 +29,24 @@ class End:
     Attributes:
         attempts: how many the rows do not count yet.
         prepare_seconds, process_seconds: what their handler took; None: unknown.
+        output: what it had to say; None: what is stored with the message.
     """
 
-    __slots__ = ("attempts", "outcome", "prepare_seconds", "process_seconds")
+    __slots__ = ("attempts", "outcome", "output", "prepare_seconds", "process_seconds")
 
     def __init__(
-        self, outcome: str, attempts: int = 0, prepare_seconds: float | None = None, process_seconds: float | None = None
+        self,
+        outcome: str,
+        attempts: int = 0,
+        prepare_seconds: float | None = None,
+        process_seconds: float | None = None,
+        output: str | None = None,
     ) -> None:
         self.outcome = outcome
         self.attempts = attempts
         self.prepare_seconds = prepare_seconds
         self.process_seconds = process_seconds
+        self.output = output
 
 
 ACKED: Final = End("acked", 1)
@@ -58,7 +65,7 @@ def keep(tx: Tx, ranges: Sequence[tuple[int, int, int, End]]) -> None:
     tx.many(
         HISTORY.keep,
         [
-            (tx.now, end.attempts, end.prepare_seconds, end.process_seconds, end.outcome, bodies, lane, lo, hi)
+            (tx.now, end.attempts, end.prepare_seconds, end.process_seconds, end.outcome, bodies, lane, lo, hi, end.output)
             for lane, lo, hi, end in ranges
         ],
     )

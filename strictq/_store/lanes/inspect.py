@@ -14,21 +14,26 @@ from ... import _hints as hints
 from ..._clock import QueueTime
 from ..._config import QueueConfig
 from ..._errors import UnknownMessage
-from ..._keys import decode_key
+from ..._keys import ASIDE, KEYLESS, decode_key
 from ..._sql import HANDOUT, INSPECT, LANES, SHARD
 from ..._stats import ShardStats
 from ..._types import State
 from ..commit.tx import NEVER, SECOND, Totals, decayed_rate
 from ..topology import Range
+from . import failures
 from .headers import headers as stored_headers
 from .lanes import Lane, LeaseRow
 from .retries import span
 
 if TYPE_CHECKING:
-    from ..._findings import Explanation, KeyDepth, MessageStatus, PeekedMessage
+    from ..._findings import AttemptError, Explanation, KeyDepth, MessageStatus, PeekedMessage
 
 AGES_OVER: Final = 10_000
 """Lanes in one state whose heads are looked at for ages."""
+
+
+AFTER_ASIDES: Final = bytes([ASIDE[0] + 1])
+"""Behind the key of a lane for keyless messages, this comes after the keys of all lanes that hold one message of it."""
 
 
 class _View:
@@ -70,44 +75,139 @@ def _view(db: apsw.Connection, key: bytes, now: int) -> _View | None:
     return None if lane is None else _View(db, lane, now)
 
 
-def peek(db: apsw.Connection, key: bytes, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
+def peek(db: apsw.Connection, key: bytes, limit: int, time: QueueTime, shard: int, seq: int = 0) -> list[PeekedMessage]:
+    view = _view(db, key, time.now())
+    return [] if view is None else _peeked(view, seq, limit, time, shard)
+
+
+def peek_oldest(db: apsw.Connection, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
+    """The oldest messages, whatever their lanes, of the first lanes of each state. Each lane's come in its order."""
+    heads = {lane: (arrival, lane, seq) for lane, seq, arrival in db.execute(INSPECT.heads, (AGES_OVER,))}
+    waiting = list(heads.values())
+    heapq.heapify(waiting)
+    views: dict[int, _View] = {}
+    found: list[PeekedMessage] = []
+    while waiting and len(found) < limit:
+        _, lane, seq = waiting[0]
+        if lane not in views:
+            views[lane] = _View(db, lane, time.now())
+        found += _peeked(views[lane], seq, 1, time, shard)
+        following = db.execute(INSPECT.next_message, (lane, seq + 1)).get
+        if following is None:
+            heapq.heappop(waiting)
+        else:
+            heapq.heapreplace(waiting, (following[1], lane, following[0]))
+    return found
+
+
+def peek_keyless(db: apsw.Connection, arrival: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
+    """The unresolved keyless message with an arrival number; none, if there is none."""
+    found = find_keyless(db, INSPECT.next_message, arrival)
+    return [] if found is None else _peeked(_View(db, found[0], time.now()), found[1], 1, time, shard)
+
+
+def find_keyless(db: apsw.Connection, following: str, arrival: int) -> tuple[int, int] | None:
+    """Lane and seq of the keyless message with an arrival number: some seeks for each lane for keyless messages.
+
+    Arrival numbers ascend in a lane, so it is looked for by halves; a message in a lane of its own has it in its lane's key.
+
+    Args:
+        following: INSPECT.next_message or next_dead.
+    """
+    behind = KEYLESS
+    while (key := db.execute(INSPECT.next_keyless, (behind,)).get) is not None:
+        base = key.split(ASIDE)[0]
+        behind = base + AFTER_ASIDES
+        for each in (base, base + ASIDE + b"%d" % arrival):
+            lane = db.execute(LANES.by_key, (each,)).get
+            seq = None if lane is None else _seq_of(db, following, lane, arrival)
+            if seq is not None:
+                return lane, seq
+    return None
+
+
+def _seq_of(db: apsw.Connection, following: str, lane: int, arrival: int) -> int | None:
+    """The seq of the message of a lane that has an arrival number."""
+    row = db.execute(following, (lane, 1)).get
+    if row is None or row[1] > arrival:
+        return None
+    lowest, highest = row[0], _View(db, lane, 0).tail
+    while lowest <= highest:
+        middle = (lowest + highest) // 2
+        row = db.execute(following, (lane, middle)).get
+        if row is not None and row[1] == arrival:
+            seq: int = row[0]
+            return seq
+        if row is None or row[1] > arrival:
+            highest = middle - 1
+        else:
+            lowest = row[0] + 1
+    return None
+
+
+def _peeked(view: _View, first: int, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
     from ..._findings import PeekedMessage
 
-    view = _view(db, key, time.now())
-    if view is None:
-        return []
+    rows = view.db.execute(INSPECT.peek, (view.lane.id, first, limit))
     return [
         PeekedMessage(
-            key=decode_key(key), seq=seq, id=i, body=body, headers=stored_headers(headers, shard),
+            key=decode_key(view.lane.key), seq=seq, id=i, body=body, headers=stored_headers(headers, shard),
             state=view.state_of(seq, due), attempts=view.attempts(seq, attempts), enqueued_at=time.to_wall(sent_at),
             due_at=None if due is None else time.to_wall(due), expires_at=None if expires is None else time.to_wall(expires),
         )
-        for seq, i, body, headers, attempts, sent_at, due, expires, *_ in db.execute(INSPECT.peek, (view.lane.id, limit))
+        for seq, i, body, headers, attempts, sent_at, due, expires, *_ in rows
     ]  # fmt: skip
 
 
 def status(db: apsw.Connection, key: bytes, seq: int, time: QueueTime) -> MessageStatus:
-    from ..._findings import MessageStatus
-
     shown: Any = decode_key(key)
     view = _view(db, key, time.now())
     if view is None or not 1 <= seq <= view.tail:
         raise UnknownMessage(f"key {shown!r} has no message with seq {seq}")
+    return _status(view, seq, time)
+
+
+def status_of_keyless(db: apsw.Connection, arrival: int, time: QueueTime, shard: int) -> MessageStatus | None:
+    """The same of a keyless message by its arrival number. None: it is resolved, or has a key.
+
+    Raises:
+        UnknownMessage: the number was never issued.
+    """
+    if not 1 <= arrival <= db.execute(SHARD.last_id).get:
+        raise UnknownMessage(f"shard {shard} has issued no id {arrival}")
+    for following in (INSPECT.next_message, INSPECT.next_dead):
+        found = find_keyless(db, following, arrival)
+        if found is not None:
+            return _status(_View(db, found[0], time.now()), found[1], time)
+    return None
+
+
+def _status(view: _View, seq: int, time: QueueTime) -> MessageStatus:
+    from ..._findings import MessageStatus
+
+    db = view.db
+    shown: Any = decode_key(view.lane.key)
     row = db.execute(INSPECT.message, (view.lane.id, seq)).get
     if row is not None:
-        attempts, due, error, output = row
+        attempts, due, error, output, errors = row
         state = view.state_of(seq, due)
         lease = view.lease if state == "in_flight" else None
         until = _end(lease) if lease else due if state == "delayed" and due is not None else None
         return MessageStatus(
             shown, seq, state, view.attempts(seq, attempts), lease.consumer if lease else None,
-            None if until is None else time.to_wall(until), error, output,
+            None if until is None else time.to_wall(until), error, output, failures.shown(errors, time),
         )  # fmt: skip
     row = db.execute(INSPECT.dead, (view.lane.id, seq)).get
     if row is not None:
-        attempts, reason, output = row
-        return MessageStatus(shown, seq, "dead", attempts, last_error=reason, last_output=output)
+        attempts, reason, output, errors = row
+        return MessageStatus(
+            shown, seq, "dead", attempts, last_error=reason, last_output=output, errors=failures.shown(errors, time)
+        )
     return MessageStatus(shown, seq, "resolved")
+
+
+def errors(db: apsw.Connection, key: bytes, seq: int, time: QueueTime) -> tuple[AttemptError, ...]:
+    return failures.shown(db.execute(INSPECT.errors, (key, seq)).get, time)
 
 
 def explain(db: apsw.Connection, key: bytes, time: QueueTime, shard: int, config: QueueConfig) -> Explanation:
@@ -118,7 +218,7 @@ def explain(db: apsw.Connection, key: bytes, time: QueueTime, shard: int, config
     if view is None:
         return Explanation(shown, "empty", hints.NEVER_SENT, None, 0, 0, 0, None, None, None, None, None, False, shard)
     dead = db.execute(INSPECT.dead_count, (view.lane.id,)).get
-    head = db.execute(INSPECT.peek, (view.lane.id, 1)).get
+    head = db.execute(INSPECT.peek, (view.lane.id, 0, 1)).get
     seq, attempts, error = (None, 0, None) if head is None else (head[0], view.attempts(head[0], head[4]), head[8])
     solo = seq is not None and view.lane.solo_to >= seq
     state: Any = "empty"

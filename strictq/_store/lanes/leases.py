@@ -76,15 +76,13 @@ class Held:
         """All its messages, as far as its holder knows."""
         return Settlement(self.lane, self.key, self.token, seqs, True, tuple(self.apart.values()) if self.apart else ())
 
-    def some(
-        self, seqs: Sequence[int], *, start: int | None = None, took: tuple[float | None, float] | None = None
-    ) -> Settlement:
+    def some(self, seqs: Sequence[int], *, start: int | None = None, took: Took | None = None) -> Settlement:
         """Some of its messages.
 
         Args:
             seqs: ascending.
             start: the next message of the lease, whose handler starts with this ack.
-            took: seconds that prepare (None: there was none) and process took; kept with its record.
+            took: what a worker measured of its handler; kept with its record.
         """
         apart = tuple(self.apart[seq] for seq in seqs if seq in self.apart) if self.apart else ()
         end = history.ACKED if took is None else history.End("acked", 1, *took)
@@ -92,6 +90,8 @@ class Held:
 
 
 _NONE: Final[Mapping[int, int]] = {}
+Took = tuple[float | None, float, str | None]
+"""Seconds that prepare (None: there was none) and process took, and what the handler had to say."""
 
 
 @attrs.define(eq=False, repr=False)

@@ -19,16 +19,13 @@ from ..._sql import CLAIM, LANES, SETTLE
 from ..commit.tx import Tx, insert_rows
 from ..hot import tier
 from ..hot.memory import Memory
-from . import lanes, resolution, retries
+from . import failures, lanes, resolution, retries
 from .claim import HEAD_PAGE, is_plain, with_body
+from .failures import AttemptFailure
 from .leases import SEQ, Lost, Row, Settlement
 
 _LANE = attrgetter("lane")
 T = TypeVar("T")
-
-
-Failure = tuple[str | None, str | None]
-"""An error, and what the handler had to say."""
 
 
 class Ack:
@@ -265,18 +262,16 @@ def _start_lane(tx: Tx, batch: Settlement) -> None:
         tx.run(SETTLE.set_started, (batch.seqs[0], batch.lane))
 
 
-def nack(
-    tx: Tx, batches: Sequence[Settlement], delay: int | None, reason: str | None, output: str | None = None
-) -> list[int | LeaseLost | None]:
+def nack(tx: Tx, batches: Sequence[Settlement], delay: int | None, failure: AttemptFailure) -> list[int | LeaseLost | None]:
     """Give back each batch's one message and everything later that its lease holds, to be tried again first.
 
     Returns:
         For each: microseconds until the next try; None: the message was out of attempts.
     """
-    return _one_by_one(tx, batches, lambda b: _nack_lane(tx, b, delay, reason, output))
+    return _one_by_one(tx, batches, lambda b: _nack_lane(tx, b, delay, failure))
 
 
-def _nack_lane(tx: Tx, batch: Settlement, delay: int | None, reason: str | None, output: str | None) -> int | None:
+def _nack_lane(tx: Tx, batch: Settlement, delay: int | None, failure: AttemptFailure) -> int | None:
     lease, _ = _held_rows(tx, batch, "nack")
     if lease is None:
         return 0
@@ -291,37 +286,49 @@ def _nack_lane(tx: Tx, batch: Settlement, delay: int | None, reason: str | None,
     resolution.remember(tx, lane, batch.token, "nack", [seq])
     wait = retries.retry_delay(tx.config, batch.key, retries.starts(stored)) if delay is None else delay
     due = lanes.due_after(tx, wait, failed=delay is None)
-    tx.run(LANES.set_due, (due, reason, output, lane, seq))
+    _note_failure(tx, lane, seq, due, retries.starts(stored), failure)
     failing = tx.now - tx.run(LANES.message, (lane, seq)).get[12]
     given_up = retries.given_up(tx.config, stored, failing)
     if given_up:
-        lanes.apply_poison(tx, lane, batch.key, seq, stored, retries.why(tx.config, stored, failing, reason))
+        lanes.apply_poison(tx, lane, batch.key, seq, stored, retries.why(tx.config, stored, failing, failure.error))
     _give_back(tx, lease, batch, len(rows), due, aside=not given_up)
     return None if given_up else wait
 
 
-def defer(tx: Tx, batches: Sequence[Settlement], delay: int, failures: Sequence[Failure] | None = None) -> list[LeaseLost | None]:
+def defer(
+    tx: Tx, batches: Sequence[Settlement], delay: int, failed: Sequence[AttemptFailure] | None = None
+) -> list[LeaseLost | None]:
     """Give back each batch's one message and everything later that its lease holds, and charge no attempt.
 
     Args:
-        failures: they failed, though not by their own fault: the error of each, and what its handler had to say. Their delays are
-            over when `sweeps.end_failure_delays` says so.
+        failed: they failed, though not by their own fault: what each left. Their delays are over when
+            `sweeps.end_failure_delays` says so.
     """
-    said = iter(failures or [(None, None)] * len(batches))
-    return _one_by_one(tx, batches, lambda b: _defer_lane(tx, b, delay, *next(said)))
+    left = iter(failed or [AttemptFailure()] * len(batches))
+    return _one_by_one(tx, batches, lambda b: _defer_lane(tx, b, delay, next(left)))
 
 
-def _defer_lane(tx: Tx, batch: Settlement, delay: int, failure: str | None, output: str | None) -> None:
+def _defer_lane(tx: Tx, batch: Settlement, delay: int, failure: AttemptFailure) -> None:
     # Recorded as a nack: both give back the same messages, and a retried call has to find no more than that.
     lease, _ = _held_rows(tx, batch, "nack")
     if lease is None:
         return
     seq = batch.seqs[0]
-    due = lanes.due_after(tx, delay, failed=failure is not None)
+    due = lanes.due_after(tx, delay, failed=failure.error is not None)
     rows = tx.run(SETTLE.rows_between, (batch.lane, seq, lease.hi)).fetchall()
-    tx.run(LANES.set_due, (due, failure, output, batch.lane, seq))
+    _note_failure(tx, batch.lane, seq, due, retries.starts(rows[0][3]) + 1, failure)
     resolution.remember(tx, batch.lane, batch.token, "nack", [seq])
     _give_back(tx, lease, batch, len(rows), due, aside=True)
+
+
+def _note_failure(tx: Tx, lane: int, seq: int, due: int | None, attempt: int, failure: AttemptFailure) -> None:
+    """Keep when the message is due again, and what its attempt left."""
+    errors = None if failure.error is None else _errors_with(tx, lane, seq, attempt, failure)
+    tx.run(LANES.set_due, (due, failure.error, errors, failure.output, lane, seq))
+
+
+def _errors_with(tx: Tx, lane: int, seq: int, attempt: int, failure: AttemptFailure) -> str | None:
+    return failures.with_failure(tx.run(LANES.errors, (lane, seq)).get, attempt, tx.now, failure)
 
 
 def _give_back(tx: Tx, lease: lanes.LeaseRow, batch: Settlement, n: int, due: int | None, *, aside: bool) -> None:
@@ -339,22 +346,35 @@ def _give_back(tx: Tx, lease: lanes.LeaseRow, batch: Settlement, n: int, due: in
         lanes.place(tx, moved, at_end=True)  # behind those that it held up
 
 
-def reject(tx: Tx, batches: Sequence[Settlement], reason: str, output: str | None = None) -> list[LeaseLost | None]:
-    """Dead-letter messages now, one of each batch."""
-    return _one_by_one(tx, batches, lambda b: _reject_lane(tx, b, reason, output))
+def reject(tx: Tx, batches: Sequence[Settlement], failure: AttemptFailure) -> list[LeaseLost | None]:
+    """Dead-letter messages now, one of each batch. The error is the reason."""
+    return _one_by_one(tx, batches, lambda b: _reject_lane(tx, b, failure))
 
 
-def _reject_lane(tx: Tx, batch: Settlement, reason: str, output: str | None) -> None:
+def _reject_lane(tx: Tx, batch: Settlement, failure: AttemptFailure) -> None:
     lease, rows = _held_rows(tx, batch, "reject")
     if lease is None:
         return
     seq = rows[0][0]
     starts = tx.run(LANES.message, (batch.lane, seq)).get[5] + (1 if seq <= lease.started else 0)
-    if output is not None:
-        tx.run(LANES.set_output, (output, batch.lane, seq))
-    lanes.bury(tx, batch.lane, batch.key, seq, kind="rejected", reason=reason, starts=starts)
+    errors = _errors_with(tx, batch.lane, seq, starts, failure)
+    tx.run(LANES.set_outcome, (errors, failure.output, batch.lane, seq))
+    lanes.bury(tx, batch.lane, batch.key, seq, kind="rejected", reason=failure.error, starts=starts)
     resolution.remember(tx, batch.lane, batch.token, "reject", [seq])
     shrink(tx, lease, 1)
+
+
+def note(tx: Tx, batches: Sequence[Settlement], said: Sequence[str]) -> list[LeaseLost | None]:
+    """Keep what the handlers of these messages, one of each batch, have had to say so far."""
+    texts = iter(said)
+    return _one_by_one(tx, batches, lambda b: _note_lane(tx, b, next(texts)))
+
+
+def _note_lane(tx: Tx, batch: Settlement, said: str) -> None:
+    lease = _live(tx, batch)
+    if lease is None or not lease.lo <= batch.seqs[0] <= lease.hi:
+        raise _lost(batch)
+    tx.run(LANES.set_output, (said, batch.lane, batch.seqs[0]))
 
 
 def extend(tx: Tx, batches: Sequence[Settlement], length: int) -> list[int | LeaseLost]:

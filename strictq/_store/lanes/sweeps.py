@@ -98,7 +98,7 @@ def end_failure_delays(tx: Tx, some: Sequence[int]) -> int:
     for lane in some:
         seq = tx.run(CLAIM.failure_delay_of, (lane, tx.now)).get
         if seq is not None:
-            tx.run(LANES.set_due, (tx.now, None, None, lane, seq))
+            tx.run(LANES.set_due, (tx.now, None, None, None, lane, seq))
             tx.run(LANES.move_delayed, (tx.now, lane))
             tx.wake = True
             ended += 1

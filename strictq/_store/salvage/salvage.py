@@ -28,7 +28,7 @@ from ..._config import QueueConfig
 from ..._errors import InvalidArgument, QueueNotFound, StoreBusy, StoreError, StrictqError
 from ..._findings import LostRange, Salvaged
 from ..._keys import decode_key, is_keyless
-from ..._sql import CHECK, HOT, LANES, SALVAGE, SHARD, SHARD_SCHEMA, insert_into
+from ..._sql import CHECK, FORMAT_2, LANES, SALVAGE, SHARD, SHARD_SCHEMA, insert_into
 from .. import catalog
 from ..bulk import staging
 from ..catalog import Catalog
@@ -52,19 +52,21 @@ ALONE_SECONDS: Final = 5.0
 _NUMBER, _NUMBER_OR_NULL = (int,), (int, type(None))
 _SHAPES: Final[dict[str, tuple[int, tuple[tuple[type, ...], ...], int]]] = {
     # table: (columns of the key; 0: the rowid), (types of the first columns), (columns)
-    "message": (2, (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _NUMBER_OR_NULL, _NUMBER_OR_NULL), 15),
-    "dead": (2, (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _NUMBER, (str,)), 15),
+    "message": (2, (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _NUMBER_OR_NULL, _NUMBER_OR_NULL), 16),
+    "dead": (2, (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _NUMBER, (str,)), 16),
     "lane": (0, ((type(None),), (bytes,)), 14),
     "sqlite_autoindex_lane_1": (1, ((bytes,), _NUMBER), 2),
     "body": (0, ((type(None),), (bytes,)), 2),
     "outbox": (2, (_NUMBER, _NUMBER, (bytes,)), 12),
     "dedup": (2, (_NUMBER, (str,), _NUMBER), 5),
     "applied": (2, ((str,), _NUMBER, _NUMBER), 6),
-    "history": (0, ((type(None),), (bytes,)), 14),
+    "history": (0, ((type(None),), (bytes,)), 16),
     "inbox": (0, ((type(None),), (bytes,), _NUMBER, _NUMBER), 10),
     "journal": (0, ((type(None),), _NUMBER, _NUMBER, _NUMBER), 11),
 }
 """Those whose pages can be told from those of any other table. (Of `key_state`, whose rows look like bodies, they can't.)"""
+_ADDED: Final = {"message": 1, "dead": 1, "history": 2}
+"""Columns that format 2 added at the end. Rows that format 1 wrote do not have them; SQLite reads NULL."""
 
 
 def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
@@ -122,7 +124,7 @@ def _roots() -> dict[str, int]:
     db = connect(MEMORY, durability="process")
     try:
         db.execute(SHARD_SCHEMA).fetchall()
-        db.execute(HOT.schema).fetchall()
+        db.execute(FORMAT_2).fetchall()
         roots: list[Any] = db.execute(SALVAGE.roots).fetchall()
         return dict(roots)
     finally:
@@ -241,9 +243,17 @@ def _not_regular(directory: str, names: list[str]) -> set[str]:
     return {name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))}
 
 
-def _fits(shape: tuple[int, tuple[tuple[type, ...], ...], int], rowid: int | None, row: Row) -> bool:
-    key, kinds, columns = shape
-    return (rowid is None) == bool(key) and len(row) == columns and all(map(isinstance, row, kinds))
+def _fits(table: str, rowid: int | None, row: Row) -> bool:
+    key, kinds, columns = _SHAPES[table]
+    known = len(row) in (columns, columns - _ADDED.get(table, 0))
+    return (rowid is None) == bool(key) and known and all(map(isinstance, row, kinds))
+
+
+def _whole(table: str, row: Row) -> Row:
+    """The row with NULL in the columns that its format did not have."""
+    added = _ADDED.get(table, 0)
+    missing = _SHAPES[table][2] - len(row) if added else 0
+    return (*row, *[None] * missing) if missing == added else row
 
 
 class _Source:
@@ -307,10 +317,9 @@ class _Source:
 
     def _begins_where_new_shards_have_it(self, table: str) -> bool:
         assert self.file is not None
-        shape = _SHAPES[table]
         tree = Tree(self.file, self.roots[table])
         first = next(tree.rows(), None)
-        return not tree.lost if first is None else _fits(shape, *first)
+        return not tree.lost if first is None else _fits(table, *first)
 
     def _pages_of_others(self, table: str) -> set[int]:
         """The pages of all other tables and indexes, as far as they can be read."""
@@ -331,14 +340,14 @@ class _Source:
         shape = _SHAPES.get(table)
         tree = self.tree = Tree(self.file, self.roots[table], 2 if shape is None else shape[0])
         unverified = 0
-        for row in tree.rows():
+        for rowid, row in tree.rows():
             unverified += tree.unverified
-            yield row
+            yield rowid, _whole(table, row)
         if shape is not None and tree.lost:
             tree.reached |= self._pages_of_others(table)
-            for row in tree.found_again(self.free, lambda rowid, row: _fits(shape, rowid, row)):
+            for rowid, row in tree.found_again(self.free, lambda rowid, row: _fits(table, rowid, row)):
                 unverified += tree.unverified
-                yield row
+                yield rowid, _whole(table, row)
         if unverified:
             self.note(f"{unverified} rows of the table {table} are from pages whose checksum is wrong; SQLite reads them")
         if tree.lost:
@@ -494,7 +503,24 @@ class _Source:
                 if self.tree.unverified or ("body", rowid) in self.unverified:
                     unverified.setdefault(lane, []).append(seq)
                 messages.append(
-                    (lane, seq, rowid, sent_at, None, expires, 0, headers, size_hint, prepare, process, None, None, None, body)
+                    (
+                        lane,
+                        seq,
+                        rowid,
+                        sent_at,
+                        None,
+                        expires,
+                        0,
+                        headers,
+                        size_hint,
+                        prepare,
+                        process,
+                        None,
+                        None,
+                        None,
+                        body,
+                        None,
+                    )
                 )
         self._put(shard, SALVAGE.message, messages)
         self._tell_unverified(unverified)

@@ -1,4 +1,6 @@
-"""What a worker reports while its circuit breaker is open: a small file that is valid while its writer holds a lock on it.
+"""What a worker reports of itself: small files, each valid while its writer holds a lock on it.
+
+One kind is there while the worker's circuit breaker is open; the other says how busy a worker is.
 
 The lock ends with the process, however that ends, so a dead worker's report is never shown. The queue itself never reads it.
 """
@@ -9,14 +11,14 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
 from .._errors import StoreError
 from .._files import Lock, open_regular
-from .._stats import OpenBreaker
-from .disk.layout import BREAKER
+from .._stats import OpenBreaker, WorkerLoad
+from .disk.layout import BREAKER, WORKER
 
 try:
     import fcntl
@@ -28,18 +30,22 @@ BYTES: Final = 4096
 ERROR_MAX: Final = 500
 """Characters of an error that are kept: at most 6 bytes each in JSON."""
 CONSUMER_MAX: Final = 100
+PREFIXES: Final[dict[type, str]] = {OpenBreaker: BREAKER, WorkerLoad: WORKER}
+"""How the names of the files of each kind begin."""
+R = TypeVar("R", OpenBreaker, WorkerLoad)
 
 
-class Notice(Lock):
-    """The report of one breaker. It appears under its name locked and whole."""
+class Notice(Lock, Generic[R]):
+    """One report of a worker. It appears under its name locked and whole."""
 
-    def __init__(self, directory: Path) -> None:
-        name = f"{BREAKER}{os.urandom(8).hex()}"
+    def __init__(self, directory: Path, kind: type[R]) -> None:
+        name = f"{PREFIXES[kind]}{os.urandom(8).hex()}"
+        self._prefix = PREFIXES[kind]
         super().__init__(directory / f".{name}")
         self._hidden = self._path
         self._name = directory / name
 
-    def put(self, report: OpenBreaker) -> None:
+    def put(self, report: R) -> None:
         """Show this report, in place of the one before.
 
         Raises:
@@ -49,12 +55,12 @@ class Notice(Lock):
         assert self._fd is not None
         os.pwrite(self._fd, _encoded(report), 0)
         if self._path == self._hidden:
-            _remove_dead(self._name.parent)
+            _remove_dead(self._name.parent, self._prefix)
             os.rename(self._path, self._name)
             self._path = self._name
 
     def remove(self) -> None:
-        """The breaker is not open any more."""
+        """There is nothing to report any more."""
         if self._fd is not None:
             with suppress(OSError):
                 os.unlink(self._path)
@@ -62,31 +68,31 @@ class Notice(Lock):
         self._path = self._hidden  # the next report appears whole and locked, as the first did
 
 
-class PrivateNotice:
+class PrivateNotice(Generic[R]):
     """The same for a queue in memory, which one process has for itself."""
 
-    def __init__(self, shown: dict[PrivateNotice, OpenBreaker]) -> None:
+    def __init__(self, shown: dict[PrivateNotice[Any], Any]) -> None:
         self._shown = shown
 
-    def put(self, report: OpenBreaker) -> None:
+    def put(self, report: R) -> None:
         """Show this report, in place of the one before."""
         self._shown[self] = report
 
     def remove(self) -> None:
-        """The breaker is not open any more."""
+        """There is nothing to report any more."""
         self._shown.pop(self, None)
 
 
-def read_all(directory: Path) -> list[OpenBreaker]:
-    """The reports whose writers are alive, oldest first."""
-    found = []
-    for path in _named(directory):
+def read_all(directory: Path, kind: type[R]) -> list[R]:
+    """The reports of a kind whose writers are alive, oldest first."""
+    found: list[R | None] = []
+    for path in _named(directory, PREFIXES[kind]):
         fd = _open(path)
         if fd is None:
             continue
         try:
             if not _is_dead(fd):
-                found.append(_decoded(os.read(fd, BYTES)))
+                found.append(_decoded(os.read(fd, BYTES), kind))
         except OSError:
             pass  # a file that can't be read says nothing
         finally:
@@ -94,9 +100,9 @@ def read_all(directory: Path) -> list[OpenBreaker]:
     return sorted((report for report in found if report is not None), key=lambda report: report.since)
 
 
-def _named(directory: Path) -> list[Path]:
+def _named(directory: Path, prefix: str) -> list[Path]:
     try:
-        return [directory / name for name in os.listdir(directory) if name.startswith(BREAKER)]
+        return [directory / name for name in os.listdir(directory) if name.startswith(prefix)]
     except OSError:
         return []
 
@@ -119,9 +125,9 @@ def _is_dead(fd: int) -> bool:
     return True
 
 
-def _remove_dead(directory: Path) -> None:
+def _remove_dead(directory: Path, prefix: str) -> None:
     """Remove what processes left that were killed. A file has this name only once it is locked."""
-    for path in _named(directory):
+    for path in _named(directory, prefix):
         fd = _open(path)
         if fd is None:
             continue
@@ -132,19 +138,26 @@ def _remove_dead(directory: Path) -> None:
             os.close(fd)
 
 
-def _encoded(report: OpenBreaker) -> bytes:
-    short = attrs.evolve(report, consumer=report.consumer[:CONSUMER_MAX], error=report.error[:ERROR_MAX])
-    return json.dumps(attrs.asdict(short), ensure_ascii=True).encode().ljust(BYTES)
+def _encoded(report: OpenBreaker | WorkerLoad) -> bytes:
+    values = attrs.asdict(report)
+    values["consumer"] = report.consumer[:CONSUMER_MAX]
+    if isinstance(report, OpenBreaker):
+        values["error"] = report.error[:ERROR_MAX]
+    return json.dumps(values, ensure_ascii=True).encode().ljust(BYTES)
 
 
-def _decoded(data: bytes) -> OpenBreaker | None:
+def _decoded(data: bytes, kind: type[R]) -> R | None:
     try:
         values: dict[str, Any] = json.loads(data)
-        report = OpenBreaker(**values)
+        report = kind(**values)
     except (ValueError, TypeError, RecursionError):
         return None
-    texts, numbers = (report.consumer, report.error), (report.since, report.failures, report.ends, report.probes)
-    whole = all(isinstance(text, str) for text in texts) and all(
-        isinstance(n, int | float) and not isinstance(n, bool) and abs(n) < 2**62 for n in numbers
-    )
+    whole = all(_fits(getattr(report, field.name), field.type) for field in attrs.fields(kind))
     return report if whole else None
+
+
+def _fits(value: object, type_: Any) -> bool:
+    """Is it of the type that the field is annotated with: a text or a number?"""
+    if type_ in (str, "str"):
+        return isinstance(value, str)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**62

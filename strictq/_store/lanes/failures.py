@@ -1,0 +1,70 @@
+"""The errors that the attempts of a message left: the newest few, with the message, bounded in bytes.
+
+They are stored as JSON, [[attempt, queue time in microseconds, error, traceback or null], …], oldest first, in a column of the
+message. A message that never fails has NULL there, and nothing is written or read for it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ..._clock import QueueTime
+
+if TYPE_CHECKING:
+    from ..._findings import AttemptError
+
+KEPT_MAX: Final = 5
+ERROR_BYTES_MAX: Final = 2_000
+"""Of each error: its beginning."""
+TRACEBACK_BYTES_MAX: Final = 4_000
+"""Of each traceback: its end, where the error was raised."""
+TOTAL_BYTES_MAX: Final = 32_000
+"""Of the column: the oldest errors go first. JSON makes some characters longer."""
+
+
+class AttemptFailure(NamedTuple):
+    """What an attempt left.
+
+    Attributes:
+        error: None: it left none.
+        output: what the handler had to say.
+        traceback: where the error was raised.
+    """
+
+    error: str | None = None
+    output: str | None = None
+    traceback: str | None = None
+
+
+def with_failure(stored: str | None, attempt: int, now: int, failure: AttemptFailure) -> str | None:
+    """Return what is stored once an attempt failed. Without an error that is what was stored before."""
+    if failure.error is None:
+        return stored
+    trace = failure.traceback
+    entry = [attempt, now, _beginning(failure.error, ERROR_BYTES_MAX), trace and _end(trace, TRACEBACK_BYTES_MAX)]
+    entries: list[Any] = [*(json.loads(stored) if stored else ()), entry][-KEPT_MAX:]
+    while len(text := _json(entries)) > TOTAL_BYTES_MAX and len(entries) > 1:
+        del entries[0]
+    return text.decode()
+
+
+def shown(stored: str | None, time: QueueTime) -> tuple[AttemptError, ...]:
+    """The errors as they are reported, oldest first."""
+    if not stored:
+        return ()
+    from ..._findings import AttemptError
+
+    return tuple(AttemptError(attempt, time.to_wall(at), error, trace) for attempt, at, error, trace in json.loads(stored))
+
+
+def _json(entries: list[Any]) -> bytes:
+    return json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _beginning(text: str, most: int) -> str:
+    return text.encode()[:most].decode(errors="ignore")
+
+
+def _end(text: str, most: int) -> str:
+    return text.encode()[-most:].decode(errors="ignore")

@@ -1,0 +1,193 @@
+"""`strictq stats --watch` on a terminal: rates, depth and age as they went, the deepest keys, and who does the work.
+
+Imported only where there is a terminal, with rich.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from strictq.cli._command import many, printable
+from strictq.cli._words import short, shown_key, size, span
+
+if TYPE_CHECKING:
+    from strictq import KeyDepth, Stats
+
+TRAIL_MAX: Final = 240
+"""Looks that a line of the past has, at most."""
+SPARKS: Final = "▁▂▃▄▅▆▇█"
+PLAIN_SPARKS: Final = "_.-:=+*#"
+"""Where the terminal has ASCII alone."""
+STATES: Final = (("ready", "cyan"), ("in_flight", "green"), ("delayed", "yellow"), ("held", "red"))
+NAME_MIN, CELLS_MIN = 8, 12
+WORKERS_MAX: Final = 6
+FRAME_COLUMNS: Final = 4
+"""Of a panel: its borders, and a space beside each."""
+SIDE_BY_SIDE_COLUMNS: Final = 100
+
+
+class Watch:
+    """What the screen shows, look by look."""
+
+    def __init__(self, title: str, *, plain: bool = False) -> None:
+        """Args: title: of the whole. plain: with ASCII alone."""
+        self._title = title
+        self._sparks = PLAIN_SPARKS if plain else SPARKS
+        self._full, self._empty = ("#", ".") if plain else ("█", "░")
+        self._trails: dict[str, deque[float]] = {}
+
+    def take(self, found: Stats, rates: dict[str, float]) -> None:
+        """Remember one look."""
+        now = {**rates, "depth": float(found.depth), "age": found.oldest_age_seconds or 0.0}
+        for name, value in now.items():
+            self._trails.setdefault(name, deque(maxlen=TRAIL_MAX)).append(value)
+
+    def shown(self, found: Stats, top: Sequence[KeyDepth] | None, more: Sequence[RenderableType], width: int) -> RenderableType:
+        """The screen.
+
+        Args:
+            top: the deepest keys; None: there are too many keys to look at all.
+            more: what else is to be told, below.
+            width: columns of the terminal.
+        """
+        halves = width >= SIDE_BY_SIDE_COLUMNS
+        room = (width // 2 if halves else width) - FRAME_COLUMNS
+        boxes = [self._flow(room), self._backlog(found, room), self._keys(top, room), self._workers(found, room)]
+        grid = Table.grid(expand=True)
+        for _ in range(2 if halves else 1):
+            grid.add_column(ratio=1)
+        for row in [boxes[0:2], boxes[2:4]] if halves else [[box] for box in boxes]:
+            grid.add_row(*row)
+        head = Text(self._title, "bold", overflow="ellipsis", no_wrap=True)
+        return Group(head, grid, _totals(found), *more)
+
+    # ---- the boxes
+
+    def _flow(self, room: int) -> Panel:
+        trails = {name: self._trail(name) for name in ("sends", "acks", "retries")}
+        # One scale for all of them: a line that is higher is more.
+        most = max(max(trail) for trail in trails.values())
+        colours = {"sends": "cyan", "acks": "green", "retries": "yellow"}
+        rows = [
+            _Row(name, f"{trail[-1]:,.1f} /s", partial(self._sparkline, trail, most, colours[name]))
+            for name, trail in trails.items()
+        ]
+        return _box("rates", _aligned(rows, room))
+
+    def _backlog(self, found: Stats, room: int) -> Panel:
+        depth, age = self._trail("depth"), self._trail("age")
+        rows = [
+            _Row("depth", f"{found.depth:,}", partial(self._sparkline, depth, max(depth), "cyan")),
+            _Row("oldest", span(found.oldest_age_seconds), partial(self._sparkline, age, max(age), "magenta")),
+        ]
+        return _box("backlog", [*_aligned(rows, room), self._states(found, room), _legend(found)])
+
+    def _states(self, found: Stats, room: int) -> Text:
+        """One bar: the parts of the depth."""
+        bar = Text()
+        left, rest = room, found.depth
+        for state, colour in STATES:
+            count = getattr(found, state)
+            cells = min(max(round(left * count / rest), 1), left) if count and rest else 0
+            bar.append(self._full * cells, colour)
+            left, rest = left - cells, rest - count
+        return bar.append(self._empty * left, "dim")
+
+    def _keys(self, top: Sequence[KeyDepth] | None, room: int) -> Panel:
+        title = "deepest keys"
+        if top is None:
+            return _box(title, [Text("too many keys: see strictq top-keys", "dim", overflow="fold")])
+        if not top:
+            return _box(title, [Text("no key has messages", "dim")])
+        most = max(key.depth for key in top)
+        rows = [
+            _Row(
+                short(shown_key(key.key)), f"{key.depth:,} {span(key.oldest_age_seconds):>7}",
+                partial(self._bar, key.depth / most, dict(STATES).get(key.state, "cyan")),
+            )
+            for key in top
+        ]  # fmt: skip
+        return _box(title, _aligned(rows, room))
+
+    def _workers(self, found: Stats, room: int) -> Panel:
+        if found.busy_ratio is None:
+            return _box("workers", [Text("no worker reports", "dim")])
+        rows = [
+            _Row(
+                printable(w.consumer),
+                f"{w.running} of {w.concurrency} {w.busy_ratio:>4.0%}",
+                partial(self._bar, w.busy_ratio, "green"),
+            )
+            for w in found.workers[:WORKERS_MAX]
+        ]
+        lines = _aligned(rows, room)
+        if (hidden := len(found.workers) - WORKERS_MAX) > 0:
+            lines.append(Text(f"and {many(hidden, 'worker')} more", "dim"))
+        return _box(f"workers, {found.busy_ratio:.0%} busy", lines)
+
+    # ---- what is drawn
+
+    def _trail(self, name: str) -> deque[float]:
+        return self._trails.get(name) or deque([0.0])
+
+    def _sparkline(self, trail: Sequence[float], most: float, colour: str, cells: int) -> Text:
+        """The newest values, a cell each; the newest one at the right."""
+        highest = len(self._sparks) - 1
+        values = list(trail)[-cells:] if cells else []
+        line = "".join(self._sparks[round(highest * value / most) if most > 0 else 0] for value in values)
+        return Text(line.rjust(cells), colour)
+
+    def _bar(self, part: float, colour: str, cells: int) -> Text:
+        full = min(max(round(cells * part), 1 if part > 0 else 0), cells)
+        return Text(self._full * full, colour).append(self._empty * (cells - full), "dim")
+
+
+class _Row(NamedTuple):
+    """A line of a box: a name, what is drawn in so many cells, and a value."""
+
+    name: str
+    value: str
+    draw: Callable[[int], Text]
+
+
+def _aligned(rows: Sequence[_Row], room: int) -> list[Text]:
+    """Names at the left, values at the right, and what is drawn in between, if there is room."""
+    values = max(cell_len(row.value) for row in rows)
+    names = min(max(cell_len(row.name) for row in rows), max(room - values - 2 - CELLS_MIN, NAME_MIN))
+    cells = max(room - names - values - 2, 0)
+    lines = []
+    for row in rows:
+        name = Text(row.name)
+        name.truncate(names, overflow="ellipsis", pad=True)
+        value = Text(row.value.rjust(values), "bold")
+        lines.append(Text.assemble(name, " ", row.draw(cells), " ", value, overflow="ellipsis", no_wrap=True))
+    return lines
+
+
+def _box(title: str, lines: Sequence[Text]) -> Panel:
+    return Panel(Group(*lines), title=title, title_align="left", border_style="dim", padding=(0, 1))
+
+
+def _legend(found: Stats) -> Text:
+    """The colours of the bar of states, with the counts."""
+    told = Text(overflow="fold")
+    for state, colour in STATES:
+        told.append(f"{state.replace('_', ' ')} {getattr(found, state):,}  ", colour)
+    return told.append(f"dead {found.dead:,}", "bold red" if found.dead else "dim")
+
+
+def _totals(found: Stats) -> Text:
+    counts = ("sends", "acks", "retries", "redeliveries", "expired", "dropped", "purged", "dead_letters")
+    told = [f"{name.replace('_', ' ')} {getattr(found, name):,}" for name in counts if getattr(found, name)]
+    told += [f"keys {found.lanes:,}", f"drained in {span(found.drain_seconds)}"]
+    told += [f"empty receives {found.empty_receive_ratio:.0%}", f"on disk {size(found.disk_bytes)} (WAL {size(found.wal_bytes)})"]
+    return Text("   ".join(told), "dim", overflow="fold")

@@ -1,0 +1,153 @@
+"""What failed attempts leave: the newest errors of a message, wherever it is looked at, bounded; and what its handler said."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+import strictq
+from strictq import AttemptError, Message, Queue
+from strictq.testing import FakeClock
+from tests.support.queues import AT_ONCE, Opener
+
+
+def fail(q: Queue, error: Exception) -> None:
+    (d,) = q.receive(1)
+    with pytest.raises(type(error)), d:
+        raise error
+
+
+def told(errors: tuple[AttemptError, ...]) -> list[tuple[int, str]]:
+    return [(e.attempt, e.error) for e in errors]
+
+
+def test_a_message_that_never_failed_has_none(q: Queue) -> None:
+    q.send(b"", "k")
+    assert q.status("k", 1).errors == ()
+    (d,) = q.receive()
+    assert (d.errors, d.last_error) == ((), None)
+
+
+def test_each_attempt_leaves_its_error_with_time_and_traceback(make: Opener, clock: FakeClock) -> None:
+    q = make(max_attempts=None, **AT_ONCE)
+    q.send(b"", "k")
+    begun = clock.wall() / 1e6
+    for n in range(3):
+        clock.advance(10.0)
+        fail(q, ValueError(f"no paper {n}\nin tray 2"))
+    found = q.status("k", 1)
+    assert told(found.errors) == [(n + 1, f"ValueError: no paper {n}\nin tray 2") for n in range(3)]
+    assert [e.at for e in found.errors] == pytest.approx([begun + 10.0 * (n + 1) for n in range(3)])
+    assert found.last_error == "ValueError: no paper 2\nin tray 2"
+    for e in found.errors:
+        assert e.traceback is not None
+        assert e.traceback.startswith("Traceback (most recent call last):")
+        assert "in fail\n" in e.traceback
+    (d,) = q.receive()
+    assert d.attempt == 4
+    assert d.errors == found.errors
+    assert d.last_error == found.errors[-1]
+
+
+def test_the_last_five_are_kept(make: Opener) -> None:
+    q = make(max_attempts=None, **AT_ONCE)
+    q.send(b"", "k")
+    for n in range(8):
+        q.receive(1)[0].nack(reason=f"try {n}")
+    assert told(q.status("k", 1).errors) == [(n + 1, f"try {n}") for n in range(3, 8)]
+    assert all(e.traceback is None for e in q.status("k", 1).errors)
+
+
+@pytest.mark.parametrize("piece", ["x", "ü", "\0", "\N{PILE OF POO}", '"\\'])
+def test_what_is_kept_is_bounded_in_bytes(make: Opener, piece: str) -> None:
+    """However long the error, and however many bytes its characters take."""
+    q = make(max_attempts=None, **AT_ONCE)
+    q.send(b"", "k")
+    for _ in range(6):
+        fail(q, RuntimeError(piece * 50_000))
+    errors = q.status("k", 1).errors
+    assert 1 <= len(errors) <= 5
+    assert errors[-1].attempt == 6
+    for e in errors:
+        assert e.traceback is not None
+        assert len(e.error.encode()) <= 2_000
+        assert len(e.traceback.encode()) <= 4_000
+        assert e.error.startswith(f"RuntimeError: {piece}")
+        assert e.traceback.endswith(piece)
+
+
+def test_a_nack_without_a_reason_leaves_none(make: Opener) -> None:
+    q = make(**AT_ONCE)
+    q.send(b"", "k")
+    q.receive()[0].nack(reason="first")
+    q.receive()[0].nack()
+    assert told(q.status("k", 1).errors) == [(1, "first")]
+
+
+def test_a_deferred_message_keeps_its_errors(make: Opener, clock: FakeClock) -> None:
+    q = make(**AT_ONCE)
+    q.send(b"", "k")
+    q.receive()[0].nack(reason="first")
+    q.receive()[0].defer(5.0)
+    clock.advance(6.0)
+    (d,) = q.receive()
+    assert told(d.errors) == [(1, "first")]
+
+
+@pytest.mark.parametrize("end", ["rejected", "poison"])
+def test_a_dead_letter_has_them_and_a_redrive_keeps_them(make: Opener, end: str) -> None:
+    q = make(max_attempts=2, history="records", **AT_ONCE)
+    q.send(b"", "k")
+    q.receive()[0].nack(reason="first", output="page 1")
+    (d,) = q.receive()
+    if end == "rejected":
+        d.reject("no order", output="page 2")
+    else:
+        d.nack(reason="no order", output="page 2")
+    expected = [(1, "first"), (2, "no order")]
+    (dead,) = q.dead_letters()
+    assert (dead.kind, told(dead.errors), dead.output) == (end, expected, "page 2")
+    assert told(q.status("k", 1).errors) == expected
+    (record,) = q.history()
+    assert (record.outcome, told(record.errors), record.output) == (end, expected, "page 2")
+    q.redrive("k")
+    (again,) = q.receive()
+    assert (again.attempt, told(again.errors)) == (1, expected)
+    again.ack()
+    assert told(q.history()[-1].errors) == expected
+
+
+def test_history_has_the_errors_of_what_succeeded_in_the_end(make: Opener) -> None:
+    q = make(history="bodies", **AT_ONCE)
+    q.send_many([Message(b"a", key="k"), Message(b"b", key="k")])
+    q.receive(1)[0].nack(reason="busy", output="looked")
+    q.ack_many(q.receive())
+    first, second = q.history()
+    assert (first.body, told(first.errors), first.output) == (b"a", [(1, "busy")], "looked")
+    assert (second.body, second.errors, second.output) == (b"b", (), None)
+    assert first.to_dict()["errors"] == [{"attempt": 1, "at": first.errors[0].at, "error": "busy", "traceback": None}]
+
+
+def test_a_keyless_message_keeps_them_in_its_own_lane(make: Opener) -> None:
+    q = make(keyless="round_robin", **AT_ONCE)
+    q.send(b"")
+    q.receive()[0].nack(reason="first")
+    (d,) = q.receive()
+    assert (d.key, d.attempt, told(d.errors)) == (None, 2, [(1, "first")])
+
+
+def test_the_awaited_delivery_has_them(make: Opener, clock: FakeClock) -> None:
+    async def look() -> None:
+        async with strictq.open_async(":memory:", clock=clock, config=strictq.QueueConfig(**AT_ONCE)) as q:
+            await q.send(b"", "k")
+            (d,) = await q.receive()
+            with pytest.raises(ValueError, match="no paper"):
+                async with d:
+                    raise ValueError("no paper")
+            (d,) = await q.receive()
+            assert told(await d.errors()) == [(1, "ValueError: no paper")]
+            last = await d.last_error()
+            assert last is not None
+            assert "look" in str(last.traceback)
+
+    anyio.run(look)
