@@ -1,4 +1,4 @@
-"""What stands above the commands: `strictq` itself."""
+"""The top-level command `strictq`."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ NARROW_COLUMNS: Final = 52
 
 
 class Formatter(click.HelpFormatter):
-    """Leaves two thirds of the width to the texts."""
+    """A formatter that leaves two thirds of the width to the descriptions."""
 
     def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
-        """A list of names and texts."""
+        """Write a list of names and descriptions."""
         super().write_dl(rows, min(col_max, max(self.width // 3, 12)), col_spacing)
 
 
 class Context(click.Context):
-    """Makes the help as narrow as the terminal; click stops at 50 columns."""
+    """A context whose help fits narrow terminals; click's minimum is 50 columns."""
 
     formatter_class = Formatter
 
     def make_formatter(self) -> click.HelpFormatter:
-        """For a page of the help."""
+        """Return a formatter for a help page."""
         import shutil  # only help needs it
 
         columns = shutil.get_terminal_size().columns
@@ -47,11 +47,11 @@ class Group(click.Group):
     context_class = Context
 
     def list_commands(self, _: click.Context) -> list[str]:
-        """In the order of the help."""
+        """Return the commands in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
-        """Import it."""
+        """Import the command's module and return the command."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"strictq.cli.{COMMANDS[cmd_name][0]}")
@@ -60,12 +60,12 @@ class Group(click.Group):
         return found
 
     def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands."""
+        """Write the list of commands."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The commands, and what is an option of `strictq` itself."""
+        """Return completions for commands and for the options of `strictq` itself."""
         from click.shell_completion import CompletionItem
 
         named = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
@@ -90,20 +90,20 @@ def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option("--version", is_flag=True, expose_value=False, callback=_version, is_eager=True, help="Print the version and exit.")
 def root() -> None:
     """A durable message queue with strict order per key, stored in a directory."""
-    # click calls this when the command's modules are there. They stay to the end: searching them for garbage again and again,
-    # the last time when the interpreter exits, would take a sixth of the time of a short command.
+    # click calls this after importing the command's modules. They live until exit, so collecting them repeatedly, and once more
+    # at exit, would waste a sixth of the time of a short command.
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
 
 
 def run(words: list[str]) -> Any:
-    """Run one command line. Returns the exit code.
+    """Run one command line. Return the exit code.
 
     Raises:
         ModuleNotFoundError: a package that the command needs is not installed.
     """
-    # Not click's main(): Ctrl-C and a broken pipe have exit codes of their own here, and say nothing.
+    # Not click's main(): here Ctrl-C and a broken pipe print nothing and have their own exit codes.
     if instruction := os.environ.get(COMPLETE):
         from click.shell_completion import shell_complete  # a shell asks for it, and seldom
 

@@ -1,4 +1,4 @@
-"""Lines of a file, a pipe or a terminal, in pieces: what is there is handed on, and nothing waits for a piece to be full."""
+"""Lines of a file, a pipe or a terminal, in pieces. Available lines are returned at once, even if a piece is not full."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from strictq.cli._command import USAGE, Failure
 
 READ_BYTES: Final = 1 << 20
 PIECE_BYTES_MAX: Final = 16 << 20
-"""A piece ends here, however few lines it has."""
+"""A piece ends at this size, however few lines it has."""
 GZIP_MAGIC: Final = b"\x1f\x8b"
 GZIP_WINDOW: Final = 31
 
 
 class TooLong:
-    """Stands for a line that was not kept."""
+    """Stands for a line that was too long to keep."""
 
     __slots__ = ("size",)
 
@@ -35,11 +35,11 @@ Line = bytes | TooLong
 
 
 class Lines:
-    """The lines of a source, without their newlines; what is gzip in a file is unpacked.
+    """The lines of a source, without their newlines. A gzip file is decompressed.
 
     Attributes:
-        size: bytes of the source, if that is known; position: how far it was read.
-        is_packed: stdin gives gzip data, which is unpacked of a file alone.
+        size: bytes of the source, if known; position: bytes read so far.
+        is_packed: stdin has gzip data, which is only decompressed from a file.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Lines:
         Args:
             path: a file; None: stdin.
             longest: bytes; a longer line is not kept in memory.
-            waiting: entered for the opening and for each read.
+            waiting: a context manager entered while opening and during each read.
         """
         self._path = path
         self._longest = longest
@@ -97,10 +97,10 @@ class Lines:
             os.close(self._descriptor)
 
     def pieces(self, count: int) -> Iterator[list[Line]]:
-        """Lists of at most `count` lines. Shorter where the source has no more just now.
+        """Yield lists of at most `count` lines; shorter ones if the source has no more lines at the moment.
 
         Raises:
-            Damaged: the source breaks off; every whole line before that was given.
+            Damaged: the source is truncated or damaged; every complete line before was yielded.
         """
         piece: list[Line] = []
         began = self._unpacked_bytes
@@ -125,7 +125,7 @@ class Lines:
             yield piece
 
     def _lines(self) -> Iterator[list[Line]]:
-        """The whole lines that each read completed; in the end the one without a newline."""
+        """Yield the complete lines of each read; at the end, the line without a newline."""
         begun: list[bytes] = []
         size = 0
         for chunk in self._unpacked():
@@ -189,11 +189,11 @@ class Lines:
             raise Damaged(f"cannot be read on: {e.strerror}") from None
 
     def _more_is_there(self) -> bool:
-        """Would a read return at once?"""
+        """Return whether a read would return at once."""
         if self.size is not None or self._descriptor is None:
             return True
         return bool(select.select([self._descriptor], [], [], 0)[0])
 
 
 class Damaged(Exception):
-    """The source ends before its end; what was read is good."""
+    """The source is truncated or damaged. The lines that were read are valid."""

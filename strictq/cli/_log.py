@@ -1,4 +1,4 @@
-"""The log of commands that run handlers: a line each on stderr, with its time."""
+"""The log of commands that run handlers: one line per record on stderr, with its time."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ WITH_PID: Final = "%(asctime)s.%(msecs)03d [%(process)d] %(levelname)s %(message
 
 
 class LogLines(logging.Formatter):
-    """Leaves out what may steer a terminal. Only a traceback has more than one line."""
+    """Replaces characters that could control a terminal. Only a traceback has several lines."""
 
     def __init__(self, *, pids: bool) -> None:
         super().__init__(WITH_PID if pids else FORMAT, "%Y-%m-%d %H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line without a traceback."""
+        """Return the line without a traceback."""
         return super().formatMessage(record).replace("\n", "\\n")
 
     def format(self, record: logging.LogRecord) -> str:
-        """All of it."""
+        """Return the whole record."""
         return "\n".join(map(printable, super().format(record).split("\n")))
 
 
 class StderrHandler(logging.Handler):
-    """Writes to what is stderr at the time: a line that changes takes its place, and shows what is written above itself."""
+    """Writes to the current stderr, which a live status line may replace to print records above itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
@@ -37,17 +37,17 @@ class StderrHandler(logging.Handler):
             sys.stderr.write(f"{self.format(record)}\n")
             sys.stderr.flush()
         except OSError:
-            pass  # nobody reads any more
+            pass  # the reader of stderr has exited
         except Exception:
             self.handleError(record)
 
 
 def log_to_stderr(*, quiet: bool = False, pids: bool = False) -> None:
-    """Log to stderr, unless the program has set logging up itself.
+    """Log to stderr, unless the program has configured logging itself.
 
     Args:
-        quiet: warnings and errors only.
-        pids: every line has the process's id.
+        quiet: log only warnings and errors.
+        pids: add the process id to every line.
     """
     ours = logging.getLogger("strictq")
     if ours.hasHandlers() or sys.stderr is None:

@@ -23,7 +23,7 @@ Step = Callable[[Lines, int], None]
 
 @contextmanager
 def bar() -> Iterator[Step]:
-    """Bytes of the file where its size is known, else the count alone."""
+    """Show the bytes of the file if its size is known, otherwise only the count."""
     console = messages()
     times = [TimeElapsedColumn(), TimeRemainingColumn(compact=True)] if console.width >= NARROW_COLUMNS else []
     columns = [TextColumn("{task.description}"), BarColumn(bar_width=None), TaskProgressColumn(), *times]
@@ -38,7 +38,7 @@ def bar() -> Iterator[Step]:
 
 @contextmanager
 def counts(names: Sequence[str], total: int) -> Iterator[Callable[[Sequence[int]], None]]:
-    """A bar for each of several counts that all go up to `total`; what is printed on stderr meanwhile appears above them."""
+    """Show a bar for each of several counts up to `total`. Lines printed to stderr meanwhile appear above them."""
     console = messages()
     times = [TimeElapsedColumn()] if console.width >= NARROW_COLUMNS else []
     columns = [TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), *times]

@@ -1,10 +1,10 @@
-"""Worker processes: one process starts them, starts those that die again, and alone decides when they stop.
+"""Worker processes and their supervisor, which starts them, restarts those that die, and decides when they stop.
 
-Ctrl-C in a terminal goes to the whole process group, and systemd sends SIGTERM to every process of a unit, so that parent and
-children get the same stop at the same time. Only the supervisor obeys it. A child ignores stop signals, from its first
-instruction on, and obeys its line, a socket:
+Ctrl-C in a terminal goes to the whole process group, and systemd sends SIGTERM to every process of a unit, so parent and
+children get the same signal at the same time. Only the supervisor acts on it. A child ignores stop signals from its first
+instruction on, and gets its orders over a socket:
 
-    supervisor to child: a byte is a stop order; end of file means that the supervisor is gone, which is a stop order, too
+    supervisor to child: each byte is a stop order; end of file means that the supervisor has exited, and also stops the child
     child to supervisor: its totals, as JSON, before it ends
 """
 
@@ -43,10 +43,10 @@ log: Final = logging.getLogger("strictq.run")
 
 
 class StopSignals:
-    """Stop signals as something to wait for. For the main thread."""
+    """Makes stop signals something to wait for. For the main thread."""
 
     def __init__(self, *more: signal.Signals) -> None:
-        """Args: more: signals that only end a wait."""
+        """Args: more: signals that end a wait without being stop signals."""
         self._numbers = [n for n in STOPS if signal.getsignal(n) is not signal.SIG_IGN]  # as nohup and background jobs have it
         self._numbers += more
         self._before: dict[int, Any] = {}
@@ -70,7 +70,7 @@ class StopSignals:
             end.close()
 
     def install(self) -> None:
-        """Handle them, also where a module that was imported meanwhile took them."""
+        """Install the handlers, again if an imported module has replaced them."""
         for number in self._numbers:
             # A handler, not SIG_IGN: programs that this process starts would inherit that.
             signal.signal(number, _noticed)
@@ -83,7 +83,7 @@ class StopSignals:
             self._wake[1].send(b"\0")
 
     def wait(self, seconds: float | None, *lines: socket.socket) -> int:
-        """Wait until something comes, or a line can be read. Returns how many stop signals came."""
+        """Wait for a signal or a readable line. Return the number of stop signals."""
         assert self._wake is not None
         select.select([self._wake[0], *lines], [], [], seconds)
         try:
@@ -93,14 +93,14 @@ class StopSignals:
 
 
 def _noticed(_number: int, _frame: object) -> None:
-    """The wakeup descriptor has it."""
+    """Do nothing: the wakeup descriptor has received the signal."""
 
 
 class StopLine:
     """The child's end of the socket.
 
     Attributes:
-        ended: the supervisor is gone.
+        ended: the supervisor has exited.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -109,7 +109,7 @@ class StopLine:
         os.set_inheritable(descriptor, False)
 
     def orders(self) -> int:
-        """Return how many stop orders came."""
+        """Return the number of stop orders received."""
         if self.ended or not select.select([self.socket], [], [], 0)[0]:
             return 0
         try:
@@ -130,8 +130,8 @@ class Seat:
     """The place of one worker process.
 
     Attributes:
-        start_at: when the next one starts; None: one runs, or none is to run any more.
-        deaths: in a row, each soon after its start.
+        start_at: when to start the next process; None: one is running, or none should run.
+        deaths: number of consecutive deaths soon after a start.
     """
 
     number: int
@@ -143,15 +143,15 @@ class Seat:
 
 
 class Supervisor:
-    """Keeps worker processes running until a stop signal, or until one of them can't work at all.
+    """Keeps worker processes running until a stop signal, or until one of them cannot start work.
 
     Attributes:
-        totals: what the processes that ended by themselves did.
-        restarts: how often one was started again.
+        totals: the sums of the totals that processes reported at exit.
+        restarts: number of restarts.
     """
 
     def __init__(self, command: Callable[[int], Sequence[str]], processes: int) -> None:
-        """Args: command: makes the command line of a process, given the descriptor of its line."""
+        """Args: command: returns the command line of a process for the descriptor of its socket."""
         self.totals: Counter[str] = Counter(dict.fromkeys(TOTALS, 0))
         self.restarts = 0
         self._command = command
@@ -161,7 +161,7 @@ class Supervisor:
         self._code = OK
 
     def run(self) -> int:
-        """Run until all have ended. Returns the exit code."""
+        """Run until all processes have ended. Return the exit code."""
         with StopSignals(signal.SIGCHLD) as signals:
             try:
                 while True:
@@ -232,7 +232,7 @@ class Supervisor:
             log.error("%s %s; restarting in %.1f s", name, how, seconds)
 
     def _order(self) -> None:
-        """Pass a stop order on."""
+        """Forward a stop order."""
         self._orders += 1
         if self._orders == 1:
             log.info(STOPPING)
@@ -254,7 +254,7 @@ class Supervisor:
 
 
 def _totals(line: socket.socket) -> dict[str, int]:
-    """What a process that ended reported; nothing where it died."""
+    """Return the totals that a process reported; empty if it died."""
     line.setblocking(False)
     said = b""
     with suppress(OSError):  # something that it forked holds its end
@@ -268,5 +268,5 @@ def _totals(line: socket.socket) -> dict[str, int]:
 
 
 def command_line(*words: str) -> list[str]:
-    """This program, run by this interpreter."""
+    """Return a command line that runs this program with this interpreter."""
     return [sys.executable, "-P", "-m", "strictq", *words]

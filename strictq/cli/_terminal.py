@@ -1,4 +1,4 @@
-"""Terminals, with rich: imported only where there is one."""
+"""Terminal output with rich. Imported only for a terminal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from strictq.cli._render import Alarm, Block, Fine, Heading
 NARROW_COLUMNS: Final = 60
 REFRESH_PER_SECOND: Final = 2.0
 GAP_COLUMNS: Final = 3
-"""Between two columns of a table: a space of each, and the box's."""
+"""Width between two columns of a table."""
 
 
 class Terminal(Console):
-    """A rich console that leaves a broken pipe to `command`, as it leaves any other error."""
+    """A rich console that lets `command` handle a broken pipe like any other error."""
 
     def __init__(self, **options: Any) -> None:
         if os.environ.get("NO_COLOR"):
@@ -35,17 +35,17 @@ class Terminal(Console):
 
 
 def output() -> Terminal:
-    """stdout for people."""
+    """Return the console of stdout."""
     return Terminal()
 
 
 def messages() -> Terminal:
-    """stderr for people."""
+    """Return the console of stderr."""
     return Terminal(stderr=True)
 
 
 def group(blocks: Iterable[Block]) -> Group:
-    """Blocks, one below the other."""
+    """Return the blocks, one below the other."""
     return Group(*map(_block, blocks))
 
 
@@ -74,7 +74,7 @@ def _facts(pairs: Iterable[tuple[str, str]]) -> Table:
 
 
 def listing(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
-    """Rows as a table; where the terminal is too narrow for it, one below the other as names and values."""
+    """Return rows as a table; if the terminal is too narrow, as names and values below each other."""
     out = output()
     widths = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]
     if sum(widths) + GAP_COLUMNS * (len(widths) - 1) > out.width:
@@ -92,7 +92,7 @@ def listing(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
 
 
 def line(text: Callable[[], str], console: Terminal | None = None) -> AbstractContextManager[Any]:
-    """A line that changes, on stderr, and is gone in the end. What is printed on the same console meanwhile appears above it."""
+    """Show a live line on stderr and erase it at the end. Lines printed on the same console meanwhile appear above it."""
     from rich.live import Live
 
     def shown() -> RenderableType:

@@ -1,6 +1,6 @@
-"""One consumer of the demo: a process of its own, which the runner starts. One of them ends by kill -9 in a transaction.
+"""One consumer process of the demo, started by the runner. One of them is killed with kill -9 in a transaction.
 
-The end of its stdin tells it to stop. So it also stops when the runner dies, however that happens.
+It stops at the end of its stdin, and so also when the runner dies.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ POLL_SECONDS: Final = 0.2
 
 
 def digest(body: bytes) -> int:
-    """64 bits that tell two bodies apart, as SQLite stores an integer."""
+    """Return a 64-bit digest of a body, as an SQLite integer."""
     return int.from_bytes(blake2b(body, digest_size=8).digest(), "big", signed=True)
 
 
@@ -43,12 +43,12 @@ def consume(
     q: strictq.Queue, wanted: Callable[[], bool], *, name: str, batch: int, lease_seconds: float, chain: Chain | None,
     kill_after: int | None, kill_note: str,
 ) -> None:  # fmt: skip
-    """Receive batches and process each event in one transaction, as long as the consumer is wanted.
+    """Receive batches and process each event in one transaction, until stdin ends.
 
     Args:
-        batch: messages to receive at a time.
-        kill_after: die by kill -9 after so many events, unless another consumer did; None: never.
-        kill_note: the file that the consumer that dies leaves: its name, and how many messages it holds.
+        batch: messages per receive.
+        kill_after: die with kill -9 after this many events, unless another consumer did; None: never.
+        kill_note: the file in which the dying consumer writes its name and the number of messages that it holds.
     """
     done = 0
     while wanted():
@@ -73,7 +73,7 @@ def consume(
 def handle(
     message: strictq.Delivery | strictq.Job, effects: strictq.Transaction | strictq.Job, chain: Chain | None, name: str
 ) -> None:
-    """Check that an event follows the one before it, and record it, in the transaction that resolves its message."""
+    """Check that an event follows the previous one, and record it, in the transaction that resolves its message."""
     linked = True
     if chain:
         old, new = chain.links(message.json())
@@ -84,7 +84,7 @@ def handle(
 
 
 def _die_if_first(path: str, text: str) -> None:
-    """Die as by a kill -9 from outside, here in the middle of a transaction; only one consumer can make the file."""
+    """Kill this process in the middle of a transaction. Only one consumer can create the file."""
     with suppress(FileExistsError), open(path, "x", encoding="utf-8") as note:
         note.write(text)
         note.flush()
@@ -99,7 +99,7 @@ def _is_wanted() -> bool:
 
 
 def main() -> None:
-    """Entry point of the process: `python -m strictq.demo.consumer QUEUE OPTIONS`, the latter those of `consume` as JSON."""
+    """Run `python -m strictq.demo.consumer QUEUE OPTIONS`, with the options of `consume` as JSON."""
     options = json.loads(sys.argv[2])
     chain = options.pop("chain")
     os.set_blocking(0, False)

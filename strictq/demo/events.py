@@ -1,4 +1,4 @@
-"""The demo's events. They are read twice: to be sent, and to be compared with what the consumers recorded."""
+"""The demo's events. They are read twice: to send them, and to compare them with the consumers' records."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import attrs
 from strictq._keys import Key
 
 SPREAD: Final = 0.4
-"""Deviation of the logarithm of the sizes: some events take a few times as long as others."""
+"""Standard deviation of the logarithm of the sizes: some events take a few times as long as others."""
 
 
 class DemoEvent(NamedTuple):
-    """One event as it is sent; `line` is its number in the input, from 1."""
+    """One event. `line` is its number in the input, from 1."""
 
     line: int
     key: Key
@@ -24,18 +24,18 @@ class DemoEvent(NamedTuple):
 
     @property
     def size(self) -> float:
-        """How long it takes to handle, compared with others; the same at every run."""
+        """Its relative processing time; the same in every run."""
         return random.Random(self.line).lognormvariate(0.0, SPREAD)
 
 
 class Chain(NamedTuple):
-    """Two fields that tie each event of a key to the one before it: its `old` is the other's `new`."""
+    """Two fields that link each event of a key to the previous one: its `old` equals the previous event's `new`."""
 
     old: str
     new: str
 
     def links(self, row: Mapping[str, Any]) -> tuple[str, str]:
-        """What this row follows, and what the next row of its key must follow: equal values give equal texts."""
+        """Return the row's `old` and `new` values as comparable strings."""
         old, new = (json.dumps(row[field], sort_keys=True) for field in self)
         return old, new
 
@@ -45,10 +45,10 @@ class Source:
     """Events in order.
 
     Attributes:
-        name: where they come from, for people.
-        keys: how many keys they have.
-        chain: None: nothing in them ties one to the next.
-        read: begins with the first event at each call, and gives the same ones.
+        name: a description of the source.
+        keys: the number of keys.
+        chain: the fields that link events, or None.
+        read: returns the same events, from the first one, at each call.
     """
 
     name: str
@@ -61,8 +61,8 @@ class Source:
 def ledgers(count: int, keys: int, seed: int = 1) -> Source:
     """Make `count` entries of `keys` bank accounts, or of `count` accounts if that is less.
 
-    Each entry carries the balance before and after it, so a lost, doubled or swapped one shows. Every account has at least
-    one; the rest falls on few accounts mostly, as in real life.
+    Each entry has the balance before and after it, so that a lost, duplicated or swapped entry is detected. Every account has
+    at least one entry; most of the rest belong to a few accounts.
     """
     keys = min(count, keys)
 

@@ -1,4 +1,4 @@
-"""The demo's parent: starts consumers, sends the events, replaces the consumer that is killed on the way, waits for the end."""
+"""The demo's parent process: starts consumers, sends the events, replaces the killed consumer, and waits for the end."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ BY_CONSUMER: Final = "SELECT consumer, count(*), sum(attempt > 1) FROM app_demo 
 
 
 class DemoFailed(strictq.StrictqError):
-    """The demo could not be brought to its end: a consumer failed, or nothing moved any more."""
+    """The demo failed: a consumer failed, or there was no progress."""
 
 
 class Watcher(Protocol):
-    """Who is shown how it goes."""
+    """Receives the progress of a demo."""
 
     def progress(self, sent: int, processed: int) -> None:
-        """Called many times a second."""
+        """Report progress; called many times per second."""
 
     def tell(self, text: str) -> None:
-        """Something happened, one sentence."""
+        """Report an event in one sentence."""
 
 
 def run(
     source: Source, q: strictq.Queue, watch: Watcher, *, consumers: int = 4, kill: bool = True, lease_seconds: float = 2.0
 ) -> dict[str, Any]:
-    """Send the events through a new queue and verify what came of them.
+    """Send the events through a new queue and verify the result.
 
     Args:
         consumers: processes at any one time.
-        kill: one of them dies by kill -9 on the way.
-        lease_seconds: short, so that what a killed consumer held is retaken soon.
+        kill: kill one of them with kill -9.
+        lease_seconds: short, so that the messages of a killed consumer are delivered again soon.
     Returns:
         The result as plain values: docs/reference/cli.md has the fields.
     Raises:
-        DemoFailed: it did not come to its end.
-        strictq.StrictqError: the queue refused.
+        DemoFailed: the demo did not finish.
+        strictq.StrictqError: raised by the queue.
     """
     with tempfile.TemporaryDirectory(prefix="strictq-demo-", ignore_cleanup_errors=True) as place:
         options = {
@@ -85,7 +85,7 @@ def run(
 
 
 def send(q: strictq.Queue, source: Source) -> Iterator[int]:
-    """Send the events, and yield how many are sent after each batch."""
+    """Send the events. After each batch, yield the number of events sent."""
     events, sent = source.read(), 0
     while batch := list(itertools.islice(events, SEND_BATCH)):
         sent += len(q.send_many(
@@ -95,10 +95,10 @@ def send(q: strictq.Queue, source: Source) -> Iterator[int]:
 
 
 def wait_until_empty(q: strictq.Queue, source: Source, watch: Watcher, attend: Callable[[], None]) -> None:
-    """Wait until all events are processed, and call `attend` meanwhile.
+    """Wait until all events are processed; call `attend` meanwhile.
 
     Raises:
-        DemoFailed: nothing moved for STALL_SECONDS.
+        DemoFailed: there was no progress for STALL_SECONDS.
     """
     seen, moved = (0, 0), time.monotonic()
     while depth := q.stats().depth:
@@ -113,7 +113,7 @@ def wait_until_empty(q: strictq.Queue, source: Source, watch: Watcher, attend: C
 
 
 def result(q: strictq.Queue, source: Source, seconds: float) -> dict[str, Any]:
-    """Verify what was recorded. Returns what every demo prints, as plain values."""
+    """Verify the recorded events. Return the result of every demo as JSON values."""
     inside = f"the chain {source.chain.old} → {source.chain.new} in each transaction, and " if source.chain else ""
     return {
         "input": source.name, "events": source.count, "keys": source.keys, **verify.verify(source, verify.recorded(q)),
@@ -127,7 +127,7 @@ class _Member:
     """One consumer process.
 
     Attributes:
-        log: what it wrote.
+        log: its output.
         fate: "running", "finished", "killed" (by the demo) or "killed by another process".
         held: messages that it held when the demo killed it.
     """
@@ -142,7 +142,7 @@ class _Member:
         return f"{self.name} (pid {self.process.pid})"
 
     def failed(self) -> DemoFailed:
-        """The error for a consumer that ended as it should not have."""
+        """Return the error for a consumer that failed."""
         last = self.log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
         return DemoFailed(f"consumer {self.name} ended with exit code {self.process.returncode}{last and f': {last}'}")
 
@@ -151,7 +151,7 @@ class _Crew:
     """The consumer processes: starts, replaces and stops them. It touches no process that it did not start."""
 
     def __init__(self, queue: str, options: dict[str, Any], place: Path, watch: Watcher) -> None:
-        """Args: options: of `consumer.consume`; place: a directory for what they write."""
+        """Args: options: options of `consumer.consume`; place: a directory for the output."""
         self.members: list[_Member] = []
         self._queue = queue
         self._options = options
@@ -169,14 +169,14 @@ class _Crew:
         """Replace consumers that were killed.
 
         Raises:
-            DemoFailed: one ended by itself.
+            DemoFailed: a consumer exited unexpectedly.
         """
         for m in self.members.copy():
             if m.fate == "running" and m.process.poll() is not None:
                 self._replace(m)
 
     def stop(self) -> None:
-        """Stop the consumers; none is left behind, whatever happened."""
+        """Stop all consumers, also after an error."""
         os.close(self._open_end)
         os.close(self._stdin)
         deadline = time.monotonic() + STOP_SECONDS
@@ -188,10 +188,10 @@ class _Crew:
                 m.process.wait()
 
     def require_finished(self) -> None:
-        """See, after `stop`, that each ended well.
+        """Check, after `stop`, that each consumer exited cleanly.
 
         Raises:
-            DemoFailed: one did not.
+            DemoFailed: a consumer did not.
         """
         for m in self.members:
             if m.fate == "running" and m.process.returncode:
@@ -199,7 +199,7 @@ class _Crew:
             m.fate = "finished" if m.fate == "running" else m.fate
 
     def values(self, q: strictq.Queue) -> list[dict[str, Any]]:
-        """The consumers as plain values."""
+        """Return the consumers as JSON values."""
         done, retried = Counter[str](), Counter[str]()
         for name, count, again in q.query(BY_CONSUMER):  # once for each shard
             done[name] += count

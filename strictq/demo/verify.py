@@ -1,4 +1,4 @@
-"""The demo's verdict: what the consumers recorded, compared with the events. It trusts no bookkeeping of the queue."""
+"""The demo's verdict: compares the consumers' records with the events. It does not use the queue's own statistics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS: Final = (
     "unexpected",  # processed under a key that has no such event
     "broken_links",  # the consumer saw that it did not follow the event before it
 )
-"""What can be wrong with an event."""
+"""The kinds of errors."""
 
 LAST_ID: Final = "SELECT max(id) FROM app_demo"
 ROWS: Final = "SELECT key, line, digest, linked FROM app_demo WHERE id > ? AND id <= ? ORDER BY id"
@@ -38,25 +38,25 @@ class Row(NamedTuple):
 
 
 def processed(q: strictq.Queue) -> int:
-    """How many events were recorded so far; cheap enough to be asked all the time."""
+    """Return the number of events recorded so far. It is cheap enough for polling."""
     return sum(last or 0 for (last,) in q.query(LAST_ID))
 
 
 def recorded(q: strictq.Queue) -> Iterator[Row]:
-    """Everything the consumers recorded; in the order of processing within each key."""
+    """Yield every record of the consumers, in the order of processing within each key."""
     end = max((last or 0 for (last,) in q.query(LAST_ID)), default=0)
     for start in range(0, end, WINDOW_ROWS):
         yield from (Row(*values) for values in q.query(ROWS, (start, start + WINDOW_ROWS)))
 
 
 def verify(source: Source, rows: Iterable[Row]) -> dict[str, Any]:
-    """Compare, key by key, the events with what was recorded.
+    """Compare the events with the records, key by key.
 
     Args:
-        source: the events, read again from where they came.
-        rows: what was recorded, as `recorded` gives it.
+        source: the events, read again from their source.
+        rows: the records, as `recorded` yields them.
     Returns:
-        The verdict as plain values: for each of KINDS, how many events; docs/reference/cli.md has the other fields.
+        The verdict as JSON values: the number of events for each of KINDS; docs/reference/cli.md has the other fields.
     """
     sent: dict[str, dict[int, int]] = defaultdict(dict)
     for event in source.read():
@@ -78,7 +78,7 @@ def verify(source: Source, rows: Iterable[Row]) -> dict[str, Any]:
 
 
 def _wrong(sent: dict[int, int], seen: list[Row]) -> Iterator[tuple[str, int]]:
-    """What is wrong with the events of one key: kinds, each with a line number."""
+    """Yield the errors of one key: kind and line number."""
     met: set[int] = set()
     latest = 0
     for row in seen:

@@ -1,4 +1,4 @@
-"""The demo with a worker: it prepares an event, here by waiting as a fetch would, while the one before it is processed."""
+"""The demo with a worker, which prepares an event (here by waiting) while it processes the previous one."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ NAME: Final = "worker"
 def run(
     source: Source, q: strictq.Queue, watch: Watcher, *, concurrency: int = 4, fetch: float = 0.08, process: float = 0.12
 ) -> tuple[dict[str, Any], Timeline]:
-    """Send the events to a new queue, have a worker process them, and verify what came of them.
+    """Send the events to a new queue, process them with a worker, and verify the result.
 
     Args:
-        concurrency: events processed at once, each of another key.
-        fetch, process: seconds that the two handlers take for an event of the usual size.
+        concurrency: events processed in parallel, each of a different key.
+        fetch, process: seconds that the two handlers take for an event of average size.
     Returns:
-        The result as plain values, of which docs/reference/cli.md has the fields; and what the worker did when.
+        The result as JSON values, with the fields in docs/reference/cli.md; and the worker's timeline.
     Raises:
-        DemoFailed: it did not come to its end.
-        strictq.StrictqError: the queue refused.
+        DemoFailed: the demo did not finish.
+        strictq.StrictqError: raised by the queue.
     """
 
     def prepare_event(job: strictq.Job) -> float:
-        """Fetch what the event needs: here, wait."""
+        """Wait, as a download would."""
         size = job.size_hint or 1.0
         time.sleep(fetch * size)
         return size
 
     def process_event(job: strictq.Job) -> None:
-        """Check the event against the one before it, and record it; that commits with the ack."""
+        """Check the event against the previous one, and record it. The record commits with the ack."""
         time.sleep(process * job.prepared)
         handle(job, job, source.chain, NAME)
 
@@ -65,7 +65,7 @@ def run(
 
 
 def waited(timeline: Timeline) -> float:
-    """Seconds in which an event's key had its turn, and only its prepare was not done; at most what the prepare took."""
+    """Return the seconds that process waited for prepare, at most the duration of prepare."""
     total = 0.0
     free_at: dict[Any, float] = {}
     fetches = {(bar.key, bar.seq): bar for bar in timeline.bars if bar.stage == PREPARE}

@@ -1,7 +1,7 @@
-"""The files of an export: one for each shard and range of numbers, whole or not there. Imported late, with pyarrow.
+"""The files of an export, one per shard and range of numbers. A file is complete or absent. Imported late, with pyarrow.
 
-A file's name says which records it has: `history-QUEUE-SHARD-FIRST-LAST.parquet`. The ranges of a shard's files join without
-a gap, so a file that is gone from between two others is noticed; the oldest ones may be removed by whoever wants to.
+A file's name is `history-QUEUE-SHARD-FIRST-LAST.parquet`. The ranges of a shard's files are contiguous, so a missing file
+between two others is detected. The oldest files may be deleted.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ except ImportError:  # pragma: no cover - Windows
 _NAME: Final = re.compile(r"history-([0-9a-f]{32})-(\d{4})-(\d{12,19})-(\d{12,19})\.parquet")
 _UNFINISHED: Final = re.compile(r"\.export-[0-9a-f]{12}\.tmp")
 _IGNORED: Final = (".", "_")
-"""Spark, too, takes no file for data whose name begins so."""
+"""Spark also ignores files whose names start with these."""
 _METADATA: Final = b"strictq.history"
 FORMAT: Final = 1
 ROW_GROUP: Final = 100_000
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
-"""Of bodies: a row group ends where either is reached. What is not written yet is in memory."""
+"""A row group ends at either limit, because unwritten rows are in memory."""
 
 
 @attrs.frozen
 class ExportFile:
-    """One file, as it lies there.
+    """One file of an export.
 
     Attributes:
-        first, last: of the numbers that it stands for; those that were gone already when it was made included.
-        records: rows in it.
-        last_id: of its last record's message.
+        first, last: its range of numbers, including records that the queue had already deleted.
+        records: number of rows.
+        last_id: the arrival number of its last record's message.
     """
 
     path: Path
@@ -63,7 +63,7 @@ class ExportFile:
 
 @contextmanager
 def writable(path: Path) -> Iterator[None]:
-    """What the file system refuses becomes an ExportError."""
+    """Raise OSErrors as ExportError."""
     try:
         yield
     except OSError as e:
@@ -74,10 +74,10 @@ def writable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Make the directory if it is missing, and keep other exports out of it.
+    """Create the directory if it is missing, and lock it against other exports.
 
     Raises:
-        ExportError: another export is at work there, or it can't be made.
+        ExportError: another export is running there, or the directory cannot be created.
     """
     with writable(directory):
         files.make_directories(directory.parent)
@@ -102,10 +102,10 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def export_files(directory: Path, queue_id: str) -> dict[int, list[ExportFile]]:
-    """The files that are there, by shard, in order; what a killed export left unfinished is removed.
+    """Return the files by shard, in order. Delete unfinished files of a killed export.
 
     Raises:
-        ExportError: something else is there, a file is damaged or missing, or two of them overlap.
+        ExportError: the directory contains other files, a file is damaged or missing, or two files overlap.
     """
     found: dict[int, list[ExportFile]] = {}
     with writable(directory):
@@ -165,7 +165,7 @@ def _footer(queue_id: str, file: ExportFile) -> dict[str, Any]:
 
 
 class UnfinishedFile:
-    """A file in the making; a context manager that removes what was not published."""
+    """A file being written: a context manager that deletes it unless it was published."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -197,7 +197,7 @@ class UnfinishedFile:
         self._flushed = (self.records, self.bytes)
 
     def publish(self, queue_id: str, shard: int, first: int, last: int, last_id: int) -> ExportFile:
-        """Write what is left, sync it, give it its name, and sync that, too: from here on it is there for good."""
+        """Write the rest, sync, rename, and sync the directory. After this, the file is durable."""
         name = f"history-{queue_id}-{shard:04d}-{first:012d}-{last:012d}.parquet"
         file = ExportFile(self._directory / name, shard, first, last, self.records, last_id)
         if self._waiting:

@@ -1,4 +1,4 @@
-"""What the queries over a history share. Imported late, with pyspark."""
+"""Helpers of the queries over a history. Imported late, with pyspark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACCURACY: Final = 10_000
 OUTCOMES: Final = ("acked", "rejected", "poison", "expired", "dropped", "purged")
 WINDOW_SECONDS: Final = 3600.0
 ROWS_MAX: Final = 100_000
-"""Most rows of a result that is a list of the first n."""
+"""Upper bound of n for results that are lists of the first n rows."""
 KEY: Final = ("key_type", "key")
 
 
@@ -35,7 +35,7 @@ def over_time(
 
 
 def spread(percentiles: Sequence[float], accuracy: int) -> list[Column]:
-    """Aggregates of a column `seconds`."""
+    """Return aggregates of a column `seconds`."""
     validate.whole("accuracy", accuracy, 1, 1_000_000)
     if len({percentile_name(p) for p in percentiles}) != len(percentiles):
         raise InvalidArgument("the same percentile is given twice")
@@ -54,7 +54,7 @@ def percentile_name(p: float) -> str:
 
 
 def gapless(counts: DataFrame, width: int) -> DataFrame:
-    """A row, with zeros, for each window between others that has none. Reads the data once: the next window is looked up."""
+    """Add a row of zeros for each empty window between others. Reads the data once."""
     values = [name for name in counts.columns if name != "window"]
     # One array of all windows, which are few: a window function over all rows would make Spark warn of them.
     ordered = counts.agg(F.array_sort(F.collect_list(F.struct("window", *values))).alias("this"))
@@ -70,7 +70,7 @@ def gapless(counts: DataFrame, width: int) -> DataFrame:
 
 
 def window(at: str, width: int) -> Column:
-    """Where the window begins that a time is in: microseconds since 1970."""
+    """Return the start of a time's window, in microseconds since 1970."""
     micros = F.unix_micros(at)
     return (micros - F.pmod(micros, F.lit(width).cast("long"))).alias("window")
 

@@ -15,11 +15,11 @@ from ._files import ExportFile, UnfinishedFile, export_files
 from ._records import CHUNK, record_batch
 
 FILE_BYTES: Final = 512 * 1024 * 1024
-"""In memory, before compression: a file ends here if `file_records` does not end it earlier."""
+"""Bytes in memory, before compression, at which a file ends if `file_records` does not end it earlier."""
 
 
 class ExportRun:
-    """One run, of one queue to one directory, which this object holds locked."""
+    """One run from one queue to one directory, which this object keeps locked."""
 
     def __init__(self, queue: Queue, directory: Path, *, bodies: bool, forget: bool, file_records: int) -> None:
         self._queue = queue
@@ -37,7 +37,7 @@ class ExportRun:
             raise ExportError(f"{path} is of a shard that the queue does not have", str(path), hint=hints.MOVE_AWAY)
 
     def _end_of(self, shard: int, there: list[ExportFile]) -> int:
-        """The number after which to go on; what is before it is in files, or will never be."""
+        """Return the number after which to continue. Earlier records are in files, or are lost."""
         if not there:
             first = self._queue.history(shard=shard, limit=1)
             return first[0].n - 1 if first else 0
@@ -52,7 +52,7 @@ class ExportRun:
 
     @property
     def total(self) -> int:
-        """Records to come; fewer, where some are gone by now."""
+        """Return an upper bound of the number of records to export."""
         return sum(self._issued[shard] - at for shard, at in self._at.items())
 
     def run(self, on_progress: Callable[[int, int], object] | None) -> Exported:
@@ -70,7 +70,7 @@ class ExportRun:
         return Exported(self._records, tuple(self._made), self._missing, self._forgotten, dict(self._at))
 
     def _make_file(self, shard: int, tell: Callable[[], None]) -> bool:
-        """Make the next file of a shard. False: there is nothing more for one."""
+        """Write the next file of a shard. Return False if there are no more records."""
         after = self._at[shard]
         last: HistoryRecord | None = None
         with UnfinishedFile(self._directory) as unfinished:

@@ -7,16 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from .test_code_blocks import PAGES as ALL_PAGES
-from .test_code_blocks import ROOT, blocks, case
+from .test_code_blocks import PAGES, ROOT, blocks, case
 
 LINE_MAX = 99
 CODE_MAX = 80
 WHOLE_LINES = re.compile(r"\s*(\||<!--|!\[[^\]]*\]\(\S+\)$|\[[^\]]+\]: )")
 """Lines that Markdown can't fold: of tables, comments, pictures, and targets of links."""
-
-
-PAGES = [page for page in ALL_PAGES if page.name != "replication.md"]  # these two are still to be folded
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=case)
