@@ -305,7 +305,7 @@ def test_a_checkpoint_that_is_older_than_what_is_kept_is_refused(
         for kind in ("offsets", "commits"):
             for name in (f"{n}", f".{n}.crc"):
                 (old / kind / name).unlink(missing_ok=True)
-    with pytest.raises(Exception, match=r"not kept any more.*start with a new checkpoint"):
+    with pytest.raises(Exception, match=r"no longer kept.*start with a new checkpoint"):
         run(df, old, Ledger(tmp_path / "other"))
     send_chains(q, KEYS[:2], 1, first=11)
     other = Ledger(tmp_path / "other")
