@@ -351,6 +351,10 @@ OWN_CHECKPOINT: Final = Coded(
     "own_checkpoint",
     "use the query's own checkpoint, or a new one, which begins after the last acked batch",
 )
+NEW_CHECKPOINT: Final = Coded(
+    "new_checkpoint",
+    "start the query with a new checkpoint; it begins after the last batch whose ack the copy has",
+)
 ALL_COLUMNS: Final = Coded(
     "all_columns", "omit .schema(...) for all columns, or name the columns that you need, with their types"
 )

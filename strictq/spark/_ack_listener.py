@@ -86,6 +86,6 @@ def _offset(text: Any) -> dict[str, Any] | None:
         offset = json.loads(text)
     except (TypeError, ValueError):
         return None
-    if not isinstance(offset, dict) or offset.keys() != {"queue", "consumer", "after", "n", "path"}:
+    if not isinstance(offset, dict) or offset.keys() - {"history"} != {"queue", "consumer", "after", "n", "path"}:
         return None
     return offset

@@ -99,15 +99,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         options = self._options
         assert self._queue is not None
+        known = self._queue._storage.replication
+        history = {} if known is None else {"history": known.history_id}
         return {
-            "queue": self._queue.queue_id, "consumer": options.consumer, "after": after, "n": n, "path": options.path,
+            "queue": self._queue.queue_id, "consumer": options.consumer, "after": after, "n": n, "path": options.path, **history,
         }  # fmt: skip
 
     def _number(self, offset: Mapping[str, Any]) -> int:
         """The hand-out of an offset.
 
         Raises:
-            HandoutGone: it is of another queue, or of another consumer.
+            HandoutGone: it is of another queue, of another consumer, or of the original of a copy.
         """
         self._handouts()
         assert self._queue is not None
@@ -117,6 +119,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"the checkpoint is of {what} {offset.get(what)!r}, and this is {ours!r}",
                     hint=hints.OWN_CHECKPOINT,
                 )
+        known = self._queue._storage.replication
+        history = offset.get("history")
+        if history != (known and known.history_id) and (history is not None or (known is not None and known.floor_time)):
+            # What was recorded behind the copy's last segment is not in it: its numbers would come again with other messages.
+            raise HandoutGone(
+                "the checkpoint is of the queue from which this one was restored or promoted", hint=hints.NEW_CHECKPOINT
+            )
         return int(offset["n"])
 
     def initialOffset(self) -> dict[str, Any]:

@@ -315,6 +315,29 @@ def test_a_checkpoint_that_is_older_than_what_is_kept_is_refused(
     assert q.check() == []
 
 
+def test_a_copy_refuses_the_checkpoint_of_its_original(
+    spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Batches that were recorded after the last segment have numbers that the copy would give to other batches."""
+    send_chains(q, KEYS[:2], 1)
+    run(load(spark, q.path), checkpoint, ledger)
+    q.configure_replication(tmp_path / "replica", interval_seconds=0.05)
+    send_chains(q, KEYS[:2], 1, first=2)
+    run(load(spark, q.path), checkpoint, ledger)  # the original is the same queue, replicated or not
+    until(lambda: (status := q.replication()) is not None and status.segment is not None and status.lag_bytes == 0)
+    strictq.restore(tmp_path / "replica", tmp_path / "copy", alone=True)
+    with strictq.open(tmp_path / "copy", durability="full") as copy:
+        send_chains(copy, KEYS[:1], 1, first=3)
+        with pytest.raises(Exception, match="the checkpoint is of the queue from which this one was restored"):
+            run(load(spark, copy.path), checkpoint, ledger)
+        assert copy.stats().in_flight == 0
+        other = Ledger(tmp_path / "other-ledger")
+        run(load(spark, copy.path), tmp_path / "new", other)
+        assert copy.stats().depth == 0
+    send_chains(q, KEYS[:2], 1, first=3)
+    run(load(spark, q.path), checkpoint, ledger)
+
+
 def test_the_checkpoint_of_another_queue_is_refused(
     spark: SparkSession, q: Queue, ledger: Ledger, checkpoint: Path, tmp_path: Path
 ) -> None:
