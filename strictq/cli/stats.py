@@ -20,7 +20,7 @@ from strictq.cli._words import emit, short, size, span
 from strictq.cli.replicating import status_line
 
 if TYPE_CHECKING:
-    from strictq import ConsumerStatus, OpenBreaker, Stats
+    from strictq import ConsumerStatus, KeyDepth, OpenBreaker, Stats
 
 EXAMPLES: Final = """
 strictq stats orders.strictq
@@ -41,15 +41,18 @@ TOP_LANES_MAX: Final = 20_000
 class Look(NamedTuple):
     """A snapshot of a queue and its named consumers, with rates since the previous snapshot."""
 
+    title: str
     found: Stats
     consumers: list[ConsumerStatus]
+    top: list[KeyDepth] | None = None
     rates: dict[str, float] | None = None
 
     @classmethod
-    def at(cls, q: strictq.Queue) -> Look:
+    def at(cls, q: strictq.Queue, *, top: bool = False) -> Look:
         """Take a snapshot. Read the counts first: they quarantine an unreadable shard, and the rest skips it."""
         found = q.stats()
-        return cls(found, q.consumers())
+        deepest = q.top_keys(TOP_SHOWN) if top and found.lanes <= TOP_LANES_MAX else None
+        return cls(f"{printable(q.path)}: {many(q.shards, 'shard')}, durability {q.durability}", found, q.consumers(), deepest)
 
     def since(self, before: Look, seconds: float) -> Look:
         """Return this snapshot with rates since an earlier one."""
@@ -79,31 +82,42 @@ def stats(queue: Path, watch: bool, interval: float | None, count: int | None, s
     """
     if not watch and (interval is not None or count is not None):
         raise Failure("--interval and --count require --watch", USAGE)
-    with looking(queue) as q:
-        if not watch:
+    if not watch:
+        with looking(queue) as q:
             look = Look.at(q)
             if as_json:
                 emit(as_values(look))
             else:
-                show(*blocks(q, look, shards=shards))
+                show(*blocks(look, shards=shards))
             return look.code
-        code = OK
-        looks = _looks(q, interval or 2.0, count)
-        for look in _json_lines(looks) if as_json else _watch(q, looks, shards=shards):
-            code = look.code
-        return code
+    code = OK
+    looks = _looks(queue, interval or 2.0, count, top=not as_json and is_screen(sys.stdout))
+    for look in _json_lines(looks) if as_json else _watch(looks, shards=shards):
+        code = look.code
+    return code
 
 
-def _looks(q: strictq.Queue, interval: float, count: int | None) -> Iterator[Look]:
-    """Yield snapshots, `interval` seconds apart. The first has rates of 0."""
-    before, then = Look.at(q), time.monotonic()
+def _looks(path: Path, interval: float, count: int | None, *, top: bool) -> Iterator[Look]:
+    """Yield snapshots, `interval` seconds apart. The first has rates of 0.
+
+    The queue is opened for each of them: a living replica applies nothing while it is open.
+
+    Args:
+        top: with the deepest keys, where looking for them takes little.
+    """
+
+    def look() -> Look:
+        with looking(path) as q:
+            return Look.at(q, top=top)
+
+    before, then = look(), time.monotonic()
     yield before._replace(rates=dict.fromkeys(RATES, 0.0))
     looks = 1
     while count is None or looks < count:
         time.sleep(max(0.0, then + interval - time.monotonic()))
-        now, look = time.monotonic(), Look.at(q)
-        yield look.since(before, now - then)
-        before, then = look, now
+        now, after = time.monotonic(), look()
+        yield after.since(before, now - then)
+        before, then = after, now
         looks += 1
 
 
@@ -114,7 +128,7 @@ def _json_lines(looks: Iterator[Look]) -> Iterator[Look]:
         yield look
 
 
-def _watch(q: strictq.Queue, looks: Iterator[Look], *, shards: bool) -> Iterator[Look]:
+def _watch(looks: Iterator[Look], *, shards: bool) -> Iterator[Look]:
     if not is_screen(sys.stdout):
         for look in looks:
             print(line(look), flush=True)
@@ -127,14 +141,14 @@ def _watch(q: strictq.Queue, looks: Iterator[Look], *, shards: bool) -> Iterator
 
     console = output()
     plain = codecs.lookup(console.encoding).name != "utf-8"
-    watch = Watch(_title(q), plain=plain)
+    watch: Watch | None = None
     # The last screen stays.
     with Live(console=console, auto_refresh=False) as live:
         for look in looks:
+            watch = watch or Watch(look.title, plain=plain)
             watch.take(look.found, look.rates or {})
-            top = q.top_keys(TOP_SHOWN) if look.found.lanes <= TOP_LANES_MAX else None
             more = group([*_further(look, shards=shards), f"{time.strftime('%H:%M:%S')}, Ctrl-C ends it"])
-            live.update(watch.shown(look.found, top, [more], console.width), refresh=True)
+            live.update(watch.shown(look.found, look.top, [more], console.width), refresh=True)
             yield look
 
 
@@ -155,7 +169,7 @@ def _rate(consumer: ConsumerStatus) -> float:
     return query.messages_per_second if query is not None and query.state == "running" else 0.0
 
 
-def blocks(q: strictq.Queue, look: Look, *, shards: bool) -> list[Block]:
+def blocks(look: Look, *, shards: bool) -> list[Block]:
     """Return a snapshot as blocks of text."""
     found = look.found
     now = [(name.replace("_", " "), f"{getattr(found, name):,}") for name in STATES[:3]]
@@ -169,11 +183,7 @@ def blocks(q: strictq.Queue, look: Look, *, shards: bool) -> list[Block]:
     totals = [(name.replace("_", " "), f"{getattr(found, name):,}") for name in TOTALS]
     totals += [("empty receives", f"{found.empty_receive_ratio:.0%}")]
     totals += [("on disk", f"{size(found.disk_bytes)}, {size(found.wal_bytes)} of it WAL")]
-    return [Heading(_title(q)), now, Heading("since the queue was created"), totals, *_further(look, shards=shards)]
-
-
-def _title(q: strictq.Queue) -> str:
-    return f"{printable(q.path)}: {many(q.shards, 'shard')}, durability {q.durability}"
+    return [Heading(look.title), now, Heading("since the queue was created"), totals, *_further(look, shards=shards)]
 
 
 def _further(look: Look, *, shards: bool) -> list[Block]:

@@ -449,7 +449,9 @@ def test_watch_on_a_pipe_is_a_line_a_look(filled: Path, tmp_path: Path) -> None:
     code, out, err = strictq_command(tmp_path, "stats", str(filled), "--watch", "--interval", "0.1", "--count", "3")
     assert (code, err) == (0, "")
     assert len(out.splitlines()) == 3
-    assert all(re.fullmatch(r"\d\d:\d\d:\d\d ready=47 in_flight=0 .* acks/s=[\d.]+", line) for line in out.splitlines())
+    assert all(
+        re.fullmatch(r"\d\d:\d\d:\d\d ready=47 in_flight=0 .* acks/s=[\d.]+ retries/s=[\d.]+", line) for line in out.splitlines()
+    )
     code, out, err = strictq_command(tmp_path, "stats", str(filled), "-w", "--interval", "0.1", "--count", "3", "--json")
     looks = json_lines(out)
     assert [look["ready"] for look in looks] == [47] * 3

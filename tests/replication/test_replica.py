@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import shutil
 import signal
@@ -127,6 +129,21 @@ def test_a_look_sees_one_state_while_it_lasts(q: Queue, replica: Replica, home: 
         assert first.stats().ready == second.stats().ready == 1
     until_level(q, home)
     assert len(bodies(home)) == 4
+
+
+def test_a_replica_that_is_watched_goes_on(q: Queue, replica: Replica, home: Path, token: Path) -> None:
+    q.send(b"1", key="k")
+    ship_to(q, replica.address, token)
+    until_level(q, home)
+    command = [sys.executable, "-m", "strictq", "stats", home, "--watch", "--interval", "0.1", "--json"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as watching:
+        try:
+            assert watching.stdout is not None
+            assert json.loads(watching.stdout.readline())["ready"] == 1
+            q.send(b"2", key="k")
+            assert any(json.loads(line)["ready"] == 2 for line in itertools.islice(watching.stdout, 1_000))
+        finally:
+            watching.kill()
 
 
 def test_the_replica_hears_of_a_primary_that_is_idle(
