@@ -512,7 +512,7 @@ def test_a_server_that_can_not_live_is_given_up(
     monkeypatch.setattr(serving, "_PROGRAM", "import sys; sys.exit(3)")
     served = known(server, q, wait_seconds=0.0)
     os.kill(server.pid, signal.SIGKILL)
-    wait_until(lambda: "is given up" in caplog.text, "the log")
+    wait_until(lambda: "not restarting it" in caplog.text, "the log")
     assert "did not start: it ended with 3" in caplog.text
     with pytest.raises(ServerUnreachable, match="ConnectionRefusedError"):
         list(_block_client.blocks(served, q.queue_id, "etl", 1, [(0, 1, 1)]))

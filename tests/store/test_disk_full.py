@@ -182,6 +182,8 @@ def test_rounds_of_filling_and_draining_level_off(make: Callable[..., Queue], sm
         soon(q)
         grown.append(sum(file.stat().st_size for file in (small / "queue").glob("shard-*.db")))
     assert len(set(grown[-3:])) == 1, grown
+    soon(q)
+    store_of(q).tidy()
     assert (small / "queue" / "reserve").stat().st_size == reserve_file.SMALL_RESERVE_BYTES
     assert q.check() == []
 
