@@ -52,7 +52,7 @@ WORDS: Final[dict[str, str]] = {
     "give_replica": "use the directory that strictq replica receives for",
     "end_replica": "end the strictq replica process, which may be stopped or hang, and try again",
     "start_replica": "start it: strictq replica {path} --listen HOST:PORT --token-file FILE",
-    "close_looks": "end the programs that have it open with read_only=True",
+    "close_looks": "end the programs that have it open for reading",
     "not_to_restore": "promote the replica on its host: strictq promote PATH; restore needs a directory or s3://BUCKET/PREFIX",
     "use_tls": "use --certificate for the replica and tcps:// for its primary; or --plaintext in a private network",
     "certificate_of_replica": "use --authority FILE with the authority of the replica's certificate, which must name its host",

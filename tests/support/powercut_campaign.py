@@ -74,7 +74,7 @@ class Tracker:
     """Follows a journal: what the program knows at each point, and what must be durable by then."""
 
     def __init__(self, journal: Journal) -> None:
-        self.point = Point({name: Span(0, 0, 0) for name in journal.known})
+        self.point = Point({name: Span(0, 0, 0, 0) for name in journal.known})
         self._snapshots = journal.snapshots
         self._wals: dict[int, str] = {}
         for names in journal.start.directories.values():
@@ -93,14 +93,17 @@ class Tracker:
             return False
         if op.kind == "begin":
             spans.setdefault(op.name, Span()).high = op.at
+        elif op.kind == "passing":
+            spans[op.name].newest = op.at
         elif op.kind == "end":
+            spans[op.name].newest = op.at
             made = self._snapshots[op.name]
             if op.at <= 0 or made[op.at].digest != made[op.at - 1].digest:  # else it wrote nothing, and so synced nothing
                 spans[op.name].low = op.at
         elif op.kind == "sync" and op.file in self._wals:
             span = spans.get(self._wals[op.file])
             if span is not None:
-                span.durable = max(span.durable, span.low)
+                span.durable = max(span.durable, span.newest)
         elif op.kind == "event":
             self.point.events = op.at
         elif op.kind in ("opened", "ready", "last"):

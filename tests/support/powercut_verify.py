@@ -33,6 +33,8 @@ class Span:
     low: int = -1
     high: int = -1
     durable: int = -1
+    newest: int = -1
+    """The last one whose commit returned."""
 
 
 @attrs.define
