@@ -228,13 +228,16 @@ class Shard:
         if not self._full:
             return self.drain(claim, seconds)
 
+        suspects = 0
+
         def operation(tx: Tx) -> T:
+            nonlocal suspects
             if self._suspects is None:
                 self._suspects = tx.run(SHARD.read_meta, ("suspects",)).get or 0
+            suspects = self._suspects  # another thread may open the shard again before this one has its result
             return claim(tx)
 
         result = self.drain(operation, seconds, synced=False)
-        suspects = self._suspects
         if suspects and any(row[ID] <= suspects for row in leased(result)):
             self.sync()
         return result
