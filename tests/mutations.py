@@ -225,6 +225,13 @@ MUTATIONS = [
         "tests/store/test_wake.py",
     ),
     _store(
+        "no token of a lease that a failed sync lost is issued again",
+        "commit/checkpoint.py",
+        "        db.execute(SHARD.skip_tokens, (TOKENS_SKIPPED,))\n",
+        "",
+        "tests/faults/test_faults.py::test_what_a_failed_sync_lost_gives_no_token_a_second_time",
+    ),
+    _store(
         "commits are synced again after one that was not",
         "commit/writer.py",
         "        if not self.syncs:\n            self._sync_commits(db, True)\n        db.execute",

@@ -224,6 +224,10 @@ SELECT rootpage FROM sqlite_schema WHERE name IN ('counter', 'inbox', 'journal')
 -- writer: the first write of an epoch. Takes epoch, time_offset.
 UPDATE counter SET epoch = ?, time_offset = ?;
 
+-- name: skip_tokens
+-- checkpoint: after a failed sync. Takes how many.
+UPDATE counter SET last_token = last_token + ?;
+
 -- name: read_meta
 -- shard, writer and catalog: one value of what the shard belongs to. Takes name. Index: primary key.
 SELECT value FROM meta WHERE name = ?;

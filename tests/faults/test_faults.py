@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -245,6 +246,33 @@ def test_a_process_that_dies_between_a_failed_sync_and_its_repair_leaves_it_to_t
     found = bodies(place, journal, clock)
     assert found.count(b"after") == 1 + others
     assert found.count(b"before") == 1
+
+
+def test_what_a_failed_sync_lost_gives_no_token_a_second_time(place: Path) -> None:
+    """A lease is not synced, a sync fails, the kernel drops what it could not write, and the process dies."""
+    clock = FakeClock()
+    with recording(fresh(place), clock) as journal:
+        home = journal.root / PLACE
+        queue = strictq.open(home, clock=clock)
+        queue.send(b"body", "k")
+        (wal,) = home.rglob("*.db-wal")
+        on_disk = wal.read_bytes()
+        (lost,) = queue.receive()
+        journal.fault = Plan("sync", 1, 1, "-wal")
+        with pytest.raises(OutcomeUnknown):
+            queue.send(b"unknown", "k")
+        journal.fault = None
+        journal.recording = False
+        after = place / "after"
+        shutil.copytree(home, after, ignore=shutil.ignore_patterns("*-shm"))
+        (after / wal.relative_to(home)).write_bytes(on_disk)
+        store_of(queue).die()
+    with quiet(clock), strictq.open(after, clock=clock, create=False) as queue:
+        (again,) = queue.receive()
+        assert (again.body, again.attempt) == (b"body", 1), "the lease was lost"
+        assert again.token > lost.token
+        again.ack()
+        assert queue.check() == []
 
 
 def test_a_failed_sync_of_the_boot_before_is_over(place: Path) -> None:

@@ -245,7 +245,17 @@ def test_every_statement_can_be_prepared(db: apsw.Connection) -> None:
         for name in block.names():
             if name not in {"integrity", "schema"}:
                 assert plan(db, getattr(block, name)) is not None
-    for name in ("read_counter", "write_counter", "set_epoch", "read_meta", "write_meta", "add_total", "rare_totals", "has_meta"):
+    for name in (
+        "read_counter",
+        "write_counter",
+        "set_epoch",
+        "skip_tokens",
+        "read_meta",
+        "write_meta",
+        "add_total",
+        "rare_totals",
+        "has_meta",
+    ):
         assert plan(db, getattr(SHARD, name)) is not None
 
 

@@ -30,6 +30,8 @@ ROOM_BYTES: Final = 8 << 20
 WAL_GROWTH: Final = 3
 """How many times that size a WAL may reach before writers wait for its checkpoint."""
 PAGE_BYTES: Final = 4096
+TOKENS_SKIPPED: Final = 1 << 24
+"""After a failed sync: more than are issued between two syncs, and 65,536 of these fit into a boot's tokens."""
 
 
 class WalHost(Protocol):
@@ -159,6 +161,8 @@ class ShardWal:
 
         What lies behind the newest commit is dropped: a commit whose sync failed may be whole there, and a power cut would bring
         it back after readers saw that it had not happened.
+
+        Commits may be lost: leases among them, whose tokens are never issued again.
         """
         assert self._path is not None
         failure = self._host.suspects(self._shard)
@@ -170,6 +174,9 @@ class ShardWal:
                 layout.rewrite_wal(self._path, wal_file.end_of(self._path, self._synced, self._mark, marked))
         except OSError as e:
             raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self._shard, cause=e) from e
+        db.execute("BEGIN IMMEDIATE")
+        db.execute(SHARD.skip_tokens, (TOKENS_SKIPPED,))
+        db.execute("COMMIT")
         self._writer.trust()
         self._host.trust(self._shard, failure)
 
