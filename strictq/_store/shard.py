@@ -36,6 +36,8 @@ from .topology import Range
 T = TypeVar("T")
 
 DRAIN_TRIES: Final = 3
+OUTLOOK_SECONDS: Final = 0.1
+"""So long a receive waits for other threads to learn from the writer's memory what is ready."""
 CHECKPOINT_WAIT_SECONDS: Final = 0.1
 """So long a checkpoint waits for the write lock of its shard where others may need one, too."""
 
@@ -325,15 +327,21 @@ class Shard:
         return self.glance(look)
 
     def hot_outlook(self, newest: tuple[int, int]) -> tuple[bool, int]:
-        """Return whether a hot lane may be ready, and the time before which no lease of theirs ends. Waits for no transaction.
+        """Return whether a hot lane may be ready, and the time before which no lease of theirs ends.
+
+        It waits a little for other threads of this process: to learn all that its own memory knows costs far more.
 
         Args:
             newest: the last rows of the logs.
         """
-        assert self.hot is not None
-        if self.hot.is_behind(*newest):
-            return self._glances.hot_outlook()
-        return self.hot.looks_ready, self.hot.next_deadline
+        hot = self.hot
+        assert hot is not None
+        if not hot.is_behind(*newest):
+            return hot.looks_ready, hot.next_deadline
+        if not self._writer.is_inside:
+            with suppress(StoreBusy):
+                return self._writer.read(hot.outlook, OUTLOOK_SECONDS)
+        return self._glances.hot_outlook()
 
     def newest(self) -> int:
         """The newest arrival number."""

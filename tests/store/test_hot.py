@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from contextlib import suppress
@@ -18,13 +19,16 @@ import pytest
 
 import strictq
 from strictq import Message, QueueConfig
+from strictq._sql import HOT as hot_sql
+from strictq._store import shard as shard_module
+from strictq._store.commit import writer
 from strictq._store.commit.calls import bound
 from strictq._store.commit.tx import Totals, Tx
 from strictq._store.hot import cooling
 from strictq._store.hot.memory import Memory, decoded_keys, encoded_keys
 from strictq._store.lanes.leases import ID
 from strictq.testing import FakeClock
-from tests.support.internals import shard_of, store_of
+from tests.support.internals import connection_of, shard_of, store_of
 
 KEYS = ["a", "b", b"c", 4, "e" * 300]
 HOT = QueueConfig(hot_lanes=True, retry_delay_seconds=0.0, max_attempts=None)
@@ -321,7 +325,8 @@ class Walk:
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("acts", [WARM, ACTS, [*WARM * 4, *ACTS]], ids=["warm", "all", "mixed"])
-def test_every_memory_agrees(queue_path: str, acts: list[str], seed: int, shards: int) -> None:
+def test_every_memory_agrees(queue_path: str, acts: list[str], seed: int, shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "CATCH_UP_MAX", 2_000 if seed % 2 else 3)
     walk = Walk(queue_path, seed, shards, acts)
     for n in range(250):
         walk.step()
@@ -346,6 +351,43 @@ def test_rows_that_were_cut_before_a_memory_had_any(queue_path: str) -> None:
         require_agreement(q, other)
         assert [m.body for m in other.peek("a")] == [b"59"]
         assert [d.body for d in other.receive(10)] == [b"59"]
+
+
+def test_what_others_wrote_is_learned_before_the_write_lock_is_taken(queue_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "CATCH_UP_MAX", 10)
+    with strictq.open(queue_path, config=HOT, shards=1) as q, strictq.open(queue_path) as other:
+        q.send(b"", key="a")
+        statements: list[str] = []
+        connection_of(q).trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: statements.append(event["sql"]))
+        for n, learns in ((10, False), (11, True)):
+            other.send_many([Message(b"", key="b")] * n)
+            statements.clear()
+            q.send(b"", key="b")
+            arrivals = statements.index(hot_sql.arrivals)
+            begins = [at for at, sql in enumerate(statements) if sql == "BEGIN IMMEDIATE"]
+            assert [at < arrivals for at in begins] == ([True, False] if learns else [True])
+            assert ("ROLLBACK" in statements[:arrivals]) == learns
+        require_agreement(q, other)
+
+
+def test_a_receive_beside_a_thread_that_commits_learns_from_its_memory(queue_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another memory would have to learn all that this one knows: hundreds of milliseconds, beside busy threads."""
+    monkeypatch.setattr(shard_module, "OUTLOOK_SECONDS", 60.0)
+    with strictq.open(queue_path, config=HOT, shards=1) as q:
+        looking = threading.Event()
+        glance = shard_of(q).glance
+        monkeypatch.setattr(shard_of(q), "glance", lambda *args: (glance(*args), looking.set())[0])
+        got: list[int] = []
+        thread = threading.Thread(target=lambda: got.append(len(q.receive(10))))
+        with q.transaction(key="a") as tx:
+            tx.send(b"", key="a")
+            thread.start()
+            assert looking.wait(60.0)
+        thread.join(60.0)
+        assert got in ([0], [1])
+        shadows = shard_of(q)._glances._shadows
+        assert shadows is not None
+        assert shadows._memory.rebuilds == 0
 
 
 def test_what_an_undone_transaction_counted_is_forgotten(queue_path: str) -> None:
@@ -536,6 +578,9 @@ def test_interrupts_between_any_two_statements(queue_path: str, seed: int) -> No
 _PROGRAM = """
 import random, sys
 import strictq
+from strictq._sql import HOT as hot_sql
+from strictq._store import shard as shard_module
+from strictq._store.commit import writer
 from strictq._store.commit.calls import bound
 from strictq._store.commit.tx import Totals, Tx
 from strictq._store.hot import cooling

@@ -83,6 +83,9 @@ class Host(Protocol):
 # the caller, `held` says whether the lock was taken. An ordinary call may be interrupted between taking it and telling.
 _WAIT: Final = (True,)
 
+CATCH_UP_MAX: Final = 2_000
+"""Rows that other processes wrote, and that this one learns under the write lock."""
+
 _UNSURE: Final = (apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.NoMemError)
 """After these the page cache may say what the disk does not."""
 _DISTRUST: Final = (*_UNSURE, apsw.CorruptError, apsw.NotADBError, *NONSENSE)
@@ -331,18 +334,12 @@ class Writer:
         db = self._db
         if db is None or db.in_transaction or self._suspects(self._shard):
             db = self._connection()
+        hot = self._hot
         try:
-            if self._grouped:
-                self._begin_at_full(db, synced)
-            else:
-                db.execute("BEGIN IMMEDIATE")
-        except BaseException as e:
-            raise self._undo(e) from None
-        try:
+            self._begin_write(db, synced)
+            totals = Totals.read(db) if hot is None else hot.begin(db, CATCH_UP_MAX) or self._catch_up(db, hot, synced)
             before = db.total_changes()
             self._in_vain = False
-            hot = self._hot
-            totals = Totals.read(db) if hot is None else hot.begin(db)
             if totals.config_version != host.settings[1]:
                 self._require_range(db)
                 self._agree_on_config(db, totals)
@@ -355,8 +352,20 @@ class Writer:
         except BaseException as e:
             raise self._undo(e) from None
 
-    def _begin_at_full(self, db: apsw.Connection, synced: bool) -> None:
-        """BEGIN a transaction whose commit is synced: if it has to be, or if too many before it were not."""
+    def _catch_up(self, db: apsw.Connection, hot: Memory, synced: bool) -> Totals:
+        """Learn what other processes wrote while they go on writing, and the rest of it under the write lock."""
+        db.execute("ROLLBACK")
+        in_read_transaction(db, hot.outlook)
+        self._begin_write(db, synced)
+        totals = hot.begin(db)
+        assert totals is not None
+        return totals
+
+    def _begin_write(self, db: apsw.Connection, synced: bool) -> None:
+        """BEGIN a transaction. At "full" its commit is synced: if it has to be, or if too many before it were not."""
+        if not self._grouped:
+            db.execute("BEGIN IMMEDIATE")
+            return
         host, shard = self._host, self._shard
         if not synced and host.unsynced(shard) < UNSYNCED_MAX:
             if self.syncs:
@@ -558,9 +567,14 @@ class Writer:
         if self._closed:
             raise QueueClosed("the queue is closed")
 
+    @property
+    def is_inside(self) -> bool:
+        """Has this thread a transaction of the shard open?"""
+        return is_mine(self._owner)
+
     def require_outside(self) -> None:
         """Refuse what can't be done while this thread is inside a transaction of the shard: it would wait for itself."""
-        if is_mine(self._owner):
+        if self.is_inside:
             raise InvalidArgument("this is inside a transaction on the same shard", hint=hints.USE_TRANSACTION)
 
     def _taken(self, held: list[bool], seconds: float) -> None:

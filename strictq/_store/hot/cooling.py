@@ -15,7 +15,7 @@ from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_rows
 from ..lanes import resolution
 from ..lanes.leases import ID
-from .memory import COOL, Entry, HotLane, Memory, encoded_keys
+from .memory import COOL, ENTRY_HI, ENTRY_ID, HotLane, Memory, encoded_keys
 
 WINDOW: Final = 16_384
 """Rows of the inbox behind which lanes cool."""
@@ -134,13 +134,13 @@ def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int, known: Seq
     told = [lane.key for lane in known]
     hot.seen += 1
     tx.run(HOT.insert_event, (hot.seen, COOL, tx.now, hot.top, len(keys), 0, upto, 0, 0, None, encoded_keys([*keys, *told])))
-    hot.events.append(Entry(hot.seen, COOL, tx.now, 0, hot.top if keys or told else upto))
+    hot.events.append((hot.seen, COOL, tx.now, 0, hot.top if keys or told else upto))
     hot.cool(keys, upto, told)
     if upto:
         tx.run(HOT.cut_inbox, (upto,))
         cut = 0
-        while len(hot.events) > 1 and hot.events[0].hi <= upto:
-            cut = hot.events.popleft().id
+        while len(hot.events) > 1 and hot.events[0][ENTRY_HI] <= upto:
+            cut = hot.events.popleft()[ENTRY_ID]
         if cut:
             tx.run(HOT.cut_journal, (cut,))
     tx.dirty = True  # the counter row includes what was cut

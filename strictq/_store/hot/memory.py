@@ -11,6 +11,7 @@ cleared after the COMMIT. Where it is found set, by an error, an interrupt or a 
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_right
 from collections import deque
@@ -159,19 +160,10 @@ class HotLane:
         )  # fmt: skip
 
 
-class Entry(NamedTuple):
-    """A row of the journal, without its data.
-
-    Attributes:
-        messages: how many it is about.
-        hi: the highest row of the inbox that it is about.
-    """
-
-    id: int
-    kind: int
-    at: int
-    messages: int
-    hi: int
+# A row of the journal without its data. A plain tuple of numbers: the garbage collector does not look at it again.
+Entry = tuple[int, int, int, int, int]
+"""Its id, kind and time, how many messages it is about, and the highest row of the inbox that it is about."""
+ENTRY_ID, ENTRY_HI = 0, 4
 
 
 class Memory:
@@ -220,11 +212,17 @@ class Memory:
 
     # ---- agreeing with the tables
 
-    def begin(self, db: apsw.Connection) -> Totals:
-        """Learn what other processes wrote, and return the totals that a write transaction begins with."""
+    def begin(self, db: apsw.Connection, most: float = math.inf) -> Totals | None:
+        """Learn what other processes wrote, and return the totals that a write transaction begins with.
+
+        Args:
+            most: how many rows of the logs to learn. Returns None, and learns nothing, if there may be more.
+        """
         newest = db.execute(HOT.newest).get
         totals, self.totals = self.totals, None
         if totals is None or self.unsure or newest != (self.seen, self.top, self.gate):
+            if self._lag(*newest) > most:
+                return None
             totals = Totals.read(db)
             self._agree(db, totals, *newest)
         totals.dead_letters = totals.rejected = totals.redriven = 0
@@ -254,11 +252,20 @@ class Memory:
         totals.acks += self._acks
         totals.ack_rate, totals.ack_rate_at = self._rate, self._rate_at
 
+    def _lag(self, seen: int, top: int, _gate: int) -> int:
+        """How many rows it is behind, at most."""
+        return seen + top - (0 if self.unsure else self.seen + self.top)
+
     def forget_numbers(self) -> None:
         """What is known of rows of `lane` may not be true any more."""
         self.tails.clear()
         for lane in self.lanes.values():
             lane.number = 0
+
+    def outlook(self, db: apsw.Connection) -> tuple[bool, int]:
+        """Return whether a lane is ready, as of this read transaction, and the time before which no lease of theirs ends."""
+        self.agree(db, Totals.read(db))
+        return self.head() is not None, self.next_deadline
 
     def undone(self, db: apsw.Connection) -> None:
         """An operation of a group was undone, in a transaction that goes on."""
@@ -290,10 +297,10 @@ class Memory:
             if kind == COOL:
                 keys = decoded_keys(data)
                 self.cool(keys[:count], deadline, keys[count:])
-                self.events.append(Entry(id_, kind, at, 0, before))
+                self.events.append((id_, kind, at, 0, before))
             else:
                 claim = Claim(token, at, deadline, started, bool(charged), consumer or "")
-                self._happened(Entry(id_, kind, at, count, 0), claim, array("q", data))
+                self._happened(id_, kind, claim, array("q", data))
         while arrival is not None:
             self._arrived(arrival)
             arrival = next(arrivals, None)
@@ -308,7 +315,7 @@ class Memory:
         lane.seq = row[SEQ]
         self.arrive([(lane, row)])
 
-    def _happened(self, event: Entry, claim: Claim, ids: array[int]) -> None:
+    def _happened(self, event: int, kind: int, claim: Claim, ids: array[int]) -> None:
         """A row of the journal: its messages are grouped lane by lane. What belonged to lanes that have cooled is left out."""
         groups: dict[HotLane, set[int]] = {}
         known = self.ids
@@ -318,18 +325,18 @@ class Memory:
                 groups.setdefault(lane, set()).add(i)
         picked = [(lane, [row for row in lane.rows if row[ID] in some]) for lane, some in groups.items()]
         if any(len(rows) != len(groups[lane]) for lane, rows in picked):
-            raise StoreCorrupt(f"row {event.id} of its journal names messages that are resolved", shard=self._shard)
-        self.events.append(event._replace(hi=max(ids)))
-        if event.kind == CLAIM:
+            raise StoreCorrupt(f"row {event} of its journal names messages that are resolved", shard=self._shard)
+        self.events.append((event, kind, claim.at, len(ids), max(ids)))
+        if kind == CLAIM:
             for lane, rows in picked:
                 if lane.lease is not None or rows[-1] is not lane.rows[len(rows) - 1]:
-                    raise StoreCorrupt(f"row {event.id} of its journal leases messages twice", shard=self._shard)
+                    raise StoreCorrupt(f"row {event} of its journal leases messages twice", shard=self._shard)
             self.lease(picked, claim)
-        elif event.kind == ACK:
-            self.ack(picked, event.at)
-        elif event.kind == START:
+        elif kind == ACK:
+            self.ack(picked, claim.at)
+        elif kind == START:
             self.start([(lane, row[SEQ]) for lane, rows in picked for row in rows])
-        elif event.kind == EXTEND:
+        elif kind == EXTEND:
             self.extend([lane for lane, _ in picked], claim.deadline)
         else:
             self.release([lane for lane, _ in picked])
@@ -341,28 +348,30 @@ class Memory:
         self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
         new: list[Entry] = []
         for event in reversed(self.events):
-            if event.id <= journal_top:
+            if event[ENTRY_ID] <= journal_top:
                 break
             new.append(event)
         for event in reversed(new):
             self._count(event)
 
     def _count(self, event: Entry) -> None:
-        if event.kind == CLAIM:
-            self._receives += event.messages
+        _, kind, at, messages, _ = event
+        if kind == CLAIM:
+            self._receives += messages
             self._claims += 1
-        elif event.kind == ACK:
-            self._acks += event.messages
-            self._rate, self._rate_at = add_acks(self._rate, self._rate_at, event.at, event.messages)
+        elif kind == ACK:
+            self._acks += messages
+            self._rate, self._rate_at = add_acks(self._rate, self._rate_at, at, messages)
 
     def note(self, event: Entry, totals: Totals) -> None:
         """A row of the journal was written by this process. The totals of its transaction include it."""
         self.events.append(event)
-        if event.kind == CLAIM:
-            self._receives += event.messages
+        _, kind, _, messages, _ = event
+        if kind == CLAIM:
+            self._receives += messages
             self._claims += 1
-        elif event.kind == ACK:
-            self._acks += event.messages
+        elif kind == ACK:
+            self._acks += messages
             self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
 
     def counted(self, db: apsw.Connection, totals: Totals) -> None:

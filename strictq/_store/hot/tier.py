@@ -14,7 +14,7 @@ from typing import Any, Final
 from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_rows
 from ..lanes.leases import BODY, ID, SEQ, Row, Settlement
-from .memory import ACK, CLAIM, EXTEND, RELEASE, START, Claim, Entry, HotLane, HotLease, Memory
+from .memory import ACK, CLAIM, EXTEND, RELEASE, START, Claim, HotLane, HotLease, Memory
 
 _SEQ_OF: Final = itemgetter(SEQ)
 INSERTS: Final = repeated(HOT.insert_plain, 128, 16, 4, 1)
@@ -218,4 +218,4 @@ def _note(tx: Tx, hot: Memory, kind: int, ids: array[int], claim: Claim | None =
         (hot.seen, kind, tx.now, hot.top, count, token, deadline, before, charged, consumer, ids.tobytes()),
     )
     tx.hot_changes += 1
-    hot.note(Entry(hot.seen, kind, tx.now, count, max(ids)), tx.totals)
+    hot.note((hot.seen, kind, tx.now, count, max(ids)), tx.totals)
