@@ -25,7 +25,7 @@ StrictqError                     .transient  .hint
 ├── TargetUnavailable                the replication target cannot be read or written; the queue is unharmed
 ├── ReplicaGap                       segments of a replica are missing or damaged; nothing was changed
 ├── Diverged                         the target has data that this queue does not have; nothing was overwritten
-├── Fenced                           the replica was promoted, or is in a later term; nothing was shipped
+├── Fenced                           the replica was promoted, or is in a later term; nothing was shipped or changed
 ├── PrimaryAlive                     the replica's primary was heard of a moment ago; nothing was promoted
 └── StoreError                       .shard  .cause
     ├── StoreBusy                    timed out waiting for the write lock; nothing was changed
@@ -33,6 +33,7 @@ StrictqError                     .transient  .hint
     ├── StoreCorrupt                 the file is missing or damaged; the shard is quarantined
     ├── SchemaMismatch               the file was written by a newer strictq; nothing was changed
     └── OutcomeUnknown               the COMMIT failed; it may or may not have taken effect
+        └── NotConfirmed             committed here, but the replica did not confirm it: a promotion may lose it
 ```
 """
 
@@ -336,6 +337,8 @@ class Diverged(StrictqError):
 class Fenced(StrictqError):
     """The replica was promoted, or is in a later term of this history. Nothing was shipped.
 
+    In confirmed mode every write of the old primary is refused with this error, and nothing is changed.
+
     Attributes:
         term: the replica's term.
     """
@@ -420,3 +423,18 @@ class OutcomeUnknown(StoreError):
 
     transient = True
     hint = hints.OUTCOME_UNKNOWN
+
+
+class NotConfirmed(OutcomeUnknown):
+    """In confirmed mode: it is committed in this queue, but the replica did not confirm it in time.
+
+    If the replica is promoted, it may be lost; otherwise it stays. A receive returned its leases. Repeat the call as after
+    OutcomeUnknown: the repetition waits for the replica again. No shard was closed.
+    """
+
+    hint = hints.NOT_CONFIRMED
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        StrictqError.__init__(self, message, hint=hint)
+        self.shard = -1
+        self.cause = None

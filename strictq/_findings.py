@@ -417,6 +417,7 @@ class Promoted(Report):
         silent_seconds: how long ago that was. What the primary committed meanwhile was not shipped.
         missing_segments: received of a later state that did not arrive whole, and is given up.
         alive: the primary was heard of so recently that it may live.
+        confirmed: the primary was in confirmed mode when it was heard of last: every call that returned there is in this state.
     """
 
     path: str
@@ -429,3 +430,4 @@ class Promoted(Report):
     silent_seconds: float | None
     missing_segments: int
     alive: bool
+    confirmed: bool

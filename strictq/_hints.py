@@ -74,6 +74,11 @@ OUTCOME_UNKNOWN: Final = Coded(
     "outcome_unknown",
     "repeat the call: a repeated ack is safe under the same token, a repeated send under the same dedup_id",
 )
+NOT_CONFIRMED: Final = Coded(
+    "not_confirmed",
+    "check the replica and the network; then repeat the call: a repeated ack is safe under the same token, a repeated send "
+    "under the same dedup_id",
+)
 TARGET_UNAVAILABLE: Final = Coded(
     "target_unavailable",
     "check that the directory exists, is mounted and is writable, or that the store is reachable; shipping then resumes",
@@ -142,6 +147,20 @@ PUT_IN_SERVICE: Final = Coded(
 )
 POINTS_ARE: Final = Coded("points_are", "list the states that can be restored: `strictq replicas {target} --points`")
 CHOOSE_CUT: Final = Coded("choose_cut", "choose one by its number: cut={cut}")
+CONFIRMING_TARGET: Final = Coded(
+    "confirming_target", "check the replica and the network; acks are still committed here, and writes resume when it answers"
+)
+CONFIRMS_NOT: Final = Coded(
+    "confirms_not", "use a store that honours conditional writes, a directory or a living replica; or mode='async'"
+)
+UNFENCE: Final = Coded(
+    "unfence",
+    "stop writing to this queue: its replica has taken its place; or use force=True, and both hand out the same messages",
+)
+LEAVE_CONFIRMED: Final = Coded(
+    "leave_confirmed",
+    "start the replica, so that it learns of this; or use force=True: a promotion of that replica may then lose messages",
+)
 CONFIGURE_AGAIN: Final = Coded("configure_again", "call q.configure_replication() again, with this or another target")
 AGAIN_FROM_NEWER: Final = Coded("again_from_newer", "run it again; it will start from a newer base")
 

@@ -161,7 +161,7 @@ class Operations:
     def configure_replication(
         self, target: str | os.PathLike[str], mode: Any, *, interval_seconds: float, max_lag_bytes: int, keep_seconds: float,
         key_file: str | os.PathLike[str] | None, token_file: str | os.PathLike[str] | None,
-        authority: str | os.PathLike[str] | None, plaintext: bool,
+        authority: str | os.PathLike[str] | None, plaintext: bool, timeout_seconds: float,
     ) -> ReplicationStatus:  # fmt: skip
         storage = self._open(writing=True)
         from .replication import settings  # only queues that have a replica need it
@@ -173,17 +173,18 @@ class Operations:
             settings.file_path("key_file", key_file, hints.KEY_FILE),
             settings.file_path("token_file", token_file, hints.TOKEN_FILE),
             settings.file_path("authority", authority),
+            timeout_seconds=validate.microseconds("timeout_seconds", timeout_seconds, minimum=0.001) / MICROSECONDS,
         )
         settings.configure(storage, target, mode, wanted, plaintext=bool(plaintext))
         found = storage.replication_status()
         assert found is not None
         return found
 
-    def detach(self) -> bool:
+    def detach(self, *, force: bool) -> bool:
         storage = self._open(writing=True)
         from .replication import settings
 
-        return settings.detach(storage)
+        return settings.detach(storage, force=bool(force))
 
     def replication(self) -> ReplicationStatus | None:
         return self._open(writing=False).replication_status()

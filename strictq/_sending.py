@@ -10,7 +10,7 @@ from typing import Any
 from . import _hints as hints
 from . import _validate as validate
 from ._config import QueueConfig
-from ._errors import InvalidArgument, PartialFailure, StrictqError
+from ._errors import InvalidArgument, NotConfirmed, PartialFailure, StrictqError
 from ._keys import Key, encode_key, keyless_by_hash, keyless_lane
 from ._store.api import Item, Sent, Storage, require_valid
 from ._types import Body, Message, Receipt
@@ -101,18 +101,19 @@ class Sending:
             groups.setdefault(owners[item[0]], []).append(i)
         results: list[Any] = [None] * len(items)
         failed: StrictqError | None = None
-        for shard, places in groups.items():
-            try:
-                sent = storage.send(shard, [items[i] for i in places], config)
-            except StrictqError as e:
-                failed = e
-                for i in places:
-                    results[i] = e
-                continue
-            for i, s in zip(places, sent, strict=True):
-                results[i] = s
+        try:
+            with storage.confirmed_together():
+                for shard, places in groups.items():
+                    try:
+                        sent: list[Any] = storage.send(shard, [items[i] for i in places], config)
+                    except StrictqError as e:
+                        failed, sent = e, [e] * len(places)
+                    for i, s in zip(places, sent, strict=True):
+                        results[i] = s
+        except NotConfirmed as e:
+            failed, results = e, [r if isinstance(r, StrictqError) else e for r in results]
         if failed is not None:
-            if len(groups) == 1:
+            if all(r is failed for r in results):
                 raise failed
             raise PartialFailure("some shards rejected their messages", results) from failed
         return results

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from . import _hints as hints
 from . import _validate as validate
-from ._errors import InvalidArgument, LeaseLost, PartialFailure, StoreError, StrictqError
+from ._errors import InvalidArgument, LeaseLost, NotConfirmed, PartialFailure, StoreError, StrictqError
 from ._keys import is_keyless, shared_key
 from ._leased import (
     ACKED,
@@ -237,14 +237,19 @@ class Settling:
         for entry in work:
             by_shard.setdefault(entry[0]._origin.shard, []).append(entry)
         trouble: dict[LeaseState, Any] = {}
-        for shard, entries in by_shard.items():
-            try:
-                outcomes = act(shard, [batch for _, batch in entries])
-            except StoreError as e:
-                trouble.update((lease, e) for lease, _ in entries)
-                continue
-            if any(outcomes):
-                trouble.update((lease, lost) for (lease, _), lost in zip(entries, outcomes, strict=True) if lost)
+        try:
+            with self._storage.confirmed_together():
+                for shard, entries in by_shard.items():
+                    try:
+                        outcomes = act(shard, [batch for _, batch in entries])
+                    except StoreError as e:
+                        trouble.update((lease, e) for lease, _ in entries)
+                        continue
+                    if any(outcomes):
+                        trouble.update((lease, lost) for (lease, _), lost in zip(entries, outcomes, strict=True) if lost)
+        except NotConfirmed as e:
+            refused = {lease: error for lease, error in trouble.items() if isinstance(error, StrictqError)}
+            trouble = {lease: e for lease, _ in work} | refused
         return trouble
 
     def _settled(self, given: Sequence[MessageState], results: list[Any], trouble: dict[LeaseState, Any], state: int) -> None:

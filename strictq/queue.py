@@ -603,7 +603,7 @@ class Queue:
     def configure_replication(
         self,
         target: str | os.PathLike[str],
-        mode: Literal["async"] = "async",
+        mode: Literal["async", "confirmed"] = "async",
         *,
         interval_seconds: float = 1.0,
         max_lag_bytes: int = 1 << 30,
@@ -612,18 +612,22 @@ class Queue:
         token_file: str | os.PathLike[str] | None = None,
         authority: str | os.PathLike[str] | None = None,
         plaintext: bool = False,
+        timeout_seconds: float = 10.0,
     ) -> ReplicationStatus:
         """Ship every change to a target from now on, from which `strictq.restore` can restore the queue.
 
         Stored with the queue. One of the processes that have it open ships, and another one takes over when that process ends.
-        If the queue's disk is lost, so is what was committed after the last segment: see `ReplicationStatus.lag_seconds`.
+        In mode "async", what was committed after the last segment is lost with the queue's disk: see
+        `ReplicationStatus.lag_seconds`. In mode "confirmed", nothing is lost that a call returned.
 
         Args:
             target: a directory on another disk or a share that is mounted, "file:/mnt/backup/orders" or a path; or a place in an
                 object store, "s3://bucket/orders" (extra `remote`). Empty, missing, or this queue's own replica. Or a living
                 replica on another host, which `strictq.Replica` or `strictq replica` receives for: "tcps://host:7400", or
                 "tcp://" without TLS.
-            mode: "async": no call waits for the target.
+            mode: "async": no call waits for the target. "confirmed": each call that writes, and each receive that finds
+                something, returns when the target has it on its disk, or raises NotConfirmed. While the target does not answer,
+                sends and receives are refused with TargetUnavailable.
             interval_seconds: between two segments; 0.01 at least.
             max_lag_bytes: while the target is out of reach, changes are kept in the WALs up to this size, at least 1 MiB. Beyond
                 it they are not kept, and what the target lacks is shipped as whole shards later.
@@ -633,24 +637,35 @@ class Queue:
             token_file: for a replica on another host: a file with its token, which every process that ships can read.
             authority: for tcps://: a PEM file with certificates that vouch for the replica's; None: those the system trusts.
             plaintext: for tcp:// to another host than this one: token and messages may cross that network in the clear.
+            timeout_seconds: in confirmed mode: how long a call waits, and how long the target may be silent.
         Returns:
             How far it is: shipping has begun, not ended.
         Raises:
             InvalidArgument, ConfigError: nothing changed.
             MissingExtra: it needs the extra `remote`; nothing changed.
             Diverged: the target is the replica of another queue, or of another history of this one; nothing changed.
-            Fenced: it is a replica that was promoted; nothing changed.
-            TargetUnavailable: it can't be read or written; nothing changed.
+            Fenced: it is a replica that was promoted, or this queue's replica was; nothing changed.
+            TargetUnavailable: it can't be read or written, or the replica that calls wait for now can't learn that they wait no
+                more; nothing changed.
         Source: docs/howto/replication.md
         """
         return self._operations.configure_replication(
             target, mode, interval_seconds=interval_seconds, max_lag_bytes=max_lag_bytes, keep_seconds=keep_seconds,
             key_file=key_file, token_file=token_file, authority=authority, plaintext=plaintext,
+            timeout_seconds=timeout_seconds,
         )  # fmt: skip
 
-    def detach(self) -> bool:
-        """Stop replicating the queue. Its replica is not changed. Return whether the queue was replicated."""
-        return self._operations.detach()
+    def detach(self, *, force: bool = False) -> bool:
+        """Stop replicating the queue. Its replica keeps what it has. Return whether the queue was replicated.
+
+        Args:
+            force: in confirmed mode: also if the replica can't be reached, so that it does not learn that calls wait for it no
+                more. And on a queue that is fenced: put it in service beside its promoted replica.
+        Raises:
+            TargetUnavailable: in confirmed mode, the replica can't be reached; nothing was changed.
+            Fenced: the replica was promoted; nothing was changed.
+        """
+        return self._operations.detach(force=force)
 
     def replication(self) -> ReplicationStatus | None:
         """Return the state of replication; None if the queue was never replicated."""

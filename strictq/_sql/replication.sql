@@ -4,7 +4,8 @@ CREATE TABLE replication (
     one        INTEGER PRIMARY KEY CHECK (one = 1),
     history_id TEXT    NOT NULL,                   -- a restored queue has another one
     term       INTEGER NOT NULL,                   -- of this history, which segments carry
-    mode       TEXT    NOT NULL CHECK (mode IN ('off', 'async', 'waiting')),   -- waiting: restored, and not put in service yet
+    mode       TEXT    NOT NULL                    -- fenced: the replica was promoted; waiting: restored, and not put in service yet
+               CHECK (mode IN ('off', 'async', 'confirmed', 'fenced', 'waiting')),
     target     TEXT    NOT NULL,                   -- '': none
     settings   TEXT    NOT NULL,                   -- JSON object
     floor_time INTEGER NOT NULL                    -- queue time of the cut that the queue was restored from; time goes on behind it

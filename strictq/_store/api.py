@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import apsw
 
@@ -58,6 +58,7 @@ from .lanes.leases import Claimed, Fields, Held, Lost, Row, Settlement, Took
 from .lanes.send import Item, Options, Sent, require_valid
 from .lanes.settle import Ack
 from .shipping import status as ship_status
+from .shipping.confirming import Rounds
 from .shipping.shipping import Ships
 from .shipping.status import ShipProgress, ShipStatus
 from .shipping.values import PAGE_BYTES, ChangedFile, Image, Position, QueueCut, WalMovedOn, WentBack
@@ -98,6 +99,9 @@ def without_checksums() -> Iterator[None]:
         yield
     finally:
         checksums.lay_out, checksums.require = lay_out, require
+
+
+_NOTHING: Final = nullcontext()
 
 
 class SqliteSettings(NamedTuple):
@@ -289,6 +293,15 @@ class Storage:
             OutcomeUnknown: it may have happened.
         """
         return self._store.send(self._store.shards[shard], items, checked)
+
+    def confirmed_together(self) -> AbstractContextManager[None]:
+        """In confirmed mode, the calls of the block are confirmed once, at its end, and not each by itself.
+
+        Raises:
+            NotConfirmed: at the end of the block; what its calls did is committed here.
+        """
+        confirming = self._store.confirming
+        return confirming.together() if confirming.active else _NOTHING
 
     def send_one(self, item: Item, checked: QueueConfig) -> tuple[int, Sent]:
         """Append one message, in fewer steps. Returns its shard and its place. Raises as `require_open` and `send`."""
@@ -511,7 +524,8 @@ class Storage:
         Raises:
             ForwardPending: some of it could not be forwarded now; it will be.
         """
-        self._store.forward([self._store.shards[origin]])
+        with self.confirmed_together():
+            self._store.forward([self._store.shards[origin]])
 
     # ---- looking
 
@@ -673,6 +687,11 @@ class Storage:
 
         return found
 
+    def rounds(self) -> Rounds | None:
+        """For what ships in confirmed mode: where it counts its rounds, for those who wait. None: in async mode."""
+        known = self._store.replication
+        return self._store.confirming.rounds(known) if known is not None and known.mode == "confirmed" else None
+
     @property
     def short_of_space(self) -> bool:
         """Whether the disk is full, as far as any process said."""
@@ -740,8 +759,8 @@ __all__ = [
     "Durability", "Encode", "Fields", "Held", "Holding", "Hook", "Image", "Item", "Known", "ListedColumns", "Lost",
     "MessageRange", "OpenTransaction", "Options", "PackedColumns", "PageFiles", "Part", "Patience", "Piece", "Placed",
     "PlainRows", "Position", "ProcessHold", "QueueCut", "QueueFacts", "Rebuild", "ReplicaLook", "Replication", "Request",
-    "Row", "Rows", "Sent", "Settlement", "ShipProgress", "ShipStatus", "Ships", "Size", "Staging", "Statement", "Storage",
-    "Token", "Took", "TransactionName", "WalMovedOn", "Want", "WentBack", "WriteTransaction", "become_queue",
+    "Rounds", "Row", "Rows", "Sent", "Settlement", "ShipProgress", "ShipStatus", "Ships", "Size", "Staging", "Statement",
+    "Storage", "Token", "Took", "TransactionName", "WalMovedOn", "Want", "WentBack", "WriteTransaction", "become_queue",
     "decode_headers", "is_marked_replica", "leased_columns", "mark_replica", "migrate", "new_file", "new_run", "page_files",
     "publish", "put_in_service", "rebuild", "require_valid", "salvage", "share_holder",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,8 +29,8 @@ class Replication(NamedTuple):
 
     Attributes:
         history_id: names one line of changes. A restored queue has another one than its original.
-        mode: "off", "async" or "waiting": restored, and not put in service yet.
-        target: "" where mode is not "async".
+        mode: "off", "async", "confirmed", "fenced": its replica was promoted; or "waiting": restored, and not put in service yet.
+        target: "" where it is not shipped.
         settings: of the shipper.
         floor_time: queue time of the cut that this queue was restored from; its time goes on behind that.
     """
@@ -40,6 +41,16 @@ class Replication(NamedTuple):
     target: str = ""
     settings: str = "{}"
     floor_time: int = 0
+
+    @property
+    def ships(self) -> bool:
+        """Is it shipped?"""
+        return self.mode in ("async", "confirmed")
+
+    @property
+    def timeout_seconds(self) -> float:
+        """In confirmed mode: how long a call waits."""
+        return float(json.loads(self.settings).get("timeout_seconds", 0.0))
 
 
 class Catalog(NamedTuple):

@@ -28,6 +28,25 @@ Brought = tuple[Shard, Tx, Claimed]
 
 def receive(store: Store, request: Request, into: list[Claimed], *, wait_for_busy: bool) -> int | None:
     """Lease what is ready now. See Storage.receive."""
+    if not store.confirming.active:
+        return _receive(store, request, into, [], wait_for_busy=wait_for_busy)
+    confirming = store.confirming
+    confirming.require_answers()
+    brought: list[Brought] = []
+    with confirming.later():  # a receive that finds nothing has nothing to confirm
+        soonest = _receive(store, request, into, brought, wait_for_busy=wait_for_busy)
+    if into:
+        try:
+            confirming.wait()
+        except BaseException:
+            into.clear()
+            with confirming.later():
+                _give_back(brought)
+            raise
+    return soonest
+
+
+def _receive(store: Store, request: Request, into: list[Claimed], brought: list[Brought], *, wait_for_busy: bool) -> int | None:
     if store.directory is None:
         store.forget()  # a queue in memory has no thread for it
     elif time.monotonic() >= store.dead_at:
@@ -35,7 +54,6 @@ def receive(store: Store, request: Request, into: list[Claimed], *, wait_for_bus
             store.end_dead()
     failures: list[StrictqError] = []
     soonest: int | None = None
-    brought: list[Brought] = []
     shards = _claimable(store, request.keys)
     seconds = PASSING_SECONDS if len(shards) > 1 else None
     room = request.room

@@ -17,6 +17,7 @@ from . import catalog
 from .catalog import Catalog, Replication
 from .disk import layout
 from .shard import Shard
+from .shipping.confirming import Confirming
 
 OnMismatch = Literal["warn", "error", "update"]
 
@@ -25,6 +26,7 @@ class Settings:
     """The part of Store that keeps the settings."""
 
     shards: list[Shard]
+    confirming: Confirming
 
     def __init__(self, directory: Path | None, known: Catalog, *, read_only: bool) -> None:
         self.directory = directory
@@ -54,6 +56,7 @@ class Settings:
 
     def adopt_config(self, text: str, version: int) -> None:
         self.settings = (QueueConfig.from_json(text), version)
+        self.confirming.active = True  # perhaps: it looks when the write that learned of it is committed
 
     def refresh_config(self) -> bool:
         """Know the newest configuration, as queue.db has it. Returns whether it is another one."""
@@ -119,11 +122,12 @@ class Settings:
             StoreError: a shard could not be reached; the others have it.
         """
         failed: StoreError | None = None
-        for shard in self.healthy():
-            try:
-                shard.run(lambda _tx: None)  # begins by bringing the shard's copy up to date
-            except StoreError as e:
-                failed = e
+        with self.confirming.later():
+            for shard in self.healthy():
+                try:
+                    shard.run(lambda _tx: None)  # begins by bringing the shard's copy up to date
+                except StoreError as e:
+                    failed = e
         if failed is not None:
             raise failed
 
@@ -144,6 +148,7 @@ class Settings:
             version = catalog.set_replication(self.directory, replication)
             self.settings = (self.settings[0], version)
             self.replication, self._replication_seen = replication, version
+        self.confirming.look()
         self._tell_shards()
 
     def refresh_replication(self, *, surely: bool = False) -> None:

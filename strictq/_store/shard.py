@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -31,6 +31,7 @@ from .hot import cooling
 from .hot.look import Shadows
 from .hot.memory import Memory
 from .lanes.leases import ID, Row
+from .shipping.confirming import Confirming
 from .topology import Range
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class ShardHost(Host, WalHost, Protocol):
 
     app_schema: list[tuple[int, str]]
     clock: Clock
-
+    confirming: Confirming
     migrating: bool
 
     @property
@@ -190,12 +191,17 @@ class Shard:
         """Run an operation in a write transaction; durable on return. See Writer.run for its arguments and errors."""
         if self.failed is not None:
             self.require()
+        confirming = self._host.confirming
+        if confirming.active:
+            confirming.require()
         result = self._writer.run(operation, seconds, synced=synced)
         if self.wal.overgrown:
             # Writers outrun the engine's thread: whoever comes now waits for a checkpoint, or the WAL would grow for ever
             # (or, on a full disk, take what room there is).
             with suppress(StrictqError):  # what was run is committed, whatever becomes of the checkpoint
                 self.checkpoint()
+        if confirming.active:
+            confirming.wait()
         return result
 
     def cool(self) -> None:
@@ -244,10 +250,17 @@ class Shard:
             self.sync()
         return result
 
-    def alone(self) -> Any:
-        """A write transaction for a program's own SQL; a context manager giving Tx."""
+    @contextmanager
+    def alone(self) -> Iterator[Tx]:
+        """A write transaction for a program's own SQL."""
         self.require()
-        return self._writer.alone()
+        confirming = self._host.confirming
+        if confirming.active:
+            confirming.require()
+        with self._writer.alone() as tx:
+            yield tx
+        if confirming.active:
+            confirming.wait()
 
     def app(self, tx: Tx) -> AppDatabase:
         assert self._guard is not None
@@ -411,6 +424,16 @@ class Shard:
             except OSError as e:
                 self._writer.distrust()
                 raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self.number, cause=e) from e
+        self.confirm()
+
+    def confirm(self) -> None:
+        """In confirmed mode: return when the replica has what is committed, for callers that only looked.
+
+        Raises:
+            NotConfirmed: it may not have it.
+        """
+        if self._host.confirming.active:
+            self._host.confirming.wait()
 
     # ---- the end, and forks
 

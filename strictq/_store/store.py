@@ -43,6 +43,7 @@ from .lanes import claim, outbox, send, sweeps
 from .lanes.forget import Forgetting
 from .settings import OnMismatch, Settings
 from .shard import CHECKPOINT_WAIT_SECONDS, Shard
+from .shipping.confirming import Confirming
 from .shipping.shipping import Shipping
 from .upkeep import Upkeep
 from .worker_reports import R
@@ -140,6 +141,8 @@ class Store(Settings):
         self.suspects = self.waker.suspects
         self.unsynced, self.count_unsynced = self.waker.unsynced, self.waker.count_unsynced
         self.trust = self.waker.trust
+        self.shipping = Shipping(self)
+        self.confirming = Confirming(self)
         self.shards = [
             # A commit in memory costs less than waking a thread, as at "process".
             Shard(self, part, directory, grouped=durability == "full" and directory is not None)
@@ -152,7 +155,6 @@ class Store(Settings):
         """No shard has anything to forget before, in queue time."""
         self._forgets = threading.Lock()
         self._upkeep = Upkeep(self)
-        self.shipping = Shipping(self)
         self._prepared_shards: list[Shard] | None = None
         fork.register(self)
 
@@ -232,6 +234,10 @@ class Store(Settings):
         return cls(None, fresh, clock, durability=durability or "process", hook=hook)
 
     def _look_round(self) -> None:
+        with self.confirming.later():  # nothing ships yet, and no caller has anything to confirm
+            self._open_shards()
+
+    def _open_shards(self) -> None:
         if len(self.shards) <= EAGER_SHARDS:
             for shard in self.shards:
                 # A damaged shard is quarantined and the others serve; a busy one is opened later.
@@ -357,6 +363,8 @@ class Store(Settings):
         """
         if shard.failed is not None:
             shard.require()
+        if self.confirming.active:
+            self.confirming.require_answers()
         if self.reserve is not None and self.waker.short_of_space and not self._has_reserve():
             raise StoreFull("the disk is full, and the reserve for acks is in use", shard=shard.number)
         cramped = shard.wal.cramped
@@ -571,8 +579,11 @@ class Store(Settings):
 
     def tidy(self) -> None:
         """What may be left from another process, or from a full disk, and what is to be forgotten."""
-        if self._closed:
-            return
+        if not self._closed:
+            with self.confirming.later():
+                self._tidy()
+
+    def _tidy(self) -> None:
         self._look_for_files()
         self.shipping.tend()
         with suppress(StrictqError):
@@ -657,6 +668,7 @@ class Store(Settings):
             self._lock = threading.Lock()
             self._forgets = threading.Lock()
             self.observers.after_fork_in_child()
+            self.confirming.after_fork_in_child()
             if self.presence is not None:
                 self.presence.split()
             self.waker.after_fork_in_child()

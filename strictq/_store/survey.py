@@ -72,7 +72,7 @@ def replication(store: Store) -> ReplicationStatus | None:
     if known is None or directory is None:
         return None
     status = ShipStatus.read(directory, known.history_id)
-    behind = sum(_unshipped(shard, status) for shard in store.shards) if known.mode == "async" else 0
+    behind = sum(_unshipped(shard, status) for shard in store.shards) if known.ships else 0
     x = ShipProgress.read(directory)
     shipped = status.segment >= 0
     lag = max(store.now() - x, 0) / MICROSECONDS if shipped and x else None
@@ -81,7 +81,7 @@ def replication(store: Store) -> ReplicationStatus | None:
         target=known.target,
         history_id=known.history_id,
         term=known.term,
-        shipping=known.mode == "async" and somebody_ships(directory),
+        shipping=known.ships and somebody_ships(directory),
         lag_seconds=0.0 if lag is not None and behind == 0 else lag,
         lag_bytes=behind,
         confirmed_at=status.wall / MICROSECONDS if shipped else None,

@@ -165,6 +165,7 @@ class _Work:
             with self.shard.alone() as tx:
                 done = operation(tx)
         except _HappenedBefore:
+            self.shard.confirm()
             return self.thrown_away(changes)
         return done
 
@@ -241,6 +242,7 @@ class WriteTransaction:
         try:
             return self._commit(changes)
         except _HappenedBefore:
+            self._work.shard.confirm()
             return self._work.thrown_away(changes)
         except StoreFull:
             self._work.store.make_room()

@@ -356,7 +356,7 @@ class AsyncQueue(Calls):
     async def configure_replication(
         self,
         target: str | os.PathLike[str],
-        mode: Literal["async"] = "async",
+        mode: Literal["async", "confirmed"] = "async",
         *,
         interval_seconds: float = 1.0,
         max_lag_bytes: int = 1 << 30,
@@ -365,16 +365,18 @@ class AsyncQueue(Calls):
         token_file: str | os.PathLike[str] | None = None,
         authority: str | os.PathLike[str] | None = None,
         plaintext: bool = False,
+        timeout_seconds: float = 10.0,
     ) -> ReplicationStatus:
         """See Queue.configure_replication."""
         return await self._run(
             self.sync.configure_replication, target, mode, interval_seconds=interval_seconds, max_lag_bytes=max_lag_bytes,
             keep_seconds=keep_seconds, key_file=key_file, token_file=token_file, authority=authority, plaintext=plaintext,
+            timeout_seconds=timeout_seconds,
         )  # fmt: skip
 
-    async def detach(self) -> bool:
+    async def detach(self, *, force: bool = False) -> bool:
         """See Queue.detach."""
-        return await self._run(self.sync.detach)
+        return await self._run(self.sync.detach, force=force)
 
     async def replication(self) -> ReplicationStatus | None:
         """See Queue.replication."""

@@ -186,8 +186,8 @@ class BoundedReplica(ShipTarget):
     def retain(self, limit: int) -> int:
         return self._target.retain(limit)
 
-    def beat(self, queue_id: str, history_id: str, term: int, x: int) -> None:
-        self._thread.call(lambda: self._target.beat(queue_id, history_id, term, x))
+    def beat(self, queue_id: str, history_id: str, term: int, x: int, *, confirmed: bool, generation: int) -> None:
+        self._thread.call(lambda: self._target.beat(queue_id, history_id, term, x, confirmed=confirmed, generation=generation))
 
 
 def bounded(target: ShipTarget, thread: TargetThread) -> ShipTarget:

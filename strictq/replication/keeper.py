@@ -15,7 +15,7 @@ from .. import _files as files
 from .._clock import MICROSECONDS
 from .._errors import ConfigError, Diverged, Fenced, InvalidArgument, MissingExtra, ReplicaGap, StrictqError, TargetUnavailable
 from .._observe import ANY_SHARD, logger, notify
-from .._store.api import Replication, ShipProgress, Ships, ShipStatus, Storage
+from .._store.api import Replication, Rounds, ShipProgress, Ships, ShipStatus, Storage
 from .._types import Event
 from .bounded import TargetThread, bounded
 from .keys import read_key
@@ -25,6 +25,14 @@ from .shipper import Shipper
 from .target import ShipTarget
 
 BACKOFF_MAX_SECONDS: Final = 15.0
+CONFIRMED_BACKOFF_SECONDS: Final = 1.0
+"""The longest in confirmed mode, in which calls wait for the next try."""
+EAGER_SECONDS: Final = 0.2
+EAGER_STEP_SECONDS: Final = 0.0005
+IDLE_STEP_SECONDS: Final = 0.01
+"""In confirmed mode: how often the shipper looks whether a call of another process waits; first, for some time after one did."""
+SHOW_SECONDS: Final = 0.5
+"""How often the status is shown, where nothing but the number of the segment changes."""
 BEAT_SECONDS: Final = 2.0
 """A replica hears of its primary so often at least, also where there is nothing to ship."""
 FULL: Final = "the disk of the queue is full"
@@ -136,6 +144,7 @@ class ShipKeeper:
         self._replication = replication
         self._settings = ShipSettings.from_json(replication.settings)
         self._lock = lock
+        self._clock = storage.clock
         self._calls = TargetThread(replication.target, on_wait=self._while_waiting)
         self._target: ShipTarget | None = None
         self._disconnect: Callable[[], object] = lambda: None
@@ -148,6 +157,10 @@ class ShipKeeper:
         self._stop_by = 0.0
         self._failures = 0
         self._beat_at = 0.0
+        self._rounds: Rounds | None = storage.rounds()
+        """Counted for the calls that wait, in confirmed mode."""
+        self._wanted_at = self._shown_at = 0.0
+        self._unshown = False
         self._news: list[Event] = []
         self._rest_seconds = 0.0
         """After it has let go of the lock."""
@@ -157,6 +170,8 @@ class ShipKeeper:
 
     def begin(self) -> None:
         """Start the thread."""
+        if self._rounds is not None:
+            self._rounds.take_over()
         with files.typed("the shipper can't be started"):
             try:
                 self._thread.start()
@@ -194,13 +209,41 @@ class ShipKeeper:
     def _rest(self, seconds: float) -> None:
         """Wait for the next round, and show the target meanwhile that the primary lives."""
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and not self._wake.wait(min(left, BEAT_SECONDS)):
-            if left > BEAT_SECONDS and self._shipper is not None and not self._failures:
+        while not self._is_wanted() and (left := until - time.monotonic()) > 0 and not self._wake.wait(min(left, self._look())):
+            if left > BEAT_SECONDS and self._beats:
                 try:
-                    self._shipper.beat()
+                    self._beat()
                 except StrictqError:
                     break  # the next round finds out what that means, and shows it
         self._wake.clear()
+
+    def _is_wanted(self) -> bool:
+        """Does a call wait for a round? While the target is out of reach, none is made sooner for it."""
+        if self._rounds is None or self._failures or not self._rounds.wanted:
+            return False
+        self._wanted_at = time.monotonic()
+        return True
+
+    def _look(self) -> float:
+        """Seconds after which to look for calls of other processes that wait, and for whether to show that the primary lives."""
+        if self._rounds is None:
+            return BEAT_SECONDS
+        return EAGER_STEP_SECONDS if time.monotonic() - self._wanted_at < EAGER_SECONDS else IDLE_STEP_SECONDS
+
+    @property
+    def _beats(self) -> bool:
+        """Is it time to show the target that the primary lives?"""
+        return self._shipper is not None and not self._failures and time.monotonic() - self._beat_at > BEAT_SECONDS / 2
+
+    def _beat(self) -> None:
+        assert self._shipper is not None
+        self._beat_at = time.monotonic()
+        if self._shipper.beat():
+            self._answered()
+
+    def _answered(self) -> None:
+        if self._rounds is not None:
+            self._rounds.answered(self._clock.boot())
 
     def _end(self) -> None:
         try:
@@ -246,6 +289,8 @@ class ShipKeeper:
         try:
             shipped = self._round(storage)
         except (Diverged, Fenced) as e:
+            if isinstance(e, Fenced) and self._rounds is not None:
+                self._fence(storage)
             logger().error("%s is not replicated any more: %s", self._directory, e)
             self._show(error=str(e), stopped=True)
             self._tell("replication_stopped", str(e))
@@ -259,12 +304,15 @@ class ShipKeeper:
         if self._shipper is not None and self._shipper.configured != self._replication:
             storage.refresh_replication()  # another process changed it, and this one wrote nothing since
             return None
-        if shipped or self._failures or self.lapsed:
+        if shipped or self._unshown or self._failures or self.lapsed:
+            at_once = self._rounds is None or self._failures > 0 or self.lapsed
             self._failures = 0
             if self.lapsed:
                 self.lapsed = False
                 self._tell("replication_resumed", self._gap())
-            self._show()
+            self._unshown = not at_once and time.monotonic() - self._shown_at < SHOW_SECONDS
+            if not self._unshown:
+                self._show()
         return self._settings.interval_seconds
 
     def _round(self, storage: Storage) -> bool:
@@ -274,12 +322,18 @@ class ShipKeeper:
                 target.reach()  # no shard is pinned before the target is back
             self._shipper = Shipper(
                 storage.capture(), target, storage.clock, self._progress, history_id=self._replication.history_id,
-                term=self._replication.term, keep_seconds=self._settings.keep_seconds,
+                term=self._replication.term, keep_seconds=self._settings.keep_seconds, confirmed=self._rounds is not None,
+                generation=self._settings.generation,
             )  # fmt: skip
+        if self._rounds is not None:
+            self._rounds.begin()
         shipped = self._shipper.round()
-        if not shipped and time.monotonic() - self._beat_at > BEAT_SECONDS / 2:
-            self._shipper.beat()
-            self._beat_at = time.monotonic()
+        if self._rounds is not None and self._shipper.level:
+            self._rounds.end()
+        if shipped:
+            self._answered()
+        if self._beats and not (shipped and self._rounds is None):
+            self._beat()
         self._captured = tuple(self._shipper.captured())
         self._progress.write(self._shipper.x)
         return shipped
@@ -323,7 +377,8 @@ class ShipKeeper:
         ):
             self._rest_seconds = BACKOFF_MAX_SECONDS
             return None
-        wait: float = min(self._settings.interval_seconds * 2 ** min(self._failures, 10), BACKOFF_MAX_SECONDS)
+        most = BACKOFF_MAX_SECONDS if self._rounds is None else CONFIRMED_BACKOFF_SECONDS
+        wait: float = min(self._settings.interval_seconds * 2 ** min(self._failures, 10), most)
         return max(wait, self._settings.interval_seconds)
 
     def _behind_bytes(self, storage: Storage) -> int:
@@ -333,6 +388,13 @@ class ShipKeeper:
             status = storage.replication_status()
             return 0 if status is None else status.lag_bytes
         return 0
+
+    def _fence(self, storage: Storage) -> None:
+        """The replica was promoted: store that no process may write to this queue any more."""
+        try:
+            storage.set_replication(self._replication._replace(mode="fenced"))
+        except StrictqError as e:  # nothing is confirmed all the same, and the next process that ships learns of it again
+            logger().warning("%s could not be fenced: %s", self._directory, e)
 
     def _lapse(self, why: str) -> None:
         """Keep the WAL no longer. What the target lacks is shipped whole, when that can be."""
@@ -358,6 +420,7 @@ class ShipKeeper:
         self._news.append(Event(kind, ANY_SHARD, detail=detail))
 
     def _show(self, error: str = "", *, stopped: bool = False) -> None:
+        self._shown_at, self._unshown = time.monotonic(), False
         shipper = self._shipper
         segment, wall = self._status.segment, self._status.wall
         if shipper is not None and shipper.n:

@@ -121,6 +121,7 @@ def _report(home: Path, key: bytes, clock: Clock, missing: int | None = None) ->
         silent_seconds=age,
         missing_segments=incomplete if missing is None else missing,
         alive=age is not None and age < ALIVE_SECONDS and state.role == "replica",
+        confirmed=state.confirmed,
     )
 
 

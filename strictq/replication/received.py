@@ -227,8 +227,8 @@ class ReceivedSegments:
             self.state = claimed
         self._on_step("claimed")
 
-    def beat(self, queue_id: str, history_id: str, term: int, x: int) -> None:
-        """The primary lives, and its queue time is this.
+    def beat(self, queue_id: str, history_id: str, term: int, x: int, *, confirmed: bool, generation: int) -> None:
+        """The primary lives, and its queue time is this. Whether its calls wait for the replica is stored durably.
 
         Raises:
             Diverged, Fenced: it is not this replica's primary.
@@ -237,6 +237,10 @@ class ReceivedSegments:
             self._require_receives()
             self._require_history(queue_id, history_id)
             self._require_term(term)
+            if generation > self.state.generation:
+                changed = attrs.evolve(self.state, confirmed=confirmed, generation=generation)
+                changed.write(self.home)
+                self.state = changed
             self._note_contact(x)
 
     def put(self, n: int, data: bytes) -> None:

@@ -108,8 +108,15 @@ class ReplicaTarget(ShipTarget):
     def retain(self, _limit: int) -> int:
         return 0  # it empties its log by itself
 
-    def beat(self, queue_id: str, history_id: str, term: int, x: int) -> None:
-        said = {"queue_id": queue_id, "history_id": history_id, "term": term, "x": x}
+    def beat(self, queue_id: str, history_id: str, term: int, x: int, *, confirmed: bool, generation: int) -> None:
+        said = {
+            "queue_id": queue_id,
+            "history_id": history_id,
+            "term": term,
+            "x": x,
+            "confirmed": confirmed,
+            "generation": generation,
+        }
         self._ask("POST", BEAT, json.dumps(said).encode())
 
     def close(self) -> None:

@@ -122,7 +122,10 @@ class ReplicaHandler(TokenHandler):
             if self.path == CLAIM:
                 receiving.claim(queue_id, history_id, _name(said["key_id"], _KEY_ID))
             else:
-                receiving.beat(queue_id, history_id, _whole(said["term"]), _whole(said["x"]))
+                receiving.beat(
+                    queue_id, history_id, _whole(said["term"]), _whole(said["x"]),
+                    confirmed=said["confirmed"] is True, generation=_whole(said["generation"]),
+                )  # fmt: skip
         except (ValueError, TypeError, LookupError, RecursionError) as e:
             if isinstance(e, StrictqError):
                 raise

@@ -69,6 +69,8 @@ class ReplicaState:
         promoted_as: its history_id then.
         applied: the last segment that live/ has on the disk; None: none.
         applied_hash: of that.
+        confirmed: the calls of the primary wait for this replica, so that it has all that they returned.
+        generation: of the primary's setting that says so.
     """
 
     queue_id: str = ""
@@ -79,6 +81,8 @@ class ReplicaState:
     promoted_as: str = ""
     applied: SegmentHeader | None = None
     applied_hash: str = ""
+    confirmed: bool = False
+    generation: int = 0
 
     def write(self, home: Path) -> None:
         """Store it.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import attrs
 
 from .. import _hints as hints
-from .._errors import ConfigError, InvalidArgument, StoreCorrupt
+from .._errors import ConfigError, Fenced, InvalidArgument, StoreCorrupt, TargetUnavailable
 from .._net.transport import host_and_port, require_protected
 from .._store.api import Replication, ShipStatus, Storage
 from .bounded import TargetThread
@@ -18,7 +18,9 @@ from .keys import read_key
 from .places import REPLICAS, parse, target_of
 from .target import ShipTarget
 
+Mode = Literal["async", "confirmed"]
 INTERVAL_SECONDS: Final = 1.0
+TIMEOUT_SECONDS: Final = 10.0
 MAX_LAG_BYTES: Final = 1 << 30
 KEEP_SECONDS: Final = 86_400.0
 
@@ -32,6 +34,8 @@ class ShipSettings:
         token_file: of a replica on another host, a path; "": the target is none.
         authority: a path; "": what the system trusts vouches for the replica's certificate.
         write_once: when it was configured, the target refused to write a name that was taken.
+        timeout_seconds: in confirmed mode, how long a call waits.
+        generation: a higher number with each change, by which a replica tells what is said last from what arrives late.
     """
 
     interval_seconds: float = INTERVAL_SECONDS
@@ -41,6 +45,8 @@ class ShipSettings:
     token_file: str = ""
     authority: str = ""
     write_once: bool = True
+    timeout_seconds: float = TIMEOUT_SECONDS
+    generation: int = 0
 
     def to_json(self) -> str:
         return json.dumps(attrs.asdict(self))
@@ -73,18 +79,20 @@ def file_path(name: str, text: str | os.PathLike[str] | None, hint: hints.Coded 
 
 
 def configure(
-    storage: Storage, target: str | os.PathLike[str], mode: Any, settings: ShipSettings, *, plaintext: bool = False
+    storage: Storage, target: str | os.PathLike[str], mode: Mode, settings: ShipSettings, *, plaintext: bool = False
 ) -> None:
     """Ship the queue to a target from now on. See `Queue.configure_replication`."""
-    if mode != "async":
-        detail = "this version has no confirmed mode" if mode == "confirmed" else f"not {mode!r}"
-        raise InvalidArgument(f"mode must be 'async': {detail}; nothing was changed")
+    if mode not in get_args(Mode):
+        raise InvalidArgument(f"mode must be 'async' or 'confirmed', not {mode!r}; nothing was changed")
     _require_reach(parse(target), settings, plaintext)
     directory = storage.directory
     if directory is None:
         raise ConfigError("a queue in memory has no files that could be shipped")
     key = read_key(settings.key_file) if settings.key_file else b""
+    storage.refresh_replication()
     known = storage.replication
+    if known is not None and known.mode == "fenced":
+        raise Fenced("the replica of this queue was promoted; nothing was changed", known.term + 1, hint=hints.UNFENCE)
     history_id = os.urandom(16).hex() if known is None else known.history_id
     identity = {"format": 1, "queue_id": storage.queue_id, "history_id": history_id}
     calls = TargetThread(os.fspath(target) if isinstance(target, str | os.PathLike) else "the target")
@@ -92,14 +100,20 @@ def configure(
         place, write_once = calls.call(lambda: _claimed(target, key, settings, directory, identity))
     finally:
         calls.close()
-    settings = attrs.evolve(settings, write_once=write_once)
+    if mode == "confirmed" and not write_once:
+        raise InvalidArgument(
+            f"{place} lets two writers write the same name, so it can't confirm; nothing was changed", hint=hints.CONFIRMS_NOT
+        )
     before = known or Replication(history_id)
+    settings = attrs.evolve(settings, write_once=write_once, generation=_next_generation(before))
+    if before.mode == "confirmed" and (mode != "confirmed" or before.target != str(place)):
+        _leave_confirmed(storage, before)
     storage.stop_shipping(flush=False)
     if before.target != str(place):
         ShipStatus(history_id).write(directory)
     else:
         attrs.evolve(ShipStatus.read(directory, history_id), stopped=False, error="").write(directory)
-    storage.set_replication(before._replace(mode="async", target=str(place), settings=settings.to_json()))
+    storage.set_replication(before._replace(mode=mode, target=str(place), settings=settings.to_json()))
     storage.ship()
 
 
@@ -141,15 +155,53 @@ def _claimed(
     return place, place.write_once
 
 
-def detach(storage: Storage) -> bool:
-    """Ship the queue no longer. Returns whether it was shipped. See `Queue.detach`."""
+def detach(storage: Storage, *, force: bool) -> bool:
+    """Ship the queue no longer. Returns whether it was shipped, or fenced. See `Queue.detach`."""
+    storage.refresh_replication()
     known = storage.replication
-    if storage.directory is None or known is None or known.mode != "async":
+    if storage.directory is None or known is None or not (known.ships or known.mode == "fenced"):
         return False
+    if known.mode == "fenced" and not force:
+        raise Fenced("the replica of this queue was promoted; nothing was changed", known.term + 1, hint=hints.UNFENCE)
+    if known.mode == "confirmed" and not force:
+        _leave_confirmed(storage, known)
     storage.stop_shipping(flush=True)
-    storage.set_replication(known._replace(mode="off", target=""))
+    settings = attrs.evolve(ShipSettings.from_json(known.settings), generation=_next_generation(known))
+    storage.set_replication(known._replace(mode="off", target="", settings=settings.to_json()))
     ShipStatus(known.history_id).write(storage.directory)
     return True
+
+
+def _next_generation(known: Replication) -> int:
+    return ShipSettings.from_json(known.settings).generation + 1
+
+
+def _leave_confirmed(storage: Storage, known: Replication) -> None:
+    """Let the replica store that calls do not wait for it any more: else its promotion would promise what it does not have.
+
+    Raises:
+        TargetUnavailable: it can't be reached; nothing was changed.
+    """
+    settings = ShipSettings.from_json(known.settings)
+    key = read_key(settings.key_file) if settings.key_file else b""
+    calls = TargetThread(known.target)
+
+    def tell() -> None:
+        place = target_of(known.target, key, token_file=settings.token_file, authority=settings.authority)
+        try:
+            place.beat(storage.queue_id, known.history_id, known.term, 0, confirmed=False, generation=_next_generation(known))
+        finally:
+            place.close()
+
+    try:
+        calls.call(tell)
+    except TargetUnavailable as e:
+        raise TargetUnavailable(
+            f"{known.target} can't be told that calls no longer wait for it; nothing was changed", known.target,
+            hint=hints.LEAVE_CONFIRMED,
+        ) from e  # fmt: skip
+    finally:
+        calls.close()
 
 
 def require_replicated(storage: Storage) -> Replication:
@@ -158,6 +210,6 @@ def require_replicated(storage: Storage) -> Replication:
         ConfigError: the queue is not shipped anywhere.
     """
     known = storage.replication
-    if known is None or known.mode != "async":
+    if known is None or not known.ships:
         raise ConfigError("the queue has no replica", hint=hints.CONFIGURE_AGAIN)
     return known

@@ -44,6 +44,8 @@ class Shipper:
 
     Args:
         keep_seconds: how far back a restore can go.
+        confirmed: calls wait for the target, which is to know that.
+        generation: of the settings.
         on_put: called after each segment, for tests that stop a shipper at any step.
     """
 
@@ -57,6 +59,8 @@ class Shipper:
         history_id: str,
         term: int,
         keep_seconds: float,
+        confirmed: bool = False,
+        generation: int = 0,
         on_put: Callable[[SegmentHeader], None] = lambda _header: None,
     ) -> None:
         self._capture = capture
@@ -66,6 +70,8 @@ class Shipper:
         self._history_id = history_id
         self._term = term
         self._keep_seconds = keep_seconds
+        self._confirmed = confirmed
+        self._generation = generation
         self._on_put = on_put
         self.done = Shipped()
         self.n = 0
@@ -94,6 +100,11 @@ class Shipper:
     def configured(self) -> Replication | None:
         """Where the queue ships to, as queue.db said when it changed last."""
         return self._capture.known.replication
+
+    @property
+    def level(self) -> bool:
+        """Has the target all that the last round saw?"""
+        return self._begun and self._sure
 
     def behind_bytes(self) -> int:
         """Bytes that WALs keep for the target."""
@@ -155,14 +166,23 @@ class Shipper:
 
     # ---- rounds
 
-    def beat(self) -> None:
-        """Let the target know that the primary lives.
+    def beat(self) -> bool:
+        """Let the target know that the primary lives. Returns whether it answered; False: there was nothing to ask.
 
         Raises:
             TargetUnavailable, Diverged, Fenced: as `round`.
         """
-        if self._begun and not self._target.keeps_segments:
-            self._target.beat(self._capture.queue_id, self._history_id, self._term, self.x)
+        if not self._begun:
+            return False
+        if not self._target.keeps_segments:
+            self._target.beat(
+                self._capture.queue_id, self._history_id, self._term, self.x,
+                confirmed=self._confirmed, generation=self._generation,
+            )  # fmt: skip
+            return True
+        if self._confirmed:
+            self._target.reach()
+        return self._confirmed
 
     def round(self) -> bool:
         """Ship what changed. Returns whether anything had.

@@ -163,8 +163,11 @@ class ShipTarget:
         """Delete the segments that no state since `limit` (wall time, microseconds) needs. Returns how many."""
         raise NotImplementedError
 
-    def beat(self, queue_id: str, history_id: str, term: int, x: int) -> None:
-        """Let the other side know that the primary lives and what queue time it has, where that is of interest.
+    def beat(self, queue_id: str, history_id: str, term: int, x: int, *, confirmed: bool, generation: int) -> None:
+        """Let the other side know that the primary lives, what queue time it has, and whether its calls wait for the replica.
+
+        Args:
+            generation: of the setting that says the last; an older one changes nothing.
 
         Raises:
             TargetUnavailable, Diverged, Fenced: as `put`.

@@ -96,7 +96,10 @@ class Bulk:
         Raises:
             ConfigError: the batch is older than what is remembered of its writer.
         """
-        return self._shard(self.home(token)).read(bound(applied.find, token), hot=False)
+        shard = self._shard(self.home(token))
+        found = shard.read(bound(applied.find, token), hot=False)
+        shard.confirm()
+        return found
 
     def decide(self, token: Token, size: Size, files: str) -> Applied:
         """Make these files the batch, unless others are already. Durable on return; returns what is decided.

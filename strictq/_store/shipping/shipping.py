@@ -63,7 +63,7 @@ class Shipping:
     def wanted(self) -> bool:
         """Is the queue replicated?"""
         replication = self._host.replication
-        return replication is not None and replication.mode == "async"
+        return replication is not None and replication.ships
 
     @property
     def keeps_wal(self) -> bool:

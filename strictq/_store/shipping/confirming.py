@@ -1,0 +1,310 @@
+"""Confirmed mode: a call returns when the replica has on its disk what the call wrote, and what it saw.
+
+The process that ships counts its rounds in a small mapped file. A call that has committed reads which round began last, and
+waits for the end of the next one: that round began after the commit, so it has the commit, and all that the call could see. No
+clock and no number of a message is compared, so it is the same for a call that wrote nothing, as a repeated ack.
+
+The file says nothing of another target, history or term, nor of another boot of the machine. Which mode the queue is in is stored
+in queue.db alone. A process learns of a change as of all settings: with its next write, before that returns.
+Source: docs/explanation/replication.md
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final, Protocol
+
+from ... import _files as files
+from ... import _hints as hints
+from ..._clock import MICROSECONDS, Clock
+from ..._errors import Fenced, NotConfirmed, StrictqError, TargetUnavailable
+from ..catalog import Replication
+from ..disk import layout
+from .shipping import Shipping
+from .status import ShipStatus
+
+WAIT_STEP_SECONDS: Final = 0.0002
+"""How often one of the threads that wait looks at the file. The others wait for that one."""
+TEND_SECONDS: Final = 0.05
+"""How often it looks whether a process ships at all, and takes over from one that was killed."""
+LOOK_SECONDS: Final = 0.5
+"""How often it looks whether the queue is still in confirmed mode."""
+_SLOT_BYTES: Final = 8
+_TAG, _BEGUN, _ENDED, _WANTED, _ANSWERED = range(5)
+_BYTES: Final = 5 * _SLOT_BYTES
+
+
+class Rounds:
+    """The rounds of a queue's shipper, as every process sees them.
+
+    A slot is read and written by one machine instruction, so no process sees half of a number.
+    """
+
+    def __init__(self, directory: Path, replication: Replication, boot_id: str) -> None:
+        names = "\0".join((replication.history_id, str(replication.term), replication.target, boot_id))
+        self._tag = int.from_bytes(blake2b(names.encode(), digest_size=_SLOT_BYTES).digest(), "big")
+        with files.typed("the rounds of the shipper can't be mapped"):
+            fd = files.open_regular(directory / layout.SHIP_ROUNDS, os.O_RDWR | os.O_CREAT)
+            try:
+                size = os.fstat(fd).st_size
+                if size < _BYTES:  # written, not truncated to size: storing into a hole on a full disk kills the process
+                    os.pwrite(fd, bytes(_BYTES - size), size)
+                self._slots = memoryview(mmap.mmap(fd, _BYTES)).cast("Q")
+            finally:
+                os.close(fd)
+
+    # ---- for the process that ships
+
+    def take_over(self) -> None:
+        """This process, which holds ship.lock, ships from now on."""
+        slots = self._slots
+        if slots[_TAG] != self._tag:
+            slots[_BEGUN] = slots[_ENDED] = max(slots[_BEGUN], slots[_ENDED])
+            slots[_WANTED] = slots[_ANSWERED] = 0
+            slots[_TAG] = self._tag
+
+    def begin(self) -> None:
+        """A round begins: nothing of the queue was looked at yet."""
+        self._slots[_BEGUN] += 1
+
+    def end(self) -> None:
+        """The target has on its disk all that the round saw."""
+        self._slots[_ENDED] = self._slots[_BEGUN]
+
+    def answered(self, at: int) -> None:
+        """The target answered, at this time of the machine's clock since it booted."""
+        self._slots[_ANSWERED] = at
+
+    @property
+    def wanted(self) -> bool:
+        """Does a call wait for a round that did not begin yet?"""
+        return self._slots[_WANTED] > self._slots[_BEGUN]
+
+    # ---- for those who wait
+
+    @property
+    def next(self) -> int | None:
+        """The number of the next round to begin; None: it can't be said, because no process ships."""
+        return self._slots[_BEGUN] + 1 if self._slots[_TAG] == self._tag else None
+
+    def has_ended(self, number: int) -> bool:
+        """Has this round, or a later one, ended?"""
+        return self._slots[_TAG] == self._tag and self._slots[_ENDED] >= number
+
+    def want(self, number: int) -> bool:
+        """Ask for this round. Returns whether no call had asked for it."""
+        if self._slots[_WANTED] >= number:
+            return False
+        self._slots[_WANTED] = number
+        return True
+
+    @property
+    def answered_at(self) -> int:
+        """When the target answered last; 0: not yet."""
+        return self._slots[_ANSWERED] if self._slots[_TAG] == self._tag else 0
+
+
+class ConfirmingHost(Protocol):
+    """What this asks of the queue."""
+
+    directory: Path | None
+    read_only: bool
+    clock: Clock
+    shipping: Shipping
+
+    @property
+    def replication(self) -> Replication | None: ...
+    def refresh_replication(self, *, surely: bool = False) -> None: ...
+
+
+class Confirming:
+    """How the calls of one queue object wait for the replica.
+
+    `active` is False for a queue that is not in confirmed mode, and nothing else is asked then.
+    """
+
+    def __init__(self, host: ConfirmingHost) -> None:
+        self._host = host
+        self._rounds: Rounds | None = None
+        self._rounds_of: Replication | None = None
+        self._timeout_seconds = 0.0
+        self._since = host.clock.boot()
+        self._later = threading.local()
+        self.after_fork_in_child()
+        self.active = False
+        """Perhaps every write is to be confirmed, or refused: ask `wait` behind it."""
+        self.look()
+
+    def after_fork_in_child(self) -> None:
+        """A thread of the parent may have had its turn."""
+        self._turn = threading.Lock()
+        self._guard = threading.Lock()
+
+    def look(self) -> None:
+        """What the queue's replication says now, as far as this process knows."""
+        known = self._host.replication
+        confirmed = known is not None and known.mode == "confirmed"
+        self.active = known is not None and known.mode in ("confirmed", "fenced")
+        if confirmed and known != self._rounds_of and not self._host.read_only:
+            assert known is not None
+            self._timeout_seconds = known.timeout_seconds
+            self._rounds, self._rounds_of = self.rounds(known), known
+            self._since = self._host.clock.boot()
+
+    def rounds(self, known: Replication) -> Rounds:
+        """The rounds of whoever ships to this target."""
+        assert self._host.directory is not None
+        return Rounds(self._host.directory, known, self._host.clock.boot_id())
+
+    def _current(self) -> Replication | None:
+        """What is stored, after a change that this process has seen."""
+        with self._guard:
+            self._host.refresh_replication()
+            self.look()
+        return self._host.replication
+
+    # ---- before a write
+
+    def require(self) -> None:
+        """Refuse every write of a queue whose replica was promoted.
+
+        Raises:
+            Fenced: nothing was changed.
+        """
+        known = self._host.replication
+        if known is not None and known.mode == "fenced" and not self._quiet:
+            raise Fenced("the replica of this queue was promoted; nothing was changed", known.term + 1)
+
+    def require_answers(self) -> None:
+        """Refuse what could not be confirmed, before it is written: a caller that tries again and again would fill the disk.
+
+        Raises:
+            TargetUnavailable: nothing was changed.
+        """
+        known = self._current()
+        if known is None or known.mode != "confirmed" or self._rounds is None:
+            return
+        silent = (self._host.clock.boot() - max(self._rounds.answered_at, self._since)) / MICROSECONDS
+        if silent > self._timeout_seconds:
+            raise TargetUnavailable(
+                f"{known.target} has not confirmed anything for {silent:.0f} s; nothing was changed{self._why(known)}",
+                known.target, hint=hints.CONFIRMING_TARGET,
+            )  # fmt: skip
+
+    # ---- behind it
+
+    @contextmanager
+    def later(self) -> Iterator[None]:
+        """In the block, nothing that this thread does is waited for."""
+        before = self._quiet
+        self._later.quiet = True
+        try:
+            yield
+        finally:
+            self._later.quiet = before
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What this thread does in the block is waited for once, at its end, whether the block raises an error or not.
+
+        Raises:
+            NotConfirmed: in place of what the block raised.
+        """
+        if self._quiet:
+            yield
+            return
+        try:
+            with self.later():
+                yield
+        except Exception:
+            self.wait()
+            raise
+        self.wait()
+
+    @property
+    def _quiet(self) -> bool:
+        return getattr(self._later, "quiet", False)
+
+    def wait(self) -> None:
+        """Return when the replica has all that is committed now.
+
+        Raises:
+            NotConfirmed: it is committed here.
+        """
+        if self._quiet:
+            return
+        known = self._current()
+        if known is None or not self.active:
+            return
+        rounds = self._rounds
+        if known.mode == "fenced" or rounds is None:
+            raise NotConfirmed("the replica was promoted meanwhile; what was done is committed in this queue only")
+        number = rounds.next
+        if number is not None:
+            self._ask(rounds, number)
+        held: list[bool] = []
+        until = time.monotonic() + self._timeout_seconds
+        try:
+            # One of the threads that wait looks at the file; where its round has ended, the others' have, or nearly.
+            held += map(self._turn.acquire, (True,), (self._timeout_seconds,))
+            if not held[0]:
+                raise self._not_confirmed(known)
+            self._await(known, rounds, number, until)
+        finally:
+            if held and held[0]:
+                self._turn.release()
+
+    def _await(self, known: Replication, rounds: Rounds, number: int | None, until: float) -> None:
+        tend_at, look_at = time.monotonic() + TEND_SECONDS, time.monotonic() + LOOK_SECONDS
+        while number is None or not rounds.has_ended(number):
+            now = time.monotonic()
+            if now > until:
+                raise self._not_confirmed(known)
+            if now > tend_at:
+                self._host.shipping.tend()
+                tend_at = now + TEND_SECONDS
+            if now > look_at:
+                look_at = now + LOOK_SECONDS
+                if self._was_left(known):
+                    return
+            if number is None:
+                number = rounds.next
+            else:
+                self._ask(rounds, number)
+            time.sleep(WAIT_STEP_SECONDS)
+
+    def _ask(self, rounds: Rounds, number: int) -> None:
+        if rounds.want(number):
+            self._host.shipping.nudge()
+
+    def _was_left(self, known: Replication) -> bool:
+        """Has an operator ended confirmed mode meanwhile? Then there is nothing to wait for.
+
+        Raises:
+            NotConfirmed: the replica was promoted, or the queue ships elsewhere now.
+        """
+        with suppress(StrictqError):
+            self._host.refresh_replication(surely=True)
+        found = self._host.replication
+        if found == known:
+            return False
+        with self._guard:
+            self.look()
+        if found is not None and found.mode in ("off", "async"):
+            return True
+        raise self._not_confirmed(known)
+
+    def _not_confirmed(self, known: Replication) -> NotConfirmed:
+        return NotConfirmed(f"{known.target} did not confirm it in time: it is committed in this queue only{self._why(known)}")
+
+    def _why(self, known: Replication) -> str:
+        assert self._host.directory is not None
+        error = ShipStatus.read(self._host.directory, known.history_id).error
+        return f". The last error of shipping: {error}" if error else ""
