@@ -124,8 +124,9 @@ class ReplicationStatus(Report):
     """How far the replica of a queue is.
 
     Attributes:
-        mode: "async", or "off" after `Queue.detach`; "replica": this is a look at a living replica.
-        target: where the queue ships to; "" where mode is "off".
+        mode: "async"; "confirmed"; "fenced": its replica was promoted; "off" after `Queue.detach`; "replica": this is a look at a
+            living replica.
+        target: where the queue ships to, or shipped to until it was fenced; "" where mode is "off".
         history_id: names this line of changes. A restored queue has another one than its original.
         term: of this history.
         shipping: a process holds the lock of the shipper; of a replica: a process receives for it.

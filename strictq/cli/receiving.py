@@ -24,6 +24,11 @@ strictq promote orders.replica --force --dead
 """,
 }
 LOOK_SECONDS: Final = 0.2
+LOST: Final = {
+    False: "what was committed later is missing",
+    True: "its calls waited for this replica: what they returned is here",
+}
+"""What a promotion loses, by whether the primary was in confirmed mode."""
 
 
 @command(EXAMPLES["replica"])
@@ -90,7 +95,7 @@ def promote(path: Path, force: bool, dead: bool, key_file: Path | None, dry_run:
         if done.contact_at is None or done.silent_seconds is None:
             print("its primary was never heard of")
         else:
-            print(f"last contact: {utc(done.contact_at)}, {span(done.silent_seconds)} ago; what was committed later is missing")
+            print(f"last contact: {utc(done.contact_at)}, {span(done.silent_seconds)} ago; {LOST[done.confirmed]}")
         if done.missing_segments:
             print(f"a later state did not arrive whole, and is given up: {many(done.missing_segments, 'segment')}")
         if done.alive and dry_run:

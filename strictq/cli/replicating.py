@@ -22,6 +22,7 @@ EXAMPLES: Final = {
 strictq replicate orders.strictq --to /mnt/backup/orders --once
 strictq replicate orders.strictq --to s3://backups/orders
 strictq replicate orders.strictq --to tcps://10.0.0.2:7400 --token-file token --authority ca.pem
+strictq replicate orders.strictq --to tcp://127.0.0.1:7400 --token-file token --confirmed
 strictq replicate orders.strictq
 strictq replicate orders.strictq --detach
 strictq replicate restored.strictq --alone
@@ -80,14 +81,18 @@ class Moment(click.ParamType[datetime]):
 @click.option("--token-file", type=PATH, metavar="FILE", help="With --to tcps://: the token of the replica.")
 @click.option("--authority", type=PATH, metavar="FILE", help="With --to tcps://: the authority of the replica's certificate.")
 @click.option("--plaintext", is_flag=True, help="With --to tcp://: the network is private; do not require TLS.")
+@click.option("--confirmed", is_flag=True, help="With --to: every call waits until the replica has what it did.")
+@click.option("--timeout", type=Seconds(min=0.001), default=10.0, help="With --confirmed: seconds that a call waits.")
 @click.option("--once", is_flag=True, help="Exit when everything is shipped.")
 @click.option("--detach", is_flag=True, help="Stop replicating this queue, and exit.")
+@click.option("--force", is_flag=True, help="With --detach: also if a confirmed replica cannot be reached, or was promoted.")
 @click.option("--alone", is_flag=True, help="Put a restored queue in service without a replica, and exit.")
 @quiet_option
 @json_option
 def replicate(
     queue: Path, to: str | None, interval: float, keep: float, max_lag: int, key_file: Path | None, token_file: Path | None,
-    authority: Path | None, plaintext: bool, once: bool, detach: bool, alone: bool, quiet: bool, as_json: bool,
+    authority: Path | None, plaintext: bool, confirmed: bool, timeout: float, once: bool, detach: bool, force: bool, alone: bool,
+    quiet: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Ship a queue's changes to its replica until Ctrl-C. Every process that has the queue open for writing does this too.
 
@@ -108,13 +113,14 @@ def replicate(
         if alone:
             found = q.replication()
         elif detach:
-            q.detach()
+            q.detach(force=force)
             found = q.replication()
         else:
             if to is not None:
                 q.configure_replication(
-                    to, interval_seconds=interval, keep_seconds=keep, max_lag_bytes=max_lag, key_file=key_file,
-                    token_file=token_file, authority=authority, plaintext=plaintext,
+                    to, "confirmed" if confirmed else "async", interval_seconds=interval, keep_seconds=keep,
+                    max_lag_bytes=max_lag, key_file=key_file, token_file=token_file, authority=authority, plaintext=plaintext,
+                    timeout_seconds=timeout,
                 )  # fmt: skip
             found = _ship(q, stopping, once=once, quiet=quiet)
     if as_json:
@@ -131,6 +137,8 @@ def _ship(q: strictq.Queue, stopping: Stopping, *, once: bool, quiet: bool) -> R
     with waiting("shipping:", lambda: state, quiet=quiet):
         while True:
             found = q.replication()
+            if found is not None and found.mode == "fenced":
+                return found
             if found is None or found.mode == "off":
                 raise Failure(f"{q.path} has no replica", USAGE, "give --to TARGET")
             state = status_line(found)
@@ -149,7 +157,9 @@ def status_line(found: ReplicationStatus | None) -> str:
         heard = "never" if found.lag_seconds is None else f"{span(found.lag_seconds)} ago"
         text = f"a replica: segment {found.segment:,}, primary last heard of {heard}"
         return text if found.shipping else f"{text}, no process receives"
-    if found is None or found.mode != "async":
+    if found is not None and found.mode == "fenced":
+        return f"{printable(found.target)}: the replica was promoted; this queue refuses every write"
+    if found is None or found.mode == "off":
         return "not replicated"
     target = printable(found.target)
     if found.segment is None or found.lag_seconds is None:

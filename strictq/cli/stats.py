@@ -192,7 +192,7 @@ def _further(look: Look, *, shards: bool) -> list[Block]:
     parts: list[Block] = []
     if look.consumers:
         parts += [Heading("named consumers"), [(printable(c.name), _shown(c)) for c in look.consumers]]
-    if found.replication is not None and found.replication.mode in ("async", "replica"):
+    if found.replication is not None and found.replication.mode != "off":
         parts += [Heading("replica"), [(found.replication.mode, status_line(found.replication))]]
     parts += [Alarm(f"breaker open: {breaker_line(b)}") for b in found.breakers]
     if shards:

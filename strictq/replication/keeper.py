@@ -25,8 +25,8 @@ from .shipper import Shipper
 from .target import ShipTarget
 
 BACKOFF_MAX_SECONDS: Final = 15.0
-CONFIRMED_BACKOFF_SECONDS: Final = 1.0
-"""The longest in confirmed mode, in which calls wait for the next try."""
+CONFIRMED_BACKOFF_SECONDS: Final = 0.5
+"""In confirmed mode, in which calls wait for the next try."""
 EAGER_SECONDS: Final = 0.2
 EAGER_STEP_SECONDS: Final = 0.0005
 IDLE_STEP_SECONDS: Final = 0.01
@@ -328,12 +328,12 @@ class ShipKeeper:
         if self._rounds is not None:
             self._rounds.begin()
         shipped = self._shipper.round()
-        if self._rounds is not None and self._shipper.level:
-            self._rounds.end()
         if shipped:
             self._answered()
         if self._beats and not (shipped and self._rounds is None):
             self._beat()
+        if self._rounds is not None and self._shipper.level:
+            self._rounds.end()  # not before the replica knows, by the first beat, that calls wait for it
         self._captured = tuple(self._shipper.captured())
         self._progress.write(self._shipper.x)
         return shipped
@@ -377,9 +377,11 @@ class ShipKeeper:
         ):
             self._rest_seconds = BACKOFF_MAX_SECONDS
             return None
-        most = BACKOFF_MAX_SECONDS if self._rounds is None else CONFIRMED_BACKOFF_SECONDS
-        wait: float = min(self._settings.interval_seconds * 2 ** min(self._failures, 10), most)
-        return max(wait, self._settings.interval_seconds)
+        interval: float = self._settings.interval_seconds
+        if self._rounds is not None:
+            return min(interval, CONFIRMED_BACKOFF_SECONDS)
+        doubled: float = min(interval * 2 ** min(self._failures, 10), BACKOFF_MAX_SECONDS)
+        return max(interval, doubled)
 
     def _behind_bytes(self, storage: Storage) -> int:
         with suppress(StrictqError):

@@ -71,6 +71,7 @@ REST: dict[type, tuple[object, ...]] = {
 MORE: dict[type, dict[str, object]] = {
     kind: {"shard": 0} for kind in set(classes(strictq.StrictqError)) if issubclass(kind, strictq.StoreError)
 }
+del MORE[strictq.NotConfirmed]
 
 
 def test_a_code_is_its_name_and_no_two_sentences_share_one() -> None:

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -48,6 +47,8 @@ class Rounds:
     """
 
     def __init__(self, directory: Path, replication: Replication, boot_id: str) -> None:
+        from hashlib import blake2b  # only queues in confirmed mode need it
+
         names = "\0".join((replication.history_id, str(replication.term), replication.target, boot_id))
         self._tag = int.from_bytes(blake2b(names.encode(), digest_size=_SLOT_BYTES).digest(), "big")
         with files.typed("the rounds of the shipper can't be mapped"):
@@ -186,9 +187,10 @@ class Confirming:
         """Refuse what could not be confirmed, before it is written: a caller that tries again and again would fill the disk.
 
         Raises:
-            TargetUnavailable: nothing was changed.
+            TargetUnavailable, Fenced: nothing was changed.
         """
         known = self._current()
+        self.require()
         if known is None or known.mode != "confirmed" or self._rounds is None:
             return
         silent = (self._host.clock.boot() - max(self._rounds.answered_at, self._since)) / MICROSECONDS
@@ -245,7 +247,7 @@ class Confirming:
             return
         rounds = self._rounds
         if known.mode == "fenced" or rounds is None:
-            raise NotConfirmed("the replica was promoted meanwhile; what was done is committed in this queue only")
+            raise NotConfirmed("the replica was promoted: it is committed in this queue only", hint=hints.FENCED)
         number = rounds.next
         if number is not None:
             self._ask(rounds, number)
