@@ -97,6 +97,15 @@ def everything(path: str, number: int, keys: int, batch: int, seed: int) -> None
     _report(acked=acked, started=started, ended=ended, written=written)
 
 
+def replica(path: str, token_file: str) -> None:
+    """Receive for a replica until stdin is closed."""
+    import strictq
+
+    with strictq.Replica(path, token_file=token_file) as receiving:
+        _report(address=receiving.address)
+        sys.stdin.read()
+
+
 def load(path: str, durability: str, keys: int, batch: int) -> None:
     """Keep a queue busy until stdin is closed."""
     import strictq
@@ -187,6 +196,7 @@ ROLES: Final[dict[str, Callable[..., None]]] = {
     "stats": looking,
     "memory": memory,
     "everything": everything,
+    "replica": replica,
     "load": load,
     "send-times": send_times,
     "idle-worker": idle_worker,

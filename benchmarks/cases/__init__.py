@@ -60,6 +60,7 @@ SPARK: Final[dict[str, Case]] = {
 REPLICATION: Final[dict[str, Case]] = {
     "batches": replication.batches,
     "sends": replication.sends,
+    "confirmed": replication.confirmed,
     "restores": replication.restores,
 }
 """What a replica costs."""

@@ -1,10 +1,12 @@
-"""What shipping to a directory costs the process that does it: the same work in a queue that ships, and in one that does not."""
+"""What a replica costs the process that ships: the same work in a queue that has one, and in one that has not."""
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -12,14 +14,36 @@ import attrs
 
 import strictq
 from benchmarks.bench import Bench
-from benchmarks.measure import Durability, Figure, Pairs, Sample, interleave, prebuilt, sample
-from benchmarks.workload import life, messages, open_queue, warm
+from benchmarks.measure import Durability, Figure, Pairs, Sample, child, interleave, prebuilt, report_of, sample
+from benchmarks.workload import life, messages, open_queue, send_one_by_one, warm
 from strictq import Message, Queue
 
 INTERVAL_SECONDS: Final = 0.2
 GOAL: Final = 0.85
+THREADS: Final = 16
 PATIENCE_SECONDS: Final = 60.0
 Work = Callable[[Queue, list[Message]], object]
+Ships = Callable[[Queue, Path], AbstractContextManager[object]]
+"""Ships a queue to something in a directory, for as long as the block lasts."""
+
+
+@contextmanager
+def to_directory(q: Queue, place: Path) -> Iterator[None]:
+    q.configure_replication(place / "target", interval_seconds=INTERVAL_SECONDS)
+    yield
+
+
+@contextmanager
+def to_confirming_replica(q: Queue, place: Path) -> Iterator[None]:
+    """A replica in a process of its own, on this machine and its disk, for which every call waits."""
+    (place / "token").write_text(secrets.token_urlsafe(32), encoding="ascii")
+    with child("replica", path=place / "replica", token_file=place / "token") as process:
+        address = report_of(process)["address"]
+        q.configure_replication(f"tcp://{address}", "confirmed", token_file=place / "token")
+        try:
+            yield
+        finally:
+            q.detach()
 
 
 def batches(bench: Bench) -> Iterator[Figure]:
@@ -38,14 +62,55 @@ def batches(bench: Bench) -> Iterator[Figure]:
 
 def sends(bench: Bench) -> Iterator[Figure]:
     """Single durable sends."""
-
-    def one_by_one(q: Queue, todo: list[Message]) -> None:
-        for m in todo:
-            q.send(m.body, m.key)
-
     yield from _compared(
-        bench, "sends", "single durable sends, shipped", "full", bench.sizes.singles, one_by_one, after=Queue.purge, batch=1
+        bench, "sends", "single durable sends, shipped", "full", bench.sizes.singles, send_one_by_one, after=Queue.purge, batch=1
     )
+
+
+def confirmed(bench: Bench) -> Iterator[Figure]:
+    """The same where every call waits until a replica in another process has what it did."""
+    for batch, goal in ((100, 0.5), (1000, 0.8)):
+        yield from _compared(
+            bench,
+            "confirmed",
+            "whole life of a message, confirmed",
+            "process",
+            bench.sizes.batches // (2000 // batch if batch < 1000 else 1),
+            lambda q, todo, batch=batch: life(q, todo, batch),  # type: ignore[misc]
+            batch=batch,
+            ships=to_confirming_replica,
+            goal=goal,
+        )
+    yield from _compared(
+        bench,
+        "confirmed",
+        f"single durable sends by {THREADS} threads, confirmed",
+        "full",
+        bench.sizes.singles,
+        _by_threads,
+        after=Queue.purge,
+        batch=1,
+        ships=to_confirming_replica,
+        goal=0.3,
+    )
+    yield from _compared(
+        bench,
+        "confirmed",
+        "single durable sends, confirmed",
+        "full",
+        bench.sizes.singles // 4,
+        send_one_by_one,
+        after=Queue.purge,
+        batch=1,
+        ships=to_confirming_replica,
+        goal=None,
+    )
+
+
+def _by_threads(q: Queue, todo: list[Message]) -> None:
+    with ThreadPoolExecutor(THREADS) as threads:
+        for done in [threads.submit(send_one_by_one, q, todo[n::THREADS]) for n in range(THREADS)]:
+            done.result()
 
 
 def _compared(
@@ -58,13 +123,15 @@ def _compared(
     *,
     batch: int,
     after: Callable[[Queue], object] = lambda _q: None,
+    ships: Ships = to_directory,
+    goal: float | None = GOAL,
 ) -> Iterator[Figure]:
     keys = bench.sizes.keys
     with ExitStack() as stack:
         place = stack.enter_context(bench.place("replication"))
         shipped = stack.enter_context(open_queue(place / "shipped", durability))
         plain = stack.enter_context(open_queue(place / "plain", durability))
-        shipped.configure_replication(place / "target", interval_seconds=INTERVAL_SECONDS)
+        stack.enter_context(ships(shipped, place))
         for q in (shipped, plain):
             warm(q, keys)
         until_shipped(shipped)
@@ -87,9 +154,18 @@ def _compared(
 
         pairs = interleave(bench.rounds, lambda: run(shipped), lambda: run(plain))
     yield pairs.figure(
-        case, what, "not shipped", unit="times", goal=bench.goal("at least", GOAL), durability=durability, batch=batch, keys=keys
+        case,
+        what,
+        "not shipped",
+        unit="times",
+        goal=None if goal is None else bench.goal("at least", goal),
+        durability=durability,
+        batch=batch,
+        keys=keys,
     )
     yield _processor(case, pairs, durability, batch, keys)
+    if ships is not to_directory:
+        return
     at = {"durability": durability, "batch": batch, "keys": keys}
     yield Figure(case=case, what="bytes shipped a message", unit="bytes", values=stored[1:], **at)  # type: ignore[arg-type]
     yield Figure(case=case, what="lag at the end of a round", unit="ms", values=lags[1:], **at)  # type: ignore[arg-type]

@@ -188,6 +188,8 @@ class TokenHandler(http.server.BaseHTTPRequestHandler):
     server: TokenServer
     timeout = ADMISSION_SECONDS
     disable_nagle_algorithm = True
+    wbufsize = -1
+    """An answer is sent as a whole, at the end of its request."""
     server_version = "strictq"
     sys_version = ""
 

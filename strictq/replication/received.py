@@ -52,8 +52,12 @@ LOG_BYTES_MAX: Final = 1 << 32
 """With more that could not be applied, because looks hold live/ or its disk is full, no segment is taken."""
 APPLY_BYTES: Final = 64 << 20
 """Applied at a time, while looks wait."""
+APPLY_PAGES: Final = 4096
+"""Pages that are collected before they are written."""
 LOOKS_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 1.0
+APPLY_SECONDS: Final = 0.05
+"""So long the first segment that can be applied waits for others: pages that each of them has are written once."""
 CONTACT_STEP: Final = 500_000
 """Microseconds between two notes of when the primary was heard of."""
 
@@ -96,6 +100,8 @@ class ReceivedSegments:
             raise StoreBusy(f"another process receives for the replica {home}, or promotes it", shard=-1)
         self._changed = threading.Condition()
         self._stop = False
+        self._stopping = threading.Event()
+        self._boot_id = clock.boot_id()
         self._n, self._hash = -1, ""
         self._complete: SegmentHeader | None = None
         self._open: list[Logged] = []
@@ -170,7 +176,7 @@ class ReceivedSegments:
             assert self._mark is not None
             self._mark.begin()
             while self._ready:
-                self._apply_cut(self._ready.popleft())
+                self._apply_cuts()
             self._mark.end(self._applied.header if self._applied is not None else self.state.applied)
         finally:
             looks.leave()
@@ -275,11 +281,11 @@ class ReceivedSegments:
     def _note_contact(self, x: int) -> None:
         before = self._contact
         boot, wall = self._clock.boot(), self._clock.wall()
-        if before is not None and before.boot_id == self._clock.boot_id():
+        if before is not None and before.boot_id == self._boot_id:
             x = max(x, before.x)
             if 0 <= boot - before.boot < CONTACT_STEP:
                 return
-        self._contact = LastContact(x, boot, self._clock.boot_id(), wall)
+        self._contact = LastContact(x, boot, self._boot_id, wall)
         self._contact.write(self.home)
 
     def _require_receives(self) -> None:
@@ -336,8 +342,8 @@ class ReceivedSegments:
             with self._changed:
                 while not self._ready and not self._stop:
                     self._changed.wait()
-                if self._stop:
-                    return
+            if self._stopping.wait(APPLY_SECONDS):
+                return
             try:
                 if not self._apply_some():
                     continue
@@ -363,10 +369,7 @@ class ReceivedSegments:
             self._mark.begin()
             done = 0
             while self._ready and done < APPLY_BYTES:
-                cut = self._ready[0]
-                self._apply_cut(cut)
-                done += sum(logged.size for logged in cut)
-                self._ready.popleft()
+                done += self._apply_cuts()
             assert self._applied is not None
             self._mark.end(self._applied.header)
         finally:
@@ -374,15 +377,30 @@ class ReceivedSegments:
         self._on_step("applied")
         return True
 
-    def _apply_cut(self, cut: list[Logged]) -> None:
+    def _apply_cuts(self) -> int:
+        """Apply cuts that follow one another, as many as have so many pages at least. Returns how many bytes their segments have."""
         assert self._log is not None
         assert self._pages is not None
-        for logged in cut:
-            _, parts = decode(self._log.read(logged), logged.header.n, self._key)
-            for part, pages in parts:
-                self._pages.write(part.shard, part.size, iter(pages))
+        newest: dict[int, dict[int, bytes]] = {}
+        sizes: dict[int, int] = {}
+        cuts = count = size = 0
+        for cut in list(self._ready):
+            for logged in cut:
+                _, parts = decode(self._log.read(logged), logged.header.n, self._key)
+                for part, pages in parts:
+                    newest.setdefault(part.shard, {}).update(pages)
+                    sizes[part.shard] = part.size
+                    count += len(pages)
+                size += logged.size
+            cuts += 1
+            if count >= APPLY_PAGES:
+                break
+        for shard, images in newest.items():
+            self._pages.write(shard, sizes[shard], iter(sorted(images.items())))
             self._on_step("page")
-        self._applied = cut[-1]
+        for _ in range(cuts):
+            self._applied = self._ready.popleft()[-1]
+        return size
 
     def _trim(self) -> None:
         """Empty the file of the log that is full, once live/ has on the disk what is in it."""
@@ -422,6 +440,7 @@ class ReceivedSegments:
             if self._stop:
                 return
             self._stop = True
+            self._stopping.set()
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
@@ -445,6 +464,7 @@ class ReceivedSegments:
     def _let_go(self) -> None:
         with self._changed:
             self._stop = True
+            self._stopping.set()
         for held in (self._pages, self._log, self._mark):
             if held is not None:
                 held.close()

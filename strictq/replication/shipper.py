@@ -82,6 +82,7 @@ class Shipper:
         self._prev = ""
         self._base = self._older_base = -1
         self._base_bytes = self._chain_bytes = 0
+        self._boot_id = clock.boot_id()
         self._begun = False
         self._sure = False
         """What the target has is known: the last put returned."""
@@ -242,7 +243,7 @@ class Shipper:
                 queue_id=self._capture.queue_id, history_id=self._history_id, term=self._term, n=n, first=first, more=more,
                 base=base, older_base=older, base_bytes=stored if cut.whole else self._base_bytes,
                 chain_bytes=0 if cut.whole else self._chain_bytes + stored, prev=prev, x=cut.x, wall=cut.wall,
-                boot_id=self._clock.boot_id(), shards=self._capture.shards, parts=tuple(parts),
+                boot_id=self._boot_id, shards=self._capture.shards, parts=tuple(parts),
                 positions={} if more else dict(cut.positions),
             )  # fmt: skip
             data = encode(header, pages, self._target.key)
