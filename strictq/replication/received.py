@@ -378,7 +378,7 @@ class ReceivedSegments:
         return True
 
     def _apply_cuts(self) -> int:
-        """Apply cuts that follow one another, as many as have so many pages at least. Returns how many bytes their segments have."""
+        """Apply cuts that follow one another, until they have enough pages. Returns how many bytes their segments have."""
         assert self._log is not None
         assert self._pages is not None
         newest: dict[int, dict[int, bytes]] = {}
