@@ -28,7 +28,7 @@ from tests.support.internals import shard_of, store_of
 KEYS: Final = ("a", "b")
 LEASE_SECONDS: Final = 30.0
 MAX_ATTEMPTS: Final = 2
-ALONE: Final = 3
+ALONE: Final = 2
 """Sequences up to this length have a queue of their own."""
 TOGETHER: Final = 50
 """So many longer ones follow each other in a queue: to open one takes as long as what is done there."""
@@ -54,12 +54,12 @@ class Message:
 
 @attrs.define
 class Lease:
-    """`charged`: its only message, which was charged when it was given out; 0: it had several."""
+    """`low`: its first message. `charged`: its only message, which was charged when it was given out; 0: it had several."""
 
     token: int
+    low: int
     members: list[int]
     charged: int
-    is_settled: bool = False
     is_over: bool = False
 
 
@@ -113,7 +113,7 @@ class Lane:
             if self.messages[suspect - 1].attempts >= MAX_ATTEMPTS:
                 self.messages[suspect - 1].state = "dead"
         else:
-            suspect = lease.members[0] if lease.is_settled else lease.members[-1]
+            suspect = lease.members[0] if lease.members[0] > lease.low else lease.members[-1]
         self.one_by_one_to = max(self.one_by_one_to, suspect)
         self.end_lease()
 
@@ -121,7 +121,6 @@ class Lane:
         """A holder acked, nacked or rejected a message."""
         lease, m = self.lease, self.messages[seq - 1]
         assert lease is not None
-        lease.is_settled = True
         if verb == "nack":
             self.is_plain = False
             m.attempts += not lease.charged
@@ -236,14 +235,21 @@ class World:
             assert room > 0
             room -= self._take(key, [d for d in got if str(d.key)[0] == key], room)
         left = [key for key in KEYS if key not in order and self.lanes[key].is_free()]
-        if room:
-            # What is left was given up by this claim.
-            for key in left:
+        for key in left:
+            if room or self._was_given_up(key):
                 self.lanes[key].lapse()
+        if room:
             assert not any(self.lanes[key].is_free() for key in left), f"{left} had something, and there was room"
         heads = [plain[key] for key in [*order, *left] if plain[key]]
         assert heads == sorted(heads), "the oldest head comes first"
         self.given += [Given(who, d) for d in got]
+
+    def _was_given_up(self, key: str) -> bool:
+        """Did a claim find the last attempt of a lane's only message used up, on its way to another lane?"""
+        lane = self.lanes[key]
+        if lane.lease is None or lane.lease.charged == 0 or lane.messages[lane.lease.charged - 1].attempts < MAX_ATTEMPTS:
+            return False
+        return self.queues[0].status(key + self.suffix, lane.lease.charged).state == "dead"
 
     def _plain_head(self, key: str) -> int:
         """When the head of a lane arrived that was only sent to and acked, and may be given out; else 0."""
@@ -266,7 +272,7 @@ class World:
         assert token > lane.token, "tokens ascend"
         lane.token = token
         alone = len(got) == 1
-        lane.lease = Lease(token, [m.seq for m in batch], batch[0].seq if alone else 0)
+        lane.lease = Lease(token, batch[0].seq, [m.seq for m in batch], batch[0].seq if alone else 0)
         for d, m in zip(got, batch, strict=True):
             m.state = "leased"
             m.attempts += alone
@@ -307,8 +313,8 @@ class World:
         lane = self.lanes[key]
         lane.is_held = False
         lane.perhaps_to, lane.one_by_one_to = max(lane.perhaps_to, lane.one_by_one_to), 0
-        for m in lane.of("waiting"):
-            m.attempts = 0
+        for m in lane.unresolved():
+            m.attempts = int(lane.lease is not None and m.seq == lane.lease.charged and m.state == "leased")
 
     def _redrive(self, who: int, key: str) -> None:
         lane = self.lanes[key]
