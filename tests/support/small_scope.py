@@ -7,7 +7,7 @@ Time stands still but for `expire`. After its last operation each sequence is lo
 
 from __future__ import annotations
 
-import hashlib
+import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -348,6 +348,7 @@ class World:
         """What a consumer sees is what the oracle says; every memory is what the tables say."""
         q = self.queues[who]
         shard = shard_of(q)
+        assert shard.look(lambda db: check.check_logs(db, 0), hot=False) == []
         assert shard.look(lambda db: check.check(db, 0, shard.range.owns, 1)) == []
         stats = q.stats()
         flying = held = unresolved = dead = 0
@@ -471,16 +472,11 @@ class Enumeration:
             found = [(*sequence, step) for sequence in found for step in self.run(sequence)]
         return found
 
-    def all_below(self, sequence: Sequence, depth: int, share: float = 1.0) -> None:
+    def all_below(self, sequence: Sequence, depth: int, share: float = 1.0, seed: int = 0) -> None:
         """Run a sequence and all that begin with it, of `depth` steps at most; of those with `depth`, this share."""
         following = self.run(sequence)
         if len(sequence) < depth:
             for step in following:
                 longer = (*sequence, step)
-                if len(longer) < depth or share == 1.0 or _chance(longer) < share:
-                    self.all_below(longer, depth, share)
-
-
-def _chance(sequence: Sequence) -> float:
-    """A number from 0 to 1, always the same for a sequence."""
-    return hashlib.blake2b(repr(sequence).encode(), digest_size=4).digest()[0] / 256
+                if len(longer) < depth or share == 1.0 or random.Random(f"{seed}{longer}").random() < share:
+                    self.all_below(longer, depth, share, seed)
