@@ -136,6 +136,10 @@ SELECT EXISTS (SELECT 1 FROM message m WHERE m.lane = l.id), EXISTS (SELECT 1 FR
        EXISTS (SELECT 1 FROM delayed d WHERE d.lane = l.id), EXISTS (SELECT 1 FROM lease e WHERE e.lane = l.id),
        hold IS NOT NULL, last_seq FROM lane l WHERE key = ?;
 
+-- name: floor
+-- audit: new lanes are born above it.
+SELECT seq_floor FROM counter;
+
 -- name: cold_tail
 -- audit: the newest seq of a lane in the tables; of one that was forgotten, the floor. Indexes: as above.
 SELECT coalesce((SELECT max(last_seq, ifnull((SELECT max(seq) FROM message m WHERE m.lane = l.id), 0)) FROM lane l WHERE key = ?),

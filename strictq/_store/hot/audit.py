@@ -14,11 +14,12 @@ from .memory import ACK, CLAIM, COOL, EXTEND, ID_BYTES, RELEASE, START, decoded_
 
 
 class _Lane:
-    """`waiting`: what is not resolved. `leased`: how many of the first of these."""
+    """`first`, `seq`: its first and last seq in the inbox. `waiting`: what is not resolved; `leased`: so many of the first."""
 
-    __slots__ = ("leased", "newest", "seq", "waiting")
+    __slots__ = ("first", "leased", "newest", "seq", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, first: int) -> None:
+        self.first = first
         self.waiting: list[int] = []
         self.leased = 0
         self.seq = 0
@@ -87,7 +88,7 @@ class Audit:
         self._keys[i] = key
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = _Lane()
+            lane = self._lanes[key] = _Lane(seq)
             if seq <= self._cold.get(key, 0):
                 yield f"message {i} of key {key!r} has seq {seq}, which an earlier one had"
         elif seq != lane.seq + 1:
@@ -142,12 +143,17 @@ class Audit:
 
     def _tables(self) -> Iterator[str]:
         """A lane is hot or cold, never both, and what has cooled is known to its row."""
-        for key in self._lanes:
+        floor: int = self._db.execute(HOT.floor).get
+        for key, lane in self._lanes.items():
             row = self._db.execute(HOT.cold_rows, (key,)).get
             if row is not None and any(row[:-1]):
                 yield f"the lane of key {key!r} is hot, and has rows in the tables"
-            elif row is not None and row[-1] > self._lanes[key].seq:
-                yield f"the lane of key {key!r} is hot with seq {self._lanes[key].seq}, and its row has seq {row[-1]}"
+            tail = floor if row is None else row[-1]
+            if row is not None and tail > lane.seq:
+                yield f"the lane of key {key!r} is hot with seq {lane.seq}, and its row has seq {tail}"
+            # Where rows were cut, its first ones may have been.
+            elif not self._cut and lane.first > tail + 1:
+                yield f"the lane of key {key!r} is hot from seq {lane.first} on, and its row has seq {tail}"
         for key, seq in self._cold.items():
             if key not in self._lanes and self._db.execute(HOT.cold_tail, (key,)).get < seq:
                 yield f"the lane of key {key!r} has cooled with seq {seq}, and its row does not know that"
