@@ -58,14 +58,10 @@ from .lanes.failures import AttemptFailure
 from .lanes.handout import Block, Encode, Known, Part
 from .lanes.headers import headers as decode_headers
 from .lanes.leases import Claimed, Fields, Held, Lost, Row, Settlement, Took
-from .lanes.merging import Listed
 from .lanes.send import Item, Options, Sent, require_valid
 from .lanes.settle import Ack
-from .merging import STEP as MERGE_STEP
-from .merging import Arriving, Merging
 from .shipping import status as ship_status
 from .shipping.confirming import Rounds
-from .shipping.fork_point import ranges as seq_ranges
 from .shipping.shipping import Ships
 from .shipping.status import ShipProgress, ShipStatus
 from .shipping.values import PAGE_BYTES, ChangedFile, Image, Position, QueueCut, WalMovedOn, WentBack
@@ -86,6 +82,8 @@ if TYPE_CHECKING:
         PeekedMessage,
         Problem,
     )
+    from .lanes.merging import Listed
+    from .merging import Arriving, Merging
     from .shipping.capture import Capture
     from .shipping.rebuild import PageFiles, Rebuild
 
@@ -636,6 +634,8 @@ class Storage:
     @property
     def merging(self) -> Merging:
         """What a merge with another history of the queue asks of it."""
+        from .merging import Merging
+
         return Merging(self._store)
 
     @property
@@ -766,7 +766,7 @@ class Storage:
 
 
 __all__ = [
-    "MEMORY", "MERGE_STEP", "NAME_BITS", "PAGE_BYTES", "POLL_SECONDS", "SHARDS_MAX", "Acks", "Allowance", "AppDatabase",
+    "MEMORY", "NAME_BITS", "PAGE_BYTES", "POLL_SECONDS", "SHARDS_MAX", "Acks", "Allowance", "AppDatabase",
     "Applied", "Arriving", "AttemptFailure", "Block", "BlockSize", "Bulk", "BulkRows", "Capture", "ChangedFile", "Changes",
     "Claimed", "Committed", "Durability", "Encode", "Fields", "Fork", "Held", "Holding", "Hook", "Image", "Item", "Known",
     "Listed", "ListedColumns", "Lost", "MessageRange", "OpenTransaction", "Options", "PackedColumns", "PageFiles", "Part",
@@ -775,5 +775,5 @@ __all__ = [
     "Staging", "Statement", "Storage", "Token", "Took", "TransactionName", "WalMovedOn", "Want", "WentBack",
     "WriteTransaction", "adopt", "become_queue", "decode_headers", "held_alone", "is_marked_replica", "leased_columns",
     "mark_replica", "migrate", "new_file", "new_run", "page_files", "publish", "put_in_service", "rebuild", "replication_of",
-    "require_valid", "salvage", "seq_ranges", "share_holder",
+    "require_valid", "salvage", "share_holder",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from .shipping import fork_point
 from .store import Store
 
 STEP: Final = 500
-"""Messages of one transaction."""
+"""Messages that are appended or resolved in one transaction."""
 
 
 class Arriving(NamedTuple):
@@ -60,15 +60,21 @@ class Merging:
         assert self._store.directory is not None
         return catalog.forks(self._store.directory)
 
-    def unresolved_at_fork(self, history_id: str) -> dict[int, fork_point.Unresolved] | None:
-        """By shard, what was unresolved when this history was left. None: it is not known."""
+    def unresolved_at_fork(self, history_id: str) -> dict[int, list[tuple[bytes, int]]] | None:
+        """By shard, key and seq of what was unresolved when this history was left. None: it is not known."""
         assert self._store.directory is not None
-        return fork_point.read(self._store.directory, history_id)
+        found = fork_point.read(self._store.directory, history_id)
+        if found is None:
+            return None
+        return {
+            n: [(key, seq) for key, spans in keys.items() for lo, hi in spans for seq in range(lo, hi + 1)]
+            for n, keys in found.items()
+        }
 
-    def note_unresolved(self, history_id: str, shards: dict[int, fork_point.Unresolved]) -> None:
-        """Replace what `unresolved_at_fork` returns."""
+    def note_unresolved(self, history_id: str, shards: dict[int, list[tuple[bytes, int]]]) -> None:
+        """Replace what `unresolved_at_fork` returns: keys and seqs."""
         assert self._store.directory is not None
-        fork_point.write(self._store.directory, history_id, shards)
+        fork_point.write(self._store.directory, history_id, {n: fork_point.ranges(found) for n, found in shards.items()})
 
     def listed(self, shard: int) -> list[Listed]:
         """Everything unresolved, and every dead letter, of a shard."""
@@ -114,9 +120,10 @@ class Merging:
         arrived = self._store.shards[shard].drain(bound(outbox.arrive, sends[0].origin, [each.row for each in sends]))
         return [(by_number[number], sent) for number, sent in arrived]
 
-    def resolve(self, shard: int, messages: Sequence[Listed]) -> Resolved:
-        """Resolve what the other history has resolved, unless a consumer holds it now. Messages sorted by key, STEP at most."""
-        return self._store.shards[shard].drain(bound(merging.resolve, messages))
+    def resolve(self, shard: int, messages: Sequence[Listed]) -> Iterator[Resolved]:
+        """Resolve what the other history has resolved, unless a consumer holds it now, in steps. Messages sorted by key."""
+        for start in range(0, len(messages), STEP):
+            yield self._store.shards[shard].drain(bound(merging.resolve, messages[start : start + STEP]))
 
     # ---- what is compared, and never merged
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -20,8 +21,11 @@ from .._errors import InvalidArgument
 from .._findings import AppRowsDiffer, Merged, MergedSend, MessageName
 from .._keys import decode_key, is_keyless
 from .._store import api
-from .._store.api import MERGE_STEP, Arriving, Fork, Listed, Storage
+from .._store.api import Fork, Storage
 from .replica_home import at_replica
+
+if TYPE_CHECKING:
+    from .._store.api import Arriving, Listed
 
 Key = str | bytes | int | None
 
@@ -166,18 +170,17 @@ class _Merge:
         if self.at_fork is None or self.twice is None:
             return kept
         left, right = ({(m.key, m.seq) for m in side} for side in (theirs, ours))
-        for key, spans in self.at_fork.get(shard, {}).items():
-            for message in ((key, seq) for lo, hi in spans for seq in range(lo, hi + 1)):
-                if message in left or message not in right:
-                    kept.append(message)
-                if message not in left and message not in right:
-                    self.twice.append(MessageName(_key(key), message[1]))
+        for message in self.at_fork.get(shard, []):
+            if message in left or message not in right:
+                kept.append(message)
+            if message not in left and message not in right:
+                self.twice.append(MessageName(_key(message[0]), message[1]))
         self._note(shard, kept)
         return kept
 
     def _note(self, shard: int, kept: list[tuple[bytes, int]]) -> None:
         if self.at_fork is not None and not self.dry_run:
-            self.at_fork[shard] = api.seq_ranges(kept)
+            self.at_fork[shard] = kept
             self.right.merging.note_unresolved(self.fork.history_id, self.at_fork)
             self._on_step("noted")
 
@@ -186,15 +189,13 @@ class _Merge:
         if self.dry_run:
             self.acked += gone
             return []
-        left: list[Listed] = []
-        for start in range(0, len(gone), MERGE_STEP):
-            some = gone[start : start + MERGE_STEP]
-            found = self.right.merging.resolve(shard, some)
+        done: set[Listed] = set()
+        for found in self.right.merging.resolve(shard, gone):
             self.acked += found.done
             self.leased += found.leased
+            done |= set(found.done)
             self._on_step("resolved")
-            done = set(found.done)
-            left += [m for m in some if m not in done]
+        left = [m for m in gone if m not in done]
         if self.twice is not None:
             self.twice += [_name(m) for m in left if not is_keyless(m.key)]
         return left

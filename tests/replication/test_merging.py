@@ -6,7 +6,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,6 @@ import pytest
 import strictq
 from strictq import (
     AppRowsDiffer,
-    ForwardPending,
     InvalidArgument,
     Merged,
     MergedSend,
@@ -28,8 +27,6 @@ from strictq import (
     StoreBusy,
     StrictqError,
 )
-from strictq._store.lanes import outbox
-from strictq._store.shipping import fork_point
 from strictq.testing import FakeClock
 from tests.support.command import in_process
 from tests.support.forks import drained, fork
@@ -164,57 +161,6 @@ def test_keyless_messages_come_along(tmp_path: Path) -> None:
     assert sorted(drained(new)[None]) == [b"2", b"3", b"4", b"5"]
 
 
-def stop_forwarding(patch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise ForwardPending("not now")
-
-    patch.setattr(outbox, "forward", refuse)
-
-
-def keys_apart(q: Queue) -> tuple[str, str]:
-    """A key of the first shard, and one of the second."""
-    found = {q.send(b"", key=f"t{n}").shard: f"t{n}" for n in range(20)}
-    q.purge()
-    return found[0], found[1]
-
-
-def test_sends_in_an_outbox_come_along_once(q: Queue, new: Path) -> None:
-    """Those behind the fork that did not arrive; not those that arrived; and of those before it the new queue has its own."""
-    near, far = keys_apart(q)
-    with pytest.MonkeyPatch.context() as patch:
-        stop_forwarding(patch)
-        with pytest.raises(ForwardPending), q.transaction(key=near) as tx:
-            tx.send(b"before", key=far)
-        fork(q, new)
-    with q.transaction(key=near) as tx:
-        tx.send(b"arrives", key=far)  # and the one before it
-    with pytest.MonkeyPatch.context() as patch:
-        stop_forwarding(patch)
-        with pytest.raises(ForwardPending), q.transaction(key=near) as tx:
-            tx.send(b"waits", key=far)
-        q.close()
-    done = strictq.merge(q.path or "", new)
-    assert [(s.key, s.seq is None) for s in done.sent] == [(far, False), (far, True)]
-    assert strictq.merge(q.path or "", new).sent == ()
-    assert drained(new) == {far: [b"before", b"arrives", b"waits"]}
-
-
-def test_what_arrived_and_is_still_in_the_outbox_is_sent_once(q: Queue, new: Path) -> None:
-    near, far = keys_apart(q)
-    fork(q, new)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outbox, "forget", lambda *_: None)
-        patch.setattr(outbox, "_to", lambda origin, destination: None)
-        with q.transaction(key=near) as tx:
-            tx.send(b"once", key=far)
-        origin, destination = q._storage._store.shards[0], q._storage._store.shards[1]
-        rows = origin.read(lambda db: outbox.waiting(db, 1), hot=False)
-        destination.run(lambda tx: outbox.arrive(tx, origin.incarnation, rows))
-        done = merged(q, new)
-    assert len(done.sent) == 1
-    assert drained(new) == {far: [b"once"]}
-
-
 # ---- what is resolved
 
 
@@ -273,7 +219,7 @@ def test_acked_beats_dead_and_dead_letters_behind_the_fork_are_reported(q: Queue
 
 
 def test_too_many_to_say_what_was_processed_twice(q: Queue, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_point, "PENDING_MAX", 1)
+    monkeypatch.setattr("strictq._store.shipping.fork_point.PENDING_MAX", 1)
     q.send_many([Message(b"", key="k") for _ in range(3)])
     fork(q, new)
     ack(q, "k")
