@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         Explanation,
         HistoryRecord,
         KeyDepth,
+        KeyStateDiffers,
         LostRange,
         Merged,
         MergedSend,
@@ -135,6 +136,7 @@ __all__ = [
     "InvalidBody",
     "Job",
     "KeyDepth",
+    "KeyStateDiffers",
     "Lease",
     "LeaseLost",
     "LostRange",
@@ -205,10 +207,9 @@ __all__ = [
 # Where it is → what most programs do not need, and what would cost more than the rest of the import together.
 _LATE = {
     "_findings": (
-        "Adopted", "AppRowsDiffer", "AttemptError", "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth",
-        "LostRange", "Merged", "MergedSend", "MessageName", "MessageStatus", "Migration", "PeekedMessage", "Problem", "Promoted",
-        "QueryReport", "ReplicaReport", "Restored", "Salvaged",
-        "WorkerEvent",
+        "Adopted", "AppRowsDiffer", "AttemptError", "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord",
+        "KeyDepth", "KeyStateDiffers", "LostRange", "Merged", "MergedSend", "MessageName", "MessageStatus", "Migration",
+        "PeekedMessage", "Problem", "Promoted", "QueryReport", "ReplicaReport", "Restored", "Salvaged", "WorkerEvent",
     ),
     "aio": ("AsyncBatch", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
     "app": ("App",),

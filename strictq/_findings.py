@@ -441,6 +441,19 @@ class AppRowsDiffer(Report):
 
 
 @attrs.frozen
+class KeyStateDiffers(Report):
+    """A key that has other states on both sides of a merge.
+
+    Attributes:
+        in_old, in_into: whether this queue has a state of it.
+    """
+
+    key: Key | None
+    in_old: bool
+    in_into: bool
+
+
+@attrs.frozen
 class Merged(Report):
     """What `strictq.merge` did, or would do.
 
@@ -470,7 +483,7 @@ class Merged(Report):
     leased: tuple[MessageName, ...]
     twice: tuple[MessageName, ...] | None
     dead: tuple[MessageName, ...]
-    key_states: tuple[Key | None, ...]
+    key_states: tuple[KeyStateDiffers, ...]
     app_rows: tuple[AppRowsDiffer, ...]
 
 

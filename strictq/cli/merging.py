@@ -68,7 +68,7 @@ def _show(done: strictq.Merged) -> None:
     if done.twice is None:
         print("which messages were processed twice is not known: too many were unresolved at the fork")
     if done.key_states:
-        print(f"keys whose states differ: {', '.join(map(_shown, done.key_states))}")
+        print(f"keys whose states differ: {', '.join(_shown(state.key) for state in done.key_states)}")
     for row in done.app_rows:
         print(
             f"{printable(row.table)}, shard {row.shard}: {many(row.only_old, 'row')} only in the old queue, "

@@ -18,7 +18,7 @@ import attrs
 from .. import _hints as hints
 from .._clock import Clock, SystemClock
 from .._errors import InvalidArgument
-from .._findings import AppRowsDiffer, Merged, MergedSend, MessageName
+from .._findings import AppRowsDiffer, KeyStateDiffers, Merged, MergedSend, MessageName
 from .._keys import decode_key, is_keyless
 from .._store import api
 from .._store.api import Fork, Storage
@@ -125,7 +125,7 @@ class _Merge:
         self.sent: list[MergedSend] = []
         self.earlier = 0
         self.dead: list[Listed] = []
-        self.states: list[bytes] = []
+        self.states: list[KeyStateDiffers] = []
         self.rows: list[AppRowsDiffer] = []
         self.at_fork = right.merging.unresolved_at_fork(fork.history_id)
         self.twice: list[MessageName] | None = None if self.at_fork is None else []
@@ -143,7 +143,7 @@ class _Merge:
             old="", into="", history_id=self.fork.history_id, term=self.fork.term, dry_run=self.dry_run,
             sent=tuple(self.sent), earlier=self.earlier, acked=tuple(map(_name, self.acked)),
             leased=tuple(map(_name, self.leased)), twice=None if self.twice is None else tuple(self.twice),
-            dead=tuple(map(_name, self.dead)), key_states=tuple(_key(key) for key in self.states), app_rows=tuple(self.rows),
+            dead=tuple(map(_name, self.dead)), key_states=tuple(self.states), app_rows=tuple(self.rows),
         )  # fmt: skip
 
     def _merge_shard(self, shard: int) -> None:
@@ -213,7 +213,11 @@ class _Merge:
 
     def _compare(self, shard: int) -> None:
         left, right = self.left.merging.key_states(shard), self.right.merging.key_states(shard)
-        self.states += sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
+        self.states += [
+            KeyStateDiffers(decode_key(key), key in left, key in right)
+            for key in sorted(left.keys() | right.keys())
+            if left.get(key) != right.get(key)
+        ]
         ours, theirs = self.right.merging.app_rows(shard), self.left.merging.app_rows(shard)
         for table in sorted(ours.keys() | theirs.keys()):
             mine, other = ours.get(table), theirs.get(table)

@@ -15,6 +15,7 @@ import strictq
 from strictq import (
     AppRowsDiffer,
     InvalidArgument,
+    KeyStateDiffers,
     Merged,
     MergedSend,
     Message,
@@ -248,7 +249,7 @@ def test_key_states_and_rows_that_differ_are_reported(q: Queue, new: Path) -> No
     with strictq.open(new) as r, r.transaction(key="same") as tx:
         tx.execute("INSERT INTO app_ledger VALUES (2, 'new')")
     done = merged(q, new)
-    assert done.key_states == ("other",)
+    assert done.key_states == (KeyStateDiffers("other", in_old=True, in_into=False),)
     assert done.app_rows == (AppRowsDiffer("app_ledger", shard, 2, 1),)
     with strictq.open(new) as r:
         assert [tuple(row) for row in r.query("SELECT text FROM app_ledger ORDER BY n")] == [("both",), ("new",)]
