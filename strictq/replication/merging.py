@@ -209,7 +209,7 @@ class _Merge:
         elif later:
             found = self.right.merging.arrive(shard, later)
             self._on_step("sent")
-            self.sent += [_sent(each, seq, duplicate=duplicate) for each, (seq, _, duplicate) in found]
+            self.sent += [_sent(each, seq, duplicate=earlier is not None) for each, (seq, _, earlier) in found]
 
     def _compare(self, shard: int) -> None:
         left, right = self.left.merging.key_states(shard), self.right.merging.key_states(shard)
