@@ -47,9 +47,9 @@ def long_first(items: list[pytest.Item]) -> None:
 
 
 def limit_seconds(item: pytest.Item) -> float:
-    """Return the time limit of a test: its mark's, or the one of the configuration."""
+    """Return the time limit of a test: its mark's, the command line's, or the one of the configuration."""
     mark = item.get_closest_marker("timeout")
-    return float(mark.args[0] if mark is not None else item.config.getini("timeout"))
+    return float(mark.args[0] if mark is not None else item.config.getoption("timeout") or item.config.getini("timeout"))
 
 
 @attrs.define(eq=False)
