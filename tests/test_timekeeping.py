@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.support import timekeeping
-from tests.support.running import PATIENCE_SECONDS, ROOT
+from tests.support.running import ROOT
 
+PATIENCE_SECONDS = 200.0
+"""Several processes start here, one after the other, each with all of pytest."""
 CONFTEST = """
 from tests.support import timekeeping
 
