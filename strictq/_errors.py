@@ -39,6 +39,7 @@ StrictqError                     .transient  .hint
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +64,10 @@ class StrictqError(Exception):
             self.hint = hint
         if transient is not None:
             self.transient = transient
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A pool of processes sends errors to its caller: by default their arguments would not fit, and the pool breaks.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def __str__(self) -> str:
         text = super().__str__()

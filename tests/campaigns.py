@@ -10,6 +10,7 @@ others go on, and the exit code is 1. To repeat it:
 
     python -m tests.campaigns powercut --seed 17 --rounds 1
 
+`enumerate` has a last round, with which every sequence of five steps was seen.
 Kills and stress do not repeat themselves: --keep DIR keeps the files of a round that failed, with every worker's history.
 """
 
@@ -38,6 +39,7 @@ from tests.support.faults import CODES, fail_some, fresh
 from tests.support.powercut_campaign import Tally, cut_again, fast_directory
 from tests.support.powercut_campaign import campaign as cut
 from tests.support.powercut_run import KINDS, record
+from tests.support.small_scope import Enumeration
 
 TELL_SECONDS: Final = 30.0
 ROUND_SECONDS: Final = 15.0
@@ -45,6 +47,9 @@ ROUND_SECONDS: Final = 15.0
 PATIENCE_SECONDS: Final = 600.0
 CALLS: Final = 6
 FLIPS: Final = 40
+STEPS: Final = 5
+BEGINNINGS: Final = 24
+"""So many sequences of two steps are not the same but for names."""
 Numbers = Counter[str]
 
 
@@ -115,12 +120,32 @@ def flip_bits(seed: int, place: Path) -> Numbers:
     return Counter({"flips": FLIPS, "told": told})
 
 
+def enumerate_steps(seed: int, place: Path) -> Numbers:
+    """All sequences of STEPS steps, and of fewer, that begin with the same two."""
+    enumeration = Enumeration(fresh(place))
+    try:
+        beginnings = enumeration.beginnings(2)
+        assert len(beginnings) == BEGINNINGS
+        if seed > 1:
+            enumeration.done.clear()  # they were counted in the first round
+        if seed <= BEGINNINGS:
+            enumeration.all_below(beginnings[seed - 1], STEPS)
+    finally:
+        enumeration.close()
+    return enumeration.done
+
+
 @attrs.frozen
 class Attack:
-    """What a round of it does, and which of its numbers counts."""
+    """What a round of it does, and which of its numbers counts.
+
+    Attributes:
+        rounds: there are no more than the seeds 1 to this; None: there are always more.
+    """
 
     run: Callable[[int, Path], Numbers]
     goal: str
+    rounds: int | None = None
 
 
 ATTACKS: Final = {
@@ -129,6 +154,7 @@ ATTACKS: Final = {
     "kills": Attack(kills, "kills"),
     "flips": Attack(flip_bits, "flips"),
     "stress": Attack(stress, "checked events"),
+    "enumerate": Attack(enumerate_steps, "sequences", BEGINNINGS),
 }
 
 
@@ -205,9 +231,10 @@ class _Here:
 def attack(name: str, pool: ProcessPoolExecutor | _Here, options: argparse.Namespace, minutes: float) -> Progress:
     """Rounds until the time is over, or enough was done."""
     progress = Progress(name)
-    seeds: Iterator[int] = itertools.count(options.seed)
+    last = ATTACKS[name].rounds
+    seeds: Iterator[int] = itertools.count(options.seed) if last is None else iter(range(options.seed, last + 1))
     if options.rounds is not None:
-        seeds = iter(range(options.seed, options.seed + options.rounds))
+        seeds = itertools.islice(seeds, options.rounds)
     running: dict[Future[Numbers], int] = {}
 
     def wanted() -> bool:

@@ -121,6 +121,30 @@ SELECT EXISTS (SELECT 1 FROM ready), next_deadline, (SELECT min(due) FROM delaye
        ifnull((SELECT max(id) FROM journal), 0),
        coalesce((SELECT max(id) FROM inbox), (SELECT top FROM journal ORDER BY id DESC LIMIT 1), 0) FROM counter;
 
+-- name: arrived
+-- audit: every row of the inbox. Index: rowid.
+SELECT id, key, seq FROM inbox ORDER BY id;
+
+-- name: epoch
+-- audit: no token is of a later one.
+SELECT epoch FROM counter;
+
+-- name: cold_rows
+-- audit: has a lane messages, a place, a lease or a hold in the tables, and what is its last seq there? Indexes: lane's UNIQUE one on
+-- key, primary keys.
+SELECT EXISTS (SELECT 1 FROM message m WHERE m.lane = l.id), EXISTS (SELECT 1 FROM ready r WHERE r.lane = l.id),
+       EXISTS (SELECT 1 FROM delayed d WHERE d.lane = l.id), EXISTS (SELECT 1 FROM lease e WHERE e.lane = l.id),
+       hold IS NOT NULL, last_seq FROM lane l WHERE key = ?;
+
+-- name: floor
+-- audit: new lanes are born above it.
+SELECT seq_floor FROM counter;
+
+-- name: cold_tail
+-- audit: the newest seq of a lane in the tables; of one that was forgotten, the floor. Indexes: as above.
+SELECT coalesce((SELECT max(last_seq, ifnull((SELECT max(seq) FROM message m WHERE m.lane = l.id), 0)) FROM lane l WHERE key = ?),
+                (SELECT seq_floor FROM counter));
+
 -- name: last_id
 -- shard: the newest arrival number. Index: rowid.
 SELECT max(last_id, ifnull((SELECT max(id) FROM inbox), 0)) FROM counter;

@@ -1,4 +1,4 @@
-"""Queues without hot lanes, for tests that look into the tables."""
+"""Hot lanes: queues without any, for tests that look into the tables, and what every memory must be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
+import strictq
 from strictq import QueueConfig
+from strictq._store.commit.calls import bound
+from strictq._store.commit.tx import Totals, Tx
+from strictq._store.hot.memory import Memory
+from strictq._store.lanes.leases import ID
+from tests.support.internals import shard_of, store_of
 
 
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +27,59 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> None:
             object.__setattr__(self, "hot_lanes", False)
 
     monkeypatch.setattr(QueueConfig, "__init__", init)
+
+
+def state(memory: Memory) -> dict[bytes, Any]:
+    """All that a memory knows of its lanes."""
+    return {
+        key: (
+            lane.seq,
+            [row[ID] for row in lane.rows],
+            lane.touched,
+            None
+            if lane.lease is None
+            else (lane.lease.claim, lane.lease.lo, lane.lease.hi, lane.lease.pending, lane.lease.started),
+            None if lane.done is None else (lane.done.token, list(lane.done.seqs)),
+        )
+        for key, lane in memory.lanes.items()
+    }
+
+
+def ready(memory: Memory) -> list[bytes]:
+    """The order of ready lanes, as claims would meet them."""
+    waiting = [(lane.rows[0][ID], key) for key, lane in memory.lanes.items() if lane.rows and lane.lease is None]
+    head = memory.head()
+    assert (None if head is None else head[1].key) == (min(waiting)[1] if waiting else None)
+    return [key for _, key in sorted(waiting)]
+
+
+def require_totals(tx: Tx, fresh: Memory) -> None:
+    """What a transaction begins with is the counter row, and what the logs add to it."""
+    totals = Totals.read(tx.db)
+    fresh.agree(tx.db, totals)
+    assert [getattr(totals, name) for name in SUMS] == [getattr(tx.totals, name) for name in SUMS]
+
+
+def require_agreement(*queues: strictq.Queue) -> None:
+    """The memories of all queue objects are equal, and equal to one that is built from the tables; check() finds nothing."""
+    require_memories(*queues)
+    assert queues[0].check() == []
+
+
+def require_memories(*queues: strictq.Queue) -> None:
+    """The memories of all queue objects are equal, and equal to one that is built from the tables."""
+    for number in range(len(store_of(queues[0]).shards)):
+        fresh: Memory | None = None
+        for q in queues:
+            shard = shard_of(q, number)
+            shard.run(lambda _tx: None)
+            memory = shard.hot
+            assert memory is not None
+            if fresh is None:
+                fresh = Memory(number)
+                shard.run(bound(require_totals, fresh))
+            assert state(memory) == state(fresh)
+            assert ready(memory) == ready(fresh)
+
+
+SUMS = ("config_version", "epoch", "last_lane", "lanes", "pending", "dead", "sends", "receives", "claims", "acks")

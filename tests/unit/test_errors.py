@@ -217,6 +217,19 @@ def test_what_belongs_to_a_queue_says_it_too(q: Queue) -> None:
         assert caught.value.hint_code == "send_path"
 
 
+def test_an_error_passes_from_process_to_process(q: Queue, clock: FakeClock) -> None:
+    fill(q, "k", 1)
+    (d,) = q.receive(lease_seconds=5.0)
+    clock.advance(17.5)
+    q.receive(consumer="other:1")
+    e = lost(d.ack)
+    many = PartialFailure("some failed", results=[None, e])
+    for each in (e, many, strictq.StoreBusy("it is busy", shard=3)):
+        again = pickle.loads(pickle.dumps(each))
+        assert (type(again), str(again), again.to_dict()) == (type(each), str(each), each.to_dict())
+    assert again.shard == 3
+
+
 # ---- paths
 
 

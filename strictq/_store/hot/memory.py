@@ -29,6 +29,7 @@ from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, KEY, PREPARE, PROCESS, SE
 
 CLAIM, ACK, START, COOL, EXTEND, RELEASE = 1, 2, 3, 4, 5, 6
 """Kinds of rows of the journal."""
+ID_BYTES: Final = 8
 _KEY_BYTES: Final = 2
 """How the length of a key is written in a row that names keys."""
 
@@ -298,6 +299,8 @@ class Memory:
                 keys = decoded_keys(data)
                 self.cool(keys[:count], deadline, keys[count:])
                 self.events.append((id_, kind, at, 0, before))
+            elif len(data) != count * ID_BYTES or not count:
+                raise StoreCorrupt(f"row {id_} of its journal counts {count} messages, and names others", shard=self._shard)
             else:
                 claim = Claim(token, at, deadline, started, bool(charged), consumer or "")
                 self._happened(id_, kind, claim, array("q", data))
@@ -332,14 +335,20 @@ class Memory:
                 if lane.lease is not None or rows[-1] is not lane.rows[len(rows) - 1]:
                     raise StoreCorrupt(f"row {event} of its journal leases messages twice", shard=self._shard)
             self.lease(picked, claim)
-        elif kind == ACK:
+            return
+        for lane, rows in picked:
+            if lane.lease is None or rows[-1][SEQ] > lane.rows[lane.lease.pending - 1][SEQ]:
+                raise StoreCorrupt(f"row {event} of its journal is about messages that are not leased", shard=self._shard)
+        if kind == ACK:
             self.ack(picked, claim.at)
         elif kind == START:
             self.start([(lane, row[SEQ]) for lane, rows in picked for row in rows])
         elif kind == EXTEND:
             self.extend([lane for lane, _ in picked], claim.deadline)
-        else:
+        elif kind == RELEASE:
             self.release([lane for lane, _ in picked])
+        else:
+            raise StoreCorrupt(f"row {event} of its journal is of the unknown kind {kind}", shard=self._shard)
 
     def _recount(self, totals: Totals, inbox_top: int, journal_top: int) -> None:
         """Another transaction wrote the counter row: what does that not include yet?"""

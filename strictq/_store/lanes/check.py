@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import apsw
@@ -18,6 +19,7 @@ from ..._sql import CHECK, CLAIM, LANES, SETTLE, SHARD
 from .. import catalog
 from ..commit.calls import bound
 from ..commit.tx import TOKEN_BITS, Totals, Tx
+from ..hot.audit import Audit
 from . import lanes
 from .sweeps import SCAN_PAUSE
 
@@ -53,6 +55,13 @@ def check(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: 
     except UnicodeDecodeError as e:
         found.append((Problem(shard, "unreadable", f"a text is not UTF-8: {e}"), None))
     return found
+
+
+def check_logs(db: apsw.Connection, shard: int) -> list[tuple[Problem, Fix | None]]:
+    """What is wrong with the logs of hot lanes. If anything is, what follows from them is not worth reading."""
+    if db.execute(SHARD.read_counter).get is None:
+        return []  # found again
+    return [(Problem(shard, "log", text), None) for text in islice(Audit(db).findings(), FINDINGS_MAX)]
 
 
 def _all(db: apsw.Connection, owns: Callable[[int], bool], shards: int) -> Iterator[Finding]:
@@ -290,9 +299,13 @@ def check_queue(store: Store, *, fix: bool) -> list[Problem]:
     problems = check_catalog(store)
     for shard in store.shards:
         try:
-            if fix:
-                shard.cool()  # a repair names lanes of the tables
-            found = shard.look(bound(check, shard.number, shard.range.owns, len(store.shards)))
+            found: list[tuple[Problem, Fix | None]] = []
+            if shard.hot is not None:
+                found = shard.look(bound(check_logs, shard.number), hot=False)
+            if not found:
+                if fix:
+                    shard.cool()  # a repair names lanes of the tables
+                found = shard.look(bound(check, shard.number, shard.range.owns, len(store.shards)))
         except StoreError as e:
             files.require_descriptors()
             problems.append(Problem(shard.number, "unreadable", str(e)))

@@ -1,0 +1,42 @@
+"""Every sequence of a few steps of two consumers on two keys: tests/support/small_scope.py.
+
+`python -m tests.campaigns enumerate` runs all of five steps. STRICTQ_SMALL_SCOPE_SEED chooses others of them for the test.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns import BEGINNINGS
+from tests.support.powercut_campaign import fast_directory
+from tests.support.small_scope import Enumeration
+
+SEED = int(os.environ.get("STRICTQ_SMALL_SCOPE_SEED", "0"))
+PARTS = 2
+
+
+@pytest.fixture
+def enumeration(tmp_path: Path) -> Iterator[Enumeration]:
+    with fast_directory(tmp_path) as place:
+        made = Enumeration(place)
+        yield made
+        made.close()
+
+
+@pytest.mark.smoke
+def test_every_sequence_of_three_steps(enumeration: Enumeration) -> None:
+    assert len(enumeration.beginnings(2)) == BEGINNINGS
+    enumeration.all_below((), 3)
+    assert enumeration.done["of 3"] > 300
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_sequence_of_four_steps_and_some_of_five(enumeration: Enumeration, part: int) -> None:
+    for beginning in enumeration.beginnings(2)[part::PARTS]:
+        enumeration.all_below(beginning, 5, share=0.003, seed=SEED)
+    assert enumeration.done["of 4"] > 2_000
+    assert enumeration.done["of 5"] > 80
