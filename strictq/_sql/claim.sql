@@ -89,7 +89,7 @@ WHERE l.id = ?1;
 SELECT position, careful, lane FROM ready WHERE position > ? AND position <= ? ORDER BY position LIMIT ?;
 
 -- name: lanes_packed
--- packing.lanes: the first messages of these lanes, column by column in one row. The values of a column are in the order of lanes and
+-- packing._whole_lanes: the first messages of these lanes, column by column in one row. The values of a column are in the order of lanes and
 -- seqs, which SQLite does not promise: see scan.packed. Takes lanes, the most messages, now. Index: message's primary key.
 SELECT count(*),
        max(page.headers IS NOT NULL OR page.body IS NULL OR page.attempts > 0 OR ifnull(page.due > ?3, 0) OR ifnull(page.expires <= ?3, 0)),
@@ -101,7 +101,7 @@ FROM (
 ) page;
 
 -- name: keys_packed
--- packing.lanes: their keys, in the same order: the length of each, and all of them. Takes lanes. Index: rowid.
+-- packing._whole_lanes: their keys, in the same order: the length of each, and all of them. Takes lanes. Index: rowid.
 SELECT group_concat(length(l.key)), CAST(group_concat(l.key, '') AS BLOB) FROM carray(?) c CROSS JOIN lane l ON l.id = c.value;
 
 -- name: ready_lanes
