@@ -19,6 +19,7 @@ from . import (
     spark_pipeline,
     spark_serve,
     spark_source,
+    spark_sparse,
     start,
     worker,
 )
@@ -52,6 +53,7 @@ CASES: Final[dict[str, Case]] = {
 SPARK: Final[dict[str, Case]] = {
     "sink": spark.sink,
     "source": spark_source.source,
+    "sparse": spark_sparse.sparse,
     "pipeline": spark_pipeline.pipeline,
     "serve": spark_serve.serve,
 }

@@ -84,6 +84,26 @@ FROM lane l CROSS JOIN (
 ) page
 WHERE l.id = ?1;
 
+-- name: listed
+-- claim: the next ready lanes. Takes the positions after which and up to which, limit. Index: ready's primary key.
+SELECT position, careful, lane FROM ready WHERE position > ? AND position <= ? ORDER BY position LIMIT ?;
+
+-- name: lanes_packed
+-- packing._whole_lanes: the first messages of these lanes, column by column in one row. The values of a column are in the order of lanes and
+-- seqs, which SQLite does not promise: see scan.packed. Takes lanes, the most messages, now. Index: message's primary key.
+SELECT count(*),
+       max(page.headers IS NOT NULL OR page.body IS NULL OR page.attempts > 0 OR ifnull(page.due > ?3, 0) OR ifnull(page.expires <= ?3, 0)),
+       group_concat(page.lane), group_concat(page.seq), group_concat(page.id), group_concat(page.sent_at),
+       group_concat(length(page.body)), CAST(group_concat(page.body, '') AS BLOB), max(page.id)
+FROM (
+    SELECT m.lane, m.seq, m.id, m.sent_at, m.headers, m.attempts, m.due, m.expires, m.body
+    FROM carray(?1) c CROSS JOIN message m ON m.lane = c.value LIMIT ?2
+) page;
+
+-- name: keys_packed
+-- packing._whole_lanes: their keys, in the same order: the length of each, and all of them. Takes lanes. Index: rowid.
+SELECT group_concat(length(l.key)), CAST(group_concat(l.key, '') AS BLOB) FROM carray(?) c CROSS JOIN lane l ON l.id = c.value;
+
 -- name: ready_lanes
 -- claim with per_key: the lanes alone. Takes the positions after which and up to which, limit. Index: ready's primary key.
 SELECT r.position, r.lane FROM ready r WHERE r.position > ? AND r.position <= ? ORDER BY r.position LIMIT ?;
@@ -126,6 +146,13 @@ SELECT data FROM body WHERE id = ?;
 -- name: insert_lease
 -- claim: lease lanes, many rows a statement. The primary key allows one lease a lane. Takes the columns in order.
 INSERT INTO lease (lane, token, consumer, lo, hi, started, pending, leased_at, deadline, ack_first) VALUES {{ (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) }};
+
+-- name: insert_endless
+-- claim: lease whole lanes without a deadline, many rows a statement. Takes lane, first and last seq and how many messages of each;
+-- then token, consumer, now, deadline.
+WITH given (lane, lo, hi, pending) AS (VALUES {{ (?, ?, ?, ?) }})
+INSERT INTO lease (lane, token, consumer, lo, hi, started, pending, leased_at, deadline, ack_first)
+SELECT lane, ?, ?, lo, hi, lo - 1, pending, ?, ?, 0 FROM given;
 
 -- name: drop_position
 -- claim: unlist one lane. Takes its position. Index: rowid.

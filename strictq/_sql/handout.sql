@@ -74,6 +74,11 @@ UPDATE consumer SET floor = max(floor, ?) WHERE name = ?;
 -- handout.ack, handout.release: those that are not resolved, oldest first. Takes consumer, n. Index: handout_open.
 SELECT n, token FROM handout INDEXED BY handout_open WHERE consumer = ? AND n <= ? AND state = 'open' ORDER BY n;
 
+-- name: open_messages
+-- handout.pending_behind: messages of hand-outs up to n that are not resolved, as they were handed out. Takes consumer, n.
+-- Index: handout_open.
+SELECT ifnull(sum(messages), 0) FROM handout INDEXED BY handout_open WHERE consumer = ? AND n <= ? AND state = 'open';
+
 -- name: open_since
 -- handout.standings: when the oldest open hand-out was made. Takes consumer. Index: handout_open.
 SELECT min(made_at) FROM handout INDEXED BY handout_open WHERE consumer = ? AND state = 'open';
@@ -87,7 +92,7 @@ SELECT n, bytes FROM handout WHERE consumer = ? AND state <> 'released';
 SELECT ifnull(sum(bytes), 0) FROM handout;
 
 -- name: in_flight
--- handout.standings and handout.pending_behind: unresolved messages of one hand-out. Takes token. Index: lease_handout.
+-- handout.standings: unresolved messages of one hand-out. Takes token. Index: lease_handout.
 SELECT ifnull(sum(pending), 0) FROM main.lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904;
 
 -- name: oldest
@@ -130,6 +135,57 @@ SELECT lane FROM main.lease INDEXED BY lease_handout WHERE token = ? AND deadlin
 SELECT e.lane, l.key, e.lo, e.hi, e.pending, e.redrive
 FROM main.lease e INDEXED BY lease_handout CROSS JOIN lane l ON l.id = e.lane
 WHERE e.token = ? AND e.deadline = 4611686018427387904;
+
+-- name: sum_of_leases
+-- handout.ack: how many leases a hand-out has, their messages, and how many leases need a look at each message, or are of a keyless
+-- message in a lane of its own, which ends with it; and the first and the last of their lanes. Takes token.
+-- Indexes: lease_handout, primary key of lane.
+SELECT count(*), ifnull(sum(e.pending), 0), min(e.lane), max(e.lane),
+       ifnull(sum(e.hi - e.lo + 1 <> e.pending OR e.redrive OR e.expired OR (l.key >= x'6e' AND l.key < x'6f' AND instr(l.key, x'21'))), 0)
+FROM main.lease e INDEXED BY lease_handout CROSS JOIN lane l ON l.id = e.lane
+WHERE e.token = ? AND e.deadline = 4611686018427387904;
+
+-- name: count_between
+-- handout.ack: messages of a range of lanes, counted up to a limit. Takes first and last lane, limit. Index: primary key.
+SELECT count(*) FROM (SELECT 1 FROM message WHERE lane BETWEEN ? AND ? LIMIT ?);
+
+-- name: delete_between
+-- handout.ack: all messages of a range of lanes. Takes first and last lane. Index: primary key.
+DELETE FROM message WHERE lane BETWEEN ? AND ?;
+
+-- name: delete_single
+-- handout.ack: the same, where each of its leases has one message, which need not be looked for. Takes token.
+-- Indexes: lease_handout, primary key of message.
+DELETE FROM message WHERE (lane, seq) IN (
+    SELECT lane, lo FROM main.lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904
+);
+
+-- name: delete_messages
+-- handout.ack: all messages that a hand-out holds. Takes token. Indexes: lease_handout, primary key of message.
+DELETE FROM message WHERE (lane, seq) IN (
+    SELECT m.lane, m.seq
+    FROM main.lease e INDEXED BY lease_handout CROSS JOIN message m ON m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi
+    WHERE e.token = ? AND e.deadline = 4611686018427387904
+);
+
+-- name: finish_lanes
+-- handout.ack: what settle.finish_lane does, for all lanes that a hand-out holds. Takes token, now. Indexes: lease_handout, rowid.
+UPDATE lane SET last_seq = max(last_seq, e.hi), resolved = resolved + e.pending, active_at = ?2,
+    done_token = ?1, done_kind = 'ack', done_lo = e.lo, done_hi = e.hi, done_gaps = NULL
+FROM main.lease e INDEXED BY lease_handout WHERE e.token = ?1 AND e.deadline = 4611686018427387904 AND lane.id = e.lane;
+
+-- name: next_heads
+-- handout.ack: what is left of the lanes that a hand-out holds; columns as in settle.next_heads. Takes token.
+-- Indexes: lease_handout, primary keys; one seek a lane.
+SELECT m.lane, m.seq, m.id, m.due, l.hold IS NOT NULL, l.solo_to
+FROM main.lease e INDEXED BY lease_handout
+CROSS JOIN message m ON m.lane = e.lane AND m.seq = (SELECT min(seq) FROM message WHERE lane = e.lane)
+CROSS JOIN lane l ON l.id = e.lane
+WHERE e.token = ? AND e.deadline = 4611686018427387904;
+
+-- name: delete_leases
+-- handout.ack: all leases of a hand-out. Takes token. Index: lease_handout.
+DELETE FROM lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904;
 
 -- name: any_apart
 -- handout.ack: does any body lie apart? By primary key.

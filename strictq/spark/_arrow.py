@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from .. import _hints as hints
 from .._errors import InvalidArgument, StoreCorrupt
 from .._keys import decode_key
-from .._store.api import Block, BlockSize, Held, ListedColumns, PackedColumns, Piece, leased_columns
+from .._store.api import Block, BlockSize, Encode, Held, ListedColumns, PackedColumns, Piece, leased_columns
 from ._table_columns import KEY_TYPES, KeyType
 
 ROWS: Final = 2_000
@@ -50,7 +50,7 @@ class Builder:
 
     def __init__(self, schema: pa.Schema, key_type: KeyType, *, started: int = 1) -> None:
         self._started = started
-        self._schema = schema
+        self.schema = schema
         self._key_type = key_type
         self._accepts = KEY_TYPES[key_type].accepts
         self._types = schema.types
@@ -94,7 +94,7 @@ class Builder:
                 pa.array(of.ids, arrival),
                 *_of_dead(of.died, dead, skew),
             ],
-            schema=self._schema,
+            schema=self.schema,
         )
 
     def packed(self, packed: PackedColumns, skew: int, wanted: pa.Schema) -> pa.RecordBatch:
@@ -105,6 +105,7 @@ class Builder:
             InvalidArgument: a key does not fit, or a body is no text and is wanted as such.
         """
         n, depths = packed.messages, np.array(packed.depths)
+        n_lanes = len(depths)
         if depths.sum() != n:
             raise _mixed(packed.shard)
         seqs = None
@@ -119,10 +120,12 @@ class Builder:
         def column(field: pa.Field) -> pa.Array:
             match field.name:
                 case "key":
-                    if len(packed.keys) != len(depths):
+                    if len(packed.keys) != n_lanes:
                         raise _mixed(packed.shard)
-                    codes = np.repeat(np.arange(len(depths)), depths)
-                    return _keys(list(map(self.key, packed.keys)), field.type).take(_plain(codes))
+                    keys = _stored_keys(packed.keys, field.type)
+                    if keys is None:
+                        keys = _keys(list(map(self.key, packed.keys)), field.type)
+                    return keys if n == n_lanes else keys.take(_plain(np.repeat(np.arange(n_lanes), depths)))
                 case "seq":
                     return _plain(seqs)
                 case "body":
@@ -154,7 +157,7 @@ class Builder:
         )
         bodies = b"".join(p.bodies for p in pieces)
         packed = PackedColumns(shard, sum(lengths), [p.key for p in pieces], lengths, seqs, ids, sent_at, sizes, bodies)
-        batch = self.packed(packed, skew, self._schema)
+        batch = self.packed(packed, skew, self.schema)
         found, ends = batch.column("seq").to_numpy(), np.cumsum(lengths)
         if found[ends - lengths].tolist() != [p.lo for p in pieces] or found[ends - 1].tolist() != [p.hi for p in pieces]:
             raise _mixed(shard)
@@ -180,6 +183,24 @@ def _mixed(shard: int) -> StoreCorrupt:
 def _plain(values: Any) -> pa.Array:
     """Numbers of numpy's as Arrow."""
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+
+
+def _stored_keys(stored: Sequence[bytes], column: pa.DataType) -> pa.Array | None:
+    """Stored keys as a column of text or bytes; None: they have to be looked at one by one."""
+    kind = b"s" if pa.types.is_string(column) else b"b" if pa.types.is_binary(column) else b""
+    sizes = np.fromiter(map(len, stored), np.int64, len(stored))
+    if not kind or not sizes.all():
+        return None
+    joined = np.frombuffer(b"".join(stored), np.uint8)
+    begins = np.cumsum(sizes) - sizes
+    if (joined[begins] != kind[0]).any():
+        return None
+    keys = pa.Array.from_buffers(column, len(sizes), [None, _offsets(sizes - 1), pa.py_buffer(np.delete(joined, begins))])
+    try:
+        keys.validate(full=True)
+    except pa.ArrowInvalid:
+        return None  # decode_key says which one is damaged
+    return keys
 
 
 def _keys(keys: Sequence[Any], column: pa.DataType) -> pa.Array:
@@ -255,20 +276,27 @@ def _headers(texts: Sequence[str | None], column: pa.DataType) -> pa.Array:
     return pa.array([None if text is None else list(json.loads(text).items()) for text in texts], column)
 
 
-def encoder(builder: Builder, skew: Callable[[], int]) -> Callable[[Sequence[Held], int], Iterator[Block]]:
+def encoder(builder: Builder, skew: Callable[[], int]) -> Encode:
     """Packs hand-outs: a block is an Arrow IPC stream with one batch."""
 
-    def encode(leases: Sequence[Held], shard: int) -> Iterator[Block]:
+    def encode(leases: Sequence[Held | PackedColumns], shard: int) -> Iterator[Block]:
         at = skew()
-        for packed, run in groupby(leases, key=lambda held: bool(held.pieces)):
+        for packed, run in groupby(filter(_is_lease, leases), key=lambda held: bool(held.pieces)):
             if packed:
                 for pieces, fresh in _in_blocks(run):
                     yield _block(builder.pieces(pieces, shard, at), fresh)
             else:
                 for listed in leased_columns(run, shard, SIZE):
                     yield _block(builder.listed(listed, at), listed.fresh)
+        for columns in leases:
+            if isinstance(columns, PackedColumns):
+                yield _block(builder.packed(columns, at, builder.schema), fresh=True)
 
     return encode
+
+
+def _is_lease(of: Held | PackedColumns) -> TypeGuard[Held]:
+    return isinstance(of, Held)
 
 
 def _block(batch: pa.RecordBatch, fresh: bool) -> Block:

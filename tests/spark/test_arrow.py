@@ -193,10 +193,10 @@ def handed(q: Queue, *, packed: bool) -> pa.Table:
     h.attach()
     assert h.take(0) == 1
     blocks = [read_block(q, h.name, 1, part.shard, part.part) for part in h.parts(1)]
-    assert [unpack(block, b._schema, ()).num_rows for block in blocks] == [part.messages for part in h.parts(1)]
+    assert [unpack(block, b.schema, ()).num_rows for block in blocks] == [part.messages for part in h.parts(1)]
     h.close()
     q.release_consumer(h.name)
-    return pa.Table.from_batches([unpack(block, b._schema, ()) for block in blocks])
+    return pa.Table.from_batches([unpack(block, b.schema, ()) for block in blocks])
 
 
 def test_a_hand_out_is_the_same_from_columns_and_from_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import strictq
-from strictq import OutcomeUnknown, Queue, QueueConfig, StoreError
+from strictq import OutcomeUnknown, Queue, QueueConfig, StoreCorrupt, StoreError
 from strictq._handouts import Holder
-from strictq._store.api import Block, Held
+from strictq._store.api import Block, Held, PackedColumns
 from strictq._store.bulk import packing
 from strictq._store.shard import Shard
 from strictq.testing import FakeClock
 from tests.support.handouts import by_key, drain, encode, holder, read
+from tests.support.internals import connection_of
 from tests.support.queues import fill
 
 KEYS = st.sampled_from(["a", "b", "c", "d", None])
@@ -37,14 +39,27 @@ def small_steps(patch: pytest.MonkeyPatch, step: int) -> None:
     patch.setattr(packing, "STEP", step)
     patch.setattr(packing, "PAUSE", 1)
     patch.setattr(packing, "PAUSE_MAX", 2)
+    few_lanes(patch, step)
+
+
+def few_lanes(patch: pytest.MonkeyPatch, step: int) -> None:
+    """So few lanes are packed together, if each has less than three messages."""
+    patch.setattr(packing, "SAMPLE", step)
+    patch.setattr(packing, "PAYS", 3)
+    patch.setattr(packing, "LANES_FIRST", step)
+    patch.setattr(packing, "LANES_MIN", 1)
 
 
 def noting(h: Holder, patch: pytest.MonkeyPatch) -> list[tuple[bytes, int, int]]:
     """Key, messages that come as rows, and messages that come packed, of each lease that is recorded from now on."""
     seen: list[tuple[bytes, int, int]] = []
 
-    def note(leases: Sequence[Held], shard: int) -> Iterator[Block]:
-        seen.extend((held.key, len(held.rows), sum(p.messages for p in held.pieces)) for held in leases)
+    def note(leases: Sequence[Held | PackedColumns], shard: int) -> Iterator[Block]:
+        for held in leases:
+            if isinstance(held, PackedColumns):
+                seen.extend(zip(held.keys, repeat(0), held.depths, strict=False))
+            else:
+                seen.append((held.key, len(held.rows), sum(p.messages for p in held.pieces)))
         return encode(leases, shard)
 
     patch.setattr(h, "encode", note)
@@ -97,15 +112,19 @@ def test_every_message_comes_once_and_in_order(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(KEYED, max_size=40), st.integers(1, 30), st.sampled_from([5, 40, 1 << 20]))
-def test_hand_outs_are_those_that_rows_make(sent: list[Any], most: int, bytes_max: int) -> None:
+def test_hand_outs_have_the_messages_that_rows_make(sent: list[Any], most: int, bytes_max: int) -> None:
+    """Lanes that are packed together come in another order among each other."""
     made = []
     for packed in (True, False):
-        with strictq.open(":memory:", clock=FakeClock()) as q:
+        with pytest.MonkeyPatch.context() as patch, strictq.open(":memory:", clock=FakeClock()) as q:
+            few_lanes(patch, 2)
             q.send_many([strictq.Message(body, key=key) for key, body, _, _ in sent])
             h = holder(q, packed=packed)
             handed = []
             while h.take(h.last, messages_max=most, bytes_max=bytes_max) != len(handed):
-                handed.append(read(q, h, h.last))
+                labels = read(q, h, h.last)
+                assert all(seqs == sorted(seqs) for seqs in by_key(labels).values())
+                handed.append(sorted(labels))
             made.append(handed)
             h.close()
     assert made[0] == made[1]
@@ -238,3 +257,75 @@ def test_lanes_of_few_messages_come_as_rows(q: Queue, monkeypatch: pytest.Monkey
     seen = noting(h, monkeypatch)
     assert h.take(0) == 1
     assert seen == [(b"sa", 0, 2), (b"sb", 0, 2), (b"sc", 2, 0), (b"sd", 2, 0), (b"se", 50, 0)]
+
+
+@pytest.fixture
+def sparse(q: Queue, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """A queue with twelve lanes of one message each, a to l, that are packed together but for the first two."""
+    few_lanes(monkeypatch, 2)
+    q.send_many([strictq.Message(b"1", key=key) for key in "abcdefghijkl"])
+    return q
+
+
+def test_lanes_of_few_messages_are_leased_together(sparse: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    h = holder(sparse)
+    leased: list[bytes] = []
+
+    def note(leases: Sequence[Held | PackedColumns], shard: int) -> Iterator[Block]:
+        for held in leases:
+            if isinstance(held, PackedColumns):
+                leased.extend(held.keys)
+        return encode(leases, shard)
+
+    monkeypatch.setattr(h, "encode", note)
+    assert h.take(0, messages_max=9) == 1
+    assert sorted(by_key(read(sparse, h, 1))) == [f"s{key}" for key in "abcdefghi"]
+    assert sorted(leased) == [f"s{key}".encode() for key in "cdefghi"]  # the first two show that packing each does not pay
+    assert sparse.check() == []
+    assert [d.key for d in sparse.receive(10)] == ["j", "k", "l"]
+    sparse.send(b"2", "d")
+    assert h.take(1) == 2
+    assert by_key(read(sparse, h, 2)) == {"sd": [2]}
+    assert h.take(2) == 2
+    assert sparse.stats().depth == 3
+    assert sparse.check() == []
+
+
+def test_an_ack_of_many_lanes_leaves_the_messages_of_others(sparse: Queue) -> None:
+    """Also of lanes that lie between them, and what came behind the messages that were handed out."""
+    (e,) = sparse.receive(1, keys=["e"])
+    sparse.hold("g")
+    h = holder(sparse)
+    assert h.take(0) == 1
+    assert len(read(sparse, h, 1)) == 10
+    sparse.send_many([strictq.Message(b"2", key=key) for key in "aeg"])
+    assert h.take(1) == 2
+    assert read(sparse, h, 2) == [("sa", 2, "2")]
+    assert sparse.check() == []
+    e.ack()
+    sparse.release("g")
+    assert h.take(2) == 3
+    assert by_key(read(sparse, h, 3)) == {"sg": [1, 2], "se": [2]}
+    assert h.take(3) == 3
+    assert sparse.stats().depth == 0
+    assert sparse.check() == []
+
+
+def test_an_ack_of_many_lanes_refuses_a_missing_message(sparse: Queue) -> None:
+    h = holder(sparse)
+    assert h.take(0) == 1
+    connection_of(sparse).execute("DELETE FROM message WHERE lane = (SELECT id FROM lane WHERE key = ?)", (b"sc",))
+    with pytest.raises(StoreCorrupt, match="count other messages"):
+        h.take(1)
+    assert h.acked == 0
+
+
+def test_lanes_that_are_packed_together_end_where_a_bound_says(sparse: Queue) -> None:
+    h = holder(sparse)
+    arrived = h.arrived()
+    sparse.send_many([strictq.Message(b"2", key=key) for key in "dm"])
+    assert h.take(0, arrived=arrived) == 1
+    assert by_key(read(sparse, h, 1)) == {f"s{key}": [1] for key in "abcdefghijkl"}
+    assert h.take(1, bytes_max=1) == 2
+    assert by_key(read(sparse, h, 2)) == {"sd": [2]}
+    assert sparse.check() == []

@@ -4,30 +4,44 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from strictq import Queue
 from strictq._handouts import Holder, read_block, rejected
-from strictq._store.api import Block, Fields, Held, Piece
+from strictq._store.api import Block, Fields, Held, PackedColumns, Piece
 
 Label = tuple[str, int, str]
 """Stored key, seq, body."""
 PER_BLOCK = 4
 
 
-def encode(leases: Sequence[Held], shard: int) -> Iterator[Block]:
+def encode(leases: Sequence[Held | PackedColumns], shard: int) -> Iterator[Block]:
     """Blocks of a few messages of one lane each."""
     for held in leases:
-        found = [(Fields.seq(r), Fields.body(r), Fields.id(r)) for r in held.rows]
-        for piece in held.pieces:
-            found += unpacked(piece)
-        for at in range(0, len(found), PER_BLOCK):
-            rows = [(held.key.decode(), seq, body.decode(), arrival) for seq, body, arrival in found[at : at + PER_BLOCK]]
-            yield Block(len(rows), at == 0, json.dumps(rows).encode())
+        for key, found in [(held.key, list(one_by_one(held)))] if isinstance(held, Held) else by_lane(held):
+            for at in range(0, len(found), PER_BLOCK):
+                rows = [(key.decode(), seq, body.decode(), arrival) for seq, body, arrival in found[at : at + PER_BLOCK]]
+                yield Block(len(rows), at == 0, json.dumps(rows).encode())
 
 
-def unpacked(piece: Piece) -> Iterator[tuple[int, bytes, int]]:
-    """seq, body, arrival number of each message of a piece."""
+def one_by_one(held: Held) -> Iterator[tuple[int, bytes, int]]:
+    """seq, body, arrival number of each message of a lease."""
+    yield from ((Fields.seq(r), Fields.body(r), Fields.id(r)) for r in held.rows)
+    for piece in held.pieces:
+        yield from unpacked(piece)
+
+
+def by_lane(columns: PackedColumns) -> Iterator[tuple[bytes, list[tuple[int, bytes, int]]]]:
+    """The same of each of many lanes, with its key."""
+    found = unpacked(columns)
+    for key, depth in zip(columns.keys, columns.depths, strict=True):
+        yield key, list(islice(found, depth))
+    assert next(found, None) is None
+
+
+def unpacked(piece: Piece | PackedColumns) -> Iterator[tuple[int, bytes, int]]:
+    """seq, body, arrival number of each message of some columns."""
     at = 0
     for seq, arrival, size in zip(piece.seqs.split(","), piece.ids.split(","), map(int, piece.sizes.split(",")), strict=True):
         yield int(seq), piece.bodies[at : at + size], int(arrival)

@@ -6,8 +6,12 @@ their bodies in the row, neither delayed nor expired.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple
+
+import apsw
 
 from ..._sql import CLAIM
 from ..commit.tx import Tx
@@ -17,6 +21,10 @@ STEP: Final = 5_000
 PAUSE: Final = 100
 """Messages that are read as rows behind one that is not plain, before columns are tried again; twice as many each time."""
 PAUSE_MAX: Final = 10_000
+LANES_MIN: Final = 64
+"""Lanes that are packed together; where there is room for fewer, they come as rows."""
+LANES_FIRST: Final = 1_000
+"""Lanes that are read together before it is known how deep they are."""
 SAMPLE: Final = 32
 """Lanes after which it is asked whether packing pays."""
 PAYS: Final = 10
@@ -80,6 +88,75 @@ def pays(lanes: int, messages: int, each: int | None = None) -> bool:
 def following(tx: Tx, piece: Piece, step: int) -> Piece:
     """At most `step` messages behind a piece that does not end its lane."""
     return _piece(tx.run(CLAIM.lane_packed, (piece.lane, piece.hi, step, tx.now, piece.position)).get)
+
+
+class Lanes(NamedTuple):
+    """Whole lanes, all of them plain.
+
+    Attributes:
+        lanes: ascending.
+        lows, highs, depths: the first and the last seq of each, and how many messages it has.
+        messages: of all of them.
+        seqs, ids, sent_at, sizes, bodies: as in `Piece`, lane by lane.
+        newest: the last arrival number of all of them.
+    """
+
+    lanes: Sequence[int]
+    keys: list[bytes]
+    lows: Sequence[int]
+    highs: Sequence[int]
+    depths: Sequence[int]
+    messages: int
+    seqs: str
+    ids: str
+    sent_at: str
+    sizes: str
+    bodies: bytes
+    newest: int
+
+
+def together(tx: Tx, lanes: Sequence[int], depth: float, room: int) -> list[Lanes]:
+    """All messages of many lanes, about STEP at a time.
+
+    In the order of lanes, and not of their turns: so each page of the table is read once, wherever its lanes stand.
+
+    Args:
+        lanes: ascending.
+        depth: about how many messages each has.
+    Returns:
+        Nothing, where there are more than `room`, or one of them is not plain.
+    """
+    found: list[Lanes] = []
+    step = int(STEP / depth) + 1
+    for at in range(0, len(lanes), step):
+        some = _whole_lanes(tx, lanes[at : at + step], min(2 * STEP, room))
+        if some is None:
+            return []
+        found.append(some)
+        room -= some.messages
+    return found
+
+
+def _whole_lanes(tx: Tx, lanes: Sequence[int], limit: int) -> Lanes | None:
+    """None: there are more messages than the limit, or one of them is not plain, or a lane has none."""
+    given = apsw.carray(array("q", lanes))
+    count, unlike, lane_text, seq_text, ids, sent_at, sizes, bodies, newest = tx.run(
+        CLAIM.lanes_packed, (given, limit + 1, tx.now)
+    ).get
+    if unlike or not count or count > limit:
+        return None
+    found, seqs = list(map(int, lane_text.split(","))), list(map(int, seq_text.split(",")))
+    begins: Sequence[int] = range(count + 1)
+    if found != lanes:
+        begins = [0, *(n for n in range(1, count) if found[n] != found[n - 1]), count]
+        if [found[n] for n in begins[:-1]] != lanes:
+            return None
+    lengths, joined = tx.run(CLAIM.keys_packed, (given,)).get
+    keys = [joined[a:b] for a, b in pairwise(accumulate(map(int, lengths.split(",")), initial=0))]
+    return Lanes(
+        lanes, keys, [seqs[n] for n in begins[:-1]], [seqs[n - 1] for n in begins[1:]], [b - a for a, b in pairwise(begins)],
+        count, seq_text, ids, sent_at, sizes, bodies or b"", newest,
+    )  # fmt: skip
 
 
 def _piece(row: tuple[Any, ...]) -> Piece:

@@ -14,6 +14,7 @@ import apsw
 
 from ..._sql import CLAIM, HOT, LANES, repeated
 from ..bulk import packing
+from ..bulk.columns import PackedColumns
 from ..commit.tx import NEVER, SECOND, Tx, insert_rows
 from ..hot import cooling, tier
 from ..hot.memory import Claim, HotLane, Memory
@@ -25,6 +26,7 @@ CULL_STEP: Final = 200
 HEAD_PAGE: Final = 256
 
 _LEASES: Final = repeated(CLAIM.insert_lease, 64, 16, 4, 1)
+_ENDLESS: Final = repeated(CLAIM.insert_endless, 128, 16, 4, 1)
 
 
 class Request(NamedTuple):
@@ -88,7 +90,7 @@ class _Claim:
             body = row[BODY]
             size = len(body) if body is not None else self.tx.run(CLAIM.body_size, (row[ID],)).get
             size += len(row[HEADERS] or "")
-            if size > self.bytes_left and (n or self.rows):
+            if size > self.bytes_left and (n or self.token):
                 self.stop = True
                 return rows[:n]
             self.bytes_left -= size
@@ -103,6 +105,13 @@ class _Claim:
             and (newest is None or piece.newest <= newest)
             and (self.bytes_left is None or len(piece.bodies) <= self.bytes_left)
         )
+
+    def fit_together(self, chunks: list[packing.Lanes]) -> bool:
+        """Whether all of these lanes are within the request's bounds on arrival and bytes."""
+        newest = self.request.arrived_to
+        if newest is not None and any(of.newest > newest for of in chunks):
+            return False
+        return self.bytes_left is None or sum(len(of.bodies) for of in chunks) <= self.bytes_left
 
     def take(self, rows: list[Row]) -> None:
         """Lease one lane's first messages."""
@@ -126,6 +135,32 @@ class _Claim:
             self.room -= piece.messages
             lane, token, consumer, lo, _, started, pending, *rest = self.rows[-1]
             self.rows[-1] = (lane, token, consumer, lo, piece.hi, started, pending + piece.messages, *rest)
+
+    def take_together(self, listed: list[tuple[int, int, int]], chunks: list[packing.Lanes]) -> None:
+        """Lease whole lanes that follow one another in the order.
+
+        Args:
+            listed: position, whether it is careful, and lane, of each.
+            chunks: their messages.
+        """
+        tx, request = self.tx, self.request
+        assert request.endless
+        assert not request.charge
+        token = self.token = self.token or tx.new_token()
+        for of in chunks:
+            values: list[int] = [0] * (4 * len(of.lanes))
+            values[::4], values[1::4], values[2::4], values[3::4] = of.lanes, of.lows, of.highs, of.depths
+            at = 0
+            for n, statement in _ENDLESS.items():
+                while len(values) - at >= 4 * n:
+                    tx.run(statement, (*values[at : at + 4 * n], token, request.consumer, tx.now, self.deadline))
+                    at += 4 * n
+            columns = PackedColumns(tx.shard, of.messages, of.keys, of.depths, of.seqs, of.ids, of.sent_at, of.sizes, of.bodies)
+            self.out.columns.append(columns)
+            self.room -= of.messages
+            if self.bytes_left is not None:
+                self.bytes_left -= len(of.bodies)
+        tx.run(CLAIM.drop_positions, (listed[0][0], listed[-1][0]))
 
     def _lease(self, position: int, lane: int, key: bytes, lo: int, hi: int, n: int, rows: list[Row]) -> Held:
         token = self.token
@@ -153,7 +188,8 @@ class _Claim:
 
     def finish(self) -> Claimed:
         tx = self.tx
-        if self.rows or self.hot:
+        self.out.token = self.token
+        if self.token:
             self.out.messages = n = self.request.room - self.room
             tx.totals.receives += n
             tx.totals.claims += 1
@@ -317,6 +353,7 @@ def _claim_packed(work: _Claim) -> None:
                 break
         else:
             return
+        after = _claim_together(work, after)
         limit = min(work.room, pause)
         pause = min(2 * pause, packing.PAUSE_MAX)
         rows = work.tx.run(CLAIM.ready_messages, (after, work.last, limit)).fetchall()
@@ -324,6 +361,31 @@ def _claim_packed(work: _Claim) -> None:
             return
         after = rows[-1][POSITION]
         _take_lanes(work, rows, None, cut=len(rows) == limit)
+
+
+def _claim_together(work: _Claim, after: int) -> int:
+    """Claim lanes that have few messages, as many together as fit, in whole lanes. Returns the last position that was claimed.
+
+    Ends before a lane that is deep or not plain, and where the room is for few lanes.
+    """
+    lanes, depth = packing.LANES_FIRST, 1.0
+    while (lanes := min(lanes, work.room)) >= packing.LANES_MIN:
+        listed: list[tuple[int, int, int]] = work.tx.run(CLAIM.listed, (after, work.last, lanes)).fetchall()
+        listed = listed[: next((n for n, (_, careful, _) in enumerate(listed) if careful), None)]
+        if len(listed) < packing.LANES_MIN:
+            break
+        chunks = packing.together(work.tx, sorted(lane for _, _, lane in listed), depth, work.room)
+        if not chunks or not work.fit_together(chunks):
+            lanes = len(listed) // 8
+            continue
+        before = work.room
+        work.take_together(listed, chunks)
+        after = listed[-1][0]
+        depth = (before - work.room) / len(listed)
+        if depth >= packing.PAYS:
+            break
+        lanes = int(work.room / depth)
+    return after
 
 
 def _claim_moved(work: _Claim, arrived_to: int) -> None:

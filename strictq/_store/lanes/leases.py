@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from ..._errors import LeaseLost
 from ..bulk import packing
 from . import history, retries
+
+if TYPE_CHECKING:
+    from ..bulk.columns import PackedColumns
 
 # Columns of a row from CLAIM.ready_messages and its kin.
 POSITION, CAREFUL, KEY, LANE, SEQ, DUE, EXPIRES, ATTEMPTS, ID, SENT_AT, HEADERS, SIZE_HINT, PREPARE, PROCESS, BODY = range(15)
@@ -108,6 +111,10 @@ class Claimed:
     lease: int
     messages: int = 0
     leases: list[Held] = attrs.field(factory=list)
+    token: int = 0
+    """Of all its leases; 0: it has none."""
+    columns: list[PackedColumns] = attrs.field(factory=list)
+    """Messages of lanes that have few: leased like the others, as a whole, without an object for each."""
     more: bool = False
     """Bounded work was cut short: claim again, there may be something ready."""
 

@@ -143,6 +143,15 @@ def ack_whole(tx: Tx, batches: Sequence[Settlement]) -> bool:
 def list_rest(tx: Tx, lane_rows: list[tuple[Any, ...]], batches: Sequence[Settlement]) -> None:
     """List the lanes that have messages left, where their new heads arrived."""
     rest = tx.run(SETTLE.next_heads, (apsw.carray(array("q", [row[-1] for row in lane_rows])),)).fetchall()
+    list_heads(tx, rest)
+    if len(rest) < len(lane_rows):
+        for b in batches:
+            if ASIDE in b.key and is_keyless(b.key):
+                lanes.end_aside(tx, b.lane)
+
+
+def list_heads(tx: Tx, rest: Sequence[tuple[Any, ...]]) -> None:
+    """List lanes where their heads arrived: rows of `next_heads`."""
     ready = []
     for lane, seq, arrival, due, held, solo_to in rest:
         if held:
@@ -155,10 +164,6 @@ def list_rest(tx: Tx, lane_rows: list[tuple[Any, ...]], batches: Sequence[Settle
     if ready:
         insert_rows(tx, lanes.READY, ready)
         tx.wake = True
-    if len(rest) < len(lane_rows):
-        for b in batches:
-            if ASIDE in b.key and is_keyless(b.key):
-                lanes.end_aside(tx, b.lane)
 
 
 def ack_lane(tx: Tx, batch: Settlement) -> bool:
