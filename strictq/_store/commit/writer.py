@@ -183,12 +183,17 @@ class Writer:
         return call.result  # type: ignore[no-any-return]
 
     def direct(
-        self, work: Callable[[apsw.Connection, Memory, Totals, int, A], T | None], given: A, seconds: float | None = None
+        self,
+        work: Callable[[apsw.Connection, Memory, Totals, int, A], T | None],
+        given: A,
+        settings: tuple[QueueConfig, int],
+        seconds: float | None = None,
     ) -> T | None:
         """Have `work` commit by one statement that compares the tables with memory itself, at "process".
 
         Args:
             work: gets the connection, memory, the totals of the last transaction, the time, and `given`. None: nothing changed.
+            settings: those that allow it.
             seconds: as for `run`, where the caller then runs it as an operation.
         Returns:
             None: it can't be done so now.
@@ -210,7 +215,7 @@ class Writer:
             db, totals, host = self._db, hot.totals, self._host
             if (
                 db is None or totals is None or hot.unsure or db.in_transaction or self._suspects(self._shard)
-                or totals.epoch != host.epoch or totals.config_version != host.settings[1]
+                or host.settings is not settings or totals.config_version != settings[1] or totals.epoch != host.epoch
             ):  # fmt: skip
                 return None
             self._owner = threading.get_ident()

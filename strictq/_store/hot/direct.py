@@ -2,7 +2,7 @@
 
 A send, a receive or an ack of hot lanes writes one row of a log. The statement that writes it compares both logs and the gate
 with memory, as every transaction does when it begins, and writes nothing if they differ. So BEGIN, that look and COMMIT are left
-out. Memory changes behind the statement. What can't be done so, or was refused (None), changed nothing: it is run as an operation.
+out. Memory changes behind the statement. None means that nothing changed: it can't be done so, and an operation has to do it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import apsw
 
@@ -21,11 +21,13 @@ from ..commit.tx import SECOND, TOKEN_BITS, Totals, add_acks
 from ..commit.writer import Writer
 from ..lanes.claim import Request
 from ..lanes.lanes import SAYS_STARTS
-from ..lanes.leases import BODY, ID, Claimed, Held, Lost, Row, Settlement
+from ..lanes.leases import BODY, ID, SEQ, Claimed, Held, Lost, Row, Settlement
 from ..lanes.send import INLINE_BYTES_MAX, Item, Sent
 from . import cooling, tier
 from .memory import ACK, CLAIM, Claim, HotLane, Memory
 
+# Past the constructor's argument handling, which costs as much again.
+_claim_of: Final = tuple.__new__
 _Taken = list[tuple[HotLane, list[Row]]]
 
 
@@ -77,20 +79,18 @@ class Direct:
         self._hot = hot
         self._writer = writer
         self._observers = host.observers
-        self._config: QueueConfig | None = None
+        self._settings: tuple[QueueConfig, int] | None = None
         self._sends = self._settles = False
         self._lease = 0
 
-    def _adopt(self, config: QueueConfig) -> None:
-        """What the settings allow."""
-        self._settles = config.history == "off"
-        self._sends = self._settles and config.hot_lanes and config.max_depth is None and config.ttl_seconds is None
-        self._lease = int(config.lease_seconds * SECOND)
-        self._config = config
-
-    def _may(self, config: QueueConfig) -> bool:
-        if config is not self._config:
-            self._adopt(config)
+    def _may(self, settings: tuple[QueueConfig, int]) -> bool:
+        """Do the settings allow it, and has no observer to be called?"""
+        if settings is not self._settings:
+            config = settings[0]
+            self._settles = config.history == "off"
+            self._sends = self._settles and config.hot_lanes and config.max_depth is None and config.ttl_seconds is None
+            self._lease = int(config.lease_seconds * SECOND)
+            self._settings = settings
         return self._settles and not self._observers.counts and not self._observers.durations
 
     def send(self, item: Item, checked: QueueConfig) -> Sent | None:
@@ -99,13 +99,13 @@ class Direct:
         Args:
             checked: the settings that it was checked against.
         """
-        config = self._host.settings[0]
+        settings = self._host.settings
         if (
-            not self._may(config) or not self._sends or checked is not config or self._hot.cramped
+            not self._may(settings) or not self._sends or checked is not settings[0] or self._hot.cramped
             or item[2] is not None or len(item[1]) > INLINE_BYTES_MAX
         ):  # fmt: skip
             return None
-        done = self._writer.direct(_send, item)
+        done = self._writer.direct(_send, item, settings)
         if done is None:
             return None
         if done[0]:
@@ -118,25 +118,34 @@ class Direct:
         Args:
             seconds: how long to wait for the write lock; None: as every call does.
         """
-        request = attempt.request
+        settings, request = self._host.settings, attempt.request
         if (
-            not self._may(self._host.settings[0]) or request.keys is not None or request.ack_first or request.endless
+            not self._may(settings) or request.keys is not None or request.ack_first or request.endless
             or request.arrived_to is not None or request.bytes_max is not None
         ):  # fmt: skip
             return None
         attempt.lease = self._lease if request.lease is None else request.lease
-        return self._writer.direct(self._claim, attempt, seconds)
+        return self._writer.direct(self._claim, attempt, settings, seconds)
 
     def ack(self, batches: Sequence[Settlement]) -> list[Lost] | None:
         """Resolve what live leases of hot lanes hold, all of it."""
-        if not self._may(self._host.settings[0]):
+        settings = self._host.settings
+        if not self._may(settings):
             return None
-        ready = self._writer.direct(_ack, batches)
+        ready = self._writer.direct(_ack, batches, settings)
         if ready is None:
             return None
         if ready:
             self._host.wake()
         return [{}] if len(batches) == 1 else [{} for _ in batches]
+
+    def ack_one(self, key: bytes, token: int, seq: int) -> bool:
+        """Resolve the only message that a live lease of a hot lane holds. False: it is to be done as any other ack."""
+        settings = self._host.settings
+        ready = self._writer.direct(_ack_one, (key, token, seq), settings) if self._may(settings) else None
+        if ready:
+            self._host.wake()
+        return ready is not None
 
     def _claim(self, db: apsw.Connection, hot: Memory, totals: Totals, now: int, attempt: Attempt) -> Claimed | None:
         if now >= hot.next_deadline or now >= totals.next_deadline or not hot.is_known_quiet(now):
@@ -149,10 +158,11 @@ class Direct:
             return None
         counter, length = totals.last_token + 1, attempt.lease
         token, deadline, n = (totals.epoch << TOKEN_BITS) + counter, now + length, request.room - room
-        claim = Claim(token, now, deadline, SAYS_STARTS if request.starts else 1, request.charge, request.consumer)
+        before = SAYS_STARTS if request.starts else 1
+        claim = _claim_of(Claim, (token, now, deadline, before, request.charge, request.consumer))
         data, newest = _numbers(taken)
         event = hot.seen + 1
-        row = (event, CLAIM, now, hot.top, n, token, deadline, claim.before, claim.charged, claim.consumer, data, hot.gate)
+        row = (event, CLAIM, now, hot.top, n, token, deadline, before, request.charge, request.consumer, data, hot.gate)
         claimed = Claimed(self._shard, length, n, [Held(0, lane.key, token, deadline, rows) for lane, rows in taken])
         changes = db.total_changes()
         attempt.brought.append((attempt.shard, attempt, claimed))
@@ -253,17 +263,33 @@ def _send(db: apsw.Connection, hot: Memory, totals: Totals, now: int, item: Item
 
 
 def _ack(db: apsw.Connection, hot: Memory, totals: Totals, now: int, batches: Sequence[Settlement]) -> bool | None:
-    picked: dict[HotLane, list[Row]] = {}
-    lanes = hot.lanes
+    taken: _Taken = []
     for batch in batches:
-        lane = lanes.get(batch.key)
-        if lane is None or batch.start is not None or lane in picked:
+        lane = hot.lanes.get(batch.key)
+        if lane is None or batch.start is not None:
             return None
         rows = tier.held(lane, batch)
         if rows is None or None in [row[BODY] for row in rows]:
             return None
-        picked[lane] = rows
-    taken = list(picked.items())
+        taken.append((lane, rows))
+    if len(taken) > 1 and len({lane for lane, _ in taken}) < len(taken):
+        return None
+    return _resolve(db, hot, totals, now, taken)
+
+
+def _ack_one(db: apsw.Connection, hot: Memory, totals: Totals, now: int, what: tuple[bytes, int, int]) -> bool | None:
+    key, token, seq = what
+    lane = hot.lanes.get(key)
+    if lane is None or (lease := lane.lease) is None or lease.claim.token != token or lease.pending != 1:
+        return None
+    row = lane.rows[0]
+    if row[SEQ] != seq or row[BODY] is None:
+        return None
+    return _resolve(db, hot, totals, now, [(lane, [row])])
+
+
+def _resolve(db: apsw.Connection, hot: Memory, totals: Totals, now: int, taken: _Taken) -> bool | None:
+    """Write that these are acked. Returns whether a lane is ready now; None: nothing was written."""
     data, newest = _numbers(taken)
     event, n = hot.seen + 1, len(data) // 8
     hot.unsure = True
