@@ -538,12 +538,13 @@ def test_interrupts_between_any_two_statements(queue_path: str, seed: int) -> No
     """Whatever is interrupted, memory is never ahead of the tables or behind them."""
     walk = Walk(queue_path, seed, 1)
     r = random.Random(seed)
+    me = threading.get_ident()
     for _ in range(150):
         left = r.randrange(1, 12)
 
         def trace(_cursor: object, _sql: str, _bindings: object) -> bool:
             nonlocal left
-            left -= 1
+            left -= threading.get_ident() == me
             if left == 0:
                 raise Interrupted
             return True
