@@ -228,6 +228,10 @@ CHECKPOINT_TOO_OLD: Final = Coded(
 )
 RUN_BATCH_AGAIN: Final = Coded("run_batch_again", "run the batch again")
 LEAVE_SHARDS_OUT: Final = Coded("leave_shards_out", "omit shards to open the queue with the number that it has")
+ONE_SHARD_OR_KEY: Final = Coded(
+    "one_shard_or_key",
+    "create the queue with shards=1, or keep dedup_scope='key' and make ids unique per key",
+)
 LEAVE_SETTINGS_OUT: Final = Coded(
     "leave_settings_out",
     "omit these settings, or change the stored ones with q.configure()",

@@ -69,10 +69,27 @@ class Catalog(NamedTuple):
 
 
 def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) -> Catalog:
-    """A queue that does not exist yet. Its time starts as the wall clock shows it."""
+    """A queue that does not exist yet. Its time starts as the wall clock shows it.
+
+    Raises:
+        ConfigError: the settings do not suit the number of shards.
+    """
+    require_scope(config, shards)
     return Catalog(
         os.urandom(16).hex(), durability, config, 1, 1, clock.boot_id(), clock.wall() - clock.boot(), Topology.even(shards)
     )
+
+
+def require_scope(config: QueueConfig, shards: int) -> None:
+    """
+    Raises:
+        ConfigError: dedup ids would be looked for in all shards, which no transaction spans; nothing was changed.
+    """
+    if config.dedup_scope == "queue" and shards > 1:
+        raise ConfigError(
+            f"dedup_scope='queue' needs a queue of one shard, and this one has {shards}; nothing was changed",
+            hint=hints.ONE_SHARD_OR_KEY,
+        )
 
 
 def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
