@@ -110,7 +110,8 @@ def load(path: str, durability: str, keys: int, batch: int) -> None:
     """Keep a queue busy until stdin is closed."""
     import strictq
 
-    from .workload import keep_busy
+    from .measure import prebuilt
+    from .workload import busy_messages, keep_busy
 
     stop = threading.Event()
 
@@ -118,10 +119,11 @@ def load(path: str, durability: str, keys: int, batch: int) -> None:
         sys.stdin.read()
         stop.set()
 
-    with strictq.open(path, create=False, durability="full" if durability == "full" else "process") as q:
+    todo = busy_messages(keys, batch, 1)
+    with strictq.open(path, create=False, durability="full" if durability == "full" else "process") as q, prebuilt():
         threading.Thread(target=wait_for_the_end, daemon=True).start()
         _report(ready=True)
-        keep_busy(q, keys, batch, 1, stop)
+        keep_busy(q, todo, batch, stop)
 
 
 def send_times(path: str, number: int) -> None:

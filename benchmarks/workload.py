@@ -89,9 +89,13 @@ def send_one_by_one(q: strictq.Queue, todo: list[strictq.Message]) -> None:
         q.send(m.body, m.key)
 
 
-def keep_busy(q: strictq.Queue, keys: int, batch: int, seed: int, stop: threading.Event) -> None:
+def busy_messages(keys: int, batch: int, seed: int) -> list[strictq.Message]:
+    """What `keep_busy` sends."""
+    return messages(100 * batch, keys, seed)
+
+
+def keep_busy(q: strictq.Queue, todo: list[strictq.Message], batch: int, stop: threading.Event) -> None:
     """Send, receive and ack batches until told to stop, receiving twice as much, so that others' sends drain too."""
-    todo = messages(100 * batch, keys, seed)
     at = 0
     while not stop.is_set():
         q.send_many(todo[at : at + batch])

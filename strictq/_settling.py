@@ -70,12 +70,17 @@ class Settling:
 
     def ack_and_start_next(self, d: MessageState) -> None:
         """Ack a message, and start the one that `consume` hands out next, where it is of the same lease."""
-        following = d._next
+        following, lease = d._next, d.lease
         if following is None:
+            storage = self._storage
+            if lease._open == 1 and d._state == OPEN and lease._origin.storage is storage:
+                storage.require_open()
+                if storage.ack_one(lease._origin.shard, lease._held, d.seq):
+                    d._state, lease._open = ACKED, 0
+                    return
             self._ack([d], None)
             return
         self._ack([d], following.seq)
-        lease = d.lease
         lease._started = max(lease._started, following.seq)
 
     def _ack(self, given: Sequence[MessageState], start: int | None) -> None:

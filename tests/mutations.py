@@ -31,6 +31,7 @@ POWER = ("tests/power",)
 UNSYNCED = ("tests/power/test_receiving.py",)
 NOTHING = "pass"
 HOT_LANES = ("tests/store/test_hot.py",)
+DIRECT = ("tests/store/test_direct.py",)
 SHORT = {"STRICTQ_POWERCUT_IMAGES": "1500", "STRICTQ_FLIPS": "50", "STRICTQ_FAULT_POINTS": "60"}
 """How far the campaigns go, unless the environment says otherwise."""
 
@@ -55,7 +56,52 @@ def _store(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
     return Mutation(name, f"strictq/_store/{file}", old, new, tests)
 
 
+def _guard(name: str, old: str) -> Mutation:
+    """A comparison of a statement that commits by itself."""
+    return Mutation(name, "strictq/_sql/hot.sql", old, "", DIRECT)
+
+
 MUTATIONS = [
+    # What one statement does with hot lanes.
+    _guard("a send by one statement compares the gate", "(SELECT gate FROM counted) = ?8 AND "),
+    _guard("a send by one statement compares the journal", "ifnull((SELECT max(id) FROM journal), 0) = ?6\n    AND "),
+    _guard(
+        "a send by one statement compares the inbox",
+        "\n    AND coalesce((SELECT max(id) FROM inbox), (SELECT top FROM journal ORDER BY id DESC LIMIT 1), 0) = ?7",
+    ),
+    _guard("an event by one statement compares the gate", "(SELECT gate FROM counted) = ?12 AND "),
+    _guard(
+        "an event by one statement compares the inbox",
+        "\n    AND coalesce((SELECT max(id) FROM inbox), (SELECT top FROM journal ORDER BY id DESC LIMIT 1), 0) = ?4",
+    ),
+    _store(
+        "lanes of a receive that was refused stand in the order again",
+        "hot/direct.py",
+        "    _put_back(hot, taken)\n    hot.unsure",
+        "    hot.unsure",
+        *DIRECT,
+    ),
+    _store(
+        "memory is not sure while a statement commits by itself",
+        "hot/direct.py",
+        "    hot.unsure = True\n    try:\n        db.execute(HOT.append_event, (event, ACK",
+        "    try:\n        db.execute(HOT.append_event, (event, ACK",
+        *DIRECT,
+    ),
+    _store(
+        "a receive that is interrupted behind its commit gives back",
+        "hot/direct.py",
+        "            attempt.committed = db.total_changes() != changes\n",
+        "            pass\n",
+        *DIRECT,
+    ),
+    _store(
+        "settings that changed on the way to a statement count",
+        "commit/writer.py",
+        "host.settings is not settings or ",
+        "",
+        *DIRECT,
+    ),
     # Hot lanes: memory is what the logs say.
     _store(
         "memory is compared with the logs",

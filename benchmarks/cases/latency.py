@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.bench import Bench
-from benchmarks.measure import Durability, Figure, child, percentile, report_of
-from benchmarks.workload import BODY, keep_busy, key_name, open_queue, warm
-from strictq import Queue
+from benchmarks.measure import Durability, Figure, child, percentile, prebuilt, report_of
+from benchmarks.workload import BODY, busy_messages, keep_busy, key_name, open_queue, warm
+from strictq import Message, Queue
 
 BATCH = 100
 GOAL_MS = 20.0
@@ -71,20 +71,21 @@ def _busy_threads(q: Queue, keys: int) -> Iterator[None]:
     stop = threading.Event()
     failed: list[BaseException] = []
 
-    def work(seed: int) -> None:
+    def work(todo: list[Message]) -> None:
         try:
-            keep_busy(q, keys, BATCH, seed, stop)
+            keep_busy(q, todo, BATCH, stop)
         except BaseException as error:
             failed.append(error)
 
-    workers = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
-    for w in workers:
-        w.start()
-    try:
-        yield
-    finally:
-        stop.set()
+    workers = [threading.Thread(target=work, args=(busy_messages(keys, BATCH, seed),)) for seed in (1, 2)]
+    with prebuilt():
         for w in workers:
-            w.join()
+            w.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for w in workers:
+                w.join()
     if failed:
         raise failed[0]

@@ -75,6 +75,20 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 INSERT INTO journal (id, kind, at, top, count, token, deadline, before, charged, consumer, data)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: append_arrival
+-- direct: a message without options, as a transaction of its own. Takes id, key, seq, sent_at, body, and the newest rows of journal
+-- and inbox and the gate, as memory knows them: if they differ, seq is NULL, which IGNORE leaves out. Indexes: rowids.
+INSERT OR IGNORE INTO inbox (id, key, seq, sent_at, body) VALUES (?1, ?2, iif(
+    (SELECT gate FROM counted) = ?8 AND ifnull((SELECT max(id) FROM journal), 0) = ?6
+    AND coalesce((SELECT max(id) FROM inbox), (SELECT top FROM journal ORDER BY id DESC LIMIT 1), 0) = ?7, ?3, NULL), ?4, ?5);
+
+-- name: append_event
+-- direct: one row of the journal, in the same way. Takes every column, and the gate.
+INSERT OR IGNORE INTO journal (id, kind, at, top, count, token, deadline, before, charged, consumer, data) VALUES (?1, iif(
+    (SELECT gate FROM counted) = ?12 AND ifnull((SELECT max(id) FROM journal), 0) = ?1 - 1
+    AND coalesce((SELECT max(id) FROM inbox), (SELECT top FROM journal ORDER BY id DESC LIMIT 1), 0) = ?4, ?2, NULL),
+    ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11);
+
 -- name: cut_inbox
 -- cooling: rows that no memory needs. Takes the last of them. Index: rowid.
 DELETE FROM inbox WHERE id <= ?;

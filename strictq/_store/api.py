@@ -310,10 +310,7 @@ class Storage:
 
     def send_one(self, item: Item, checked: QueueConfig) -> tuple[int, Sent]:
         """Append one message, in fewer steps. Returns its shard and its place. Raises as `require_open` and `send`."""
-        store = self._store
-        store.require_open()
-        shard = store.shards[0] if len(store.shards) == 1 else store.shard_of(item[0])
-        return shard.number, store.send(shard, [item], checked)[0]
+        return self._store.send_one(item, checked)
 
     # ---- receiving, and waiting for what can be received
 
@@ -421,7 +418,21 @@ class Storage:
 
     def ack(self, shard: int, batches: Sequence[Settlement]) -> list[Lost]:
         """Resolve messages for good. Of each settlement: the seqs that were refused."""
-        return self._store.shards[shard].drain(Ack(batches))
+        part = self._store.shards[shard]
+        fast = part.fast
+        if fast is not None and (done := fast.ack(batches)) is not None:
+            part.keep_wal_short()
+            return done
+        return part.drain(Ack(batches))
+
+    def ack_one(self, shard: int, held: Held, seq: int) -> bool:
+        """Resolve the only message that a lease holds, in fewer steps. False: nothing was done, and `ack` is to do it."""
+        part = self._store.shards[shard]
+        fast = part.fast
+        if fast is None or not fast.ack_one(held.key, held.token, seq):
+            return False
+        part.keep_wal_short()
+        return True
 
     def nack(
         self, shard: int, batches: Sequence[Settlement], delay: int | None, failure: AttemptFailure

@@ -10,6 +10,7 @@ from typing import Final
 from .._errors import LeaseLost, PartialFailure, StoreBusy, StoreError, StrictqError
 from .commit.calls import bound
 from .commit.tx import Tx
+from .hot.direct import Attempt, Brought
 from .lanes import claim, settle
 from .lanes.claim import Request
 from .lanes.leases import BODY, ID, SEQ, Claimed, Held, Row, Settlement
@@ -22,17 +23,16 @@ PASSING_SECONDS: Final = 0.02
 BUSY_LOOK: Final = 5_000
 """Microseconds after which a waiting receive comes back to a shard that it passed over."""
 
-Brought = tuple[Shard, Tx, Claimed]
-"""What a claim leased, where, and in which transaction."""
-
 
 def receive(store: Store, request: Request, into: list[Claimed], *, wait_for_busy: bool) -> int | None:
     """Lease what is ready now. See Storage.receive."""
+    brought: list[Brought] = []
     if not store.confirming.active:
-        return _receive(store, request, into, [], wait_for_busy=wait_for_busy)
+        if len(store.shards) == 1 and _receive_directly(store, request, into, brought):
+            return None
+        return _receive(store, request, into, brought, wait_for_busy=wait_for_busy)
     confirming = store.confirming
     confirming.require_answers()
-    brought: list[Brought] = []
     with confirming.later():  # a receive that finds nothing has nothing to confirm
         soonest = _receive(store, request, into, brought, wait_for_busy=wait_for_busy)
     if into:
@@ -91,6 +91,26 @@ def _receive(store: Store, request: Request, into: list[Claimed], brought: list[
     return soonest
 
 
+def _receive_directly(store: Store, request: Request, into: list[Claimed], brought: list[Brought]) -> bool:
+    """Receive from a single shard, which is likely to have something, by one statement. False: it can't be done so now."""
+    shard = store.shards[0]
+    fast = shard.fast
+    if fast is None or not shard.gave or time.monotonic() >= store.dead_at:
+        return False
+    try:
+        got = fast.claim(Attempt(request, shard, brought), None)
+        if got is None:
+            return False
+        _renew_worn(store, shard, got, request)
+        shard.keep_wal_short()
+        into.append(got)
+    except BaseException:
+        into.clear()
+        _give_back(brought)
+        raise
+    return True
+
+
 def failures(store: Store, keys: Sequence[bytes] | None) -> list[StoreError | None]:
     """Why shards that a receive of these keys would ask are quarantined; None for each that serves."""
     return [shard.failed for shard in _claimable(store, keys)]
@@ -137,6 +157,11 @@ def _claim(shard: Shard, request: Request, brought: list[Brought], seconds: floa
             brought.append((shard, tx, claimed))
         return claimed
 
+    fast = shard.fast
+    if fast is not None and (got := fast.claim(Attempt(request, shard, brought), seconds)) is not None:
+        shard.keep_wal_short()
+        shard.gave = True
+        return got
     resolves = request.ack_first or request.endless
     while True:
         claimed = shard.drain(take, seconds) if resolves else shard.lease(take, _heads, seconds)

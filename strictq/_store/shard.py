@@ -28,6 +28,7 @@ from .commit.tx import Totals, Tx
 from .commit.writer import Host, Writer
 from .disk import layout
 from .hot import cooling
+from .hot.direct import Direct
 from .hot.look import Shadows
 from .hot.memory import Memory
 from .lanes.leases import ID, Row
@@ -74,6 +75,8 @@ class Shard:
         self._writer = Writer(
             self._open, part, host, grouped=grouped, in_memory=self.path is None, hot=self.hot, end_boot=cooling.cool_all
         )
+        self.direct = None if self.hot is None or grouped else Direct(host, part.shard, self.hot, self._writer)
+        """For what one statement does; None: nothing is done so."""
         self.wal = ShardWal(host, self.number, self.path, self._writer, self._connect)
         self._reader = Reader(self._connect, self._writer, part.shard, host, self._shadows())
         """For looks that may take long."""
@@ -195,11 +198,7 @@ class Shard:
         if confirming.active:
             confirming.require()
         result = self._writer.run(operation, seconds, synced=synced)
-        if self.wal.overgrown:
-            # Writers outrun the engine's thread: whoever comes now waits for a checkpoint, or the WAL would grow for ever
-            # (or, on a full disk, take what room there is).
-            with suppress(StrictqError):  # what was run is committed, whatever becomes of the checkpoint
-                self.checkpoint()
+        self.keep_wal_short()
         if confirming.active:
             confirming.wait()
         return result
@@ -223,6 +222,20 @@ class Shard:
             with suppress(StrictqError):  # what was run is committed
                 self.run(cooling.cut)
         return result
+
+    @property
+    def fast(self) -> Direct | None:
+        """For what one statement does; None: nothing is done so now."""
+        host = self._host
+        return None if self.failed is not None or host.short_of_space or host.confirming.active else self.direct
+
+    def keep_wal_short(self) -> None:
+        """Behind a commit."""
+        if self.wal.overgrown:
+            # Writers outrun the engine's thread: whoever comes now waits for a checkpoint, or the WAL would grow for ever
+            # (or, on a full disk, take what room there is).
+            with suppress(StrictqError):  # what was run is committed, whatever becomes of the checkpoint
+                self.checkpoint()
 
     def lease(self, claim: Operation[T], leased: Callable[[T], Iterable[Row]], seconds: float | None = None) -> T:
         """Drain by an operation that leases messages. A lease need not survive a power cut, which would end it anyway.

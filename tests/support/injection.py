@@ -32,6 +32,7 @@ def commit_fails(q: Queue, *, happened: bool, number: int = 0) -> Iterator[None]
 def behind_next_commit(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
     """The next commit is slow: this happens when it is done, and before its caller is told."""
     end = Writer._end
+    _no_shortcuts(monkeypatch)
 
     def slow(self: Writer, tx: Tx) -> None:
         end(self, tx)
@@ -41,12 +42,18 @@ def behind_next_commit(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], ob
     monkeypatch.setattr(Writer, "_end", slow)
 
 
+def _no_shortcuts(patch: pytest.MonkeyPatch) -> None:
+    """Everything is run as an operation in a transaction."""
+    patch.setattr(Shard, "fast", None)
+
+
 def refuse_writes(patch: pytest.MonkeyPatch, refusal: Callable[[int], StoreError | None]) -> None:
     """Ask before each write, receive and settlement of a shard whether it fails, and how.
 
     Args:
         refusal: given the shard's number. After a StoreCorrupt the shard stays quarantined.
     """
+    _no_shortcuts(patch)
     for name in ("run", "drain"):
         whole = getattr(Shard, name)
 

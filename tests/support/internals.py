@@ -11,6 +11,7 @@ from typing import Any
 import apsw
 
 from strictq import Queue
+from strictq._sql import HOT
 from strictq._store.commit.writer import Writer
 from strictq._store.disk import checksums
 from strictq._store.shard import Shard
@@ -117,6 +118,8 @@ class Faulty:
 def failing(q: Queue, statement: str, error: BaseException, *, after: bool = False, number: int = 0) -> Iterator[list[str]]:
     """In this block the next run of `statement` on the shard's writing connection fails, once.
 
+    Where that is "COMMIT", a statement that is a transaction of its own counts as one.
+
     Gives the list of statements that failed.
     """
     connection_of(q, number)
@@ -124,8 +127,9 @@ def failing(q: Queue, statement: str, error: BaseException, *, after: bool = Fal
     failed: list[str] = []
 
     def fails(sql: str) -> BaseException | None:
-        if sql.startswith(statement) and not failed:
-            failed.append(sql)
+        commits = statement == "COMMIT" and sql in (HOT.append_arrival, HOT.append_event)
+        if (commits or sql.startswith(statement)) and not failed:
+            failed.append("COMMIT" if commits else sql)
             return error
         return None
 

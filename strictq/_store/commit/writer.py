@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ..hot.memory import Memory
     from .calls import Mergeable
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -55,6 +56,11 @@ def in_read_transaction(db: apsw.Connection, look: Callable[[apsw.Connection], T
     finally:
         if db.in_transaction:  # a page that can't be read ends it
             db.execute("ROLLBACK")
+
+
+def _failed_reading(error: BaseException) -> bool:
+    """Is this SQLite's word that it could not read?"""
+    return getattr(error, "extendedresult", 0) in (apsw.SQLITE_IOERR_READ, apsw.SQLITE_IOERR_SHORT_READ, apsw.SQLITE_IOERR_DATA)
 
 
 class Host(Protocol):
@@ -175,6 +181,63 @@ class Writer:
         if call.error is not None:
             raise call.error
         return call.result  # type: ignore[no-any-return]
+
+    def direct(
+        self,
+        work: Callable[[apsw.Connection, Memory, Totals, int, A], T | None],
+        given: A,
+        settings: tuple[QueueConfig, int],
+        seconds: float | None = None,
+    ) -> T | None:
+        """Have `work` commit by one statement that compares the tables with memory itself, at "process".
+
+        Args:
+            work: gets the connection, memory, the totals of the last transaction, the time, and `given`. None: nothing changed.
+            settings: those that allow it.
+            seconds: as for `run`, where the caller then runs it as an operation.
+        Returns:
+            None: it can't be done so now.
+        Raises:
+            As `run`.
+        """
+        hot = self._hot
+        if self._owner:
+            self.require_outside()
+        if self._grouped or hot is None or not hot.is_current:
+            return None
+        held: list[bool] = []
+        try:
+            held += map(self._lock.acquire, _WAIT, (BUSY_SECONDS if seconds is None else seconds,))
+            if not held[0] and seconds is not None:
+                return None
+            if not held[0] or self._closed or self._pid != _process.pid:
+                self._taken(held, BUSY_SECONDS)
+            db, totals, host = self._db, hot.totals, self._host
+            if (
+                db is None or totals is None or hot.unsure or db.in_transaction or self._suspects(self._shard)
+                or host.settings is not settings or totals.config_version != settings[1] or totals.epoch != host.epoch
+            ):  # fmt: skip
+                return None
+            self._owner = threading.get_ident()
+            self._lock_wait.seconds = seconds
+            self._in_vain = False
+            return work(db, hot, totals, host.now(), given)
+        except apsw.Error as e:
+            raise self._failed_directly(e) from e
+        finally:
+            if held and held[0]:
+                self._owner = 0
+                self._lock.release()
+
+    def _failed_directly(self, error: apsw.Error) -> BaseException:
+        """What became of a statement that was a transaction: SQLite has undone it, unless it failed in its COMMIT."""
+        if isinstance(error, apsw.IOError | apsw.NoMemError) and not _failed_reading(error):
+            self._note(error)
+            self._distrust_connection()
+            return OutcomeUnknown(f"COMMIT failed: {error}", shard=self._shard, cause=error)
+        if isinstance(error, apsw.FullError):
+            self._distrust_connection()
+        return self._failed(error)
 
     def read(self, look: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
         """Run `look` in a read transaction on the writing connection: short looks only."""

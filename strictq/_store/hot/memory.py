@@ -175,6 +175,8 @@ class Memory:
         self.unsure = True
         self.cramped = False
         """The disk has little room: what is sent now goes to the tables, which give theirs back with each ack."""
+        self.is_current = False
+        """The last transaction found the tables as memory has them: no other process is likely to write just now."""
         self.rebuilds = 0
         self._clear()
 
@@ -221,7 +223,9 @@ class Memory:
         """
         newest = db.execute(HOT.newest).get
         totals, self.totals = self.totals, None
+        self.is_current = True
         if totals is None or self.unsure or newest != (self.seen, self.top, self.gate):
+            self.is_current = newest == (self.seen, self.top, self.gate)
             if self._lag(*newest) > most:
                 return None
             totals = Totals.read(db)
@@ -520,6 +524,10 @@ class Memory:
             listed, due = tx.run(HOT.listed).get
             self._quiet_from, self._quiet_to = self.gate, 0 if listed else NEVER if due is None else due
         return tx.now < self._quiet_to
+
+    def is_known_quiet(self, now: int) -> bool:
+        """The same, without a look at them; False: it is not known."""
+        return self._quiet_from == self.gate and now < self._quiet_to
 
     def pop(self) -> None:
         """Take what `head` returned out of the order."""

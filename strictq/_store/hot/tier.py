@@ -98,6 +98,12 @@ def holds(hot: Memory, batch: Settlement) -> bool:
     return lane is not None and lane.lease is not None and _unresolved(lane, lane.lease, batch.seqs, None) is not None
 
 
+def held(lane: HotLane, batch: Settlement) -> list[Row] | None:
+    """The rows of a settlement, all of which the lane's live lease holds unresolved; None: it does not."""
+    lease = lane.lease
+    return None if lease is None or lease.claim.token != batch.token else _unresolved(lane, lease, batch.seqs, None)
+
+
 def lowest(hot: Memory, batch: Settlement) -> int | None:
     """The first message that the live lease of a hot lane holds unresolved; None: the token is not that of one."""
     lane = _held(hot, batch)

@@ -1,0 +1,167 @@
+"""What one statement does with hot lanes: only where memory is right, and never by halves."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import apsw
+import pytest
+
+import strictq
+from strictq import Delivery, Message, Queue, QueueConfig
+from strictq._sql import HOT
+from strictq._store.hot.direct import Direct
+from tests.store.test_hot import require_agreement
+from tests.support.internals import connection_of
+
+ARRIVAL, EVENT = HOT.append_arrival, HOT.append_event
+
+
+@pytest.fixture
+def q(queue_path: str) -> Iterator[Queue]:
+    """A queue whose memory is right, with hot lanes "a" and "b", both empty."""
+    with strictq.open(queue_path, durability="process", shards=1) as q:
+        for _ in range(2):
+            q.send_many([Message(b"", key=key) for key in ("a", "b")])
+            q.ack_many(q.receive(2))
+        yield q
+
+
+def statements(q: Queue, act: Callable[[], object]) -> list[str]:
+    """What runs on the writing connection."""
+    seen: list[str] = []
+    db = connection_of(q)
+    tracer: Any = lambda event: seen.append(event["sql"])  # noqa: E731
+    db.trace_v2(apsw.SQLITE_TRACE_STMT, tracer)
+    act()
+    db.trace_v2(0, None)
+    return seen
+
+
+def test_each_of_a_send_a_receive_and_an_ack_is_one_statement(q: Queue) -> None:
+    hands: list[Delivery] = []
+    for key in ("a", "b", "a"):
+        assert statements(q, lambda: q.send(b"1", key=key)) == [ARRIVAL]  # noqa: B023 - called at once
+    assert statements(q, lambda: hands.extend(q.receive(1))) == [EVENT]
+    assert statements(q, lambda: hands.extend(q.receive(1))) == [EVENT]
+    assert [(d.key, d.seq) for d in hands] == [("a", 3), ("b", 3)]
+    assert statements(q, lambda: q.ack_many(hands)) == [EVENT]
+    (d,) = q.receive(1)
+    assert statements(q, d.ack) == [EVENT]
+    with pytest.raises(strictq.LeaseLost):
+        d.ack()
+    assert q.stats().depth == 0
+    assert (q.stats().sends, q.stats().acks) == (7, 7)
+
+
+ELSEWHERE: dict[str, Callable[[Queue], object]] = {
+    "sent": lambda other: other.send(b"other", key="a"),
+    "sent to another": lambda other: other.send(b"other", key="b"),
+    "received": lambda other: other.receive(1),
+    "acked": lambda other: [d.ack() for d in other.receive(1)],
+    "held another": lambda other: other.hold("c"),
+    "held it": lambda other: other.hold("a"),
+    "configured": lambda other: other.configure(history="records"),
+}
+
+
+@pytest.mark.parametrize("verb", ["send", "receive", "ack"])
+@pytest.mark.parametrize("elsewhere", ELSEWHERE)
+def test_where_another_process_wrote_nothing_is_written(q: Queue, queue_path: str, elsewhere: str, verb: str) -> None:
+    q.send(b"1", key="a")
+    held = q.receive(1)
+    q.send(b"2", key="b")
+    q.send(b"3", key="a")
+    received: list[Delivery] = []
+    with strictq.open(queue_path) as other:
+        ELSEWHERE[elsewhere](other)
+        act = {"send": lambda: q.send(b"4", key="a"), "receive": lambda: received.extend(q.receive(1)), "ack": held[0].ack}[verb]
+        ran = statements(q, act)
+        assert ran[0] == (ARRIVAL if verb == "send" else EVENT)
+        assert "BEGIN IMMEDIATE" in ran
+        if verb == "send":
+            assert [m.seq for m in other.peek("a")] == list(range(3, 6 + (elsewhere == "sent")))
+        elif verb == "receive":
+            assert [d.key for d in received] == ([] if elsewhere in ("received", "acked") else ["b"])
+        else:
+            assert [r.outcome for r in other.history()] == (["acked"] if elsewhere == "configured" else [])
+            assert {m.seq for m in other.peek("a")} == {4, 5} if elsewhere == "sent" else {4}
+        require_agreement(q, other)
+        other.release("a")
+
+
+def test_settings_that_change_on_the_way_count(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread changes them when they were looked at already."""
+    q.send(b"1", key="a")
+    (d,) = q.receive(1)
+    look = Direct._may
+
+    def looked(self: Direct, settings: tuple[QueueConfig, int]) -> bool:
+        may = look(self, settings)
+        monkeypatch.setattr(Direct, "_may", look)
+        q.configure(history="records")
+        return may
+
+    monkeypatch.setattr(Direct, "_may", looked)
+    d.ack()
+    assert [(r.key, r.outcome) for r in q.history()] == [("a", "acked")]
+
+
+class Interrupted(BaseException):
+    """What a signal raises."""
+
+
+def interrupted(number: int, act: Callable[[], object]) -> bool:
+    """Interrupt at the given one of the moments at which the interpreter looks for signals. False: there are fewer."""
+    left = number
+
+    def count(frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal left
+        if event in ("call", "c_return") and "_store" in frame.f_code.co_filename:
+            left -= 1
+            if left == 0:
+                sys.setprofile(None)
+                raise Interrupted
+
+    sys.setprofile(count)
+    try:
+        act()
+    except Interrupted:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+@pytest.mark.parametrize("verb", ["send", "receive", "ack"])
+def test_interrupts_at_any_moment(q: Queue, verb: str) -> None:
+    number, ended = 0, False
+    hands: list[Delivery] = []
+    acts: dict[str, Callable[[], object]] = {
+        "send": lambda: q.send(b"x", key="b"),
+        "receive": lambda: hands.extend(q.receive(2)),
+        "ack": lambda: hands[0].ack(),
+    }
+    while not ended:
+        number += 1
+        while held := q.receive(100):
+            q.ack_many(held)
+        q.send(b"", key="a")
+        q.send(b"", key="b")
+        hands[:] = q.receive(1) if verb == "ack" else []
+        q.send(b"", key="a")
+        before = q.stats().depth
+        ended = not interrupted(number, acts[verb])
+        require_agreement(q)  # no lock is held, either
+        stats = q.stats()
+        if verb == "receive":
+            assert stats.in_flight == (2 if ended else 0)
+            q.ack_many(hands)
+        else:
+            assert abs(stats.depth - before) in ((1,) if ended else (0, 1))
+        if verb == "ack" and stats.depth == before:
+            hands[0].ack()
+    assert number > 10
