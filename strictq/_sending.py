@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from itertools import count
+from collections.abc import Iterable, Sequence
+from itertools import count, repeat
 from typing import Any
 
 from . import _hints as hints
@@ -12,11 +12,37 @@ from . import _validate as validate
 from ._config import QueueConfig
 from ._errors import InvalidArgument, NotConfirmed, PartialFailure, StrictqError
 from ._keys import Key, encode_key, keyless_by_hash, keyless_lane
+from ._lazy import LazyList
 from ._store.api import Item, Sent, Storage, require_valid
 from ._types import Body, Message, Receipt
 
 # Past the constructor's argument handling, which costs as much as all else that is done here for a message.
 _receipt = tuple.__new__
+
+
+class Receipts(LazyList[Receipt]):
+    """The receipts of one call, in the order of its messages."""
+
+    __slots__ = ("_keys", "_sent", "_shards")
+
+    def __init__(self, keys: Sequence[Key | None], sent: Sequence[Sent], shards: Sequence[int] | None) -> None:
+        """Args: shards: of each message; None: all of shard 0."""
+        self._elements = None
+        self._keys = keys
+        self._sent = sent
+        self._shards = shards
+
+    def _count(self) -> int:
+        return len(self._sent)
+
+    def _make(self) -> list[Receipt]:
+        shards = repeat(0, len(self._sent)) if self._shards is None else self._shards
+        made = [
+            _receipt(Receipt, (key, seq, i, same, shard))
+            for key, (seq, i, same), shard in zip(self._keys, self._sent, shards, strict=True)
+        ]
+        self._keys, self._sent, self._shards = (), (), None
+        return made
 
 
 class Sending:
@@ -49,7 +75,7 @@ class Sending:
         shard, (seq, arrival, duplicate) = storage.send_one((encode_key(key), body, None, None), config)
         return _receipt(Receipt, (key, seq, arrival, duplicate, shard))
 
-    def send_many(self, messages: Iterable[Message]) -> list[Receipt]:
+    def send_many(self, messages: Iterable[Message]) -> Receipts:
         """Append many messages, in order. See Queue.send_many."""
         self._storage.require_open()
         given, items, config = self._items(messages)
@@ -62,12 +88,7 @@ class Sending:
                 for key, item, r in zip(given, items, e.results, strict=True)
             ]
             raise PartialFailure(str(e), results) from e.__cause__
-        if not owners:
-            return [_receipt(Receipt, (key, seq, i, same, 0)) for key, (seq, i, same) in zip(given, sent, strict=True)]
-        return [
-            _receipt(Receipt, (key, seq, i, same, owners[item[0]]))
-            for key, item, (seq, i, same) in zip(given, items, sent, strict=True)
-        ]
+        return Receipts(given, sent, [owners[item[0]] for item in items] if owners else None)
 
     def send_plain(self, messages: list[tuple[Key, bytes]]) -> list[Sent]:
         """For the command: send_many of messages that are a checked key and a body each, at two thirds of its cost.

@@ -29,7 +29,7 @@ from ._leased import (
     NamedMessage,
     Origin,
 )
-from ._store.api import AttemptFailure, Fields, Held, Row, Settlement, Storage
+from ._store.api import AttemptFailure, Claimed, Fields, Held, Row, Settlement, Storage
 
 if TYPE_CHECKING:
     from ._findings import AttemptError
@@ -67,6 +67,34 @@ class Settling:
             PartialFailure: some were lost, or shards failed: results has None or an exception for each.
         """
         self._ack(given, None)
+
+    def ack_claims(self, claims: Sequence[Claimed]) -> list[Any]:
+        """Resolve everything that claims leased. No delivery of it was settled.
+
+        Returns:
+            Of each claim, what was refused of each lease (empty: nothing of any), or why its shard failed.
+        """
+        storage = self._storage
+        storage.require_open()
+        outcomes: list[Any] = []
+        try:
+            with storage.confirmed_together():
+                for claimed in claims:
+                    try:
+                        outcomes.append(storage.ack_claimed(claimed))
+                    except StoreError as e:
+                        outcomes.append(e)
+        except NotConfirmed as e:
+            outcomes = [outcome if isinstance(outcome, StrictqError) else e for outcome in outcomes]
+        return outcomes
+
+    def end_ack(self, given: Sequence[MessageState], trouble: dict[LeaseState, Any]) -> None:
+        """Note what became of messages, with what was refused of their leases.
+
+        Raises:
+            LeaseLost, PartialFailure: as for ack.
+        """
+        self._settled(given, [None] * len(given), trouble, ACKED)
 
     def ack_and_start_next(self, d: MessageState) -> None:
         """Ack a message, and start the one that `consume` hands out next, where it is of the same lease."""

@@ -56,7 +56,7 @@ from .lanes.handout import Block, Encode, Known, Part
 from .lanes.headers import headers as decode_headers
 from .lanes.leases import Claimed, Fields, Held, Lost, Row, Settlement, Took
 from .lanes.send import Item, Options, Sent, require_valid
-from .lanes.settle import Ack
+from .lanes.settle import Ack, AckClaimed
 from .shipping import status as ship_status
 from .shipping.confirming import Rounds
 from .shipping.shipping import Ships
@@ -417,6 +417,10 @@ class Storage:
     def ack(self, shard: int, batches: Sequence[Settlement]) -> list[Lost]:
         """Resolve messages for good. Of each settlement: the seqs that were refused."""
         return self._store.shards[shard].drain(Ack(batches))
+
+    def ack_claimed(self, claimed: Claimed) -> list[Lost]:
+        """Resolve everything that a claim leased. Of each lease: the seqs that were refused; empty if none of any was."""
+        return self._store.shards[claimed.shard].drain(AckClaimed(claimed))
 
     def nack(
         self, shard: int, batches: Sequence[Settlement], delay: int | None, failure: AttemptFailure

@@ -73,7 +73,7 @@ def _receive(store: Store, request: Request, into: list[Claimed], brought: list[
                     else:
                         failures.append(e)
                     continue
-                if got is not None and got.leases:
+                if got is not None and got.messages:
                     into.append(got)
                     room -= got.messages
                 soonest = timer if soonest is None or (timer is not None and timer < soonest) else soonest
@@ -116,7 +116,7 @@ def _claim_from(
     """
     if shard.gave or store.outlook(shard, seconds)[0]:
         got = _claim(shard, request, brought, seconds)
-        if got.leases:
+        if got.messages:
             _renew_worn(store, shard, got, request)
             return got, None
     store.count_empty(shard.number)
@@ -133,26 +133,26 @@ def _claim(shard: Shard, request: Request, brought: list[Brought], seconds: floa
 
     def take(tx: Tx) -> Claimed:
         claimed = claim.with_bodies(tx, claim.claim(tx, request))
-        if claimed.leases:
+        if claimed.messages:
             brought.append((shard, tx, claimed))
         return claimed
 
     resolves = request.ack_first or request.endless
     while True:
         claimed = shard.drain(take, seconds) if resolves else shard.lease(take, _heads, seconds)
-        shard.gave = bool(claimed.leases)
-        if claimed.leases or not claimed.more:
+        shard.gave = claimed.messages > 0
+        if claimed.messages or not claimed.more:
             return claimed
 
 
 def _heads(claimed: Claimed) -> list[Row]:
-    return [held.rows[0] for held in claimed.leases]
+    return [rows[0] for rows in claimed.hot] if claimed.all_hot else [held.rows[0] for held in claimed.leases]
 
 
 def _renew_worn(store: Store, shard: Shard, got: Claimed, request: Request) -> None:
     """Where the commit took so long that little is left of the leases: no consumer has them yet, so they start again now."""
     worn = store.now() + got.lease // 2
-    if not got.leases[0].deadline < worn:
+    if not got.deadline < worn:
         return
     batches = [held.some([held.rows[0][SEQ]]) for held in got.leases]
     if request.ack_first:
@@ -160,8 +160,7 @@ def _renew_worn(store: Store, shard: Shard, got: Claimed, request: Request) -> N
         with suppress(StrictqError):
             _renewed(shard, got, batches)
         return
-    got.leases = _renewed(shard, got, batches)
-    got.messages = sum(map(len, got.leases))
+    got.keep(_renewed(shard, got, batches))
 
 
 def _renewed(shard: Shard, got: Claimed, batches: list[Settlement]) -> list[Held]:

@@ -108,7 +108,7 @@ class Buffer:
         self.take_in(deliveries, now)
         return True
 
-    def lease_one(self, now: float) -> list[Delivery]:
+    def lease_one(self, now: float) -> Sequence[Delivery]:
         """One message to try; where none is ready, one that waits because it failed. The caller takes it in."""
         deliveries = self._lease(now, 1, 1)
         if deliveries or self.found_nothing is None:
@@ -132,7 +132,7 @@ class Buffer:
         """The only keys that this worker takes."""
         return self._refill.keys  # type: ignore[no-any-return]
 
-    def _lease(self, now: float, room: int, per_key: int) -> list[Delivery]:
+    def _lease(self, now: float, room: int, per_key: int) -> Sequence[Delivery]:
         """Ask the queue, unless it had nothing and nothing happened since."""
         state = self._state
         seen = self._storage.seen()
@@ -142,9 +142,10 @@ class Buffer:
             self._storage.count_waiting(now - self._asked_at)
         self._asked_at = now
         request = self._request._replace(room=room, per_key=per_key)
-        deliveries: list[Delivery] = []
+        receiving = state.queue._receiving
+        deliveries = receiving.batch(request)
         try:
-            soonest = state.queue._receiving.receive_now(deliveries, request, wait_for_busy=False)
+            soonest = receiving.receive_now(deliveries, request, wait_for_busy=False)
         except (StoreError, PartialFailure) as e:
             if all(isinstance(failure, HOPELESS) for failure in self._storage.failures(request.keys)):
                 raise  # no shard that could have anything works
@@ -152,13 +153,13 @@ class Buffer:
             self.look_at = state.not_before
             return []
         if deliveries and state.holder is not None:
-            state.holder.note({(d.lease.shard, d.token) for d in deliveries})
+            state.holder.note(deliveries.tokens())
         state.works()
         self.look_at = now + self._storage.look_again(soonest)
         self.found_nothing = None if deliveries else seen
         return deliveries
 
-    def take_in(self, deliveries: list[Delivery], now: float) -> None:
+    def take_in(self, deliveries: Sequence[Delivery], now: float) -> None:
         """Put on the board what was leased."""
         board, state = self._board, self._state
         offset = state.clock() - self._storage.now() / 1e6

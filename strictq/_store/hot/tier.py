@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_rows
-from ..lanes.leases import BODY, ID, SEQ, Row, Settlement
+from ..lanes.leases import BODY, ID, KEY, SEQ, Claimed, Row, Settlement
 from .memory import ACK, CLAIM, EXTEND, RELEASE, START, Claim, HotLane, HotLease, Memory
 
 _SEQ_OF: Final = itemgetter(SEQ)
@@ -39,11 +39,34 @@ def write_arrivals(tx: Tx, hot: Memory, arrivals: Sequence[tuple[HotLane, Row]])
         tx.wake = True
 
 
-def take(tx: Tx, hot: Memory, taken: Sequence[tuple[HotLane, Sequence[Row]]], claim: Claim) -> None:
-    """Lease the first messages of some lanes, which were popped from the order."""
+def take(tx: Tx, hot: Memory, taken: Sequence[tuple[HotLane, Sequence[Row]]], claim: Claim) -> array[int]:
+    """Lease the first messages of some lanes, which were popped from the order. Return their arrival numbers."""
     ids = array("q", [row[ID] for _, rows in taken for row in rows])
     _note(tx, hot, CLAIM, ids, claim)
     hot.lease(taken, claim)
+    return ids
+
+
+def ack_claimed(tx: Tx, hot: Memory, claimed: Claimed) -> bool:
+    """Resolve everything that a claim leased from hot lanes, all bodies among its rows.
+
+    Returns:
+        Whether all of it is leased still, and unresolved. Otherwise nothing is done.
+    """
+    token, lanes = claimed.token, hot.lanes
+    picked: list[tuple[HotLane, Sequence[Row]]] = []
+    for rows in claimed.hot:
+        lane = lanes.get(rows[0][KEY])
+        if lane is None or (lease := lane.lease) is None or lease.claim.token != token or lease.pending != len(rows):
+            return False
+        picked.append((lane, rows))
+    hot.unsure = True
+    tx.totals.pending -= claimed.messages
+    tx.count_acks(claimed.messages)
+    _note(tx, hot, ACK, claimed.ids)
+    if hot.ack(picked, tx.now):
+        tx.wake = True
+    return True
 
 
 def ack(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
