@@ -90,7 +90,7 @@ class Sending:
             raise PartialFailure(str(e), results) from e.__cause__
         return Receipts(given, sent, [owners[item[0]] for item in items] if owners else None)
 
-    def send_plain(self, messages: list[tuple[Key, bytes]]) -> list[Sent]:
+    def send_plain(self, messages: list[tuple[Key, bytes]]) -> Sequence[Sent]:
         """For the command: send_many of messages that are a checked key and a body each, at two thirds of its cost.
 
         Raises:
@@ -108,7 +108,7 @@ class Sending:
         storage = self._storage
         return {} if storage.shards == 1 else {raw: storage.shard_of(raw) for raw in {item[0] for item in items}}
 
-    def _append(self, items: list[Item], owners: dict[bytes, int], config: QueueConfig) -> list[Sent]:
+    def _append(self, items: list[Item], owners: dict[bytes, int], config: QueueConfig) -> Sequence[Sent]:
         """Append to the shards concerned, one after the other.
 
         Raises:
@@ -126,7 +126,7 @@ class Sending:
             with storage.confirmed_together():
                 for shard, places in groups.items():
                     try:
-                        sent: list[Any] = storage.send(shard, [items[i] for i in places], config)
+                        sent: Sequence[Any] = storage.send(shard, [items[i] for i in places], config)
                     except StrictqError as e:
                         failed, sent = e, [e] * len(places)
                     for i, s in zip(places, sent, strict=True):

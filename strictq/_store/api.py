@@ -282,7 +282,7 @@ class Storage:
         """The shard that a stored key belongs to."""
         return self._store.shard_of(key).number
 
-    def send(self, shard: int, items: Sequence[Item], checked: QueueConfig) -> list[Sent]:
+    def send(self, shard: int, items: Sequence[Item], checked: QueueConfig) -> Sequence[Sent]:
         """Append messages, in order, all of keys of one shard: all of them, or none.
 
         Args:

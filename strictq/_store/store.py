@@ -345,7 +345,7 @@ class Store(Settings):
 
     # ---- sending
 
-    def send(self, shard: Shard, items: Items, checked: QueueConfig) -> list[send.Sent]:
+    def send(self, shard: Shard, items: Items, checked: QueueConfig) -> Sequence[send.Sent]:
         """Append messages, all of one shard.
 
         Args:

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -29,6 +30,7 @@ from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, KEY, PREPARE, PROCESS, SE
 
 CLAIM, ACK, START, COOL, EXTEND, RELEASE = 1, 2, 3, 4, 5, 6
 """Kinds of rows of the journal."""
+_ID_OF: Final = itemgetter(ID)
 _KEY_BYTES: Final = 2
 """How the length of a key is written in a row that names keys."""
 
@@ -313,7 +315,7 @@ class Memory:
         if lane is None:
             lane = self.enter(row[KEY], row[SEQ])
         lane.seq = row[SEQ]
-        self.arrive([(lane, row)])
+        self.arrive([lane], [row])
 
     def _happened(self, event: int, kind: int, claim: Claim, ids: array[int]) -> None:
         """A row of the journal: its messages are grouped lane by lane. What belonged to lanes that have cooled is left out."""
@@ -389,12 +391,11 @@ class Memory:
         lane = self.lanes[key] = HotLane(key, first - 1)
         return lane
 
-    def arrive(self, arrivals: Sequence[tuple[HotLane, Row]]) -> bool:
-        """Messages were sent. Returns whether a lane had none."""
+    def arrive(self, lanes: Sequence[HotLane], arrivals: Sequence[Row]) -> bool:
+        """Messages were sent, each to the lane beside it. Returns whether a lane had none."""
         first = False
-        arrival = 0
-        for lane, row in arrivals:
-            arrival = row[ID]
+        for lane, row in zip(lanes, arrivals, strict=True):
+            arrival = lane.touched = row[ID]
             rows = lane.rows
             if not rows:
                 self._fifo.append((arrival, lane))
@@ -403,10 +404,9 @@ class Memory:
             rows.append(row)
             if row[EXPIRES] is not None and row[EXPIRES] < lane.expires:
                 lane.expires = row[EXPIRES]
-            lane.touched = arrival
-            self.ids.append(arrival)
-            self._owners.append(lane)
-        self.top = arrival
+        self.ids += map(_ID_OF, arrivals)
+        self._owners += lanes
+        self.top = self.ids[-1]
         self._sends += len(arrivals)
         return first
 

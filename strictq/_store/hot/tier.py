@@ -12,30 +12,32 @@ from operator import itemgetter
 from typing import Any, Final
 
 from ..._sql import HOT, LANES, repeated
-from ..commit.tx import Tx, insert_rows
+from ..commit.tx import Tx, insert_values
 from ..lanes.leases import BODY, ID, KEY, SEQ, Claimed, Row, Settlement
 from .memory import ACK, CLAIM, EXTEND, RELEASE, START, Claim, HotLane, HotLease, Memory
 
 _SEQ_OF: Final = itemgetter(SEQ)
 INSERTS: Final = repeated(HOT.insert_plain, 128, 16, 4, 1)
 _INSERT: Final = INSERTS[1]
+_WIDTH: Final = 6
+"""Values of a plain message in the inbox."""
 
 
-def write_arrivals(tx: Tx, hot: Memory, arrivals: Sequence[tuple[HotLane, Row]]) -> None:
+def write_arrivals(tx: Tx, hot: Memory, lanes: Sequence[HotLane], arrivals: Sequence[Row]) -> None:
     """Add numbered messages to the inbox, their arrival numbers ascending, and to their lanes."""
     hot.unsure = True
-    plain: list[tuple[Any, ...]] = []
-    for _, (i, _, key, _, seq, _, expires, _, _, at, headers, size, prepare, process, body) in arrivals:
+    plain: list[Any] = []  # one list: with a tuple for each, the garbage collector would come more often
+    for i, _, key, _, seq, _, expires, _, _, at, headers, size, prepare, process, body in arrivals:
         if headers is None and size is None and prepare is None and process is None:
-            plain.append((i, key, seq, at, expires, body))
+            plain += (i, key, seq, at, expires, body)
         else:
             tx.run(HOT.insert_full, (i, key, seq, at, expires, headers, size, prepare, process, body))
-    if len(plain) == 1:
-        tx.run(_INSERT, plain[0])
+    if len(plain) == _WIDTH:
+        tx.run(_INSERT, plain)
     else:
-        insert_rows(tx, INSERTS, plain)
+        insert_values(tx, INSERTS, plain, _WIDTH)
     tx.hot_changes += len(arrivals)
-    if hot.arrive(arrivals):
+    if hot.arrive(lanes, arrivals):
         tx.wake = True
 
 
