@@ -102,7 +102,7 @@ MUTATIONS = [
     _store(
         "a lane whose last acks are cut has them in its row",
         "hot/cooling.py",
-        '        resolution.remember(tx, number(tx, lane), lane.done.token, "ack", lane.done.seqs)\n',
+        '        resolution.remember(tx, number(tx, lane), token, "ack", seqs)\n',
         "",
         *HOT_LANES,
     ),

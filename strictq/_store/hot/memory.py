@@ -72,17 +72,11 @@ class HotLease:
         self.started = lo if claim.charged and self.pending == 1 else lo - claim.before
 
 
-class Done(NamedTuple):
-    """The acks of a hot lane in the last row of the journal that has any, for a retried call.
-
-    Attributes:
-        low: the lowest of their arrival numbers.
-        seqs: ascending.
-    """
-
-    token: int
-    low: int
-    seqs: Sequence[int]
+# A plain tuple: the garbage collector does not look at it again.
+Done = tuple[int, int, Sequence[int]]
+"""The acks of a hot lane in the last row of the journal that has any, for a retried call: the token, the lowest of their arrival
+numbers, and the seqs, ascending."""
+DONE_LOW: Final = 1
 
 
 class HotLane:
@@ -434,7 +428,7 @@ class Memory:
             lane.active_at = at
             lo, hi = rows[0][SEQ], rows[-1][SEQ]
             seqs = range(lo, hi + 1) if hi - lo + 1 == n else [row[SEQ] for row in rows]
-            lane.done = Done(lease.claim.token, rows[0][ID], seqs)
+            lane.done = (lease.claim.token, rows[0][ID], seqs)
             lease.pending -= n
             if not lease.pending:
                 lane.lease = None
