@@ -16,7 +16,7 @@ from ._files import late
 from ._keys import Key
 from ._leased import OPEN
 from ._observe import ANY_SHARD
-from ._store.api import Claimed, Request
+from ._store.api import Claimed, Joined, Request
 from .batch import Batch
 from .delivery import Delivery, Lease
 
@@ -89,11 +89,11 @@ class Receiving:
                 storage.count_waiting(time.monotonic() - began)
             storage.require_open()
 
-    def receive_now(self, out: Batch, request: Request, *, wait_for_busy: bool) -> int | None:
+    def receive_now(self, out: Batch, request: Request, *, wait_for_busy: bool, joined: Joined | None = None) -> int | None:
         """Receive what is ready now, into `out`, which is empty. See Storage.receive."""
         leased: list[Claimed] = []
         try:
-            soonest = self._storage.receive(request, leased, wait_for_busy=wait_for_busy)
+            soonest = self._storage.receive(request, leased, wait_for_busy=wait_for_busy, joined=joined)
             out.fill(leased)
         except BaseException:
             self._settling.release_rest(Batch(self._client, request, leased))
