@@ -44,7 +44,7 @@ _Act = Callable[[int, Sequence[Settlement]], Sequence[object]]
 """What is to be done with settlements of a shard: see Storage. The outcome of each."""
 
 
-class _Step(NamedTuple):
+class _Advancing(NamedTuple):
     """What a worker does in one shard. See Storage.advance.
 
     Attributes:
@@ -359,7 +359,7 @@ class Settling:
             self._advanced(pairs, fresh, step, refused, failed)
         return failed
 
-    def _step(self, pairs: list[tuple[M, M | None]], fresh: list[M]) -> _Step:
+    def _step(self, pairs: list[tuple[M, M | None]], fresh: list[M]) -> _Advancing:
         last: list[tuple[Settlement, int, int]] = []
         heads: list[Settlement] = []
         acks: list[Settlement] = []
@@ -371,13 +371,13 @@ class Settling:
                 last.append((batch, lease._lo, lease._hi))
             else:
                 heads.append(batch)
-        return _Step(last, heads, acks, [self.settlement(d) for d in fresh])
+        return _Advancing(last, heads, acks, [self.settlement(d) for d in fresh])
 
     def _advanced(
         self,
         pairs: list[tuple[M, M | None]],
         fresh: list[M],
-        step: _Step,
+        step: _Advancing,
         refused: dict[Settlement, LeaseLost],
         failed: dict[M, Exception],
     ) -> None:

@@ -31,6 +31,7 @@ LAYERS = [
         "_extras",
         "_files",
         "_process",
+        "_lazy",
     },
     {"_findings", "_config", "_sql", "_durations", "_observe", "_net"},
     {"_store"},
