@@ -95,6 +95,11 @@ class MessageState:
         raise NotImplementedError
 
     @property
+    def id(self) -> int:
+        """The arrival number within its shard. Not known of a message that is only named."""
+        raise NotImplementedError
+
+    @property
     def key(self) -> Key | None:
         """As sent; None for a keyless message."""
         return decode_key(self.lease._held.key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, MutableSequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 
@@ -14,9 +14,10 @@ from ._client import Client
 from ._errors import LeaseLost
 from ._files import late
 from ._keys import Key
-from ._leased import OPEN, Origin
+from ._leased import OPEN
 from ._observe import ANY_SHARD
-from ._store.api import Claimed, Request
+from ._store.api import Claimed, Joined, Request
+from .batch import Batch
 from .delivery import Delivery, Lease
 
 
@@ -58,10 +59,11 @@ class Receiving:
         wanted = validate.keys(keys)
         return Request(max_messages, per_key, length, who, bool(ack_first), wanted, charge, starts)
 
-    def receive_into(self, out: MutableSequence[Delivery], request: Request, wait: float | None) -> None:
+    def receive_into(self, out: Batch, request: Request, wait: float | None) -> None:
         """Receive into what the caller has in hand already: an interrupt on the way back loses nothing that it can't release.
 
         Args:
+            out: new.
             wait: seconds to wait for a first message; 0 returns at once, None waits for ever.
         """
         storage = self._storage
@@ -87,44 +89,32 @@ class Receiving:
                 storage.count_waiting(time.monotonic() - began)
             storage.require_open()
 
-    def receive_now(self, out: MutableSequence[Delivery], request: Request, *, wait_for_busy: bool) -> int | None:
+    def receive_now(self, out: Batch, request: Request, *, wait_for_busy: bool, joined: Joined | None = None) -> int | None:
         """Receive what is ready now, into `out`, which is empty. See Storage.receive."""
         leased: list[Claimed] = []
         try:
-            soonest = self._storage.receive(request, leased, wait_for_busy=wait_for_busy)
-            for claimed in leased:
-                out.extend(self._deliveries(claimed, request))
+            soonest = self._storage.receive(request, leased, wait_for_busy=wait_for_busy, joined=joined)
+            out.fill(leased)
         except BaseException:
-            out.clear()
-            self._give_back(leased)
+            self._settling.release_rest(Batch(self._client, request, leased))
+            out.fill([])
             raise
         return soonest
 
-    def _deliveries(self, claimed: Claimed, request: Request) -> list[Delivery]:
-        out: list[Delivery] = []
-        client, seconds = self._client, claimed.lease
-        origin = Origin(self._storage, claimed.shard, request.consumer, ack_first=request.ack_first, charge=request.charge)
-        for held in claimed.leases:
-            lease = Lease(client, origin, held, seconds)
-            for row in held.rows:
-                out.append(Delivery(row, lease))  # noqa: PERF401 - a list for each lane would be slower
-        return out
-
-    def _give_back(self, leased: list[Claimed]) -> None:
-        """An interrupt came before the deliveries were made."""
-        for claimed in leased:
-            origin = Origin(self._storage, claimed.shard, "")
-            leases = [Lease(self._client, origin, held, claimed.lease) for held in claimed.leases]
-            self._settling.release_rest(Delivery(lease._held.rows[0], lease) for lease in leases)
+    def batch(self, request: Request) -> Batch:
+        """What a request is received into."""
+        return Batch(self._client, request)
 
     def consume(self, request: Request, wait: float | None) -> Iterator[Delivery]:
         """Receive again and again, and hand out one by one. See Queue.consume."""
         while True:
-            waiting: deque[Delivery] = deque()
+            batch = self.batch(request)
+            rest: Iterable[Delivery] = batch
             try:
-                self.receive_into(waiting, request, wait)
-                if not waiting and wait is not None:
+                self.receive_into(batch, request, wait)
+                if not batch and wait is not None:
                     return
+                rest = waiting = deque(batch)
                 while waiting:
                     d = waiting[0]
                     begun = self.begin(d)
@@ -136,7 +126,7 @@ class Receiving:
                         d._next = waiting[0]
                     yield d
             finally:
-                self._settling.release_rest(waiting)
+                self._settling.release_rest(rest)
 
     def begin(self, d: Delivery) -> bool:
         """Start a delivery that `consume` is about to hand out, with enough of its lease left. False: it is not its holder's."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from itertools import count
+from collections.abc import Iterable, Sequence
+from itertools import count, repeat
 from typing import Any
 
 from . import _hints as hints
@@ -12,6 +12,7 @@ from . import _validate as validate
 from ._config import QueueConfig
 from ._errors import InvalidArgument, NotConfirmed, PartialFailure, StrictqError
 from ._keys import Key, decode_key, encode_key, keyless_by_hash, keyless_lane
+from ._lazy import LazyList
 from ._store.api import Item, Sent, Storage, require_valid
 from ._types import Body, Message, Receipt
 
@@ -22,6 +23,31 @@ _receipt = tuple.__new__
 def _receipt_of(key: Key | None, sent: Sent, shard: int) -> Receipt:
     seq, arrival, earlier = sent
     return _receipt(Receipt, (key if earlier is None else decode_key(earlier), seq, arrival, earlier is not None, shard))
+
+
+class Receipts(LazyList[Receipt]):
+    """The receipts of one call, in the order of its messages."""
+
+    __slots__ = ("_keys", "_sent", "_shards")
+
+    def __init__(self, keys: Sequence[Key | None], sent: Sequence[Sent], shards: Sequence[int] | None) -> None:
+        """Args: shards: of each message; None: all of shard 0."""
+        self._elements = None
+        self._keys = keys
+        self._sent = sent
+        self._shards = shards
+
+    def _count(self) -> int:
+        return len(self._sent)
+
+    def _make(self) -> list[Receipt]:
+        shards = repeat(0, len(self._sent)) if self._shards is None else self._shards
+        made = [
+            _receipt(Receipt, (key, seq, i, False, shard)) if earlier is None else _receipt_of(key, (seq, i, earlier), shard)
+            for key, (seq, i, earlier), shard in zip(self._keys, self._sent, shards, strict=True)
+        ]
+        self._keys, self._sent, self._shards = (), (), None
+        return made
 
 
 class Sending:
@@ -54,7 +80,7 @@ class Sending:
         shard, (seq, arrival, _) = storage.send_one((encode_key(key), body, None, None), config)
         return _receipt(Receipt, (key, seq, arrival, False, shard))
 
-    def send_many(self, messages: Iterable[Message]) -> list[Receipt]:
+    def send_many(self, messages: Iterable[Message]) -> Receipts:
         """Append many messages, in order. See Queue.send_many."""
         self._storage.require_open()
         given, items, config = self._items(messages)
@@ -67,17 +93,9 @@ class Sending:
                 for key, item, r in zip(given, items, e.results, strict=True)
             ]
             raise PartialFailure(str(e), results) from e.__cause__
-        if not owners:
-            return [
-                _receipt(Receipt, (key, seq, i, False, 0)) if earlier is None else _receipt_of(key, (seq, i, earlier), 0)
-                for key, (seq, i, earlier) in zip(given, sent, strict=True)
-            ]
-        return [
-            _receipt(Receipt, (key, seq, i, earlier is not None, owners[item[0]]))
-            for key, item, (seq, i, earlier) in zip(given, items, sent, strict=True)
-        ]
+        return Receipts(given, sent, [owners[item[0]] for item in items] if owners else None)
 
-    def send_plain(self, messages: list[tuple[Key, bytes]]) -> list[Sent]:
+    def send_plain(self, messages: list[tuple[Key, bytes]]) -> Sequence[Sent]:
         """For the command: send_many of messages that are a checked key and a body each, at two thirds of its cost.
 
         Raises:
@@ -95,7 +113,7 @@ class Sending:
         storage = self._storage
         return {} if storage.shards == 1 else {raw: storage.shard_of(raw) for raw in {item[0] for item in items}}
 
-    def _append(self, items: list[Item], owners: dict[bytes, int], config: QueueConfig) -> list[Sent]:
+    def _append(self, items: list[Item], owners: dict[bytes, int], config: QueueConfig) -> Sequence[Sent]:
         """Append to the shards concerned, one after the other.
 
         Raises:
@@ -113,7 +131,7 @@ class Sending:
             with storage.confirmed_together():
                 for shard, places in groups.items():
                     try:
-                        sent: list[Any] = storage.send(shard, [items[i] for i in places], config)
+                        sent: Sequence[Any] = storage.send(shard, [items[i] for i in places], config)
                     except StrictqError as e:
                         failed, sent = e, [e] * len(places)
                     for i, s in zip(places, sent, strict=True):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from . import _hints as hints
 from . import _validate as validate
@@ -29,7 +29,7 @@ from ._leased import (
     NamedMessage,
     Origin,
 )
-from ._store.api import AttemptFailure, Fields, Held, Row, Settlement, Storage
+from ._store.api import AttemptFailure, Claimed, Fields, Held, Joined, Row, Settlement, Storage
 
 if TYPE_CHECKING:
     from ._findings import AttemptError
@@ -42,6 +42,19 @@ M = TypeVar("M", bound=MessageState)
 _Work = list[tuple[LeaseState, Settlement]]
 _Act = Callable[[int, Sequence[Settlement]], Sequence[object]]
 """What is to be done with settlements of a shard: see Storage. The outcome of each."""
+
+
+class _Advancing(NamedTuple):
+    """What a worker does in one shard. See Storage.advance.
+
+    Attributes:
+        acks: all of them, those of `last` and of `heads`.
+    """
+
+    last: list[tuple[Settlement, int, int]]
+    heads: list[Settlement]
+    acks: list[Settlement]
+    starts: list[Settlement]
 
 
 class Settling:
@@ -67,6 +80,34 @@ class Settling:
             PartialFailure: some were lost, or shards failed: results has None or an exception for each.
         """
         self._ack(given, None)
+
+    def ack_claims(self, claims: Sequence[Claimed]) -> list[Any]:
+        """Resolve everything that claims leased. No delivery of it was settled.
+
+        Returns:
+            Of each claim, what was refused of each lease (empty: nothing of any), or why its shard failed.
+        """
+        storage = self._storage
+        storage.require_open()
+        outcomes: list[Any] = []
+        try:
+            with storage.confirmed_together():
+                for claimed in claims:
+                    try:
+                        outcomes.append(storage.ack_claimed(claimed))
+                    except StoreError as e:
+                        outcomes.append(e)
+        except NotConfirmed as e:
+            outcomes = [outcome if isinstance(outcome, StrictqError) else e for outcome in outcomes]
+        return outcomes
+
+    def end_ack(self, given: Sequence[MessageState], trouble: dict[LeaseState, Any]) -> None:
+        """Note what became of messages, with what was refused of their leases.
+
+        Raises:
+            LeaseLost, PartialFailure: as for ack.
+        """
+        self._settled(given, [None] * len(given), trouble, ACKED)
 
     def ack_and_start_next(self, d: MessageState) -> None:
         """Ack a message, and start the one that `consume` hands out next, where it is of the same lease."""
@@ -286,10 +327,15 @@ class Settling:
             lease._started = max(lease._started, d.seq)
         d._begun = True
 
-    def advance(self, done: Sequence[tuple[M, M | None]], starting: Sequence[M]) -> dict[M, Exception]:
+    def advance(
+        self, done: Sequence[tuple[M, M | None]], starting: Sequence[M], receive: Callable[[Joined], object] | None = None
+    ) -> dict[M, Exception]:
         """For a worker: ack one message of each lease and start the one behind it; start others. One transaction a shard.
 
-        Returns: those that failed. What failed changed nothing, unless it is OutcomeUnknown.
+        Args:
+            receive: receives, and commits these acks with it where it can.
+        Returns:
+            Those that failed. What failed changed nothing, unless it is OutcomeUnknown.
         """
         self._storage.require_open()
         by_shard: dict[int, tuple[list[tuple[M, M | None]], list[M]]] = {}
@@ -298,11 +344,27 @@ class Settling:
         for d in starting:
             by_shard.setdefault(d.lease.shard, ([], []))[1].append(d)
         failed: dict[M, Exception] = {}
+        steps = {shard: self._step(pairs, fresh) for shard, (pairs, fresh) in by_shard.items()}
+        committed: dict[int, dict[Settlement, LeaseLost]] = {}
+        if receive is not None:
+            joined = self._storage.join(
+                {shard: (step.last, step.heads, step.starts) for shard, step in steps.items() if step.acks}
+            )
+            receive(joined)
+            committed = joined.done
         for shard, (pairs, fresh) in by_shard.items():
-            self._advance_shard(shard, pairs, fresh, failed)
+            step = steps[shard]
+            refused = committed.get(shard)
+            if refused is None:
+                try:
+                    refused = self._storage.advance(shard, step.last, step.heads, step.starts, [d.id for d in fresh])
+                except StoreError as e:
+                    failed |= dict.fromkeys([*(d for d, _ in pairs), *fresh], e)
+                    continue
+            self._advanced(pairs, fresh, step, refused, failed)
         return failed
 
-    def _advance_shard(self, shard: int, pairs: list[tuple[M, M | None]], fresh: list[M], failed: dict[M, Exception]) -> None:
+    def _step(self, pairs: list[tuple[M, M | None]], fresh: list[M]) -> _Advancing:
         last: list[tuple[Settlement, int, int]] = []
         heads: list[Settlement] = []
         acks: list[Settlement] = []
@@ -314,13 +376,18 @@ class Settling:
                 last.append((batch, lease._lo, lease._hi))
             else:
                 heads.append(batch)
-        starts = [self.settlement(d) for d in fresh]
-        try:
-            refused = self._storage.advance(shard, last, heads, starts)
-        except StoreError as e:
-            failed |= dict.fromkeys([*(d for d, _ in pairs), *fresh], e)
-            return
-        for (d, after), batch in zip(pairs, acks, strict=True):
+        return _Advancing(last, heads, acks, [self.settlement(d) for d in fresh])
+
+    def _advanced(
+        self,
+        pairs: list[tuple[M, M | None]],
+        fresh: list[M],
+        step: _Advancing,
+        refused: dict[Settlement, LeaseLost],
+        failed: dict[M, Exception],
+    ) -> None:
+        """Note what became of the messages of a shard."""
+        for (d, after), batch in zip(pairs, step.acks, strict=True):
             if refused and batch in refused:
                 failed[d] = self.explain_loss(d.lease, refused[batch])
                 continue
@@ -328,7 +395,7 @@ class Settling:
             d.lease._open -= 1
             if after is not None:
                 d.lease._started = max(d.lease._started, after.seq)
-        for d, batch in zip(fresh, starts, strict=True):
+        for d, batch in zip(fresh, step.starts, strict=True):
             if refused and batch in refused:
                 failed[d] = self.explain_loss(d.lease, refused[batch])
             else:

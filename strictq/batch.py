@@ -1,14 +1,25 @@
-"""The result of a receive: a list of deliveries that returns the unsettled ones."""
+"""The result of a receive: deliveries that are made when they are used, and returned where they are not settled."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
 from types import TracebackType
+from typing import Any, Final
 
-from .delivery import Delivery, describe
+from ._client import Client
+from ._lazy import LazyList
+from ._leased import ACKED, Origin
+from ._store.api import Claimed, Request
+from .delivery import Delivery, Lease, describe
+
+_STATE: Final = attrgetter("_state")
 
 
-class Batch(list[Delivery]):
-    """The deliveries of one receive, in order: a list, and a context manager that leaves no message in flight.
+class Batch(LazyList[Delivery]):
+    """The deliveries of one receive, in order: a sequence, and a context manager that leaves no message in flight.
+
+    It does what a list does: deliveries may be taken out of it, or sorted. `list(batch)` is one.
 
     The end of the block returns every delivery that is not settled. Started deliveries (`with d`, `d.start()`, a transaction)
     are nacked, and retried before any later message of their key. The others are released, with no attempt charged. Lost leases
@@ -24,24 +35,122 @@ class Batch(list[Delivery]):
         'ready'
     """
 
-    __slots__ = ("_received",)
+    __slots__ = ("_acked", "_client", "_entered", "_leased", "_leases", "_made", "_request")
 
-    _received: tuple[Delivery, ...]
+    def __init__(self, client: Client, request: Request, leased: Sequence[Claimed] = ()) -> None:
+        self._elements = None
+        self._client = client
+        self._request = request
+        self._leased = leased
+        """What was leased, shard by shard."""
+        self._made: list[Delivery] | None = None
+        """All deliveries, whatever the program takes out of the list; None: they are not made."""
+        self._leases: list[Lease] = []
+        """Those of the deliveries, in the order of the claims."""
+        self._acked = False
+        """All of it was acked before deliveries were made."""
+        self._entered: tuple[Delivery, ...] | None = None
+
+    def fill(self, leased: Sequence[Claimed]) -> None:
+        """For a receive, before its caller has the batch."""
+        self._leased = leased
+
+    def tokens(self) -> set[tuple[int, int]]:
+        """The shards and tokens of its leases."""
+        return {(claimed.shard, claimed.token) for claimed in self._leased}
+
+    def _count(self) -> int:
+        return sum([claimed.messages for claimed in self._leased])
+
+    def _make(self) -> list[Delivery]:
+        client, request = self._client, self._request
+        made: list[Delivery] = []
+        leases: list[Lease] = []
+        for claimed in self._leased:
+            origin = Origin(client.storage, claimed.shard, request.consumer, ack_first=request.ack_first, charge=request.charge)
+            for held in claimed.leases:
+                lease = Lease(client, origin, held, claimed.lease)
+                leases.append(lease)
+                for row in held.rows:
+                    made.append(Delivery(row, lease))  # noqa: PERF401 - a list for each lane would be slower
+        self._leases, self._made = leases, made
+        if self._acked:
+            self._note_acks()
+        return made.copy()
+
+    def _note_acks(self) -> None:
+        """Note in the deliveries that all of them are acked."""
+        for d in self._made or ():
+            d._state = ACKED
+        for lease in self._leases:
+            lease._open = 0
+
+    # ---- settled whole
+
+    def ack_whole(self, client: Client) -> bool:
+        """Ack all of it in one go, if all of it is as it was received, and of this queue. False: nothing was done.
+
+        Raises:
+            As Settling.ack.
+        """
+        if self._client is not client or not self._is_whole():
+            return False
+        outcomes = client.settling.ack_claims(self._leased)
+        if any(outcomes):
+            self._note_losses(outcomes)
+            return True
+        self._acked = True
+        if self._made is not None:  # also by another thread, meanwhile
+            self._note_acks()
+        return True
+
+    def _is_whole(self) -> bool:
+        """Is nothing settled, taken out of the list, or added to a lease? (A lease that was given back is not open.)"""
+        if self._acked or self._request.ack_first or not self._leased:
+            return False
+        if self._elements is None:
+            return True
+        if self._elements != self._made or any(map(_STATE, self._made)):
+            return False
+        return all(lease._open == lease._hi - lease._lo + 1 == len(lease._held.rows) for lease in self._leases)
+
+    def _note_losses(self, outcomes: Sequence[Any]) -> None:
+        """Some leases were lost, or shards failed: note what became of each delivery, and raise."""
+        given = list(self)
+        trouble: dict[Any, Any] = {}
+        leases = iter(self._leases)
+        for claimed, outcome in zip(self._leased, outcomes, strict=True):
+            for n, _ in enumerate(claimed.leases):
+                lease = next(leases)
+                trouble[lease] = outcome[n] if isinstance(outcome, list) and outcome else outcome
+        self._client.settling.end_ack(given, trouble)
+
+    # ---- as a block
 
     def __enter__(self) -> Batch:
-        self._received = tuple(self)  # the program may take deliveries out of the list as it goes
+        self.enter(self._elements)
         return self
 
+    def enter(self, deliveries: Sequence[Delivery] | None) -> None:
+        """The block begins. What the program took out of the list before is its own; from now on it may take out what it likes.
+
+        Args:
+            deliveries: what is in the list; None: all of it.
+        """
+        self._entered = None if deliveries is None else tuple(deliveries)
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        give_back(self._received, error)
+        self.give_back(error)
 
+    def give_back(self, error: BaseException | None) -> None:
+        """Return what is not settled at the end of the block.
 
-def give_back(received: tuple[Delivery, ...], error: BaseException | None) -> None:
-    """Return the deliveries that are not settled at the end of the block that received them.
-
-    Args:
-        error: the exception of the block, or None. It is the reason of the nacks.
-    """
-    if received:
-        reason = "not settled when its batch ended" if error is None else describe(error)
-        received[0].lease._client.settling.give_back_rest(received, reason)
+        Args:
+            error: the exception of the block, or None. It is the reason of the nacks.
+        """
+        if self._leased and not (self._acked and self._elements is None):
+            reason = "not settled when its batch ended" if error is None else describe(error)
+            entered = self._entered
+            if entered is None:
+                entered = tuple(self._list if self._made is None else self._made)
+            self._client.settling.give_back_rest(entered, reason)

@@ -214,11 +214,11 @@ class Queue:
         """
         return self._client.sending.send(Message.json(value, key=key, **options))
 
-    def send_many(self, messages: Iterable[Message]) -> list[Receipt]:
+    def send_many(self, messages: Iterable[Message]) -> Sequence[Receipt]:
         """Append many messages, in order. Atomic per shard: one transaction for each shard involved.
 
         Returns:
-            One receipt per message, in the order of the messages.
+            One receipt per message, in the order of the messages. It is made when it is used; `list(...)` makes them all.
         Raises:
             InvalidArgument, MessageTooLarge: one of the messages is invalid; nothing was changed.
             QueueFull, StoreError: nothing was changed (with a single shard).
@@ -280,7 +280,7 @@ class Queue:
         Source: docs/explanation/leases.md
         """
         request = self._receiving.request(max_messages, per_key, lease_seconds, keys, consumer, ack_first=ack_first)
-        deliveries = Batch()
+        deliveries = self._receiving.batch(request)
         try:
             self._receiving.receive_into(deliveries, request, wait)
         except BaseException:
@@ -330,7 +330,8 @@ class Queue:
             LeaseLost: the only delivery was lost.
             PartialFailure: some were lost, or shards failed; results has None or an exception for each delivery.
         """
-        self._client.settling.ack(listed(deliveries))
+        if not (isinstance(deliveries, Batch) and deliveries.ack_whole(self._client)):
+            self._client.settling.ack(listed(deliveries))
 
     def nack_many(self, deliveries: Iterable[Delivery], delay: float | None = None, reason: str | None = None) -> None:
         """Nack many deliveries: per key, the first one given and every later message of its lease.

@@ -148,7 +148,7 @@ MUTATIONS = [
     _store(
         "a lane whose last acks are cut has them in its row",
         "hot/cooling.py",
-        '        resolution.remember(tx, number(tx, lane), lane.done.token, "ack", lane.done.seqs)\n',
+        '        resolution.remember(tx, number(tx, lane), token, "ack", seqs)\n',
         "",
         *HOT_LANES,
     ),
@@ -410,7 +410,7 @@ MUTATIONS = [
     Mutation(
         "nothing is handed out with its lease worn",
         "strictq/_store/receive.py",
-        "    if not got.leases[0].deadline < worn:\n",
+        "    if not got.deadline < worn:\n",
         "    if True:\n",
         ("tests/unit/test_receive.py", "tests/unit/test_leases.py", "tests/store/test_time.py"),
     ),

@@ -32,6 +32,7 @@ LAYERS = [
         "_extras",
         "_files",
         "_process",
+        "_lazy",
     },
     {"_findings", "_config", "_sql", "_durations", "_observe", "_net"},
     {"_store"},

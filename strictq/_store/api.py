@@ -59,7 +59,8 @@ from .lanes.handout import Block, Encode, Known, Part
 from .lanes.headers import headers as decode_headers
 from .lanes.leases import Claimed, Fields, Held, Lost, Row, Settlement, Took
 from .lanes.send import Item, Options, Sent, require_valid
-from .lanes.settle import Ack
+from .lanes.settle import Ack, AckClaimed
+from .receive import Joined
 from .shipping import status as ship_status
 from .shipping.confirming import Rounds
 from .shipping.shipping import Ships
@@ -287,7 +288,7 @@ class Storage:
         """The shard that a stored key belongs to."""
         return self._store.shard_of(key).number
 
-    def send(self, shard: int, items: Sequence[Item], checked: QueueConfig) -> list[Sent]:
+    def send(self, shard: int, items: Sequence[Item], checked: QueueConfig) -> Sequence[Sent]:
         """Append messages, in order, all of keys of one shard: all of them, or none.
 
         Args:
@@ -314,7 +315,7 @@ class Storage:
 
     # ---- receiving, and waiting for what can be received
 
-    def receive(self, request: Request, into: list[Claimed], *, wait_for_busy: bool) -> int | None:
+    def receive(self, request: Request, into: list[Claimed], *, wait_for_busy: bool, joined: Joined | None = None) -> int | None:
         """Lease what is ready now, shard by shard. Durable on return.
 
         Where there are several shards, one that other calls are writing to is passed over, and so is a quarantined one.
@@ -322,12 +323,13 @@ class Storage:
         Args:
             into: empty; gets what was leased. A caller that is interrupted before it has the result releases what is in it.
             wait_for_busy: if the others have nothing, wait for the shards that were passed over.
+            joined: acks to commit with what is leased. What is left in its `work` was not committed, or is not known to be.
         Returns:
             The queue time at which, at the latest, something becomes ready by itself; None: never.
         Raises:
             StoreError, PartialFailure: nothing was leased, because shards failed.
         """
-        return receive.receive(self._store, request, into, wait_for_busy=wait_for_busy)
+        return receive.receive(self._store, request, into, wait_for_busy=wait_for_busy, joined=joined)
 
     def more(self, shard: int, held: Held, seq: int, limit: int) -> list[Row]:
         """Grow a lease over later messages of its lane, under the same token: 0..limit of them, seq ascending.
@@ -434,6 +436,10 @@ class Storage:
         part.keep_wal_short()
         return True
 
+    def ack_claimed(self, claimed: Claimed) -> list[Lost]:
+        """Resolve everything that a claim leased. Of each lease: the seqs that were refused; empty if none of any was."""
+        return self._store.shards[claimed.shard].drain(AckClaimed(claimed))
+
     def nack(
         self, shard: int, batches: Sequence[Settlement], delay: int | None, failure: AttemptFailure
     ) -> list[int | LeaseLost | None]:
@@ -475,17 +481,30 @@ class Storage:
         last: Sequence[tuple[Settlement, int, int]],
         heads: Sequence[Settlement],
         starting: Sequence[Settlement],
+        arrivals: Sequence[int],
     ) -> dict[Settlement, LeaseLost]:
         """Ack one message each of many leases, start those behind them, and start others, in a few statements.
+
+        Starts alone are not synced, as receives are not: a power cut may forget them.
 
         Args:
             last: acks of the last message of a lease, as far as its holder knows, with the lease's first and last seq.
             heads: acks of one message of leases that hold more; `Settlement.start` is the one that starts with it.
             starting: starts. No lease occurs twice in all of these.
+            arrivals: the arrival numbers of the messages of `starting`.
         Returns:
             What was refused.
         """
-        return self._store.shards[shard].drain(Advance(last, heads, starting))
+        work = Advance(last, heads, starting)
+        if last or heads:
+            return self._store.shards[shard].drain(work)
+        return self._store.shards[shard].lease(work, lambda _refused: arrivals)
+
+    def join(
+        self, work: dict[int, tuple[Sequence[tuple[Settlement, int, int]], Sequence[Settlement], Sequence[Settlement]]]
+    ) -> Joined:
+        """Let the next receive commit this. Args: work: of each shard, `last`, `heads` and `starting` of `advance`."""
+        return Joined({shard: Advance(*some) for shard, some in work.items()})
 
     def extend(self, shard: int, batches: Sequence[Settlement], length: int) -> list[int | LeaseLost]:
         """Move the deadline of each lease to `length` microseconds from now. Returns the new ones, in queue time."""
@@ -779,8 +798,9 @@ class Storage:
 __all__ = [
     "MEMORY", "NAME_BITS", "PAGE_BYTES", "POLL_SECONDS", "SHARDS_MAX", "Acks", "Allowance", "AppDatabase",
     "Applied", "Arriving", "AttemptFailure", "Block", "BlockSize", "Bulk", "BulkRows", "Capture", "ChangedFile", "Changes",
-    "Claimed", "Committed", "Durability", "Encode", "Fields", "Fork", "Held", "Holding", "Hook", "Image", "Item", "Known",
-    "Listed", "ListedColumns", "Lost", "MessageRange", "OpenTransaction", "Options", "PackedColumns", "PageFiles", "Part",
+    "Claimed", "Committed", "Durability", "Encode", "Fields", "Fork", "Held", "Holding", "Hook", "Image", "Item",
+    "Joined", "Known", "Listed", "ListedColumns", "Lost", "MessageRange",
+    "OpenTransaction", "Options", "PackedColumns", "PageFiles", "Part",
     "Patience", "Piece", "Placed", "PlainRows", "Position", "ProcessHold", "QueueCut", "QueueFacts", "Rebuild", "ReplicaLook",
     "Replication", "Request", "Rounds", "Row", "Rows", "Sent", "Settlement", "ShipProgress", "ShipStatus", "Ships", "Size",
     "Staging", "Statement", "Storage", "Token", "Took", "TransactionName", "WalMovedOn", "Want", "WentBack",

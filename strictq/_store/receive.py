@@ -12,6 +12,7 @@ from .commit.calls import bound
 from .commit.tx import Tx
 from .hot.direct import Attempt, Brought
 from .lanes import claim, settle
+from .lanes.advance import Advance
 from .lanes.claim import Request
 from .lanes.leases import BODY, ID, SEQ, Claimed, Held, Row, Settlement
 from .lanes.send import INLINE_BYTES_MAX
@@ -24,13 +25,30 @@ BUSY_LOOK: Final = 5_000
 """Microseconds after which a waiting receive comes back to a shard that it passed over."""
 
 
-def receive(store: Store, request: Request, into: list[Claimed], *, wait_for_busy: bool) -> int | None:
+class Joined:
+    """Acks that a receive commits together with what it leases, in the shards that it leases from.
+
+    Attributes:
+        work: of each shard, what is not committed yet.
+        done: of each shard that committed it, what was refused.
+    """
+
+    __slots__ = ("done", "work")
+
+    def __init__(self, work: dict[int, Advance]) -> None:
+        self.work = work
+        self.done: dict[int, dict[Settlement, LeaseLost]] = {}
+
+
+def receive(
+    store: Store, request: Request, into: list[Claimed], *, wait_for_busy: bool, joined: Joined | None = None
+) -> int | None:
     """Lease what is ready now. See Storage.receive."""
     brought: list[Brought] = []
     if not store.confirming.active:
-        if len(store.shards) == 1 and _receive_directly(store, request, into, brought):
+        if joined is None and len(store.shards) == 1 and _receive_directly(store, request, into, brought):
             return None
-        return _receive(store, request, into, brought, wait_for_busy=wait_for_busy)
+        return _receive(store, request, into, brought, wait_for_busy=wait_for_busy, joined=joined)
     confirming = store.confirming
     confirming.require_answers()
     with confirming.later():  # a receive that finds nothing has nothing to confirm
@@ -46,7 +64,15 @@ def receive(store: Store, request: Request, into: list[Claimed], *, wait_for_bus
     return soonest
 
 
-def _receive(store: Store, request: Request, into: list[Claimed], brought: list[Brought], *, wait_for_busy: bool) -> int | None:
+def _receive(
+    store: Store,
+    request: Request,
+    into: list[Claimed],
+    brought: list[Brought],
+    *,
+    wait_for_busy: bool,
+    joined: Joined | None = None,
+) -> int | None:
     if store.directory is None:
         store.forget()  # a queue in memory has no thread for it
     elif time.monotonic() >= store.dead_at:
@@ -65,7 +91,7 @@ def _receive(store: Store, request: Request, into: list[Claimed], brought: list[
                     break
                 try:
                     wanted = request._replace(room=room) if into else request
-                    got, timer = _claim_from(store, shard, wanted, brought, seconds)
+                    got, timer = _claim_from(store, shard, wanted, brought, seconds, joined)
                 except StoreError as e:
                     if seconds is not None and isinstance(e, StoreBusy):
                         shard.gave = False
@@ -73,7 +99,7 @@ def _receive(store: Store, request: Request, into: list[Claimed], brought: list[
                     else:
                         failures.append(e)
                     continue
-                if got is not None and got.leases:
+                if got is not None and got.messages:
                     into.append(got)
                     room -= got.messages
                 soonest = timer if soonest is None or (timer is not None and timer < soonest) else soonest
@@ -119,7 +145,7 @@ def failures(store: Store, keys: Sequence[bytes] | None) -> list[StoreError | No
 def more(shard: Shard, held: Held, seq: int, limit: int) -> list[Row]:
     """Grow a lease. See Storage.more."""
     batch = held.some([seq])
-    rows = shard.lease(bound(settle.more, batch, limit), lambda rows: rows[:1])
+    rows = shard.lease(bound(settle.more, batch, limit), lambda rows: [row[ID] for row in rows[:1]])
     apart = {row[SEQ]: row[ID] for row in rows if len(row[BODY]) > INLINE_BYTES_MAX}
     if apart:
         held.apart = {**held.apart, **apart}
@@ -127,7 +153,7 @@ def more(shard: Shard, held: Held, seq: int, limit: int) -> list[Row]:
 
 
 def _claim_from(
-    store: Store, shard: Shard, request: Request, brought: list[Brought], seconds: float | None
+    store: Store, shard: Shard, request: Request, brought: list[Brought], seconds: float | None, joined: Joined | None
 ) -> tuple[Claimed | None, int | None]:
     """Claim what one shard has ready. Also when that may change by itself, if it has nothing.
 
@@ -135,15 +161,17 @@ def _claim_from(
         StoreBusy: the shard's write lock could not be had within so many seconds; nothing changed.
     """
     if shard.gave or store.outlook(shard, seconds)[0]:
-        got = _claim(shard, request, brought, seconds)
-        if got.leases:
+        got = _claim(shard, request, brought, seconds, joined)
+        if got.messages:
             _renew_worn(store, shard, got, request)
             return got, None
     store.count_empty(shard.number)
     return None, store.outlook(shard, seconds)[1]
 
 
-def _claim(shard: Shard, request: Request, brought: list[Brought], seconds: float | None) -> Claimed:
+def _claim(
+    shard: Shard, request: Request, brought: list[Brought], seconds: float | None, joined: Joined | None = None
+) -> Claimed:
     """Lease from one shard until it gives something or nothing is ready.
 
     Args:
@@ -151,33 +179,44 @@ def _claim(shard: Shard, request: Request, brought: list[Brought], seconds: floa
         seconds: how long to wait for the shard's write lock; None: as every call does.
     """
 
+    work = None if joined is None else joined.work.get(shard.number)
+    refused: dict[Settlement, LeaseLost] = {}
+
     def take(tx: Tx) -> Claimed:
+        nonlocal refused
+        if work is not None:
+            refused = work(tx)
         claimed = claim.with_bodies(tx, claim.claim(tx, request))
-        if claimed.leases:
+        if claimed.messages:
             brought.append((shard, tx, claimed))
         return claimed
 
     fast = shard.fast
-    if fast is not None and (got := fast.claim(Attempt(request, shard, brought), seconds)) is not None:
+    if work is None and fast is not None and (got := fast.claim(Attempt(request, shard, brought), seconds)) is not None:
         shard.keep_wal_short()
         shard.gave = True
         return got
     resolves = request.ack_first or request.endless
     while True:
-        claimed = shard.drain(take, seconds) if resolves else shard.lease(take, _heads, seconds)
-        shard.gave = bool(claimed.leases)
-        if claimed.leases or not claimed.more:
+        claimed = shard.drain(take, seconds) if resolves or work is not None else shard.lease(take, _heads, seconds)
+        if joined is not None and work is not None:
+            joined.done[shard.number], work = refused, None
+            del joined.work[shard.number]
+        shard.gave = claimed.messages > 0
+        if claimed.messages or not claimed.more:
             return claimed
 
 
-def _heads(claimed: Claimed) -> list[Row]:
-    return [held.rows[0] for held in claimed.leases]
+def _heads(claimed: Claimed) -> list[int]:
+    if claimed.all_hot:
+        return [rows[0][ID] for rows in claimed.hot]
+    return [held.rows[0][ID] for held in claimed.leases]
 
 
 def _renew_worn(store: Store, shard: Shard, got: Claimed, request: Request) -> None:
     """Where the commit took so long that little is left of the leases: no consumer has them yet, so they start again now."""
     worn = store.now() + got.lease // 2
-    if not got.leases[0].deadline < worn:
+    if not got.deadline < worn:
         return
     batches = [held.some([held.rows[0][SEQ]]) for held in got.leases]
     if request.ack_first:
@@ -185,8 +224,7 @@ def _renew_worn(store: Store, shard: Shard, got: Claimed, request: Request) -> N
         with suppress(StrictqError):
             _renewed(shard, got, batches)
         return
-    got.leases = _renewed(shard, got, batches)
-    got.messages = sum(map(len, got.leases))
+    got.keep(_renewed(shard, got, batches))
 
 
 def _renewed(shard: Shard, got: Claimed, batches: list[Settlement]) -> list[Held]:

@@ -31,7 +31,6 @@ from .hot import cooling
 from .hot.direct import Direct
 from .hot.look import Shadows
 from .hot.memory import Memory
-from .lanes.leases import ID, Row
 from .shipping.confirming import Confirming
 from .topology import Range
 
@@ -237,14 +236,15 @@ class Shard:
             with suppress(StrictqError):  # what was run is committed, whatever becomes of the checkpoint
                 self.checkpoint()
 
-    def lease(self, claim: Operation[T], leased: Callable[[T], Iterable[Row]], seconds: float | None = None) -> T:
-        """Drain by an operation that leases messages. A lease need not survive a power cut, which would end it anyway.
+    def lease(self, claim: Operation[T], leased: Callable[[T], Iterable[int]], seconds: float | None = None) -> T:
+        """Drain by an operation that leases or starts messages. That need not survive a power cut, which ends every lease.
 
         But a message that brings the machine down would then never be charged an attempt. So the messages that the shard had
         when the machine booted are leased with a sync.
 
         Args:
-            leased: of what the operation returns, the first message of each lease: no later one of its lane arrived before it.
+            leased: of what the operation returns, the arrival number of the first message of each lease, or of each message that
+                was started: no later one of its lane arrived before it.
         """
         if not self._full:
             return self.drain(claim, seconds)
@@ -259,7 +259,7 @@ class Shard:
             return claim(tx)
 
         result = self.drain(operation, seconds, synced=False)
-        if suspects and any(row[ID] <= suspects for row in leased(result)):
+        if suspects and any(arrival <= suspects for arrival in leased(result)):
             self.sync()
         return result
 

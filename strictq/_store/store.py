@@ -346,7 +346,7 @@ class Store(Settings):
 
     # ---- sending
 
-    def send(self, shard: Shard, items: Items, checked: QueueConfig) -> list[Sent]:
+    def send(self, shard: Shard, items: Items, checked: QueueConfig) -> Sequence[Sent]:
         """Append messages, all of one shard.
 
         Args:

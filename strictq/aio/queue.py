@@ -35,7 +35,7 @@ from .._receiving import leased_ahead
 from .._stats import ReplicationStatus, Stats
 from .._store.api import POLL_SECONDS, Request, Rows
 from .._types import Body, ContentHash, Event, Message, Receipt, SendOptions
-from ..delivery import Delivery
+from ..batch import Batch
 from ..queue import Queue
 from .batch import AsyncBatch
 from .delivery import AsyncDelivery, AsyncDeliveryRef
@@ -140,7 +140,7 @@ class AsyncQueue(Calls):
         """See Queue.send_json."""
         return await self._run(self.sync.send_json, value, key, **options)
 
-    async def send_many(self, messages: Iterable[Message]) -> list[Receipt]:
+    async def send_many(self, messages: Iterable[Message]) -> Sequence[Receipt]:
         """See Queue.send_many."""
         return await self._run(self.sync.send_many, messages)
 
@@ -174,7 +174,7 @@ class AsyncQueue(Calls):
             if deliveries or over:
                 if waits_since:
                     storage.observers.timed("receive_wait", waits_since, ANY_SHARD)
-                return AsyncBatch(AsyncDelivery(self, d) for d in deliveries)
+                return AsyncBatch(self, deliveries)
             left = patience.left(soonest)
             waits_since = waits_since or time.monotonic()
             if left > 0:
@@ -182,9 +182,9 @@ class AsyncQueue(Calls):
                 await self._wait(seen, left, idle=request.keys is None)
                 storage.count_waiting(time.monotonic() - began)
 
-    async def _receive_now(self, request: Request, *, wait_for_busy: bool) -> tuple[list[Delivery], int | None]:
+    async def _receive_now(self, request: Request, *, wait_for_busy: bool) -> tuple[Batch, int | None]:
         client = self.sync._client
-        deliveries: list[Delivery] = []
+        deliveries = self.sync._receiving.batch(request)
         try:
             soonest = await self._run(self.sync._receiving.receive_now, deliveries, request, wait_for_busy=wait_for_busy)
             await anyio.lowlevel.checkpoint_if_cancelled()
@@ -230,7 +230,7 @@ class AsyncQueue(Calls):
             batch = await self._receive(request, wait)
             if not batch and wait is not None:
                 return
-            waiting = deque(d._delivery for d in batch)
+            waiting = deque(batch.received)
             try:
                 while waiting:
                     d = waiting[0]
@@ -249,7 +249,8 @@ class AsyncQueue(Calls):
 
     async def ack_many(self, deliveries: Iterable[AsyncDelivery]) -> None:
         """See Queue.ack_many."""
-        await self._run(self.sync.ack_many, [d._delivery for d in deliveries])
+        whole = deliveries.whole() if isinstance(deliveries, AsyncBatch) else None
+        await self._run(self.sync.ack_many, [d._delivery for d in deliveries] if whole is None else whole)
 
     async def nack_many(self, deliveries: Iterable[AsyncDelivery], delay: float | None = None, reason: str | None = None) -> None:
         """See Queue.nack_many."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from strictq import InvalidArgument, Message, OutcomeUnknown, PartialFailure, Queue, QueueFull, StrictqError
@@ -88,7 +88,7 @@ class Sender:
     def _once(self, messages: list[Any]) -> tuple[list[int], StrictqError] | None:
         """Try once. Return None, or the positions that were not sent and the error."""
         plain = self._q._client.sending.send_plain
-        send: Callable[[list[Any]], list[Any]] = self._q.send_many if type(messages[0]) is Message else plain
+        send: Callable[[list[Any]], Sequence[Any]] = self._q.send_many if type(messages[0]) is Message else plain
         try:
             receipts = send(messages)
         except PartialFailure as e:
@@ -100,7 +100,7 @@ class Sender:
         self._count(receipts)
         return None
 
-    def _count(self, receipts: list[Any]) -> None:
+    def _count(self, receipts: Sequence[Any]) -> None:
         duplicates = sum(r.duplicate for r in receipts) if self._repeatable else 0
         self.duplicates += duplicates
         self.sent += len(receipts) - duplicates

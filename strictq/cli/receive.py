@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 
 import strictq
-from strictq import Delivery, LeaseLost, PartialFailure, StrictqError
+from strictq import Batch, Delivery, LeaseLost, PartialFailure, StrictqError
 from strictq._keys import Key
 from strictq._views import body_fields, key_fields
 from strictq.cli._arguments import KeyType, Seconds, StoredText, key_of, key_type_option, operating, queue_argument
@@ -233,14 +233,15 @@ class Printer:
             if self._settle.how != "ack":
                 return  # released messages would be delivered again
 
-    def _next(self, room: int, wait: float | None) -> list[Delivery]:
+    def _next(self, room: int, wait: float | None) -> Batch:
         left = wait
         while True:
             self._out.require_reader()
             step = LOOK_SECONDS if left is None else min(left, LOOK_SECONDS)
-            got: list[Delivery] = []
+            request = self._request._replace(room=room)
+            got = self._receiving.batch(request)
             try:
-                self._receiving.receive_into(got, self._request._replace(room=room), step)
+                self._receiving.receive_into(got, request, step)
             except BaseException:
                 give_back(got)
                 raise
@@ -248,7 +249,7 @@ class Printer:
                 return got
             left = None if left is None else left - LOOK_SECONDS
 
-    def _print(self, got: list[Delivery]) -> None:
+    def _print(self, got: Batch) -> None:
         try:
             self._out.write(got, durable=self._settle.how == "ack" and self._q.durability == "full")
             self.lost += self._settle(self._q, got)

@@ -218,7 +218,7 @@ class Pipeline:
                 size, per_key=per_key, wait=left, lease_seconds=self._lease_seconds, consumer=self._consumer
             )
             if found or self._stop.is_set() or (until is not None and time.monotonic() >= until):
-                return found
+                return list(found)
 
     def _process(self, batch: LeasedBatch) -> None:
         began = time.monotonic()

@@ -132,7 +132,12 @@ class Keeper:
         flowing = not self._stopping and self.outage.over
         if flowing:
             buffer.share(now)
-            worked |= buffer.refill(now)
+            if self._board.done and buffer.is_low():
+                # In one transaction: the acks, the starts behind them, and the refill.
+                worked |= settling.go_on(lambda joined: buffer.refill(now, joined))
+                worked |= buffer.take_in_joined(now)
+            else:
+                worked |= buffer.refill(now)
         elif not self._stopping:
             worked |= self.outage.attend(now)
         worked |= settling.go_on()
@@ -228,6 +233,7 @@ class Keeper:
         self.outage.end()
         self._load.end()
         if not self._storage.closed:
+            self._buffer.end()
             self._give_back()
             self._settling.finish()
             self._settling.fail()

@@ -10,7 +10,7 @@ import attrs
 
 from .._errors import LeaseLost, PartialFailure, StoreError
 from .._keys import Key
-from .._store.api import NAME_BITS
+from .._store.api import NAME_BITS, Joined
 from ..delivery import Delivery
 from .renewal import Leases
 from .state import HOPELESS, State
@@ -58,6 +58,8 @@ class Buffer:
         self._shared_until = 0.0
         self.found_nothing: tuple[int, int] | None = None
         self.look_at = 0.0
+        self._joined: Sequence[Delivery] = ()
+        """Leased together with acks, and not on the board yet."""
         self._asked_at = 0.0
         """`clock()` at which the queue was last asked."""
 
@@ -94,21 +96,41 @@ class Buffer:
 
     # ---- more
 
-    def refill(self, now: float) -> bool:
-        """Lease more, if there is room. Whether there was anything."""
+    def refill(self, now: float, joined: Joined | None = None) -> bool:
+        """Lease more, if there is room. Whether there was anything.
+
+        Args:
+            joined: acks to commit with it. Then what was leased waits for `take_in_joined`: some of it may be of lanes that these
+                acks free.
+        """
         board = self._board
         if not self.is_low() or now < self._state.not_before:
             return False
         lanes_short = board.limits.concurrency - len(board.lanes)
         room = max(1, self._target() - board.buffered, lanes_short * self._per_key)
-        deliveries = self._lease(now, room, self._per_key)
+        deliveries = self._lease(now, room, self._per_key, joined)
         if not deliveries:
             return False
         self._adapt(deliveries, room)
-        self.take_in(deliveries, now)
+        if joined is None:
+            self.take_in(deliveries, now)
+        else:
+            self._joined = deliveries
         return True
 
-    def lease_one(self, now: float) -> list[Delivery]:
+    def take_in_joined(self, now: float) -> bool:
+        """Put on the board what was leased together with acks. Whether there was anything."""
+        deliveries, self._joined = self._joined, ()
+        if deliveries:
+            self.take_in(deliveries, now)
+        return bool(deliveries)
+
+    def end(self) -> None:
+        """Give back what was leased and not taken in: the worker failed in between."""
+        deliveries, self._joined = self._joined, ()
+        self._state.client.settling.release_rest(deliveries)
+
+    def lease_one(self, now: float) -> Sequence[Delivery]:
         """One message to try; where none is ready, one that waits because it failed. The caller takes it in."""
         deliveries = self._lease(now, 1, 1)
         if deliveries or self.found_nothing is None:
@@ -132,7 +154,7 @@ class Buffer:
         """The only keys that this worker takes."""
         return self._refill.keys  # type: ignore[no-any-return]
 
-    def _lease(self, now: float, room: int, per_key: int) -> list[Delivery]:
+    def _lease(self, now: float, room: int, per_key: int, joined: Joined | None = None) -> Sequence[Delivery]:
         """Ask the queue, unless it had nothing and nothing happened since."""
         state = self._state
         seen = self._storage.seen()
@@ -142,9 +164,10 @@ class Buffer:
             self._storage.count_waiting(now - self._asked_at)
         self._asked_at = now
         request = self._request._replace(room=room, per_key=per_key)
-        deliveries: list[Delivery] = []
+        receiving = state.queue._receiving
+        deliveries = receiving.batch(request)
         try:
-            soonest = state.queue._receiving.receive_now(deliveries, request, wait_for_busy=False)
+            soonest = receiving.receive_now(deliveries, request, wait_for_busy=False, joined=joined)
         except (StoreError, PartialFailure) as e:
             if all(isinstance(failure, HOPELESS) for failure in self._storage.failures(request.keys)):
                 raise  # no shard that could have anything works
@@ -152,13 +175,13 @@ class Buffer:
             self.look_at = state.not_before
             return []
         if deliveries and state.holder is not None:
-            state.holder.note({(d.lease.shard, d.token) for d in deliveries})
+            state.holder.note(deliveries.tokens())
         state.works()
         self.look_at = now + self._storage.look_again(soonest)
         self.found_nothing = None if deliveries else seen
         return deliveries
 
-    def take_in(self, deliveries: list[Delivery], now: float) -> None:
+    def take_in(self, deliveries: Sequence[Delivery], now: float) -> None:
         """Put on the board what was leased."""
         board, state = self._board, self._state
         offset = state.clock() - self._storage.now() / 1e6

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from .._errors import LeaseLost, PartialFailure, StoreError
-from .._store.api import AttemptFailure
+from .._store.api import AttemptFailure, Joined
 from .batches import BatchBoard
 from .breaker import CLOSED
 from .dispatch import commit
@@ -42,8 +42,12 @@ class Outcomes:
         self._noted: dict[Job, str] = {}
         """What was stored of handlers that run."""
 
-    def go_on(self) -> bool:
-        """Ack what is done, and start what is next, in one transaction a shard. Whether there was anything."""
+    def go_on(self, receive: Callable[[Joined], object] | None = None) -> bool:
+        """Ack what is done, and start what is next, in one transaction a shard. Whether there was anything.
+
+        Args:
+            receive: receives, in the same transactions where there are acks.
+        """
         board = self._board
         with board.lock:
             pairs, starting = board.take_work()
@@ -51,7 +55,7 @@ class Outcomes:
             return False
         done = [(job._delivery, None if after is None else after._delivery) for job, after in pairs]
         try:
-            failed = self._client.settling.advance(done, [job._delivery for job in starting])
+            failed = self._client.settling.advance(done, [job._delivery for job in starting], receive if pairs else None)
         except BaseException:
             with board.lock:
                 for job, after in pairs:

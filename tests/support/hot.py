@@ -39,7 +39,7 @@ def state(memory: Memory) -> dict[bytes, Any]:
             None
             if lane.lease is None
             else (lane.lease.claim, lane.lease.lo, lane.lease.hi, lane.lease.pending, lane.lease.started),
-            None if lane.done is None else (lane.done.token, list(lane.done.seqs)),
+            None if lane.done is None else (lane.done[0], list(lane.done[2])),
         )
         for key, lane in memory.lanes.items()
     }

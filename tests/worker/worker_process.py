@@ -33,11 +33,11 @@ class RecordedReceiving(Receiving):
 
     recorded: Recorded
 
-    def receive_now(self, out: Any, request: Any, *, wait_for_busy: bool) -> Any:
+    def receive_now(self, out: Any, request: Any, *, wait_for_busy: bool, joined: Any = None) -> Any:
         recorder = self.recorded.recorder
         call = recorder.invoke("receive", [Wanted(int(self.recorded.queue.config.lease_seconds * 10**9))])
         try:
-            soonest = super().receive_now(out, request, wait_for_busy=wait_for_busy)
+            soonest = super().receive_now(out, request, wait_for_busy=wait_for_busy, joined=joined)
         except strictq.StrictqError as e:
             recorder.result(call, "receive", type(e).__name__)
             raise
@@ -61,10 +61,10 @@ class RecordedSettling(Settling):
         self.recorded._handed(call, "more", [Delivery(row, lease) for row in rows])
         return rows
 
-    def advance(self, done: Any, starting: Any) -> Any:
+    def advance(self, done: Any, starting: Any, receive: Any = None) -> Any:
         acks = self.recorder.invoke("ack", [Act(repr(d.key), d.seq, d.token) for d, _ in done])
         starts = self.recorder.invoke("start", [Act(repr(d.key), d.seq, d.token) for d in starting])
-        failed = super().advance(done, starting)
+        failed = super().advance(done, starting, receive)
         for call, verb, ds in ((acks, "ack", [d for d, _ in done]), (starts, "start", starting)):
             outcomes = [type(failed[d]).__name__ if d in failed else OK for d in ds]
             self.recorder.result(call, verb, "PartialFailure" if set(outcomes) - {OK} else OK, outcomes)

@@ -207,6 +207,16 @@ def insert_rows(tx: Tx, statements: dict[int, str], rows: Sequence[tuple[Any, ..
             left -= n
 
 
+def insert_values(tx: Tx, statements: dict[int, str], values: Sequence[Any], width: int) -> None:
+    """The same with the values of all rows, one row after the other."""
+    at = 0
+    for n, statement in statements.items():
+        step = n * width
+        while len(values) - at >= step:
+            tx.run(statement, values[at : at + step])
+            at += step
+
+
 def add_acks(rate: float, rate_at: int, now: int, n: int) -> tuple[float, int]:
     """The rate of acks after n more, and its time."""
     return rate * math.exp(-max(now - rate_at, 0) / (RATE_SECONDS * SECOND)) + n / RATE_SECONDS, now

@@ -15,7 +15,7 @@ from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_rows
 from ..lanes import resolution
 from ..lanes.leases import ID
-from .memory import COOL, ENTRY_HI, ENTRY_ID, HotLane, Memory, encoded_keys
+from .memory import COOL, DONE_LOW, ENTRY_HI, ENTRY_ID, HotLane, Memory, encoded_keys
 
 WINDOW: Final = 16_384
 """Rows of the inbox behind which lanes cool."""
@@ -102,10 +102,11 @@ def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:
     owners = hot.owners(rows)
     leaving = [lane for lane in owners if lane.low <= upto]
     # Lanes that stay hot: those of their last acks whose messages are cut are kept in their rows, for a retried call.
-    known = [lane for lane in owners if lane.low > upto and lane.done is not None and lane.done.low <= upto]
+    known = [lane for lane in owners if lane.low > upto and lane.done is not None and lane.done[DONE_LOW] <= upto]
     for lane in known:
         assert lane.done is not None
-        resolution.remember(tx, number(tx, lane), lane.done.token, "ack", lane.done.seqs)
+        token, _, seqs = lane.done
+        resolution.remember(tx, number(tx, lane), token, "ack", seqs)
     hot.deep = 2 * sum(len(lane.rows) for lane in leaving) > rows
     _cool(tx, hot, leaving, upto, known)
 

@@ -21,7 +21,7 @@ from ..commit.tx import SECOND, TOKEN_BITS, Totals, add_acks
 from ..commit.writer import Writer
 from ..lanes.claim import Request
 from ..lanes.lanes import SAYS_STARTS
-from ..lanes.leases import BODY, ID, SEQ, Claimed, Held, Lost, Row, Settlement
+from ..lanes.leases import BODY, ID, SEQ, Claimed, Lost, Row, Settlement
 from ..lanes.send import INLINE_BYTES_MAX, Item, Sent
 from . import cooling, tier
 from .memory import ACK, CLAIM, Claim, HotLane, Memory
@@ -163,7 +163,9 @@ class Direct:
         data, newest = _numbers(taken)
         event = hot.seen + 1
         row = (event, CLAIM, now, hot.top, n, token, deadline, before, request.charge, request.consumer, data, hot.gate)
-        claimed = Claimed(self._shard, length, n, [Held(0, lane.key, token, deadline, rows) for lane, rows in taken])
+        claimed = Claimed(self._shard, length)
+        claimed.messages, claimed.token, claimed.deadline = n, token, deadline
+        claimed.hot, claimed.ids = [rows for _, rows in taken], array("q", data)
         changes = db.total_changes()
         attempt.brought.append((attempt.shard, attempt, claimed))
         try:
@@ -257,9 +259,9 @@ def _send(db: apsw.Connection, hot: Memory, totals: Totals, now: int, item: Item
     totals.last_id = arrival
     totals.pending += 1
     totals.sends += 1
-    first = hot.arrive([(lane, (arrival, 0, key, 0, seq, None, None, 0, arrival, now, None, None, None, None, body))])
+    first = hot.arrive([lane], [(arrival, 0, key, 0, seq, None, None, 0, arrival, now, None, None, None, None, body)])
     hot.unsure = False
-    return first, (seq, arrival, False)
+    return first, (seq, arrival, None)
 
 
 def _ack(db: apsw.Connection, hot: Memory, totals: Totals, now: int, batches: Sequence[Settlement]) -> bool | None:

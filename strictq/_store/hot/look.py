@@ -102,8 +102,8 @@ class Shadows:
             db.execute(HOT.shadow_state, lane.state_row(number))
             db.executemany(HOT.shadow_message, lane.message_rows(number))
             if lane.done is not None:
-                seqs = lane.done.seqs
-                db.execute(HOT.shadow_done, (lane.done.token, seqs[0], seqs[-1], resolution.gaps(seqs), number))
+                token, _, seqs = lane.done
+                db.execute(HOT.shadow_done, (token, seqs[0], seqs[-1], resolution.gaps(seqs), number))
             if lease := lane.lease_row(number):
                 db.execute(HOT.shadow_lease, lease)
             elif lane.rows:

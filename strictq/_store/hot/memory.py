@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -30,6 +31,7 @@ from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, KEY, PREPARE, PROCESS, SE
 CLAIM, ACK, START, COOL, EXTEND, RELEASE = 1, 2, 3, 4, 5, 6
 """Kinds of rows of the journal."""
 ID_BYTES: Final = 8
+_ID_OF: Final = itemgetter(ID)
 _KEY_BYTES: Final = 2
 """How the length of a key is written in a row that names keys."""
 
@@ -71,17 +73,11 @@ class HotLease:
         self.started = lo if claim.charged and self.pending == 1 else lo - claim.before
 
 
-class Done(NamedTuple):
-    """The acks of a hot lane in the last row of the journal that has any, for a retried call.
-
-    Attributes:
-        low: the lowest of their arrival numbers.
-        seqs: ascending.
-    """
-
-    token: int
-    low: int
-    seqs: Sequence[int]
+# A plain tuple: the garbage collector does not look at it again.
+Done = tuple[int, int, Sequence[int]]
+"""The acks of a hot lane in the last row of the journal that has any, for a retried call: the token, the lowest of their arrival
+numbers, and the seqs, ascending."""
+DONE_LOW: Final = 1
 
 
 class HotLane:
@@ -320,7 +316,7 @@ class Memory:
         if lane is None:
             lane = self.enter(row[KEY], row[SEQ])
         lane.seq = row[SEQ]
-        self.arrive([(lane, row)])
+        self.arrive([lane], [row])
 
     def _happened(self, event: int, kind: int, claim: Claim, ids: array[int]) -> None:
         """A row of the journal: its messages are grouped lane by lane. What belonged to lanes that have cooled is left out."""
@@ -402,12 +398,11 @@ class Memory:
         lane = self.lanes[key] = HotLane(key, first - 1)
         return lane
 
-    def arrive(self, arrivals: Sequence[tuple[HotLane, Row]]) -> bool:
-        """Messages were sent. Returns whether a lane had none."""
+    def arrive(self, lanes: Sequence[HotLane], arrivals: Sequence[Row]) -> bool:
+        """Messages were sent, each to the lane beside it. Returns whether a lane had none."""
         first = False
-        arrival = 0
-        for lane, row in arrivals:
-            arrival = row[ID]
+        for lane, row in zip(lanes, arrivals, strict=True):
+            arrival = lane.touched = row[ID]
             rows = lane.rows
             if not rows:
                 self._fifo.append((arrival, lane))
@@ -416,10 +411,9 @@ class Memory:
             rows.append(row)
             if row[EXPIRES] is not None and row[EXPIRES] < lane.expires:
                 lane.expires = row[EXPIRES]
-            lane.touched = arrival
-            self.ids.append(arrival)
-            self._owners.append(lane)
-        self.top = arrival
+        self.ids += map(_ID_OF, arrivals)
+        self._owners += lanes
+        self.top = self.ids[-1]
         self._sends += len(arrivals)
         return first
 
@@ -447,7 +441,7 @@ class Memory:
             lane.active_at = at
             lo, hi = rows[0][SEQ], rows[-1][SEQ]
             seqs = range(lo, hi + 1) if hi - lo + 1 == n else [row[SEQ] for row in rows]
-            lane.done = Done(lease.claim.token, rows[0][ID], seqs)
+            lane.done = (lease.claim.token, rows[0][ID], seqs)
             lease.pending -= n
             if not lease.pending:
                 lane.lease = None

@@ -12,38 +12,63 @@ from operator import itemgetter
 from typing import Any, Final
 
 from ..._sql import HOT, LANES, repeated
-from ..commit.tx import Tx, insert_rows
-from ..lanes.leases import BODY, ID, SEQ, Row, Settlement
+from ..commit.tx import Tx, insert_values
+from ..lanes.leases import BODY, ID, KEY, SEQ, Claimed, Row, Settlement
 from .memory import ACK, CLAIM, EXTEND, RELEASE, START, Claim, HotLane, HotLease, Memory
 
 _SEQ_OF: Final = itemgetter(SEQ)
 INSERTS: Final = repeated(HOT.insert_plain, 128, 16, 4, 1)
 _INSERT: Final = INSERTS[1]
+_WIDTH: Final = 6
+"""Values of a plain message in the inbox."""
 
 
-def write_arrivals(tx: Tx, hot: Memory, arrivals: Sequence[tuple[HotLane, Row]]) -> None:
+def write_arrivals(tx: Tx, hot: Memory, lanes: Sequence[HotLane], arrivals: Sequence[Row]) -> None:
     """Add numbered messages to the inbox, their arrival numbers ascending, and to their lanes."""
     hot.unsure = True
-    plain: list[tuple[Any, ...]] = []
-    for _, (i, _, key, _, seq, _, expires, _, _, at, headers, size, prepare, process, body) in arrivals:
+    plain: list[Any] = []  # one list: with a tuple for each, the garbage collector would come more often
+    for i, _, key, _, seq, _, expires, _, _, at, headers, size, prepare, process, body in arrivals:
         if headers is None and size is None and prepare is None and process is None:
-            plain.append((i, key, seq, at, expires, body))
+            plain += (i, key, seq, at, expires, body)
         else:
             tx.run(HOT.insert_full, (i, key, seq, at, expires, headers, size, prepare, process, body))
-    if len(plain) == 1:
-        tx.run(_INSERT, plain[0])
+    if len(plain) == _WIDTH:
+        tx.run(_INSERT, plain)
     else:
-        insert_rows(tx, INSERTS, plain)
+        insert_values(tx, INSERTS, plain, _WIDTH)
     tx.hot_changes += len(arrivals)
-    if hot.arrive(arrivals):
+    if hot.arrive(lanes, arrivals):
         tx.wake = True
 
 
-def take(tx: Tx, hot: Memory, taken: Sequence[tuple[HotLane, Sequence[Row]]], claim: Claim) -> None:
-    """Lease the first messages of some lanes, which were popped from the order."""
+def take(tx: Tx, hot: Memory, taken: Sequence[tuple[HotLane, Sequence[Row]]], claim: Claim) -> array[int]:
+    """Lease the first messages of some lanes, which were popped from the order. Return their arrival numbers."""
     ids = array("q", [row[ID] for _, rows in taken for row in rows])
     _note(tx, hot, CLAIM, ids, claim)
     hot.lease(taken, claim)
+    return ids
+
+
+def ack_claimed(tx: Tx, hot: Memory, claimed: Claimed) -> bool:
+    """Resolve everything that a claim leased from hot lanes, all bodies among its rows.
+
+    Returns:
+        Whether all of it is leased still, and unresolved. Otherwise nothing is done.
+    """
+    token, lanes = claimed.token, hot.lanes
+    picked: list[tuple[HotLane, Sequence[Row]]] = []
+    for rows in claimed.hot:
+        lane = lanes.get(rows[0][KEY])
+        if lane is None or (lease := lane.lease) is None or lease.claim.token != token or lease.pending != len(rows):
+            return False
+        picked.append((lane, rows))
+    hot.unsure = True
+    tx.totals.pending -= claimed.messages
+    tx.count_acks(claimed.messages)
+    _note(tx, hot, ACK, claimed.ids)
+    if hot.ack(picked, tx.now):
+        tx.wake = True
+    return True
 
 
 def ack(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:

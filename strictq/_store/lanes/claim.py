@@ -8,6 +8,8 @@ of attempts) is done in bounded steps, so that no run of them holds the lock for
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import apsw
@@ -25,6 +27,7 @@ CULL_STEP: Final = 200
 """Messages expired or out of attempts that one claim removes; the rest is left to the next one."""
 HEAD_PAGE: Final = 256
 
+_BODY_OF: Final = itemgetter(BODY)
 _LEASES: Final = repeated(CLAIM.insert_lease, 64, 16, 4, 1)
 _ENDLESS: Final = repeated(CLAIM.insert_endless, 128, 16, 4, 1)
 
@@ -74,7 +77,7 @@ class _Claim:
         self.positions: list[int] = []
         length = request.lease
         self.out = Claimed(tx.shard, int(tx.config.lease_seconds * SECOND) if length is None else length)
-        self.deadline = NEVER if request.endless else tx.now + self.out.lease
+        self.deadline = self.out.deadline = NEVER if request.endless else tx.now + self.out.lease
         self.bytes_left = request.bytes_max
         self.last = 0
         """The last position that this claim looks at: what it moves to the end of the order is left to the next one."""
@@ -146,7 +149,8 @@ class _Claim:
         tx, request = self.tx, self.request
         assert request.endless
         assert not request.charge
-        token = self.token = self.token or tx.new_token()
+        token = self.token or self._new_token()
+        self.out.all_hot = False
         for of in chunks:
             values: list[int] = [0] * (4 * len(of.lanes))
             values[::4], values[1::4], values[2::4], values[3::4] = of.lanes, of.lows, of.highs, of.depths
@@ -163,9 +167,7 @@ class _Claim:
         tx.run(CLAIM.drop_positions, (listed[0][0], listed[-1][0]))
 
     def _lease(self, position: int, lane: int, key: bytes, lo: int, hi: int, n: int, rows: list[Row]) -> Held:
-        token = self.token
-        if not token:
-            self.token = token = self.tx.new_token()
+        token = self.token or self._new_token()
         request = self.request
         # A handler of a single message counts as started now: so no transaction is needed to say so.
         started = lo if n == 1 and request.charge else lo - (lanes.SAYS_STARTS if request.starts else 1)
@@ -173,23 +175,23 @@ class _Claim:
         self.rows.append((lane, token, request.consumer, lo, hi, started, pending, self.tx.now, self.deadline, request.ack_first))
         self.positions.append(position)
         held = Held(lane, key, token, self.deadline, rows)
-        self.out.leases.append(held)
+        self.out.add(held)
         self.room -= n
         return held
 
+    def _new_token(self) -> int:
+        self.token = self.out.token = token = self.tx.new_token()
+        return token
+
     def take_hot(self, lane: HotLane, rows: list[Row]) -> None:
         """Lease the first messages of a hot lane."""
-        token = self.token
-        if not token:
-            self.token = token = self.tx.new_token()
         self.hot.append((lane, rows))
-        self.out.leases.append(Held(0, lane.key, token, self.deadline, rows))
+        self.out.hot.append(rows)
         self.room -= len(rows)
 
     def finish(self) -> Claimed:
         tx = self.tx
-        self.out.token = self.token
-        if self.token:
+        if self.token or self.hot:
             self.out.messages = n = self.request.room - self.room
             tx.totals.receives += n
             tx.totals.claims += 1
@@ -197,7 +199,9 @@ class _Claim:
             assert tx.hot is not None
             request = self.request
             before = lanes.SAYS_STARTS if request.starts else 1
-            tier.take(tx, tx.hot, self.hot, Claim(self.token, tx.now, self.deadline, before, request.charge, request.consumer))
+            token = self.token or self._new_token()
+            claim = Claim(token, tx.now, self.deadline, before, request.charge, request.consumer)
+            self.out.ids = tier.take(tx, tx.hot, self.hot, claim)
         if self.rows:
             self._unlist()
             if len(self.rows) > 1:
@@ -563,6 +567,10 @@ def _cull(tx: Tx, lane: lanes.Lane, message: Row) -> bool:
 
 def with_bodies(tx: Tx, claimed: Claimed) -> Claimed:
     """Fetch the bodies that lie apart."""
+    if claimed.all_hot:
+        if None not in map(_BODY_OF, chain.from_iterable(claimed.hot)):
+            return claimed
+        claimed.all_hot = False
     for held in claimed.leases:
         for row in held.rows:
             if row[BODY] is None:

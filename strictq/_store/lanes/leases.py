@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
-
-import attrs
 
 from ..._errors import LeaseLost
 from ..bulk import packing
@@ -79,6 +78,14 @@ class Held:
         """All its messages, as far as its holder knows."""
         return Settlement(self.lane, self.key, self.token, seqs, True, tuple(self.apart.values()) if self.apart else ())
 
+    def all(self) -> Settlement:
+        """All its messages, as they were leased."""
+        rows = self.rows
+        lo, hi = rows[0][SEQ], rows[-1][SEQ]
+        if hi - lo + 1 == len(rows):
+            return self.whole(range(lo, hi + 1))
+        return self.some([row[SEQ] for row in rows])
+
     def some(self, seqs: Sequence[int], *, start: int | None = None, took: Took | None = None) -> Settlement:
         """Some of its messages.
 
@@ -93,11 +100,11 @@ class Held:
 
 
 _NONE: Final[Mapping[int, int]] = {}
+_NO_IDS: Final = array("q")
 Took = tuple[float | None, float, str | None]
 """Seconds that prepare (None: there was none) and process took, and what the handler had to say."""
 
 
-@attrs.define(eq=False, repr=False)
 class Claimed:
     """What one claim brought, from one shard.
 
@@ -105,18 +112,51 @@ class Claimed:
         shard: its number.
         lease: its length, microseconds.
         messages: of all its leases.
+        token, deadline: of all its leases.
+        more: bounded work was cut short: claim again, there may be something ready.
+        hot: the messages of each lease of a hot lane. `leases` makes more of them when they are asked for.
+        ids: their arrival numbers.
+        all_hot: these are all that it leased, with their bodies.
+        columns: messages of lanes that have few: leased like the others, as a whole, without an object for each.
     """
 
-    shard: int
-    lease: int
-    messages: int = 0
-    leases: list[Held] = attrs.field(factory=list)
-    token: int = 0
-    """Of all its leases; 0: it has none."""
-    columns: list[PackedColumns] = attrs.field(factory=list)
-    """Messages of lanes that have few: leased like the others, as a whole, without an object for each."""
-    more: bool = False
-    """Bounded work was cut short: claim again, there may be something ready."""
+    __slots__ = (
+        "_leases", "_made", "all_hot", "columns", "deadline", "hot", "ids", "lease", "messages", "more", "shard", "token",
+    )  # fmt: skip
+
+    def __init__(self, shard: int, lease: int) -> None:
+        self.shard = shard
+        self.lease = lease
+        self.messages = 0
+        self.token = 0
+        self.deadline = 0
+        self.more = False
+        self.hot: list[Sequence[Row]] = []
+        self.ids: array[int] = _NO_IDS
+        self.all_hot = True
+        self.columns: list[PackedColumns] = []
+        self._leases: list[Held] = []
+        self._made = 0
+        """Those of `hot` of which there are leases."""
+
+    @property
+    def leases(self) -> list[Held]:
+        """What it leased, in the order of the claim."""
+        made, some = self._made, self.hot
+        if made < len(some):
+            rest = [Held(0, rows[0][KEY], self.token, self.deadline, rows) for rows in some[made:]]
+            self._leases, self._made = [*self._leases, *rest], len(some)  # the same, where another thread does it, too
+        return self._leases
+
+    def add(self, held: Held) -> None:
+        """Add the lease of a lane that is not hot."""
+        self.leases.append(held)
+        self.all_hot = False
+
+    def keep(self, leases: list[Held]) -> None:
+        """Only these are left of it."""
+        self.hot, self._made, self._leases, self.all_hot = [], 0, leases, False
+        self.messages = sum(map(len, leases))
 
 
 class Settlement:

@@ -16,6 +16,7 @@ from ... import _hints as hints
 from ..._config import QueueConfig
 from ..._errors import InvalidArgument, MessageTooLarge, QueueFull
 from ..._keys import is_keyless
+from ..._lazy import LazyList
 from ..._sql import HOT, SEND, repeated
 from ..commit.tx import SECOND, Tx, insert_rows
 from ..hot import cooling, tier
@@ -57,6 +58,25 @@ Item = tuple[bytes, bytes, Options | None, Times | None]
 """Stored key, body, options (None: plain), times (None: now; only with options)."""
 Sent = tuple[int, int, bytes | None]
 """seq, id, and the stored key of the earlier message that it repeats; None: it is new."""
+
+
+class SentInTurn(LazyList[Sent]):
+    """Of messages that follow each other in the inbox: made when it is used."""
+
+    __slots__ = ("_first", "_seqs")
+
+    def __init__(self, first: int, seqs: Sequence[int]) -> None:
+        self._elements = None
+        self._first = first
+        self._seqs = seqs
+
+    def _count(self) -> int:
+        return len(self._seqs)
+
+    def _make(self) -> list[Sent]:
+        return [(seq, arrival, None) for arrival, seq in enumerate(self._seqs, self._first)]
+
+
 _PlainRow = tuple[int, int, int, int, int | None, bytes | None]
 """Lane, seq, id, sent_at, expires, body (None: it lies apart)."""
 
@@ -125,12 +145,12 @@ class Append:
         self._checked = checked
         self._elsewhere = elsewhere
 
-    def __call__(self, tx: Tx) -> list[Sent]:
+    def __call__(self, tx: Tx) -> Sequence[Sent]:
         if tx.config is not self._checked:
             require_valid(self._items, tx.config)
         return send(tx, self._items, depth_elsewhere=self._elsewhere)
 
-    def together(self, tx: Tx, others: list[Append]) -> list[list[Sent]]:
+    def together(self, tx: Tx, others: list[Append]) -> list[Sequence[Sent]]:
         """One pass over the messages of all of them."""
         for each in others:
             if tx.config is not each._checked:
@@ -153,7 +173,7 @@ def require_valid(items: Sequence[Item], config: QueueConfig) -> None:
             raise MessageTooLarge(f"a body may have {config.max_body_bytes:,} bytes, this one has {len(item[1]):,}")
 
 
-def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -> list[Sent]:
+def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -> Sequence[Sent]:
     """Append messages to their lanes. All of them, or none.
 
     Args:
@@ -239,19 +259,23 @@ def _suits_the_logs(options: Options, times: Times | None) -> bool:
     return options.dedup_id is None and (options.delay <= 0 if times is None else times.due is None)
 
 
-def _send_hot(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, int], lanes_of: dict[bytes, HotLane]) -> list[Sent]:
+def _send_hot(
+    tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, int], lanes_of: dict[bytes, HotLane]
+) -> Sequence[Sent]:
     """Append messages to hot lanes."""
     hot.unsure = True
     arrival = issue(tx, zip(map(lanes_of.__getitem__, counts), counts.values(), strict=True))
     now = tx.now
     expires = None if tx.config.ttl_seconds is None else times_of(now, None, tx.config).expires
-    arrivals: list[tuple[HotLane, Row]] = []
-    sent: list[Sent] = []
+    first = arrival
+    owners = [lanes_of[item[0]] for item in items]
+    arrivals: list[Row] = []
+    seqs: list[int] = []
     stored: bytes | None
-    for key, body, options, times in items:
-        lane = lanes_of[key]
+    for lane, (key, body, options, times) in zip(owners, items, strict=True):
         seq = lane.next
         lane.next = seq + 1
+        seqs.append(seq)
         stored = body
         if len(body) > INLINE_BYTES_MAX:
             tx.run(SEND.insert_body, (arrival, body))
@@ -265,17 +289,16 @@ def _send_hot(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, in
                 arrival, 0, key, 0, seq, None, ends, 0, arrival, at, options.headers, options.size_hint, options.prepare_seconds,
                 options.process_seconds, stored,
             )  # fmt: skip
-        arrivals.append((lane, row))
-        sent.append((seq, arrival, None))
+        arrivals.append(row)
         arrival += 1
     hot.lanes.update(lanes_of)
-    tier.write_arrivals(tx, hot, arrivals)
+    tier.write_arrivals(tx, hot, owners, arrivals)
     if len(hot.ids) > cooling.WINDOW or len(hot.events) > cooling.EVENTS_MAX:
         before = tx.totals.last_lane
         cooling.fold(tx)
         if tx.config.idle_lane_seconds is not None:
             _forget_some(tx, tx.totals.last_lane - before, ())
-    return sent
+    return SentInTurn(first, seqs)
 
 
 def _forget_some(tx: Tx, new: int, keep: Container[int]) -> None:
@@ -284,7 +307,7 @@ def _forget_some(tx: Tx, new: int, keep: Container[int]) -> None:
         lanes.forget_some_idle(tx, keep=keep)
 
 
-def _send_apart(tx: Tx, items: Sequence[Item], lanes_of: dict[bytes, HotLane], depth_elsewhere: int | None) -> list[Sent]:
+def _send_apart(tx: Tx, items: Sequence[Item], lanes_of: dict[bytes, HotLane], depth_elsewhere: int | None) -> Sequence[Sent]:
     """Some lanes are hot and some are cold: two sends in one."""
     cold = [item for item in items if item[0] not in lanes_of]
     some = [item for item in items if item[0] in lanes_of]

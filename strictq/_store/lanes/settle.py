@@ -22,7 +22,7 @@ from ..hot.memory import Memory
 from . import failures, lanes, resolution, retries
 from .claim import HEAD_PAGE, is_plain, with_body
 from .failures import AttemptFailure
-from .leases import SEQ, Lost, Row, Settlement
+from .leases import SEQ, Claimed, Lost, Row, Settlement
 
 _LANE = attrgetter("lane")
 T = TypeVar("T")
@@ -43,6 +43,26 @@ class Ack:
         """One pass over the leases of all of them."""
         lost = iter(ack(tx, [batch for each in others for batch in each._batches]))
         return [[next(lost) for _ in each._batches] for each in others]
+
+
+class AckClaimed(Ack):
+    """The ack of everything that a claim leased."""
+
+    __slots__ = ("_claimed",)
+
+    def __init__(self, claimed: Claimed) -> None:
+        self._claimed = claimed
+
+    @property
+    def _batches(self) -> list[Settlement]:  # type: ignore[override]
+        return [held.all() for held in self._claimed.leases]
+
+    def __call__(self, tx: Tx) -> list[Lost]:
+        hot = tx.hot
+        if hot is not None and self._claimed.all_hot and tx.config.history == "off" and tier.ack_claimed(tx, hot, self._claimed):
+            return []
+        lost = ack(tx, self._batches)
+        return lost if any(lost) else []
 
 
 def ack(tx: Tx, batches: Sequence[Settlement]) -> list[Lost]:
