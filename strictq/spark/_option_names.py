@@ -16,10 +16,14 @@ from .._hints import Coded
 Use = Literal["table", "stream", "write", "sink"]
 
 OPTIONS: Final[dict[Use, tuple[str, ...]]] = {
-    "table": ("path", "keyType", "keys", "includeHeaders", "state", "messagesPerPartition", "server"),
+    "table": (
+        "path", "paths", "keyType", "keys", "includeHeaders", "bodyColumn", "state", "messagesPerPartition", "failOnMissing",
+        "server",
+    ),
     "stream": (
-        "path", "consumer", "keyType", "includeHeaders", "state", "maxMessagesPerTrigger", "maxBytesPerTrigger",
-        "messagesPerPartition", "keepBatches", "consumerWaitSeconds", "server",
+        "path", "paths", "consumer", "keyType", "includeHeaders", "bodyColumn", "state", "maxMessagesPerTrigger",
+        "maxBytesPerTrigger", "messagesPerPartition", "keepBatches", "consumerWaitSeconds", "failOnMissing", "maxOpenQueues",
+        "server",
     ),
     "write": ("path", "jobId", "orderBy", "onMismatch", "server"),
     "sink": ("path", "orderBy", "onMismatch", "server"),
@@ -80,8 +84,8 @@ ELSEWHERE: Final[dict[str, str | Coded]] = {
     "recursivefilelookup": _FILES,
     "modifiedbefore": _FILES,
     "modifiedafter": _FILES,
-    "ignorecorruptfiles": _FILES,
-    "ignoremissingfiles": _FILES,
+    "ignorecorruptfiles": "failOnMissing",
+    "ignoremissingfiles": "failOnMissing",
     "maxrecordsperfile": _FILES,
     "compression": _FILES,
     "basepath": _FILES,

@@ -11,10 +11,12 @@ from .. import _hints as hints
 from .._errors import InvalidArgument
 from .._extras import need_spark
 from ._option_names import OF_TABLES, require_known_somewhere
-from ._options import path_of, read_columns
+from ._options import read_columns
+from ._paths import is_many
 
 if TYPE_CHECKING:
     from .batch import BatchReader
+    from .fleet import FleetReader
     from .sink import BatchWriter, StreamWriter
     from .source import StreamReader
 
@@ -31,7 +33,6 @@ class StrictqDataSource(DataSource):
         if all(name in options for name in OF_TABLES[:2]):
             # It could be created, but is then read without any of its options, the path included.
             raise InvalidArgument("Spark gives a Python data source no options of a table", hint=hints.TEMPORARY_VIEW)
-        path_of(options)
         require_known_somewhere(options)
 
     @classmethod
@@ -46,7 +47,11 @@ class StrictqDataSource(DataSource):
 
         return BatchReader(self.options, schema)
 
-    def streamReader(self, schema: StructType) -> StreamReader:
+    def streamReader(self, schema: StructType) -> StreamReader | FleetReader:
+        if is_many(self.options):
+            from .fleet import FleetReader
+
+            return FleetReader(self.options, schema)
         from .source import StreamReader
 
         return StreamReader(self.options, schema)

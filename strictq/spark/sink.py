@@ -28,7 +28,7 @@ from ._apply import StagedFile, apply, finish_others
 from ._block_client import RemoteStaging, Upload
 from ._block_protocol import Served, find
 from ._option_names import Use, require_known
-from ._options import path_of
+from ._paths import path_of
 from ._sink_rows import Layout, layout, staged
 
 if TYPE_CHECKING:
