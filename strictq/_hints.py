@@ -443,10 +443,10 @@ FLEET_CHECKPOINT: Final = Coded(
 )
 ONE_COPY: Final = Coded("one_copy", "move the copy out of the pattern; a copied directory is not another queue")
 BODY_COLUMN: Final = Coded("body_column", "choose a name that no other column has")
+LEAVE_COLUMN_OUT: Final = Coded("leave_column_out", "name the columns to insert: INSERT INTO name (key, body) ...")
 INSERT_JOB: Final = Coded(
     "insert_job", "in SQL, INSERT INTO name WITH ('jobId' = '...'); repeat it with the same job id, and its rows are written once"
 )
-TEMPORARY_VIEW: Final = Coded("temporary_view", "use CREATE TEMPORARY VIEW name USING strictq OPTIONS (path '...')")
 OPTIONS_ARE: Final = Coded("options_are", "the options are {options}")
 COLUMNS_ARE: Final = Coded("columns_are", "the columns are {columns}")
 SELECT_COLUMNS: Final = Coded(

@@ -179,7 +179,7 @@ def _ends(text: Any, rows: int) -> list[End] | None:
     if offset.keys() - {"history"} == {"queue", "consumer", "after", "n", "path"}:
         name, consumer, path, n = (offset[k] for k in ("queue", "consumer", "path", "n"))
         return [End(Read(path, name, consumer, rows), Ack(path, name, consumer, n))]
-    if offset.keys() != {"consumer", "round", "queues"}:
+    if offset.keys() != {"consumer", "line", "round", "queues"}:
         return None
     consumer, ends = offset["consumer"], []
     for name, entry in offset["queues"].items():

@@ -35,7 +35,7 @@ RETRY_SECONDS: Final = 5.0
 THREADS: Final = 8
 UNREADABLE: Final = (QueueNotFound, StoreError, OSError)
 """What is wrong with a queue, and not with the query."""
-MARK: Final = b"strictq.round"
+MARK: Final = "strictq.batch"
 
 T = TypeVar("T")
 _log = logging.getLogger("strictq")
@@ -50,6 +50,7 @@ class Member:
         bounded: AvailableNow: it takes part in this run.
         lag: the last count, for reports.
         last: the number of its newest batch, when it was last opened.
+        begins: the number after which it begins in a checkpoint that does not know it; None: not looked for yet.
     """
 
     def __init__(self, path: str, queue_id: str, place: tuple[int, int], options: StreamOptions, schema: StructType) -> None:
@@ -59,6 +60,7 @@ class Member:
         self.bounded = False
         self.lag: dict[str, Any] | None = None
         self.last = 0
+        self.begins: int | None = None
         self.reader = StreamReader({}, schema, attrs.evolve(options, paths=Paths((path,), many=False)))
         self._epoch = 0
 
@@ -99,16 +101,20 @@ class Member:
         """Release files and lock, until it is needed again."""
         self.reader.stop()
 
-    def mark(self, number: int) -> None:
-        """Write the number of the fleet's batch into the batches that are recorded from now on."""
-        self.held.encode = self.reader._encode(self.queue, {MARK.decode(): str(number)})
+    def mark(self, mark: str) -> None:
+        """Write the fleet's batch into the batches that are recorded from now on."""
+        self.held.encode = self.reader._encode(self.queue, {MARK: mark})
 
-    def marked(self, n: int) -> int:
-        """The fleet's batch with which batch n of this queue was recorded; 0: it was recorded for this queue alone."""
-        for part in self.held.parts(n):
-            data = read_block(self.queue, self.held.name, n, part.shard, part.part)
-            return int((pa.ipc.open_stream(data).schema.metadata or {}).get(MARK, 0))
-        return 0
+    def marked(self, n: int) -> str:
+        """The fleet's batch with which batch n of this queue was recorded; empty: it was recorded for this queue alone.
+
+        Raises:
+            HandoutGone: it is no longer kept.
+        """
+        part = self.held.parts(n)[0]
+        data = read_block(self.queue, self.held.name, n, part.shard, part.part)
+        metadata: dict[bytes, bytes] = pa.ipc.open_stream(data).schema.metadata or {}
+        return metadata.get(MARK.encode(), b"").decode()
 
 
 def place_of(path: str) -> tuple[int, int] | None:
@@ -211,9 +217,7 @@ class Members:
     def chunks(self, members: Sequence[Member]) -> list[list[Member]]:
         """As many at a time as may be open, beginning behind those of the last time."""
         size = self._options.open_max
-        if len(members) <= size:
-            return [list(members)]
-        begin = self._turn % len(members)
+        begin = self._turn % max(1, len(members))
         turned = [*members[begin:], *members[:begin]]
         return [turned[at : at + size] for at in range(0, len(turned), size)]
 

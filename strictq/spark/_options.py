@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import attrs
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from .. import _hints as hints
 from .. import _validate as validate
@@ -126,7 +126,7 @@ def require_columns(options: Mapping[str, str], schema: StructType) -> None:
         ours = offered[field.name]
         # By their names: whether values of a map may be NULL is of no account here.
         has, asked = ours.dataType.simpleString(), field.dataType.simpleString()
-        if has != asked and not (field.name == body and field.dataType == StringType()):
+        if has != asked and not (field.name == body and field.dataType in (StringType(), BinaryType())):
             raise InvalidArgument(
                 f"a queue has columns of its own: {field.name} is {has.upper()}, not {asked.upper()}", hint=hints.CAST_COLUMN
             )
@@ -168,7 +168,21 @@ def columns(options: Mapping[str, str], keys: KeyType | None = None) -> StructTy
         every = read_schema(keys or key_type(options.get("keyType")), dead=state == "dead")
     if state != "history" and not truth(options, "includeHeaders", True):
         every = StructType([field for field in every if field.name != "headers"])
+    if body_is_text(options):
+        every = StructType([StructField(f.name, StringType(), f.nullable) if f.name == BODY else f for f in every])
     return shown(every, body_of(options, every), many=paths_of(options).many)
+
+
+def body_is_text(options: Mapping[str, str]) -> bool:
+    """The option bodyType.
+
+    Raises:
+        InvalidArgument: it is neither binary nor string.
+    """
+    text = (options.get("bodyType") or "binary").lower()
+    if text not in ("binary", "string"):
+        raise InvalidArgument(f"the option bodyType must be binary or string, not {text!r}")
+    return text == "string"
 
 
 @attrs.frozen

@@ -17,6 +17,7 @@ from ..opening import open as open_queue
 from . import _block_protocol
 from ._opened import looking, settle
 from ._options import BatchOptions
+from ._plain import plain
 from ._scanning import Records, Scan, fetched
 from ._shown import View
 
@@ -49,6 +50,7 @@ class TableTask(InputPartition):
     server: _block_protocol.Served | None
 
 
+@plain("partitions", "read")
 class BatchReader(DataSourceReader):
     """`spark.read.format("strictq")`. What is acked, or no longer kept, between the plan and its reading is left out."""
 

@@ -5,6 +5,7 @@ An offset names the queues by their ids, and how far each one is. docs/explanati
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -21,6 +22,7 @@ from .._handouts import HANDOUT_MESSAGES_MAX
 from ._members import Member, Members
 from ._opened import settle
 from ._options import StreamOptions
+from ._plain import OFFSET_METHODS, plain
 from ._shown import BODY, View
 from .source import REPORT_SHARE, Blocks, recorded
 
@@ -41,10 +43,12 @@ class Position:
     """Where a fleet's stream is.
 
     Attributes:
-        round: number of the batch, ascending in a checkpoint. The batches of the queues are marked with it.
-        queues: queue id → entry.
+        line: names the checkpoint; None: it has no batch yet.
+        round: number of its newest batch, ascending. The batches of the queues are marked with both.
+        queues: queue id → entry, of those that had a batch.
     """
 
+    line: str | None
     round: int
     queues: Mapping[str, Entry]
 
@@ -60,12 +64,17 @@ class Position:
                 f"the checkpoint is of consumer {offset.get('consumer')!r}, and this is {consumer!r}", hint=hints.OWN_CHECKPOINT
             )
         if "queues" in offset:
-            return cls(int(offset["round"]), offset["queues"])
-        return cls(0, {offset["queue"]: {k: v for k, v in offset.items() if k not in ("queue", "consumer")}})
+            return cls(offset["line"], int(offset["round"]), offset["queues"])
+        return cls(None, 0, {offset["queue"]: {k: v for k, v in offset.items() if k not in ("queue", "consumer")}})
 
     def offset(self, consumer: str) -> dict[str, Any]:
         """As Spark keeps it."""
-        return {"consumer": consumer, "round": self.round, "queues": dict(self.queues)}
+        return {"consumer": consumer, "line": self.line, "round": self.round, "queues": dict(self.queues)}
+
+    def round_of(self, mark: str) -> int:
+        """The batch of this checkpoint with which a queue's batch was recorded; 0: it was another checkpoint's."""
+        line, _, number = mark.partition("/")
+        return int(number) if number and line == self.line else 0
 
 
 @attrs.frozen
@@ -79,12 +88,14 @@ class FleetBlocks(InputPartition):
     blocks: tuple[tuple[str, Blocks], ...]
 
 
+@plain(*OFFSET_METHODS, "read")
 class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("strictq")` of a list or a pattern of paths."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._given = options
         self._schema = schema
+        self._line = secrets.token_hex(8)
         self._now = False
         self._behind: set[str] | None = None
         """Queues that may have recorded more than Spark knows of; None: not looked yet."""
@@ -109,11 +120,8 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(self._members.by_id.values())
 
     def initialOffset(self) -> dict[str, Any]:
-        self._members.find()
-        entries: dict[str, Entry] = {}
-        for chunk in self._members.chunks(self._all()):
-            entries |= self._members.each(chunk, _first)
-        return Position(0, entries).offset(self._options.consumer)
+        # Spark keeps it nowhere: each queue's beginning is looked for when it has its first batch.
+        return Position(None, 0, {}).offset(self._options.consumer)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.messages_max)
@@ -140,14 +148,15 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         members = [m for m in self._all() if m.bounded or not self._now]
         if self._behind is None:
             # A process that died may have recorded batches that Spark has lost, or never heard of: they come first, as they were.
-            self._behind = set()
+            behind: dict[str, bool] = {}
             for chunk in self._members.chunks(members):
-                last = self._members.each(chunk, lambda m: m.held.last)
-                self._behind |= {name for name, n in last.items() if name in at.queues and n > at.queues[name]["n"]}
-        behind = [m for m in members if m.queue_id in self._behind and m.last > at.queues.get(m.queue_id, {"n": m.last})["n"]]
-        if behind:
-            return self._again(at, behind).offset(self._options.consumer)
-        self._behind.clear()
+                behind |= self._members.each(chunk, lambda m: m.held.last > self._number(at, m))
+            self._behind = {name for name, is_behind in behind.items() if is_behind}
+        if self._behind:
+            again = [m for m in members if m.queue_id in self._behind and m.last > self._number(at, m)]
+            if again:
+                return self._again(at, again).offset(self._options.consumer)
+            self._behind.clear()
         chunks = self._members.chunks(members)
         for chunk in chunks:
             if len(chunks) > 1:
@@ -173,59 +182,66 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _again(self, at: Position, behind: Sequence[Member]) -> Position:
         """The next batch as it was recorded: what belongs to the earliest of the fleet's batches, and nothing more."""
-        marks: dict[str, int] = {}
+        rounds: dict[str, int] = {}
         for chunk in self._members.chunks(behind):
-            marks |= self._members.each(chunk, lambda m: m.marked(at.queues[m.queue_id]["n"] + 1))
-        earliest = min(marks.values(), default=0)
-        shares = {name: HANDOUT_MESSAGES_MAX for name, mark in marks.items() if mark == earliest}
-        return self._took(at, max(at.round + 1, earliest), [m for m in behind if m.queue_id in shares], shares, {})
+            rounds |= self._members.each(chunk, lambda m: at.round_of(m.marked(self._number(at, m) + 1)))
+        earliest = min(rounds.values(), default=0)
+        shares = {name: HANDOUT_MESSAGES_MAX for name, number in rounds.items() if number == earliest}
+        return self._took(at, max(at.round + 1, earliest), [m for m in behind if m.queue_id in shares], shares)
 
     def _step(self, at: Position, chunk: Sequence[Member], most: int) -> Position | None:
         """A new batch of some queues; None: there is nothing new."""
-        # A queue that joins is noted with an offset before its first batch: should that be lost, it comes again.
-        joined = self._members.each([m for m in chunk if _place(at, m) is None], _first)
-        known = [m for m in chunk if m.queue_id not in joined and m.queue_id in self._members.by_id]
-        pending = self._members.each(known, lambda m: self._pending(m, self._number(at, m)), quick=True)
-        ready = [m for m in known if pending.get(m.queue_id)]
+        pending = self._members.each(chunk, lambda m: self._pending(at, m), quick=True)
+        ready = [m for m in chunk if pending.get(m.queue_id)]
         shares = _shares([(m.queue_id, pending[m.queue_id]) for m in ready], most)
-        idle = [m for m in known if m.queue_id in pending and m.queue_id not in shares]
+        if len(shares) < len(ready):
+            self._members.went_on(len(shares))
+        idle = [m for m in chunk if m.queue_id in pending and m.queue_id not in shares]
         self._members.each(idle, lambda m: m.held.ack(self._number(at, m)), quick=True)
-        following = self._took(at, at.round + 1, [m for m in ready if m.queue_id in shares], shares, joined)
-        return None if following.queues == _carried(at) and not joined else following
+        following = self._took(at, at.round + 1, [m for m in ready if m.queue_id in shares], shares)
+        return None if following.queues == _carried(at) else following
 
-    def _pending(self, member: Member, n: int) -> int:
+    def _pending(self, at: Position, member: Member) -> int:
         """About how many messages a queue can give; at least 1 if it has recorded a batch that Spark does not know."""
-        if member.held.last > n:
-            return 1
-        return member.held.pending(n, every=self._now) or 0
+        held, n = member.held, self._number(at, member)
+        return 1 if held.last > n else held.pending(n, every=self._now) or 0
 
-    def _took(
-        self, at: Position, number: int, members: Sequence[Member], shares: Mapping[str, int], joined: Mapping[str, Entry]
-    ) -> Position:
+    def _took(self, at: Position, number: int, members: Sequence[Member], shares: Mapping[str, int]) -> Position:
         """The position after members have recorded their next batches."""
         size = self._options.bytes_max // max(1, len(members))
+        line = at.line or self._line
 
         def take(member: Member) -> Entry | None:
-            n = self._number(at, member)
-            member.held  # noqa: B018 - opens it
-            member.mark(number)
+            held, n = member.held, self._number(at, member)
+            member.mark(f"{line}/{number}")
             arrived = member.reader._arrived
-            following = member.held.take(n, messages_max=shares[member.queue_id], bytes_max=max(1, size), arrived=arrived)
+            following = held.take(n, messages_max=shares[member.queue_id], bytes_max=max(1, size), arrived=arrived)
             if following == n:
                 return None
-            messages = sum(part.messages for part in member.held.parts(following))
             member.last = max(member.last, following)
-            return {**_entry(member, n, following), "messages": messages}
+            offset = member.reader._offset(n, following)
+            entry = {k: v for k, v in offset.items() if k not in ("queue", "consumer")}
+            return {**entry, "messages": sum(part.messages for part in held.parts(following))}
 
-        entries: dict[str, Entry] = {**_carried(at), **joined}
+        entries: dict[str, Entry] = _carried(at)
         for chunk in self._members.chunks(members):
             entries |= {name: entry for name, entry in self._members.each(chunk, take).items() if entry is not None}
-        return Position(number, entries)
+        return Position(line, number, entries)
 
     def _number(self, at: Position, member: Member) -> int:
-        """The batch of a queue that Spark has."""
-        n: int = at.queues[member.queue_id]["n"]
-        return n
+        """The batch of a queue that Spark has; where it has none, the one after which the queue begins."""
+        entry = at.queues.get(member.queue_id)
+        held = member.held
+        if entry is not None and not member.reader._is_original(entry):
+            n: int = entry["n"]
+            return n
+        if member.begins is None:
+            n = held.last
+            # Spark may have lost the offsets that knew it: what was recorded with them comes again.
+            while n and at.round_of(member.marked(n)) > at.round:
+                n -= 1
+            member.begins = min(n, held.acked) if n == held.last else n
+        return member.begins
 
     # ---- what Spark asks for besides
 
@@ -256,7 +272,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         at = Position.of(end, self._options.consumer)
-        members = [m for m in self._members.open_ones() if _place(at, m) is not None]
+        members = [m for m in self._members.open_ones() if m.queue_id in at.queues]
         self._members.each(members, lambda m: m.held.ack(self._number(at, m)), quick=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -300,25 +316,6 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for path, blocks in partition.blocks:
             yield from recorded(blocks, view, path)
         settle()
-
-
-def _first(member: Member) -> Entry:
-    """The entry of a queue that the checkpoint does not know: it begins after its last ack."""
-    acked = member.held.acked
-    return _entry(member, acked, acked)
-
-
-def _entry(member: Member, after: int, n: int) -> Entry:
-    offset = member.reader._offset(after, n)
-    return {k: v for k, v in offset.items() if k not in ("queue", "consumer")}
-
-
-def _place(at: Position, member: Member) -> Entry | None:
-    """The entry of a queue; None: there is none, or it is of the queue's original."""
-    entry = at.queues.get(member.queue_id)
-    if entry is None or (member.is_open and member.reader._is_original(entry)):
-        return None
-    return entry
 
 
 def _carried(at: Position) -> dict[str, Entry]:

@@ -26,6 +26,7 @@ from . import _block_client, _block_protocol
 from ._arrow import Builder, arrow_schema, encoder, unpack
 from ._opened import looking, settle
 from ._options import StreamOptions
+from ._plain import OFFSET_METHODS, plain
 from ._shown import BODY, View
 from ._table_columns import read_schema
 
@@ -58,6 +59,7 @@ class Blocks(InputPartition):
     messages: int
 
 
+@plain(*OFFSET_METHODS, "read")
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("strictq")`. An offset names the queue, the consumer, and the number of a hand-out."""
 

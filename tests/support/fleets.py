@@ -114,7 +114,8 @@ class Loop:
         self.process(available_now=True)
         while self.step():
             pass
-        self.reader.commit(json.loads(self.offsets[-1]))
+        if self.offsets:
+            self.reader.commit(json.loads(self.offsets[-1]))
         self.kill()
 
     def lose(self, batches: int) -> None:
