@@ -100,6 +100,15 @@ class Holder:
         """Return the newest arrival number of each shard, as a bound for `take`."""
         return self._handouts.arrived()
 
+    def pending(self, start: int, *, every: bool = False) -> int | None:
+        """Return about how many messages `take` could lease after `start`; None: it has nothing to lease or to ack.
+
+        Args:
+            every: count all unresolved messages, also where nothing is ready.
+        """
+        found = self._handouts.pending(self.name, self._look(), start, every=every)
+        return sum(found.values()) if found else None
+
     # ---- taking and acknowledging
 
     def take(

@@ -438,8 +438,27 @@ LOCAL_PATH: Final = Coded(
     "keep the queue on a local disk of the driver's host; executors elsewhere read it through strictq.spark.serve",
 )
 ON_DISK: Final = Coded("on_disk", "open it at a path; other processes cannot see a queue in memory")
-ONE_PATH: Final = Coded("one_path", "load one queue at a time, and union the DataFrames")
-TEMPORARY_VIEW: Final = Coded("temporary_view", "use CREATE TEMPORARY VIEW name USING strictq OPTIONS (path '...')")
+ONE_PATH: Final = Coded("one_path", "lists and patterns of paths are for spark.read and spark.readStream without a server")
+PATH_OR_PATHS: Final = Coded("path_or_paths", "use path for one queue or a pattern, and paths for a list")
+PATHS_LIST: Final = Coded("paths_list", 'write .option("paths", json.dumps([...]))')
+PATHS_PATTERN: Final = Coded("paths_pattern", "use a pattern, such as fleet/*/")
+NO_MATCH: Final = Coded("no_match", "check the pattern; a directory is a queue if it has the file queue.db")
+QUEUE_BACK: Final = Coded(
+    "queue_back",
+    "bring it back and start the query again; or, if it is lost, start with a new checkpoint, which begins after the last acked "
+    "batch of each queue",
+)
+FAIL_ON_MISSING: Final = Coded("fail_on_missing", 'read the others with .option("failOnMissing", "false")')
+ONE_QUEUE_OPTION: Final = Coded("one_queue_option", "it is for a list or a pattern of paths")
+FLEET_CHECKPOINT: Final = Coded(
+    "fleet_checkpoint", "load the same list or pattern of paths, or start with a new checkpoint"
+)
+ONE_COPY: Final = Coded("one_copy", "move the copy out of the pattern; a copied directory is not another queue")
+BODY_COLUMN: Final = Coded("body_column", "choose a name that no other column has")
+LEAVE_COLUMN_OUT: Final = Coded("leave_column_out", "name the columns to insert: INSERT INTO name (key, body) ...")
+INSERT_JOB: Final = Coded(
+    "insert_job", "in SQL, INSERT INTO name WITH ('jobId' = '...'); repeat it with the same job id, and its rows are written once"
+)
 OPTIONS_ARE: Final = Coded("options_are", "the options are {options}")
 COLUMNS_ARE: Final = Coded("columns_are", "the columns are {columns}")
 SELECT_COLUMNS: Final = Coded(

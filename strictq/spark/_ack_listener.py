@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
+import attrs
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from .._consumers import acknowledge
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
         QueryStartedEvent,
         QueryTerminatedEvent,
     )
+
+ACKS_AT_ONCE: Final = 4
+"""Queues of a batch that are acked on the listener's own thread: to open a queue takes some ten milliseconds."""
+LATER_SECONDS: Final = 0.5
 
 _log = logging.getLogger("strictq")
 _sessions: WeakSet[SparkSession] = WeakSet()
@@ -46,6 +53,8 @@ class AckListener(StreamingQueryListener):
 
     def __init__(self) -> None:
         self._monitor = Monitor()
+        self._later: dict[str, Later] = {}
+        """By run of a query."""
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing is committed yet."""
@@ -53,39 +62,138 @@ class AckListener(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """A batch is committed: ack what it read."""
         progress = event.progress
+        run = str(progress.runId)
         read: list[Read] = []
+        acks: list[Ack] = []
+        missing: dict[str, str] = {}
         for source in progress.sources:
-            offset = _offset(source.endOffset)
-            if offset is None:
+            end = _ends(source.endOffset, source.numInputRows)
+            if end is None:
                 continue
-            read.append(Read(offset["path"], offset["queue"], offset["consumer"], source.numInputRows))
-            if source.numInputRows == 0:
-                continue
-            try:
-                with open_queue(offset["path"], create=False) as queue:
-                    if queue.queue_id == offset["queue"]:
-                        acknowledge(queue._storage, offset["consumer"], offset["n"])
-            except StrictqError as e:
-                _log.warning("batch %s of consumer %s is not acked yet: %s", progress.batchId, offset["consumer"], e)
+            read += (each.read for each in end)
+            if source.numInputRows:
+                acks += (each.ack for each in end if each.ack is not None)
+            missing |= _missing(source.latestOffset)
+        if len(acks) > ACKS_AT_ONCE:
+            later = self._later.get(run) or self._later.setdefault(run, Later(run))
+            later.begin(acks)
+        else:
+            for ack in acks:
+                ack.send()
         if read:
             seconds = progress.batchDuration / 1000
-            self._monitor.batch(str(progress.runId), str(progress.id), progress.name, progress.batchId, seconds, read)
+            self._monitor.batch(run, str(progress.id), progress.name, progress.batchId, seconds, read)
+            self._monitor.unreadable(run, missing)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Nothing new is committed; the query is alive."""
         self._monitor.idle(str(event.runId))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Its last progress was told before."""
+        """The last progress came before."""
+        later = self._later.pop(str(event.runId), None)
+        if later is not None:
+            later.finish()
         self._monitor.end(str(event.runId), event.exception)
 
 
-def _offset(text: Any) -> dict[str, Any] | None:
-    """An offset of ours; None: it is another source's."""
+@attrs.frozen
+class Ack:
+    """A batch of one queue that Spark has committed."""
+
+    path: str
+    queue_id: str
+    consumer: str
+    n: int
+
+    def send(self) -> None:
+        """Ack it. Where that is not possible, the next start of the query acks it."""
+        try:
+            with open_queue(self.path, create=False) as queue:
+                if queue.queue_id == self.queue_id:
+                    acknowledge(queue._storage, self.consumer, self.n)
+        except StrictqError as e:
+            _log.warning("batch %s of consumer %s at %s is not acked yet: %s", self.n, self.consumer, self.path, e)
+
+
+@attrs.frozen
+class End:
+    """How far one queue is at the end of a batch.
+
+    Attributes:
+        ack: None: the batch has nothing of this queue.
+    """
+
+    read: Read
+    ack: Ack | None
+
+
+class Later:
+    """Acks of many queues, on a thread of their own, unless the next batch comes first: then the query itself acks them."""
+
+    def __init__(self, run: str) -> None:
+        self._lock = threading.Lock()
+        self._acks: dict[str, Ack] = {}
+        self._timer: threading.Timer | None = None
+        self._run = run
+
+    def begin(self, acks: Iterable[Ack]) -> None:
+        """Ack these in a moment, and those of before no more: Spark has the next batch, so they are acked."""
+        with self._lock:
+            self._acks = {ack.queue_id: ack for ack in acks}
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = threading.Timer(LATER_SECONDS, self._send)
+            self._timer.name = f"strictq-acks-{self._run}"
+            self._timer.daemon = True
+            self._timer.start()
+
+    def finish(self) -> None:
+        """Ack what is left, now."""
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+        self._send()
+
+    def _send(self) -> None:
+        while True:
+            with self._lock:
+                if not self._acks:
+                    return
+                _, ack = self._acks.popitem()
+            ack.send()
+
+
+def _ends(text: Any, rows: int) -> list[End] | None:
+    """An offset of ours, queue by queue; None: it is another source's.
+
+    Args:
+        rows: of the batch.
+    """
     try:
         offset = json.loads(text)
     except (TypeError, ValueError):
         return None
-    if not isinstance(offset, dict) or offset.keys() - {"history"} != {"queue", "consumer", "after", "n", "path"}:
+    if not isinstance(offset, dict):
         return None
-    return offset
+    if offset.keys() - {"history"} == {"queue", "consumer", "after", "n", "path"}:
+        name, consumer, path, n = (offset[k] for k in ("queue", "consumer", "path", "n"))
+        return [End(Read(path, name, consumer, rows), Ack(path, name, consumer, n))]
+    if offset.keys() != {"consumer", "line", "round", "queues"}:
+        return None
+    consumer, ends = offset["consumer"], []
+    for name, entry in offset["queues"].items():
+        path, n, some = entry["path"], entry["n"], rows > 0 and entry["after"] < entry["n"]
+        read = Read(path, name, consumer, entry.get("messages", 0) if some else 0)
+        ends.append(End(read, Ack(path, name, consumer, n) if some else None))
+    return ends
+
+
+def _missing(text: Any) -> dict[str, str]:
+    """What a fleet's report says of queues that can't be read: path → reason."""
+    try:
+        report = json.loads(text)
+    except (TypeError, ValueError):
+        return {}
+    missing = report.get("missing") if isinstance(report, dict) else None
+    return missing if isinstance(missing, dict) else {}

@@ -6,9 +6,10 @@ It hears what Spark tells its listeners, and asks for nothing. A report that can
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 import attrs
@@ -18,6 +19,7 @@ from .._findings import QueryReport
 from .._query_reports import write
 
 WINDOW_SECONDS: Final = 60.0
+IDLE_SECONDS: Final = 10.0
 QUERIES_MAX: Final = 1_000
 """Runs that are remembered: the oldest is forgotten if Spark never told their end."""
 
@@ -44,6 +46,8 @@ class _Run:
     """When each began and ended, and its messages."""
     told: bool = True
     """The last report was written, or its failure was logged."""
+    unreadable: str | None = None
+    """Why the query goes on without this queue."""
 
     def rate(self, now: float) -> float:
         """Messages a second in the window before now."""
@@ -79,7 +83,20 @@ class Monitor:
             if part.messages:
                 known.batches.append((now - seconds, now, part.messages))
                 known.report = report
-            self._tell(known, "running")
+            # Of many queues, those that had nothing are written as seldom as a query without batches reports.
+            if part.messages or known.report is report or len(read) == 1 or now - known.report.at >= IDLE_SECONDS:
+                self._tell(known, "running")
+
+    def unreadable(self, run: str, missing: Mapping[str, str]) -> None:
+        """Report which of a run's queues it goes on without.
+
+        Args:
+            missing: path → reason.
+        """
+        for (path, _), known in self._runs.get(run, {}).items():
+            before, known.unreadable = known.unreadable, missing.get(path)
+            if known.unreadable not in (None, before) and os.path.isdir(path):
+                self._tell(known, "running")
 
     def idle(self, run: str) -> None:
         """The query is alive, and there was nothing to do."""
@@ -93,6 +110,8 @@ class Monitor:
 
     def _tell(self, known: _Run, state: Literal["running", "ended", "failed"], error: str | None = None) -> None:
         now = self._now()
+        if error is None and known.unreadable is not None:
+            state, error = "failed", known.unreadable
         known.report = attrs.evolve(known.report, state=state, error=error, at=now, messages_per_second=known.rate(now))
         read = known.read
         try:

@@ -16,13 +16,17 @@ from .._hints import Coded
 Use = Literal["table", "stream", "write", "sink"]
 
 OPTIONS: Final[dict[Use, tuple[str, ...]]] = {
-    "table": ("path", "keyType", "keys", "includeHeaders", "state", "messagesPerPartition", "server"),
-    "stream": (
-        "path", "consumer", "keyType", "includeHeaders", "state", "maxMessagesPerTrigger", "maxBytesPerTrigger",
-        "messagesPerPartition", "keepBatches", "consumerWaitSeconds", "server",
+    "table": (
+        "path", "paths", "keyType", "keys", "includeHeaders", "bodyColumn", "bodyType", "state", "messagesPerPartition",
+        "failOnMissing", "server",
     ),
-    "write": ("path", "jobId", "orderBy", "onMismatch", "server"),
-    "sink": ("path", "orderBy", "onMismatch", "server"),
+    "stream": (
+        "path", "paths", "consumer", "keyType", "includeHeaders", "bodyColumn", "bodyType", "state", "maxMessagesPerTrigger",
+        "maxBytesPerTrigger", "messagesPerPartition", "keepBatches", "consumerWaitSeconds", "failOnMissing", "maxOpenQueues",
+        "server",
+    ),
+    "write": ("path", "jobId", "orderBy", "bodyColumn", "onMismatch", "server"),
+    "sink": ("path", "orderBy", "bodyColumn", "onMismatch", "server"),
 }  # fmt: skip
 """What each use of a queue takes."""
 CALLED: Final[dict[Use, str]] = {
@@ -31,7 +35,7 @@ CALLED: Final[dict[Use, str]] = {
 STREAM_ONLY: Final = frozenset(OPTIONS["stream"]) - frozenset(OPTIONS["table"])
 OF_WRITES: Final = ("checkpointlocation", "queryname")
 """Options that Spark hands to the sink of a stream, in lower case."""
-OF_TABLES: Final = ("provider", "owner", "location")
+OF_TABLES: Final = ("provider", "owner", "location", "external", "comment")
 """What Spark says of a table that is being created, beside the options that the statement names."""
 
 _FIRST: Final = hints.OPTION_OLDEST_FIRST
@@ -80,8 +84,8 @@ ELSEWHERE: Final[dict[str, str | Coded]] = {
     "recursivefilelookup": _FILES,
     "modifiedbefore": _FILES,
     "modifiedafter": _FILES,
-    "ignorecorruptfiles": _FILES,
-    "ignoremissingfiles": _FILES,
+    "ignorecorruptfiles": "failOnMissing",
+    "ignoremissingfiles": "failOnMissing",
     "maxrecordsperfile": _FILES,
     "compression": _FILES,
     "basepath": _FILES,

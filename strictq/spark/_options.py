@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
 import attrs
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from .. import _hints as hints
 from .. import _validate as validate
@@ -21,6 +18,8 @@ from .._handouts import HANDOUT_BYTES, HANDOUT_MESSAGES_MAX, KEEP, LOCK_SECONDS
 from .._keys import encode_key
 from .._store.api import Storage
 from ._option_names import is_stream, require_known
+from ._paths import Paths, paths_of
+from ._shown import BODY, body_of, shown
 from ._table_columns import KEY_TYPES, KeyType, key_type, read_schema
 
 MESSAGES: Final = 100_000
@@ -28,8 +27,8 @@ PARTITION_MESSAGES: Final = 50_000
 TABLE_PARTITION_MESSAGES: Final = 500_000
 """Of a task that reads a table: it keeps none of them, and starting a task takes Spark as long as many thousand messages."""
 KEYS_MAX: Final = 10_000
-MEMORY: Final = ":memory:"
-_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+OPEN: Final = 64
+"""Queues of a stream that are open at a time: each has about ten files open, more with more shards."""
 STATES: Final = ("pending", "dead", "history")
 
 
@@ -90,29 +89,6 @@ def truth(options: Mapping[str, str], name: str, default: bool) -> bool:
     return text == "true"
 
 
-def path_of(options: Mapping[str, str]) -> str:
-    """The queue's directory, absolute.
-
-    Raises:
-        InvalidArgument: there is no option path, or it names no directory of this host.
-    """
-    if "paths" in options:
-        raise InvalidArgument("a read has one queue", hint=hints.ONE_PATH)
-    text = options.get("path")
-    if not text or "\0" in text:
-        raise InvalidArgument("the option path is missing", hint=hints.OPTION_PATH)
-    if text == MEMORY:
-        raise InvalidArgument("Spark can't read a queue in memory", hint=hints.ON_DISK)
-    scheme = _SCHEME.match(text)
-    if scheme is None:
-        return os.path.abspath(text)
-    uri = urlsplit(text)
-    if scheme[1].lower() != "file" or uri.netloc not in ("", "localhost"):
-        where = f"{scheme[1]}:" if scheme[1].lower() != "file" else f"the host {uri.netloc}"
-        raise InvalidArgument(f"a queue is on a local disk, not at {where}", hint=hints.LOCAL_PATH)
-    return os.path.abspath(unquote(uri.path))
-
-
 def key_type_of(options: Mapping[str, str], schema: StructType) -> KeyType:
     """The option keyType. Where it is not given: what the schema that the program gave calls the keys; string if it does not.
 
@@ -136,6 +112,7 @@ def require_columns(options: Mapping[str, str], schema: StructType) -> None:
         InvalidArgument: it has other columns, or none.
     """
     offered = columns(options, key_type_of(options, schema))
+    body = options.get("bodyColumn") or BODY
     if not schema.names:
         raise InvalidArgument("the schema has no columns", hint=hints.ALL_COLUMNS)
     for field in schema:
@@ -148,10 +125,10 @@ def require_columns(options: Mapping[str, str], schema: StructType) -> None:
             raise InvalidArgument(f"the schema has the column {field.name} twice")
         ours = offered[field.name]
         # By their names: whether values of a map may be NULL is of no account here.
-        shown, asked = ours.dataType.simpleString(), field.dataType.simpleString()
-        if shown != asked and not (field.name == "body" and field.dataType == StringType()):
+        has, asked = ours.dataType.simpleString(), field.dataType.simpleString()
+        if has != asked and not (field.name == body and field.dataType in (StringType(), BinaryType())):
             raise InvalidArgument(
-                f"a queue has columns of its own: {field.name} is {shown.upper()}, not {asked.upper()}", hint=hints.CAST_COLUMN
+                f"a queue has columns of its own: {field.name} is {has.upper()}, not {asked.upper()}", hint=hints.CAST_COLUMN
             )
         if ours.nullable and not field.nullable:
             raise InvalidArgument(f"the column {field.name} may be NULL", hint=hints.DECLARE_NULLABLE)
@@ -186,11 +163,26 @@ def columns(options: Mapping[str, str], keys: KeyType | None = None) -> StructTy
     if state == "history":
         from ..history._records import SCHEMA  # needs pyarrow
 
-        return from_arrow_schema(SCHEMA)
-    every = read_schema(keys or key_type(options.get("keyType")), dead=state == "dead")
-    if truth(options, "includeHeaders", True):
-        return every
-    return StructType([field for field in every if field.name != "headers"])
+        every = from_arrow_schema(SCHEMA)
+    else:
+        every = read_schema(keys or key_type(options.get("keyType")), dead=state == "dead")
+    if state != "history" and not truth(options, "includeHeaders", True):
+        every = StructType([field for field in every if field.name != "headers"])
+    if body_is_text(options):
+        every = StructType([StructField(f.name, StringType(), f.nullable) if f.name == BODY else f for f in every])
+    return shown(every, body_of(options, every), many=paths_of(options).many)
+
+
+def body_is_text(options: Mapping[str, str]) -> bool:
+    """The option bodyType.
+
+    Raises:
+        InvalidArgument: it is neither binary nor string.
+    """
+    text = (options.get("bodyType") or "binary").lower()
+    if text not in ("binary", "string"):
+        raise InvalidArgument(f"the option bodyType must be binary or string, not {text!r}")
+    return text == "string"
 
 
 @attrs.frozen
@@ -199,13 +191,17 @@ class BatchOptions:
 
     Attributes:
         keys: stored keys whose messages are read; None: all.
+        fail_on_missing: a queue that can't be read fails the read; otherwise it is left out, and logged.
+        body: what the column of bodies is called.
     """
 
-    path: str
+    paths: Paths
     key_type: KeyType
     state: str
     partition_messages: int
     keys: tuple[bytes, ...] | None
+    fail_on_missing: bool
+    body: str
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType) -> BatchOptions:
@@ -215,16 +211,19 @@ class BatchOptions:
             InvalidArgument: nothing changed.
         """
         require_known(options, "table")
-        path = path_of(options)
+        paths = paths_of(options)
+        require_one_server(options, paths)
         require_columns(options, schema)
         # Keys that are not wanted may be of any type.
         anyhow = "key" not in schema.names and not options.get("keyType")
         return cls(
-            path=path,
+            paths=paths,
             key_type="stored" if anyhow else key_type_of(options, schema),
             state=state_of(options),
             partition_messages=number(options, "messagesPerPartition", TABLE_PARTITION_MESSAGES, 1 << 40),
             keys=keys_of(options, schema),
+            fail_on_missing=fail_on_missing(options, paths, True),
+            body=options.get("bodyColumn") or BODY,
         )
 
 
@@ -237,9 +236,12 @@ class StreamOptions:
         partition_messages: of one task, about.
         keep: acknowledged batches that can be repeated.
         wait_seconds: for a query of the same name that is being stopped.
+        fail_on_missing: a queue that can't be read stops the query; otherwise the others go on.
+        open_max: queues that are open at a time.
+        body: what the column of bodies is called.
     """
 
-    path: str
+    paths: Paths
     consumer: str
     key_type: KeyType
     messages_max: int
@@ -247,6 +249,14 @@ class StreamOptions:
     partition_messages: int
     keep: int
     wait_seconds: int
+    fail_on_missing: bool
+    open_max: int
+    body: str
+
+    @property
+    def path(self) -> str:
+        """The only queue's directory."""
+        return self.paths.one
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType) -> StreamOptions:
@@ -264,10 +274,11 @@ class StreamOptions:
                 "the option consumer is missing",
                 hint=hints.NAME_QUERY,
             )
-        path = path_of(options)
+        paths = paths_of(options)
+        require_one_server(options, paths)
         require_columns(options, schema)
         return cls(
-            path=path,
+            paths=paths,
             consumer=validate.name("the option consumer", consumer),
             key_type=key_type_of(options, schema),
             messages_max=number(options, "maxMessagesPerTrigger", MESSAGES, HANDOUT_MESSAGES_MAX),
@@ -275,7 +286,31 @@ class StreamOptions:
             partition_messages=number(options, "messagesPerPartition", PARTITION_MESSAGES, HANDOUT_MESSAGES_MAX),
             keep=number(options, "keepBatches", KEEP, 1_000_000),
             wait_seconds=number(options, "consumerWaitSeconds", LOCK_SECONDS, 3_600, 0),
+            fail_on_missing=fail_on_missing(options, paths, False),
+            open_max=number(options, "maxOpenQueues", OPEN, 10_000),
+            body=options.get("bodyColumn") or BODY,
         )
+
+
+def require_one_server(options: Mapping[str, str], paths: Paths) -> None:
+    """Refuse a block server for several queues: it serves one.
+
+    Raises:
+        InvalidArgument: there is one.
+    """
+    if options.get("server"):
+        paths.one  # noqa: B018 - raises
+
+
+def fail_on_missing(options: Mapping[str, str], paths: Paths, default: bool) -> bool:
+    """The option failOnMissing; a read of one queue always fails without it.
+
+    Raises:
+        InvalidArgument: it is neither true nor false, or is given for one queue.
+    """
+    if not paths.many and "failOnMissing" in options:
+        raise InvalidArgument("the option failOnMissing is given for one queue", hint=hints.ONE_QUEUE_OPTION)
+    return truth(options, "failOnMissing", default) if paths.many else True
 
 
 def read_columns(options: Mapping[str, str]) -> StructType:
@@ -283,10 +318,15 @@ def read_columns(options: Mapping[str, str]) -> StructType:
 
     Raises:
         InvalidArgument: an option is wrong; nothing changed.
-        QueueNotFound, StoreError: there is no queue at the path, or it can't be read.
+        QueueNotFound, StoreError: there is no queue at a path, or it can't be read.
     """
     found = columns(options)
     of = (StreamOptions if is_stream(options) else BatchOptions).of(options, found)
-    if Storage.facts(Path(of.path), read_only=True) is None:
-        raise QueueNotFound(f"there is no queue at {of.path}", hint=hints.MAKE_QUEUE_IN_DRIVER)
+    there = list(of.paths.found()) if of.paths.many else [of.paths.one]
+    if of.paths.many and not there:
+        raise QueueNotFound(f"there is no queue at {' or '.join(of.paths.listed[:5])}", hint=hints.NO_MATCH)
+    if of.fail_on_missing:
+        for path in (*of.paths.missing(), *there):
+            if Storage.facts(Path(path), read_only=True) is None:
+                raise QueueNotFound(f"there is no queue at {path}", hint=hints.MAKE_QUEUE_IN_DRIVER)
     return found

@@ -3,7 +3,7 @@ form in which it is staged. Imported late, with pyspark and pyarrow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal
 
 import attrs
@@ -54,6 +54,8 @@ ACCEPTED: Final[dict[str, tuple[type[DataType], ...]]] = {
 }
 """Column → the types it may have."""
 NEEDED: Final = ("key", "body")
+ALIAS: Final = "value"
+"""Of the column body, as other sinks call it."""
 OPTIONS: Final = tuple(name for name in ACCEPTED if name not in NEEDED)
 ORDER: Final = "order"
 """The staged column that orders the messages of a key."""
@@ -71,6 +73,8 @@ class Layout:
         order_by: the column that orders the messages of a key; None: the rows' own order does.
         keyless: rows without a key are allowed.
         max_body_bytes: of the queue.
+        body: the column of the bodies.
+        read_only: columns that must be NULL: the queue fills them in.
     """
 
     kind: Kind
@@ -78,10 +82,18 @@ class Layout:
     order_by: str | None
     keyless: bool
     max_body_bytes: int
+    body: str = "body"
+    read_only: tuple[str, ...] = ()
 
 
-def layout(schema: StructType, order_by: str | None, config: QueueConfig) -> Layout:
+def layout(
+    schema: StructType, order_by: str | None, config: QueueConfig, body: str | None = None, read_only: Collection[str] = ()
+) -> Layout:
     """Check the columns of a DataFrame before anything is written.
+
+    Args:
+        body: the column of the bodies; None: `body`, or else `value`.
+        read_only: columns that a table has, and an INSERT leaves out.
 
     Raises:
         InvalidArgument: a column is missing, unknown, or of another type than it must be.
@@ -89,19 +101,22 @@ def layout(schema: StructType, order_by: str | None, config: QueueConfig) -> Lay
     types = {field.name: field.dataType for field in schema.fields}
     if len(types) != len(schema.fields):
         raise InvalidArgument("two columns have the same name", hint=hints.RENAME_COLUMN)
-    for name in NEEDED:
+    if body is None:
+        body = ALIAS if "body" not in types and ALIAS in types else "body"
+    accepted = {body if name == "body" else name: of for name, of in ACCEPTED.items()}
+    for name in ("key", body):
         if name not in types:
             hint = hints.RENAME_TO.of(name=name, columns=", ".join(types) or "none")
             raise InvalidArgument(f"the column {name} is missing", hint=hint)
-    unknown = [name for name in types if name not in ACCEPTED and name != order_by]
+    unknown = [name for name in types if name not in accepted and name != order_by and name not in read_only]
     if unknown:
         raise InvalidArgument(
             f"the column {unknown[0]} is no part of a message",
-            hint=hints.SELECT_COLUMNS.of(columns=", ".join(ACCEPTED)),
+            hint=hints.SELECT_COLUMNS.of(columns=", ".join(accepted)),
         )
     for name, found in types.items():
-        if name in ACCEPTED:
-            _require_type(name, found, ACCEPTED[name])
+        if name in accepted:
+            _require_type(name, found, accepted[name])
     if order_by is not None:
         if order_by not in types:
             raise InvalidArgument(f"the column {order_by} of option orderBy is missing")
@@ -113,6 +128,8 @@ def layout(schema: StructType, order_by: str | None, config: QueueConfig) -> Lay
         order_by,
         config.keyless != "refuse",
         config.max_body_bytes,
+        body,
+        tuple(name for name in types if name in read_only and name != order_by),
     )
 
 
@@ -136,7 +153,11 @@ def staged(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
     """
     given = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
     keys = _keys(given["key"], layout)
-    columns = {"key": keys, "body": _bodies(given["body"], keys, layout)}
+    for name in layout.read_only:
+        if given[name].null_count < len(batch):
+            place = _first(pc.is_valid(given[name]))
+            _refuse(name, keys, place, InvalidArgument("the queue fills this column in", hint=hints.LEAVE_COLUMN_OUT))
+    columns = {"key": keys, "body": _bodies(given[layout.body], keys, layout)}
     if layout.order_by is not None:
         columns[ORDER] = _order(given[layout.order_by], keys, layout.order_by)
     for name in layout.options:
@@ -165,13 +186,13 @@ def _keys(column: pa.Array, layout: Layout) -> pa.Array:
 
 def _bodies(column: pa.Array, keys: pa.Array, layout: Layout) -> pa.Array:
     if column.null_count:
-        _refuse("body", keys, _first(pc.is_null(column)), InvalidArgument("NULL: a body must be bytes, and may be empty"))
+        _refuse(layout.body, keys, _first(pc.is_null(column)), InvalidArgument("NULL: a body must be bytes, and may be empty"))
     column = column.cast(pa.binary())
     size = pc.binary_length(column)
     if len(column) and pc.max(size).as_py() > layout.max_body_bytes:
         place = _first(pc.greater(size, layout.max_body_bytes))
         error = MessageTooLarge(f"a body may have {layout.max_body_bytes:,} bytes, this one has {size[place].as_py():,}")
-        _refuse("body", keys, place, error)
+        _refuse(layout.body, keys, place, error)
     return column
 
 

@@ -1,7 +1,8 @@
-"""A queue as a table: what is pending, dead, or finished, without leasing it. Imported late, with pyspark."""
+"""Queues as a table: what is pending, dead, or finished, without leasing it. Imported late, with pyspark."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -10,24 +11,29 @@ import attrs
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from .. import _hints as hints
+from .._errors import InvalidArgument, QueueNotFound, StrictqError
 from ..opening import open as open_queue
 from . import _block_protocol
-from ._arrow import arrow_schema
 from ._opened import looking, settle
 from ._options import BatchOptions
+from ._plain import plain
 from ._scanning import Records, Scan, fetched
+from ._shown import View
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
     from ..queue import Queue
 
+_log = logging.getLogger("strictq")
 
-def _opened(options: BatchOptions) -> Queue:
+
+def _opened(path: str, state: str) -> Queue:
     """The queue, to plan from. What is pending may be in the logs of hot lanes: who may write brings it to the tables."""
-    if options.state == "pending" and os.access(options.path, os.W_OK):
-        return open_queue(options.path, create=False)
-    return open_queue(options.path, read_only=True)
+    if state == "pending" and os.access(path, os.W_OK):
+        return open_queue(path, create=False)
+    return open_queue(path, read_only=True)
 
 
 @attrs.frozen
@@ -44,6 +50,7 @@ class TableTask(InputPartition):
     server: _block_protocol.Served | None
 
 
+@plain("partitions", "read")
 class BatchReader(DataSourceReader):
     """`spark.read.format("strictq")`. What is acked, or no longer kept, between the plan and its reading is left out."""
 
@@ -53,18 +60,52 @@ class BatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
+        paths = self._options.paths
+        if not paths.many:
+            return self._planned(paths.one)
+        tasks: list[InputPartition] = []
+        seen: dict[str, str] = {}
+        missing = paths.missing()
+        for path in sorted({*paths.found(), *missing}):
+            try:
+                if path in missing:
+                    raise QueueNotFound(f"there is no queue at {path}")
+                planned = self._planned(path, seen)
+            except (StrictqError, OSError) as e:
+                if self._options.fail_on_missing:
+                    if isinstance(e, StrictqError):
+                        e.hint = hints.FAIL_ON_MISSING
+                    raise
+                _log.warning("the queue at %s is left out: %s", path, e)
+            else:
+                tasks += planned
+        return tasks
+
+    def _planned(self, path: str, seen: dict[str, str] | None = None) -> list[InputPartition]:
+        """The tasks of one queue.
+
+        Args:
+            seen: queues that were planned: id → path.
+        """
         options = self._options
-        server = _block_protocol.find(self._server, options.path)
+        server = _block_protocol.find(self._server, path)
         kind = Records if options.state == "history" else Scan
-        with _opened(options) as queue:
-            return [TableTask(options.path, queue.queue_id, what, server) for what in kind.planned(queue, options)]
+        with _opened(path, options.state) as queue:
+            if seen is not None and seen.setdefault(queue.queue_id, path) != path:
+                if os.path.samefile(seen[queue.queue_id], path):
+                    return []
+                raise InvalidArgument(f"{path} is a copy of {seen[queue.queue_id]}", hint=hints.ONE_COPY)
+            return [TableTask(path, queue.queue_id, what, server) for what in kind.planned(queue, options)]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, TableTask):
             return  # where there is no task, Spark makes one without a partition
-        schema = arrow_schema(self._schema)
+        view = View.of(self._schema, self._options.body, many=self._options.paths.many)
+        path, queue_id = partition.path, partition.queue_id
         if partition.server is not None:
-            yield from fetched(partition.server, partition.queue_id, partition.what, schema)
+            batches = fetched(partition.server, queue_id, partition.what, view.inner)
         else:
-            yield from partition.what.batches(looking(partition.path, partition.queue_id), schema)
+            batches = partition.what.batches(looking(path, queue_id), view.inner)
+        for batch in batches:
+            yield view.show(batch, queue_id, path)
         settle()

@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from .. import _hints as hints
-from .._errors import InvalidArgument
 from .._extras import need_spark
-from ._option_names import OF_TABLES, require_known_somewhere
-from ._options import path_of, read_columns
+from ._option_names import require_known_somewhere
+from ._options import read_columns
+from ._paths import is_many
+from ._plain import plain
+from ._tables import is_creation, named_options, of_table, options_for, with_options, without_metadata
 
 if TYPE_CHECKING:
     from .batch import BatchReader
+    from .fleet import FleetReader
     from .sink import BatchWriter, StreamWriter
     from .source import StreamReader
 
 
+@plain("__init__", "schema", "reader", "streamReader", "writer", "streamWriter")
 class StrictqDataSource(DataSource):
-    """A queue's directory as a table of messages. Spark makes these objects in processes of its own.
+    """Queues' directories as a table of messages. Spark makes these objects in processes of its own.
 
     What is wrong with the options is said as soon as there is one of these: at `load` or `save`, not when the query runs.
     """
@@ -28,33 +31,38 @@ class StrictqDataSource(DataSource):
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         need_spark()  # Spark finds this class by itself, too, where `register` never looked
-        if all(name in options for name in OF_TABLES[:2]):
-            # It could be created, but is then read without any of its options, the path included.
-            raise InvalidArgument("Spark gives a Python data source no options of a table", hint=hints.TEMPORARY_VIEW)
-        path_of(options)
-        require_known_somewhere(options)
+        require_known_somewhere(named_options(options) if is_creation(options) else options)
 
     @classmethod
     def name(cls) -> str:
         return "strictq"
 
     def schema(self) -> StructType:
+        if is_creation(self.options):
+            named = named_options(self.options)
+            return with_options(read_columns(named), named)
         return read_columns(self.options)
 
     def reader(self, schema: StructType) -> BatchReader:
         from .batch import BatchReader
 
-        return BatchReader(self.options, schema)
+        return BatchReader(options_for(self.options, schema, "table"), without_metadata(schema))
 
-    def streamReader(self, schema: StructType) -> StreamReader:
+    def streamReader(self, schema: StructType) -> StreamReader | FleetReader:
+        options, plain_schema = options_for(self.options, schema, "stream"), without_metadata(schema)
+        if is_many(options):
+            from .fleet import FleetReader
+
+            return FleetReader(options, plain_schema)
         from .source import StreamReader
 
-        return StreamReader(self.options, schema)
+        return StreamReader(options, plain_schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         from .sink import BatchWriter
 
-        return BatchWriter(self.options, schema, overwrite=overwrite)
+        options, table = options_for(self.options, schema, "write"), of_table(schema) is not None
+        return BatchWriter(options, schema, overwrite=overwrite, table=table)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         from .sink import StreamWriter

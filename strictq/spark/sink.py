@@ -28,8 +28,10 @@ from ._apply import StagedFile, apply, finish_others
 from ._block_client import RemoteStaging, Upload
 from ._block_protocol import Served, find
 from ._option_names import Use, require_known
-from ._options import path_of
+from ._paths import path_of
+from ._plain import plain
 from ._sink_rows import Layout, layout, staged
+from ._tables import READ_ONLY
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -81,7 +83,7 @@ class Target:
         return Staging(self.path, writer)
 
 
-def target(options: Mapping[str, str], schema: StructType, use: Use, *, overwrite: bool) -> Target:
+def target(options: Mapping[str, str], schema: StructType, use: Use, *, overwrite: bool, table: bool = False) -> Target:
     """Check everything that can be checked before the first row.
 
     Raises:
@@ -98,7 +100,8 @@ def target(options: Mapping[str, str], schema: StructType, use: Use, *, overwrit
     known_queue = Storage.facts(path)
     if known_queue is None:
         raise QueueNotFound(f"there is no queue at {path}", hint=hints.MAKE_QUEUE_IN_DRIVER)
-    columns = layout(schema, options.get("orderBy"), known_queue.config)
+    read_only = READ_ONLY if table else ()
+    columns = layout(schema, options.get("orderBy"), known_queue.config, options.get("bodyColumn"), read_only)
     server = find(options.get("server"), str(path))
     return Target(path, known_queue.queue_id, columns, on_mismatch == "skip", new_run(), server)
 
@@ -180,19 +183,17 @@ def abort(target: Target, token: Token, run: str) -> None:
         place.close()
 
 
+@plain("write", "commit", "abort")
 class BatchWriter(DataSourceArrowWriter):
     """`df.write.format("strictq")`: a job's rows, written once for each job id."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, table: bool = False) -> None:
         require_known(options, "write")
         job = options.get("jobId")
         if not job:
-            raise InvalidArgument(
-                "the option jobId is missing",
-                hint=hints.NAME_WRITE,
-            )
+            raise InvalidArgument("the option jobId is missing", hint=hints.INSERT_JOB if table else hints.NAME_WRITE)
         self._token = Token.job(validate.name("jobId", job))
-        self._target = target(options, schema, "write", overwrite=overwrite)
+        self._target = target(options, schema, "write", overwrite=overwrite, table=table)
 
     def write(self, iterator: Iterator[RecordBatch]) -> TaskCommit:
         return stage(self._target, self._token, _task().partitionId(), iterator)
@@ -205,6 +206,7 @@ class BatchWriter(DataSourceArrowWriter):
         abort(self._target, self._token, self._target.run)
 
 
+@plain("write", "commit", "abort")
 class StreamWriter(DataSourceStreamArrowWriter):
     """`df.writeStream.format("strictq")`: each micro-batch of a query, written once."""
 

@@ -26,10 +26,14 @@ from . import _block_client, _block_protocol
 from ._arrow import Builder, arrow_schema, encoder, unpack
 from ._opened import looking, settle
 from ._options import StreamOptions
+from ._plain import OFFSET_METHODS, plain
+from ._shown import BODY, View
 from ._table_columns import read_schema
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
+
+    from .._store.api import Encode
 
 
 REPORT_SHARE: Final = 10
@@ -43,6 +47,7 @@ class Blocks(InputPartition):
     Attributes:
         blocks: (shard, first, last) each.
         server: where to read them; None: in the queue's files.
+        messages: how many they have.
     """
 
     path: str
@@ -51,13 +56,16 @@ class Blocks(InputPartition):
     n: int
     blocks: tuple[tuple[int, int, int], ...]
     server: _block_protocol.Served | None
+    messages: int
 
 
+@plain(*OFFSET_METHODS, "read")
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("strictq")`. An offset names the queue, the consumer, and the number of a hand-out."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+    def __init__(self, options: Mapping[str, str], schema: StructType, checked: StreamOptions | None = None) -> None:
         self._given = options
+        self._checked = checked
         self._server = options.get("server")
         self._served: _block_protocol.Served | None = None
         self._schema = schema
@@ -70,7 +78,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def _options(self) -> StreamOptions:
         """Checked at the first use: of an error in the constructor, Spark's runner shows an error of its own instead."""
-        return StreamOptions.of(self._given, self._schema)
+        return self._checked or StreamOptions.of(self._given, self._schema)
 
     # ---- in the process of the query
 
@@ -80,16 +88,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = self._options
             queue = open_queue(options.path, create=False)
             try:
-                # With all columns, whatever this query wants: another one may have to repeat its batches.
-                builder = Builder(arrow_schema(read_schema(options.key_type)), options.key_type)
-                encode = encoder(builder, lambda: queue._storage.skew)
-                held = Holder(queue, options.consumer, encode, keep=options.keep, packed=True)
+                held = Holder(queue, options.consumer, self._encode(queue), keep=options.keep, packed=True)
                 held.attach(options.wait_seconds)
             except BaseException:
                 queue.close()
                 raise
             self._queue, self._held = queue, held
         return self._held
+
+    def _encode(self, queue: Queue, mark: Mapping[str, str] | None = None) -> Encode:
+        """What packs a batch, with all columns, whatever this query wants: another one may have to repeat its batches.
+
+        Args:
+            mark: written into every block.
+        """
+        key_type = self._options.key_type
+        builder = Builder(arrow_schema(read_schema(key_type)).with_metadata(mark), key_type)
+        return encoder(builder, lambda: queue._storage.skew)
 
     def _offset(self, after: int, n: int) -> dict[str, Any]:
         """Where the stream is after hand-out n; a batch that ends here has those after `after`.
@@ -113,20 +128,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         self._handouts()
         assert self._queue is not None
+        if "queues" in offset:
+            raise HandoutGone("the checkpoint is of several queues", hint=hints.FLEET_CHECKPOINT)
         for what, ours in (("queue", self._queue.queue_id), ("consumer", self._options.consumer)):
             if offset.get(what) != ours:
                 raise HandoutGone(
                     f"the checkpoint is of {what} {offset.get(what)!r}, and this is {ours!r}",
                     hint=hints.OWN_CHECKPOINT,
                 )
-        known = self._queue._storage.replication
-        history = offset.get("history")
-        if history != (known and known.history_id) and (history is not None or (known is not None and known.floor_time)):
+        if self._is_original(offset):
             # What was recorded behind the copy's last segment is not in it: its numbers would come again with other messages.
             raise HandoutGone(
                 "the checkpoint is of the queue from which this one was restored or promoted", hint=hints.NEW_CHECKPOINT
             )
         return int(offset["n"])
+
+    def _is_original(self, offset: Mapping[str, Any]) -> bool:
+        """Is an offset that of the queue from which this one was restored or promoted?"""
+        assert self._queue is not None
+        known, history = self._queue._storage.replication, offset.get("history")
+        return history != (known and known.history_id) and (history is not None or (known is not None and known.floor_time > 0))
 
     def initialOffset(self) -> dict[str, Any]:
         acked = self._handouts().acked
@@ -183,7 +204,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         messages = 0
         for part in parts:
             if part.fresh and messages >= options.partition_messages:
-                yield Blocks(options.path, queue_id, options.consumer, n, tuple(blocks), server)
+                yield Blocks(options.path, queue_id, options.consumer, n, tuple(blocks), server, messages)
                 blocks, messages = [], 0
             if blocks and blocks[-1][0] == part.shard:
                 blocks[-1] = (part.shard, blocks[-1][1], part.part)
@@ -191,7 +212,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 blocks.append((part.shard, part.part, part.part))
             messages += part.messages
         if blocks:
-            yield Blocks(options.path, queue_id, options.consumer, n, tuple(blocks), server)
+            yield Blocks(options.path, queue_id, options.consumer, n, tuple(blocks), server, messages)
 
     def _find_server(self) -> _block_protocol.Served | None:
         """The server as it is now: another one may have taken its place. While there is none, tasks wait for it where it was."""
@@ -218,19 +239,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, Blocks):
             return  # an empty batch: a task without a partition
-        yield from self._read(partition)
+        view = View.of(self._schema, self._given.get("bodyColumn") or BODY, many=False)
+        yield from recorded(partition, view, partition.path)
         settle()
 
-    def _read(self, partition: Blocks) -> Iterator[RecordBatch]:
-        schema = arrow_schema(self._schema)
-        consumer, n = partition.consumer, partition.n
-        if partition.server is not None:
-            for data in _block_client.blocks(partition.server, partition.queue_id, consumer, n, partition.blocks):
-                yield unpack(data, schema, ())
-            return
-        queue = looking(partition.path, partition.queue_id)
-        for shard, first, last in partition.blocks:
-            without = rejected(queue, consumer, n, shard)
-            for part in range(first, last + 1):
-                data = read_block(queue, consumer, n, shard, part)
-                yield unpack(data, schema, without)
+
+def recorded(task: Blocks, view: View, path: str) -> Iterator[RecordBatch]:
+    """The messages of a task.
+
+    Args:
+        path: what the column path says.
+    """
+    consumer, n = task.consumer, task.n
+    if task.server is not None:
+        for data in _block_client.blocks(task.server, task.queue_id, consumer, n, task.blocks):
+            yield view.show(unpack(data, view.inner, ()), task.queue_id, path)
+        return
+    queue = looking(task.path, task.queue_id)
+    for shard, first, last in task.blocks:
+        without = rejected(queue, consumer, n, shard)
+        for part in range(first, last + 1):
+            data = read_block(queue, consumer, n, shard, part)
+            yield view.show(unpack(data, view.inner, without), task.queue_id, path)

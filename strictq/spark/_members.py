@@ -1,0 +1,285 @@
+"""The queues of a fleet that a stream reads: found, opened, bounded in number, and reported where one can't be read.
+
+Each is a `StreamReader` of one queue, with everything that this knows: locks, epochs, recorded batches, acks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import attrs
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from .. import _hints as hints
+from .._errors import ConsumerLost, QueueNotFound, StoreError, StrictqError
+from .._handouts import Holder, read_block
+from .._store.api import Storage
+from ..queue import Queue
+from ._options import StreamOptions
+from ._paths import CATALOG, Paths
+from .source import StreamReader
+
+FIND_SECONDS: Final = 1.0
+"""Between two looks for queues that appeared or went."""
+FIND_SHARE: Final = 10
+"""They take one of so many parts of the time at most."""
+RETRY_SECONDS: Final = 5.0
+"""Between two tries to open a queue that can't be read."""
+THREADS: Final = 8
+UNREADABLE: Final = (QueueNotFound, StoreError, OSError)
+"""What is wrong with a queue, and not with the query."""
+MARK: Final = "strictq.batch"
+
+T = TypeVar("T")
+_log = logging.getLogger("strictq")
+
+
+class Member:
+    """One queue of a fleet.
+
+    Attributes:
+        queue_id: it is known before the queue is opened.
+        place: what its directory's catalog is: another one means another queue.
+        bounded: AvailableNow: it takes part in this run.
+        lag: the last count, for reports.
+        last: the number of its newest batch, when it was last opened.
+        begins: the number after which it begins in a checkpoint that does not know it; None: not looked for yet.
+    """
+
+    def __init__(self, path: str, queue_id: str, place: tuple[int, int], options: StreamOptions, schema: StructType) -> None:
+        self.path = path
+        self.queue_id = queue_id
+        self.place = place
+        self.bounded = False
+        self.lag: dict[str, Any] | None = None
+        self.last = 0
+        self.begins: int | None = None
+        self.reader = StreamReader({}, schema, attrs.evolve(options, paths=Paths((path,), many=False)))
+        self._epoch = 0
+
+    @property
+    def held(self) -> Holder:
+        """The consumer, held from the first use on.
+
+        Raises:
+            ConsumerBusy: a running process is the holder.
+            ConsumerLost: another process was the holder since this one had the queue open last.
+            QueueNotFound, StoreError: it can't be opened.
+        """
+        if self.reader._held is None:
+            held = self.reader._handouts()
+            if self._epoch and held.epoch != self._epoch + 1:
+                self.close()
+                raise ConsumerLost(f"consumer {held.name!r} of the queue at {self.path} had another holder meanwhile")
+            self._epoch, self.last = held.epoch, held.last
+        assert self.reader._held is not None
+        return self.reader._held
+
+    @property
+    def queue(self) -> Queue:
+        """The open queue."""
+        assert self.reader._queue is not None
+        return self.reader._queue
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is open."""
+        return self.reader._held is not None
+
+    def is_there(self) -> bool:
+        """Whether the directory has the same queue as before."""
+        return place_of(self.path) == self.place
+
+    def close(self) -> None:
+        """Release files and lock, until it is needed again."""
+        self.reader.stop()
+
+    def mark(self, mark: str) -> None:
+        """Write the fleet's batch into the batches that are recorded from now on."""
+        self.held.encode = self.reader._encode(self.queue, {MARK: mark})
+
+    def marked(self, n: int) -> str:
+        """The fleet's batch with which batch n of this queue was recorded; empty: it was recorded for this queue alone.
+
+        Raises:
+            HandoutGone: it is no longer kept.
+        """
+        part = self.held.parts(n)[0]
+        data = read_block(self.queue, self.held.name, n, part.shard, part.part)
+        metadata: dict[bytes, bytes] = pa.ipc.open_stream(data).schema.metadata or {}
+        return metadata.get(MARK.encode(), b"").decode()
+
+
+def place_of(path: str) -> tuple[int, int] | None:
+    """What identifies a directory's catalog as a file; None: there is none."""
+    try:
+        found = os.stat(os.path.join(path, CATALOG))
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+class Members:
+    """All queues that a fleet's query can reach now. Used by one thread, which lets others work side by side.
+
+    Attributes:
+        by_id: queue id → member.
+        failed: path → why the queue there can't be read.
+    """
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="strictq-fleet")
+        self.by_id: dict[str, Member] = {}
+        self.failed: dict[str, str] = {}
+        self._retry_at: dict[str, float] = {}
+        self._used: dict[str, None] = {}
+        """Ids of open members; the one that was used last is the last."""
+        self._find_at = 0.0
+        self._reported: set[tuple[str, str]] = set()
+        self._turn = 0
+
+    # ---- finding
+
+    def find(self, *, now: bool = False) -> None:
+        """Look which queues there are, unless that was done a moment ago.
+
+        Raises:
+            StrictqError: a queue can't be read, with the option failOnMissing.
+        """
+        began = time.monotonic()
+        if began < self._find_at and not now:
+            return
+        paths = self._options.paths
+        known = {member.path: member for member in self.by_id.values()}
+        found = list(paths.found())
+        for path in [path for path in self.failed if path not in found]:
+            del self.failed[path]
+        for path in paths.missing():
+            self._fail(path, QueueNotFound(f"there is no queue at {path}"))
+        for path, member in known.items():
+            if path not in found or not member.is_there():
+                self._drop(member)
+        for path in found:
+            if path not in known or known[path].queue_id not in self.by_id:
+                self._add(path, began)
+        self._find_at = time.monotonic() + max(FIND_SECONDS, FIND_SHARE * (time.monotonic() - began))
+
+    def _add(self, path: str, now: float) -> None:
+        if path in self.failed and now < self._retry_at.get(path, 0.0):
+            return
+        place = place_of(path)
+        try:
+            known = Storage.facts(Path(path))
+            if known is None or place is None:
+                return  # it is gone again
+        except (StrictqError, OSError) as e:
+            self._fail(path, e)
+            return
+        other = self.by_id.get(known.queue_id)
+        if other is not None:
+            if other.place != place:
+                self._fail(path, StrictqError(f"{path} is a copy of {other.path}", hint=hints.ONE_COPY))
+            return
+        self.failed.pop(path, None)
+        self.by_id[known.queue_id] = Member(path, known.queue_id, place, self._options, self._schema)
+
+    def _drop(self, member: Member) -> None:
+        member.close()
+        self._used.pop(member.queue_id, None)
+        self.by_id.pop(member.queue_id, None)
+
+    def _fail(self, path: str, error: Exception) -> None:
+        """Remember and report that a queue can't be read."""
+        if self._options.fail_on_missing:
+            raise error
+        reason = str(error)
+        self.failed[path] = reason
+        self._retry_at[path] = time.monotonic() + RETRY_SECONDS
+        self.report(path, reason)
+
+    def report(self, path: str, reason: str) -> None:
+        """Log what is wrong with a queue, once."""
+        if (path, reason) not in self._reported:
+            self._reported.add((path, reason))
+            _log.warning("consumer %s goes on without the queue at %s: %s", self._options.consumer, path, reason)
+
+    # ---- working with them
+
+    def chunks(self, members: Sequence[Member]) -> list[list[Member]]:
+        """As many at a time as may be open, beginning behind those of the last time."""
+        size = self._options.open_max
+        begin = self._turn % max(1, len(members))
+        turned = [*members[begin:], *members[:begin]]
+        return [turned[at : at + size] for at in range(0, len(turned), size)]
+
+    def went_on(self, count: int) -> None:
+        """Begin behind so many the next time."""
+        self._turn += count
+
+    def each(self, members: Iterable[Member], work: Callable[[Member], T], *, quick: bool = False) -> dict[str, T]:
+        """Do something with members, side by side; no more of them than may be open.
+
+        Args:
+            quick: it takes less time than to start a thread's work, where the queue is open.
+        Returns:
+            What came out, by queue id. Those that can't be read are not in it, and are reported.
+        Raises:
+            StrictqError: one failed with an error that is the query's.
+        """
+        members = list(members)
+        self._make_room(members)
+        failed: list[Exception] = []
+
+        def one(member: Member) -> T | Exception:
+            if failed:
+                return failed[0]  # the query fails: no one waits for the others
+            try:
+                if not member.is_there():
+                    raise QueueNotFound(f"there is no queue at {member.path} any more")
+                return work(member)
+            except (StrictqError, OSError) as e:
+                if not isinstance(e, UNREADABLE):
+                    failed.append(e)
+                return e
+
+        here = quick and all(member.is_open for member in members)
+        results = list(map(one, members) if here else self._pool.map(one, members))
+        if failed:
+            raise failed[0]
+        done: dict[str, T] = {}
+        for member, result in zip(members, results, strict=True):
+            if isinstance(result, Exception):
+                self._drop(member)
+                self._fail(member.path, result)
+            else:
+                self._used[member.queue_id] = self._used.pop(member.queue_id, None)
+                done[member.queue_id] = result
+        return done
+
+    def _make_room(self, members: list[Member]) -> None:
+        wanted = {member.queue_id for member in members}
+        room = self._options.open_max - len(wanted)
+        idle = [name for name in self._used if name not in wanted]
+        for name in idle[: max(0, len(idle) - max(room, 0))]:
+            del self._used[name]
+            self.by_id[name].close()
+
+    def open_ones(self) -> list[Member]:
+        """Members that are open."""
+        return [self.by_id[name] for name in self._used]
+
+    def close(self) -> None:
+        """Close all."""
+        for member in self.by_id.values():
+            member.close()
+        self._used.clear()
+        self._pool.shutdown(wait=False)

@@ -1,0 +1,352 @@
+"""Several queues as one stream: a batch has a recorded batch of each queue that had something ready. Imported late, with pyspark.
+
+An offset names the queues by their ids, and how far each one is. docs/explanation/spark.md says why it holds.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from .. import _hints as hints
+from .._errors import HandoutGone, QueueNotFound
+from .._handouts import HANDOUT_MESSAGES_MAX
+from ._members import Member, Members
+from ._opened import settle
+from ._options import StreamOptions
+from ._plain import OFFSET_METHODS, plain
+from ._shown import BODY, View
+from .source import REPORT_SHARE, Blocks, recorded
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+IDLE_SHARE: Final = 3
+"""Looking for messages where there were none takes one of so many parts of the time, and one more: Spark asks every 12 ms."""
+SHOWN_MAX: Final = 100
+"""Queues that a report names: those with the greatest lags."""
+
+Entry = dict[str, Any]
+"""Of one queue in an offset: its last batch begins behind `after` and ends with `n`."""
+
+
+@attrs.frozen
+class Position:
+    """Where a fleet's stream is.
+
+    Attributes:
+        line: names the checkpoint; None: it has no batch yet.
+        round: number of its newest batch, ascending. The batches of the queues are marked with both.
+        queues: queue id → entry, of those that had a batch.
+    """
+
+    line: str | None
+    round: int
+    queues: Mapping[str, Entry]
+
+    @classmethod
+    def of(cls, offset: Mapping[str, Any], consumer: str) -> Position:
+        """From an offset; also from that of a stream of one queue, which grew.
+
+        Raises:
+            HandoutGone: it is of another consumer.
+        """
+        if offset.get("consumer") != consumer:
+            raise HandoutGone(
+                f"the checkpoint is of consumer {offset.get('consumer')!r}, and this is {consumer!r}", hint=hints.OWN_CHECKPOINT
+            )
+        if "queues" in offset:
+            return cls(offset["line"], int(offset["round"]), offset["queues"])
+        return cls(None, 0, {offset["queue"]: {k: v for k, v in offset.items() if k not in ("queue", "consumer")}})
+
+    def offset(self, consumer: str) -> dict[str, Any]:
+        """As Spark keeps it."""
+        return {"consumer": consumer, "line": self.line, "round": self.round, "queues": dict(self.queues)}
+
+    def round_of(self, mark: str) -> int:
+        """The batch of this checkpoint with which a queue's batch was recorded; 0: it was another checkpoint's."""
+        line, _, number = mark.partition("/")
+        return int(number) if number and line == self.line else 0
+
+
+@attrs.frozen
+class FleetBlocks(InputPartition):
+    """What one task reads: blocks of some queues, in order.
+
+    Attributes:
+        blocks: with what the column path says.
+    """
+
+    blocks: tuple[tuple[str, Blocks], ...]
+
+
+@plain(*OFFSET_METHODS, "read")
+class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`spark.readStream.format("strictq")` of a list or a pattern of paths."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._given = options
+        self._schema = schema
+        self._line = secrets.token_hex(8)
+        self._now = False
+        self._behind: set[str] | None = None
+        """Queues that may have recorded more than Spark knows of; None: not looked yet."""
+        self._gone: dict[str, str] = {}
+        """Queues of the checkpoint that are not there: id → path."""
+        self._idle_until = 0.0
+        self._report_at = 0.0
+        self._reported: dict[str, Any] | None = None
+
+    @cached_property
+    def _options(self) -> StreamOptions:
+        """Checked at the first use, as for one queue."""
+        return StreamOptions.of(self._given, self._schema)
+
+    @cached_property
+    def _members(self) -> Members:
+        return Members(self._options, self._schema)
+
+    # ---- offsets
+
+    def _all(self) -> list[Member]:
+        return list(self._members.by_id.values())
+
+    def initialOffset(self) -> dict[str, Any]:
+        # Spark keeps it nowhere: each queue's beginning is looked for when it has its first batch.
+        return Position(None, 0, {}).offset(self._options.consumer)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._options.messages_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._now = True
+        self._members.find()
+
+        def bound(member: Member) -> None:
+            member.reader._arrived = member.held.arrived()
+            member.bounded = True
+
+        for chunk in self._members.chunks(self._all()):
+            self._members.each(chunk, bound)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else HANDOUT_MESSAGES_MAX
+        at = Position.of(start, self._options.consumer)
+        began = time.monotonic()
+        if began < self._idle_until and not self._now:
+            return start
+        self._members.find()
+        self._look_for_gone(at)
+        members = [m for m in self._all() if m.bounded or not self._now]
+        if self._behind is None:
+            # A process that died may have recorded batches that Spark has lost, or never heard of: they come first, as they were.
+            behind: dict[str, bool] = {}
+            for chunk in self._members.chunks(members):
+                behind |= self._members.each(chunk, lambda m: m.held.last > self._number(at, m))
+            self._behind = {name for name, is_behind in behind.items() if is_behind}
+        if self._behind:
+            again = [m for m in members if m.queue_id in self._behind and m.last > self._number(at, m)]
+            if again:
+                return self._again(at, again).offset(self._options.consumer)
+            self._behind.clear()
+        chunks = self._members.chunks(members)
+        for chunk in chunks:
+            if len(chunks) > 1:
+                self._members.went_on(len(chunk))
+            following = self._step(at, chunk, most)
+            if following is not None:
+                return following.offset(self._options.consumer)
+            if not self._now:
+                break  # the next ones with the next call, which comes at once
+        self._idle_until = time.monotonic() + IDLE_SHARE * (time.monotonic() - began)
+        return start
+
+    def _look_for_gone(self, at: Position) -> None:
+        """Report queues of the checkpoint that are not found."""
+        self._gone = {name: entry["path"] for name, entry in at.queues.items() if name not in self._members.by_id}
+        for name, path in self._gone.items():
+            if path in self._members.failed:
+                continue
+            error = QueueNotFound(f"the queue {name}, which was at {path}, is not found", hint=hints.QUEUE_BACK)
+            if self._options.fail_on_missing:
+                raise error
+            self._members.report(path, str(error.args[0]))
+
+    def _again(self, at: Position, behind: Sequence[Member]) -> Position:
+        """The next batch as it was recorded: what belongs to the earliest of the fleet's batches, and nothing more."""
+        rounds: dict[str, int] = {}
+        for chunk in self._members.chunks(behind):
+            rounds |= self._members.each(chunk, lambda m: at.round_of(m.marked(self._number(at, m) + 1)))
+        earliest = min(rounds.values(), default=0)
+        shares = {name: HANDOUT_MESSAGES_MAX for name, number in rounds.items() if number == earliest}
+        return self._took(at, max(at.round + 1, earliest), [m for m in behind if m.queue_id in shares], shares)
+
+    def _step(self, at: Position, chunk: Sequence[Member], most: int) -> Position | None:
+        """A new batch of some queues; None: there is nothing new."""
+        pending = self._members.each(chunk, lambda m: self._pending(at, m), quick=True)
+        ready = [m for m in chunk if pending.get(m.queue_id)]
+        shares = _shares([(m.queue_id, pending[m.queue_id]) for m in ready], most)
+        if len(shares) < len(ready):
+            self._members.went_on(len(shares))
+        idle = [m for m in chunk if m.queue_id in pending and m.queue_id not in shares]
+        self._members.each(idle, lambda m: m.held.ack(self._number(at, m)), quick=True)
+        following = self._took(at, at.round + 1, [m for m in ready if m.queue_id in shares], shares)
+        return None if following.queues == _carried(at) else following
+
+    def _pending(self, at: Position, member: Member) -> int:
+        """About how many messages a queue can give; at least 1 if it has recorded a batch that Spark does not know."""
+        held, n = member.held, self._number(at, member)
+        return 1 if held.last > n else held.pending(n, every=self._now) or 0
+
+    def _took(self, at: Position, number: int, members: Sequence[Member], shares: Mapping[str, int]) -> Position:
+        """The position after members have recorded their next batches."""
+        size = self._options.bytes_max // max(1, len(members))
+        line = at.line or self._line
+
+        def take(member: Member) -> Entry | None:
+            held, n = member.held, self._number(at, member)
+            member.mark(f"{line}/{number}")
+            arrived = member.reader._arrived
+            following = held.take(n, messages_max=shares[member.queue_id], bytes_max=max(1, size), arrived=arrived)
+            if following == n:
+                return None
+            member.last = max(member.last, following)
+            offset = member.reader._offset(n, following)
+            entry = {k: v for k, v in offset.items() if k not in ("queue", "consumer")}
+            return {**entry, "messages": sum(part.messages for part in held.parts(following))}
+
+        entries: dict[str, Entry] = _carried(at)
+        for chunk in self._members.chunks(members):
+            entries |= {name: entry for name, entry in self._members.each(chunk, take).items() if entry is not None}
+        return Position(line, number, entries)
+
+    def _number(self, at: Position, member: Member) -> int:
+        """The batch of a queue that Spark has; where it has none, the one after which the queue begins."""
+        entry = at.queues.get(member.queue_id)
+        held = member.held
+        if entry is not None and not member.reader._is_original(entry):
+            n: int = entry["n"]
+            return n
+        if member.begins is None:
+            n = held.last
+            # Spark may have lost the offsets that knew it: what was recorded with them comes again.
+            while n and at.round_of(member.marked(n)) > at.round:
+                n -= 1
+            member.begins = min(n, held.acked) if n == held.last else n
+        return member.begins
+
+    # ---- what Spark asks for besides
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if start == end:
+            return []
+        entries = {name: e for name, e in Position.of(end, self._options.consumer).queues.items() if e["after"] < e["n"]}
+        self._members.find()
+        if entries.keys() - self._members.by_id.keys():
+            self._members.find(now=True)  # it may have come back a moment ago
+
+        def split(member: Member) -> list[Blocks]:
+            member.held  # noqa: B018 - opens it
+            entry = entries[member.queue_id]
+            last = member.reader._number({"queue": member.queue_id, "consumer": self._options.consumer, **entry})
+            return [b for n in range(entry["after"] + 1, last + 1) for b in member.reader._split(n, member.held.parts(n))]
+
+        found: dict[str, list[Blocks]] = {}
+        for chunk in self._members.chunks([m for m in self._all() if m.queue_id in entries]):
+            found |= self._members.each(chunk, split)
+        for name in entries.keys() - found.keys():
+            # The batch must not come without it: Spark would never ask for that part again.
+            path = entries[name]["path"]
+            why = self._members.failed.get(path, "it is not found")
+            raise QueueNotFound(f"this batch has messages of the queue {name}, which was at {path}: {why}", hint=hints.QUEUE_BACK)
+        blocks = [(entries[name]["path"], each) for name in entries for each in found[name]]
+        return list(_packed(blocks, self._options.partition_messages))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        at = Position.of(end, self._options.consumer)
+        members = [m for m in self._members.open_ones() if m.queue_id in at.queues]
+        self._members.each(members, lambda m: m.held.ack(self._number(at, m)), quick=True)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """What Spark's progress shows as the source's newest offset: how much the query has yet to process, queue by queue.
+
+        Counted as often as takes a tenth of the time at most. Of queues that are not open it is the last count.
+        """
+        began = time.monotonic()
+        if began >= self._report_at:
+            self._reported = self._count()
+            self._report_at = began + REPORT_SHARE * (time.monotonic() - began)
+        return self._reported
+
+    def _count(self) -> dict[str, Any]:
+        def count(member: Member) -> None:
+            member.lag = member.reader._count(member.held)
+
+        self._members.each(self._members.open_ones(), count)
+        lags = sorted((m for m in self._all() if m.lag is not None), key=lambda m: -m.lag["lag"])  # type: ignore[index]
+        ages = [age for m in lags if (age := (m.lag or {})["oldest_age_seconds"]) is not None]
+        missing = {**{path: f"the queue {name} is not found" for name, path in self._gone.items()}, **self._members.failed}
+        return {
+            "consumer": self._options.consumer, "queues": len(self._members.by_id),
+            "lag": sum((m.lag or {})["lag"] for m in lags), "oldest_age_seconds": max(ages, default=None),
+            "lags": {
+                m.queue_id: {k: v for k, v in (m.lag or {}).items() if k not in ("queue", "consumer")} for m in lags[:SHOWN_MAX]
+            },
+            "missing": dict(list(missing.items())[:SHOWN_MAX]),
+        }  # fmt: skip
+
+    def stop(self) -> None:
+        if "_members" in self.__dict__:
+            self._members.close()
+
+    # ---- in the workers
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        if not isinstance(partition, FleetBlocks):
+            return  # an empty batch: a task without a partition
+        view = View.of(self._schema, self._given.get("bodyColumn") or BODY, many=True)
+        for path, blocks in partition.blocks:
+            yield from recorded(blocks, view, path)
+        settle()
+
+
+def _carried(at: Position) -> dict[str, Entry]:
+    """The entries of queues that have nothing in the next batch."""
+    return {
+        name: {k: v for k, v in {**entry, "after": entry["n"]}.items() if k != "messages"} for name, entry in at.queues.items()
+    }
+
+
+def _shares(pending: Sequence[tuple[str, int]], most: int) -> dict[str, int]:
+    """What each queue may give to a batch: an even part, and what others leave of theirs."""
+    left, shares = most, {}
+    order = sorted(pending, key=lambda each: each[1]) if most >= 2 * len(pending) else pending
+    for i, (name, count) in enumerate(order):
+        even = -(-left // (len(order) - i))
+        share = min(max(1, count), even) if i < len(order) - 1 else even
+        if left > 0:
+            shares[name] = even
+            left -= share
+    return shares
+
+
+def _packed(found: Iterable[tuple[str, Blocks]], messages: int) -> Iterator[FleetBlocks]:
+    """Tasks of about the wanted size."""
+    task: list[tuple[str, Blocks]] = []
+    size = 0
+    for each in found:
+        if task and size >= messages:
+            yield FleetBlocks(tuple(task))
+            task, size = [], 0
+        task.append(each)
+        size += each[1].messages
+    if task:
+        yield FleetBlocks(tuple(task))
