@@ -131,6 +131,10 @@ START_REPLICA: Final = Coded("start_replica", "start it: `strictq replica {path}
 PROMOTE_AGAIN: Final = Coded("promote_again", "if no process is promoting it, run `strictq promote {path}` again")
 GIVE_REPLICA: Final = Coded("give_replica", "use the directory that `strictq replica` receives for")
 END_REPLICA: Final = Coded("end_replica", "end the `strictq replica` process, which may be stopped or hang, and try again")
+REPLICA_IS: Final = Coded("replica_is", "use tcps://HOST:PORT, or tcp://HOST:PORT in a private network")
+FINISH_ELECTION: Final = Coded(
+    "finish_election", "finish the promotion: run `strictq promote` again on the host where it was begun, or on another member"
+)
 CLOSE_LOOKS: Final = Coded("close_looks", "close what has it open with read_only=True")
 NOT_TO_RESTORE: Final = Coded(
     "not_to_restore", "promote the replica on its host: `strictq promote PATH`; restore needs a directory or an object store"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +15,10 @@ from .. import _hints as hints
 from .._errors import Diverged, Fenced, InvalidArgument, ReplicaGap, SchemaMismatch, StrictqError, TargetUnavailable
 from .._net import telling, transport
 from .keys import key_id
-from .segment import header_from
+from .membership import answer_from, message_values
+from .segment import SEGMENT_BYTES_MAX, header_from
 from .target import ChainHead, ShipTarget
+from .voting import Answer, Message
 
 TIMEOUT_SECONDS: Final = 20.0
 """For an answer. A replica syncs one segment meanwhile."""
@@ -23,6 +27,8 @@ HEAD: Final = "/1/head"
 CLAIM: Final = "/1/claim"
 BEAT: Final = "/1/beat"
 SEGMENT: Final = "/1/segment/"
+AFTER: Final = "/1/after/"
+VOTE: Final = "/1/vote"
 _OURS: Final = (Diverged, Fenced, InvalidArgument, ReplicaGap, SchemaMismatch)
 """Errors of the replica that say something of the chain or the arguments. All others are its own trouble, and may pass."""
 
@@ -124,6 +130,39 @@ class ReplicaTarget(ShipTarget):
         if connection is not None:
             connection.close()
 
+    def interrupt(self) -> None:
+        """Let a request that another thread makes fail now."""
+        sock = getattr(self._connection, "sock", None)
+        if sock is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    # ---- the others of a chain
+
+    def vote(self, message: Message) -> Answer:
+        """What the voter there says.
+
+        Raises:
+            TargetUnavailable: nothing, or nothing that makes sense. It may have voted.
+        """
+        found = self._ask("POST", VOTE, json.dumps(message_values(message)).encode())
+        try:
+            return answer_from(found)
+        except (ValueError, TypeError, LookupError) as e:
+            raise self._stranger("its answer makes no sense") from e
+
+    def fetch(self, n: int) -> bytes:
+        """The segments behind this one that its log has, one behind the other; b"": it has not the next one.
+
+        Raises:
+            TargetUnavailable: it does not answer.
+        """
+        with self.reached("it can't be reached"):
+            status, answer = self._answer("GET", f"{AFTER}{n}", b"", SEGMENT_BYTES_MAX)
+        if status != HTTPStatus.OK:
+            raise self._stranger(f"it answers with {status}")
+        return answer
+
     # ---- one request
 
     def _ask(self, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
@@ -149,29 +188,29 @@ class ReplicaTarget(ShipTarget):
             raise self._stranger("its answer makes no sense") from e
         raise self._stranger(f"it answers with {status}")
 
-    def _answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    def _answer(self, method: str, path: str, body: bytes, most: int = ANSWER_BYTES_MAX) -> tuple[int, bytes]:
         """Status and body. A connection that the replica closed meanwhile is made again: every request may come twice."""
         fresh = self._connection is None
         try:
-            return self._once(method, path, body)
+            return self._once(method, path, body, most)
         except (OSError, http.client.HTTPException) as e:
             self.close()
             if fresh or isinstance(e, TimeoutError | ssl.SSLError):
                 raise
         try:
-            return self._once(method, path, body)
+            return self._once(method, path, body, most)
         except BaseException:
             self.close()
             raise
 
-    def _once(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    def _once(self, method: str, path: str, body: bytes, most: int) -> tuple[int, bytes]:
         connection = self._connection
         if connection is None:
             connection = self._connection = self._connected()
         connection.request(method, path, body, {"Authorization": f"Bearer {self._token}"})
         response = connection.getresponse()
-        answer = response.read(ANSWER_BYTES_MAX)
-        if len(answer) == ANSWER_BYTES_MAX:
+        answer = response.read(most + 1)
+        if len(answer) > most:
             raise http.client.HTTPException("the answer is too long")
         return response.status, answer
 
