@@ -33,6 +33,7 @@ from ._errors import (
     MessageTooLarge,
     MissingExtra,
     NotConfirmed,
+    NotElected,
     OutcomeUnknown,
     PartialFailure,
     PrimaryAlive,
@@ -66,12 +67,14 @@ from .transaction import Transaction
 if TYPE_CHECKING:
     from ._findings import (
         AttemptError,
+        ChainMember,
         ConsumerStatus,
         DeadLetter,
         Explanation,
         HistoryRecord,
         KeyDepth,
         LostRange,
+        Members,
         MessageStatus,
         Migration,
         PeekedMessage,
@@ -85,6 +88,7 @@ if TYPE_CHECKING:
     )
     from .aio import AsyncBatch, AsyncDelivery, AsyncDeliveryRef, AsyncLease, AsyncQueue, AsyncTransaction
     from .app import App
+    from .replication.members import members
     from .replication.promoting import promote
     from .replication.replica import Replica
     from .replication.restoring import restore
@@ -103,6 +107,7 @@ __all__ = [
     "AttemptError",
     "Batch",
     "Breaker",
+    "ChainMember",
     "Clock",
     "ConfigError",
     "ConsumerBusy",
@@ -129,12 +134,14 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "LostRange",
+    "Members",
     "Message",
     "MessageStatus",
     "MessageTooLarge",
     "Migration",
     "MissingExtra",
     "NotConfirmed",
+    "NotElected",
     "Observation",
     "Observer",
     "OpenBreaker",
@@ -180,6 +187,7 @@ __all__ = [
     "WorkerLoad",
     "WorkerStats",
     "__version__",
+    "members",
     "migrate",
     "open_async",
     "promote",
@@ -191,12 +199,13 @@ __all__ = [
 # Where it is → what most programs do not need, and what would cost more than the rest of the import together.
 _LATE = {
     "_findings": (
-        "AttemptError", "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "LostRange", "MessageStatus",
-        "Migration", "PeekedMessage", "Problem", "Promoted", "QueryReport", "ReplicaReport", "Restored", "Salvaged",
-        "WorkerEvent",
+        "AttemptError", "ChainMember", "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "LostRange",
+        "Members", "MessageStatus", "Migration", "PeekedMessage", "Problem", "Promoted", "QueryReport", "ReplicaReport",
+        "Restored", "Salvaged", "WorkerEvent",
     ),
     "aio": ("AsyncBatch", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
     "app": ("App",),
+    "replication.members": ("members",),
     "replication.promoting": ("promote",),
     "replication.replica": ("Replica",),
     "replication.restoring": ("restore",),

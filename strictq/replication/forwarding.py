@@ -95,7 +95,7 @@ class Forwarding:
     @property
     def error(self) -> str | None:
         """Why the next one does not get what there is."""
-        return None if self._failure is None else f"the next replica: {self._failure}"
+        return None if self._failure is None else f"the next replica: {Exception.__str__(self._failure)}"
 
     # ---- for the replica
 

@@ -1,7 +1,7 @@
 """What a host remembers of its chain's membership, and how it answers the others.
 
-The file `votes` lies in the directory of a replica, or of a queue that is no promoted replica. Every process that reads or changes
-it holds `votes.lock`, and it is on the disk before an answer is given.
+The file `votes` lies in the directory of a replica, or of a queue that is no promoted replica. Every process that changes it holds
+`votes.lock`, and it is on the disk before an answer is given.
 """
 
 from __future__ import annotations

@@ -384,6 +384,11 @@ class ReceivedSegments:
             return self._votes.answered(message, lambda: self.position)
 
     @property
+    def last_number(self) -> int:
+        """Of the last segment; -1: there is none."""
+        return self._n
+
+    @property
     def position(self) -> Position:
         """How far the last whole cut is."""
         return self._whole
@@ -417,6 +422,8 @@ class ReceivedSegments:
         return b"" if log is None else log.read(place)
 
     def _note_contact(self, x: int) -> None:
+        if self._promoting:
+            return  # what it takes comes from another member
         before = self._contact
         boot, wall = self._clock.boot(), self._clock.wall()
         if before is not None and before.boot_id == self._boot_id:

@@ -1,9 +1,9 @@
-"""Who the members of a chain are, decided by a majority of them. Pure functions: what a voter answers, and what a proposer asks next.
+"""Who the members of a chain are, decided by a majority of them. Pure functions: what a voter answers, what a proposer asks next.
 
 Each change of the membership is one decision, numbered by its version, and made by the members before it: a proposer asks for
-promises, then proposes a value under its ballot; a value that a majority accepted is decided. A promotion is such a change, too: it
-names another primary, in the next term. So of two changes at once, a promotion among them, at most one is made (Paxos, one instance
-for each version).
+promises, then proposes a value under its ballot; a value that a majority accepted is decided. A promotion is such a change, too:
+it names another primary, in the next term. So of two changes at once, a promotion among them, at most one is made (Paxos, one
+instance for each version).
 """
 
 from __future__ import annotations
