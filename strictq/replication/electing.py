@@ -24,6 +24,7 @@ from .membership import Votes
 from .places import replica_at
 from .received import ReceivedSegments
 from .remote import ReplicaTarget
+from .replica_log import PRIMARY_N
 from .segment import START_BYTES, segment_bytes
 from .voting import Answer, Ballot, Ballotting, Membership, Message, Position
 
@@ -175,6 +176,8 @@ def _caught_up(
     if round.ahead is None or position is None or round.voted_before is not None:
         return round
     address = dict(round.decided.members)[round.ahead[1]]
+    if round.ahead[0].n == PRIMARY_N:
+        raise NotElected(f"{address} was promoted, and answers; nothing was changed", hint=hints.ELECTED_OTHER)
     source = reach.at(address)
     try:
         fetch(source)

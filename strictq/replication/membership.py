@@ -1,6 +1,6 @@
 """What a host remembers of its chain's membership, and how it answers the others.
 
-The file `votes` lies in the directory of a replica, or of a queue that is no promoted replica. Every process that changes it holds
+The file `votes` lies in the directory of a replica, or of a queue that is none. Every process that changes it holds
 `votes.lock`, and it is on the disk before an answer is given.
 """
 

@@ -224,8 +224,10 @@ class ReceivedSegments:
     def status(self) -> dict[str, Any]:
         """Whose it is, and its term."""
         with self._changed:
+            voter = self._votes.look()
+            elected = "" if voter is None or voter.decided is None else voter.decided.history_id
             return {"queue_id": self.state.queue_id, "history_id": self.state.history_id, "key_id": self.state.key_id,
-                    "term": self.state.term, "role": self.state.role}  # fmt: skip
+                    "term": self.state.term, "role": self.state.role, "elected": elected}  # fmt: skip
 
     def head(self) -> ChainHead | None:
         """Where its chain ends. In confirmed mode, the next replica has all of that.

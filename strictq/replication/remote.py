@@ -74,12 +74,13 @@ class ReplicaTarget(ShipTarget):
         if not found.get("history_id"):
             return None
         self._empty = found.get("n", -1) == -1
-        return {name: str(found.get(name, "")) for name in ("queue_id", "history_id", "key_id")}
+        return {name: str(found.get(name, "")) for name in ("queue_id", "history_id", "key_id", "elected")}
 
     def require(self, identity: dict[str, Any], found: dict[str, Any] | None = None) -> None:
         found = self.identity() if found is None else found
-        if found is not None and self._empty:
-            # A configuration that was interrupted: where nothing was shipped, the replica lets the queue claim it again.
+        if found is not None and (self._empty or found.get("elected") == identity["history_id"]):
+            # A configuration that was interrupted: where nothing was shipped, the replica lets the queue claim it again. So does
+            # a member of the chain that has elected this queue.
             found = found | {"history_id": identity["history_id"]}
         super().require(identity, found)
 
@@ -159,9 +160,10 @@ class ReplicaTarget(ShipTarget):
         """
         with self.reached("it can't be reached"):
             status, answer = self._answer("GET", f"{AFTER}{n}", b"", SEGMENT_BYTES_MAX)
-        if status != HTTPStatus.OK:
-            raise self._stranger(f"it answers with {status}")
-        return answer
+        if status == HTTPStatus.OK:
+            return answer
+        self._require_json(status, answer)
+        raise self._stranger(f"it answers with {status}")
 
     # ---- one request
 
@@ -173,20 +175,26 @@ class ReplicaTarget(ShipTarget):
         """
         with self.reached("it can't be reached"):
             status, answer = self._answer(method, path, body)
+        found = self._require_json(status, answer)
+        if found is None:
+            raise self._stranger(f"it answers with {status}")
+        return found
+
+    def _require_json(self, status: int, answer: bytes) -> dict[str, Any] | None:
+        """What it answers, or the error that it raised; None: neither."""
         if status == HTTPStatus.UNAUTHORIZED:
             raise TargetUnavailable(f"{self} does not take this token", str(self), hint=hints.TOKEN_FILE, transient=False)
         try:
             if status == HTTPStatus.OK:
                 found = json.loads(answer)
-                if isinstance(found, dict):
-                    return found
-            elif status == HTTPStatus.UNPROCESSABLE_ENTITY:
+                return found if isinstance(found, dict) else None
+            if status == HTTPStatus.UNPROCESSABLE_ENTITY:
                 raise self._said(telling.told(answer))
         except (ValueError, TypeError, LookupError, RecursionError) as e:
             if isinstance(e, StrictqError):
                 raise
             raise self._stranger("its answer makes no sense") from e
-        raise self._stranger(f"it answers with {status}")
+        return None
 
     def _answer(self, method: str, path: str, body: bytes, most: int = ANSWER_BYTES_MAX) -> tuple[int, bytes]:
         """Status and body. A connection that the replica closed meanwhile is made again: every request may come twice."""
