@@ -26,7 +26,7 @@ from .received import ReceivedSegments
 from .remote import ReplicaTarget
 from .replica_log import PRIMARY_N
 from .segment import START_BYTES, segment_bytes
-from .voting import Answer, Ballot, Ballotting, Membership, Message, Position
+from .voting import Answer, Ballot, Ballotting, LogPosition, Membership, Question
 
 TRIES: Final = 10
 PAUSE_SECONDS: Final = 0.2
@@ -57,7 +57,7 @@ class Reach:
         # The address was given to a command that asked for TLS, or was told that the network is private.
         return replica_at(address, token_file=self.token_file, authority=authority, key=self.key, plaintext=True)
 
-    def ask(self, address: str, message: Message) -> Answer:
+    def ask(self, address: str, message: Question) -> Answer:
         """
         Raises:
             TargetUnavailable: it does not answer.
@@ -74,7 +74,7 @@ Change = Callable[[Membership, str], Membership]
 
 
 def decide(
-    votes: Votes, reach: Reach, change: Change, *, position: Callable[[], Position] | None = None,
+    votes: Votes, reach: Reach, change: Change, *, position: Callable[[], LogPosition] | None = None,
     fetch: Callable[[ReplicaTarget], object] = lambda _from: None, on_step: Callable[[str], object] = lambda _step: None,
 ) -> Membership:  # fmt: skip
     """Let the members decide on a change, and return what holds then.
@@ -166,7 +166,7 @@ class Talk:
 
 
 def _caught_up(
-    round: Ballotting, reach: Reach, position: Callable[[], Position] | None, fetch: Callable[[ReplicaTarget], object]
+    round: Ballotting, reach: Reach, position: Callable[[], LogPosition] | None, fetch: Callable[[ReplicaTarget], object]
 ) -> Ballotting:
     """The round, once the log of this host has what the members have that promised.
 
@@ -271,4 +271,4 @@ def tell_all(reach: Reach, decided: Membership, own: str) -> None:
     for member, address in decided.members:
         if member != own and address:
             with suppress(StrictqError):
-                reach.ask(address, Message("learn", decided))
+                reach.ask(address, Question("learn", decided))

@@ -14,7 +14,7 @@ from .electing import Reach, decide
 from .membership import Votes
 from .places import parse, replica_at
 from .replica_home import LIVE, ReplicaState, is_replica
-from .voting import MEMBERS_MAX, Membership, Message, VoterState
+from .voting import MEMBERS_MAX, Membership, Question, VoterState
 
 
 def members(
@@ -110,7 +110,7 @@ def _form(home: Path, votes: Votes, reach: Reach, addresses: list[str]) -> None:
     first = Membership(1, replication.term, facts.queue_id, ((own, ""), *others), own, replication.history_id)
     for _, address in others:
         _teach(reach, address, first)
-    votes.answered(Message("learn", first))
+    votes.answered(Question("learn", first))
 
 
 def _id_of(reach: Reach, address: str, queue_id: str, history_id: str) -> str:
@@ -124,13 +124,13 @@ def _id_of(reach: Reach, address: str, queue_id: str, history_id: str) -> str:
         found = target.identity()
         if found is None or (found["queue_id"], found["history_id"]) != (queue_id, history_id):
             raise Diverged(f"{address} does not receive this history of the queue; nothing was changed", hint=hints.FEED_FIRST)
-        return target.vote(Message("look")).state.id
+        return target.vote(Question("look")).state.id
     finally:
         target.close()
 
 
 def _teach(reach: Reach, address: str, first: Membership) -> None:
-    said = reach.ask(address, Message("learn", first))
+    said = reach.ask(address, Question("learn", first))
     if not said.yes:
         raise Diverged(f"{address} was a member of another chain; nothing was changed", hint=hints.EMPTY_TARGET)
 
@@ -188,11 +188,11 @@ def _shown(home: Path, votes: Votes, reach: Reach) -> Members:
         for member, address in state.decided.members:
             if member != state.id and address:
                 try:
-                    found[member] = reach.ask(address, Message("learn", state.decided)).state
+                    found[member] = reach.ask(address, Question("learn", state.decided)).state
                 except StrictqError as e:
                     errors[member] = str(e)
     newest = max((each.decided for each in found.values() if each.decided is not None), key=lambda each: each.version)
-    votes.answered(Message("learn", newest))
+    votes.answered(Question("learn", newest))
     return Members(
         path=str(home),
         queue_id=newest.queue_id,

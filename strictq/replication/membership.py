@@ -15,7 +15,7 @@ from typing import Any, Final, cast, get_args
 
 from .. import _files as files
 from .._errors import InvalidArgument, StoreBusy, StoreCorrupt
-from .voting import MEMBERS_MAX, NOTHING, Answer, Ballot, Kind, Membership, Message, Position, VoterState, answer
+from .voting import MEMBERS_MAX, NOTHING, Answer, Ballot, Kind, LogPosition, Membership, Question, VoterState, answer
 
 VOTES: Final = "votes"
 VOTES_LOCK: Final = "votes.lock"
@@ -74,7 +74,7 @@ class Votes:
         with files.typed("the votes can't be stored"):
             files.replace_durably(self._directory / VOTES, json.dumps(state_values(state)).encode())
 
-    def answered(self, message: Message, position: Callable[[], Position] = lambda: NOTHING) -> Answer:
+    def answered(self, message: Question, position: Callable[[], LogPosition] = lambda: NOTHING) -> Answer:
         """What the voter says; what it has promised by that is on the disk on return.
 
         Args:
@@ -135,7 +135,7 @@ def state_from(found: dict[str, Any]) -> VoterState:
     return VoterState(_text(found["id"]), membership_from(found["decided"]), ballot_from(found["promised"]), accepted)
 
 
-def message_values(message: Message) -> dict[str, Any]:
+def message_values(message: Question) -> dict[str, Any]:
     return {
         "kind": message.kind,
         "decided": membership_values(message.decided),
@@ -144,7 +144,7 @@ def message_values(message: Message) -> dict[str, Any]:
     }
 
 
-def message_from(data: bytes) -> Message:
+def message_from(data: bytes) -> Question:
     """
     Raises:
         InvalidArgument: it is none.
@@ -153,7 +153,7 @@ def message_from(data: bytes) -> Message:
         found = json.loads(data)
         if found["kind"] not in get_args(Kind):
             raise ValueError("not a question")
-        return Message(
+        return Question(
             cast("Kind", found["kind"]), membership_from(found["decided"]), ballot_from(found["ballot"]),
             membership_from(found["value"]),
         )  # fmt: skip
@@ -167,7 +167,7 @@ def answer_values(said: Answer) -> dict[str, Any]:
 
 def answer_from(found: dict[str, Any]) -> Answer:
     term, n, digest = found["position"]
-    return Answer(found["yes"] is True, state_from(found["state"]), Position(int(term), int(n), str(digest)))
+    return Answer(found["yes"] is True, state_from(found["state"]), LogPosition(int(term), int(n), str(digest)))
 
 
 def _text(found: object) -> str:

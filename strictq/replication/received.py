@@ -46,7 +46,7 @@ from .replica_home import (
 from .replica_log import Logged, Place, ReplicaLog
 from .segment import SEGMENT_BYTES_MAX, SegmentHeader, decode, hash_of
 from .target import ChainHead
-from .voting import NOTHING, Answer, Message, Position
+from .voting import NOTHING, Answer, LogPosition, Question
 
 if TYPE_CHECKING:
     from .._store.api import PageFiles
@@ -172,7 +172,7 @@ class ReceivedSegments:
         self._contact = LastContact.read(self.home)
         if state.applied is not None:
             self._n, self._hash, self._complete = state.applied.n, state.applied_hash, state.applied
-            self._whole = Position(state.applied.term, self._n, self._hash)
+            self._whole = LogPosition(state.applied.term, self._n, self._hash)
             self._forget_other_history()
         if self._forwarding is not None:
             before = (found[0].header.n - 1, found[0].header.prev) if found else (self._n, self._hash)
@@ -209,7 +209,7 @@ class ReceivedSegments:
         self._open.append(logged)
         self._n, self._hash = header.n, logged.hash
         if not header.more:
-            self._complete, self._whole = header, Position(header.term, header.n, logged.hash)
+            self._complete, self._whole = header, LogPosition(header.term, header.n, logged.hash)
             self._forget_other_history()
             self._ready.append(self._open)
             self._open = []
@@ -380,7 +380,7 @@ class ReceivedSegments:
             next_one.wait_for(n)
         self._on_step("confirmed")
 
-    def answered(self, message: Message) -> Answer:
+    def answered(self, message: Question) -> Answer:
         """What the voter of this replica says. Behind a vote for another primary, nothing of this one is confirmed any more."""
         with self._changed:
             return self._votes.answered(message, lambda: self.position)
@@ -391,7 +391,7 @@ class ReceivedSegments:
         return self._n
 
     @property
-    def position(self) -> Position:
+    def position(self) -> LogPosition:
         """How far the last whole cut is."""
         return self._whole
 

@@ -14,7 +14,7 @@ from .. import _files as files
 from .._errors import ReplicaGap, StoreError
 from .replica_home import LOGS, ReplicaState
 from .segment import ANY, MAGIC, SEGMENT_BYTES_MAX, START_BYTES, SegmentHeader, decode_header, hash_of, segment_bytes
-from .voting import NOTHING, Position
+from .voting import NOTHING, LogPosition
 
 PRIMARY_N: Final = 1 << 61
 """The position of one that was promoted."""
@@ -192,7 +192,7 @@ class ReplicaLog:
         self._ends[file], self._last[file] = 0, -1
 
 
-def position_of(home: Path, key: bytes) -> Position:
+def position_of(home: Path, key: bytes) -> LogPosition:
     """How far a replica is that no process of this kind receives for; a promoted one is ahead of all others of its term.
 
     Raises:
@@ -200,13 +200,13 @@ def position_of(home: Path, key: bytes) -> Position:
     """
     state = ReplicaState.read(home)
     if state.role == "promoted":
-        return Position(state.term, PRIMARY_N, "")
-    found = NOTHING if state.applied is None else Position(state.applied.term, state.applied.n, state.applied_hash)
+        return LogPosition(state.term, PRIMARY_N, "")
+    found = NOTHING if state.applied is None else LogPosition(state.applied.term, state.applied.n, state.applied_hash)
     log = ReplicaLog(home, key)
     try:
         for logged in log.load(repair=False):
             if logged.header.n > found.n and not logged.header.more:
-                found = Position(logged.header.term, logged.header.n, logged.hash)
+                found = LogPosition(logged.header.term, logged.header.n, logged.hash)
     finally:
         log.close()
     return found

@@ -22,19 +22,19 @@ class Ballot(NamedTuple):
     host: str
 
 
-class Position(NamedTuple):
+class LogPosition(NamedTuple):
     """How far the log of a member is: the term and the number of the last segment of its last whole cut, and that one's hash."""
 
     term: int
     n: int
     hash: str
 
-    def beyond(self, other: Position) -> bool:
+    def beyond(self, other: LogPosition) -> bool:
         """Does it have what the other one lacks? So do two that end with different segments of one number."""
         return self[:2] > other[:2] or (self[:2] == other[:2] and self.hash != other.hash)
 
 
-NOTHING: Final = Position(0, -1, "")
+NOTHING: Final = LogPosition(0, -1, "")
 
 
 @attrs.frozen
@@ -93,7 +93,7 @@ Kind = Literal["look", "learn", "prepare", "accept"]
 
 
 @attrs.frozen
-class Message:
+class Question:
     """What a voter is asked.
 
     Attributes:
@@ -121,7 +121,7 @@ class Answer:
 
     yes: bool
     state: VoterState
-    position: Position = NOTHING
+    position: LogPosition = NOTHING
 
 
 def learned(state: VoterState, decided: Membership | None) -> VoterState:
@@ -138,7 +138,7 @@ def learned(state: VoterState, decided: Membership | None) -> VoterState:
     return VoterState(state.id, decided)
 
 
-def answer(state: VoterState, message: Message) -> Answer:
+def answer(state: VoterState, message: Question) -> Answer:
     """What a voter says, and what it is then. The state has to be durable before the answer is sent."""
     if message.kind == "look":
         return Answer(True, state)
@@ -180,7 +180,7 @@ class Ballotting:
     decided: Membership
     ballot: Ballot
     wanted: Membership
-    mine: Position | None = None
+    mine: LogPosition | None = None
     phase: Phase = "promises"
     value: Membership | None = None
     promises: frozenset[str] = frozenset()
@@ -188,18 +188,18 @@ class Ballotting:
     voted_before: tuple[Ballot, Membership] | None = None
     newest: Membership | None = None
     highest: Ballot | None = None
-    ahead: tuple[Position, str] | None = None
+    ahead: tuple[LogPosition, str] | None = None
 
     @property
-    def question(self) -> Message:
+    def question(self) -> Question:
         """What to ask each member now."""
         if self.phase == "promises":
-            return Message("prepare", self.decided, self.ballot)
+            return Question("prepare", self.decided, self.ballot)
         if self.phase == "votes":
-            return Message("accept", self.decided, self.ballot, self.value)
-        return Message("learn", self.newest or self.decided)
+            return Question("accept", self.decided, self.ballot, self.value)
+        return Question("learn", self.newest or self.decided)
 
-    def heard(self, asked: Message, said: Answer) -> Ballotting:
+    def heard(self, asked: Question, said: Answer) -> Ballotting:
         """What becomes of it with this answer to this question."""
         if asked.ballot != self.ballot or self.phase not in ("promises", "votes"):
             return self
@@ -237,7 +237,7 @@ class Ballotting:
         """Did a majority promise?"""
         return self.phase == "promises" and len(self.promises) >= self.decided.majority
 
-    def caught_up(self, mine: Position) -> Ballotting:
+    def caught_up(self, mine: LogPosition) -> Ballotting:
         """The proposer has fetched what it lacked."""
         return attrs.evolve(self, mine=mine, ahead=self.ahead if self.ahead and self.ahead[0].beyond(mine) else None)
 

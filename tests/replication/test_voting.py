@@ -1,4 +1,4 @@
-"""Votes on who the members of a chain are: at most one change of two at once is made, however messages are lost, late or twice."""
+"""Votes on who the members of a chain are: of two changes at once at most one is made, whatever becomes of messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from strictq.replication import voting
 from strictq.replication.membership import answer_from, answer_values, message_from, message_values, state_from, state_values
-from strictq.replication.voting import Answer, Ballot, Ballotting, Membership, Message, Position, VoterState, answer, learned
+from strictq.replication.voting import Answer, Ballot, Ballotting, LogPosition, Membership, Question, VoterState, answer, learned
 
 FIRST = Membership(1, 1, "q", (("A", ""), ("B", "tcp://b"), ("C", "tcp://c")), "A", "h")
 
@@ -33,20 +33,20 @@ def without(host: str, before: Membership = FIRST) -> Membership:
 def test_a_promise_is_kept() -> None:
     state = VoterState("B", FIRST)
     later, sooner = Ballot(2, "C"), Ballot(1, "B")
-    said = answer(state, Message("prepare", FIRST, later))
+    said = answer(state, Question("prepare", FIRST, later))
     assert said.yes
     for kind in ("prepare", "accept"):
-        refused = answer(said.state, Message(kind, FIRST, sooner, promoted("B")))  # type: ignore[arg-type]
+        refused = answer(said.state, Question(kind, FIRST, sooner, promoted("B")))  # type: ignore[arg-type]
         assert (refused.yes, refused.state) == (False, said.state)
-    voted = answer(said.state, Message("accept", FIRST, later, promoted("C")))
+    voted = answer(said.state, Question("accept", FIRST, later, promoted("C")))
     assert voted.yes
-    assert answer(voted.state, Message("prepare", FIRST, Ballot(3, "B"))).state.accepted == (later, promoted("C"))
+    assert answer(voted.state, Question("prepare", FIRST, Ballot(3, "B"))).state.accepted == (later, promoted("C"))
 
 
 def test_who_has_no_vote() -> None:
     ballot = Ballot(1, "B")
     for state in (VoterState("lost", None), VoterState("other", FIRST), VoterState("C", without("C"))):
-        said = answer(state, Message("prepare", FIRST, ballot))
+        said = answer(state, Question("prepare", FIRST, ballot))
         assert (said.yes, said.state) == (False, state)
 
 
@@ -58,43 +58,43 @@ def test_what_was_decided_is_learned_once() -> None:
     assert learned(VoterState("new"), second) == VoterState("new")
     assert learned(VoterState("B"), second) == VoterState("B", second)
     assert learned(state, attrs.evolve(second, queue_id="other")) == state
-    assert not answer(VoterState("new"), Message("learn", FIRST)).yes
-    assert answer(state, Message("look")).state == state
+    assert not answer(VoterState("new"), Question("learn", FIRST)).yes
+    assert answer(state, Question("look")).state == state
 
 
 def test_a_value_is_for_the_next_version() -> None:
     state = VoterState("B", FIRST)
     for odd in (None, FIRST, attrs.evolve(promoted("B"), queue_id="other"), promoted("B", promoted("C"))):
-        assert not answer(state, Message("accept", FIRST, Ballot(1, "B"), odd)).yes
+        assert not answer(state, Question("accept", FIRST, Ballot(1, "B"), odd)).yes
 
 
 def test_states_and_questions_travel() -> None:
     state = VoterState("B", FIRST, Ballot(4, "C"), (Ballot(4, "C"), promoted("C")))
     assert state_from(state_values(state)) == state
-    said = Answer(True, state, Position(1, 5, "x"))
+    said = Answer(True, state, LogPosition(1, 5, "x"))
     assert answer_from(answer_values(said)) == said
-    for message in (Message("look"), Message("accept", FIRST, Ballot(4, "C"), promoted("C"))):
+    for message in (Question("look"), Question("accept", FIRST, Ballot(4, "C"), promoted("C"))):
         assert message_from(json.dumps(message_values(message)).encode()) == message
 
 
 # ---- one try
 
 
-def promise(id: str, position: Position = voting.NOTHING, accepted: tuple[Ballot, Membership] | None = None) -> Answer:
+def promise(id: str, position: LogPosition = voting.NOTHING, accepted: tuple[Ballot, Membership] | None = None) -> Answer:
     return Answer(True, VoterState(id, FIRST, Ballot(1, "B"), accepted), position)
 
 
 def test_a_log_that_is_behind_does_not_win() -> None:
-    mine = Position(1, 5, "a")
+    mine = LogPosition(1, 5, "a")
     round = Ballotting(FIRST, Ballot(1, "B"), promoted("B"), mine)
-    for ahead in (Position(1, 6, "b"), Position(2, 1, "c"), Position(1, 5, "other")):
+    for ahead in (LogPosition(1, 6, "b"), LogPosition(2, 1, "c"), LogPosition(1, 5, "other")):
         behind = round.heard(round.question, promise("B")).heard(round.question, promise("C", ahead))
         assert behind.has_majority
         assert behind.ahead == (ahead, "C")
         assert behind.caught_up(ahead).ahead is None
         with pytest.raises(AssertionError):
             behind.proposed()
-    level = round.heard(round.question, promise("B")).heard(round.question, promise("C", Position(1, 4, "z")))
+    level = round.heard(round.question, promise("B")).heard(round.question, promise("C", LogPosition(1, 4, "z")))
     assert level.ahead is None
     assert level.proposed().value == promoted("B")
 
@@ -110,7 +110,9 @@ def test_what_was_voted_for_is_proposed_again() -> None:
 
 
 class World(NamedTuple):
-    """All voters and proposers, and every question that was ever asked: it may arrive at any time, any number of times. Its answer is heard or lost.
+    """All voters and proposers, and every question that was ever asked.
+
+    A question may arrive at any time, any number of times. Its answer is heard or lost.
 
     All by number, so that millions of them can be compared: see Explorer.
 
