@@ -66,6 +66,8 @@ from .transaction import Transaction
 
 if TYPE_CHECKING:
     from ._findings import (
+        Adopted,
+        AppRowsDiffer,
         AttemptError,
         ChainMember,
         ConsumerStatus,
@@ -73,8 +75,12 @@ if TYPE_CHECKING:
         Explanation,
         HistoryRecord,
         KeyDepth,
+        KeyStateDiffers,
         LostRange,
         Members,
+        Merged,
+        MergedSend,
+        MessageName,
         MessageStatus,
         Migration,
         PeekedMessage,
@@ -88,7 +94,9 @@ if TYPE_CHECKING:
     )
     from .aio import AsyncBatch, AsyncDelivery, AsyncDeliveryRef, AsyncLease, AsyncQueue, AsyncTransaction
     from .app import App
+    from .replication.adopting import adopt
     from .replication.members import members
+    from .replication.merging import merge
     from .replication.promoting import promote
     from .replication.replica import Replica
     from .replication.restoring import restore
@@ -97,7 +105,9 @@ if TYPE_CHECKING:
 # Without `open`: `from strictq import *` must not hide the one that opens files.
 __all__ = [
     "CONTENT_HASH",
+    "Adopted",
     "App",
+    "AppRowsDiffer",
     "AsyncBatch",
     "AsyncDelivery",
     "AsyncDeliveryRef",
@@ -131,11 +141,15 @@ __all__ = [
     "InvalidBody",
     "Job",
     "KeyDepth",
+    "KeyStateDiffers",
     "Lease",
     "LeaseLost",
     "LostRange",
     "Members",
+    "Merged",
+    "MergedSend",
     "Message",
+    "MessageName",
     "MessageStatus",
     "MessageTooLarge",
     "Migration",
@@ -187,7 +201,9 @@ __all__ = [
     "WorkerLoad",
     "WorkerStats",
     "__version__",
+    "adopt",
     "members",
+    "merge",
     "migrate",
     "open_async",
     "promote",
@@ -199,13 +215,16 @@ __all__ = [
 # Where it is → what most programs do not need, and what would cost more than the rest of the import together.
 _LATE = {
     "_findings": (
-        "AttemptError", "ChainMember", "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "LostRange",
-        "Members", "MessageStatus", "Migration", "PeekedMessage", "Problem", "Promoted", "QueryReport", "ReplicaReport",
-        "Restored", "Salvaged", "WorkerEvent",
+        "Adopted", "AppRowsDiffer", "AttemptError", "ChainMember", "ConsumerStatus", "DeadLetter", "Explanation",
+        "HistoryRecord", "KeyDepth", "KeyStateDiffers", "LostRange", "Members", "Merged", "MergedSend", "MessageName",
+        "MessageStatus", "Migration", "PeekedMessage", "Problem", "Promoted", "QueryReport", "ReplicaReport", "Restored",
+        "Salvaged", "WorkerEvent",
     ),
     "aio": ("AsyncBatch", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
     "app": ("App",),
+    "replication.adopting": ("adopt",),
     "replication.members": ("members",),
+    "replication.merging": ("merge",),
     "replication.promoting": ("promote",),
     "replication.replica": ("Replica",),
     "replication.restoring": ("restore",),

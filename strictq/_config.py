@@ -142,6 +142,8 @@ class QueueConfig(_Remembered):
     """
     dedup_window_seconds: float = attrs.field(default=300.0, validator=_seconds(0.001))
     """How long a dedup_id is kept after its send, seconds."""
+    dedup_scope: Literal["key", "queue"] = attrs.field(default="key", validator=_one_of("key", "queue"))
+    """Whether a dedup_id is unique per key or in the whole queue. "queue" needs a queue of one shard."""
     ttl_seconds: float | None = attrs.field(default=None, validator=_seconds(0.001, optional=True))
     """Age at which a message expires unless a consumer holds it, seconds; None: never."""
     on_expire: Literal["drop", "dead_letter"] = attrs.field(default="drop", validator=_one_of("drop", "dead_letter"))

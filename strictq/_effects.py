@@ -12,7 +12,7 @@ from . import _validate as validate
 from ._clock import SystemClock
 from ._config import BODY_BYTES_MAX, QueueConfig
 from ._errors import InvalidArgument, OutcomeUnknown
-from ._keys import KEYLESS, Key, encode_key
+from ._keys import KEYLESS, Key, decode_key, encode_key
 from ._sending import Sending
 from ._store.api import Changes, Committed, Item, Placed, Statement, Took
 from ._types import UNSET, Body, ContentHash, Message, Receipt, SendOptions, Unset, to_send
@@ -50,10 +50,10 @@ class PendingReceipt:
     @property
     def receipt(self) -> Receipt | None:
         """The receipt, as `q.send` returns it; None for a message to another shard, which has an `id` only."""
-        seq, arrival = self._found.seq, self._found.id
+        shard, seq, arrival, earlier = self._found
         if seq is None or arrival is None:
             return None
-        return Receipt(self.key, seq, arrival, self._found.duplicate, self._found.shard)
+        return Receipt(self.key if earlier is None else decode_key(earlier), seq, arrival, earlier is not None, shard)
 
     @property
     def seq(self) -> int | None:

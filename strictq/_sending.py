@@ -11,12 +11,17 @@ from . import _hints as hints
 from . import _validate as validate
 from ._config import QueueConfig
 from ._errors import InvalidArgument, NotConfirmed, PartialFailure, StrictqError
-from ._keys import Key, encode_key, keyless_by_hash, keyless_lane
+from ._keys import Key, decode_key, encode_key, keyless_by_hash, keyless_lane
 from ._store.api import Item, Sent, Storage, require_valid
 from ._types import Body, Message, Receipt
 
 # Past the constructor's argument handling, which costs as much as all else that is done here for a message.
 _receipt = tuple.__new__
+
+
+def _receipt_of(key: Key | None, sent: Sent, shard: int) -> Receipt:
+    seq, arrival, earlier = sent
+    return _receipt(Receipt, (key if earlier is None else decode_key(earlier), seq, arrival, earlier is not None, shard))
 
 
 class Sending:
@@ -37,8 +42,8 @@ class Sending:
         """Append a message. See Queue.send."""
         self._storage.require_open()
         item, config = self._checked(message)
-        shard, (seq, arrival, duplicate) = self._storage.send_one(item, config)
-        return _receipt(Receipt, (message.key, seq, arrival, duplicate, shard))
+        shard, sent = self._storage.send_one(item, config)
+        return _receipt_of(message.key, sent, shard)
 
     def send_body(self, body: Body, key: Key | None) -> Receipt:
         """Append a message that has no options: at half the cost before it is in the storage's hands."""
@@ -46,8 +51,8 @@ class Sending:
         config = storage.config
         if type(key) is not str or type(body) is not bytes or len(body) > config.max_body_bytes:
             return self.send(Message(body, key=key))
-        shard, (seq, arrival, duplicate) = storage.send_one((encode_key(key), body, None, None), config)
-        return _receipt(Receipt, (key, seq, arrival, duplicate, shard))
+        shard, (seq, arrival, _) = storage.send_one((encode_key(key), body, None, None), config)
+        return _receipt(Receipt, (key, seq, arrival, False, shard))
 
     def send_many(self, messages: Iterable[Message]) -> list[Receipt]:
         """Append many messages, in order. See Queue.send_many."""
@@ -58,22 +63,25 @@ class Sending:
             sent = self._append(items, owners, config)
         except PartialFailure as e:
             results = [
-                r if isinstance(r, StrictqError) else _receipt(Receipt, (key, *r, owners[item[0]]))
+                r if isinstance(r, StrictqError) else _receipt_of(key, r, owners[item[0]])
                 for key, item, r in zip(given, items, e.results, strict=True)
             ]
             raise PartialFailure(str(e), results) from e.__cause__
         if not owners:
-            return [_receipt(Receipt, (key, seq, i, same, 0)) for key, (seq, i, same) in zip(given, sent, strict=True)]
+            return [
+                _receipt(Receipt, (key, seq, i, False, 0)) if earlier is None else _receipt_of(key, (seq, i, earlier), 0)
+                for key, (seq, i, earlier) in zip(given, sent, strict=True)
+            ]
         return [
-            _receipt(Receipt, (key, seq, i, same, owners[item[0]]))
-            for key, item, (seq, i, same) in zip(given, items, sent, strict=True)
+            _receipt(Receipt, (key, seq, i, earlier is not None, owners[item[0]]))
+            for key, item, (seq, i, earlier) in zip(given, items, sent, strict=True)
         ]
 
     def send_plain(self, messages: list[tuple[Key, bytes]]) -> list[Sent]:
         """For the command: send_many of messages that are a checked key and a body each, at two thirds of its cost.
 
         Raises:
-            As send_many; the results of PartialFailure are (seq, id, duplicate) or exceptions.
+            As send_many; the results of PartialFailure are as the storage has them, or exceptions.
         """
         self._storage.require_open()
         config = self._storage.config

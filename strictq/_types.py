@@ -137,7 +137,8 @@ class Receipt(NamedTuple):
         key: as given; None for a keyless message.
         seq: position in its key's sequence, 1, 2, 3 …
         id: arrival number within its shard; unique together with the shard.
-        duplicate: True if nothing was stored, because the same dedup_id was sent before; key, seq and id are the first one's.
+        duplicate: True if nothing was stored, because the same dedup_id was sent before; key, seq and id are the first one's,
+            whose key is another one only with `dedup_scope="queue"`.
         shard: number of the shard that holds the key.
     """
 

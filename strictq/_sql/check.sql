@@ -25,7 +25,7 @@ SELECT 'message', lane FROM message WHERE lane NOT IN (SELECT id FROM lane)
 UNION SELECT 'ready', lane FROM ready WHERE lane NOT IN (SELECT id FROM lane)
 UNION SELECT 'delayed', lane FROM delayed WHERE lane NOT IN (SELECT id FROM lane)
 UNION SELECT 'lease', lane FROM lease WHERE lane NOT IN (SELECT id FROM lane)
-UNION SELECT 'dedup', lane FROM dedup WHERE lane NOT IN (SELECT id FROM lane)
+UNION SELECT 'dedup', lane FROM dedup WHERE lane > 0 AND lane NOT IN (SELECT id FROM lane)
 UNION SELECT 'key_state', lane FROM key_state WHERE lane NOT IN (SELECT id FROM lane);
 
 -- name: body_missing

@@ -23,6 +23,11 @@ INSERT INTO body (id, data) VALUES (?, ?);
 -- send: whether this id was sent within its window. Takes lane, dedup_id, now. Index: primary key.
 SELECT seq, id FROM dedup WHERE lane = ? AND dedup_id = ? AND until > ?;
 
+-- name: find_dedup_anywhere
+-- send with dedup_scope "queue": the message that an id stands for, whatever its key. Takes dedup_id, now. Indexes: primary keys.
+SELECT d.seq, d.id, l.key FROM dedup q JOIN dedup d ON d.lane = q.seq AND d.dedup_id = q.dedup_id JOIN lane l ON l.id = d.lane
+WHERE q.lane = 0 AND q.dedup_id = ? AND d.until > ?;
+
 -- name: remember_dedup
 -- send and lanes.end_aside: an id and the message it stands for; an id whose window is over is replaced.
 -- Takes lane, dedup_id, seq, id, until.

@@ -94,6 +94,7 @@ class Settings:
         """Store changed settings and give every shard its copy. Concurrent changes of other settings are kept.
 
         Raises:
+            ConfigError: the settings do not suit the number of shards; nothing changed.
             InvalidArgument: this thread is inside a transaction of the queue; nothing changed.
             StoreError: it is stored, but a shard could not be reached: it has its copy with this process's next write there.
         """
@@ -104,6 +105,7 @@ class Settings:
                 self.refresh_config()
                 old, number = self.settings
                 config = old.evolve(**changes)
+                catalog.require_scope(config, len(self.shards))
                 if config == old:
                     return config
                 version: int | None = number + 1

@@ -59,13 +59,13 @@ class Placed(NamedTuple):
         shard: of its key.
         seq: its position; None: not issued yet, because it goes to another shard.
         id: its arrival number; to another shard, its number in the outbox. None: the transaction had happened before.
-        duplicate: nothing was stored, because its dedup_id was known.
+        earlier: nothing was stored, because its dedup_id was known: the stored key of the message that was sent under it.
     """
 
     shard: int
     seq: int | None
     id: int | None
-    duplicate: bool = False
+    earlier: bytes | None = None
 
 
 class Committed(NamedTuple):

@@ -25,6 +25,7 @@ from .._clock import Clock, SystemClock
 from .._errors import InvalidArgument, StoreBusy, StrictqError
 from .._net import telling, transport
 from .._net.admission import TokenHandler, TokenServer
+from .adopting import move_aside
 from .keys import read_key
 from .membership import Votes, answer_values, message_from
 from .places import replica_at
@@ -190,6 +191,7 @@ class Replica:
         forward_to: "tcps://HOST:PORT" or "tcp://HOST:PORT": ship on to this replica, which has the same token and key file. In
             confirmed mode, nothing is confirmed before that one has it.
         authority: a PEM file with certificates that vouch for the next replica's; None: those that the system trusts.
+        rejoin: if the path is a queue whose replica was promoted, move it to `*.diverged-TERM` first, and begin with nothing.
     Raises:
         InvalidArgument: an argument can never work, or something else is at the path; nothing was changed.
         ConfigError: it can't listen there, or a file can't be used; nothing was changed.
@@ -211,6 +213,7 @@ class Replica:
         queue_id: str | None = None,
         forward_to: str | None = None,
         authority: str | os.PathLike[str] | None = None,
+        rejoin: bool = False,
         clock: Clock | None = None,
     ) -> None:
         if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
@@ -231,6 +234,7 @@ class Replica:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._closed = False
+        self._moved = move_aside(self._path) if rejoin else None
         self._receiving: ReceivedSegments | None = self._began(queue_id)
         try:
             self._listening = transport.listen(WHAT, host, port)
@@ -265,6 +269,11 @@ class Replica:
     def path(self) -> str:
         """Its directory."""
         return str(self._path)
+
+    @property
+    def moved_aside(self) -> str | None:
+        """With `rejoin`: where the queue is that was there before; None: there was none."""
+        return None if self._moved is None else str(self._moved)
 
     @property
     def address(self) -> str:

@@ -90,7 +90,7 @@ def test_the_status_says_what_is_missing(q: Queue, target: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"mode": "confirmed"}, {"mode": "x"}, {"interval_seconds": -1}, {"interval_seconds": "1"}, {"max_lag_bytes": 5},
+    [{"mode": "x"}, {"timeout_seconds": -1}, {"interval_seconds": -1}, {"interval_seconds": "1"}, {"max_lag_bytes": 5},
      {"keep_seconds": -1}, {"target": "ftp://host/x"}, {"target": 5}],
 )  # fmt: skip
 def test_arguments_that_are_refused(q: Queue, target: Path, options: dict[str, object]) -> None:

@@ -477,7 +477,7 @@ def test_what_a_promotion_loses_is_a_suffix_in_time(tmp_path: Path, seed: int) -
         done = promote(home, force=True, dead=True)
     state = ReplicaState.read(home)
     assert state.applied is not None
-    assert state.applied.n == done.segment > 3
+    assert state.applied.n == done.segment > 0
     at = (state.applied.x - offset) * 1000
     cut_histories(campaign.histories, at)
     history.write(campaign.histories / "promotion.jsonl", [Invoke(1, at, 0, 0, "reboot", []), Return(1, at, "reboot", "ok", [])])

@@ -26,6 +26,8 @@ from tests.support.replicas import bodies, segments, until_applied
 from tests.support.shipping import HISTORY, ship_once, shipper_of, until
 
 MESSAGES = 4
+ASYNC: dict[str, Any] = {"confirmed": False, "generation": 0}
+"""What a primary in async mode says with a beat."""
 
 
 @pytest.fixture
@@ -221,8 +223,8 @@ def test_an_older_term_is_fenced_and_a_newer_one_kept(half: ReceivedSegments, ho
     assert e.value.term == 3
     header = header_of(shipped[0])
     with pytest.raises(Fenced):
-        half.beat(header.queue_id, header.history_id, 2, 0)
-    half.beat(header.queue_id, header.history_id, 3, 0)
+        half.beat(header.queue_id, header.history_id, 2, 0, **ASYNC)
+    half.beat(header.queue_id, header.history_id, 3, 0, **ASYNC)
 
 
 def test_a_replica_is_claimed_once(half: ReceivedSegments, shipped: list[bytes]) -> None:
@@ -233,7 +235,7 @@ def test_a_replica_is_claimed_once(half: ReceivedSegments, shipped: list[bytes])
     with pytest.raises(Diverged, match="another queue"):
         half.claim("other", HISTORY, "")
     with pytest.raises(Diverged):
-        half.beat("other", HISTORY, 1, 0)
+        half.beat("other", HISTORY, 1, 0, **ASYNC)
 
 
 def test_a_replica_that_was_made_for_a_queue(begin: Begin, shipped: list[bytes]) -> None:
@@ -433,16 +435,16 @@ def test_what_can_not_be_applied_is_tried_again(
     until_applied(home, 1)
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
 
-    def broken(_cut: object) -> None:
+    def broken() -> int:
         raise StoreFull("the disk is full", shard=0)
 
-    half._apply_cut = broken  # type: ignore[method-assign]
+    half._apply_cuts = broken  # type: ignore[method-assign]
     half.put(2, shipped[2])
     until(lambda: half.error)
     with pytest.raises(StoreBusy, match="interrupted") as e:
         strictq.open(home, read_only=True)
     assert "strictq replica" in e.value.hint
-    del half._apply_cut
+    del half._apply_cuts
     until_applied(home, 2)
     until(lambda: half.error is None)
     assert bodies(home) == expected(3)

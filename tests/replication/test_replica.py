@@ -154,7 +154,7 @@ def test_the_replica_hears_of_a_primary_that_is_idle(
     until(lambda: is_shipped(q))
     beats: list[int] = []
     receiver = replica.receiving()
-    receiver.beat = lambda *a: beats.append(1)  # type: ignore[method-assign]
+    receiver.beat = lambda *_args, **_said: beats.append(1)  # type: ignore[method-assign]
     until(lambda: len(beats) > 2)
 
 

@@ -25,6 +25,8 @@ from .leases import Row
 
 FORGET_STEPS_MAX: Final = 64
 """Steps of forgetting idle lanes in one transaction, however many lanes are new."""
+QUEUE_WIDE: Final = 0
+"""In place of a lane: a dedup id of the whole queue. No lane has this number."""
 INLINE_BYTES_MAX: Final = 800
 """Larger bodies lie in a table of their own: in `message` they would spill over a page (1,002 bytes of a 4 KiB page)."""
 _LOOKUPS: Final = repeated(SEND.lanes_by_key, 64, 16, 4, 1)
@@ -53,8 +55,8 @@ class Times(NamedTuple):
 
 Item = tuple[bytes, bytes, Options | None, Times | None]
 """Stored key, body, options (None: plain), times (None: now; only with options)."""
-Sent = tuple[int, int, bool]
-"""seq, id, duplicate."""
+Sent = tuple[int, int, bytes | None]
+"""seq, id, and the stored key of the earlier message that it repeats; None: it is new."""
 _PlainRow = tuple[int, int, int, int, int | None, bytes | None]
 """Lane, seq, id, sent_at, expires, body (None: it lies apart)."""
 
@@ -264,7 +266,7 @@ def _send_hot(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, in
                 options.process_seconds, stored,
             )  # fmt: skip
         arrivals.append((lane, row))
-        sent.append((seq, arrival, False))
+        sent.append((seq, arrival, None))
         arrival += 1
     hot.lanes.update(lanes_of)
     tier.write_arrivals(tx, hot, arrivals)
@@ -349,7 +351,7 @@ def _number(
         if tail.unlisted:
             tail.unlisted = False
             ready.append((arrival, tail.lane, 0))
-        sent.append((seq, arrival, False))
+        sent.append((seq, arrival, None))
         arrival += 1
     if ready:
         insert_rows(tx, lanes.READY, ready)
@@ -365,7 +367,11 @@ def _send_full(tx: Tx, tail: Tail, key: bytes, body: bytes, options: Options | N
         lanes.forget_dedups(tx)
         known = tx.run(SEND.find_dedup, (tail.lane, dedup_id, tx.now)).get
         if known is not None:
-            return known[0], known[1], True
+            return known[0], known[1], key
+        if tx.config.dedup_scope == "queue":
+            elsewhere: Sent | None = tx.run(SEND.find_dedup_anywhere, (dedup_id, tx.now)).get
+            if elsewhere is not None:
+                return elsewhere
     parent = tail.lane
     if times.due is not None and times.due > tx.now and is_keyless(key):
         # A delayed keyless message waits in a lane of its own, so that others overtake it.
@@ -385,7 +391,9 @@ def _send_full(tx: Tx, tail: Tail, key: bytes, body: bytes, options: Options | N
     if dedup_id is not None:
         until = tx.now + int(tx.config.dedup_window_seconds * SECOND)
         tx.run(SEND.remember_dedup, (parent, dedup_id, tail.seq, arrival, until))
+        if tx.config.dedup_scope == "queue":
+            tx.run(SEND.remember_dedup, (QUEUE_WIDE, dedup_id, parent, arrival, until))
     if tail.unlisted:
         tail.unlisted = False
         lanes.list_first(tx, tail.lane, arrival, times.due)
-    return tail.seq, arrival, False
+    return tail.seq, arrival, None
