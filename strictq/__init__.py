@@ -33,6 +33,7 @@ from ._errors import (
     MessageTooLarge,
     MissingExtra,
     NotConfirmed,
+    NotElected,
     OutcomeUnknown,
     PartialFailure,
     PrimaryAlive,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         Adopted,
         AppRowsDiffer,
         AttemptError,
+        ChainMember,
         ConsumerStatus,
         DeadLetter,
         Explanation,
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
         KeyDepth,
         KeyStateDiffers,
         LostRange,
+        Members,
         Merged,
         MergedSend,
         MessageName,
@@ -92,6 +95,7 @@ if TYPE_CHECKING:
     from .aio import AsyncBatch, AsyncDelivery, AsyncDeliveryRef, AsyncLease, AsyncQueue, AsyncTransaction
     from .app import App
     from .replication.adopting import adopt
+    from .replication.members import members
     from .replication.merging import merge
     from .replication.promoting import promote
     from .replication.replica import Replica
@@ -113,6 +117,7 @@ __all__ = [
     "AttemptError",
     "Batch",
     "Breaker",
+    "ChainMember",
     "Clock",
     "ConfigError",
     "ConsumerBusy",
@@ -140,6 +145,7 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "LostRange",
+    "Members",
     "Merged",
     "MergedSend",
     "Message",
@@ -149,6 +155,7 @@ __all__ = [
     "Migration",
     "MissingExtra",
     "NotConfirmed",
+    "NotElected",
     "Observation",
     "Observer",
     "OpenBreaker",
@@ -195,6 +202,7 @@ __all__ = [
     "WorkerStats",
     "__version__",
     "adopt",
+    "members",
     "merge",
     "migrate",
     "open_async",
@@ -207,13 +215,15 @@ __all__ = [
 # Where it is → what most programs do not need, and what would cost more than the rest of the import together.
 _LATE = {
     "_findings": (
-        "Adopted", "AppRowsDiffer", "AttemptError", "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord",
-        "KeyDepth", "KeyStateDiffers", "LostRange", "Merged", "MergedSend", "MessageName", "MessageStatus", "Migration",
-        "PeekedMessage", "Problem", "Promoted", "QueryReport", "ReplicaReport", "Restored", "Salvaged", "WorkerEvent",
+        "Adopted", "AppRowsDiffer", "AttemptError", "ChainMember", "ConsumerStatus", "DeadLetter", "Explanation",
+        "HistoryRecord", "KeyDepth", "KeyStateDiffers", "LostRange", "Members", "Merged", "MergedSend", "MessageName",
+        "MessageStatus", "Migration", "PeekedMessage", "Problem", "Promoted", "QueryReport", "ReplicaReport", "Restored",
+        "Salvaged", "WorkerEvent",
     ),
     "aio": ("AsyncBatch", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
     "app": ("App",),
     "replication.adopting": ("adopt",),
+    "replication.members": ("members",),
     "replication.merging": ("merge",),
     "replication.promoting": ("promote",),
     "replication.replica": ("Replica",),

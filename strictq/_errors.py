@@ -27,6 +27,7 @@ StrictqError                     .transient  .hint
 ├── Diverged                         the target has data that this queue does not have; nothing was overwritten
 ├── Fenced                           the replica was promoted, or is in a later term; nothing was shipped or changed
 ├── PrimaryAlive                     the replica's primary was heard of a moment ago; nothing was promoted
+├── NotElected                       the members of a chain, or its decider, did not agree; nothing was changed
 └── StoreError                       .shard  .cause
     ├── StoreBusy                    timed out waiting for the write lock; nothing was changed
     ├── StoreFull                    the disk is full; nothing was changed
@@ -368,6 +369,16 @@ class PrimaryAlive(StrictqError):
     def __init__(self, message: str, contact_at: float, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.contact_at = contact_at
+
+
+class NotElected(StrictqError):
+    """The members of a chain did not decide on a promotion or a change, or the decider refused it. Nothing was changed.
+
+    A majority of the members has to answer, and none of them may have more than the one to be promoted. Transient if too few
+    members answered.
+    """
+
+    hint = hints.MAJORITY
 
 
 class StoreError(StrictqError):

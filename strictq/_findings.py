@@ -403,6 +403,42 @@ class Restored(Report):
 
 
 @attrs.frozen
+class ChainMember(Report):
+    """A member of a chain.
+
+    Attributes:
+        address: of a replica; None: the first primary, which does not listen.
+        primary: the queue that all others get their changes from.
+        here: it is on this host.
+        version: of the membership that it has stored; None: it did not answer, or has stored none.
+        error: why it did not answer.
+    """
+
+    address: str | None
+    primary: bool
+    here: bool
+    version: int | None
+    error: str | None = None
+
+
+@attrs.frozen
+class Members(Report):
+    """Who the members of a chain are: see `strictq.members`.
+
+    Attributes:
+        path: the directory of the one on this host.
+        version: of the membership: one more with each change and each promotion.
+        term: of the primary.
+    """
+
+    path: str
+    queue_id: str
+    version: int
+    term: int
+    members: tuple[ChainMember, ...]
+
+
+@attrs.frozen
 class MessageName(Report):
     """Which message: its key, None if it has none, and its seq."""
 

@@ -133,6 +133,24 @@ START_REPLICA: Final = Coded("start_replica", "start it: `strictq replica {path}
 PROMOTE_AGAIN: Final = Coded("promote_again", "if no process is promoting it, run `strictq promote {path}` again")
 GIVE_REPLICA: Final = Coded("give_replica", "use the directory that `strictq replica` receives for")
 END_REPLICA: Final = Coded("end_replica", "end the `strictq replica` process, which may be stopped or hang, and try again")
+REPLICA_IS: Final = Coded("replica_is", "use tcps://HOST:PORT, or tcp://HOST:PORT in a private network")
+FINISH_ELECTION: Final = Coded(
+    "finish_election", "finish the promotion: run `strictq promote` again on the host where it was begun, or on another member"
+)
+MAJORITY: Final = Coded(
+    "majority", "start the members that do not answer; if they are lost for good, `strictq promote PATH --force`"
+)
+NO_MEMBER: Final = Coded(
+    "no_member", "promote a member: `strictq members PATH` on its host shows them; to use this host again, start an empty replica"
+)
+PROMOTE_OTHER: Final = Coded("promote_other", "promote that member instead: it has what this one lacks")
+ELECTED_OTHER: Final = Coded("elected_other", "use the queue of the member that was elected; this replica can follow it")
+DECIDER: Final = Coded("decider", "the decider ends with 0 for the one host that may be the primary in a term")
+FORM_CHAIN: Final = Coded("form_chain", "form it on the primary's host: `strictq members QUEUE --form TARGET --form TARGET`")
+SHOW_MEMBERS: Final = Coded("show_members", "show the members: `strictq members PATH`")
+FEED_FIRST: Final = Coded(
+    "feed_first", "let the queue ship to it first, or the replica before it with --forward-to, until it has a first segment"
+)
 CLOSE_LOOKS: Final = Coded("close_looks", "close what has it open with read_only=True")
 NOT_TO_RESTORE: Final = Coded(
     "not_to_restore", "promote the replica on its host: `strictq promote PATH`; restore needs a directory or an object store"

@@ -122,6 +122,7 @@ class QueueFacts(NamedTuple):
 
     queue_id: str
     config: QueueConfig
+    replication: Replication | None
 
 
 class Storage:
@@ -209,7 +210,7 @@ class Storage:
         if not layout.find(path):
             return None
         known = catalog.read(path, read_only=read_only)
-        return QueueFacts(known.queue_id, known.config)
+        return QueueFacts(known.queue_id, known.config, known.replication)
 
     @property
     def skew(self) -> int:

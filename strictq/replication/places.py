@@ -9,7 +9,7 @@ from typing import Final
 
 from .. import _hints as hints
 from .._errors import InvalidArgument
-from .._net.transport import address, host_and_port
+from .._net.transport import address, host_and_port, require_protected
 from .directory import DirectoryTarget
 from .objects import ObjectTarget
 from .remote import ReplicaTarget
@@ -64,6 +64,31 @@ def target_of(name: str, key: bytes = b"", *, write_once: bool = True, token_fil
         host, port = host_and_port("a replica", rest[2:])
         return ReplicaTarget(scheme, host, port, key, token_file=token_file, authority=authority)
     return files_of(name, key, write_once=write_once)
+
+
+def replica_at(
+    name: str,
+    *,
+    token_file: str | os.PathLike[str],
+    authority: str | os.PathLike[str] | None = None,
+    key: bytes = b"",
+    plaintext: bool = False,
+) -> ReplicaTarget:
+    """Return the living replica with this name, "tcps://HOST:PORT" or "tcp://HOST:PORT". Does no I/O.
+
+    Raises:
+        InvalidArgument: it is no such name, or what it takes to reach it is wrong.
+    """
+    scheme, _, rest = parse(name).partition("://")
+    if scheme not in REPLICAS:
+        raise InvalidArgument(f"{name!r} is no living replica", hint=hints.REPLICA_IS)
+    host, port = host_and_port("a replica", rest)
+    require_protected("a replica", host, tls=scheme == "tcps", plaintext=plaintext)
+    if authority is not None and scheme != "tcps":
+        raise InvalidArgument("authority is for tcps://")
+    return ReplicaTarget(
+        scheme, host, port, key, token_file=os.fspath(token_file), authority="" if authority is None else os.fspath(authority)
+    )
 
 
 def files_of(name: str, key: bytes = b"", *, write_once: bool = True) -> SegmentFiles:

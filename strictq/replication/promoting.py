@@ -7,7 +7,7 @@ interrupted and done again.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -17,11 +17,22 @@ import attrs
 from .. import _files as files
 from .. import _hints as hints
 from .._clock import MICROSECONDS, Clock, SystemClock
-from .._errors import InvalidArgument, PrimaryAlive, QueueNotFound, ReplicaGap, StoreBusy, StrictqError
+from .._errors import (
+    InvalidArgument,
+    NotElected,
+    PrimaryAlive,
+    QueueNotFound,
+    ReplicaGap,
+    StoreBusy,
+    StrictqError,
+    TargetUnavailable,
+)
 from .._findings import Promoted
 from .._store import api
 from .._store.api import Replication
+from .electing import Reach, ask_decider, elect
 from .keys import key_id, read_key
+from .membership import Votes
 from .received import ReceivedSegments
 from .replica_home import LIVE, LOCK, LOOKS, PROMOTING, LastContact, ReplicaState, is_replica
 from .replica_log import ReplicaLog
@@ -41,6 +52,9 @@ def promote(
     dry_run: bool = False,
     dead: bool = False,
     key_file: str | os.PathLike[str] | None = None,
+    decider: Sequence[str] | str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    authority: str | os.PathLike[str] | None = None,
     clock: Clock | None = None,
     on_step: Callable[[str], object] = lambda _step: None,
 ) -> Promoted:
@@ -50,17 +64,25 @@ def promote(
     own, is replicated nowhere, and can be written to at once. The process that receives for the replica lets go of it and
     refuses the primary from then on. Promoting it again does nothing more.
 
+    If the replica is a member of a chain, a majority of the members has to elect it, and it gets from them what it lacks. The
+    primary before is no member any more.
+
     Args:
         path: the replica's directory.
-        force: also if the primary was heard of in the last ten seconds. Both may hand out the same messages then.
+        force: also if the primary was heard of in the last ten seconds, and without the majority of its chain, if that does not
+            answer. Two queues may hand out the same messages then.
         dry_run: only report what it would be and what is known to be missing.
         dead: all consumers of the primary are dead: timed leases end at once. Without it they end by their deadlines.
         key_file: as it was given to the replica, if segments are keyed.
+        decider: a command that decides in place of the members, as one that takes a lock in a cluster. It is run without a shell,
+            with the queue's id, the term and the name of this host as its last arguments. Exit code 0 permits the promotion.
+        token_file, authority: to reach the other members of the chain; see `members`.
         on_step: called by name after each step, for tests.
     Raises:
         QueueNotFound: there is no replica, or it has no whole state yet; nothing was changed.
         PrimaryAlive: the primary may live; nothing was changed.
         InvalidArgument: the key is missing or another one; nothing was changed.
+        NotElected: the members of the chain, or the decider, did not agree; nothing was changed.
         StoreBusy: a process receives, looks or promotes and does not let go.
         ReplicaGap, StoreError: what was received can't be read or written. Promote it again.
     Source: docs/howto/replication.md
@@ -77,7 +99,8 @@ def promote(
         return found
     if ReplicaState.read(home).role != "promoted":
         _require_silent(found, force=force)
-        _promote(home, key, clock, force=force, dead=dead, on_step=on_step)
+        reach = Reach(token_file, authority, key)
+        _promote(home, key, clock, reach, force=force, dead=dead, decider=decider, on_step=on_step)
     api.mark_replica(home / LIVE, living=False)
     state = ReplicaState.read(home)
     return attrs.evolve(_report(home, key, clock, found.missing_segments), history_id=state.promoted_as)
@@ -141,7 +164,10 @@ def _received(home: Path, key: bytes, state: ReplicaState) -> tuple[SegmentHeade
     return last, behind
 
 
-def _promote(home: Path, key: bytes, clock: Clock, *, force: bool, dead: bool, on_step: Callable[[str], object]) -> None:
+def _promote(
+    home: Path, key: bytes, clock: Clock, reach: Reach, *, force: bool, dead: bool, decider: Sequence[str] | str | None,
+    on_step: Callable[[str], object],
+) -> None:  # fmt: skip
     wanted, hold, looks = (files.Lock(home / name) for name in (PROMOTING, LOCK, LOOKS))
     try:
         if not wanted.alone(0.0):
@@ -155,7 +181,8 @@ def _promote(home: Path, key: bytes, clock: Clock, *, force: bool, dead: bool, o
             return  # by a process that was faster
         if state.role == "replica":
             _require_silent(_report(home, key, clock), force=force)
-            state = attrs.evolve(state, term=state.term + 1, role="promoting", promoted_as=os.urandom(16).hex())
+            term, history_id = _permitted(home, key, clock, hold, reach, force=force, decider=decider, on_step=on_step)
+            state = attrs.evolve(ReplicaState.read(home), term=term, role="promoting", promoted_as=history_id)
             state.write(home)
             on_step("fenced")
         rest = ReceivedSegments(home, clock, key=key, promoting=hold)
@@ -178,6 +205,37 @@ def _promote(home: Path, key: bytes, clock: Clock, *, force: bool, dead: bool, o
     finally:
         for lock in (looks, hold, wanted):
             lock.leave()
+
+
+def _permitted(
+    home: Path, key: bytes, clock: Clock, hold: files.Lock, reach: Reach, *, force: bool, decider: Sequence[str] | str | None,
+    on_step: Callable[[str], object],
+) -> tuple[int, str]:  # fmt: skip
+    """In which term, and as which history, the replica may be the primary. Nothing is received meanwhile.
+
+    Raises:
+        NotElected: it may not be.
+    """
+    votes = Votes(home)
+    voter, state = votes.look(), ReplicaState.read(home)
+    own = state.term + 1, os.urandom(16).hex()
+    if voter is not None and voter.decided is not None:
+        own = max(own[0], voter.decided.term + 1), own[1]
+    if decider is not None:
+        ask_decider(decider, state.queue_id, own[0], home)
+        return own
+    if voter is None or voter.decided is None:
+        return own
+    replica = ReceivedSegments(home, clock, key=key, promoting=hold)
+    try:
+        elected = elect(votes, replica, reach, on_step)
+    except (NotElected, TargetUnavailable, InvalidArgument):
+        if not force:
+            raise
+        return own
+    finally:
+        replica.leave()
+    return elected.term, elected.history_id
 
 
 def _queue_time(applied: SegmentHeader, contact: LastContact | None, clock: Clock) -> int:

@@ -30,7 +30,10 @@ from .._errors import (
 from .._observe import logger
 from .._store import api
 from .._store.api import SHARDS_MAX
+from .forwarding import Beat, Forwarding
 from .keys import key_id
+from .membership import Votes
+from .remote import ReplicaTarget
 from .replica_home import (
     LIVE,
     LOCK,
@@ -40,9 +43,10 @@ from .replica_home import (
     ReplicaState,
     make,
 )
-from .replica_log import Logged, ReplicaLog
-from .segment import SegmentHeader, decode, hash_of
+from .replica_log import Logged, Place, ReplicaLog
+from .segment import SEGMENT_BYTES_MAX, SegmentHeader, decode, hash_of
 from .target import ChainHead
+from .voting import NOTHING, Answer, LogPosition, Question
 
 if TYPE_CHECKING:
     from .._store.api import PageFiles
@@ -71,6 +75,7 @@ class ReceivedSegments:
         queue_id: the queue that it is for; None: the one that ships to it first.
         promoting: the lock of the directory, which the caller holds, and looks' too: nothing is received any more, what was
             received is applied, and the caller lets go of the lock.
+        next_replica: ship on to it.
         on_step: called by name after each step, for tests that kill the process there.
     Raises:
         InvalidArgument: something else is there, or it is for another queue or key; nothing was changed.
@@ -86,6 +91,7 @@ class ReceivedSegments:
         key: bytes = b"",
         queue_id: str | None = None,
         promoting: files.Lock | None = None,
+        next_replica: ReplicaTarget | None = None,
         on_step: Callable[[str], object] = lambda _step: None,
     ) -> None:
         self.home = home
@@ -104,6 +110,9 @@ class ReceivedSegments:
         self._boot_id = clock.boot_id()
         self._n, self._hash = -1, ""
         self._complete: SegmentHeader | None = None
+        """The last segment of the last whole cut of this history."""
+        self._whole = NOTHING
+        """How far the last whole cut is, of whichever history."""
         self._open: list[Logged] = []
         """Segments of a cut that is not all there yet."""
         self._ready: deque[list[Logged]] = deque()
@@ -116,13 +125,19 @@ class ReceivedSegments:
         self._mark: ApplyingMark | None = None
         self._pages: PageFiles | None = None
         self._thread: threading.Thread | None = None
+        self._votes = Votes(home)
+        self._forwarding: Forwarding | None = None
         try:
             self.state = ReplicaState.read(home)
             self._require_belongs(queue_id)
             if self._promoting:
                 self._load()
             elif self.state.role == "replica":
+                if next_replica is not None:
+                    self._forwarding = Forwarding(next_replica, self._in_log, lambda: self.state, on_step)
                 self._load()
+                if self._forwarding is not None:
+                    self._forwarding.begin()
                 self._thread = threading.Thread(target=self._run, name="strictq-replica", daemon=True)
                 self._thread.start()
             else:
@@ -157,10 +172,15 @@ class ReceivedSegments:
         self._contact = LastContact.read(self.home)
         if state.applied is not None:
             self._n, self._hash, self._complete = state.applied.n, state.applied_hash, state.applied
+            self._whole = LogPosition(state.applied.term, self._n, self._hash)
+            self._forget_other_history()
+        if self._forwarding is not None:
+            before = (found[0].header.n - 1, found[0].header.prev) if found else (self._n, self._hash)
+            self._forwarding.loaded(before, found)
         for logged in found:
             if logged.header.n <= self._n:
                 continue  # the state was stored, and the log not emptied yet
-            if logged.header.n != self._n + 1 or logged.header.prev != self._hash:
+            if (logged.header.n != self._n + 1 or logged.header.prev != self._hash) and not logged.header.begins_base:
                 raise ReplicaGap(f"segment {self._n + 1} is missing in the replica's log", self._n + 1)
             self._follow(logged)
         whole = ApplyingMark.read(self.home, self._clock)
@@ -189,30 +209,48 @@ class ReceivedSegments:
         self._open.append(logged)
         self._n, self._hash = header.n, logged.hash
         if not header.more:
-            self._complete = header
+            self._complete, self._whole = header, LogPosition(header.term, header.n, logged.hash)
+            self._forget_other_history()
             self._ready.append(self._open)
             self._open = []
+
+    def _forget_other_history(self) -> None:
+        """What it has of the history before counts for nothing in this one, which begins with all of the queue."""
+        if self._complete is not None and self._complete.history_id != self.state.history_id:
+            self._complete = None
 
     # ---- what a primary asks for
 
     def status(self) -> dict[str, Any]:
         """Whose it is, and its term."""
         with self._changed:
+            voter = self._votes.look()
+            elected = "" if voter is None or voter.decided is None else voter.decided.history_id
             return {"queue_id": self.state.queue_id, "history_id": self.state.history_id, "key_id": self.state.key_id,
-                    "term": self.state.term, "role": self.state.role}  # fmt: skip
+                    "term": self.state.term, "role": self.state.role, "elected": elected}  # fmt: skip
 
     def head(self) -> ChainHead | None:
-        """Where its chain ends.
+        """Where its chain ends. In confirmed mode, the next replica has all of that.
 
         Raises:
             Fenced: it was promoted.
+            TargetUnavailable: the next replica does not confirm.
         """
         with self._changed:
             self._require_receives()
-            return None if self._n < 0 else ChainHead(self._n, self._hash, self._complete)
+            head = None if self._n < 0 else ChainHead(self._n, self._hash, self._complete)
+            next_one = self._next_to_confirm()
+            if head is not None and self._forwarding is not None and self._forwarding.base_wanted:
+                return head._replace(complete=None)
+        if next_one is not None and head is not None:
+            next_one.wait_for(head.n)
+        return head
 
     def claim(self, queue_id: str, history_id: str, key: str) -> None:
         """Make it the replica of a queue's history, if it is nobody's, or has no segment yet. Durable on return.
+
+        So is the history of the primary that the members of its chain have elected. What it has of the one before stays until it
+        has all of the new one.
 
         Raises:
             Diverged: it is another queue's, or another history's; nothing was changed.
@@ -223,34 +261,90 @@ class ReceivedSegments:
             self._require_receives()
             if key != self._key_id():
                 raise InvalidArgument("the primary and the replica have different key files", hint=hints.KEY_OF_REPLICA)
-            if self.state.history_id and (self._n >= 0 or queue_id != self.state.queue_id):
+            elected = self._is_elected(queue_id, history_id)
+            if self.state.history_id and (self._n >= 0 or queue_id != self.state.queue_id) and not elected:
                 self._require_history(queue_id, history_id)
                 return
             if self.state.queue_id not in ("", queue_id):
                 raise Diverged("the replica was made for another queue", hint=hints.EMPTY_TARGET)
-            claimed = attrs.evolve(self.state, queue_id=queue_id, history_id=history_id, key_id=key)
+            claimed = attrs.evolve(
+                self.state, queue_id=queue_id, history_id=history_id, key_id=key, confirmed=False, generation=0
+            )  # fmt: skip
             claimed.write(self.home)
             self.state = claimed
+            self._forget_other_history()
+            if self._forwarding is not None:
+                self._forwarding.other_history()
         self._on_step("claimed")
+
+    def _is_elected(self, queue_id: str, history_id: str) -> bool:
+        """Is this history, which is not its own, that of the primary which the members of the chain have elected?"""
+        voter = self._votes.look()
+        decided = None if voter is None or not voter.has_vote else voter.decided
+        return (
+            decided is not None
+            and (decided.queue_id, decided.history_id) == (queue_id, history_id)
+            and self.state.history_id != history_id
+        )
 
     def beat(self, queue_id: str, history_id: str, term: int, x: int, *, confirmed: bool, generation: int) -> None:
         """The primary lives, and its queue time is this. Whether its calls wait for the replica is stored durably.
 
+        In confirmed mode, the next replica has all of that on return, too. It is the first one to know that the mode has ended:
+        until then this one waits for it.
+
         Raises:
             Diverged, Fenced: it is not this replica's primary.
+            ReplicaGap: the next replica needs all of the queue.
+            TargetUnavailable: the next replica does not confirm.
         """
+        said = Beat(queue_id, history_id, term, x, confirmed, generation)
         with self._changed:
             self._require_receives()
             self._require_history(queue_id, history_id)
             self._require_term(term)
-            if generation > self.state.generation:
-                changed = attrs.evolve(self.state, confirmed=confirmed, generation=generation)
-                changed.write(self.home)
-                self.state = changed
+            before = self._next_to_confirm()
+            leaves = before is not None and generation > self.state.generation and not confirmed
+            if not leaves:
+                self._store_mode(said)
             self._note_contact(x)
+            self._require_no_base()
+            n, ticket = self._n, 0 if self._forwarding is None else self._forwarding.offer(said)
+            next_one = before or self._next_to_confirm()
+        if next_one is not None:
+            next_one.wait_for(-1 if leaves else n, ticket)
+        if leaves:
+            with self._changed:
+                self._store_mode(said)
+
+    def _store_mode(self, said: Beat) -> None:
+        if said.generation > self.state.generation:
+            changed = attrs.evolve(self.state, confirmed=said.confirmed, generation=said.generation)
+            changed.write(self.home)
+            self.state = changed
+
+    def _next_to_confirm(self) -> Forwarding | None:
+        """The next replica, if what is put here is confirmed only when that has it.
+
+        It does not count once the members of the chain have dropped it: those that are left are the primary and this one.
+        """
+        if self._forwarding is None or not self.state.confirmed:
+            return None
+        voter = self._votes.look()
+        if voter is not None and voter.has_vote:
+            assert voter.decided is not None
+            if not voter.decided.ids - {voter.id, voter.decided.primary}:
+                return None
+        return self._forwarding
+
+    def _require_no_base(self) -> None:
+        if self._forwarding is not None and self._forwarding.base_wanted:
+            raise ReplicaGap(f"the next replica {self._forwarding} lacks what this one does not keep any more", self._n + 1)
 
     def put(self, n: int, data: bytes) -> None:
-        """Take a segment; it is on the disk on return. The same one twice is the same as once.
+        """Take a segment; it is on the disk on return, in confirmed mode on that of the next replica, too.
+
+        The same one twice is the same as once.
 
         Raises:
             Diverged: it is another queue's or history's, or does not follow what is there.
@@ -258,6 +352,7 @@ class ReceivedSegments:
             ReplicaGap: it is damaged, or one before it is missing.
             SchemaMismatch: it is of a newer strictq.
             StoreFull, StoreError: it can't be stored.
+            TargetUnavailable: it is stored, and the next replica does not confirm it.
         """
         header, _ = decode(data, n, self._key)  # all of it: what can't be applied is not confirmed
         digest = hash_of(data)
@@ -268,17 +363,69 @@ class ReceivedSegments:
             if (n, digest) != (self._n, self._hash):
                 self._require_follows(header)
                 self._require_sound(header)
+                if not header.begins_base:
+                    self._require_no_base()
                 assert self._log is not None
                 if self._log.size > LOG_BYTES_MAX:
                     raise StoreFull(f"the replica can't apply what it has: {self.error or 'a look holds it'}", shard=-1)
                 logged = self._log.append(header, data)
                 self._on_step("appended")
                 self._follow(logged)
+                if self._forwarding is not None:
+                    self._forwarding.appended(logged)
                 self._changed.notify()
             self._note_contact(header.x)
+            next_one = self._next_to_confirm()
+        if next_one is not None:
+            next_one.wait_for(n)
         self._on_step("confirmed")
 
+    def answered(self, message: Question) -> Answer:
+        """What the voter of this replica says. Behind a vote for another primary, nothing of this one is confirmed any more."""
+        with self._changed:
+            return self._votes.answered(message, lambda: self.position)
+
+    @property
+    def last_number(self) -> int:
+        """Of the last segment; -1: there is none."""
+        return self._n
+
+    @property
+    def position(self) -> LogPosition:
+        """How far the last whole cut is."""
+        return self._whole
+
+    def after(self, n: int) -> bytes:
+        """The segments of the log behind this one, as many as one answer may have."""
+        out: list[bytes] = []
+        size = 0
+        with self._changed:
+            self._require_receives()
+            log = ReplicaLog(self.home, self._key)
+            try:
+                for logged in log.load(repair=False):
+                    if logged.header.n <= n:
+                        continue
+                    if size + logged.size > SEGMENT_BYTES_MAX or (not out and logged.header.n != n + 1):
+                        break
+                    out.append(log.read(logged))
+                    size += logged.size
+            finally:
+                log.close()
+        return b"".join(out)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why what was received can't be applied, or does not arrive at the next replica; None: nothing is wrong."""
+        return self.error or (None if self._forwarding is None else self._forwarding.error)
+
+    def _in_log(self, place: Place) -> bytes:
+        log = self._log
+        return b"" if log is None else log.read(place)
+
     def _note_contact(self, x: int) -> None:
+        if self._promoting:
+            return  # what it takes comes from another member
         before = self._contact
         boot, wall = self._clock.boot(), self._clock.wall()
         if before is not None and before.boot_id == self._boot_id:
@@ -301,6 +448,13 @@ class ReceivedSegments:
             raise Diverged("the replica is that of another history of this queue", hint=hints.EMPTY_TARGET)
 
     def _require_term(self, term: int) -> None:
+        voter = self._votes.look()
+        if voter is not None and voter.decided is not None and term < voter.decided.term:
+            raise Fenced(
+                f"the members of the chain are in term {voter.decided.term}, and the primary in {term}", voter.decided.term
+            )
+        if voter is not None and voter.accepted is not None and term < voter.accepted[1].term:
+            raise StoreBusy("the members of the chain are electing another primary", shard=-1, hint=hints.FINISH_ELECTION)
         if term < self.state.term:
             raise Fenced(f"the replica is in term {self.state.term}, and the primary in {term}", self.state.term)
         if term > self.state.term:
@@ -314,9 +468,9 @@ class ReceivedSegments:
             ReplicaGap, Diverged: it is not the next one of the chain.
         """
         n = header.n
-        if n > self._n + 1:
+        if n > self._n + 1 and not header.begins_base:
             raise ReplicaGap(f"segment {self._n + 1} is missing in the replica", self._n + 1)
-        if n <= self._n or header.prev != self._hash:
+        if n <= self._n or (n == self._n + 1 and header.prev != self._hash):
             raise Diverged(f"the replica has another segment {min(n, self._n)}: two copies of the queue ship to the same place")
         if header.first != n and not (self._open and header.first == self._open[0].header.n):
             raise ReplicaGap(f"segment {header.first}, with which the cut of segment {n} begins, is missing", header.first)
@@ -409,10 +563,22 @@ class ReceivedSegments:
         if applied is None:
             return
         file = self._log.droppable(applied.header.n)
-        if file is not None:
+        if file is not None and self._may_empty(file):
             self._store_applied(applied)
-            self._log.empty(file)
+            self._empty(file)
             self._on_step("trimmed")
+
+    def _may_empty(self, file: int) -> bool:
+        """Has the next replica what this file has?"""
+        assert self._log is not None
+        return self._forwarding is None or self._forwarding.may_drop(self._log.last(file), self._log.size)
+
+    def _empty(self, file: int) -> None:
+        assert self._log is not None
+        with self._changed:
+            self._log.empty(file)
+            if self._forwarding is not None:
+                self._forwarding.dropped(file)
 
     def _store_applied(self, applied: Logged) -> None:
         assert self._pages is not None
@@ -442,6 +608,8 @@ class ReceivedSegments:
             self._stop = True
             self._stopping.set()
             self._changed.notify_all()
+        if self._forwarding is not None:
+            self._forwarding.stop()
         if self._thread is not None:
             self._thread.join()
         with suppress(StrictqError):
@@ -459,12 +627,19 @@ class ReceivedSegments:
             self._store_applied(applied)
             self._mark.synced()
             for file in (0, 1):
-                log.empty(file)
+                if self._may_empty(file):
+                    self._empty(file)
+
+    def leave(self) -> None:
+        """Let go of the directory, and leave the log as it is."""
+        self._let_go()
 
     def _let_go(self) -> None:
         with self._changed:
             self._stop = True
             self._stopping.set()
+        if self._forwarding is not None:
+            self._forwarding.stop()
         for held in (self._pages, self._log, self._mark):
             if held is not None:
                 held.close()

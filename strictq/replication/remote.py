@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import ssl
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +15,10 @@ from .. import _hints as hints
 from .._errors import Diverged, Fenced, InvalidArgument, ReplicaGap, SchemaMismatch, StrictqError, TargetUnavailable
 from .._net import telling, transport
 from .keys import key_id
-from .segment import header_from
+from .membership import answer_from, message_values
+from .segment import SEGMENT_BYTES_MAX, header_from
 from .target import ChainHead, ShipTarget
+from .voting import Answer, Question
 
 TIMEOUT_SECONDS: Final = 20.0
 """For an answer. A replica syncs one segment meanwhile."""
@@ -23,6 +27,8 @@ HEAD: Final = "/1/head"
 CLAIM: Final = "/1/claim"
 BEAT: Final = "/1/beat"
 SEGMENT: Final = "/1/segment/"
+AFTER: Final = "/1/after/"
+VOTE: Final = "/1/vote"
 _OURS: Final = (Diverged, Fenced, InvalidArgument, ReplicaGap, SchemaMismatch)
 """Errors of the replica that say something of the chain or the arguments. All others are its own trouble, and may pass."""
 
@@ -68,12 +74,13 @@ class ReplicaTarget(ShipTarget):
         if not found.get("history_id"):
             return None
         self._empty = found.get("n", -1) == -1
-        return {name: str(found.get(name, "")) for name in ("queue_id", "history_id", "key_id")}
+        return {name: str(found.get(name, "")) for name in ("queue_id", "history_id", "key_id", "elected")}
 
     def require(self, identity: dict[str, Any], found: dict[str, Any] | None = None) -> None:
         found = self.identity() if found is None else found
-        if found is not None and self._empty:
-            # A configuration that was interrupted: where nothing was shipped, the replica lets the queue claim it again.
+        if found is not None and (self._empty or found.get("elected") == identity["history_id"]):
+            # A configuration that was interrupted: where nothing was shipped, the replica lets the queue claim it again. So does
+            # a member of the chain that has elected this queue.
             found = found | {"history_id": identity["history_id"]}
         super().require(identity, found)
 
@@ -124,6 +131,40 @@ class ReplicaTarget(ShipTarget):
         if connection is not None:
             connection.close()
 
+    def interrupt(self) -> None:
+        """Let a request that another thread makes fail now."""
+        sock = getattr(self._connection, "sock", None)
+        if sock is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    # ---- the others of a chain
+
+    def vote(self, message: Question) -> Answer:
+        """What the voter there says.
+
+        Raises:
+            TargetUnavailable: nothing, or nothing that makes sense. It may have voted.
+        """
+        found = self._ask("POST", VOTE, json.dumps(message_values(message)).encode())
+        try:
+            return answer_from(found)
+        except (ValueError, TypeError, LookupError) as e:
+            raise self._stranger("its answer makes no sense") from e
+
+    def fetch(self, n: int) -> bytes:
+        """The segments behind this one that its log has, one behind the other; b"": it has not the next one.
+
+        Raises:
+            TargetUnavailable: it does not answer.
+        """
+        with self.reached("it can't be reached"):
+            status, answer = self._answer("GET", f"{AFTER}{n}", b"", SEGMENT_BYTES_MAX)
+        if status == HTTPStatus.OK:
+            return answer
+        self._require_json(status, answer)
+        raise self._stranger(f"it answers with {status}")
+
     # ---- one request
 
     def _ask(self, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
@@ -134,44 +175,50 @@ class ReplicaTarget(ShipTarget):
         """
         with self.reached("it can't be reached"):
             status, answer = self._answer(method, path, body)
+        found = self._require_json(status, answer)
+        if found is None:
+            raise self._stranger(f"it answers with {status}")
+        return found
+
+    def _require_json(self, status: int, answer: bytes) -> dict[str, Any] | None:
+        """What it answers, or the error that it raised; None: neither."""
         if status == HTTPStatus.UNAUTHORIZED:
             raise TargetUnavailable(f"{self} does not take this token", str(self), hint=hints.TOKEN_FILE, transient=False)
         try:
             if status == HTTPStatus.OK:
                 found = json.loads(answer)
-                if isinstance(found, dict):
-                    return found
-            elif status == HTTPStatus.UNPROCESSABLE_ENTITY:
+                return found if isinstance(found, dict) else None
+            if status == HTTPStatus.UNPROCESSABLE_ENTITY:
                 raise self._said(telling.told(answer))
         except (ValueError, TypeError, LookupError, RecursionError) as e:
             if isinstance(e, StrictqError):
                 raise
             raise self._stranger("its answer makes no sense") from e
-        raise self._stranger(f"it answers with {status}")
+        return None
 
-    def _answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    def _answer(self, method: str, path: str, body: bytes, most: int = ANSWER_BYTES_MAX) -> tuple[int, bytes]:
         """Status and body. A connection that the replica closed meanwhile is made again: every request may come twice."""
         fresh = self._connection is None
         try:
-            return self._once(method, path, body)
+            return self._once(method, path, body, most)
         except (OSError, http.client.HTTPException) as e:
             self.close()
             if fresh or isinstance(e, TimeoutError | ssl.SSLError):
                 raise
         try:
-            return self._once(method, path, body)
+            return self._once(method, path, body, most)
         except BaseException:
             self.close()
             raise
 
-    def _once(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    def _once(self, method: str, path: str, body: bytes, most: int) -> tuple[int, bytes]:
         connection = self._connection
         if connection is None:
             connection = self._connection = self._connected()
         connection.request(method, path, body, {"Authorization": f"Bearer {self._token}"})
         response = connection.getresponse()
-        answer = response.read(ANSWER_BYTES_MAX)
-        if len(answer) == ANSWER_BYTES_MAX:
+        answer = response.read(most + 1)
+        if len(answer) > most:
             raise http.client.HTTPException("the answer is too long")
         return response.status, answer
 

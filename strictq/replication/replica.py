@@ -6,6 +6,7 @@ unpickled or run, and peers send numbers of shards, never names of files.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import socket
 import ssl
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -25,19 +27,26 @@ from .._net import telling, transport
 from .._net.admission import TokenHandler, TokenServer
 from .adopting import move_aside
 from .keys import read_key
+from .membership import Votes, answer_values, message_from
+from .places import replica_at
 from .received import ReceivedSegments
+from .remote import ReplicaTarget
 from .replica_home import ReplicaState, promotion_wanted
+from .replica_log import position_of
 from .segment import SEGMENT_BYTES_MAX, header_values
+from .voting import Answer, Question
 
 VERSION: Final = "/1/"
 HEAD: Final = VERSION + "head"
 CLAIM: Final = VERSION + "claim"
 BEAT: Final = VERSION + "beat"
 SEGMENT: Final = VERSION + "segment/"
+AFTER: Final = VERSION + "after/"
+VOTE: Final = VERSION + "vote"
 SMALL_BYTES_MAX: Final = 1 << 16
 POLL_SECONDS: Final = 0.1
 WHAT: Final = "the replica"
-_NUMBER_DIGITS: Final = 16
+_NUMBER: Final = re.compile(r"-1|[0-9]{1,16}")
 _ID: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _KEY_ID: Final = re.compile(r"[0-9a-f]{0,64}")
 
@@ -88,7 +97,7 @@ class ReplicaHandler(TokenHandler):
     def do_PUT(self) -> None:
         self._answered(SEGMENT_BYTES_MAX, self._segment)
 
-    def _answered(self, bytes_max: int, work: Any) -> None:
+    def _answered(self, bytes_max: int, work: Callable[[bytes], dict[str, Any] | bytes | None]) -> None:
         body = self.admitted(bytes_max)
         if body is None:
             return
@@ -103,9 +112,12 @@ class ReplicaHandler(TokenHandler):
             self.close_connection = True
             self.answer(HTTPStatus.NOT_FOUND)
         else:
-            self.answer(HTTPStatus.OK, json.dumps(found).encode())
+            self.answer(HTTPStatus.OK, found if isinstance(found, bytes) else json.dumps(found).encode())
 
-    def _head_of_chain(self) -> dict[str, Any] | None:
+    def _head_of_chain(self) -> dict[str, Any] | bytes | None:
+        if self.path.startswith(AFTER):
+            after = self.path.removeprefix(AFTER)
+            return self.server.replica.receiving().after(int(after)) if _NUMBER.fullmatch(after) else None
         if self.path != HEAD:
             return None
         receiving = self.server.replica.receiving()
@@ -114,6 +126,8 @@ class ReplicaHandler(TokenHandler):
         return receiving.status() | {"n": -1 if head is None else head.n, "hash": head and head.hash, "complete": complete}
 
     def _small(self, body: bytes) -> dict[str, Any] | None:
+        if self.path == VOTE:
+            return answer_values(self.server.replica.answered(message_from(body)))
         if self.path not in (CLAIM, BEAT):
             return None
         receiving = self.server.replica.receiving()
@@ -135,7 +149,7 @@ class ReplicaHandler(TokenHandler):
 
     def _segment(self, body: bytes) -> dict[str, Any] | None:
         number = self.path.removeprefix(SEGMENT)
-        if not self.path.startswith(SEGMENT) or not (number.isascii() and number.isdigit() and len(number) <= _NUMBER_DIGITS):
+        if not self.path.startswith(SEGMENT) or not _NUMBER.fullmatch(number) or number == "-1":
             return None
         self.server.replica.receiving().put(int(number), body)
         return {}
@@ -174,6 +188,9 @@ class Replica:
         plaintext: receive without TLS at an address that is not this machine's own, in a network that is private.
         key_file: as given to `configure_replication`, if that has one.
         queue_id: the only queue that may ship to it; None: the first that does.
+        forward_to: "tcps://HOST:PORT" or "tcp://HOST:PORT": ship on to this replica, which has the same token and key file. In
+            confirmed mode, nothing is confirmed before that one has it.
+        authority: a PEM file with certificates that vouch for the next replica's; None: those that the system trusts.
         rejoin: if the path is a queue whose replica was promoted, move it to `*.diverged-TERM` first, and begin with nothing.
     Raises:
         InvalidArgument: an argument can never work, or something else is at the path; nothing was changed.
@@ -194,6 +211,8 @@ class Replica:
         plaintext: bool = False,
         key_file: str | os.PathLike[str] | None = None,
         queue_id: str | None = None,
+        forward_to: str | None = None,
+        authority: str | os.PathLike[str] | None = None,
         rejoin: bool = False,
         clock: Clock | None = None,
     ) -> None:
@@ -211,6 +230,7 @@ class Replica:
             tls = transport.server_context(*transport.certified(WHAT, certificate, private_key, None)[0])
         self._path = Path(os.path.realpath(os.path.expanduser(path)))
         self._key = b"" if key_file is None else read_key(key_file)
+        self._next = self._next_of(forward_to, token_file, authority, plaintext=plaintext)
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._closed = False
@@ -229,7 +249,21 @@ class Replica:
         self._address = transport.address(host, self._listening.getsockname()[1])
 
     def _began(self, queue_id: str | None = None) -> ReceivedSegments:
-        return ReceivedSegments(self._path, self._clock, key=self._key, queue_id=queue_id)
+        return ReceivedSegments(self._path, self._clock, key=self._key, queue_id=queue_id, next_replica=self._next())
+
+    def _next_of(
+        self, name: str | None, token: str | os.PathLike[str], authority: str | os.PathLike[str] | None, *, plaintext: bool
+    ) -> Callable[[], ReplicaTarget | None]:
+        """What makes a connection to the next replica."""
+        if name is None:
+            if authority is not None:
+                raise InvalidArgument("authority needs forward_to")
+            return lambda: None
+        reach = functools.partial(
+            replica_at, name, token_file=token, authority=authority, key=self._key, plaintext=plaintext
+        )  # fmt: skip
+        reach()  # raises what is wrong with it
+        return reach
 
     @property
     def path(self) -> str:
@@ -253,9 +287,16 @@ class Replica:
 
     @property
     def error(self) -> str | None:
-        """Why what was received can't be applied now; None: it can."""
+        """Why what was received can't be applied now, or does not arrive at the next replica; None: nothing is wrong."""
         receiving = self._receiving
-        return None if receiving is None else receiving.error
+        return None if receiving is None else receiving.trouble
+
+    def answered(self, message: Question) -> Answer:
+        """For the server: what the voter says."""
+        receiving = self._receiving
+        if receiving is not None and receiving.state.role == "replica":
+            return receiving.answered(message)
+        return Votes(self._path).answered(message, lambda: position_of(self._path, self._key))
 
     def receiving(self) -> ReceivedSegments:
         """For the server: what takes segments.

@@ -12,9 +12,12 @@ from typing import Final, NamedTuple
 
 from .. import _files as files
 from .._errors import ReplicaGap, StoreError
-from .replica_home import LOGS
+from .replica_home import LOGS, ReplicaState
 from .segment import ANY, MAGIC, SEGMENT_BYTES_MAX, START_BYTES, SegmentHeader, decode_header, hash_of, segment_bytes
+from .voting import NOTHING, LogPosition
 
+PRIMARY_N: Final = 1 << 61
+"""The position of one that was promoted."""
 ROTATE_BYTES: Final = 64 << 20
 """With more, segments go to the other file, if that is empty."""
 
@@ -24,6 +27,14 @@ class Logged(NamedTuple):
 
     header: SegmentHeader
     hash: str
+    file: int
+    at: int
+    size: int
+
+
+class Place(NamedTuple):
+    """Of a segment in the log."""
+
     file: int
     at: int
     size: int
@@ -149,7 +160,7 @@ class ReplicaLog:
         self._last[file] = header.n
         return Logged(header, hash_of(data), file, at, len(data))
 
-    def read(self, logged: Logged) -> bytes:
+    def read(self, logged: Logged | Place) -> bytes:
         with files.typed("the replica's log can't be read"):
             return os.pread(self._fds[logged.file], logged.size, logged.at)
 
@@ -160,6 +171,10 @@ class ReplicaLog:
         """
         other = 1 - self._active
         return other if self._ends[other] and self._last[other] <= upto else None
+
+    def last(self, file: int) -> int:
+        """The number of the last segment in this file; -1: it is empty."""
+        return self._last[file]
 
     def all_upto(self, n: int) -> bool:
         """Are all segments in it up to this number?"""
@@ -175,3 +190,23 @@ class ReplicaLog:
             os.ftruncate(self._fds[file], 0)
             os.fsync(self._fds[file])
         self._ends[file], self._last[file] = 0, -1
+
+
+def position_of(home: Path, key: bytes) -> LogPosition:
+    """How far a replica is that no process of this kind receives for; a promoted one is ahead of all others of its term.
+
+    Raises:
+        ReplicaGap, StoreError: it can't be read.
+    """
+    state = ReplicaState.read(home)
+    if state.role == "promoted":
+        return LogPosition(state.term, PRIMARY_N, "")
+    found = NOTHING if state.applied is None else LogPosition(state.applied.term, state.applied.n, state.applied_hash)
+    log = ReplicaLog(home, key)
+    try:
+        for logged in log.load(repair=False):
+            if logged.header.n > found.n and not logged.header.more:
+                found = LogPosition(logged.header.term, logged.header.n, logged.hash)
+    finally:
+        log.close()
+    return found

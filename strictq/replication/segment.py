@@ -94,6 +94,11 @@ class SegmentHeader:
         """Does its cut have all of the queue?"""
         return self.base == self.first
 
+    @property
+    def begins_base(self) -> bool:
+        """Is it the first segment of such a cut? It needs nothing before it."""
+        return self.base == self.first == self.n
+
 
 _KINDS: Final = {
     **dict.fromkeys(("queue_id", "history_id", "prev", "boot_id"), str),

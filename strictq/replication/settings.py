@@ -15,6 +15,7 @@ from .._net.transport import host_and_port, require_protected
 from .._store.api import Replication, ShipStatus, Storage
 from .bounded import TargetThread
 from .keys import read_key
+from .members import is_dropped
 from .places import REPLICAS, parse, target_of
 from .target import ShipTarget
 
@@ -196,6 +197,8 @@ def _leave_confirmed(storage: Storage, known: Replication) -> None:
     try:
         calls.call(tell)
     except TargetUnavailable as e:
+        if storage.directory is not None and is_dropped(storage.directory, known.target):
+            return  # it can't be promoted
         raise TargetUnavailable(
             f"{known.target} can't be told that calls no longer wait for it; nothing was changed", known.target,
             hint=hints.LEAVE_CONFIRMED,

@@ -171,15 +171,19 @@ class Shipper:
         """Let the target know that the primary lives. Returns whether it answered; False: there was nothing to ask.
 
         Raises:
-            TargetUnavailable, Diverged, Fenced: as `round`.
+            TargetUnavailable, Diverged, Fenced, ReplicaGap: as `round`.
         """
         if not self._begun:
             return False
         if not self._target.keeps_segments:
-            self._target.beat(
-                self._capture.queue_id, self._history_id, self._term, self.x,
-                confirmed=self._confirmed, generation=self._generation,
-            )  # fmt: skip
+            try:
+                self._target.beat(
+                    self._capture.queue_id, self._history_id, self._term, self.x,
+                    confirmed=self._confirmed, generation=self._generation,
+                )  # fmt: skip
+            except ReplicaGap:
+                self._sure = self._begun = False  # the target says how to begin
+                raise
             return True
         if self._confirmed:
             self._target.reach()

@@ -1,0 +1,274 @@
+"""Deciding who the members of a chain are, from the host of one of them: rounds of questions until one has an outcome.
+
+`voting` says what is asked and what answers mean. Here are the connections, and the rule for who may become the primary.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from .. import _hints as hints
+from .._errors import InvalidArgument, NotElected, StrictqError
+from .membership import Votes
+from .places import replica_at
+from .received import ReceivedSegments
+from .remote import ReplicaTarget
+from .replica_log import PRIMARY_N
+from .segment import START_BYTES, segment_bytes
+from .voting import Answer, Ballot, Ballotting, LogPosition, Membership, Question
+
+TRIES: Final = 10
+PAUSE_SECONDS: Final = 0.2
+"""At most so long between two tries, a random part of it: two that propose at once must not go on stopping each other."""
+DECIDER_SECONDS: Final = 60.0
+
+
+@attrs.frozen
+class Reach:
+    """How to reach the other members: all have the same token and the same authority.
+
+    Attributes:
+        key: what segments are hashed with.
+    """
+
+    token_file: str | os.PathLike[str] | None = None
+    authority: str | os.PathLike[str] | None = None
+    key: bytes = b""
+
+    def at(self, address: str) -> ReplicaTarget:
+        """
+        Raises:
+            InvalidArgument: the token file is missing.
+        """
+        if self.token_file is None:
+            raise InvalidArgument("the other members of the chain are to be asked: token_file is needed", hint=hints.TOKEN_FILE)
+        authority = self.authority if address.startswith("tcps:") else None
+        # The address was given to a command that asked for TLS, or was told that the network is private.
+        return replica_at(address, token_file=self.token_file, authority=authority, key=self.key, plaintext=True)
+
+    def ask(self, address: str, message: Question) -> Answer:
+        """
+        Raises:
+            TargetUnavailable: it does not answer.
+        """
+        target = self.at(address)
+        try:
+            return target.vote(message)
+        finally:
+            target.close()
+
+
+Change = Callable[[Membership, str], Membership]
+"""What to propose instead of this membership, by the id of who proposes; the same one: nothing. It raises what forbids it."""
+
+
+def decide(
+    votes: Votes, reach: Reach, change: Change, *, position: Callable[[], LogPosition] | None = None,
+    fetch: Callable[[ReplicaTarget], object] = lambda _from: None, on_step: Callable[[str], object] = lambda _step: None,
+) -> Membership:  # fmt: skip
+    """Let the members decide on a change, and return what holds then.
+
+    Args:
+        position: how far the log of this host is, which is to be the primary. None: that does not matter.
+        fetch: gets from another member what that log lacks.
+    Raises:
+        NotElected: no majority answered, this host is no member any more, or another member has more.
+        InvalidArgument, NotElected: what `change` raises.
+    """
+    why = ""
+    number = 0
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(random.uniform(0, PAUSE_SECONDS))
+        with votes.held() as state:
+            decided = state.decided
+            number = max(number, 0 if state.promised is None else state.promised.number) + 1
+        if decided is None or not state.has_vote:
+            raise NotElected("this host is no member of the chain any more; nothing was changed", hint=hints.NO_MEMBER)
+        wanted = change(decided, state.id)
+        if wanted == decided:
+            return decided
+        ballot = Ballot(number, state.id)
+        round = Ballotting(decided, ballot, wanted, None if position is None else position())
+        talk = Talk(votes, reach, state.id)
+        round = talk.ask_all(round)
+        on_step("asked")
+        if round.has_majority:
+            round = _caught_up(round, reach, position, fetch)
+            round = talk.ask_all(round.proposed())
+            on_step("voted")
+        if round.phase in ("promises", "votes"):
+            why = talk.silent or "it was refused"
+            if round.phase == "promises":
+                raise NotElected(
+                    f"{len(round.promises)} of {len(decided.members)} members answered, and it takes {decided.majority}; nothing "
+                    f"was changed ({why})", hint=hints.MAJORITY, transient=True,
+                )  # fmt: skip
+        elif round.newest is not None:
+            talk.ask_all(round)  # tell all what was decided
+            on_step("told")
+        if round.highest is not None:
+            number = max(number, round.highest.number)
+    raise NotElected(f"the members of the chain did not agree in {TRIES} tries ({why or 'others proposed, too'})", transient=True)
+
+
+class Talk:
+    """Questions of one try to all members, this host first."""
+
+    def __init__(self, votes: Votes, reach: Reach, own: str) -> None:
+        self._votes = votes
+        self._reach = reach
+        self._own = own
+        self._silent: dict[str, str] = {}
+
+    @property
+    def silent(self) -> str:
+        """Who did not answer, and why."""
+        return "; ".join(self._silent.values())
+
+    def ask_all(self, round: Ballotting) -> Ballotting:
+        """What becomes of it when all were asked what it asks now. Without an outcome that is known before."""
+        phase, question = round.phase, round.question
+        telling = question.decided if question.kind == "learn" else None
+        members = {**dict(round.decided.members), **dict(() if telling is None else telling.members)}
+        for member, address in sorted(members.items(), key=lambda each: each[0] != self._own):
+            if member == self._own:
+                said = self._votes.answered(question)
+            elif not address:
+                self._silent[member] = "the first primary takes no questions"
+                continue
+            else:
+                try:
+                    said = self._reach.ask(address, question)
+                except InvalidArgument:
+                    raise
+                except StrictqError as e:
+                    self._silent[member] = Exception.__str__(e)
+                    continue
+            if said.state.id != member and question.kind != "learn":
+                self._silent[member] = f"{address} is another replica, which has no vote"
+                continue
+            round = round.heard(question, said)
+            if round.phase != phase:
+                break
+        return round
+
+
+def _caught_up(
+    round: Ballotting, reach: Reach, position: Callable[[], LogPosition] | None, fetch: Callable[[ReplicaTarget], object]
+) -> Ballotting:
+    """The round, once the log of this host has what the members have that promised.
+
+    Raises:
+        NotElected: it can't get that.
+    """
+    if round.ahead is None or position is None or round.voted_before is not None:
+        return round
+    address = dict(round.decided.members)[round.ahead[1]]
+    if round.ahead[0].n == PRIMARY_N:
+        raise NotElected(f"{address} was promoted, and answers; nothing was changed", hint=hints.ELECTED_OTHER)
+    source = reach.at(address)
+    try:
+        fetch(source)
+    except StrictqError as e:
+        raise _behind(address, Exception.__str__(e)) from e
+    finally:
+        source.close()
+    round = round.caught_up(position())
+    if round.ahead is not None:
+        raise _behind(address, "its log has not kept that")
+    return round
+
+
+def _behind(address: str, why: str) -> NotElected:
+    return NotElected(
+        f"the log of {address} is ahead of this one, which could not get what it lacks: {why}; nothing was changed",
+        hint=hints.PROMOTE_OTHER,
+    )
+
+
+def fetch_into(replica: ReceivedSegments, source: ReplicaTarget) -> None:
+    """Take the segments that another member has, and this one has not.
+
+    Raises:
+        TargetUnavailable, ReplicaGap, Diverged: they can't be had, or do not follow.
+    """
+    while True:
+        data = source.fetch(replica.last_number)
+        if not data:
+            return
+        at = 0
+        while at < len(data):
+            size = segment_bytes(data[at : at + START_BYTES], replica.last_number + 1)
+            replica.put(replica.last_number + 1, data[at : at + size])
+            at += size
+
+
+def elect(votes: Votes, replica: ReceivedSegments, reach: Reach, on_step: Callable[[str], object]) -> Membership:
+    """Let the members elect this host, which receives nothing meanwhile.
+
+    Raises:
+        NotElected: they did not; nothing was changed.
+    """
+    first = votes.look()
+    assert first is not None
+
+    def change(decided: Membership, own: str) -> Membership:
+        if decided.primary == own:
+            return decided
+        if first.decided is not None and decided.primary != first.decided.primary:
+            other = dict(decided.members)[decided.primary]
+            raise NotElected(f"the members have elected {other or 'another one'}; nothing was changed", hint=hints.ELECTED_OTHER)
+        return Membership(
+            decided.version + 1, max(decided.term, replica.state.term) + 1, decided.queue_id,
+            tuple(each for each in decided.members if each[0] != decided.primary), own, os.urandom(16).hex(),
+        )  # fmt: skip
+
+    return decide(
+        votes, reach, change, position=lambda: replica.position, fetch=lambda source: fetch_into(replica, source), on_step=on_step
+    )
+
+
+def ask_decider(command: Sequence[str] | str, queue_id: str, term: int, home: Path) -> None:
+    """Run a command that says whether this host may be the primary in this term. It is run without a shell.
+
+    Its last arguments are the queue's id, the term, and the name of this host with the replica's directory. Exit code 0: it may,
+    and no other name may in this term.
+
+    Raises:
+        InvalidArgument: it is no command.
+        NotElected: it says no, can't be run, or does not end.
+    """
+    try:
+        words = shlex.split(command) if isinstance(command, str) else [*command]
+    except ValueError as e:
+        raise InvalidArgument(f"the decider {command!r} is no command: {e}") from e
+    if not words or not all(isinstance(word, str) and word for word in words):
+        raise InvalidArgument(f"the decider must be a command and its arguments, not {command!r}")
+    try:
+        code = subprocess.run(  # noqa: S603
+            [*words, queue_id, str(term), f"{socket.gethostname()}:{home}"], stdin=subprocess.DEVNULL, timeout=DECIDER_SECONDS
+        ).returncode  # fmt: skip
+    except (OSError, ValueError, subprocess.SubprocessError) as e:
+        raise NotElected(f"the decider {words[0]} can't be asked: {e}; nothing was changed", hint=hints.DECIDER) from e
+    if code:
+        raise NotElected(f"the decider {words[0]} refuses: it ended with {code}; nothing was changed", hint=hints.DECIDER)
+
+
+def tell_all(reach: Reach, decided: Membership, own: str) -> None:
+    """Tell the members what was decided; one that is away learns of it later."""
+    for member, address in decided.members:
+        if member != own and address:
+            with suppress(StrictqError):
+                reach.ask(address, Question("learn", decided))

@@ -1,0 +1,182 @@
+"""What a host remembers of its chain's membership, and how it answers the others.
+
+The file `votes` lies in the directory of a replica, or of a queue that is none. Every process that changes it holds
+`votes.lock`, and it is on the disk before an answer is given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, cast, get_args
+
+from .. import _files as files
+from .._errors import InvalidArgument, StoreBusy, StoreCorrupt
+from .voting import MEMBERS_MAX, NOTHING, Answer, Ballot, Kind, LogPosition, Membership, Question, VoterState, answer
+
+VOTES: Final = "votes"
+VOTES_LOCK: Final = "votes.lock"
+BYTES_MAX: Final = 1 << 16
+LOCK_SECONDS: Final = 5.0
+
+
+class Votes:
+    """The voter of one directory. Any thread and any process may use it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seen: tuple[tuple[int, int], VoterState] | None = None
+
+    def look(self) -> VoterState | None:
+        """What the voter has stored; None: there is none. Costs one look at the file while it does not change.
+
+        Raises:
+            StoreCorrupt: it can't be read.
+        """
+        path = self._directory / VOTES
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
+        signature = (found.st_ino, found.st_mtime_ns)
+        if self._seen is None or self._seen[0] != signature:
+            self._seen = signature, self._read()
+        return self._seen[1]
+
+    def _read(self) -> VoterState:
+        try:
+            return state_from(json.loads(files.content(self._directory / VOTES, BYTES_MAX) or b""))
+        except (ValueError, TypeError, LookupError, RecursionError) as e:
+            raise StoreCorrupt(f"the votes of {self._directory} can't be read", shard=-1, cause=e) from e
+
+    @contextmanager
+    def held(self) -> Iterator[VoterState]:
+        """No other process changes it in the block. It is made if it is missing.
+
+        Raises:
+            StoreBusy: another process does not let go of it.
+        """
+        lock = files.Lock(self._directory / VOTES_LOCK)
+        try:
+            if not lock.alone(LOCK_SECONDS):
+                raise StoreBusy(f"another process uses the votes of {self._directory}", shard=-1)
+            if not (self._directory / VOTES).exists():
+                self.store(VoterState(os.urandom(8).hex()))
+            yield self._read()
+        finally:
+            lock.leave()
+
+    def store(self, state: VoterState) -> None:
+        """Durable on return. Only in a `held` block."""
+        with files.typed("the votes can't be stored"):
+            files.replace_durably(self._directory / VOTES, json.dumps(state_values(state)).encode())
+
+    def answered(self, message: Question, position: Callable[[], LogPosition] = lambda: NOTHING) -> Answer:
+        """What the voter says; what it has promised by that is on the disk on return.
+
+        Args:
+            position: asked for while no other answer is given.
+        """
+        with self.held() as state:
+            said = answer(state, message)
+            if said.state != state:
+                self.store(said.state)
+            return Answer(said.yes, said.state, position())
+
+    def leave_chain(self) -> None:
+        """Forget the membership: what it decides next is no business of this directory. It is another voter from now on."""
+        with self.held():
+            self.store(VoterState(os.urandom(8).hex()))
+
+
+# ---- as JSON, for files and for the network
+
+
+def membership_values(m: Membership | None) -> list[Any] | None:
+    return None if m is None else [m.version, m.term, m.queue_id, [list(each) for each in m.members], m.primary, m.history_id]
+
+
+def membership_from(found: Any) -> Membership | None:
+    """
+    Raises:
+        ValueError, TypeError: it is none.
+    """
+    if found is None:
+        return None
+    version, term, queue_id, members, primary, history_id = found
+    pairs = tuple((_text(member), _text(address)) for member, address in members)
+    if not 1 <= len(pairs) <= MEMBERS_MAX or len(dict(pairs)) != len(pairs):
+        raise ValueError("not a chain")
+    return Membership(_number(version), _number(term), _text(queue_id), pairs, _text(primary), _text(history_id))
+
+
+def ballot_from(found: Any) -> Ballot | None:
+    if found is None:
+        return None
+    number, host = found
+    return Ballot(_number(number), _text(host))
+
+
+def state_values(state: VoterState) -> dict[str, Any]:
+    accepted = state.accepted and [state.accepted[0], membership_values(state.accepted[1])]
+    return {"id": state.id, "decided": membership_values(state.decided), "promised": state.promised, "accepted": accepted}
+
+
+def state_from(found: dict[str, Any]) -> VoterState:
+    accepted = None
+    if found["accepted"] is not None:
+        ballot, value = ballot_from(found["accepted"][0]), membership_from(found["accepted"][1])
+        if ballot is None or value is None:
+            raise ValueError("a vote for nothing")
+        accepted = ballot, value
+    return VoterState(_text(found["id"]), membership_from(found["decided"]), ballot_from(found["promised"]), accepted)
+
+
+def message_values(message: Question) -> dict[str, Any]:
+    return {
+        "kind": message.kind,
+        "decided": membership_values(message.decided),
+        "ballot": message.ballot,
+        "value": membership_values(message.value),
+    }
+
+
+def message_from(data: bytes) -> Question:
+    """
+    Raises:
+        InvalidArgument: it is none.
+    """
+    try:
+        found = json.loads(data)
+        if found["kind"] not in get_args(Kind):
+            raise ValueError("not a question")
+        return Question(
+            cast("Kind", found["kind"]), membership_from(found["decided"]), ballot_from(found["ballot"]),
+            membership_from(found["value"]),
+        )  # fmt: skip
+    except (ValueError, TypeError, LookupError, RecursionError) as e:
+        raise InvalidArgument("the voter can't read this question") from e
+
+
+def answer_values(said: Answer) -> dict[str, Any]:
+    return {"yes": said.yes, "state": state_values(said.state), "position": said.position}
+
+
+def answer_from(found: dict[str, Any]) -> Answer:
+    term, n, digest = found["position"]
+    return Answer(found["yes"] is True, state_from(found["state"]), LogPosition(int(term), int(n), str(digest)))
+
+
+def _text(found: object) -> str:
+    if not isinstance(found, str) or len(found) > 512:
+        raise ValueError("not a name")
+    return found
+
+
+def _number(found: object) -> int:
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found < 1 << 62:
+        raise ValueError("not a number")
+    return found
