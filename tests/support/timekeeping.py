@@ -41,13 +41,14 @@ LONG_FIRST = """
     spark/test_source.py spark/test_queue_faults.py spark/test_pipeline.py spark/test_cluster.py faults/test_faults.py
     power/test_powercut.py docs/test_code_blocks.py history/test_analytics.py spark/test_sink.py property/test_model.py
     store/test_salvage.py cli/test_work.py worker/test_processes.py replication/test_objects.py power/test_living_replica.py
-    faults/test_corruption.py docs/test_examples.py spark/test_serving.py spark/test_source_faults.py spark/test_sink_faults.py
-    spark/test_ordered.py spark/test_queue_to_queue.py spark/test_web_events.py spark/test_monitor.py spark/test_batch.py
-    replication/test_confirmed.py replication/test_replica.py power/test_replica.py power/test_receiving.py
-    power/test_migrating.py unit/test_benchmarks.py crash/test_kill.py multiprocess/test_stress.py worker/test_stress.py cli/test_frame.py
-    store/test_descriptors.py store/test_disk_full.py store/test_foreign.py replication/test_keeper.py cli/test_run.py
-    history/test_plots.py history/test_export.py docs/test_site.py testing/test_howto.py docs/test_service.py cli/test_demo.py
-    replication/test_cuts.py power/test_batches.py power/test_torn_tail.py crash/test_schedule_kill.py crash/test_handout_kill.py
+    faults/test_corruption.py docs/test_examples.py spark/test_serving.py spark/test_source_faults.py
+    spark/test_sink_faults.py spark/test_ordered.py spark/test_queue_to_queue.py spark/test_web_events.py
+    spark/test_monitor.py spark/test_batch.py replication/test_confirmed.py replication/test_replica.py
+    power/test_replica.py power/test_receiving.py power/test_migrating.py unit/test_benchmarks.py crash/test_kill.py
+    multiprocess/test_stress.py worker/test_stress.py cli/test_frame.py store/test_descriptors.py store/test_disk_full.py
+    store/test_foreign.py replication/test_keeper.py cli/test_run.py history/test_plots.py history/test_export.py
+    docs/test_site.py testing/test_howto.py docs/test_service.py cli/test_demo.py replication/test_cuts.py
+    power/test_batches.py power/test_torn_tail.py crash/test_schedule_kill.py crash/test_handout_kill.py
     docs/test_web_workers.py docs/test_webhooks.py test_timekeeping.py
 """.split()  # noqa: SIM905
 """The modules that a run in parallel starts with: one of them, begun last, would keep one process busy while the others wait."""
