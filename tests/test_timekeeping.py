@@ -95,13 +95,16 @@ def test_what_hangs_fails_and_the_rest_is_run(project: Path) -> None:
 
 
 def test_a_run_that_is_terminated_names_what_ran(project: Path) -> None:
-    with started(project, 600, "-n", "1", "-k", "in_python") as run:
+    with started(project, 600, "-n", "1", "-k", "unending") as run:
         while not (project / "hangs").exists():
             assert run.poll() is None
         run.send_signal(signal.SIGTERM)
         out, _ = run.communicate(timeout=PATIENCE_SECONDS)
     assert run.returncode == -signal.SIGTERM, out
-    assert re.search(r"tests were running:\n  test_hanging.py::test_that_waits_in_python, for \d+ s\n", out), out
+    assert re.search(
+        r"tests were running:\n  test_hanging.py::test_that_fails_with_an_unending_fixture, for \d+ s\n1 had failed:\n", out
+    ), out
+    assert "test_that_fails_with_an_unending_fixture: ValueError: a failure of its own\n" in out, out
 
 
 def test_each_folder_belongs_to_a_part() -> None:

@@ -38,6 +38,8 @@ from tests.support.recorded import SCHEMA
 
 POINTS = int(os.environ.get("STRICTQ_FAULT_POINTS", "400"))
 SEED = int(os.environ.get("STRICTQ_FAULT_SEED", "1"))
+IMAGES = int(os.environ.get("STRICTQ_POWERCUT_IMAGES", "6000")) // 20
+"""Of each run with failed syncs."""
 
 
 @pytest.fixture
@@ -335,7 +337,7 @@ def test_failed_syncs_and_then_a_power_cut(seed: int, level: Level, objects: int
         for queue in queues:
             queue.close()
     run = Run(journal, recorder.events, level, clock)
-    campaign(run, place / "image", seed=seed, per_point=3, every=8, limit=300)
+    campaign(run, place / "image", seed=seed, per_point=3, every=8, limit=IMAGES)
 
 
 def test_a_failure_is_told_as_what_it_is(place: Path) -> None:

@@ -29,7 +29,7 @@ from tests.support.replicas import segments
 from tests.support.shipping import shipping_to, until
 
 MESSAGES = 4
-EVERY = 4
+EVERY = 10
 """Of the points at which the power may go, while all is well."""
 
 

@@ -34,9 +34,23 @@ PARTS = {
 """Part of the suite: its folders, and the seconds of one core that it may take in `.ci/run`."""
 PART_OF = {folder: part for part, (folders, _) in PARTS.items() for folder in folders.split()}
 SHOWN_MODULES = 12
+FAILURE_CHARACTERS = 500
 SHOWN_FROM_SECONDS = 120.0
 """A run that took less in all has no summary of its parts."""
-LONG_FIRST: tuple[str, ...] = ()
+LONG_FIRST = """
+    spark/test_source.py spark/test_queue_faults.py spark/test_pipeline.py spark/test_cluster.py faults/test_faults.py
+    power/test_powercut.py docs/test_code_blocks.py history/test_analytics.py spark/test_sink.py property/test_model.py
+    store/test_salvage.py cli/test_work.py worker/test_processes.py replication/test_objects.py power/test_living_replica.py
+    faults/test_corruption.py docs/test_examples.py spark/test_serving.py spark/test_source_faults.py
+    spark/test_sink_faults.py spark/test_ordered.py spark/test_queue_to_queue.py spark/test_web_events.py
+    spark/test_monitor.py spark/test_batch.py replication/test_confirmed.py replication/test_replica.py
+    power/test_replica.py power/test_receiving.py power/test_migrating.py unit/test_benchmarks.py crash/test_kill.py
+    multiprocess/test_stress.py worker/test_stress.py cli/test_frame.py store/test_descriptors.py store/test_disk_full.py
+    store/test_foreign.py replication/test_keeper.py cli/test_run.py history/test_plots.py history/test_export.py
+    docs/test_site.py testing/test_howto.py docs/test_service.py cli/test_demo.py replication/test_cuts.py
+    power/test_batches.py power/test_torn_tail.py crash/test_schedule_kill.py crash/test_handout_kill.py
+    docs/test_web_workers.py docs/test_webhooks.py test_timekeeping.py
+""".split()  # noqa: SIM905
 """The modules that a run in parallel starts with: one of them, begun last, would keep one process busy while the others wait."""
 
 
@@ -102,6 +116,7 @@ class Times:
 
     running: dict[str, float] = attrs.field(factory=dict)
     modules: defaultdict[str, float] = attrs.field(factory=lambda: defaultdict(float))
+    failed: list[str] = attrs.field(factory=list)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> ByModule | None:
@@ -115,6 +130,9 @@ class Times:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.modules[report.nodeid.partition("::")[0]] += report.duration
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.failed.append(f"{report.nodeid}: {report.longrepr if crash is None else crash.message}")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if sum(self.modules.values()) >= SHOWN_FROM_SECONDS:
@@ -131,6 +149,9 @@ class Times:
         now = time.monotonic()
         for nodeid, since in self.running.items():
             print(f"  {nodeid}, for {now - since:.0f} s", file=sys.stderr)
+        print(f"{len(self.failed)} had failed:", file=sys.stderr)
+        for failure in self.failed:
+            print(f"  {failure[:FAILURE_CHARACTERS]}", file=sys.stderr)
         print("\n".join(self.table()), file=sys.stderr, flush=True)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
