@@ -259,7 +259,7 @@ def _send(db: apsw.Connection, hot: Memory, totals: Totals, now: int, item: Item
     totals.sends += 1
     first = hot.arrive([(lane, (arrival, 0, key, 0, seq, None, None, 0, arrival, now, None, None, None, None, body))])
     hot.unsure = False
-    return first, (seq, arrival, False)
+    return first, (seq, arrival, None)
 
 
 def _ack(db: apsw.Connection, hot: Memory, totals: Totals, now: int, batches: Sequence[Settlement]) -> bool | None:
