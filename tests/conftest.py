@@ -13,7 +13,7 @@ import pytest
 
 from strictq import Queue
 from strictq.testing import FakeClock
-from tests.support import hot
+from tests.support import hot, timekeeping
 from tests.support.queues import Opener
 
 if TYPE_CHECKING:
@@ -26,21 +26,27 @@ SLOW_PLACES = frozenset(
     store/test_busy.py store/test_descriptors.py store/test_disk_full.py store/test_foreign.py store/test_salvage.py
     store/test_traps.py testing/test_howto.py testing/test_plugin.py
     unit/test_benchmarks.py unit/test_benchmarks_peers.py unit/test_checker.py
-    worker/test_limits.py worker/test_outage.py worker/test_processes.py worker/test_stress.py
+    test_timekeeping.py worker/test_limits.py worker/test_outage.py worker/test_processes.py worker/test_stress.py
     """.split()  # noqa: SIM905
 )
 """Folders and modules whose tests start many processes, cut power, wait or need Java. `-m "not slow"` takes of these the marked
 `smoke` alone."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what the quick run leaves out."""
+def pytest_configure(config: pytest.Config) -> None:
+    timekeeping.install(config)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what the quick run leaves out, and begin with the modules that take long."""
     here = Path(__file__).parent
     for item in items:
         place = item.path.relative_to(here)
         if not SLOW_PLACES.isdisjoint((place.parts[0], place.as_posix())) and item.get_closest_marker("smoke") is None:
             item.add_marker(pytest.mark.slow)
+    yield
+    timekeeping.long_first(items)
 
 
 # Started in the background by a shell, a process ignores SIGINT, and so does every process that it starts: the tests that

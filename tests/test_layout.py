@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -101,12 +102,18 @@ def part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports(path: Path) -> list[tuple[int, str]]:
     """(line, absolute dotted name) of every import, wherever it stands."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str]]:
     package = list(path.relative_to(ROOT).parts[:-1])
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
@@ -135,11 +142,39 @@ def case(path: Path) -> str:
     return str(path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else ROOT))
 
 
+def of_each(paths: Sequence[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """One test for all of these files: a test for each would be thousands, most of whose time is pytest's."""
+
+    def decorated(check: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            wrong = []
+            for path in paths:
+                try:
+                    check(path)
+                except AssertionError as e:
+                    wrong.append(f"{case(path)}: {e}")
+            assert not wrong, "\n".join(wrong)
+
+        test.__doc__ = check.__doc__
+        return test
+
+    return decorated
+
+
+def test_a_file_that_fails_a_check_is_named() -> None:
+    @of_each(FILES[:3])
+    def check(path: Path) -> None:
+        assert path != FILES[1], "it is the second"
+
+    with pytest.raises(AssertionError, match=f"^{re.escape(case(FILES[1]))}: it is the second"):
+        check()
+
+
 def test_there_is_something_to_check() -> None:
     assert min(map(len, (FILES, BENCHMARKS, EXAMPLES))) > 2
 
 
-@pytest.mark.parametrize("path", FILES, ids=case)
+@of_each(FILES)
 def test_imports_point_down(path: Path) -> None:
     here = part(path)
     if here in {"__init__", "__main__"}:
@@ -168,7 +203,7 @@ def behind_the_api(path: Path) -> Iterator[str]:
             yield f"{path}:{node.lineno} reaches through the api: {ast.unparse(node)}"
 
 
-@pytest.mark.parametrize("path", [*(path for path in FILES if part(path) != "_store"), *BENCHMARKS, *EXAMPLES], ids=case)
+@of_each([*(path for path in FILES if part(path) != "_store"), *BENCHMARKS, *EXAMPLES])
 def test_the_store_has_one_door(path: Path) -> None:
     assert list(behind_the_api(path)) == []
 
@@ -187,17 +222,17 @@ def looks_inside(path: Path) -> Iterator[str]:
             yield f"{path}:{line} imports {name}"
 
 
-@pytest.mark.parametrize("path", [path for path in TESTS if not may_look_inside(path)], ids=case)
+@of_each([path for path in TESTS if not may_look_inside(path)])
 def test_other_tests_do_not_know_the_inside_of_the_store(path: Path) -> None:
     assert list(looks_inside(path)) == []
 
 
-@pytest.mark.parametrize("place", sorted(INSIDE_SUPPORT))
-def test_a_permission_to_look_inside_is_needed(place: str) -> None:
-    assert list(looks_inside(ROOT / "tests" / place)), f"{place} needs none"
+@of_each([ROOT / "tests" / place for place in sorted(INSIDE_SUPPORT)])
+def test_a_permission_to_look_inside_is_needed(path: Path) -> None:
+    assert list(looks_inside(path)), "needs none"
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=case)
+@of_each(EXAMPLES)
 def test_examples_use_public_names_only(path: Path) -> None:
     for line, name in imports(path):
         if name.startswith("strictq"):
@@ -257,7 +292,7 @@ def test_a_circle_of_imports_is_found() -> None:
         TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("path", FILES, ids=case)
+@of_each(FILES)
 def test_the_package_itself_is_imported_only_from_above(path: Path) -> None:
     if LAYER.get(part(path), len(LAYERS)) >= LAYER["testing"]:
         return
@@ -265,7 +300,7 @@ def test_the_package_itself_is_imported_only_from_above(path: Path) -> None:
         assert name != "strictq", f"{path}:{line} imports strictq from below it"
 
 
-@pytest.mark.parametrize("path", FILES, ids=case)
+@of_each(FILES)
 def test_dependencies_stay_in_their_place(path: Path) -> None:
     for line, name in imports(path):
         top = name.partition(".")[0]
@@ -292,7 +327,7 @@ def test_the_command_imports_its_extra_late() -> None:
         assert name.partition(".")[0] not in {"click", "rich"}, f"strictq/cli/__init__.py:{line}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=case)
+@of_each(FILES)
 def test_sql_is_never_put_together(path: Path) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
@@ -352,7 +387,7 @@ def test_a_statement_names_the_modules_that_run_it() -> None:
             assert function in functions[module], f"there is no {module}.{function}, which {name} names"
 
 
-@pytest.mark.parametrize("path", FILES, ids=case)
+@of_each(FILES)
 def test_nothing_runs_text_as_code(path: Path) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Call):
@@ -371,14 +406,14 @@ def test_a_class_name_means_one_class() -> None:
                 known[node.name] = case(path)
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.name not in {"__init__.py", "__main__.py"}], ids=case)
+@of_each([path for path in FILES if path.name not in {"__init__.py", "__main__.py"}])
 def test_a_module_does_more_than_export_again(path: Path) -> None:
     exports = (ast.Import, ast.ImportFrom, ast.Expr)  # and the docstring
     rest = [node for node in tree(path).body if not isinstance(node, exports) and "__all__" not in ast.unparse(node)]
     assert rest, f"{case(path)} only re-exports"
 
 
-@pytest.mark.parametrize("path", FILES, ids=case)
+@of_each(FILES)
 def test_files_stay_readable(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 800, f"{path} is too long for one file"
 

@@ -1,0 +1,161 @@
+"""How long tests may take, and how long they took: no test can hang a run, and the summary names the parts that grew."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import attrs
+import pytest
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
+
+TESTS = Path(__file__).resolve().parent.parent
+GRACE_SECONDS = 60.0
+"""How much later than its time limit a test is killed if it did not end: it waits in C, or swallows what is raised in it."""
+
+PARTS = {
+    "store and unit": ("store unit property conformance net testing", 600),
+    "worker": ("worker", 300),
+    "power and faults": ("power faults crash multiprocess", 500),
+    "replication": ("replication", 300),
+    "Spark": ("spark", 500),
+    "command, history and documentation": ("cli history docs", 500),
+    "rules of the code": (".", 60),
+}
+"""Part of the suite: its folders, and the seconds of one core that it may take in `.ci/run`."""
+PART_OF = {folder: part for part, (folders, _) in PARTS.items() for folder in folders.split()}
+SHOWN_MODULES = 12
+SHOWN_FROM_SECONDS = 120.0
+"""A run that took less in all has no summary of its parts."""
+LONG_FIRST: tuple[str, ...] = ()
+"""The modules that a run in parallel starts with: one of them, begun last, would keep one process busy while the others wait."""
+
+
+def long_first(items: list[pytest.Item]) -> None:
+    """Move the tests of the longest modules to the front, in the order of LONG_FIRST. The others keep theirs."""
+    rank = {TESTS / name: n for n, name in enumerate(LONG_FIRST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def limit_seconds(item: pytest.Item) -> float:
+    """Return the time limit of a test: its mark's, the command line's, or the one of the configuration."""
+    mark = item.get_closest_marker("timeout")
+    return float(mark.args[0] if mark is not None else item.config.getoption("timeout") or item.config.getini("timeout"))
+
+
+@attrs.define(eq=False)
+class HardLimit:
+    """Kill this process if a test did not end some time after its limit, with the stacks of all threads on stderr.
+
+    pytest-timeout raises in the test, which its finally blocks and fixtures survive; that is the first limit. It can do
+    nothing about a call that waits in C, and it stops its clock when a test fails, so that a teardown has no limit. Under
+    xdist, the test that killed its process is reported as failed, and another process runs the others.
+    """
+
+    stderr: int = attrs.field(factory=lambda: os.dup(2))
+    ends: float = 0.0
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.ends = time.monotonic() + limit_seconds(item) + GRACE_SECONDS
+        self._arm()
+        try:
+            return (yield)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_exception_interact(self) -> None:
+        """Set the clock again: pytest stops it when a test fails."""
+        if self.ends:
+            self._arm()
+
+    def _arm(self) -> None:
+        faulthandler.dump_traceback_later(max(1.0, self.ends - time.monotonic()), exit=True, file=self.stderr)
+
+
+class ByModule(LoadFileScheduling):
+    """The tests of a module run in one process. A test whose process ended is not run again: it would end the next one, too."""
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        units = list(self.assigned_work[node].values())
+        ended = next((test for unit in units for test, done in unit.items() if not done), None)
+        for unit in units:
+            if ended in unit:
+                unit[ended] = True
+        super().remove_node(node)
+        return ended
+
+
+@attrs.define(eq=False)
+class Times:
+    """What runs now, and what each part of the suite took."""
+
+    running: dict[str, float] = attrs.field(factory=dict)
+    modules: defaultdict[str, float] = attrs.field(factory=lambda: defaultdict(float))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> ByModule | None:
+        return ByModule(config, log) if config.option.dist == "loadfile" else None
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.running[nodeid] = time.monotonic()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.running.pop(nodeid, None)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.modules[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if sum(self.modules.values()) >= SHOWN_FROM_SECONDS:
+            terminalreporter.section("time in tests, of all processes together")
+            for line in self.table():
+                terminalreporter.line(line)
+
+    def watch(self) -> None:
+        """Report what runs if the whole run is terminated from outside."""
+        signal.signal(signal.SIGTERM, self._terminated)
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        print("\n\nTerminated. These tests were running:", file=sys.stderr)
+        now = time.monotonic()
+        for nodeid, since in self.running.items():
+            print(f"  {nodeid}, for {now - since:.0f} s", file=sys.stderr)
+        print("\n".join(self.table()), file=sys.stderr, flush=True)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def table(self) -> Iterator[str]:
+        """Return the lines of the summary."""
+        spent: defaultdict[str, float] = defaultdict(float)
+        for module, seconds in self.modules.items():
+            folder = Path(module).parts[1:-1]
+            spent[PART_OF.get(folder[0] if folder else ".", "other")] += seconds
+        yield f"{'part':<36}{'seconds':>8}{'budget':>8}"
+        for part, (_, budget) in PARTS.items():
+            if part in spent:
+                over = "  OVER ITS BUDGET" if spent[part] > budget else ""
+                yield f"{part:<36}{spent[part]:>8.0f}{budget:>8}{over}"
+        longest = sorted(self.modules.items(), key=lambda item: -item[1])[:SHOWN_MODULES]
+        yield "longest modules: " + ", ".join(f"{module.removeprefix('tests/')} {seconds:.0f}" for module, seconds in longest)
+
+
+def install(config: pytest.Config) -> None:
+    """Limit the time of every test of a session, and note what the parts of the suite take."""
+    if not config.option.usepdb:
+        config.pluginmanager.register(HardLimit())
+    if not hasattr(config, "workerinput"):
+        times = Times()
+        config.pluginmanager.register(times)
+        if config.getoption("numprocesses", None):
+            times.watch()  # otherwise SIGTERM is the tests' own

@@ -1,0 +1,113 @@
+"""No test can hang a run: one that does not end fails, the others are run, and a run that is terminated names what ran."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import timekeeping
+from tests.support.running import ROOT
+
+PATIENCE_SECONDS = 200.0
+"""Several processes start here, one after the other, each with all of pytest."""
+CONFTEST = """
+from tests.support import timekeeping
+
+timekeeping.GRACE_SECONDS = 0.5
+pytest_configure = timekeeping.install
+"""
+HANGING = """
+import signal, time
+from pathlib import Path
+
+import pytest
+
+
+def hang():
+    Path("hangs").touch()
+    time.sleep(600)
+
+
+def test_that_waits_in_python():
+    hang()
+
+
+def test_that_waits_in_c():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    hang()
+
+
+@pytest.fixture
+def unending():
+    yield
+    hang()
+
+
+def test_that_fails_with_an_unending_fixture(unending):
+    raise ValueError("a failure of its own")
+
+
+def test_that_passes():
+    pass
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_hanging.py").write_text(HANGING)
+    return tmp_path
+
+
+def started(project: Path, limit: int, *arguments: str) -> subprocess.Popen[str]:
+    options = ["-p", "no:cacheprovider", "-p", "no:randomly", "--dist", "loadfile", "-o", f"timeout={limit}"]
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import pytest; sys.exit(pytest.main())"]
+    return subprocess.Popen(
+        [*command, *options, *arguments],
+        cwd=project,
+        env={**os.environ, "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_what_hangs_fails_and_the_rest_is_run(project: Path) -> None:
+    with started(project, 1, "-n", "1") as run:
+        out, _ = run.communicate(timeout=PATIENCE_SECONDS)
+    assert run.returncode == 1, out
+    assert "4 failed, 1 passed" in out, out
+    ended = r"worker 'gw\d' crashed while running 'test_hanging.py::{}'"
+    for test, why in [
+        ("test_that_fails_with_an_unending_fixture", "ValueError: a failure of its own"),
+        ("test_that_fails_with_an_unending_fixture", ended),
+        ("test_that_waits_in_c", ended),
+        ("test_that_waits_in_python", r"Failed: Timeout \(>1.0s\) from pytest-timeout."),
+    ]:
+        assert re.search(rf"^FAILED test_hanging.py::{test} - {why.format(test)}$", out, re.MULTILINE), out
+    assert len(re.findall(r'test_hanging.py", line \d+ in hang', out)) == 2, "the stack of each process that was killed"
+
+
+def test_a_run_that_is_terminated_names_what_ran(project: Path) -> None:
+    with started(project, 600, "-n", "1", "-k", "in_python") as run:
+        while not (project / "hangs").exists():
+            assert run.poll() is None
+        run.send_signal(signal.SIGTERM)
+        out, _ = run.communicate(timeout=PATIENCE_SECONDS)
+    assert run.returncode == -signal.SIGTERM, out
+    assert re.search(r"tests were running:\n  test_hanging.py::test_that_waits_in_python, for \d+ s\n", out), out
+
+
+def test_each_folder_belongs_to_a_part() -> None:
+    folders = {path.parent.relative_to(timekeeping.TESTS).as_posix() for path in timekeeping.TESTS.rglob("test_*.py")}
+    assert folders == set(timekeeping.PART_OF)
+
+
+def test_the_modules_to_begin_with_are_there() -> None:
+    assert [name for name in timekeeping.LONG_FIRST if not (timekeeping.TESTS / name).exists()] == []
