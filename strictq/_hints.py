@@ -468,9 +468,7 @@ QUEUE_BACK: Final = Coded(
 )
 FAIL_ON_MISSING: Final = Coded("fail_on_missing", 'read the others with .option("failOnMissing", "false")')
 ONE_QUEUE_OPTION: Final = Coded("one_queue_option", "it is for a list or a pattern of paths")
-FLEET_CHECKPOINT: Final = Coded(
-    "fleet_checkpoint", "load the same list or pattern of paths, or start with a new checkpoint"
-)
+FLEET_CHECKPOINT: Final = Coded("fleet_checkpoint", "load the same list or pattern of paths, or start with a new checkpoint")
 ONE_COPY: Final = Coded("one_copy", "move the copy out of the pattern; a copied directory is not another queue")
 BODY_COLUMN: Final = Coded("body_column", "choose a name that no other column has")
 LEAVE_COLUMN_OUT: Final = Coded("leave_column_out", "name the columns to insert: INSERT INTO name (key, body) ...")

@@ -64,7 +64,7 @@ class AckListener(StreamingQueryListener):
         progress = event.progress
         run = str(progress.runId)
         read: list[Read] = []
-        acks: list[Ack] = []
+        acks: list[CommittedBatch] = []
         missing: dict[str, str] = {}
         for source in progress.sources:
             end = _ends(source.endOffset, source.numInputRows)
@@ -98,7 +98,7 @@ class AckListener(StreamingQueryListener):
 
 
 @attrs.frozen
-class Ack:
+class CommittedBatch:
     """A batch of one queue that Spark has committed."""
 
     path: str
@@ -125,7 +125,7 @@ class End:
     """
 
     read: Read
-    ack: Ack | None
+    ack: CommittedBatch | None
 
 
 class Later:
@@ -133,11 +133,11 @@ class Later:
 
     def __init__(self, run: str) -> None:
         self._lock = threading.Lock()
-        self._acks: dict[str, Ack] = {}
+        self._acks: dict[str, CommittedBatch] = {}
         self._timer: threading.Timer | None = None
         self._run = run
 
-    def begin(self, acks: Iterable[Ack]) -> None:
+    def begin(self, acks: Iterable[CommittedBatch]) -> None:
         """Ack these in a moment, and those of before no more: Spark has the next batch, so they are acked."""
         with self._lock:
             self._acks = {ack.queue_id: ack for ack in acks}
@@ -178,14 +178,14 @@ def _ends(text: Any, rows: int) -> list[End] | None:
         return None
     if offset.keys() - {"history"} == {"queue", "consumer", "after", "n", "path"}:
         name, consumer, path, n = (offset[k] for k in ("queue", "consumer", "path", "n"))
-        return [End(Read(path, name, consumer, rows), Ack(path, name, consumer, n))]
+        return [End(Read(path, name, consumer, rows), CommittedBatch(path, name, consumer, n))]
     if offset.keys() != {"consumer", "line", "round", "queues"}:
         return None
     consumer, ends = offset["consumer"], []
     for name, entry in offset["queues"].items():
         path, n, some = entry["path"], entry["n"], rows > 0 and entry["after"] < entry["n"]
         read = Read(path, name, consumer, entry.get("messages", 0) if some else 0)
-        ends.append(End(read, Ack(path, name, consumer, n) if some else None))
+        ends.append(End(read, CommittedBatch(path, name, consumer, n) if some else None))
     return ends
 
 

@@ -1,4 +1,4 @@
-"""A driver that streams a fleet of queues into a ledger until it is killed: `python -m tests.support.stream_driver_fleet PLACE HOME`.
+"""A driver that streams a fleet into a ledger until it is killed: `python -m tests.support.stream_driver_fleet PLACE HOME`.
 
 A row's key in the ledger is its queue and its key.
 """
