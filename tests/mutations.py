@@ -1004,8 +1004,8 @@ MUTATIONS = [
     Mutation(
         "what a late shipper says of the mode changes nothing",
         "strictq/replication/received.py",
-        "            if generation > self.state.generation:\n",
-        "            if confirmed != self.state.confirmed:\n",
+        "        if said.generation > self.state.generation:\n",
+        "        if said.confirmed != self.state.confirmed:\n",
         ("tests/replication/test_confirmed.py",),
     ),
     Mutation(
