@@ -206,11 +206,6 @@ def test_a_stream_that_can_never_run_is_refused_when_it_is_loaded(
     assert str(e.value).count("Traceback") == 1, "the reason alone"
 
 
-def test_a_read_has_one_queue(spark: SparkSession, q: Queue) -> None:
-    with pytest.raises(Exception, match="a read has one queue"):
-        spark.read.format("strictq").load([q.path, q.path])
-
-
 def test_with_a_schema_the_same_is_said_once_when_the_query_starts(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
     """Spark asks nothing about the columns then, so nothing is known before."""
     df = spark.readStream.format("strictq").options(path=q.path, jobId="j").schema("key STRING").load()
@@ -231,14 +226,25 @@ def test_a_path_may_be_a_uri_of_this_host(spark: SparkSession, tmp_path: Path) -
         assert q.stats().depth == 2
 
 
-def test_sql_reads_a_queue_as_a_view_and_not_as_a_table(spark: SparkSession, q: Queue) -> None:
+def test_sql_reads_a_queue_as_a_view(spark: SparkSession, q: Queue) -> None:
     spark.sql(f"CREATE TEMPORARY VIEW of_queue USING strictq OPTIONS (path '{q.path}', messagesPerPartition '10')")
     try:
         assert spark.sql("SELECT count(*) FROM of_queue WHERE key = 'k1'").collect()[0][0] == SENT
     finally:
         spark.sql("DROP VIEW of_queue")
-    with pytest.raises(Exception, match=r"no options of a table \(use CREATE TEMPORARY VIEW"):
-        spark.sql(f"CREATE TABLE of_queue USING strictq OPTIONS (path '{q.path}')")
+
+
+def test_sql_reads_and_writes_a_queue_as_a_table(spark: SparkSession, q: Queue) -> None:
+    """Spark asks the source for the columns when the table is made, and gives it their metadata with every use."""
+    spark.sql(f"CREATE TABLE queue_table USING strictq OPTIONS (path '{q.path}')")
+    try:
+        depth = q.stats().depth
+        assert spark.sql("SELECT count(*) FROM queue_table WHERE key = 'k1'").collect()[0][0] == SENT
+        spark.sql("INSERT INTO queue_table WITH ('jobId' = 'j') (key, body) VALUES ('new', CAST('x' AS BINARY))")
+        assert q.stats().depth == depth + 1
+        assert [m.body for m in q.peek("new")] == [b"x"]
+    finally:
+        spark.sql("DROP TABLE queue_table")
 
 
 # ---- beside others
