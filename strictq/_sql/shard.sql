@@ -130,7 +130,7 @@ CREATE TABLE dead (
 CREATE INDEX dead_waiting ON dead (lane) WHERE redrive = 1;
 
 CREATE TABLE dedup (
-    lane     INTEGER NOT NULL,                     -- 0: of the whole queue; its seq is the lane that has the id
+    lane     INTEGER NOT NULL,
     dedup_id TEXT    NOT NULL,
     seq      INTEGER NOT NULL,
     id       INTEGER NOT NULL,
