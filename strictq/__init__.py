@@ -65,13 +65,19 @@ from .transaction import Transaction
 
 if TYPE_CHECKING:
     from ._findings import (
+        Adopted,
+        AppRowsDiffer,
         AttemptError,
         ConsumerStatus,
         DeadLetter,
         Explanation,
         HistoryRecord,
         KeyDepth,
+        KeyStateDiffers,
         LostRange,
+        Merged,
+        MergedSend,
+        MessageName,
         MessageStatus,
         Migration,
         PeekedMessage,
@@ -85,6 +91,8 @@ if TYPE_CHECKING:
     )
     from .aio import AsyncBatch, AsyncDelivery, AsyncDeliveryRef, AsyncLease, AsyncQueue, AsyncTransaction
     from .app import App
+    from .replication.adopting import adopt
+    from .replication.merging import merge
     from .replication.promoting import promote
     from .replication.replica import Replica
     from .replication.restoring import restore
@@ -93,7 +101,9 @@ if TYPE_CHECKING:
 # Without `open`: `from strictq import *` must not hide the one that opens files.
 __all__ = [
     "CONTENT_HASH",
+    "Adopted",
     "App",
+    "AppRowsDiffer",
     "AsyncBatch",
     "AsyncDelivery",
     "AsyncDeliveryRef",
@@ -126,10 +136,14 @@ __all__ = [
     "InvalidBody",
     "Job",
     "KeyDepth",
+    "KeyStateDiffers",
     "Lease",
     "LeaseLost",
     "LostRange",
+    "Merged",
+    "MergedSend",
     "Message",
+    "MessageName",
     "MessageStatus",
     "MessageTooLarge",
     "Migration",
@@ -180,6 +194,8 @@ __all__ = [
     "WorkerLoad",
     "WorkerStats",
     "__version__",
+    "adopt",
+    "merge",
     "migrate",
     "open_async",
     "promote",
@@ -191,12 +207,14 @@ __all__ = [
 # Where it is → what most programs do not need, and what would cost more than the rest of the import together.
 _LATE = {
     "_findings": (
-        "AttemptError", "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord", "KeyDepth", "LostRange", "MessageStatus",
-        "Migration", "PeekedMessage", "Problem", "Promoted", "QueryReport", "ReplicaReport", "Restored", "Salvaged",
-        "WorkerEvent",
+        "Adopted", "AppRowsDiffer", "AttemptError", "ConsumerStatus", "DeadLetter", "Explanation", "HistoryRecord",
+        "KeyDepth", "KeyStateDiffers", "LostRange", "Merged", "MergedSend", "MessageName", "MessageStatus", "Migration",
+        "PeekedMessage", "Problem", "Promoted", "QueryReport", "ReplicaReport", "Restored", "Salvaged", "WorkerEvent",
     ),
     "aio": ("AsyncBatch", "AsyncDelivery", "AsyncDeliveryRef", "AsyncLease", "AsyncQueue", "AsyncTransaction"),
     "app": ("App",),
+    "replication.adopting": ("adopt",),
+    "replication.merging": ("merge",),
     "replication.promoting": ("promote",),
     "replication.replica": ("Replica",),
     "replication.restoring": ("restore",),

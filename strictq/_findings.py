@@ -403,6 +403,108 @@ class Restored(Report):
 
 
 @attrs.frozen
+class MessageName(Report):
+    """Which message: its key, None if it has none, and its seq."""
+
+    key: Key | None
+    seq: int
+
+
+@attrs.frozen
+class MergedSend(Report):
+    """A send of the old queue that `strictq.merge` appended to the new one.
+
+    Attributes:
+        seq: in the old queue; None: it was on its way to its shard.
+        new_seq: in the new queue; None: it was a dry run.
+        duplicate: the new queue had a message with its dedup id already, which is the one with `new_seq`.
+    """
+
+    key: Key | None
+    seq: int | None
+    new_seq: int | None
+    duplicate: bool
+
+
+@attrs.frozen
+class AppRowsDiffer(Report):
+    """One of the program's own tables that has other rows on both sides of a merge.
+
+    Attributes:
+        only_old, only_into: number of rows that only this queue has.
+    """
+
+    table: str
+    shard: int
+    only_old: int
+    only_into: int
+
+
+@attrs.frozen
+class KeyStateDiffers(Report):
+    """A key that has other states on both sides of a merge.
+
+    Attributes:
+        in_old, in_into: whether this queue has a state of it.
+    """
+
+    key: Key | None
+    in_old: bool
+    in_into: bool
+
+
+@attrs.frozen
+class Merged(Report):
+    """What `strictq.merge` did, or would do.
+
+    Attributes:
+        old, into: the directories of both queues.
+        history_id, term: of the old queue.
+        dry_run: nothing was changed.
+        sent: sends that were appended to the new queue.
+        earlier: number of sends that an earlier merge appended.
+        acked: messages that the old queue resolved, and that are resolved in the new one now. In a dry run: also those that
+            would be left because a consumer of the new queue holds them.
+        leased: messages that the old queue resolved, and that a consumer of the new queue holds now. They are left to it.
+        twice: messages that were resolved on both sides after the fork, and those in `leased`: they were probably processed
+            twice. Keyless messages are not among them. None: unknown, because too many messages were unresolved at the fork.
+        dead: dead letters behind the fork that only the old queue has. They stay there.
+        key_states: keys whose states differ. app_rows: tables whose rows differ. Neither is merged.
+    """
+
+    old: str
+    into: str
+    history_id: str
+    term: int
+    dry_run: bool
+    sent: tuple[MergedSend, ...]
+    earlier: int
+    acked: tuple[MessageName, ...]
+    leased: tuple[MessageName, ...]
+    twice: tuple[MessageName, ...] | None
+    dead: tuple[MessageName, ...]
+    key_states: tuple[KeyStateDiffers, ...]
+    app_rows: tuple[AppRowsDiffer, ...]
+
+
+@attrs.frozen
+class Adopted(Report):
+    """What `strictq.adopt` made of a copied directory.
+
+    Attributes:
+        path: the copy.
+        queue_id: as the original's.
+        history_id: the copy's own.
+        copied_history_id: the one that it shared with its original; None: that was never replicated.
+    """
+
+    path: str
+    queue_id: str
+    history_id: str
+    copied_history_id: str | None
+
+
+@attrs.frozen
 class Promoted(Report):
     """What `strictq.promote` made of a replica, or would make.
 

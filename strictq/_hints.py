@@ -85,7 +85,9 @@ TARGET_UNAVAILABLE: Final = Coded(
 )
 REPLICA_GAP: Final = Coded("replica_gap", "restore an earlier state; list them with `strictq replicas TARGET --points`")
 DIVERGED: Final = Coded(
-    "diverged", "decide which of the two histories to keep; then replicate it to a different, empty directory"
+    "diverged",
+    "decide which of the two histories to keep, and replicate it to a different, empty directory; a copied directory becomes a "
+    "queue of its own by `strictq adopt QUEUE`",
 )
 FENCED: Final = Coded(
     "fenced",
@@ -162,6 +164,12 @@ LEAVE_CONFIRMED: Final = Coded(
     "start the replica, so that it learns of this; or use force=True: a promotion of that replica may then lose messages",
 )
 CONFIGURE_AGAIN: Final = Coded("configure_again", "call q.configure_replication() again, with this or another target")
+MERGE_FORK: Final = Coded(
+    "merge_fork", "merge the directory of the old primary, or of the original of a restore, into the queue that took its place"
+)
+REJOIN: Final = Coded(
+    "rejoin", "if its replica was promoted, use rejoin=True: the directory is moved to `{path}.diverged-TERM` and not deleted"
+)
 AGAIN_FROM_NEWER: Final = Coded("again_from_newer", "run it again; it will start from a newer base")
 
 # ---- queues, messages and deliveries

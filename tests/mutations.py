@@ -461,8 +461,8 @@ MUTATIONS = [
     _store(
         "dedup ids",
         "lanes/send.py",
-        "        if known is not None:\n            return known[0], known[1], True",
-        "        if False:\n            return known[0], known[1], True",
+        "        if known is not None:\n            return known[0], known[1], key",
+        "        if False:\n            return known[0], known[1], key",
         "tests/unit/test_dedup.py",
     ),
     _store(

@@ -1,4 +1,4 @@
-"""Draw the diagrams of the documentation: lifecycle.svg, lease.svg and outbox.svg. Run it in this directory."""
+"""Draw the diagrams of the documentation: lifecycle.svg, lease.svg, outbox.svg and confirmed.svg. Run it in this directory."""
 
 from html import escape
 from pathlib import Path
@@ -265,10 +265,39 @@ def outbox() -> str:
     return p.svg()
 
 
+def confirmed() -> str:
+    """Draw who confirms what, and when, in each mode of replication."""
+    p = Picture(760, 392, "Who confirms what, and when")
+    caller, primary, shipper, replica = 90.0, 280.0, 470.0, 660.0
+    for x, text in (
+        (caller, "program"),
+        (primary, "primary's WAL"),
+        (shipper, "shipper"),
+        (replica, "replica"),
+    ):
+        p.box((x - 75, 12), 150, text)
+        p.line((x, 42), (x, 380))
+    steps = [
+        (caller, primary, "send", False), (primary, caller, "async: returns here", True),
+        (shipper, primary, "takes the cut", False), (shipper, replica, "segment", False),
+        (replica, replica, "checks, log, fdatasync", False), (replica, shipper, "confirmed", True),
+        (shipper, caller, "confirmed mode: returns here", True), (replica, replica, "applies to live/", False),
+        (shipper, replica, "later: a segment of an old term", False), (replica, shipper, "Fenced, if promoted", True),
+    ]  # fmt: skip
+    for i, (start, end, text, dashed) in enumerate(steps):
+        y = 72 + i * 33
+        if start == end:
+            p.box((start - 85, y - 18), 170, text, height=24)
+        else:
+            p.arrow((start, y), (end, y), text=text, dashed=dashed)
+    return p.svg()
+
+
 PICTURES: Final = {
     "lifecycle.svg": lifecycle,
     "lease.svg": lease,
     "outbox.svg": outbox,
+    "confirmed.svg": confirmed,
 }
 
 if __name__ == "__main__":

@@ -63,6 +63,12 @@ def insert_into(table: str, columns: int) -> str:
     return f'INSERT INTO "{quoted}" VALUES ({", ".join("?" * columns)})'  # noqa: S608 - quoted
 
 
+def select_all(table: str) -> str:
+    """A SELECT of every row of one of the program's own tables."""
+    quoted = table.replace('"', '""')
+    return f'SELECT * FROM "{quoted}"'  # noqa: S608 - quoted
+
+
 CATALOG: Final = Statements("catalog")
 SHARD: Final = Statements("shard")
 SEND: Final = Statements("send")
@@ -80,6 +86,7 @@ HISTORY: Final = Statements("history")
 APPLIED: Final = Statements("applied")
 HOT: Final = Statements("hot")
 REPLICATION: Final = Statements("replication")
+MERGE: Final = Statements("merge")
 
 SHARD_SCHEMA: Final = "\n".join((SHARD.schema, APPLIED.schema, HANDOUT.schema))
 """The tables of a shard of format 1. Those of features that stand on their own are in those features' files."""

@@ -10,6 +10,13 @@ CREATE TABLE replication (
     settings   TEXT    NOT NULL,                   -- JSON object
     floor_time INTEGER NOT NULL                    -- queue time of the cut that the queue was restored from; time goes on behind it
 ) STRICT;
+-- The histories that this one goes on from, oldest first: where it left each.
+CREATE TABLE fork (
+    history_id TEXT    PRIMARY KEY,
+    term       INTEGER NOT NULL,
+    at         INTEGER NOT NULL,                   -- queue time of the cut
+    shards     TEXT    NOT NULL                    -- JSON array: of each shard [the last arrival number, the last one of its outbox]
+) STRICT, WITHOUT ROWID;
 
 -- name: has_table
 -- catalog.set_replication: was the queue ever replicated? Scans the schema.
@@ -30,9 +37,17 @@ ON CONFLICT (one) DO UPDATE SET history_id = excluded.history_id, term = exclude
 UPDATE queue SET config_version = config_version + 1 RETURNING config_version;
 
 -- name: restored
--- rebuild.Rebuild: in a queue that was made of segments. Takes epoch, boot_id.
+-- catalog.set_epoch: in a queue that goes on from another one's state. Takes epoch, boot_id.
 UPDATE queue SET epoch = ?, boot_id = ?;
 
 -- name: promoted
 -- rebuild.Rebuild: in a living replica's queue.db that becomes a queue in this boot. Takes epoch, boot_id, time_offset. One row.
 UPDATE queue SET epoch = ?, boot_id = ?, time_offset = ?;
+
+-- name: forks
+-- catalog.forks: all of them.
+SELECT history_id, term, at, shards FROM fork;
+
+-- name: add_fork
+-- catalog.set_replication: with the new history. Takes the columns in order.
+INSERT INTO fork VALUES (?, ?, ?, ?) ON CONFLICT (history_id) DO NOTHING;

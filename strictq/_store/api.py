@@ -28,12 +28,14 @@ from .bulk.columns import BlockSize, ListedColumns, MessageRange, PackedColumns,
 from .bulk.insert import BulkRows, PlainRows
 from .bulk.packing import Piece
 from .bulk.staging import Staging, new_file, new_run
-from .catalog import Replication
+from .catalog import Fork, Replication
 from .commit.app_database import AppDatabase, Rows
 from .commit.calls import OpenTransaction, TransactionName, bound
 from .commit.connection import MEMORY, require_sound_sqlite
 from .directories import (
+    adopt,
     become_queue,
+    held_alone,
     is_marked_replica,
     mark_replica,
     migrate,
@@ -41,6 +43,7 @@ from .directories import (
     publish,
     put_in_service,
     rebuild,
+    replication_of,
     salvage,
 )
 from .disk import checksums, layout
@@ -79,6 +82,8 @@ if TYPE_CHECKING:
         PeekedMessage,
         Problem,
     )
+    from .lanes.merging import Listed
+    from .merging import Arriving, Merging
     from .shipping.capture import Capture
     from .shipping.rebuild import PageFiles, Rebuild
 
@@ -627,6 +632,13 @@ class Storage:
     # ---- replication
 
     @property
+    def merging(self) -> Merging:
+        """What a merge with another history of the queue asks of it."""
+        from .merging import Merging
+
+        return Merging(self._store)
+
+    @property
     def replication(self) -> Replication | None:
         """Where the queue ships to, as this process last saw it; None: it was never replicated."""
         return self._store.replication
@@ -754,13 +766,14 @@ class Storage:
 
 
 __all__ = [
-    "MEMORY", "NAME_BITS", "PAGE_BYTES", "POLL_SECONDS", "SHARDS_MAX", "Acks", "Allowance", "AppDatabase", "Applied",
-    "AttemptFailure", "Block", "BlockSize", "Bulk", "BulkRows", "Capture", "ChangedFile", "Changes", "Claimed", "Committed",
-    "Durability", "Encode", "Fields", "Held", "Holding", "Hook", "Image", "Item", "Known", "ListedColumns", "Lost",
-    "MessageRange", "OpenTransaction", "Options", "PackedColumns", "PageFiles", "Part", "Patience", "Piece", "Placed",
-    "PlainRows", "Position", "ProcessHold", "QueueCut", "QueueFacts", "Rebuild", "ReplicaLook", "Replication", "Request",
-    "Rounds", "Row", "Rows", "Sent", "Settlement", "ShipProgress", "ShipStatus", "Ships", "Size", "Staging", "Statement",
-    "Storage", "Token", "Took", "TransactionName", "WalMovedOn", "Want", "WentBack", "WriteTransaction", "become_queue",
-    "decode_headers", "is_marked_replica", "leased_columns", "mark_replica", "migrate", "new_file", "new_run", "page_files",
-    "publish", "put_in_service", "rebuild", "require_valid", "salvage", "share_holder",
+    "MEMORY", "NAME_BITS", "PAGE_BYTES", "POLL_SECONDS", "SHARDS_MAX", "Acks", "Allowance", "AppDatabase",
+    "Applied", "Arriving", "AttemptFailure", "Block", "BlockSize", "Bulk", "BulkRows", "Capture", "ChangedFile", "Changes",
+    "Claimed", "Committed", "Durability", "Encode", "Fields", "Fork", "Held", "Holding", "Hook", "Image", "Item", "Known",
+    "Listed", "ListedColumns", "Lost", "MessageRange", "OpenTransaction", "Options", "PackedColumns", "PageFiles", "Part",
+    "Patience", "Piece", "Placed", "PlainRows", "Position", "ProcessHold", "QueueCut", "QueueFacts", "Rebuild", "ReplicaLook",
+    "Replication", "Request", "Rounds", "Row", "Rows", "Sent", "Settlement", "ShipProgress", "ShipStatus", "Ships", "Size",
+    "Staging", "Statement", "Storage", "Token", "Took", "TransactionName", "WalMovedOn", "Want", "WentBack",
+    "WriteTransaction", "adopt", "become_queue", "decode_headers", "held_alone", "is_marked_replica", "leased_columns",
+    "mark_replica", "migrate", "new_file", "new_run", "page_files", "publish", "put_in_service", "rebuild", "replication_of",
+    "require_valid", "salvage", "share_holder",
 ]  # fmt: skip

@@ -53,6 +53,21 @@ class Replication(NamedTuple):
         return float(json.loads(self.settings).get("timeout_seconds", 0.0))
 
 
+class Fork(NamedTuple):
+    """Where a queue left the history that it goes on from.
+
+    Attributes:
+        history_id, term: of that history.
+        at: queue time of the cut.
+        shards: of each shard the last arrival number, and the last number of its outbox, that both histories have.
+    """
+
+    history_id: str
+    term: int
+    at: int
+    shards: tuple[tuple[int, int], ...]
+
+
 class Catalog(NamedTuple):
     """What queue.db says."""
 
@@ -250,15 +265,45 @@ def set_config(directory: Path, config: QueueConfig, expected: int) -> int | Non
     return rows[0][0] if rows else None
 
 
-def set_replication(directory: Path, replication: Replication) -> int:
-    """Store where the queue ships to. Returns the new version of the settings, by which every process sees that they changed."""
+def set_replication(directory: Path, replication: Replication, fork: Fork | None = None) -> int:
+    """Store where the queue ships to. Returns the new version of the settings, by which every process sees that they changed.
+
+    Args:
+        fork: it is another history from now on, which left the one before there.
+    """
     with _opened(directory / layout.CATALOG) as db, _writing(db):
         if db.execute(REPLICATION.has_table).get is None:
             db.execute(REPLICATION.schema).fetchall()
             migrate.stamp(db, migrate.CATALOG_ID, migrate.FORMAT + migrate.REPLICATED)
         db.execute(REPLICATION.write, tuple(replication))
+        if fork is not None:
+            db.execute(REPLICATION.add_fork, (*fork[:3], json.dumps(fork.shards)))
         version: int = db.execute(REPLICATION.raise_version).get
     return version
+
+
+def forks(directory: Path) -> list[Fork]:
+    """The histories that a queue goes on from.
+
+    Raises:
+        StoreCorrupt: they can't be read.
+    """
+    with _opened(directory / layout.CATALOG, read_only=True) as db:
+        if db.execute(REPLICATION.has_table).get is None:
+            return []
+        rows: list[Any] = db.execute(REPLICATION.forks).fetchall()
+    try:
+        return [
+            Fork(history, term, at, tuple((int(i), int(o)) for i, o in json.loads(shards))) for history, term, at, shards in rows
+        ]
+    except (ValueError, TypeError, RecursionError) as e:
+        raise StoreCorrupt(f"the histories that it goes on from can't be read: {e}", shard=-1, cause=e) from e
+
+
+def set_epoch(directory: Path, epoch: int) -> None:
+    """In a copy that becomes a queue of its own: the next process that opens it begins a boot behind this epoch."""
+    with _opened(directory / layout.CATALOG) as db, _writing(db):
+        db.execute(REPLICATION.restored, (epoch, f"restored-{os.urandom(8).hex()}"))
 
 
 def add_app_schema(directory: Path, sql: str) -> None:

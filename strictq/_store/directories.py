@@ -3,19 +3,65 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .. import _files as files
+from .. import _hints as hints
 from .._clock import Clock
+from .._errors import StoreBusy
 from . import catalog
-from .disk import layout
+from .catalog import Replication
+from .disk import layout, locks
 
 if TYPE_CHECKING:
     from .._findings import Migration, Salvaged
-    from .catalog import Replication
     from .shipping.rebuild import PageFiles, Rebuild
+
+ALONE_SECONDS: Final = 5.0
+
+
+@contextmanager
+def held_alone(directory: Path) -> Iterator[None]:
+    """Keep every other process from opening a queue for writing.
+
+    Raises:
+        StoreBusy: a process has it open.
+    """
+    presence = locks.Presence(directory, look=True)
+    try:
+        if not presence.alone(ALONE_SECONDS):
+            raise StoreBusy(f"another process has {directory} open; nothing was changed", shard=-1, hint=hints.CLOSE_EVERYWHERE)
+        yield
+    finally:
+        presence.leave()
+
+
+def replication_of(directory: Path) -> Replication | None:
+    """Which history a queue is. None: it was never replicated.
+
+    Raises:
+        StoreError: it can't be read.
+    """
+    return catalog.read(directory, read_only=True).replication
+
+
+def adopt(directory: Path, history_id: str) -> Replication | None:
+    """Let a copied queue be a history of its own. Returns what it was before. No process may have it open.
+
+    It ships nowhere, its timed leases are over, and its tokens and its time are behind those that its original had.
+    """
+    from .shipping.rebuild import epoch_behind
+
+    known = catalog.read(directory)
+    before = known.replication
+    newest = max(catalog.last_time(directory, part) for part in known.topology)
+    floor = max(newest, 0 if before is None else before.floor_time)
+    catalog.set_epoch(directory, epoch_behind(known))
+    catalog.set_replication(directory, Replication(history_id, 1 if before is None else before.term, floor_time=floor))
+    return before
 
 
 def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:

@@ -41,6 +41,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "replicate": ("replicating", "Replicate a queue to a directory or S3."),
     "replica": ("receiving", "Receive a queue's changes on another host."),
     "promote": ("receiving", "Make a queue of such a replica."),
+    "merge": ("merging", "Merge what the old primary has into the queue that took its place."),
+    "adopt": ("merging", "Make a copied directory a queue of its own."),
     "replicas": ("replicating", "Show what a replica holds."),
     "restore": ("replicating", "Restore a queue from a replica."),
     "bench": ("bench", "Measure throughput on your disk."),

@@ -68,13 +68,18 @@ WORDS: Final[dict[str, str]] = {
     ),
     "unfence": "use the promoted queue; or --detach --force, and both queues hand out the same messages",
     "confirms_not": "use a store that honours conditional writes, a directory or a living replica; or leave --confirmed out",
+    "diverged": (
+        "decide which of the two histories to keep, and replicate it to a different, empty directory; make a copied directory a "
+        "queue of its own: strictq adopt QUEUE"
+    ),
+    "rejoin": "if its replica was promoted, use --rejoin: the directory is moved to {path}.diverged-TERM and not deleted",
     "replica_gap": "restore an earlier state; list them with strictq replicas TARGET --points",
     "lane_held": "the key is held ({by}); release it with strictq release{rest}",
 }
 """The command line's wording of a hint, by the hint's code, with the same parameters."""
 SAME: Final = frozenset(
     """
-    target_unavailable confirming_target diverged fenced token_file same_release
+    merge_fork target_unavailable confirming_target fenced token_file same_release
     other_directory target_is empty_target again_from_newer store_credentials key_file key_of_replica
     consumer_busy consumer_lost store_busy store_full schema_mismatch install_pyspark settled_already other_queue_object
     give_reason give_handle open_its_queue names_in_utf8 one_key settle_earlier install_extra handler_yields

@@ -16,6 +16,7 @@ EXAMPLES: Final = {
     "replica": """
 strictq replica orders.replica --listen 127.0.0.1:7400 --token-file token
 strictq replica orders.replica --listen 10.0.0.2:7400 --token-file token --certificate own.pem
+strictq replica orders.strictq --listen 10.0.0.1:7400 --token-file token --certificate own.pem --rejoin
 """,
     "promote": """
 strictq promote orders.replica --dry-run
@@ -40,11 +41,12 @@ LOST: Final = {
 @click.option("--plaintext", is_flag=True, help="Receive without TLS at an address of a network that is private.")
 @click.option("--key-file", type=PATH, metavar="FILE", help="The secret that segments are keyed with.")
 @click.option("--queue-id", metavar="ID", help="The only queue that may ship to it. Default: the first that does.")
+@click.option("--rejoin", is_flag=True, help="If PATH is a queue whose replica was promoted, move it away first.")
 @quiet_option
 @json_option
 def replica(
     path: Path, listen: str, token_file: Path, certificate: Path | None, private_key: Path | None, plaintext: bool,
-    key_file: Path | None, queue_id: str | None, quiet: bool, as_json: bool,
+    key_file: Path | None, queue_id: str | None, rejoin: bool, quiet: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Receive a queue's changes from its primary on another host, until Ctrl-C, and keep a copy that can be promoted.
 
@@ -55,8 +57,10 @@ def replica(
     """
     with Stopping() as stopping, strictq.Replica(
         path, listen=listen, token_file=token_file, certificate=certificate, private_key=private_key, plaintext=plaintext,
-        key_file=key_file, queue_id=queue_id,
+        key_file=key_file, queue_id=queue_id, rejoin=rejoin,
     ) as receiving:  # fmt: skip
+        if receiving.moved_aside is not None:
+            tell(f"strictq: the queue that was there is {printable(receiving.moved_aside)} now")
         if not quiet:
             tell(f"strictq: receiving for {printable(receiving.path)} at {receiving.address}")
         told = ""
@@ -65,7 +69,8 @@ def replica(
                 told = receiving.error or ""
                 tell(f"strictq: {told}" if told else "strictq: changes are applied again")
         if as_json:
-            found = {"path": receiving.path, "address": receiving.address, "promoted": receiving.promoted, "error": told or None}
+            found = {"path": receiving.path, "address": receiving.address, "promoted": receiving.promoted, "error": told or None,
+                     "moved_aside": receiving.moved_aside}  # fmt: skip
             emit(found)
     return OK
 

@@ -23,6 +23,7 @@ from .._clock import Clock, SystemClock
 from .._errors import InvalidArgument, StoreBusy, StrictqError
 from .._net import telling, transport
 from .._net.admission import TokenHandler, TokenServer
+from .adopting import move_aside
 from .keys import read_key
 from .received import ReceivedSegments
 from .replica_home import ReplicaState, promotion_wanted
@@ -173,6 +174,7 @@ class Replica:
         plaintext: receive without TLS at an address that is not this machine's own, in a network that is private.
         key_file: as given to `configure_replication`, if that has one.
         queue_id: the only queue that may ship to it; None: the first that does.
+        rejoin: if the path is a queue whose replica was promoted, move it to `*.diverged-TERM` first, and begin with nothing.
     Raises:
         InvalidArgument: an argument can never work, or something else is at the path; nothing was changed.
         ConfigError: it can't listen there, or a file can't be used; nothing was changed.
@@ -192,6 +194,7 @@ class Replica:
         plaintext: bool = False,
         key_file: str | os.PathLike[str] | None = None,
         queue_id: str | None = None,
+        rejoin: bool = False,
         clock: Clock | None = None,
     ) -> None:
         if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
@@ -211,6 +214,7 @@ class Replica:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._closed = False
+        self._moved = move_aside(self._path) if rejoin else None
         self._receiving: ReceivedSegments | None = self._began(queue_id)
         try:
             self._listening = transport.listen(WHAT, host, port)
@@ -231,6 +235,11 @@ class Replica:
     def path(self) -> str:
         """Its directory."""
         return str(self._path)
+
+    @property
+    def moved_aside(self) -> str | None:
+        """With `rejoin`: where the queue is that was there before; None: there was none."""
+        return None if self._moved is None else str(self._moved)
 
     @property
     def address(self) -> str:

@@ -233,6 +233,8 @@ def make(home: Path) -> None:
         return
     with files.typed("the replica can't be made"):
         if home.exists() and (found := set(os.listdir(home)) - {LIVE, f"{STATE}.part"}):
+            if "queue.db" in found:
+                raise InvalidArgument(f"{home} is a queue; nothing was changed", hint=hints.REJOIN.of(path=home))
             raise InvalidArgument(
                 f"{home} has other files in it, as {min(found)!r}; nothing was changed", hint=hints.EMPTY_TARGET
             )

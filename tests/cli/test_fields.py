@@ -26,6 +26,7 @@ from tests.support.handouts import holder
 from tests.support.injection import lose_ready
 from tests.support.replicas import ship_to, token_file, until_level
 from tests.support.running import ROOT
+from tests.support.shipping import until
 
 REFERENCE = ROOT / "docs" / "reference" / "cli.md"
 TABLE = re.compile(r"^`strictq ([A-Za-z -]+) --json`[^\n]*:\n\n((?:\|.*\n)+)", re.M)
@@ -450,6 +451,47 @@ def replica(w: World) -> None:
             w.patch.setattr(strictq.Replica, "error", "the disk is full")
         w.run("replica", w.place / "r", "--listen", "127.0.0.1:0", "--token-file", token)
         timer.join()
+    fork(w)
+    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    timer.start()
+    w.run("replica", w.path, "--listen", "127.0.0.1:0", "--token-file", token, "--rejoin")
+    timer.join()
+
+
+def fork(w: World) -> Path:
+    """A queue that left the history of the world's one."""
+    with w.open() as q:
+        q.app_schema("CREATE TABLE app_t (n INTEGER) STRICT")
+        q.send_many([strictq.Message(b"", key=key) for key in ("acked", "held", "both")])
+        q.configure_replication(w.place / "target", interval_seconds=0.02)
+        until(lambda: (found := q.replication()) is not None and found.segment is not None and not found.lag_bytes)
+        q.detach()
+    strictq.restore(w.place / "target", w.place / "new", alone=True)
+    return w.place / "new"
+
+
+def merge(w: World) -> None:
+    new = fork(w)
+    with w.open() as q, strictq.open(new) as r:
+        for key in ("acked", "held", "both"):
+            q.receive(keys=[key])[0].ack()
+        r.receive(keys=["both"])[0].ack()
+        r.receive(keys=["held"])
+        q.send(b"", key="sent")
+        q.send(b"", key="dead")
+        q.receive(keys=["dead"])[0].reject("no")
+        with q.transaction(key="k") as tx:
+            tx.key_state = b"1"
+            tx.execute("INSERT INTO app_t VALUES (1)")
+    w.run("merge", w.path, new, "--dry-run")
+    w.run("merge", w.path, new)
+    (new / "fork").unlink()
+    w.run("merge", w.path, new)
+
+
+def adopt(w: World) -> None:
+    w.run("adopt", w.path)
+    w.run("adopt", w.path)
 
 
 def promote(w: World) -> None:
@@ -480,11 +522,11 @@ RUNS: dict[str, Callable[[World], None]] = {
     "history plot": history_plot, "history purge": history_purge,
     "check": check, "check --salvage": check_salvage, "bench": bench, "demo": demo, "demo --worker": demo_worker,
     "completion": completion, "migrate": migrate, "replicate": replicate, "replicas": replicas, "restore": restore,
-    "replica": replica, "promote": promote,
+    "replica": replica, "promote": promote, "merge": merge, "adopt": adopt,
 }  # fmt: skip
 
 DOCUMENTED = documented()
-NOT_ON_PURPOSE = {("demo", "consumers[].held"): "integer", ("work", "breaker"): "object"}
+NOT_ON_PURPOSE = {("demo", "consumers[].held"): "integer", ("work", "breaker"): "object", ("merge", "sent[].seq"): "null"}
 """Types that no run is sure to print: a consumer is killed with messages in its hands, or without; a breaker open at the end."""
 
 

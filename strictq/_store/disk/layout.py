@@ -25,6 +25,7 @@ HOLDER: Final = "holder-"
 SHIP_LOCK: Final = "ship.lock"
 SHIP_STATUS: Final = "ship-status"
 SHIP_ROUNDS: Final = "ship-rounds"
+FORK: Final = "fork"
 REPLICA_MARK: Final = "replica"
 """In the files of a living replica, which only its own process may write to."""
 _DIRECTORY_MODE: Final = 0o700

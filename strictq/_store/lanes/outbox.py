@@ -16,7 +16,7 @@ from ..._sql import OUTBOX
 from ..commit.calls import bound
 from ..commit.tx import Tx
 from ..shard import Shard
-from .send import Item, Options, Times, send, times_of
+from .send import Item, Options, Sent, Times, send, times_of
 
 FORWARD_STEP: Final = 500
 
@@ -45,18 +45,22 @@ def waiting(db: Any, destination: int) -> list[tuple[Any, ...]]:
     return rows
 
 
-def arrive(tx: Tx, origin: str, rows: list[tuple[Any, ...]]) -> None:
-    """At the destination: send what has not arrived yet."""
+def arrive(tx: Tx, origin: str, rows: list[tuple[Any, ...]]) -> list[tuple[int, Sent]]:
+    """At the destination: send what has not arrived yet. Returns their numbers, and where they are."""
     high = tx.run(OUTBOX.high_water, (origin,)).get or 0
     items: list[Item] = []
+    numbers: list[int] = []
     for i, key, sent_at, due, expires, dedup_id, headers, size_hint, prepare_seconds, process_seconds, body in rows:
         if i > high:
             options = Options(dedup_id, 0, None, headers, size_hint, prepare_seconds, process_seconds)
             items.append((key, body, options, Times(sent_at, due, expires)))
+            numbers.append(i)
             high = i
-    if items:
-        send(tx, items)
-        tx.run(OUTBOX.set_high_water, (origin, high))
+    if not items:
+        return []
+    sent = send(tx, items)
+    tx.run(OUTBOX.set_high_water, (origin, high))
+    return list(zip(numbers, sent, strict=True))
 
 
 def forget(tx: Tx, destination: int, up_to: int) -> None:

@@ -5,7 +5,6 @@ Pages in a WAL carry no valid checksums. They are written through the layer of c
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,11 +14,14 @@ import apsw
 
 from ... import _files as files
 from ..._errors import StoreCorrupt
-from ..._sql import REPLICATION
+from ..._sql import HOT, REPLICATION
 from .. import catalog
-from ..catalog import Replication
+from ..catalog import Catalog, Fork, Replication
 from ..commit.connection import check_file, connect, connect_catalog, translate
+from ..commit.tx import Totals
 from ..disk import checksums, layout, reserve, wal_file
+from ..topology import Range
+from . import fork_point
 from .values import CATALOG_FILE, PAGE_BYTES
 
 EPOCH_STEP: Final = 1024
@@ -96,31 +98,51 @@ class Rebuild(PageFiles):
         self.close()
         with _typed(-1):
             known = catalog.read(self._directory)
-            db = connect_catalog(str(self._directory / layout.CATALOG))
-            try:
-                epoch = (known.epoch // EPOCH_STEP + 1) * EPOCH_STEP
-                if boot is None:
-                    db.execute(REPLICATION.restored, (epoch, f"restored-{os.urandom(8).hex()}"))
-                else:
-                    db.execute(REPLICATION.promoted, (epoch, *boot))
-            finally:
-                db.close()
-            catalog.set_replication(self._directory, replication)
+            ends, unresolved = [], {}
             for part in known.topology:
-                if not (self._directory / part.file).exists():
-                    raise StoreCorrupt("nothing of it was shipped", shard=part.shard)
-                shard = connect(str(self._directory / part.file), durability="process", cache_kib=256)
-                try:
-                    checksums.require(shard, part.shard)
-                    catalog.verify_shard(shard, known, part)
-                finally:
-                    shard.close()
+                end, unresolved[part.shard] = self._verified(known, part)
+                ends.append(end)
             own = {layout.PRESENCE: 0, layout.WAKE: 0, layout.MARKS: wal_file.marks_bytes(len(known.topology))}
             for name, size in own.items():
                 with suppress(FileExistsError):  # a promotion that was interrupted made it
                     files.create_empty(self._directory / name, size)
             reserve.Reserve(self._directory).make()
+            before = known.replication
+            fork = None
+            if before is not None:
+                fork = Fork(before.history_id, before.term, replication.floor_time, tuple(ends))
+                fork_point.write(self._directory, fork.history_id, unresolved)
+            if boot is None:
+                catalog.set_epoch(self._directory, epoch_behind(known))
+            else:
+                db = connect_catalog(str(self._directory / layout.CATALOG))
+                try:
+                    db.execute(REPLICATION.promoted, (epoch_behind(known), *boot))
+                finally:
+                    db.close()
             files.sync_directory(self._directory)
+            catalog.set_replication(self._directory, replication, fork)
+
+    def _verified(self, known: Catalog, part: Range) -> tuple[tuple[int, int], fork_point.Unresolved | None]:
+        """The last numbers that a shard issued, and its unresolved messages.
+
+        Raises:
+            StoreCorrupt, SchemaMismatch: it is not the shard that queue.db says.
+        """
+        if not (self._directory / part.file).exists():
+            raise StoreCorrupt("nothing of it was shipped", shard=part.shard)
+        shard = connect(str(self._directory / part.file), durability="process", cache_kib=256)
+        try:
+            checksums.require(shard, part.shard)
+            catalog.verify_shard(shard, known, part)
+            return (shard.execute(HOT.last_id).get, Totals.read(shard).last_outbox), fork_point.unresolved(shard, part.shard)
+        finally:
+            shard.close()
+
+
+def epoch_behind(known: Catalog) -> int:
+    """The epoch of a queue that goes on from another one's state: reboots of that one can't reach it."""
+    return (known.epoch // EPOCH_STEP + 1) * EPOCH_STEP
 
 
 @contextmanager

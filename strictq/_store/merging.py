@@ -1,0 +1,153 @@
+"""What a merge of two histories asks of each of them: the calls of `storage.merging`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import apsw
+
+from .._sql import MERGE, OUTBOX, select_all
+from . import catalog
+from .catalog import Fork
+from .commit.calls import bound
+from .lanes import merging, outbox, send
+from .lanes.merging import Listed, Resolved
+from .shipping import fork_point
+from .store import Store
+
+STEP: Final = 500
+"""Messages that are appended or resolved in one transaction."""
+
+
+class Arriving(NamedTuple):
+    """A send of another history, on its way here.
+
+    Attributes:
+        origin: names where it comes from, once for all: what arrived from there does not arrive again.
+        message: where it was; None: on its way to its shard.
+        row: as of `outbox.waiting`.
+    """
+
+    origin: str
+    message: Listed | None
+    row: tuple[Any, ...]
+
+    @property
+    def number(self) -> int:
+        """Ascending for one origin."""
+        return int(self.row[0])
+
+    @property
+    def key(self) -> bytes:
+        """Its stored key."""
+        key: bytes = self.row[1]
+        return key
+
+
+class Merging:
+    """One of the two queues of a merge. Shards are their numbers."""
+
+    __slots__ = ("_store",)
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def forks(self) -> list[Fork]:
+        """The histories that this queue goes on from."""
+        assert self._store.directory is not None
+        return catalog.forks(self._store.directory)
+
+    def unresolved_at_fork(self, history_id: str) -> dict[int, list[tuple[bytes, int]]] | None:
+        """By shard, key and seq of what was unresolved when this history was left. None: it is not known."""
+        assert self._store.directory is not None
+        found = fork_point.read(self._store.directory, history_id)
+        if found is None:
+            return None
+        return {
+            n: [(key, seq) for key, spans in keys.items() for lo, hi in spans for seq in range(lo, hi + 1)]
+            for n, keys in found.items()
+        }
+
+    def note_unresolved(self, history_id: str, shards: dict[int, list[tuple[bytes, int]]]) -> None:
+        """Replace what `unresolved_at_fork` returns: keys and seqs."""
+        assert self._store.directory is not None
+        fork_point.write(self._store.directory, history_id, {n: fork_point.ranges(found) for n, found in shards.items()})
+
+    def listed(self, shard: int) -> list[Listed]:
+        """Everything unresolved, and every dead letter, of a shard."""
+        return self._store.shards[shard].look(merging.listed)
+
+    def sends_behind(self, shard: int, fork: Fork, messages: Sequence[Listed]) -> Iterator[list[Arriving]]:
+        """Unresolved sends of a shard behind the fork in the order of their arrival, then those that are on their way to it.
+
+        Args:
+            messages: what `listed` said of it.
+        Returns:
+            Lists of STEP at most, each of one origin.
+        """
+        behind, _ = fork.shards[shard]
+        later = sorted(m for m in messages if m.id > behind and not m.dead)
+        look = self._store.shards[shard].look
+        dedup_ids = look(bound(merging.dedup_ids, behind)) if later else {}
+        for start in range(0, len(later), STEP):
+            some = later[start : start + STEP]
+            rows = look(bound(merging.sends, some, fork.at, fork[:2], dedup_ids, shard))
+            if rows:
+                yield [Arriving(f"merge:{fork.history_id}:{shard}", message, row) for message, row in rows]
+        for number in range(len(self._store.shards)):
+            yield from self._on_the_way(number, shard, fork)
+
+    def _on_the_way(self, origin: int, shard: int, fork: Fork) -> Iterator[list[Arriving]]:
+        """What transactions behind the fork sent from one shard to another one, where it did not arrive."""
+        source = self._store.shards[origin]
+        source.open()  # its incarnation is read then
+        arrived = self._store.shards[shard].read(bound(_high_water, source.incarnation), hot=False)
+        after = max(fork.shards[origin][1], arrived)
+        while rows := source.look(bound(merging.on_the_way, shard, after, fork[:2], STEP), hot=False):
+            yield [Arriving(f"merge:{fork.history_id}:{origin}:outbox", None, row) for row in rows]
+            after = rows[-1][0]
+
+    def high_water(self, shard: int, origin: str) -> int:
+        """The last number that arrived from an origin."""
+        return self._store.shards[shard].read(bound(_high_water, origin), hot=False)
+
+    def arrive(self, shard: int, sends: Sequence[Arriving]) -> list[tuple[Arriving, send.Sent]]:
+        """Append sends of one origin that have not arrived yet, STEP at most. All of them, or none."""
+        by_number = {each.number: each for each in sends}
+        arrived = self._store.shards[shard].drain(bound(outbox.arrive, sends[0].origin, [each.row for each in sends]))
+        return [(by_number[number], sent) for number, sent in arrived]
+
+    def resolve(self, shard: int, messages: Sequence[Listed]) -> Iterator[Resolved]:
+        """Resolve what the other history has resolved, unless a consumer holds it now, in steps. Messages sorted by key."""
+        for start in range(0, len(messages), STEP):
+            yield self._store.shards[shard].drain(bound(merging.resolve, messages[start : start + STEP]))
+
+    # ---- what is compared, and never merged
+
+    def key_states(self, shard: int) -> dict[bytes, bytes]:
+        """Of each key that has a state: a hash of it."""
+        return self._store.shards[shard].look(_key_states)
+
+    def app_rows(self, shard: int) -> dict[str, Counter[bytes]]:
+        """Of each of the program's own tables: hashes of its rows."""
+        return self._store.shards[shard].look(_app_rows, hot=None)
+
+
+def _high_water(db: apsw.Connection, origin: str) -> int:
+    return db.execute(OUTBOX.high_water, (origin,)).get or 0
+
+
+def _key_states(db: apsw.Connection) -> dict[bytes, bytes]:
+    return {key: _hash(value) for key, value in db.execute(MERGE.key_states)}
+
+
+def _app_rows(db: apsw.Connection) -> dict[str, Counter[bytes]]:
+    names: list[Any] = [name for (name,) in db.execute(MERGE.app_tables).fetchall()]
+    return {name: Counter(_hash(repr(row).encode()) for row in db.execute(select_all(name))) for name in names}
+
+
+def _hash(value: bytes) -> bytes:
+    return hashlib.blake2b(value, digest_size=16).digest()

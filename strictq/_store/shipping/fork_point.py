@@ -1,0 +1,73 @@
+"""What was unresolved when a queue left the history that it goes on from: a file beside queue.db, for the report of a merge.
+
+Without it a merge can't say what was processed on both sides, and does all else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from ... import _files as files
+from ..._errors import StoreError
+from ..._keys import is_keyless
+from ..._sql import HOT, MERGE
+from ..disk import layout
+from ..hot.look import Shadows
+
+PENDING_MAX: Final = 200_000
+"""Unresolved messages of a shard, above which none are noted: a promotion must not wait for that."""
+BYTES_MAX: Final = 1 << 26
+
+Unresolved = Mapping[bytes, list[tuple[int, int]]]
+"""Of each key: ranges of seqs."""
+
+
+def unresolved(db: apsw.Connection, shard: int) -> Unresolved | None:
+    """The unresolved messages that have a key. None: there are too many."""
+    if db.execute(HOT.pending).get > PENDING_MAX:
+        return None
+    db.execute("BEGIN")
+    try:
+        Shadows(shard).prepare(db, True)
+        return ranges((key, seq) for _, key, seq, dead in db.execute(MERGE.listed) if not dead and not is_keyless(key))
+    finally:
+        db.execute("ROLLBACK")
+
+
+def ranges(messages: Iterable[tuple[bytes, int]]) -> Unresolved:
+    """The seqs of each key, as ranges."""
+    found: dict[bytes, list[tuple[int, int]]] = {}
+    for key, seq in sorted(messages):
+        known = found.setdefault(key, [])
+        if known and known[-1][1] == seq - 1:
+            known[-1] = (known[-1][0], seq)
+        else:
+            known.append((seq, seq))
+    return found
+
+
+def write(directory: Path, history_id: str, shards: Mapping[int, Unresolved | None]) -> None:
+    """Note them; no reason to fail."""
+    known = {n: {key.hex(): spans for key, spans in found.items()} for n, found in shards.items() if found is not None}
+    if len(known) == len(shards):
+        with suppress(OSError, StoreError):
+            files.replace(directory / layout.FORK, json.dumps({"history_id": history_id, "shards": known}).encode())
+
+
+def read(directory: Path, history_id: str) -> dict[int, Unresolved] | None:
+    """What was noted when this history was left. None: nothing."""
+    raw = files.content(directory / layout.FORK, BYTES_MAX)
+    with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        said = json.loads(raw or b"")
+        if said["history_id"] == history_id:
+            return {
+                int(n): {bytes.fromhex(key): [(int(lo), int(hi)) for lo, hi in spans] for key, spans in found.items()}
+                for n, found in said["shards"].items()
+            }
+    return None

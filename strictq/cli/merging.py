@@ -1,0 +1,104 @@
+"""`strictq merge` and `strictq adopt`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+import strictq
+from strictq.cli._arguments import PATH, json_option, quiet_option
+from strictq.cli._command import OK, command, many, printable
+from strictq.cli._render import listing
+from strictq.cli._words import emit
+
+EXAMPLES: Final = {
+    "merge": """
+strictq merge orders.strictq.diverged-1 orders.replica --dry-run
+strictq merge orders.strictq.diverged-1 orders.replica
+""",
+    "adopt": """
+cp -r orders.strictq copy.strictq
+strictq adopt copy.strictq
+""",
+}
+
+
+@command(EXAMPLES["merge"])
+@click.argument("old", type=PATH, metavar="OLD", help="The queue that is out of service. It is not changed.")
+@click.argument("into", type=PATH, metavar="INTO", help="The promoted or restored queue that took its place.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+@quiet_option
+@json_option
+def merge(old: Path, into: Path, dry_run: bool, quiet: bool, as_json: bool) -> int:
+    """Merge what the old primary has, and its promoted replica does not, into the promoted queue.
+
+    Unresolved sends are appended in order per key, with new seqs. What the old queue resolved is resolved. Key states and app_*
+    tables that differ are listed and never merged. Merging again sends nothing twice.
+
+    Exit code 0: done. 1: a shard cannot be read or written, or a process has OLD open. 2: wrong usage, or INTO was not promoted
+    or restored from OLD.
+    """
+    done = strictq.merge(old, into, dry_run=dry_run)
+    if as_json:
+        emit(done.to_dict())
+    elif not quiet:
+        _show(done)
+    return OK
+
+
+def _show(done: strictq.Merged) -> None:
+    what = ("to append", "to resolve") if done.dry_run else ("appended", "resolved")
+    if done.sent:
+        rows = [
+            (_shown(s.key), _number(s.seq), f"{_number(s.new_seq)}{' (duplicate)' if s.duplicate else ''}") for s in done.sent
+        ]
+        listing(("key", "old seq", "new seq"), rows)
+    print(f"{many(len(done.sent), 'send')} {what[0]}, {done.earlier:,} appended by an earlier merge")
+    print(f"{many(len(done.acked), 'message')} {what[1]} because the old queue resolved them")
+    for title, names in (
+        ("held by a consumer of the new queue, and resolved in the old one", done.leased),
+        ("resolved on both sides, and so probably processed twice", done.twice or ()),
+        ("dead letters that only the old queue has; they stay there", done.dead),
+    ):
+        if names:
+            print(f"{title}:")
+            listing(("key", "seq"), [(_shown(name.key), f"{name.seq}") for name in names], right=("seq",))
+    if done.twice is None:
+        print("which messages were processed twice is not known: too many were unresolved at the fork")
+    if done.key_states:
+        print(f"keys whose states differ: {', '.join(_shown(state.key) for state in done.key_states)}")
+    for row in done.app_rows:
+        print(
+            f"{printable(row.table)}, shard {row.shard}: {many(row.only_old, 'row')} only in the old queue, "
+            f"{row.only_into:,} only in the new one"
+        )
+
+
+def _shown(key: str | bytes | int | None) -> str:
+    return "-" if key is None else printable(str(key))
+
+
+def _number(seq: int | None) -> str:
+    return "-" if seq is None else f"{seq}"
+
+
+@command(EXAMPLES["adopt"])
+@click.argument("queue", type=PATH, metavar="QUEUE", help="The copied directory. No process may have it open.")
+@quiet_option
+@json_option
+def adopt(queue: Path, quiet: bool, as_json: bool) -> int:
+    """Make a copied directory a queue of its own, so that replicas and Spark checkpoints tell it from its original.
+
+    Use it after cp -r, or after restoring a backup of the directory beside its original. The copy is then replicated nowhere,
+    and its leases are over.
+
+    Exit code 0: done. 1: a process has it open, or it cannot be written. 2: there is no queue.
+    """
+    done = strictq.adopt(queue)
+    if as_json:
+        emit(done.to_dict())
+    elif not quiet:
+        print(f"{printable(done.path)} is a history of its own: {done.history_id}")
+    return OK

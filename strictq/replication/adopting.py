@@ -1,0 +1,77 @@
+"""A copied directory becomes a queue of its own; a diverged one makes room for a new replica."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from .. import _files as files
+from .. import _hints as hints
+from .._clock import Clock, SystemClock
+from .._errors import InvalidArgument, QueueNotFound
+from .._findings import Adopted
+from .._store import api
+from .._store.api import Storage
+from .merging import place_of
+from .replica_home import LIVE, ReplicaState, is_replica
+
+NAMES_MAX: Final = 1000
+
+
+def adopt(path: str | os.PathLike[str], *, clock: Clock | None = None) -> Adopted:
+    """Let a copied queue directory be a queue of its own, which nothing takes for its original any more.
+
+    Its history_id is new. So its original's target, replica and Spark checkpoints refuse it, and copies of these do, too. It is
+    replicated nowhere, its timed leases are over, and its tokens are larger than its original's.
+
+    Args:
+        path: the copy. No process may have it open.
+    Raises:
+        QueueNotFound: there is no queue; nothing was changed.
+        ReadOnlyQueue: it is a living replica; nothing was changed.
+        StoreBusy: a process has it open; nothing was changed.
+        StoreError: it can't be read or written.
+    Source: docs/howto/replication.md
+    """
+    place = place_of(path, "path", clock or SystemClock())
+    facts = Storage.facts(place)
+    if facts is None:
+        raise QueueNotFound(f"there is no queue at {place}")
+    history_id = os.urandom(16).hex()
+    with api.held_alone(place):
+        before = api.adopt(place, history_id)
+    return Adopted(str(place), facts.queue_id, history_id, None if before is None else before.history_id)
+
+
+def move_aside(home: Path) -> Path | None:
+    """Move a diverged queue, or a replica that was promoted, to `*.diverged-TERM`. None: there is neither.
+
+    Raises:
+        InvalidArgument: it was never replicated, so that nothing took its place; nothing was changed.
+        StoreBusy: a process has it open; nothing was changed.
+        StoreError: it can't be moved.
+    """
+    queue, term = home, 0
+    if is_replica(home):
+        state = ReplicaState.read(home)
+        if state.role != "promoted":
+            return None  # it goes on
+        queue, term = home / LIVE, state.term
+    elif not home.exists() or not any(home.iterdir()) or not Storage.facts(home, read_only=True):
+        return None
+    known = api.replication_of(queue)
+    if known is None:
+        raise InvalidArgument(
+            f"{home} is a queue that was never replicated, so no replica took its place; nothing was changed",
+            hint=hints.NEW_PATH,
+        )
+    term = max(term, known.term)
+    with api.held_alone(queue), files.typed(f"{home} can't be moved"):
+        for n in range(NAMES_MAX):
+            aside = home.with_name(f"{home.name}.diverged-{term}{f'-{n + 1}' if n else ''}")
+            if not os.path.lexists(aside):
+                os.rename(home, aside)
+                files.sync_directory(home.parent)
+                return aside
+    raise InvalidArgument(f"{home} can't be moved: {aside} and all before it exist", hint=hints.NEW_PATH)

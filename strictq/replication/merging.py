@@ -1,0 +1,239 @@
+"""Merging what a diverged queue has, behind the point at which its replica was promoted, into the promoted queue.
+
+Three steps, each of which can be interrupted and done again: resolve what the other history resolved, append its sends, compare
+what is never merged. The other queue's directory is only read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from .. import _hints as hints
+from .._clock import Clock, SystemClock
+from .._errors import InvalidArgument
+from .._findings import AppRowsDiffer, KeyStateDiffers, Merged, MergedSend, MessageName
+from .._keys import decode_key, is_keyless
+from .._store import api
+from .._store.api import Fork, Storage
+from .replica_home import at_replica
+
+if TYPE_CHECKING:
+    from .._store.api import Arriving, Listed
+
+Key = str | bytes | int | None
+
+
+def merge(
+    old: str | os.PathLike[str],
+    into: str | os.PathLike[str],
+    *,
+    dry_run: bool = False,
+    clock: Clock | None = None,
+    on_step: Callable[[str], object] = lambda _step: None,
+) -> Merged:
+    """Merge a queue that went on after its replica was promoted, or after it was restored, into the queue that took its place.
+
+    Unresolved sends of the old queue are appended in order per key, with new seqs. What the old queue resolved is resolved,
+    unless a consumer of the new queue holds it now. Key states and app_* tables are compared, and never merged. Merging again
+    sends nothing twice, also after an interruption. The old queue is not changed.
+
+    Args:
+        old: the directory of the queue that is out of service. No process may have it open for writing.
+        into: the promoted or restored queue. Other processes may use it.
+        dry_run: only report what would be done.
+        on_step: called by name after each step, for tests.
+    Returns:
+        What was sent, resolved, and found to differ.
+    Raises:
+        InvalidArgument: `into` does not go on from the history of `old`; nothing was changed.
+        QueueNotFound: there is no queue at one of the paths; nothing was changed.
+        ReadOnlyQueue: one of them is a living replica; nothing was changed.
+        StoreBusy: a process has the old queue open; nothing was changed.
+        ForwardPending: the new queue has sends that can't arrive now; nothing was changed.
+        StoreError: a shard can't be read or written. What was merged stays; merge again.
+    Source: docs/howto/replication.md
+    """
+    clock = clock or SystemClock()
+    source, home = place_of(old, "old", clock), place_of(into, "into", clock)
+    if source == home:
+        raise InvalidArgument("old and into are the same queue; nothing was changed")
+    with api.held_alone(source), opened(source, clock, read_only=True) as left, opened(home, clock, read_only=dry_run) as right:
+        fork = _fork_of(left, right)
+        report = _Merge(left, right, fork, on_step, dry_run=dry_run).run()
+    return attrs.evolve(report, old=str(source), into=str(home))
+
+
+def place_of(path: str | os.PathLike[str], name: str, clock: Clock) -> Path:
+    """The directory of the queue at a path, which may be that of a promoted replica.
+
+    Raises:
+        InvalidArgument: it is no path.
+        ReadOnlyQueue: it is a living replica.
+    """
+    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
+        raise InvalidArgument(f"{name} must be the path of a queue, not {path!r}")
+    place = Path(os.path.realpath(os.path.expanduser(path)))
+    found = at_replica(place, clock, read_only=False)
+    return place if found is None else found[0]
+
+
+@contextmanager
+def opened(path: Path, clock: Clock, *, read_only: bool) -> Iterator[Storage]:
+    """A queue, opened for the block."""
+    storage = Storage.open(
+        path, shards=None, durability=None, config=None, create=False, read_only=read_only, clock=clock, hook=None
+    )
+    try:
+        yield storage
+    finally:
+        storage.close()
+
+
+def _fork_of(left: Storage, right: Storage) -> Fork:
+    """Where the new queue left the old one's history.
+
+    Raises:
+        InvalidArgument: it did not.
+    """
+    if left.queue_id != right.queue_id:
+        raise InvalidArgument("old and into are different queues; nothing was changed", hint=hints.MERGE_FORK)
+    known = left.replication
+    if known is not None:
+        for fork in right.merging.forks():
+            if fork.history_id == known.history_id and len(fork.shards) == left.shards == right.shards:
+                return fork
+    raise InvalidArgument("into was not promoted or restored from old's history; nothing was changed", hint=hints.MERGE_FORK)
+
+
+class _Merge:
+    """One merge while it runs."""
+
+    def __init__(self, left: Storage, right: Storage, fork: Fork, on_step: Callable[[str], object], *, dry_run: bool) -> None:
+        self.left, self.right = left, right
+        self.fork = fork
+        self.dry_run = dry_run
+        self._on_step = on_step
+        self.acked: list[Listed] = []
+        self.leased: list[Listed] = []
+        self.sent: list[MergedSend] = []
+        self.earlier = 0
+        self.dead: list[Listed] = []
+        self.states: list[KeyStateDiffers] = []
+        self.rows: list[AppRowsDiffer] = []
+        self.at_fork = right.merging.unresolved_at_fork(fork.history_id)
+        self.twice: list[MessageName] | None = None if self.at_fork is None else []
+
+    def run(self) -> Merged:
+        with self.right.confirmed_together():
+            if not self.dry_run:
+                for shard in range(self.right.shards):
+                    self.right.forward(shard)  # what both histories have in their outboxes comes first
+            for shard in range(self.right.shards):
+                self._merge_shard(shard)
+        for shard in range(self.right.shards):
+            self._compare(shard)
+        return Merged(
+            old="", into="", history_id=self.fork.history_id, term=self.fork.term, dry_run=self.dry_run,
+            sent=tuple(self.sent), earlier=self.earlier, acked=tuple(map(_name, self.acked)),
+            leased=tuple(map(_name, self.leased)), twice=None if self.twice is None else tuple(self.twice),
+            dead=tuple(map(_name, self.dead)), key_states=tuple(self.states), app_rows=tuple(self.rows),
+        )  # fmt: skip
+
+    def _merge_shard(self, shard: int) -> None:
+        theirs = self.left.merging.listed(shard)
+        ours = self.right.merging.listed(shard)
+        behind = self.fork.shards[shard][0]
+        unresolved = {m.id for m in theirs}
+        gone = sorted((m for m in ours if m.id <= behind and m.id not in unresolved), key=attrgetter("key", "id"))
+        kept = self._note_twice(shard, theirs, ours)
+        left = self._resolve(shard, gone)
+        if left:  # their consumers will resolve them here, too
+            self._note(shard, kept + [(m.key, m.seq) for m in left])
+        self.dead += [m for m in theirs if m.id > behind and m.dead]
+        for sends in self.left.merging.sends_behind(shard, self.fork, theirs):
+            self._send(shard, sends)
+
+    def _note_twice(self, shard: int, theirs: Sequence[Listed], ours: Sequence[Listed]) -> list[tuple[bytes, int]]:
+        """What was unresolved at the fork and is resolved on both sides now. What this merge resolves must not count later.
+
+        Returns:
+            What a later merge has to look at again.
+        """
+        kept: list[tuple[bytes, int]] = []
+        if self.at_fork is None or self.twice is None:
+            return kept
+        left, right = ({(m.key, m.seq) for m in side} for side in (theirs, ours))
+        for message in self.at_fork.get(shard, []):
+            if message in left or message not in right:
+                kept.append(message)
+            if message not in left and message not in right:
+                self.twice.append(MessageName(_key(message[0]), message[1]))
+        self._note(shard, kept)
+        return kept
+
+    def _note(self, shard: int, kept: list[tuple[bytes, int]]) -> None:
+        if self.at_fork is not None and not self.dry_run:
+            self.at_fork[shard] = kept
+            self.right.merging.note_unresolved(self.fork.history_id, self.at_fork)
+            self._on_step("noted")
+
+    def _resolve(self, shard: int, gone: list[Listed]) -> list[Listed]:
+        """Returns what consumers of the new queue hold, or have resolved meanwhile."""
+        if self.dry_run:
+            self.acked += gone
+            return []
+        done: set[Listed] = set()
+        for found in self.right.merging.resolve(shard, gone):
+            self.acked += found.done
+            self.leased += found.leased
+            done |= set(found.done)
+            self._on_step("resolved")
+        left = [m for m in gone if m not in done]
+        if self.twice is not None:
+            self.twice += [_name(m) for m in left if not is_keyless(m.key)]
+        return left
+
+    def _send(self, shard: int, sends: list[Arriving]) -> None:
+        arrived = self.right.merging.high_water(shard, sends[0].origin)
+        later = [each for each in sends if each.number > arrived]
+        self.earlier += len(sends) - len(later)
+        if self.dry_run:
+            self.sent += [_sent(each, None, duplicate=False) for each in later]
+        elif later:
+            found = self.right.merging.arrive(shard, later)
+            self._on_step("sent")
+            self.sent += [_sent(each, seq, duplicate=earlier is not None) for each, (seq, _, earlier) in found]
+
+    def _compare(self, shard: int) -> None:
+        left, right = self.left.merging.key_states(shard), self.right.merging.key_states(shard)
+        self.states += [
+            KeyStateDiffers(decode_key(key), key in left, key in right)
+            for key in sorted(left.keys() | right.keys())
+            if left.get(key) != right.get(key)
+        ]
+        ours, theirs = self.right.merging.app_rows(shard), self.left.merging.app_rows(shard)
+        for table in sorted(ours.keys() | theirs.keys()):
+            mine, other = ours.get(table), theirs.get(table)
+            only_old = sum(((other - mine) if other and mine else other or {}).values())
+            only_into = sum(((mine - other) if other and mine else mine or {}).values())
+            if only_old or only_into:
+                self.rows.append(AppRowsDiffer(table, shard, only_old, only_into))
+
+
+def _key(key: bytes) -> Key:
+    return None if is_keyless(key) else decode_key(key)
+
+
+def _name(message: Listed) -> MessageName:
+    return MessageName(_key(message.key), message.seq)
+
+
+def _sent(each: Arriving, seq: int | None, *, duplicate: bool) -> MergedSend:
+    return MergedSend(_key(each.key), None if each.message is None else each.message.seq, seq, duplicate)
