@@ -26,7 +26,7 @@ from .received import ReceivedSegments
 from .remote import ReplicaTarget
 from .replica_log import PRIMARY_N
 from .segment import START_BYTES, segment_bytes
-from .voting import Answer, Ballot, Ballotting, LogPosition, Membership, Question
+from .voting import Ballot, Ballotting, LogPosition, Membership, Question, Vote
 
 TRIES: Final = 10
 PAUSE_SECONDS: Final = 0.2
@@ -57,7 +57,7 @@ class Reach:
         # The address was given to a command that asked for TLS, or was told that the network is private.
         return replica_at(address, token_file=self.token_file, authority=authority, key=self.key, plaintext=True)
 
-    def ask(self, address: str, message: Question) -> Answer:
+    def ask(self, address: str, message: Question) -> Vote:
         """
         Raises:
             TargetUnavailable: it does not answer.

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from .._errors import Diverged, Fenced, StrictqError, TargetUnavailable
 from .remote import ReplicaTarget
 from .replica_home import ReplicaState
-from .replica_log import Logged, Place
+from .replica_log import Logged, LogPlace
 from .segment import hash_of
 
 NEXT_SECONDS: Final = 8.0
@@ -42,14 +42,14 @@ class KeptSegment(NamedTuple):
 
     n: int
     hash: str
-    place: Place
+    place: LogPlace
     base: bool
     """It begins a cut that has all of the queue."""
 
     @classmethod
     def of(cls, logged: Logged) -> KeptSegment:
         header = logged.header
-        return cls(header.n, logged.hash, Place(logged.file, logged.at, logged.size), header.begins_base)
+        return cls(header.n, logged.hash, LogPlace(logged.file, logged.at, logged.size), header.begins_base)
 
 
 class Forwarding:
@@ -64,7 +64,7 @@ class Forwarding:
     def __init__(
         self,
         target: ReplicaTarget,
-        read: Callable[[Place], bytes],
+        read: Callable[[LogPlace], bytes],
         whose: Callable[[], ReplicaState],
         on_step: Callable[[str], object],
     ) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, cast, get_args
 
 from .. import _files as files
 from .._errors import InvalidArgument, StoreBusy, StoreCorrupt
-from .voting import MEMBERS_MAX, NOTHING, Answer, Ballot, Kind, LogPosition, Membership, Question, VoterState, answer
+from .voting import MEMBERS_MAX, NOTHING, Ballot, Kind, LogPosition, Membership, Question, Vote, VoterState, answer
 
 VOTES: Final = "votes"
 VOTES_LOCK: Final = "votes.lock"
@@ -74,7 +74,7 @@ class Votes:
         with files.typed("the votes can't be stored"):
             files.replace_durably(self._directory / VOTES, json.dumps(state_values(state)).encode())
 
-    def answered(self, message: Question, position: Callable[[], LogPosition] = lambda: NOTHING) -> Answer:
+    def answered(self, message: Question, position: Callable[[], LogPosition] = lambda: NOTHING) -> Vote:
         """What the voter says; what it has promised by that is on the disk on return.
 
         Args:
@@ -84,7 +84,7 @@ class Votes:
             said = answer(state, message)
             if said.state != state:
                 self.store(said.state)
-            return Answer(said.yes, said.state, position())
+            return Vote(said.yes, said.state, position())
 
     def leave_chain(self) -> None:
         """Forget the membership: what it decides next is no business of this directory. It is another voter from now on."""
@@ -161,13 +161,13 @@ def message_from(data: bytes) -> Question:
         raise InvalidArgument("the voter can't read this question") from e
 
 
-def answer_values(said: Answer) -> dict[str, Any]:
+def answer_values(said: Vote) -> dict[str, Any]:
     return {"yes": said.yes, "state": state_values(said.state), "position": said.position}
 
 
-def answer_from(found: dict[str, Any]) -> Answer:
+def answer_from(found: dict[str, Any]) -> Vote:
     term, n, digest = found["position"]
-    return Answer(found["yes"] is True, state_from(found["state"]), LogPosition(int(term), int(n), str(digest)))
+    return Vote(found["yes"] is True, state_from(found["state"]), LogPosition(int(term), int(n), str(digest)))
 
 
 def _text(found: object) -> str:

@@ -43,10 +43,10 @@ from .replica_home import (
     ReplicaState,
     make,
 )
-from .replica_log import Logged, Place, ReplicaLog
+from .replica_log import Logged, LogPlace, ReplicaLog
 from .segment import SEGMENT_BYTES_MAX, SegmentHeader, decode, hash_of
 from .target import ChainHead
-from .voting import NOTHING, Answer, LogPosition, Question
+from .voting import NOTHING, LogPosition, Question, Vote
 
 if TYPE_CHECKING:
     from .._store.api import PageFiles
@@ -380,7 +380,7 @@ class ReceivedSegments:
             next_one.wait_for(n)
         self._on_step("confirmed")
 
-    def answered(self, message: Question) -> Answer:
+    def answered(self, message: Question) -> Vote:
         """What the voter of this replica says. Behind a vote for another primary, nothing of this one is confirmed any more."""
         with self._changed:
             return self._votes.answered(message, lambda: self.position)
@@ -419,7 +419,7 @@ class ReceivedSegments:
         """Why what was received can't be applied, or does not arrive at the next replica; None: nothing is wrong."""
         return self.error or (None if self._forwarding is None else self._forwarding.error)
 
-    def _in_log(self, place: Place) -> bytes:
+    def _in_log(self, place: LogPlace) -> bytes:
         log = self._log
         return b"" if log is None else log.read(place)
 

@@ -18,7 +18,7 @@ from .keys import key_id
 from .membership import answer_from, message_values
 from .segment import SEGMENT_BYTES_MAX, header_from
 from .target import ChainHead, ShipTarget
-from .voting import Answer, Question
+from .voting import Question, Vote
 
 TIMEOUT_SECONDS: Final = 20.0
 """For an answer. A replica syncs one segment meanwhile."""
@@ -140,7 +140,7 @@ class ReplicaTarget(ShipTarget):
 
     # ---- the others of a chain
 
-    def vote(self, message: Question) -> Answer:
+    def vote(self, message: Question) -> Vote:
         """What the voter there says.
 
         Raises:

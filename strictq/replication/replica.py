@@ -34,7 +34,7 @@ from .remote import ReplicaTarget
 from .replica_home import ReplicaState, promotion_wanted
 from .replica_log import position_of
 from .segment import SEGMENT_BYTES_MAX, header_values
-from .voting import Answer, Question
+from .voting import Question, Vote
 
 VERSION: Final = "/1/"
 HEAD: Final = VERSION + "head"
@@ -291,7 +291,7 @@ class Replica:
         receiving = self._receiving
         return None if receiving is None else receiving.trouble
 
-    def answered(self, message: Question) -> Answer:
+    def answered(self, message: Question) -> Vote:
         """For the server: what the voter says."""
         receiving = self._receiving
         if receiving is not None and receiving.state.role == "replica":

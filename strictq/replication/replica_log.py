@@ -32,7 +32,7 @@ class Logged(NamedTuple):
     size: int
 
 
-class Place(NamedTuple):
+class LogPlace(NamedTuple):
     """Of a segment in the log."""
 
     file: int
@@ -160,7 +160,7 @@ class ReplicaLog:
         self._last[file] = header.n
         return Logged(header, hash_of(data), file, at, len(data))
 
-    def read(self, logged: Logged | Place) -> bytes:
+    def read(self, logged: Logged | LogPlace) -> bytes:
         with files.typed("the replica's log can't be read"):
             return os.pread(self._fds[logged.file], logged.size, logged.at)
 

@@ -110,7 +110,7 @@ class Question:
 
 
 @attrs.frozen
-class Answer:
+class Vote:
     """What a voter says.
 
     Attributes:
@@ -138,24 +138,24 @@ def learned(state: VoterState, decided: Membership | None) -> VoterState:
     return VoterState(state.id, decided)
 
 
-def answer(state: VoterState, message: Question) -> Answer:
+def answer(state: VoterState, message: Question) -> Vote:
     """What a voter says, and what it is then. The state has to be durable before the answer is sent."""
     if message.kind == "look":
-        return Answer(True, state)
+        return Vote(True, state)
     state = learned(state, message.decided)
     if message.kind == "learn":
-        return Answer(state.decided == message.decided, state)
+        return Vote(state.decided == message.decided, state)
     ballot = message.ballot
     if ballot is None or message.decided is None or state.decided != message.decided or not state.has_vote:
-        return Answer(False, state)
+        return Vote(False, state)
     if state.promised is not None and ballot < state.promised:
-        return Answer(False, state)
+        return Vote(False, state)
     if message.kind == "prepare":
-        return Answer(True, attrs.evolve(state, promised=ballot))
+        return Vote(True, attrs.evolve(state, promised=ballot))
     value = message.value
     if value is None or value.version != message.decided.version + 1 or value.queue_id != message.decided.queue_id:
-        return Answer(False, state)
-    return Answer(True, attrs.evolve(state, promised=ballot, accepted=(ballot, value)))
+        return Vote(False, state)
+    return Vote(True, attrs.evolve(state, promised=ballot, accepted=(ballot, value)))
 
 
 Phase = Literal["promises", "votes", "decided", "lost"]
@@ -199,7 +199,7 @@ class Ballotting:
             return Question("accept", self.decided, self.ballot, self.value)
         return Question("learn", self.newest or self.decided)
 
-    def heard(self, asked: Question, said: Answer) -> Ballotting:
+    def heard(self, asked: Question, said: Vote) -> Ballotting:
         """What becomes of it with this answer to this question."""
         if asked.ballot != self.ballot or self.phase not in ("promises", "votes"):
             return self
@@ -222,7 +222,7 @@ class Ballotting:
             return attrs.evolve(self, votes=votes)
         return self
 
-    def _promised(self, said: Answer) -> Ballotting:
+    def _promised(self, said: Vote) -> Ballotting:
         before = self.voted_before
         if said.state.accepted is not None and (before is None or said.state.accepted[0] > before[0]):
             before = said.state.accepted

@@ -12,7 +12,7 @@ import pytest
 
 from strictq.replication import voting
 from strictq.replication.membership import answer_from, answer_values, message_from, message_values, state_from, state_values
-from strictq.replication.voting import Answer, Ballot, Ballotting, LogPosition, Membership, Question, VoterState, answer, learned
+from strictq.replication.voting import Ballot, Ballotting, LogPosition, Membership, Question, Vote, VoterState, answer, learned
 
 FIRST = Membership(1, 1, "q", (("A", ""), ("B", "tcp://b"), ("C", "tcp://c")), "A", "h")
 
@@ -71,7 +71,7 @@ def test_a_value_is_for_the_next_version() -> None:
 def test_states_and_questions_travel() -> None:
     state = VoterState("B", FIRST, Ballot(4, "C"), (Ballot(4, "C"), promoted("C")))
     assert state_from(state_values(state)) == state
-    said = Answer(True, state, LogPosition(1, 5, "x"))
+    said = Vote(True, state, LogPosition(1, 5, "x"))
     assert answer_from(answer_values(said)) == said
     for message in (Question("look"), Question("accept", FIRST, Ballot(4, "C"), promoted("C"))):
         assert message_from(json.dumps(message_values(message)).encode()) == message
@@ -80,8 +80,8 @@ def test_states_and_questions_travel() -> None:
 # ---- one try
 
 
-def promise(id: str, position: LogPosition = voting.NOTHING, accepted: tuple[Ballot, Membership] | None = None) -> Answer:
-    return Answer(True, VoterState(id, FIRST, Ballot(1, "B"), accepted), position)
+def promise(id: str, position: LogPosition = voting.NOTHING, accepted: tuple[Ballot, Membership] | None = None) -> Vote:
+    return Vote(True, VoterState(id, FIRST, Ballot(1, "B"), accepted), position)
 
 
 def test_a_log_that_is_behind_does_not_win() -> None:
