@@ -347,7 +347,7 @@ class Settling:
         steps = {shard: self._step(pairs, fresh) for shard, (pairs, fresh) in by_shard.items()}
         committed: dict[int, dict[Settlement, LeaseLost]] = {}
         if receive is not None:
-            joined = self._storage.join(
+            joined = Joined.of(
                 {shard: (step.last, step.heads, step.starts) for shard, step in steps.items() if step.acks}
             )
             receive(joined)

@@ -422,17 +422,15 @@ class Storage:
     def ack(self, shard: int, batches: Sequence[Settlement]) -> list[Lost]:
         """Resolve messages for good. Of each settlement: the seqs that were refused."""
         part = self._store.shards[shard]
-        fast = part.fast
-        if fast is not None and (done := fast.ack(batches)) is not None:
-            part.keep_wal_short()
-            return done
-        return part.drain(Ack(batches))
+        if (fast := part.fast) is None or (done := fast.ack(batches)) is None:
+            return part.drain(Ack(batches))
+        part.keep_wal_short()
+        return done
 
     def ack_one(self, shard: int, held: Held, seq: int) -> bool:
         """Resolve the only message that a lease holds, in fewer steps. False: nothing was done, and `ack` is to do it."""
         part = self._store.shards[shard]
-        fast = part.fast
-        if fast is None or not fast.ack_one(held.key, held.token, seq):
+        if (fast := part.fast) is None or not fast.ack_one(held.key, held.token, seq):
             return False
         part.keep_wal_short()
         return True
@@ -496,16 +494,8 @@ class Storage:
         Returns:
             What was refused.
         """
-        work = Advance(last, heads, starting)
-        if last or heads:
-            return self._store.shards[shard].drain(work)
-        return self._store.shards[shard].lease(work, lambda _refused: arrivals)
-
-    def join(
-        self, work: dict[int, tuple[Sequence[tuple[Settlement, int, int]], Sequence[Settlement], Sequence[Settlement]]]
-    ) -> Joined:
-        """Let the next receive commit this. Args: work: of each shard, `last`, `heads` and `starting` of `advance`."""
-        return Joined({shard: Advance(*some) for shard, some in work.items()})
+        work, part = Advance(last, heads, starting), self._store.shards[shard]
+        return part.drain(work) if last or heads else part.lease(work, lambda _refused: arrivals)
 
     def extend(self, shard: int, batches: Sequence[Settlement], length: int) -> list[int | LeaseLost]:
         """Move the deadline of each lease to `length` microseconds from now. Returns the new ones, in queue time."""
@@ -797,11 +787,10 @@ class Storage:
 
 
 __all__ = [
-    "MEMORY", "NAME_BITS", "PAGE_BYTES", "POLL_SECONDS", "SHARDS_MAX", "Acks", "Allowance", "AppDatabase",
-    "Applied", "Arriving", "AttemptFailure", "Block", "BlockSize", "Bulk", "BulkRows", "Capture", "ChangedFile", "Changes",
-    "Claimed", "Committed", "Durability", "Encode", "Fields", "Fork", "Held", "Holding", "Hook", "Image", "Item",
-    "Joined", "Known", "Listed", "ListedColumns", "Lost", "MessageRange",
-    "OpenTransaction", "Options", "PackedColumns", "PageFiles", "Part",
+    "MEMORY", "NAME_BITS", "PAGE_BYTES", "POLL_SECONDS", "SHARDS_MAX", "Acks", "Allowance", "AppDatabase", "Applied",
+    "Arriving", "AttemptFailure", "Block", "BlockSize", "Bulk", "BulkRows", "Capture", "ChangedFile", "Changes", "Claimed",
+    "Committed", "Durability", "Encode", "Fields", "Fork", "Held", "Holding", "Hook", "Image", "Item", "Joined", "Known",
+    "Listed", "ListedColumns", "Lost", "MessageRange", "OpenTransaction", "Options", "PackedColumns", "PageFiles", "Part",
     "Patience", "Piece", "Placed", "PlainRows", "Position", "ProcessHold", "QueueCut", "QueueFacts", "Rebuild", "ReplicaLook",
     "Replication", "Request", "Rounds", "Row", "Rows", "Sent", "Settlement", "ShipProgress", "ShipStatus", "Ships", "Size",
     "Staging", "Statement", "Storage", "Token", "Took", "TransactionName", "WalMovedOn", "Want", "WentBack",

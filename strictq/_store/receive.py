@@ -39,6 +39,13 @@ class Joined:
         self.work = work
         self.done: dict[int, dict[Settlement, LeaseLost]] = {}
 
+    @classmethod
+    def of(
+        cls, work: dict[int, tuple[Sequence[tuple[Settlement, int, int]], Sequence[Settlement], Sequence[Settlement]]]
+    ) -> Joined:
+        """Of each shard, `last`, `heads` and `starting` of `Storage.advance`."""
+        return cls({shard: Advance(*some) for shard, some in work.items()})
+
 
 def receive(
     store: Store, request: Request, into: list[Claimed], *, wait_for_busy: bool, joined: Joined | None = None

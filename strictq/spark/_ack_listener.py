@@ -117,7 +117,7 @@ class CommittedBatch:
 
 
 @attrs.frozen
-class End:
+class BatchEnd:
     """How far one queue is at the end of a batch.
 
     Attributes:
@@ -164,7 +164,7 @@ class Later:
             ack.send()
 
 
-def _ends(text: Any, rows: int) -> list[End] | None:
+def _ends(text: Any, rows: int) -> list[BatchEnd] | None:
     """An offset of ours, queue by queue; None: it is another source's.
 
     Args:
@@ -178,14 +178,14 @@ def _ends(text: Any, rows: int) -> list[End] | None:
         return None
     if offset.keys() - {"history"} == {"queue", "consumer", "after", "n", "path"}:
         name, consumer, path, n = (offset[k] for k in ("queue", "consumer", "path", "n"))
-        return [End(Read(path, name, consumer, rows), CommittedBatch(path, name, consumer, n))]
+        return [BatchEnd(Read(path, name, consumer, rows), CommittedBatch(path, name, consumer, n))]
     if offset.keys() != {"consumer", "line", "round", "queues"}:
         return None
     consumer, ends = offset["consumer"], []
     for name, entry in offset["queues"].items():
         path, n, some = entry["path"], entry["n"], rows > 0 and entry["after"] < entry["n"]
         read = Read(path, name, consumer, entry.get("messages", 0) if some else 0)
-        ends.append(End(read, CommittedBatch(path, name, consumer, n) if some else None))
+        ends.append(BatchEnd(read, CommittedBatch(path, name, consumer, n) if some else None))
     return ends
 
 
