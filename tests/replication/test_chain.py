@@ -1,0 +1,301 @@
+"""A chain of three: what is confirmed is on all of it, and a majority of its members elects the next primary."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import strictq
+from strictq import ConfigError, InvalidArgument, NotConfirmed, NotElected, Queue, QueueNotFound, Replica
+from tests.support.replicas import FAST, bodies, forget_contact, free_port, token_file
+from tests.support.running import ROOT
+from tests.support.shipping import until
+
+
+class Chain:
+    """A queue, its replica B, and the replica C behind that, in confirmed mode."""
+
+    def __init__(self, place: Path) -> None:
+        self.token = token_file(place)
+        self.b_home, self.c_home = place / "b", place / "c"
+        self.b_address, self.c_address = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        self.c: Replica | None = None
+        self.b: Replica | None = None
+        self.start_c()
+        self.start_b()
+        self.q = strictq.open(place / "a", durability="process", shards=2)
+        self.q.configure_replication(
+            f"tcp://{self.b_address}", "confirmed", token_file=self.token, interval_seconds=FAST, timeout_seconds=20.0
+        )
+
+    def impatient(self) -> None:
+        """Calls wait half a second for the replicas."""
+        self.q.configure_replication(
+            f"tcp://{self.b_address}", "confirmed", token_file=self.token, interval_seconds=FAST, timeout_seconds=0.5
+        )
+
+    def start_b(self) -> None:
+        self.b = Replica(self.b_home, listen=self.b_address, token_file=self.token, forward_to=f"tcp://{self.c_address}")
+
+    def start_c(self) -> None:
+        self.c = Replica(self.c_home, listen=self.c_address, token_file=self.token)
+
+    def stop_b(self) -> None:
+        if self.b is not None:
+            self.b.close()
+            self.b = None
+
+    def stop_c(self) -> None:
+        if self.c is not None:
+            self.c.close()
+            self.c = None
+
+    def form(self) -> None:
+        found = strictq.members(self.q.path, form=[f"tcp://{self.b_address}", f"tcp://{self.c_address}"], token_file=self.token)
+        assert len(found.members) == 3
+
+    def lose_the_primary(self) -> None:
+        self.q.close()
+        for home in (self.b_home, self.c_home):
+            forget_contact(home)
+
+    def close(self) -> None:
+        self.q.close()
+        self.stop_b()
+        self.stop_c()
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Iterator[Chain]:
+    made = Chain(tmp_path)
+    yield made
+    made.close()
+
+
+def expected(count: int) -> list[bytes]:
+    return [b"%d" % n for n in range(count)]
+
+
+def has(home: Path, count: int) -> bool:
+    """Has the replica applied so many messages?"""
+    try:
+        return bodies(home) == expected(count)
+    except QueueNotFound:  # it has no whole state yet
+        return False
+
+
+def fill(q: Queue, first: int, count: int) -> None:
+    for n in range(first, first + count):
+        q.send(b"%d" % n, key="k")
+
+
+def test_what_is_confirmed_is_on_the_last_replica(chain: Chain) -> None:
+    fill(chain.q, 0, 5)
+    for home in (chain.b_home, chain.c_home):
+        until(lambda home=home: has(home, 5))  # type: ignore[misc]
+
+
+def test_without_the_last_replica_nothing_is_confirmed(chain: Chain) -> None:
+    fill(chain.q, 0, 3)
+    chain.impatient()
+    chain.stop_c()
+    with pytest.raises(NotConfirmed):
+        chain.q.send(b"3", key="k")
+    chain.start_c()
+    until(lambda: has(chain.c_home, 4))
+    chain.q.send(b"4", key="k")
+    assert chain.q.stats().depth == 5
+
+
+def test_the_middle_is_restarted_and_the_end_is_made_anew(chain: Chain) -> None:
+    fill(chain.q, 0, 3)
+    chain.stop_b()
+    chain.start_b()
+    fill(chain.q, 3, 3)
+    until(lambda: has(chain.c_home, 6))
+    chain.stop_c()
+    for path in sorted(chain.c_home.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    chain.c_home.rmdir()
+    chain.start_c()  # it lost its disk: the segments that B has no more are shipped as a new base
+    fill(chain.q, 6, 3)
+    until(lambda: has(chain.c_home, 9))
+
+
+def test_a_majority_elects_and_the_other_is_refused(chain: Chain) -> None:
+    fill(chain.q, 0, 5)
+    chain.form()
+    chain.lose_the_primary()
+    chain.stop_c()
+    with pytest.raises(NotElected):
+        strictq.promote(chain.b_home, token_file=chain.token)  # without A and C
+    chain.start_c()
+    done = strictq.promote(chain.c_home, token_file=chain.token)
+    with strictq.open(chain.c_home) as r:
+        assert [d.body for d in r.receive(10)] == expected(5)
+        assert r.check() == []
+    assert done.term == 2
+    with pytest.raises(NotElected):
+        strictq.promote(chain.b_home, token_file=chain.token)
+
+
+def test_a_member_that_was_dropped_is_never_elected(chain: Chain) -> None:
+    fill(chain.q, 0, 2)
+    chain.form()
+    left = strictq.members(chain.q.path, drop=f"tcp://{chain.c_address}", token_file=chain.token)
+    assert len(left.members) == 2
+    chain.lose_the_primary()
+    with pytest.raises(NotElected):
+        strictq.promote(chain.c_home, token_file=chain.token)
+
+
+@pytest.mark.parametrize(("code", "permitted"), [(0, True), (1, False)])
+def test_a_decider_decides_in_place_of_the_members(chain: Chain, tmp_path: Path, code: int, permitted: bool) -> None:
+    fill(chain.q, 0, 2)
+    chain.form()
+    chain.lose_the_primary()
+    chain.stop_b()
+    program = tmp_path / "decide.py"
+    program.write_text(f"import sys\nassert len(sys.argv) == 4\nsys.exit({code})\n", encoding="ascii")
+    decider = [sys.executable, str(program)]
+    if not permitted:
+        with pytest.raises(NotElected):
+            strictq.promote(chain.c_home, token_file=chain.token, decider=decider)
+        return
+    strictq.promote(chain.c_home, token_file=chain.token, decider=decider)
+    with strictq.open(chain.c_home) as r:
+        assert r.stats().depth == 2
+
+
+def test_bad_members_change_nothing(chain: Chain) -> None:
+    with pytest.raises(ConfigError):
+        strictq.members(chain.q.path, token_file=chain.token)
+    with pytest.raises(InvalidArgument, match="one of form, add and drop"):
+        strictq.members(chain.q.path, add="tcp://127.0.0.1:1", drop="tcp://127.0.0.1:2", token_file=chain.token)
+    fill(chain.q, 0, 1)
+    chain.form()
+    with pytest.raises(strictq.StrictqError):
+        strictq.members(chain.q.path, drop="tcp://127.0.0.1:1", token_file=chain.token)
+    assert len(strictq.members(chain.q.path, token_file=chain.token).members) == 3
+
+
+# ---- kill -9
+
+RECEIVER = """
+import sys
+import strictq
+
+home, listen, token, forward_to = sys.argv[1:]
+with strictq.Replica(home, listen=listen, token_file=token, forward_to=forward_to or None) as replica:
+    print(replica.address, flush=True)
+    replica.wait()
+"""
+SENDER = """
+import sys
+import strictq
+
+with strictq.open(sys.argv[1]) as q:
+    for n in range(int(sys.argv[2]), 1_000_000):
+        q.send(b"%d" % n, key="k")
+        print(n, flush=True)
+"""
+
+
+def started(script: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
+
+
+def received_by(chain: Chain, place: str) -> subprocess.Popen[str]:
+    """The replica B or C in a process of its own."""
+    home, address = (chain.b_home, chain.b_address) if place == "middle" else (chain.c_home, chain.c_address)
+    forward_to = f"tcp://{chain.c_address}" if place == "middle" else ""
+    process = started(RECEIVER, str(home), address, str(chain.token), forward_to)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == address
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def sends(q: Queue, n: int) -> bool:
+    try:
+        q.send(b"%d" % n, key="k", dedup_id=str(n))
+    except strictq.StrictqError as e:
+        if not e.transient:
+            raise
+        return False
+    return True
+
+
+@pytest.mark.parametrize("place", ["middle", "end"])
+def test_a_replica_that_is_killed_loses_nothing_that_was_confirmed(chain: Chain, place: str) -> None:
+    if place == "middle":
+        chain.stop_b()
+    else:
+        chain.stop_c()
+    process = received_by(chain, place)
+    chain.impatient()
+    moments = random.Random(place)
+    sent = 0
+    for _ in range(4):
+        killer = threading.Timer(moments.uniform(0.0, 0.1), process.kill)
+        killer.start()
+        while sent % 30 != 29 or process.poll() is None:
+            try:
+                chain.q.send(b"%d" % sent, key="k", dedup_id=str(sent))
+            except strictq.StrictqError as e:
+                if not e.transient:
+                    raise
+                if process.poll() is not None:
+                    break
+                time.sleep(0.02)  # it was started again, and is not heard of yet
+                continue
+            sent += 1
+        killer.join()
+        end(process)
+        process = received_by(chain, place)
+    try:
+        until(lambda: sends(chain.q, sent))  # what was not confirmed is repeated
+        until(lambda: has(chain.c_home, sent + 1))
+    finally:
+        end(process)
+
+
+def test_a_primary_that_is_killed_is_followed_by_one_with_all_that_was_confirmed(chain: Chain) -> None:
+    fill(chain.q, 0, 2)
+    chain.form()
+    chain.q.close()
+    process = started(SENDER, chain.q.path, "2")
+    assert process.stdout is not None
+    confirmed = 1
+    for line in process.stdout:
+        confirmed = int(line)
+        if confirmed > 40:
+            process.send_signal(signal.SIGKILL)
+            break
+    rest = process.stdout.read().split()
+    process.wait()
+    process.stdout.close()
+    confirmed = max([confirmed, *map(int, rest)])
+    chain.lose_the_primary()
+    strictq.promote(chain.c_home, token_file=chain.token)
+    with strictq.open(chain.c_home) as r:
+        found = [d.body for d in r.receive(10_000)]
+        assert r.check() == []
+    assert found[: confirmed + 1] == expected(confirmed + 1)
+    assert found == expected(len(found))
