@@ -347,9 +347,7 @@ class Settling:
         steps = {shard: self._step(pairs, fresh) for shard, (pairs, fresh) in by_shard.items()}
         committed: dict[int, dict[Settlement, LeaseLost]] = {}
         if receive is not None:
-            joined = Joined.of(
-                {shard: (step.last, step.heads, step.starts) for shard, step in steps.items() if step.acks}
-            )
+            joined = Joined.of({shard: (step.last, step.heads, step.starts) for shard, step in steps.items() if step.acks})
             receive(joined)
             committed = joined.done
         for shard, (pairs, fresh) in by_shard.items():

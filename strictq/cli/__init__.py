@@ -42,6 +42,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "replica": ("receiving", "Receive a queue's changes on another host."),
     "promote": ("receiving", "Make a queue of such a replica."),
     "merge": ("merging", "Merge what the old primary has into the queue that took its place."),
+    "members": ("receiving", "Show or change the members of a chain of replicas."),
     "adopt": ("merging", "Make a copied directory a queue of its own."),
     "replicas": ("replicating", "Show what a replica holds."),
     "restore": ("replicating", "Restore a queue from a replica."),

@@ -73,6 +73,12 @@ WORDS: Final[dict[str, str]] = {
         "queue of its own: strictq adopt QUEUE"
     ),
     "rejoin": "if its replica was promoted, use --rejoin: the directory is moved to {path}.diverged-TERM and not deleted",
+    "one_shard_or_key": "use a queue that was created with --shards 1, or leave dedup_scope as it is",
+    "finish_election": "finish the promotion: run strictq promote again on the host where it began, or on another member",
+    "majority": "start the members that do not answer; if they are lost for good: strictq promote PATH --force",
+    "form_chain": "form it on the primary's host: strictq members QUEUE --form TARGET --form TARGET",
+    "no_member": "promote a member, see strictq members PATH; to use this host again, start an empty replica",
+    "show_members": "show the members: strictq members PATH",
     "replica_gap": "restore an earlier state; list them with strictq replicas TARGET --points",
     "lane_held": "the key is held ({by}); release it with strictq release{rest}",
 }
@@ -91,6 +97,7 @@ SAME: Final = frozenset(
     prepare_keys prepared_columns rename_column same_version run_task_again install_java java_version leave_key_type_out
     declare_nullable read_batch name_query encode_json give_announce see_stderr host_and_port give_pem name_write
     own_checkpoint new_checkpoint cast_column same_interpreter options_are columns_are select_columns install_there never_sent
+    replica_is promote_other elected_other decider feed_first
     empty leased delayed ready quarantined did_you_mean settings_are not_a_url no_home cron_fields zone_names name_schedule
     """.split()  # noqa: SIM905
 )
@@ -105,7 +112,9 @@ NO_COMMAND: Final = frozenset(
     aware_datetime send_path share_handle json_body name_of_schedule key_and_seq
     option_of option_called option_backlog option_available_now
     option_trigger_interval option_no_loss option_kafka_client option_oldest_first option_ttl option_acked_removed
-    option_no_files option_parse_bodies filter_keys local_path on_disk temporary_view one_path
+    option_no_files option_parse_bodies filter_keys local_path on_disk one_path
+    path_or_paths paths_list paths_pattern no_match queue_back fail_on_missing one_queue_option fleet_checkpoint one_copy
+    body_column leave_column_out insert_job
     """.split()  # noqa: SIM905
 )
 """Codes of hints that name Python calls in parts of the library that no command uses."""

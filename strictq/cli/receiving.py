@@ -1,4 +1,4 @@
-"""`strictq replica` and `strictq promote`."""
+"""`strictq replica`, `strictq promote` and `strictq members`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 import strictq
 from strictq.cli._arguments import PATH, json_option, quiet_option
 from strictq.cli._command import OK, Stopping, command, many, printable, tell
+from strictq.cli._render import listing
 from strictq.cli._words import emit, span, utc
 
 EXAMPLES: Final = {
@@ -17,11 +18,18 @@ EXAMPLES: Final = {
 strictq replica orders.replica --listen 127.0.0.1:7400 --token-file token
 strictq replica orders.replica --listen 10.0.0.2:7400 --token-file token --certificate own.pem
 strictq replica orders.strictq --listen 10.0.0.1:7400 --token-file token --certificate own.pem --rejoin
+strictq replica b.replica --listen 127.0.0.1:7400 --token-file token --forward-to tcp://127.0.0.1:7401
 """,
     "promote": """
 strictq promote orders.replica --dry-run
 strictq promote orders.replica
 strictq promote orders.replica --force --dead
+strictq promote c.replica --token-file token
+""",
+    "members": """
+strictq members orders.strictq --form tcp://127.0.0.1:7400 --form tcp://127.0.0.1:7401 --token-file token
+strictq members orders.strictq --token-file token
+strictq members orders.strictq --drop tcp://127.0.0.1:7401 --token-file token
 """,
 }
 LOOK_SECONDS: Final = 0.2
@@ -41,12 +49,15 @@ LOST: Final = {
 @click.option("--plaintext", is_flag=True, help="Receive without TLS at an address of a network that is private.")
 @click.option("--key-file", type=PATH, metavar="FILE", help="The secret that segments are keyed with.")
 @click.option("--queue-id", metavar="ID", help="The only queue that may ship to it. Default: the first that does.")
+@click.option("--forward-to", metavar="TARGET", help="Ship on to this next replica of a chain, tcps://HOST:PORT.")
+@click.option("--authority", type=PATH, metavar="FILE", help="With --forward-to: the authority of that replica's certificate.")
 @click.option("--rejoin", is_flag=True, help="If PATH is a queue whose replica was promoted, move it away first.")
 @quiet_option
 @json_option
 def replica(
     path: Path, listen: str, token_file: Path, certificate: Path | None, private_key: Path | None, plaintext: bool,
-    key_file: Path | None, queue_id: str | None, rejoin: bool, quiet: bool, as_json: bool,
+    key_file: Path | None, queue_id: str | None, forward_to: str | None, authority: Path | None, rejoin: bool, quiet: bool,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Receive a queue's changes from its primary on another host, until Ctrl-C, and keep a copy that can be promoted.
 
@@ -57,7 +68,7 @@ def replica(
     """
     with Stopping() as stopping, strictq.Replica(
         path, listen=listen, token_file=token_file, certificate=certificate, private_key=private_key, plaintext=plaintext,
-        key_file=key_file, queue_id=queue_id, rejoin=rejoin,
+        key_file=key_file, queue_id=queue_id, forward_to=forward_to, authority=authority, rejoin=rejoin,
     ) as receiving:  # fmt: skip
         if receiving.moved_aside is not None:
             tell(f"strictq: the queue that was there is {printable(receiving.moved_aside)} now")
@@ -80,18 +91,29 @@ def replica(
 @click.option("--force", is_flag=True, help="Also if the primary was heard of in the last ten seconds.")
 @click.option("--dead", is_flag=True, help="The primary's consumers are dead: end their leases at once.")
 @click.option("--key-file", type=PATH, metavar="FILE", help="The secret that segments are keyed with.")
+@click.option("--token-file", type=PATH, metavar="FILE", help="In a chain: the token of its members.")
+@click.option("--authority", type=PATH, metavar="FILE", help="In a chain: the authority of their certificates.")
+@click.option(
+    "--decider", metavar="COMMAND", help="In a chain: run this command, without a shell, in place of the members' votes."
+)
 @click.option("--dry-run", is_flag=True, help="Only show what the queue would be, and what is known to be missing.")
 @quiet_option
 @json_option
-def promote(path: Path, force: bool, dead: bool, key_file: Path | None, dry_run: bool, quiet: bool, as_json: bool) -> int:
+def promote(
+    path: Path, force: bool, dead: bool, key_file: Path | None, token_file: Path | None, authority: Path | None,
+    decider: str | None, dry_run: bool, quiet: bool, as_json: bool,
+) -> int:  # fmt: skip
     """Make a queue of a replica because its primary is lost. What the primary committed after the last segment is lost.
 
     The primary is refused from then on. Refused itself while the primary may live: two queues that go on from the same messages
-    would hand out each of them twice. Promoting again does nothing more.
+    would hand out each of them twice. Promoting again does nothing more. In a chain, a majority of the members must agree.
 
     Exit code 0: done. 1: the primary may live, or a process does not let go. 2: wrong usage, or there is no such replica.
     """
-    done = strictq.promote(path, force=force, dead=dead, key_file=key_file, dry_run=dry_run)
+    done = strictq.promote(
+        path, force=force, dead=dead, key_file=key_file, dry_run=dry_run, token_file=token_file, authority=authority,
+        decider=decider,
+    )  # fmt: skip
     if as_json:
         emit(done.to_dict())
     elif not quiet:
@@ -105,4 +127,39 @@ def promote(path: Path, force: bool, dead: bool, key_file: Path | None, dry_run:
             print(f"a later state did not arrive whole, and is given up: {many(done.missing_segments, 'segment')}")
         if done.alive and dry_run:
             print("the primary may live: --force would be needed")
+    return OK
+
+
+@command(EXAMPLES["members"])
+@click.argument("path", type=PATH, metavar="PATH", help="The queue, or a replica's directory, on this host.")
+@click.option("--form", multiple=True, metavar="TARGET", help="Make a chain of the queue and these replicas, tcps://HOST:PORT.")
+@click.option("--add", metavar="TARGET", help="Add a replica that receives already.")
+@click.option("--drop", metavar="TARGET", help="Drop a replica. It cannot be promoted any more.")
+@click.option("--token-file", type=PATH, metavar="FILE", help="The token of all replicas.")
+@click.option("--authority", type=PATH, metavar="FILE", help="The authority of their certificates.")
+@click.option("--plaintext", is_flag=True, help="Reach replicas without TLS in a network that is private.")
+@json_option
+def members(
+    path: Path, form: tuple[str, ...], add: str | None, drop: str | None, token_file: Path | None, authority: Path | None,
+    plaintext: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Show the members of a chain, or change them. A majority of the members must agree to a change.
+
+    Exit code 0: done. 1: no majority answered; nothing was changed. 2: invalid usage, or there is no chain.
+    """
+    found = strictq.members(path, form=form, add=add, drop=drop, token_file=token_file, authority=authority, plaintext=plaintext)
+    if as_json:
+        emit(found.to_dict())
+        return OK
+    print(f"{many(len(found.members), 'member')}, version {found.version}, term {found.term}")
+    rows = [
+        (
+            "this host" if m.address is None and m.here else printable(m.address or "the first primary"),
+            "primary" if m.primary else "replica",
+            "-" if m.version is None else f"{m.version}",
+            printable(m.error or ""),
+        )
+        for m in found.members
+    ]
+    listing(("member", "role", "version", "error"), rows, right=("version",))
     return OK

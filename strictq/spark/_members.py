@@ -126,7 +126,7 @@ def place_of(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-class Members:
+class FleetMembers:
     """All queues that a fleet's query can reach now. Used by one thread, which lets others work side by side.
 
     Attributes:
@@ -274,7 +274,7 @@ class Members:
             self.by_id[name].close()
 
     def open_ones(self) -> list[Member]:
-        """Members that are open."""
+        """FleetMembers that are open."""
         return [self.by_id[name] for name in self._used]
 
     def close(self) -> None:

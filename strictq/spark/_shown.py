@@ -39,7 +39,7 @@ def shown(own: StructType, body: str, *, many: bool) -> StructType:
 
 
 @attrs.frozen
-class View:
+class RowView:
     """A schema that Spark wants, and the one to read for it.
 
     Attributes:
@@ -52,7 +52,7 @@ class View:
     body: str
 
     @classmethod
-    def of(cls, schema: StructType, body: str, *, many: bool) -> View:
+    def of(cls, schema: StructType, body: str, *, many: bool) -> RowView:
         """The view of a schema that was checked."""
         added = OF_QUEUES if many else ()
         own = [StructField(BODY if f.name == body else f.name, f.dataType, f.nullable) for f in schema if f.name not in added]

@@ -19,7 +19,7 @@ from ._opened import looking, settle
 from ._options import BatchOptions
 from ._plain import plain
 from ._scanning import Records, Scan, fetched
-from ._shown import View
+from ._shown import RowView
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -100,7 +100,7 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, TableTask):
             return  # where there is no task, Spark makes one without a partition
-        view = View.of(self._schema, self._options.body, many=self._options.paths.many)
+        view = RowView.of(self._schema, self._options.body, many=self._options.paths.many)
         path, queue_id = partition.path, partition.queue_id
         if partition.server is not None:
             batches = fetched(partition.server, queue_id, partition.what, view.inner)

@@ -19,11 +19,11 @@ from pyspark.sql.types import StructType
 from .. import _hints as hints
 from .._errors import HandoutGone, QueueNotFound
 from .._handouts import HANDOUT_MESSAGES_MAX
-from ._members import Member, Members
+from ._members import FleetMembers, Member
 from ._opened import settle
 from ._options import StreamOptions
 from ._plain import OFFSET_METHODS, plain
-from ._shown import BODY, View
+from ._shown import BODY, RowView
 from .source import REPORT_SHARE, Blocks, recorded
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ Entry = dict[str, Any]
 
 
 @attrs.frozen
-class Position:
+class FleetPosition:
     """Where a fleet's stream is.
 
     Attributes:
@@ -53,7 +53,7 @@ class Position:
     queues: Mapping[str, Entry]
 
     @classmethod
-    def of(cls, offset: Mapping[str, Any], consumer: str) -> Position:
+    def of(cls, offset: Mapping[str, Any], consumer: str) -> FleetPosition:
         """From an offset; also from that of a stream of one queue, which grew.
 
         Raises:
@@ -111,8 +111,8 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOptions.of(self._given, self._schema)
 
     @cached_property
-    def _members(self) -> Members:
-        return Members(self._options, self._schema)
+    def _members(self) -> FleetMembers:
+        return FleetMembers(self._options, self._schema)
 
     # ---- offsets
 
@@ -121,7 +121,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         # Spark keeps it nowhere: each queue's beginning is looked for when it has its first batch.
-        return Position(None, 0, {}).offset(self._options.consumer)
+        return FleetPosition(None, 0, {}).offset(self._options.consumer)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.messages_max)
@@ -139,7 +139,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else HANDOUT_MESSAGES_MAX
-        at = Position.of(start, self._options.consumer)
+        at = FleetPosition.of(start, self._options.consumer)
         began = time.monotonic()
         if began < self._idle_until and not self._now:
             return start
@@ -169,7 +169,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._idle_until = time.monotonic() + IDLE_SHARE * (time.monotonic() - began)
         return start
 
-    def _look_for_gone(self, at: Position) -> None:
+    def _look_for_gone(self, at: FleetPosition) -> None:
         """Report queues of the checkpoint that are not found."""
         self._gone = {name: entry["path"] for name, entry in at.queues.items() if name not in self._members.by_id}
         for name, path in self._gone.items():
@@ -180,7 +180,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise error
             self._members.report(path, str(error.args[0]))
 
-    def _again(self, at: Position, behind: Sequence[Member]) -> Position:
+    def _again(self, at: FleetPosition, behind: Sequence[Member]) -> FleetPosition:
         """The next batch as it was recorded: what belongs to the earliest of the fleet's batches, and nothing more."""
         rounds: dict[str, int] = {}
         for chunk in self._members.chunks(behind):
@@ -189,7 +189,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         shares = {name: HANDOUT_MESSAGES_MAX for name, number in rounds.items() if number == earliest}
         return self._took(at, max(at.round + 1, earliest), [m for m in behind if m.queue_id in shares], shares)
 
-    def _step(self, at: Position, chunk: Sequence[Member], most: int) -> Position | None:
+    def _step(self, at: FleetPosition, chunk: Sequence[Member], most: int) -> FleetPosition | None:
         """A new batch of some queues; None: there is nothing new."""
         pending = self._members.each(chunk, lambda m: self._pending(at, m), quick=True)
         ready = [m for m in chunk if pending.get(m.queue_id)]
@@ -201,12 +201,12 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         following = self._took(at, at.round + 1, [m for m in ready if m.queue_id in shares], shares)
         return None if following.queues == _carried(at) else following
 
-    def _pending(self, at: Position, member: Member) -> int:
+    def _pending(self, at: FleetPosition, member: Member) -> int:
         """About how many messages a queue can give; at least 1 if it has recorded a batch that Spark does not know."""
         held, n = member.held, self._number(at, member)
         return 1 if held.last > n else held.pending(n, every=self._now) or 0
 
-    def _took(self, at: Position, number: int, members: Sequence[Member], shares: Mapping[str, int]) -> Position:
+    def _took(self, at: FleetPosition, number: int, members: Sequence[Member], shares: Mapping[str, int]) -> FleetPosition:
         """The position after members have recorded their next batches."""
         size = self._options.bytes_max // max(1, len(members))
         line = at.line or self._line
@@ -226,9 +226,9 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         entries: dict[str, Entry] = _carried(at)
         for chunk in self._members.chunks(members):
             entries |= {name: entry for name, entry in self._members.each(chunk, take).items() if entry is not None}
-        return Position(line, number, entries)
+        return FleetPosition(line, number, entries)
 
-    def _number(self, at: Position, member: Member) -> int:
+    def _number(self, at: FleetPosition, member: Member) -> int:
         """The batch of a queue that Spark has; where it has none, the one after which the queue begins."""
         entry = at.queues.get(member.queue_id)
         held = member.held
@@ -248,7 +248,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if start == end:
             return []
-        entries = {name: e for name, e in Position.of(end, self._options.consumer).queues.items() if e["after"] < e["n"]}
+        entries = {name: e for name, e in FleetPosition.of(end, self._options.consumer).queues.items() if e["after"] < e["n"]}
         self._members.find()
         if entries.keys() - self._members.by_id.keys():
             self._members.find(now=True)  # it may have come back a moment ago
@@ -271,7 +271,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(_packed(blocks, self._options.partition_messages))
 
     def commit(self, end: dict[str, Any]) -> None:
-        at = Position.of(end, self._options.consumer)
+        at = FleetPosition.of(end, self._options.consumer)
         members = [m for m in self._members.open_ones() if m.queue_id in at.queues]
         self._members.each(members, lambda m: m.held.ack(self._number(at, m)), quick=True)
 
@@ -312,13 +312,13 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, FleetBlocks):
             return  # an empty batch: a task without a partition
-        view = View.of(self._schema, self._given.get("bodyColumn") or BODY, many=True)
+        view = RowView.of(self._schema, self._given.get("bodyColumn") or BODY, many=True)
         for path, blocks in partition.blocks:
             yield from recorded(blocks, view, path)
         settle()
 
 
-def _carried(at: Position) -> dict[str, Entry]:
+def _carried(at: FleetPosition) -> dict[str, Entry]:
     """The entries of queues that have nothing in the next batch."""
     return {
         name: {k: v for k, v in {**entry, "after": entry["n"]}.items() if k != "messages"} for name, entry in at.queues.items()

@@ -27,7 +27,7 @@ from ._arrow import Builder, arrow_schema, encoder, unpack
 from ._opened import looking, settle
 from ._options import StreamOptions
 from ._plain import OFFSET_METHODS, plain
-from ._shown import BODY, View
+from ._shown import BODY, RowView
 from ._table_columns import read_schema
 
 if TYPE_CHECKING:
@@ -239,12 +239,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, Blocks):
             return  # an empty batch: a task without a partition
-        view = View.of(self._schema, self._given.get("bodyColumn") or BODY, many=False)
+        view = RowView.of(self._schema, self._given.get("bodyColumn") or BODY, many=False)
         yield from recorded(partition, view, partition.path)
         settle()
 
 
-def recorded(task: Blocks, view: View, path: str) -> Iterator[RecordBatch]:
+def recorded(task: Blocks, view: RowView, path: str) -> Iterator[RecordBatch]:
     """The messages of a task.
 
     Args:

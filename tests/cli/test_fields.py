@@ -489,6 +489,18 @@ def merge(w: World) -> None:
     w.run("merge", w.path, new)
 
 
+def members(w: World) -> None:
+    token = token_file(w.place)
+    last = strictq.Replica(w.place / "c", token_file=token)
+    with strictq.Replica(w.place / "b", token_file=token, forward_to=f"tcp://{last.address}") as next_, w.open() as q:
+        ship_to(q, next_.address, token)
+        until_level(q, w.place / "c")
+        form = ("--form", f"tcp://{next_.address}", "--form", f"tcp://{last.address}")
+        w.run("members", w.path, *form, "--token-file", token)
+        last.close()
+        w.run("members", w.path, "--token-file", token)
+
+
 def adopt(w: World) -> None:
     w.run("adopt", w.path)
     w.run("adopt", w.path)
@@ -522,7 +534,7 @@ RUNS: dict[str, Callable[[World], None]] = {
     "history plot": history_plot, "history purge": history_purge,
     "check": check, "check --salvage": check_salvage, "bench": bench, "demo": demo, "demo --worker": demo_worker,
     "completion": completion, "migrate": migrate, "replicate": replicate, "replicas": replicas, "restore": restore,
-    "replica": replica, "promote": promote, "merge": merge, "adopt": adopt,
+    "replica": replica, "promote": promote, "merge": merge, "adopt": adopt, "members": members,
 }  # fmt: skip
 
 DOCUMENTED = documented()
