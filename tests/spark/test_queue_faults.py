@@ -203,7 +203,7 @@ def test_a_stream_that_can_never_run_is_refused_when_it_is_loaded(
     with pytest.raises(Exception, match=match) as e:
         spark.readStream.format("strictq").options(**{"path": q.path, **options}).load()
     assert "strictq._errors" in str(e.value)
-    assert str(e.value).count("Traceback") == 1, "the reason alone"
+    assert "Traceback" not in str(e.value), "the reason alone"
 
 
 def test_with_a_schema_the_same_is_said_once_when_the_query_starts(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
