@@ -91,7 +91,7 @@ class Batch(LazyList[Delivery]):
         """Ack all of it in one go, if all of it is as it was received, and of this queue. False: nothing was done.
 
         Raises:
-            As Settling.ack.
+            PartialFailure, StoreError: as `Queue.ack_many`.
         """
         if self._client is not client or not self._is_whole():
             return False

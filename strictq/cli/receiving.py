@@ -17,8 +17,8 @@ EXAMPLES: Final = {
     "replica": """
 strictq replica orders.replica --listen 127.0.0.1:7400 --token-file token
 strictq replica orders.replica --listen 10.0.0.2:7400 --token-file token --certificate own.pem
-strictq replica orders.strictq --listen 10.0.0.1:7400 --token-file token --certificate own.pem --rejoin
-strictq replica b.replica --listen 127.0.0.1:7400 --token-file token --forward-to tcp://127.0.0.1:7401
+strictq replica a.strictq --listen 10.0.0.1:7400 --token-file token --certificate a.pem --rejoin
+strictq replica b --listen 127.0.0.1:7400 --token-file token --forward-to tcp://127.0.0.1:7401
 """,
     "promote": """
 strictq promote orders.replica --dry-run
@@ -27,9 +27,9 @@ strictq promote orders.replica --force --dead
 strictq promote c.replica --token-file token
 """,
     "members": """
-strictq members orders.strictq --form tcp://127.0.0.1:7400 --form tcp://127.0.0.1:7401 --token-file token
-strictq members orders.strictq --token-file token
-strictq members orders.strictq --drop tcp://127.0.0.1:7401 --token-file token
+strictq members a.strictq --form tcp://127.0.0.1:7400 --form tcp://127.0.0.1:7401 --token-file token
+strictq members a.strictq --token-file token
+strictq members a.strictq --drop tcp://127.0.0.1:7401 --token-file token
 """,
 }
 LOOK_SECONDS: Final = 0.2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -140,9 +140,10 @@ def interrupted(number: int, act: Callable[[], object]) -> bool:
 def test_interrupts_at_any_moment(q: Queue, verb: str) -> None:
     number, ended = 0, False
     hands: list[Delivery] = []
+    batches: list[Sequence[Delivery]] = []
     acts: dict[str, Callable[[], object]] = {
         "send": lambda: q.send(b"x", key="b"),
-        "receive": lambda: hands.extend(q.receive(2)),
+        "receive": lambda: batches.append(q.receive(2)),
         "ack": lambda: hands[0].ack(),
     }
     while not ended:

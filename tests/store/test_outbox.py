@@ -344,8 +344,8 @@ def test_a_check_beside_forwarding_finds_nothing(disk: Opener, monkeypatch: pyte
     here, there = keys_by_shard(2).values()
     look = Shard.look
 
-    def look_and_send(self: Shard, what: Any) -> Any:
-        found = look(self, what)
+    def look_and_send(self: Shard, what: Any, **options: Any) -> Any:
+        found = look(self, what, **options)
         for origin, destination in ((here, there), (there, here)):
             with q.transaction(key=origin) as tx:
                 tx.send(b"", destination)

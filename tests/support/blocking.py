@@ -10,6 +10,7 @@ from typing import Any
 from anyio.from_thread import BlockingPortal
 
 import strictq
+from strictq._lazy import LazyList
 
 
 async def _finish(call: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -20,7 +21,7 @@ async def _finish(call: Callable[..., Any], args: tuple[Any, ...], options: dict
 def _bare(value: Any) -> Any:
     if isinstance(value, Blocking):
         return object.__getattribute__(value, "_target")
-    return [_bare(item) for item in value] if isinstance(value, list) else value
+    return [_bare(item) for item in value] if isinstance(value, list | LazyList) else value
 
 
 class Blocking:
@@ -47,7 +48,7 @@ class Blocking:
         self._verb(self._target.set_key_state)(value)
 
     def _dressed(self, value: Any) -> Any:
-        if isinstance(value, list):
+        if isinstance(value, list | LazyList):
             return [self._dressed(item) for item in value]
         if hasattr(value, "__aenter__") and not isinstance(value, strictq.AsyncDelivery):
             return self._context(value)
