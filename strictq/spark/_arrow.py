@@ -122,7 +122,7 @@ class Builder:
                 case "key":
                     if len(packed.keys) != n_lanes:
                         raise _mixed(packed.shard)
-                    keys = _stored_keys(packed.keys, field.type)
+                    keys = None if self._key_type == "stored" else _stored_keys(packed.keys, field.type)
                     if keys is None:
                         keys = _keys(list(map(self.key, packed.keys)), field.type)
                     return keys if n == n_lanes else keys.take(_plain(np.repeat(np.arange(n_lanes), depths)))
@@ -186,7 +186,7 @@ def _plain(values: Any) -> pa.Array:
 
 
 def _stored_keys(stored: Sequence[bytes], column: pa.DataType) -> pa.Array | None:
-    """Stored keys as a column of text or bytes; None: they have to be looked at one by one."""
+    """Decode stored keys that are all text, or all bytes, into a column; None: they have to be looked at one by one."""
     kind = b"s" if pa.types.is_string(column) else b"b" if pa.types.is_binary(column) else b""
     sizes = np.fromiter(map(len, stored), np.int64, len(stored))
     if not kind or not sizes.all():
