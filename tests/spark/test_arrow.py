@@ -67,7 +67,7 @@ GIVEN = TABLE | {"consumer": "etl"}
         ({"consumer": ""}, "the option consumer is missing"),
         ({"consumer": "x" * 257}, "the option consumer must have 1 to 256 characters"),
         ({"path": ""}, "the option path is missing"),
-        ({"path": "a\0b"}, "the option path is missing"),
+        ({"path": "a\0b"}, "the option path has a NUL character"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, str], message: str) -> None:
