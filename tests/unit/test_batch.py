@@ -419,3 +419,17 @@ def test_an_async_batch_is_acked_whole(q: Queue) -> None:
         assert seqs(await aq.receive()) == [4]
 
     anyio.run(run)
+
+
+def test_a_batch_that_was_given_back_elsewhere_and_taken_again_is_refused(disk: Opener) -> None:
+    q = disk()
+    for key in ("a", "b"):
+        q.send(b"", key=key)
+    batch = q.receive(10)
+    q._storage.release(0, [held.all() for claimed in batch._leased for held in claimed.leases])  # as another process may
+    again = q.receive(10)
+    with pytest.raises((LeaseLost, PartialFailure)):
+        q.ack_many(batch)
+    assert q.stats().in_flight == 2
+    q.ack_many(again)
+    assert q.stats().depth == 0
