@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, assert_type
@@ -32,7 +33,7 @@ def send(q: strictq.Queue) -> None:
     q.send(b"", b"key")
     q.send(b"")
     receipts = q.send_many([strictq.Message(b"x", key=1), strictq.Message.json({"a": [1, None]}, key=b"k")])
-    assert_type(receipts, list[strictq.Receipt])
+    assert_type(receipts, Sequence[strictq.Receipt])
     q.send_many(strictq.Message(b"%d" % n, key=n) for n in range(3))
     assert_type(q.send_json({"a": None}, "k", at=datetime.now(UTC), dedup_id=strictq.CONTENT_HASH), strictq.Receipt)
     assert_type(q.send(strictq.Message(bytearray(b"x"), key=1, dedup_id=strictq.CONTENT_HASH)), strictq.Receipt)
