@@ -57,7 +57,7 @@ class Forwarding:
 
     Args:
         read: gives the bytes of a segment in the log; they may be others by now, or none.
-        whose: what the replica is now.
+        whose: what the replica is now; with no history, nothing is shipped on.
         on_step: as that of the replica.
     """
 

@@ -134,7 +134,7 @@ class ReceivedSegments:
                 self._load()
             elif self.state.role == "replica":
                 if next_replica is not None:
-                    self._forwarding = Forwarding(next_replica, self._in_log, lambda: self.state, on_step)
+                    self._forwarding = Forwarding(next_replica, self._in_log, self._forwarded, on_step)
                 self._load()
                 if self._forwarding is not None:
                     self._forwarding.begin()
@@ -336,6 +336,17 @@ class ReceivedSegments:
             if not voter.decided.ids - {voter.id, voter.decided.primary}:
                 return None
         return self._forwarding
+
+    def _forwarded(self) -> ReplicaState:
+        """Whose segments to ship on; nobody's, while the members have elected a primary that has not shipped here yet.
+
+        A next replica that is new would take the history before for its own.
+        """
+        voter = self._votes.look()
+        decided = None if voter is None else voter.decided
+        if decided is not None and decided.history_id != self.state.history_id:
+            return attrs.evolve(self.state, history_id="")
+        return self.state
 
     def _require_no_base(self) -> None:
         if self._forwarding is not None and self._forwarding.base_wanted:

@@ -15,8 +15,10 @@ import pytest
 
 import strictq
 from strictq import ConfigError, InvalidArgument, NotConfirmed, NotElected, Queue, QueueNotFound, Replica
+from strictq.replication.forwarding import Forwarding
+from strictq.replication.received import ReceivedSegments
 from tests.support.replicas import FAST, bodies, forget_contact, free_port, token_file
-from tests.support.running import ROOT
+from tests.support.running import PATIENCE_SECONDS, ROOT
 from tests.support.shipping import until
 
 
@@ -145,6 +147,39 @@ def test_a_majority_elects_and_the_other_is_refused(chain: Chain) -> None:
     assert done.term == 2
     with pytest.raises(NotElected):
         strictq.promote(chain.b_home, token_file=chain.token)
+
+
+def test_a_new_end_behind_a_survivor_follows_the_elected_primary(
+    chain: Chain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the survivor knows of it before the new primary ships: the old history is not passed on any more."""
+    fill(chain.q, 0, 3)
+    chain.form()
+    chain.lose_the_primary()
+    strictq.promote(chain.c_home, token_file=chain.token)
+    monkeypatch.setattr(ReceivedSegments, "_settle", lambda _self: None)
+    chain.stop_b()  # as if it was killed: its log has the old history
+    asked, real = threading.Event(), Forwarding._step
+
+    def step(self: Forwarding) -> None:
+        try:
+            real(self)
+        finally:
+            if not self._something:
+                asked.set()
+
+    monkeypatch.setattr(Forwarding, "_step", step)
+    with Replica(tmp_path / "d", token_file=chain.token) as end:
+        chain.b = Replica(chain.b_home, listen=chain.b_address, token_file=chain.token, forward_to=f"tcp://{end.address}")
+        assert asked.wait(PATIENCE_SECONDS)
+        with strictq.open(chain.c_home, durability="process") as q:
+            q.configure_replication(
+                f"tcp://{chain.b_address}", "confirmed", token_file=chain.token, interval_seconds=FAST, timeout_seconds=20.0
+            )
+            fill(q, 3, 2)
+            until(lambda: has(tmp_path / "d", 5))
+            done = strictq.members(chain.c_home, add=f"tcp://{end.address}", token_file=chain.token)
+    assert len(done.members) == 3
 
 
 def test_a_member_that_was_dropped_is_never_elected(chain: Chain) -> None:
