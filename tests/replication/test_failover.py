@@ -1,0 +1,25 @@
+"""Primaries that are killed at any moment, and work that goes on at a replica that was promoted.
+
+By the history checker, what a call returned in confirmed mode holds across the promotion; in asynchronous mode, what is lost is a
+suffix in time. Some seconds each. The long form:
+
+    python -m tests.campaigns failovers --count 500
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.campaign import tally
+from tests.support.failover import KINDS, Kind, fail_over
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_work_goes_on_at_a_promoted_replica(tmp_path: Path, kind: Kind) -> None:
+    campaign, events = fail_over(tmp_path, seed=1, kind=kind, times=2, shards=2)
+    assert campaign.failovers == 2
+    counts = tally(events)
+    for verb in ("send", "receive", "ack"):
+        assert counts[verb] > 10, counts
