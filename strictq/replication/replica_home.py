@@ -71,6 +71,7 @@ class ReplicaState:
         applied_hash: of that.
         confirmed: the calls of the primary wait for this replica, so that it has all that they returned.
         generation: of the primary's setting that says so.
+        forwards_to: the next replica of its chain, when it was last started with one; "": there was none.
     """
 
     queue_id: str = ""
@@ -83,6 +84,7 @@ class ReplicaState:
     applied_hash: str = ""
     confirmed: bool = False
     generation: int = 0
+    forwards_to: str = ""
 
     def write(self, home: Path) -> None:
         """Store it.

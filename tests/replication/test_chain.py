@@ -17,7 +17,7 @@ import strictq
 from strictq import ConfigError, InvalidArgument, NotConfirmed, NotElected, Queue, QueueNotFound, Replica
 from strictq.replication.forwarding import Forwarding
 from strictq.replication.received import ReceivedSegments
-from tests.support.replicas import FAST, bodies, forget_contact, free_port, token_file
+from tests.support.replicas import FAST, Receiver, bodies, forget_contact, free_port, token_file
 from tests.support.running import PATIENCE_SECONDS, ROOT
 from tests.support.shipping import until
 
@@ -94,6 +94,11 @@ def has(home: Path, count: int) -> bool:
         return False
 
 
+def last_error(q: Queue) -> str:
+    found = q.replication()
+    return "" if found is None or found.last_error is None else found.last_error
+
+
 def fill(q: Queue, first: int, count: int) -> None:
     for n in range(first, first + count):
         q.send(b"%d" % n, key="k")
@@ -130,6 +135,29 @@ def test_the_middle_is_restarted_and_the_end_is_made_anew(chain: Chain) -> None:
     chain.start_c()  # it lost its disk: the segments that B has no more are shipped as a new base
     fill(chain.q, 6, 3)
     until(lambda: has(chain.c_home, 9))
+
+
+def test_a_middle_that_lost_its_next_replica_confirms_nothing(chain: Chain) -> None:
+    """It was started without `forward_to`, and the members have not dropped the replica behind it."""
+    fill(chain.q, 0, 2)
+    chain.form()
+    chain.impatient()
+    chain.stop_b()
+    chain.b = Replica(chain.b_home, listen=chain.b_address, token_file=chain.token)
+    with pytest.raises(NotConfirmed):
+        chain.q.send(b"2", key="k")
+    until(lambda: "without forward_to" in last_error(chain.q))
+    assert "--drop TARGET" in last_error(chain.q)
+    chain.stop_b()
+    chain.start_b()
+    until(lambda: sends(chain.q, 3))
+    until(lambda: has(chain.c_home, 4))
+    chain.stop_b()
+    chain.stop_c()
+    chain.b = Replica(chain.b_home, listen=chain.b_address, token_file=chain.token)
+    strictq.members(chain.q.path, drop=f"tcp://{chain.c_address}", token_file=chain.token)
+    until(lambda: sends(chain.q, 4))  # without another start
+    until(lambda: has(chain.b_home, 5))
 
 
 def test_a_majority_elects_and_the_other_is_refused(chain: Chain) -> None:
@@ -224,15 +252,6 @@ def test_bad_members_change_nothing(chain: Chain) -> None:
 
 # ---- kill -9
 
-RECEIVER = """
-import sys
-import strictq
-
-home, listen, token, forward_to = sys.argv[1:]
-with strictq.Replica(home, listen=listen, token_file=token, forward_to=forward_to or None) as replica:
-    print(replica.address, flush=True)
-    replica.wait()
-"""
 SENDER = """
 import sys
 import strictq
@@ -250,21 +269,11 @@ def started(script: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def received_by(chain: Chain, place: str) -> subprocess.Popen[str]:
+def received_by(chain: Chain, place: str) -> Receiver:
     """The replica B or C in a process of its own."""
-    home, address = (chain.b_home, chain.b_address) if place == "middle" else (chain.c_home, chain.c_address)
-    forward_to = f"tcp://{chain.c_address}" if place == "middle" else ""
-    process = started(RECEIVER, str(home), address, str(chain.token), forward_to)
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == address
-    return process
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+    if place == "middle":
+        return Receiver(chain.b_home, chain.b_address, forward_to=f"tcp://{chain.c_address}")
+    return Receiver(chain.c_home, chain.c_address)
 
 
 def sends(q: Queue, n: int) -> bool:
@@ -288,27 +297,27 @@ def test_a_replica_that_is_killed_loses_nothing_that_was_confirmed(chain: Chain,
     moments = random.Random(place)
     sent = 0
     for _ in range(4):
-        killer = threading.Timer(moments.uniform(0.0, 0.1), process.kill)
+        killer = threading.Timer(moments.uniform(0.0, 0.1), process.signal, (signal.SIGKILL,))
         killer.start()
-        while sent % 30 != 29 or process.poll() is None:
+        while sent % 30 != 29 or process.alive:
             try:
                 chain.q.send(b"%d" % sent, key="k", dedup_id=str(sent))
             except strictq.StrictqError as e:
                 if not e.transient:
                     raise
-                if process.poll() is not None:
+                if not process.alive:
                     break
                 time.sleep(0.02)  # it was started again, and is not heard of yet
                 continue
             sent += 1
         killer.join()
-        end(process)
+        process.kill()
         process = received_by(chain, place)
     try:
         until(lambda: sends(chain.q, sent))  # what was not confirmed is repeated
         until(lambda: has(chain.c_home, sent + 1))
     finally:
-        end(process)
+        process.kill()
 
 
 def test_a_primary_that_is_killed_is_followed_by_one_with_all_that_was_confirmed(chain: Chain) -> None:

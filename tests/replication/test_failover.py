@@ -18,8 +18,9 @@ from tests.support.failover import KINDS, Kind, fail_over
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_work_goes_on_at_a_promoted_replica(tmp_path: Path, kind: Kind) -> None:
-    campaign, events = fail_over(tmp_path, seed=1, kind=kind, times=2, shards=2)
-    assert campaign.failovers == 2
+    times = 2 if kind == "chain" else 1
+    campaign, events = fail_over(tmp_path, seed=1, kind=kind, times=times, shards=2)
+    assert campaign.failovers == times
     counts = tally(events)
     for verb in ("send", "receive", "ack"):
         assert counts[verb] > 10, counts
