@@ -14,9 +14,23 @@ from pathlib import Path
 import pytest
 
 import strictq
-from strictq import ConfigError, InvalidArgument, NotConfirmed, NotElected, Queue, QueueNotFound, Replica
+from strictq import (
+    ConfigError,
+    Diverged,
+    InvalidArgument,
+    NotConfirmed,
+    NotElected,
+    Queue,
+    QueueNotFound,
+    Replica,
+    TargetUnavailable,
+)
+from strictq.replication import forwarding, replica_log
 from strictq.replication.forwarding import Forwarding
+from strictq.replication.membership import Votes
 from strictq.replication.received import ReceivedSegments
+from strictq.replication.replica_home import ReplicaState
+from strictq.replication.voting import Ballot, Membership, Question, VoterState
 from tests.support.replicas import FAST, Receiver, bodies, forget_contact, free_port, token_file
 from tests.support.running import PATIENCE_SECONDS, ROOT
 from tests.support.shipping import until
@@ -248,6 +262,143 @@ def test_bad_members_change_nothing(chain: Chain) -> None:
     with pytest.raises(strictq.StrictqError):
         strictq.members(chain.q.path, drop="tcp://127.0.0.1:1", token_file=chain.token)
     assert len(strictq.members(chain.q.path, token_file=chain.token).members) == 3
+
+
+# ---- what the next replica must have
+
+
+def test_what_is_there_already_waits_for_the_next_replica(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shipper that asks where to go on must not take for confirmed what the middle alone has."""
+    fill(chain.q, 0, 2)
+    chain.impatient()
+    monkeypatch.setattr(forwarding, "NEXT_SECONDS", 0.2)
+    chain.stop_c()
+    with pytest.raises(NotConfirmed):
+        chain.q.send(b"2", key="k")
+    assert chain.b is not None
+    with pytest.raises(TargetUnavailable):
+        chain.b.receiving().head()
+    chain.start_c()
+    until(lambda: sends(chain.q, 3))
+    assert chain.b.receiving().head() is not None
+
+
+def test_the_next_replica_knows_first_that_calls_do_not_wait(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(chain.q, 0, 2)
+    monkeypatch.setattr(forwarding, "NEXT_SECONDS", 0.2)
+    chain.stop_c()
+    assert chain.b is not None
+    receiving = chain.b.receiving()
+    state = receiving.state
+
+    def beat(*, confirmed: bool, generation: int) -> None:
+        receiving.beat(
+            state.queue_id, state.history_id, state.term, 0, confirmed=confirmed, generation=generation
+        )  # fmt: skip
+
+    for confirmed, generation in ((True, state.generation), (False, state.generation + 1)):
+        with pytest.raises(TargetUnavailable):
+            beat(confirmed=confirmed, generation=generation)
+        assert ReplicaState.read(chain.b_home).confirmed
+    chain.start_c()
+    until(lambda: chain.b is None or chain.b.error is None)
+    chain.q.configure_replication(f"tcp://{chain.b_address}", token_file=chain.token, interval_seconds=FAST)
+    assert not ReplicaState.read(chain.b_home).confirmed
+    assert not ReplicaState.read(chain.c_home).confirmed
+
+
+def test_a_next_replica_that_was_away_gets_the_rest_of_the_log(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no second base: what it lacks is kept for it."""
+    fill(chain.q, 0, 1)
+    chain.q.configure_replication(f"tcp://{chain.b_address}", token_file=chain.token, interval_seconds=FAST)
+    monkeypatch.setattr(replica_log, "ROTATE_BYTES", 1)
+    until(lambda: has(chain.c_home, 1))
+    chain.stop_c()
+    planned: list[int | None] = []
+    real = Forwarding._goes_on_from
+
+    def goes_on_from(self: Forwarding, n: int, digest: str) -> int | None:
+        planned.append(real(self, n, digest))
+        return planned[-1]
+
+    monkeypatch.setattr(Forwarding, "_goes_on_from", goes_on_from)
+    for n in range(1, 6):
+        fill(chain.q, n, 1)
+        until(lambda n=n: has(chain.b_home, n + 1))  # type: ignore[misc]
+    chain.start_c()
+    until(lambda: has(chain.c_home, 6))
+    assert planned
+    assert None not in planned
+
+
+def test_a_next_replica_of_another_chain_is_not_written_to() -> None:
+    forward = Forwarding(None, lambda _place: b"", ReplicaState, lambda _step: None)  # type: ignore[arg-type]
+    forward.loaded((4, "d"), [])
+    assert (forward._goes_on_from(4, "d"), forward._goes_on_from(2, "b")) == (4, None)
+    with pytest.raises(Diverged, match="has more than this replica"):
+        forward._goes_on_from(5, "e")
+    with pytest.raises(Diverged, match="has another segment 4"):
+        forward._goes_on_from(4, "other")
+
+
+# ---- votes
+
+
+def voter_of(home: Path) -> VoterState:
+    found = Votes(home).look()
+    assert found is not None
+    return found
+
+
+def elected(decided: Membership, host: str) -> Membership:
+    others = tuple(each for each in decided.members if each[0] != decided.primary)
+    return Membership(decided.version + 1, decided.term + 1, decided.queue_id, others, host, "e" * 32)
+
+
+def test_behind_a_vote_the_old_primary_confirms_nothing(chain: Chain) -> None:
+    fill(chain.q, 0, 2)
+    chain.form()
+    chain.impatient()
+    assert chain.b is not None
+    decided = voter_of(chain.b_home).decided
+    assert decided is not None
+    other = voter_of(chain.c_home).id
+    ballot = Ballot(1, other)
+    assert chain.b.answered(Question("accept", decided, ballot, elected(decided, other))).yes
+    assert voter_of(chain.b_home).accepted is not None
+    with pytest.raises(NotConfirmed):
+        chain.q.send(b"2", key="k")
+    chain.b.answered(Question("learn", elected(decided, other)))
+    until(lambda: (found := chain.q.replication()) is not None and found.mode == "fenced")
+
+
+def test_a_member_that_was_dropped_does_not_follow(chain: Chain) -> None:
+    fill(chain.q, 0, 2)
+    chain.form()
+    strictq.members(chain.q.path, drop=f"tcp://{chain.c_address}", token_file=chain.token)
+    decided = voter_of(chain.b_home).decided
+    assert decided is not None
+    later = elected(decided, voter_of(chain.b_home).id)
+    assert chain.c is not None
+    chain.c.answered(Question("learn", later))
+    with pytest.raises(Diverged, match="another history"):
+        chain.c.receiving().claim(later.queue_id, later.history_id, "")
+
+
+def test_the_elected_host_fetches_what_it_lacks(chain: Chain) -> None:
+    fill(chain.q, 0, 2)
+    chain.form()
+    chain.q.configure_replication(f"tcp://{chain.b_address}", token_file=chain.token, interval_seconds=FAST)
+    until(lambda: has(chain.c_home, 2))
+    chain.stop_c()
+    fill(chain.q, 2, 3)
+    until(lambda: has(chain.b_home, 5))
+    chain.lose_the_primary()
+    chain.stop_b()
+    chain.start_c()
+    with Replica(chain.b_home, listen=chain.b_address, token_file=chain.token):  # it ships on to no one
+        strictq.promote(chain.c_home, token_file=chain.token)
+    assert bodies(chain.c_home) == expected(5)
 
 
 # ---- kill -9
