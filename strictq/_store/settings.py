@@ -96,8 +96,8 @@ class Settings:
         Raises:
             ConfigError: the settings do not suit the number of shards; nothing changed.
             InvalidArgument: this thread is inside a transaction of the queue; nothing changed.
-                StoreError: the change is stored, but a shard could not be reached. Its copy comes with this process's next
-                    write to it.
+            StoreError: the change is stored, but a shard could not be reached. Its copy comes with this process's next write
+                to it.
         """
         for shard in self.shards:
             shard.require_outside()
@@ -141,8 +141,8 @@ class Settings:
 
         Raises:
             InvalidArgument: this thread is inside a transaction of the queue; nothing changed.
-                StoreError: the change is stored, but a shard could not be reached. Its copy comes with this process's next
-                    write to it.
+            StoreError: the change is stored, but a shard could not be reached. Its copy comes with this process's next write
+                to it.
         """
         assert self.directory is not None
         for shard in self.shards:

@@ -38,7 +38,7 @@ class Topology:
     """The ranges of all shards, in the order of their numbers, which is the order of their hashes.
 
     Raises:
-            ValueError: the ranges have a gap or an overlap, are not in order, or two shards name the same file.
+        ValueError: the ranges have a gap or an overlap, are not in order, or two shards name the same file.
     """
 
     __slots__ = ("_starts", "ranges")
