@@ -993,7 +993,7 @@ MUTATIONS = [
     _store(
         "a process that learns of confirmed mode in a write waits behind it",
         "settings.py",
-        "        self.confirming.active = True  # it may have become so; after the commit of the write that noticed the change, it looks\n",
+        "        self.confirming.active = True  # provisional: `look` decides after this commit\n",
         "",
         "tests/replication/test_confirmed.py",
     ),

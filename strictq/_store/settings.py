@@ -56,7 +56,7 @@ class Settings:
 
     def adopt_config(self, text: str, version: int) -> None:
         self.settings = (QueueConfig.from_json(text), version)
-        self.confirming.active = True  # it may have become so; after the commit of the write that noticed the change, it looks
+        self.confirming.active = True  # provisional: `look` decides after this commit
 
     def refresh_config(self) -> bool:
         """Read the newest configuration from queue.db. Return whether it changed."""
