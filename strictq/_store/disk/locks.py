@@ -42,8 +42,7 @@ class Presence(Lock):
 
     def split(self) -> None:
         """Acquire an own share in a forked child. With the share that came through the fork, parent and child would not exclude
-        each
-        other."""
+        each other."""
         inherited, self._fd = self._fd, None
         if inherited is None:
             return

@@ -51,8 +51,7 @@ def mended(page: bytes) -> bytes | None:
     """Return the page as it was before one bit flipped. None: the checksum does not identify the bit, or more is wrong.
 
     The checksum is linear. So the difference between the two sums is followed back, word by word, to one that a single bit
-    causes.
-    For the lower bits of a word that is nearly always unique.
+    causes. For the lower bits of a word that is nearly always unique.
     """
     wanted, computed = _SUM.unpack(page[USABLE:]), _SUM.unpack(sum_of(page))
     a, b = (wanted[0] - computed[0]) & _WORD, (wanted[1] - computed[1]) & _WORD

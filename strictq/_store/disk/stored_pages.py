@@ -15,8 +15,7 @@ class StoredPages:
     """The pages of a database file, read through the checksum layer. The contents of its WAL are ignored.
 
     SQLite opens the file, so that this process keeps SQLite's locks on it. The layer verifies only reads of whole pages, so a
-    page
-    is read in two parts.
+    page is read in two parts.
     """
 
     def __init__(self, path: Path, *, read_only: bool) -> None:

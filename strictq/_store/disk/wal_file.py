@@ -243,9 +243,8 @@ class Wal:
     def frames(self, header: Header) -> Iterator[Frame]:
         """Yield every frame of this WAL, up to the last one that can be verified.
 
-        A frame is verified by the checksum of the one before it, or, if only its header is damaged, by what that must have been.
-        Slow:
-        0.1 ms a frame, 6 ms a damaged one.
+        A frame is verified by the checksum of the one before it, or, if only its header is damaged, by what that must have
+        been. Slow: 0.1 ms a frame, 6 ms a damaged one.
         """
         held: list[Frame] = []
         sums = header.sums
@@ -273,9 +272,8 @@ class Wal:
     def _mended_frame(self, raw: bytes, sums: Sums, header: Header) -> Frame | None:
         """Return the frame if exactly one bit of its page number or size is wrong.
 
-        In SQLite's sum, a bit in the highest byte of a word of the page can have the same effect as the same bit of the numbers:
-        its
-        effect repeats within the length of a page. For such a bit it is unknown which of the two flipped.
+        In SQLite's sum, a bit in the highest byte of a word of the page can have the same effect as the same bit of the
+        numbers: its effect repeats within the length of a page. For such a bit it is unknown which of the two flipped.
         """
         stored = _FRAME.unpack_from(raw)[3:]
         for bit in range(64):

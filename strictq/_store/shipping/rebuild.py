@@ -90,8 +90,7 @@ class Rebuild(PageFiles):
 
         Args:
             boot: the machine's present boot, and what is added to the boot clock for queue time. None: the next process that
-                opens
-                it decides that, and timed leases are then over.
+                opens it decides that, and timed leases are then over.
         Raises:
             StoreCorrupt, SchemaMismatch: what was shipped is not a queue.
         """

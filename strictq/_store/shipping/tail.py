@@ -194,8 +194,7 @@ class WalTail:
         """Return whether this WAL follows the known one, and everything of that one had been captured.
 
         Old frames behind those of the new WAL show how far the known one went. The frame behind the last captured one does not
-        belong
-        to the known WAL, so there was none.
+        belong to the known WAL, so there was none.
         """
         if len(known) != HEADER_BYTES or len(header) != HEADER_BYTES or not parse_header(header).sound:
             return False
@@ -359,8 +358,7 @@ class WalTail:
         """Checkpoint the WAL, and let the next write restart it. Nothing captured may be unconfirmed.
 
         Most of it is checkpointed while others write. Then, while no process may write, the rest is captured and checkpointed,
-        and a pin
-        is begun that lets the WAL restart but not be checkpointed.
+        and a pin is begun that lets the WAL restart but not be checkpointed.
         """
         assert not self.has_changes
         for _ in range(BULK_PASSES):
