@@ -72,7 +72,7 @@ class DirectoryTarget(SegmentFiles):
         try:
             self._write(part, data)
             made = self._link(part, self.path / name)
-            files.sync_directory(self.path)  # even if the name exists: its writer may have been killed before the sync
+            files.sync_directory(self.path)  # even if the name exists: its writer may have died before the sync
             return made
         finally:
             with suppress(OSError):
