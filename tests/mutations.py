@@ -993,7 +993,7 @@ MUTATIONS = [
     _store(
         "a process that learns of confirmed mode in a write waits behind it",
         "settings.py",
-        "        self.confirming.active = True  # perhaps: it looks when the write that learned of it is committed\n",
+        "        self.confirming.active = True  # provisional: `look` decides after this commit\n",
         "",
         "tests/replication/test_confirmed.py",
     ),
