@@ -37,7 +37,7 @@ LOST: Final = {
     False: "later commits are missing",
     True: "it waited for this replica, so every commit whose call returned is here",
 }
-"""What a promotion loses, by whether the primary was in confirmed mode."""
+"""What a promotion loses, depending on whether the primary was in confirmed mode."""
 
 
 @command(EXAMPLES["replica"])

@@ -203,6 +203,21 @@ def test_looking_at_keyless_messages_scans_nothing_where_hot_lanes_are_shown(q: 
     assert q.status(receipt).state == "ready"
 
 
+SHOWN = [(INSPECT, name) for name in sorted(INSPECT.names())] + [(HANDOUT, "oldest"), (SCAN, "lanes_to"), (SCAN, "messages")]
+
+
+@pytest.mark.parametrize(("block", "name"), SHOWN, ids=_name)
+def test_a_look_copies_no_table_where_hot_lanes_are_shown(disk: Opener, block: Statements, name: str) -> None:
+    """SQLite can copy a whole view before it joins or sums it. `stats` of 10,000,000 messages once took 7 s and 800 MiB."""
+    q = disk(shards=1)
+    q.send_many([Message(b"", key=f"k{n % 7}") for n in range(40)])
+    q.receive(3)
+    steps = shard_of(q).look(lambda db: plan(db, getattr(block, name)))
+    copied = r"MATERIALIZE (lane|message|lease|ready)\b|.*AUTOMATIC|SCAN main\.message"
+    assert not [s for s in steps if re.match(copied, s)], steps
+    assert not [s for s in steps if re.match(r"SCAN main\.lane\b", s) and "lane_held" not in s], steps
+
+
 BLOCKS = {
     "claim": CLAIM, "handout": HANDOUT, "history": HISTORY, "inspect": INSPECT, "lanes": LANES, "operate": OPERATE,
     "outbox": OUTBOX, "scan": SCAN, "send": SEND, "settle": SETTLE,
