@@ -1119,7 +1119,7 @@ MUTATIONS = [
     Mutation(
         "a segment's name is synced",
         "strictq/replication/directory.py",
-        "            files.sync_directory(self.path)  # also where it is there: who linked it may have been killed before this\n",
+        "            files.sync_directory(self.path)  # even if the name exists: its writer may have died before the sync\n",
         "",
         ("tests/power/test_replica.py::test_what_was_shipped_survives_a_power_cut_of_the_target",),
     ),
