@@ -18,8 +18,7 @@ Runs = Callable[[str, int], tuple[Sequence[int], Sequence[int]]]
 
 
 class PackedColumns(NamedTuple):
-    """Messages as SQLite packed them. If headers, attempts or bodies are wanted, these have no headers or attempts, and small
-    bodies.
+    """Messages as SQLite packed them, with small bodies. If headers or attempts are wanted, these messages have none.
 
     Unwanted columns are empty.
 

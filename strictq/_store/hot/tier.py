@@ -166,9 +166,7 @@ def release(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settleme
 def _leased(
     hot: Memory, batches: Sequence[Settlement], fits: Callable[[HotLane, Settlement], bool]
 ) -> tuple[list[HotLane], list[Settlement]]:
-    """Return the hot lanes with the settlements' live leases, without duplicates, and the settlements that have none or do not
-    fit.
-    """
+    """Return the hot lanes with these settlements' live leases, each once, and the settlements that have none or do not fit."""
     found: dict[HotLane, None] = {}
     left: list[Settlement] = []
     for batch in batches:
