@@ -617,10 +617,9 @@ class Writer:
                 db.close()
 
     def _distrust_connection(self) -> None:
-        """Drop the connection after a failed read, write or sync: its page cache may differ from the disk. The next call opens
-        one.
+        """Drop the connection after a failed read, write or sync: its page cache may differ from the disk.
 
-        In memory there is no disk, and the data exists in the connection only.
+        The next call opens a new one. In memory there is no disk, and the data exists in the connection only.
         """
         if not self._in_memory:
             self._drop_connection()
