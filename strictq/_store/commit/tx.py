@@ -207,13 +207,17 @@ def insert_rows(tx: Tx, statements: dict[int, str], rows: Sequence[tuple[Any, ..
             left -= n
 
 
-def insert_values(tx: Tx, statements: dict[int, str], values: Sequence[Any], width: int) -> None:
-    """The same with the values of all rows, one row after the other."""
+def insert_values(tx: Tx, statements: dict[int, str], values: list[Any], width: int, shared: tuple[Any, ...]) -> None:
+    """The same with the values of all rows, one row after the other.
+
+    Args:
+        shared: the first parameters of each statement.
+    """
     at = 0
     for n, statement in statements.items():
         step = n * width
         while len(values) - at >= step:
-            tx.run(statement, values[at : at + step])
+            tx.run(statement, (*shared, *values[at : at + step]))
             at += step
 
 

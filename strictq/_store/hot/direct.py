@@ -152,7 +152,10 @@ class Direct:
             return None
         request = attempt.request
         hot.unsure = True
-        taken, room = _take(hot, request.room, request.per_key or request.room, now)
+        taken, room = hot.take_first(request.room, request.per_key or request.room, now)
+        if room > 0 and (not taken or hot.head() is not None):
+            _put_back(hot, taken)  # the next lane is not for hot lanes alone
+            taken = []
         if not taken:
             hot.unsure = False
             return None
@@ -188,25 +191,6 @@ class Direct:
             attempt.committed = db.total_changes() != changes
             raise
         return claimed
-
-
-def _take(hot: Memory, room: int, most: int, now: int) -> tuple[_Taken, int]:
-    """Take the next lanes out of the order, and their first messages. Nothing, if one of them is not for hot lanes alone.
-
-    Returns:
-        What was taken, and how much room is left.
-    """
-    taken: _Taken = []
-    while room > 0 and (head := hot.head()) is not None:
-        lane = head[1]
-        rows = lane.rows[: min(most, room)]
-        if now >= lane.expires or None in [row[BODY] for row in rows]:
-            _put_back(hot, taken)
-            return [], room
-        hot.pop()
-        taken.append((lane, rows))
-        room -= len(rows)
-    return taken, room
 
 
 def _put_back(hot: Memory, taken: _Taken) -> None:

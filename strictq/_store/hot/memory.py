@@ -64,13 +64,12 @@ class HotLease:
 
     __slots__ = ("claim", "hi", "lo", "low", "pending", "started")
 
-    def __init__(self, claim: Claim, rows: Sequence[Row]) -> None:
-        self.claim = claim
-        self.lo = lo = rows[0][SEQ]
-        self.hi = rows[-1][SEQ]
-        self.low = rows[0][ID]
-        self.pending = len(rows)
-        self.started = lo if claim.charged and self.pending == 1 else lo - claim.before
+    claim: Claim
+    lo: int
+    hi: int
+    low: int
+    started: int
+    pending: int
 
 
 # A plain tuple: the garbage collector does not look at it again.
@@ -417,35 +416,97 @@ class Memory:
         self._sends += len(arrivals)
         return first
 
+    def arrive_plain(
+        self, lanes: dict[bytes, HotLane], items: Sequence[tuple[bytes, bytes, Any, Any]], first: int, now: int, expires: int | None
+    ) -> tuple[list[int], bool]:
+        """As `arrive`, for messages without options, whose rows are made here.
+
+        Args:
+            lanes: by key. `issue` has reserved their seqs.
+            items: key and body of each message.
+            first: the arrival number of the first one.
+        Returns:
+            Their seqs, and whether a lane had none.
+        """
+        ready = False
+        arrival = first
+        fifo = self._fifo
+        owners: list[HotLane] = []
+        seqs: list[int] = []
+        for key, body, _, _ in items:
+            lane = lanes[key]
+            seq = lane.next
+            lane.next = seq + 1
+            rows = lane.rows
+            if not rows:
+                fifo.append((arrival, lane))
+                lane.listed = arrival
+                ready = True
+            rows.append((arrival, 0, key, 0, seq, None, expires, 0, arrival, now, None, None, None, None, body))
+            lane.touched = arrival
+            owners.append(lane)
+            seqs.append(seq)
+            arrival += 1
+        if expires is not None:
+            for lane in lanes.values():
+                lane.expires = min(lane.expires, expires)
+        self.ids += range(first, arrival)
+        self._owners += owners
+        self.top = arrival - 1
+        self._sends += len(seqs)
+        return seqs, ready
+
     def lease(self, taken: Iterable[tuple[HotLane, Sequence[Row]]], claim: Claim) -> None:
         """The first messages of some lanes were leased."""
+        new, before, charged = HotLease.__new__, claim.before, claim.charged
         for lane, rows in taken:
-            lane.lease = HotLease(claim, rows)
+            first = rows[0]
+            lease = lane.lease = new(HotLease)  # its fields are set here, because a call costs as much as they do
+            lease.claim = claim
+            lease.lo = lo = first[SEQ]
+            lease.low = first[ID]
+            lease.pending = n = len(rows)
+            if n == 1:
+                lease.hi = lo
+                lease.started = lo if charged else lo - before
+            else:
+                lease.hi = rows[-1][SEQ]
+                lease.started = lo - before
         self.next_deadline = min(self.next_deadline, claim.deadline)
         self.last_token = max(self.last_token, claim.token & ((1 << TOKEN_BITS) - 1))
 
     def ack(self, picked: Iterable[tuple[HotLane, Sequence[Row]]], at: int) -> bool:
         """Messages of some leases were acked; each lane occurs once. Returns whether a lane is ready now."""
         ready = False
+        claim: Claim | None = None
+        token = 0
         for lane, rows in picked:
             lease = lane.lease
             assert lease is not None
+            if lease.claim is not claim:
+                claim = lease.claim
+                token = claim.token
             n = len(rows)
-            if n == len(lane.rows):
-                lane.rows = []
-            elif rows[-1] is lane.rows[n - 1]:
-                del lane.rows[:n]
+            first = rows[0]
+            waiting = lane.rows
+            if n == len(waiting):
+                waiting.clear()
+            elif rows[-1] is waiting[n - 1]:
+                del waiting[:n]
             else:
                 gone = {row[ID] for row in rows}
-                lane.rows = [row for row in lane.rows if row[ID] not in gone]
+                lane.rows = waiting = [row for row in waiting if row[ID] not in gone]
             lane.active_at = at
-            lo, hi = rows[0][SEQ], rows[-1][SEQ]
-            seqs = range(lo, hi + 1) if hi - lo + 1 == n else [row[SEQ] for row in rows]
-            lane.done = (lease.claim.token, rows[0][ID], seqs)
-            lease.pending -= n
-            if not lease.pending:
+            lo = first[SEQ]
+            if n == 1:
+                lane.done = (token, first[ID], (lo,))
+            else:
+                hi = rows[-1][SEQ]
+                lane.done = (token, first[ID], range(lo, hi + 1) if hi - lo + 1 == n else [row[SEQ] for row in rows])
+            lease.pending = n = lease.pending - n
+            if not n:
                 lane.lease = None
-                if lane.rows:
+                if waiting:
                     self._list(lane)
                     ready = True
         return ready
@@ -509,6 +570,44 @@ class Memory:
             else:
                 fifo.popleft()
         return None
+
+    def take_first(self, room: int, most: int, now: int) -> tuple[list[tuple[HotLane, list[Row]]], int]:
+        """Take the next lanes out of the order, and their first messages, `most` of each: until the room is used up, or a lane
+        comes that a look at each message is needed for: it expires, or has bodies that lie apart.
+
+        Returns:
+            What was taken, and how much room is left.
+        """
+        taken: list[tuple[HotLane, list[Row]]] = []
+        fifo, heap = self._fifo, self._heap
+        while room > 0:
+            if heap or not fifo:
+                head = self.head()
+                if head is None:
+                    break
+                lane = head[1]
+                waiting = lane.rows
+            else:  # as `head`, written out, because it runs for every lane
+                arrival, lane = fifo[0]
+                waiting = lane.rows
+                if lane.listed != arrival:
+                    fifo.popleft()
+                    continue
+                if not waiting or waiting[0][ID] != arrival or lane.lease is not None or lane.gone:
+                    lane.listed = 0
+                    fifo.popleft()
+                    continue
+            rows = waiting[: most if most < room else room]
+            if now >= lane.expires or (rows[0][BODY] is None if len(rows) == 1 else None in [row[BODY] for row in rows]):
+                break
+            if heap:
+                self.pop()
+            else:
+                fifo.popleft()
+                lane.listed = 0
+            taken.append((lane, rows))
+            room -= len(rows)
+        return taken, room
 
     def are_tables_quiet(self, tx: Tx) -> bool:
         """Is there nothing to claim in the tables? They are looked at once after each transaction that wrote to them."""

@@ -17,25 +17,47 @@ from ..lanes.leases import BODY, ID, KEY, SEQ, Claimed, Row, Settlement
 from .memory import ACK, CLAIM, EXTEND, RELEASE, START, Claim, HotLane, HotLease, Memory
 
 _SEQ_OF: Final = itemgetter(SEQ)
+_KEY_OF, _BODY_OF = itemgetter(0), itemgetter(1)
 INSERTS: Final = repeated(HOT.insert_plain, 128, 16, 4, 1)
 _INSERT: Final = INSERTS[1]
-_WIDTH: Final = 6
-"""Values of a plain message in the inbox."""
+_WIDTH: Final = 4
+"""Values of a plain message in the inbox, besides those that all of a statement share."""
+
+
+def write_plain(
+    tx: Tx, hot: Memory, lanes: dict[bytes, HotLane], items: Sequence[tuple[bytes, bytes, Any, Any]], first: int, expires: int | None
+) -> list[int]:
+    """Add messages without options, whose bodies are not too large for a row, to the inbox and to their lanes.
+
+    Args:
+        lanes: by key. `issue` has reserved their seqs.
+        first: the arrival number of the first one.
+    Returns:
+        Their seqs.
+    """
+    hot.unsure = True
+    seqs, ready = hot.arrive_plain(lanes, items, first, tx.now, expires)
+    n = len(items)
+    values: list[Any] = [None] * (_WIDTH * n)  # one list: with a tuple for each, the garbage collector would come more often
+    values[::_WIDTH] = range(first, first + n)
+    values[1::_WIDTH] = map(_KEY_OF, items)
+    values[2::_WIDTH] = seqs
+    values[3::_WIDTH] = map(_BODY_OF, items)
+    insert_values(tx, INSERTS, values, _WIDTH, (tx.now, expires))
+    tx.hot_changes += n
+    if ready:
+        tx.wake = True
+    return seqs
 
 
 def write_arrivals(tx: Tx, hot: Memory, lanes: Sequence[HotLane], arrivals: Sequence[Row]) -> None:
     """Add numbered messages to the inbox, their arrival numbers ascending, and to their lanes."""
     hot.unsure = True
-    plain: list[Any] = []  # one list: with a tuple for each, the garbage collector would come more often
     for i, _, key, _, seq, _, expires, _, _, at, headers, size, prepare, process, body in arrivals:
         if headers is None and size is None and prepare is None and process is None:
-            plain += (i, key, seq, at, expires, body)
+            tx.run(_INSERT, (at, expires, i, key, seq, body))
         else:
             tx.run(HOT.insert_full, (i, key, seq, at, expires, headers, size, prepare, process, body))
-    if len(plain) == _WIDTH:
-        tx.run(_INSERT, plain)
-    else:
-        insert_values(tx, INSERTS, plain, _WIDTH)
     tx.hot_changes += len(arrivals)
     if hot.arrive(lanes, arrivals):
         tx.wake = True

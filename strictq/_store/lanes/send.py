@@ -81,7 +81,7 @@ _PlainRow = tuple[int, int, int, int, int | None, bytes | None]
 """Lane, seq, id, sent_at, expires, body (None: it lies apart)."""
 
 
-_KEY, _OPTIONS = itemgetter(0), itemgetter(2)
+_KEY, _BODY, _OPTIONS = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
 class Tail:
@@ -268,9 +268,14 @@ def _send_hot(
     now = tx.now
     expires = None if tx.config.ttl_seconds is None else times_of(now, None, tx.config).expires
     first = arrival
+    if not any(map(_OPTIONS, items)) and max(map(len, map(_BODY, items))) <= INLINE_BYTES_MAX:
+        hot.lanes.update(lanes_of)
+        seqs = tier.write_plain(tx, hot, lanes_of, items, first, expires)
+        _fold(tx, hot)
+        return SentInTurn(first, seqs)
     owners = [lanes_of[item[0]] for item in items]
     arrivals: list[Row] = []
-    seqs: list[int] = []
+    seqs = []
     stored: bytes | None
     for lane, (key, body, options, times) in zip(owners, items, strict=True):
         seq = lane.next
@@ -293,12 +298,17 @@ def _send_hot(
         arrival += 1
     hot.lanes.update(lanes_of)
     tier.write_arrivals(tx, hot, owners, arrivals)
+    _fold(tx, hot)
+    return SentInTurn(first, seqs)
+
+
+def _fold(tx: Tx, hot: Memory) -> None:
+    """Behind what was sent: a bounded step, where the logs are long."""
     if len(hot.ids) > cooling.WINDOW or len(hot.events) > cooling.EVENTS_MAX:
         before = tx.totals.last_lane
         cooling.fold(tx)
         if tx.config.idle_lane_seconds is not None:
             _forget_some(tx, tx.totals.last_lane - before, ())
-    return SentInTurn(first, seqs)
 
 
 def _forget_some(tx: Tx, new: int, keep: Container[int]) -> None:
