@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import Final
 
 from ..._sql import HOT, LANES, repeated
@@ -27,6 +28,7 @@ TAILS_MAX: Final = 131_072
 """Lanes that cooled empty and whose last seq memory keeps, so that a send need not look for them."""
 LANE_ROWS_MAX: Final = 4_096
 """A lane with more unresolved messages is a backlog, and cools."""
+_NUMBER_OF: Final = attrgetter("number")
 _IDS: Final = repeated(HOT.lanes_of, 64, 16, 4, 1)
 _NEW: Final = repeated(LANES.insert, 64, 16, 4, 1)
 _READY: Final = repeated(LANES.add_ready, 64, 16, 4, 1)
@@ -100,9 +102,13 @@ def fold(tx: Tx) -> None:
 
 def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:
     owners = hot.owners(rows)
-    leaving = [lane for lane in owners if lane.low <= upto]
-    # Lanes that stay hot: those of their last acks whose messages are cut are kept in their rows, for a retried call.
-    known = [lane for lane in owners if lane.low > upto and lane.done is not None and lane.done[DONE_LOW] <= upto]
+    leaving: list[HotLane] = []
+    known: list[HotLane] = []
+    for lane in owners:
+        if lane.low <= upto:
+            leaving.append(lane)
+        elif lane.done is not None and lane.done[DONE_LOW] <= upto:
+            known.append(lane)  # it stays hot: its last acks, whose messages are cut, are kept in its row for a retried call
     for lane in known:
         assert lane.done is not None
         token, _, seqs = lane.done
@@ -115,7 +121,7 @@ def number(tx: Tx, lane: HotLane) -> int:
     """The id of the row of a lane that stays hot. It is made if there is none."""
     assert tx.hot is not None
     tx.hot.unsure = True  # the id is not known if this is undone
-    _numbered(tx, [lane])
+    _number(tx, [lane])
     return lane.number
 
 
@@ -129,8 +135,8 @@ def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int, known: Seq
     if not leaving and not upto:
         return
     hot.unsure = True
-    numbered = sorted(_numbered(tx, leaving), key=lambda each: each[0])
-    _write(tx, hot, numbered)
+    _number(tx, leaving)
+    _write(tx, hot, sorted(leaving, key=_NUMBER_OF))
     keys = [lane.key for lane in leaving if lane.touched > upto]
     told = [lane.key for lane in known]
     hot.seen += 1
@@ -147,8 +153,8 @@ def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int, known: Seq
     tx.dirty = True  # the counter row includes what was cut
 
 
-def _numbered(tx: Tx, leaving: Sequence[HotLane]) -> list[tuple[int, HotLane]]:
-    """The lanes with their ids; rows of `lane` are made where there are none."""
+def _number(tx: Tx, leaving: Sequence[HotLane]) -> None:
+    """Find the ids of lanes; rows of `lane` are made where there are none."""
     unknown = {lane.key: lane for lane in leaving if not lane.number}
     keys = sorted(unknown)
     at, left = 0, len(keys)
@@ -166,17 +172,20 @@ def _numbered(tx: Tx, leaving: Sequence[HotLane]) -> list[tuple[int, HotLane]]:
         insert_rows(tx, _NEW, [(lane.number, lane.key, 0, 0, tx.now) for lane in new])
         tx.totals.last_lane += len(new)
         tx.totals.lanes += len(new)
-    return [(lane.number, lane) for lane in leaving]
 
 
-def _write(tx: Tx, hot: Memory, numbered: Sequence[tuple[int, HotLane]]) -> None:
-    insert_rows(tx, _MESSAGES, [row for number, lane in numbered if lane.rows for row in lane.message_rows(number)])
-    tx.many(HOT.write_lane, [(*lane.resolution_row(), *lane.state_row(number)) for number, lane in numbered])
-    if leases := [row for number, lane in numbered if (row := lane.lease_row(number)) is not None]:
-        tx.many(HOT.insert_lease, leases)
-        tx.totals.next_deadline = min(tx.totals.next_deadline, *(row[-1] for row in leases))
-    insert_rows(tx, _READY, [(lane.rows[0][ID], number, 0) for number, lane in numbered if lane.rows and lane.lease is None])
-    hot.tails.update((lane.key, (number, lane.seq)) for number, lane in numbered if not lane.rows and lane.lease is None)
+def _write(tx: Tx, hot: Memory, leaving: Sequence[HotLane]) -> None:
+    """Write what lanes hold, which are in the order of their ids."""
+    tails = {lane.key: (lane.number, lane.seq) for lane in leaving if not lane.rows and lane.lease is None}
+    if len(tails) < len(leaving):
+        insert_rows(tx, _MESSAGES, [row for lane in leaving for row in lane.message_rows(lane.number)])
+    tx.many(HOT.write_lane, [lane.lane_row(lane.number) for lane in leaving])
+    if len(tails) < len(leaving):
+        if leases := [row for lane in leaving if (row := lane.lease_row(lane.number)) is not None]:
+            tx.many(HOT.insert_lease, leases)
+            tx.totals.next_deadline = min(tx.totals.next_deadline, *(row[-1] for row in leases))
+        insert_rows(tx, _READY, [(lane.rows[0][ID], lane.number, 0) for lane in leaving if lane.rows and lane.lease is None])
+    hot.tails.update(tails)
     if len(hot.tails) > TAILS_MAX:
         for key in list(islice(hot.tails, TAILS_MAX // 4)):
             del hot.tails[key]

@@ -131,12 +131,15 @@ class HotLane:
         last_seq = rows[0][SEQ] - 1 if rows and rows[-1][SEQ] == self.seq else self.seq
         return last_seq, self.seq - len(rows), self.active_at, number
 
-    def resolution_row(self) -> tuple[int | None, int | None, int | None, str | None]:
-        """Its last acks: token, lowest and highest seq, gaps; None: those that its row has."""
-        if self.done is None:
-            return None, None, None, None
-        token, _, seqs = self.done
-        return token, seqs[0], seqs[-1], resolution.gaps(seqs)
+    def lane_row(self, number: int) -> tuple[int | None, int | None, int | None, str | None, int, int, int, int]:
+        """Its last acks (token, lowest and highest seq, gaps; None: those that its row has), and its state."""
+        seq, done = self.seq, self.done
+        state = self.state_row(number) if self.rows else (seq, seq, self.active_at, number)
+        if done is None:
+            return None, None, None, None, *state
+        seqs = done[2]
+        lo, hi = seqs[0], seqs[-1]
+        return done[0], lo, hi, resolution.gaps(seqs) if hi - lo >= len(seqs) else None, *state
 
     def message_rows(self, number: int) -> list[tuple[Any, ...]]:
         """Of each message: number, seq, id, sent_at, expires, headers, size_hint, prepare_seconds, process_seconds, body."""
@@ -193,7 +196,9 @@ class Memory:
         self._owners: list[HotLane] = []
         """Whose they are."""
         # Lanes that may be ready, by the arrival numbers of their heads: those that were empty, and those that had a lease.
-        self._fifo: deque[tuple[int, HotLane]] = deque()
+        self._fifo: deque[HotLane] = deque()
+        self._fifo_at: deque[int] = deque()
+        """The arrival numbers, beside the lanes: a tuple for each would be another object for the garbage collector."""
         self._heap: list[tuple[int, HotLane]] = []
         self.gate = -1
         """How often the counter row was written, as far as memory knows; -1: it does not know."""
@@ -404,7 +409,8 @@ class Memory:
             arrival = lane.touched = row[ID]
             rows = lane.rows
             if not rows:
-                self._fifo.append((arrival, lane))
+                self._fifo.append(lane)
+                self._fifo_at.append(arrival)
                 lane.listed = arrival
                 first = True
             rows.append(row)
@@ -430,7 +436,7 @@ class Memory:
         """
         ready = False
         arrival = first
-        fifo = self._fifo
+        fifo, fifo_at = self._fifo, self._fifo_at
         owners: list[HotLane] = []
         seqs: list[int] = []
         for key, body, _, _ in items:
@@ -439,7 +445,8 @@ class Memory:
             lane.next = seq + 1
             rows = lane.rows
             if not rows:
-                fifo.append((arrival, lane))
+                fifo.append(lane)
+                fifo_at.append(arrival)
                 lane.listed = arrival
                 ready = True
             rows.append((arrival, 0, key, 0, seq, None, expires, 0, arrival, now, None, None, None, None, body))
@@ -556,30 +563,35 @@ class Memory:
 
     def head(self) -> tuple[int, HotLane] | None:
         """The lane whose head is the oldest of all that are ready, and that head's arrival number; None: none is ready."""
-        fifo, heap = self._fifo, self._heap
+        fifo, fifo_at, heap = self._fifo, self._fifo_at, self._heap
         while fifo or heap:
-            first = heap and (not fifo or heap[0][0] < fifo[0][0])
-            entry = heap[0] if first else fifo[0]
-            arrival, lane = entry
+            first = heap and (not fifo or heap[0][0] < fifo_at[0])
+            arrival, lane = heap[0] if first else (fifo_at[0], fifo[0])
             if lane.listed == arrival:
                 if lane.rows and lane.rows[0][ID] == arrival and lane.lease is None and not lane.gone:
-                    return entry
+                    return arrival, lane
                 lane.listed = 0
             if first:
                 heappop(heap)
             else:
-                fifo.popleft()
+                self._shift()
         return None
 
-    def take_first(self, room: int, most: int, now: int) -> tuple[list[tuple[HotLane, list[Row]]], int]:
-        """Take the next lanes out of the order, and their first messages, `most` of each: until the room is used up, or a lane
-        comes that a look at each message is needed for: it expires, or has bodies that lie apart.
+    def _shift(self) -> HotLane:
+        """Take the first lane out of the part of the order that only grows."""
+        self._fifo_at.popleft()
+        return self._fifo.popleft()
+
+    def take_first(self, room: int, most: int, now: int) -> tuple[list[HotLane], list[Sequence[Row]], int]:
+        """Take the next lanes out of the order, and `most` first messages of each: until the room is used up, or a lane comes
+        that needs a look at each message: some may have expired, or have bodies that lie apart.
 
         Returns:
             What was taken, and how much room is left.
         """
-        taken: list[tuple[HotLane, list[Row]]] = []
-        fifo, heap = self._fifo, self._heap
+        taken: list[HotLane] = []
+        messages: list[Sequence[Row]] = []
+        fifo, fifo_at, heap = self._fifo, self._fifo_at, self._heap
         while room > 0:
             if heap or not fifo:
                 head = self.head()
@@ -588,14 +600,14 @@ class Memory:
                 lane = head[1]
                 waiting = lane.rows
             else:  # as `head`, written out, because it runs for every lane
-                arrival, lane = fifo[0]
+                arrival, lane = fifo_at[0], fifo[0]
                 waiting = lane.rows
                 if lane.listed != arrival:
-                    fifo.popleft()
+                    self._shift()
                     continue
                 if not waiting or waiting[0][ID] != arrival or lane.lease is not None or lane.gone:
                     lane.listed = 0
-                    fifo.popleft()
+                    self._shift()
                     continue
             rows = waiting[: most if most < room else room]
             if now >= lane.expires or (rows[0][BODY] is None if len(rows) == 1 else None in [row[BODY] for row in rows]):
@@ -604,10 +616,12 @@ class Memory:
                 self.pop()
             else:
                 fifo.popleft()
+                fifo_at.popleft()
                 lane.listed = 0
-            taken.append((lane, rows))
+            taken.append(lane)
+            messages.append(rows)
             room -= len(rows)
-        return taken, room
+        return taken, messages, room
 
     def are_tables_quiet(self, tx: Tx) -> bool:
         """Is there nothing to claim in the tables? They are looked at once after each transaction that wrote to them."""
@@ -624,10 +638,10 @@ class Memory:
 
     def pop(self) -> None:
         """Take what `head` returned out of the order."""
-        if self._heap and (not self._fifo or self._heap[0][0] < self._fifo[0][0]):
+        if self._heap and (not self._fifo or self._heap[0][0] < self._fifo_at[0]):
             _, lane = heappop(self._heap)
         else:
-            _, lane = self._fifo.popleft()
+            lane = self._shift()
         lane.listed = 0
 
     def _list(self, lane: HotLane) -> None:

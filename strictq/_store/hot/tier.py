@@ -63,11 +63,11 @@ def write_arrivals(tx: Tx, hot: Memory, lanes: Sequence[HotLane], arrivals: Sequ
         tx.wake = True
 
 
-def take(tx: Tx, hot: Memory, taken: Sequence[tuple[HotLane, Sequence[Row]]], claim: Claim) -> array[int]:
+def take(tx: Tx, hot: Memory, taken: Sequence[HotLane], messages: Sequence[Sequence[Row]], claim: Claim) -> array[int]:
     """Lease the first messages of some lanes, which were popped from the order. Return their arrival numbers."""
-    ids = array("q", [row[ID] for _, rows in taken for row in rows])
+    ids = array("q", [row[ID] for rows in messages for row in rows])
     _note(tx, hot, CLAIM, ids, claim)
-    hot.lease(taken, claim)
+    hot.lease(zip(taken, messages, strict=True), claim)
     return ids
 
 
@@ -78,17 +78,17 @@ def ack_claimed(tx: Tx, hot: Memory, claimed: Claimed) -> bool:
         Whether all of it is leased still, and unresolved. Otherwise nothing is done.
     """
     token, lanes = claimed.token, hot.lanes
-    picked: list[tuple[HotLane, Sequence[Row]]] = []
+    picked: list[HotLane] = []
     for rows in claimed.hot:
         lane = lanes.get(rows[0][KEY])
         if lane is None or (lease := lane.lease) is None or lease.claim.token != token or lease.pending != len(rows):
             return False
-        picked.append((lane, rows))
+        picked.append(lane)
     hot.unsure = True
     tx.totals.pending -= claimed.messages
     tx.count_acks(claimed.messages)
     _note(tx, hot, ACK, claimed.ids)
-    if hot.ack(picked, tx.now):
+    if hot.ack(zip(picked, claimed.hot, strict=True), tx.now):
         tx.wake = True
     return True
 
