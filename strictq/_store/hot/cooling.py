@@ -176,7 +176,7 @@ def _number(tx: Tx, leaving: Sequence[HotLane]) -> None:
 
 def _write(tx: Tx, hot: Memory, leaving: Sequence[HotLane]) -> None:
     """Write what lanes hold, which are in the order of their ids."""
-    tails = {lane.key: (lane.number, lane.seq) for lane in leaving if not lane.rows and lane.lease is None}
+    tails = {lane.key: lane.tail for lane in leaving if not lane.rows and lane.lease is None}
     if len(tails) < len(leaving):
         insert_rows(tx, _MESSAGES, [row for lane in leaving for row in lane.message_rows(lane.number)])
     tx.many(HOT.write_lane, [lane.lane_row(lane.number) for lane in leaving])

@@ -218,7 +218,7 @@ def _send(db: apsw.Connection, hot: Memory, totals: Totals, now: int, item: Item
         tail = hot.tails.get(key)
         if tail is None or hot.deep:
             return None
-        lane = HotLane(key, tail[1], tail[0])
+        lane = HotLane.of_tail(key, tail)
     if len(hot.ids) >= cooling.WINDOW + cooling.STEP or len(hot.events) > cooling.EVENTS_MAX:
         return None  # it is time to fold
     arrival, seq = totals.last_id + 1, lane.seq + 1

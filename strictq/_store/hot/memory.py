@@ -32,6 +32,10 @@ CLAIM, ACK, START, COOL, EXTEND, RELEASE = 1, 2, 3, 4, 5, 6
 """Kinds of rows of the journal."""
 ID_BYTES: Final = 8
 _ID_OF: Final = itemgetter(ID)
+_SEQ_BITS: Final = 64
+_SEQ_MASK: Final = (1 << _SEQ_BITS) - 1
+_NO_ROWS: Final[list[Row]] = []
+"""The rows of every lane that has none: never changed. A lane gets a list of its own with a message."""
 _KEY_BYTES: Final = 2
 """How the length of a key is written in a row that names keys."""
 
@@ -100,7 +104,7 @@ class HotLane:
         self.number = number
         self.seq = seq
         self.next = seq + 1
-        self.rows: list[Row] = []
+        self.rows: list[Row] = _NO_ROWS
         self.lease: HotLease | None = None
         self.done: Done | None = None
         self.touched = 0
@@ -108,6 +112,16 @@ class HotLane:
         self.expires = NEVER
         self.listed = 0
         self.gone = False
+
+    @classmethod
+    def of_tail(cls, key: bytes, tail: int) -> HotLane:
+        """A lane that becomes hot again."""
+        return cls(key, tail & _SEQ_MASK, tail >> _SEQ_BITS)
+
+    @property
+    def tail(self) -> int:
+        """The id of its row, and its last seq: one number, because the garbage collector does not look into a dict of these."""
+        return self.number << _SEQ_BITS | self.seq
 
     @property
     def low(self) -> int:
@@ -180,8 +194,8 @@ class Memory:
 
     def _clear(self) -> None:
         self.lanes: dict[bytes, HotLane] = {}
-        self.tails: dict[bytes, tuple[int, int]] = {}
-        """Lanes that cooled while they were empty and free, and are so still: the ids of their rows, and their last seqs."""
+        self.tails: dict[bytes, int] = {}
+        """Lanes that cooled while they were empty and free, and are so still: their `HotLane.tail`."""
         self.seen = 0
         self.top = 0
         """The newest row of the journal, and of the inbox, that memory has."""
@@ -412,8 +426,10 @@ class Memory:
                 self._fifo.append(lane)
                 self._fifo_at.append(arrival)
                 lane.listed = arrival
+                lane.rows = [row]
                 first = True
-            rows.append(row)
+            else:
+                rows.append(row)
             if row[EXPIRES] is not None and row[EXPIRES] < lane.expires:
                 lane.expires = row[EXPIRES]
         self.ids += map(_ID_OF, arrivals)
@@ -444,12 +460,15 @@ class Memory:
             seq = lane.next
             lane.next = seq + 1
             rows = lane.rows
-            if not rows:
+            row = (arrival, 0, key, 0, seq, None, expires, 0, arrival, now, None, None, None, None, body)
+            if rows:
+                rows.append(row)
+            else:
+                lane.rows = [row]
                 fifo.append(lane)
                 fifo_at.append(arrival)
                 lane.listed = arrival
                 ready = True
-            rows.append((arrival, 0, key, 0, seq, None, expires, 0, arrival, now, None, None, None, None, body))
             lane.touched = arrival
             owners.append(lane)
             seqs.append(seq)
@@ -497,7 +516,7 @@ class Memory:
             first = rows[0]
             waiting = lane.rows
             if n == len(waiting):
-                waiting.clear()
+                lane.rows = waiting = _NO_ROWS
             elif rows[-1] is waiting[n - 1]:
                 del waiting[:n]
             else:

@@ -238,7 +238,7 @@ def _hot_lanes(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, i
             if hot.deep:
                 continue
             if (tail := hot.tails.pop(key, None)) is not None:
-                found[key] = HotLane(key, tail[1], tail[0])
+                found[key] = HotLane.of_tail(key, tail)
             else:
                 missing.append(key)
         elif len(lane.rows) + n <= cooling.LANE_ROWS_MAX:
