@@ -73,7 +73,7 @@ MUTATIONS = [
     _store(
         "lanes of a receive that was refused stand in the order again",
         "hot/direct.py",
-        "    _put_back(hot, taken)\n    hot.unsure",
+        "    hot.release(taken)\n    hot.unsure",
         "    hot.unsure",
         *DIRECT,
     ),

@@ -6,7 +6,7 @@ A lane cools when something is wanted of it that only those tables know (`cool`)
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from operator import attrgetter
@@ -18,11 +18,13 @@ from ..lanes import resolution
 from ..lanes.leases import ID
 from .memory import COOL, DONE_LOW, ENTRY_HI, ENTRY_ID, HotLane, Memory, encoded_keys
 
-WINDOW: Final = 16_384
+WINDOW: Final = 12_288
 """Rows of the inbox behind which lanes cool."""
 STEP: Final = 1_024
 """Rows of the inbox that one transaction folds, unless it adds more."""
-EVENTS_MAX: Final = 4 * WINDOW
+SLICES: Final = 8
+"""So many steps are folded together, in as many transactions: in the order of their ids, lanes lie on few pages of the table."""
+EVENTS_MAX: Final = 8 * WINDOW
 """Rows of the journal: with more, every lane cools."""
 TAILS_MAX: Final = 131_072
 """Lanes that cooled empty and whose last seq memory keeps, so that a send need not look for them."""
@@ -96,8 +98,35 @@ def fold(tx: Tx) -> None:
         return
     if len(hot.events) > EVENTS_MAX:
         cool_all(tx)
-    elif (over := len(hot.ids) - WINDOW) >= STEP:
-        _cool_to(tx, hot, hot.ids[over - 1], over)
+        return
+    over = len(hot.ids) - WINDOW
+    due = (SLICES + hot.slices) * STEP
+    if over < due:
+        return
+    if not hot.slices:
+        hot.sweep_to = hot.ids[over - 1]
+        leaving = [lane for lane in hot.owners(over) if lane.low <= hot.sweep_to]
+        hot.deep = 2 * sum(len(lane.rows) for lane in leaving) > over
+        hot.sweep = sorted(leaving, key=_NUMBER_OF, reverse=True)
+    hot.slices += 1
+    part: list[HotLane] = []
+    left = STEP + over - due
+    while hot.sweep and left > 0:
+        lane = hot.sweep.pop()
+        if not lane.gone and lane.low <= hot.sweep_to:
+            part.append(lane)
+            left -= 1 + len(lane.rows)
+    if hot.sweep and hot.slices < SLICES:
+        _cool(tx, hot, part, 0)
+    else:  # what is left of it, and the rows of all of it are cut
+        deep = hot.deep
+        _cool_to(tx, hot, hot.sweep_to, bisect_right(hot.ids, hot.sweep_to))
+        hot.deep = deep
+
+
+def is_fold_due(hot: Memory) -> bool:
+    """Is there anything for `fold` to do?"""
+    return len(hot.ids) - WINDOW >= (SLICES + hot.slices) * STEP or len(hot.events) > EVENTS_MAX
 
 
 def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:

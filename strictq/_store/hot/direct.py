@@ -219,8 +219,8 @@ def _send(db: apsw.Connection, hot: Memory, totals: Totals, now: int, item: Item
         if tail is None or hot.deep:
             return None
         lane = HotLane.of_tail(key, tail)
-    if len(hot.ids) >= cooling.WINDOW + cooling.STEP or len(hot.events) > cooling.EVENTS_MAX:
-        return None  # it is time to fold
+    if cooling.is_fold_due(hot):
+        return None
     arrival, seq = totals.last_id + 1, lane.seq + 1
     hot.unsure = True
     try:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import apsw
 
@@ -27,6 +27,9 @@ from ..._sql import HOT
 from ..commit.tx import NEVER, TOKEN_BITS, Totals, Tx, add_acks
 from ..lanes import resolution
 from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, KEY, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT, Row
+
+if TYPE_CHECKING:
+    from ..lanes.send import Item
 
 CLAIM, ACK, START, COOL, EXTEND, RELEASE = 1, 2, 3, 4, 5, 6
 """Kinds of rows of the journal."""
@@ -202,6 +205,12 @@ class Memory:
         self.events: deque[Entry] = deque()
         self.deep = False
         """Most of what was folded last was still unresolved: there is a backlog, and what is sent now would be written twice."""
+        self.sweep: list[HotLane] = []
+        """Lanes that this process is folding: those with the lowest ids are last."""
+        self.sweep_to = 0
+        """They cool if they need a row of the inbox up to here."""
+        self.slices = 0
+        """Transactions that have folded some of them; 0: nothing is being folded."""
         self.last_token = 0
         self.next_deadline = NEVER
         """No lease ends before it."""
@@ -439,7 +448,7 @@ class Memory:
         return first
 
     def arrive_plain(
-        self, lanes: dict[bytes, HotLane], items: Sequence[tuple[bytes, bytes, Any, Any]], first: int, now: int, expires: int | None
+        self, lanes: dict[bytes, HotLane], items: Sequence[Item], first: int, now: int, expires: int | None
     ) -> tuple[list[int], bool]:
         """As `arrive`, for messages without options, whose rows are made here.
 
@@ -568,6 +577,8 @@ class Memory:
         for key in keys:
             if (lane := self.lanes.get(key)) is not None:
                 self._leave(lane)
+        if upto >= self.sweep_to:
+            self.sweep, self.slices = [], 0
         n = bisect_right(self.ids, upto)
         for lane in self._owners[:n]:
             if lane.touched <= upto and not lane.gone:

@@ -9,12 +9,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_values
 from ..lanes.leases import BODY, ID, KEY, SEQ, Claimed, Row, Settlement
 from .memory import ACK, CLAIM, EXTEND, RELEASE, START, Claim, HotLane, HotLease, Memory
+
+if TYPE_CHECKING:
+    from ..lanes.send import Item
 
 _SEQ_OF: Final = itemgetter(SEQ)
 _KEY_OF, _BODY_OF = itemgetter(0), itemgetter(1)
@@ -25,7 +28,7 @@ _WIDTH: Final = 4
 
 
 def write_plain(
-    tx: Tx, hot: Memory, lanes: dict[bytes, HotLane], items: Sequence[tuple[bytes, bytes, Any, Any]], first: int, expires: int | None
+    tx: Tx, hot: Memory, lanes: dict[bytes, HotLane], items: Sequence[Item], first: int, expires: int | None
 ) -> list[int]:
     """Add messages without options, whose bodies are not too large for a row, to the inbox and to their lanes.
 

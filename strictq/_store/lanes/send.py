@@ -304,7 +304,7 @@ def _send_hot(
 
 def _fold(tx: Tx, hot: Memory) -> None:
     """Behind what was sent: a bounded step, where the logs are long."""
-    if len(hot.ids) > cooling.WINDOW or len(hot.events) > cooling.EVENTS_MAX:
+    if cooling.is_fold_due(hot):
         before = tx.totals.last_lane
         cooling.fold(tx)
         if tx.config.idle_lane_seconds is not None:
