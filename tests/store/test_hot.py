@@ -426,6 +426,23 @@ def test_an_ack_is_repeated_after_its_rows_were_cut(queue_path: str) -> None:
                 each.delivery(d.handle).ack()
 
 
+@pytest.mark.usefixtures("narrow")
+def test_the_logs_are_empty_behind_a_backlog(queue_path: str) -> None:
+    """Its lanes have cooled, and what is sent to them is not in the logs: so no fold would cut these."""
+    with strictq.open(queue_path, config=HOT, shards=1) as q:
+        hot = shard_of(q).hot
+        assert hot is not None
+        for n in range(80):
+            q.send(b"", key=f"x{n % 4}")
+            if hot.deep and not hot.lanes:
+                break
+        q.send(b"", key="x0")
+        assert not hot.lanes
+        assert not hot.ids
+        assert [d.seq for d in q.receive(100, keys=["x0"])] == list(range(1, n // 4 + 3))
+        require_agreement(q)
+
+
 def test_a_settlement_that_was_undone_finds_its_lane_anew(queue_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first try of a nack makes the lane a row; on a full disk that is undone, and the call is repeated."""
     with strictq.open(queue_path, config=HOT, shards=1) as q:

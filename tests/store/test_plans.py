@@ -203,6 +203,14 @@ def test_looking_at_keyless_messages_scans_nothing_where_hot_lanes_are_shown(q: 
     assert q.status(receipt).state == "ready"
 
 
+@pytest.mark.parametrize("name", [name for name in INSPECT.names() if name != "schema"])
+def test_a_look_does_not_copy_the_backlog_where_hot_lanes_are_shown(q: Queue, name: str) -> None:
+    """SQLite copies a whole view of two tables where it joins it, or where its rows are aggregated."""
+    q.send(b"", "a")
+    steps: list[str] = shard_of(q).look(lambda look: plan(look, getattr(INSPECT, name)))
+    assert "SCAN main.message" not in steps
+
+
 BLOCKS = {
     "claim": CLAIM, "handout": HANDOUT, "history": HISTORY, "inspect": INSPECT, "lanes": LANES, "operate": OPERATE,
     "outbox": OUTBOX, "scan": SCAN, "send": SEND, "settle": SETTLE,

@@ -193,6 +193,8 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
             return _send_hot(tx, hot, items, counts, lanes_of)
         if lanes_of:
             return _send_apart(tx, items, lanes_of, depth_elsewhere)
+    if hot is not None and hot.ids and not hot.lanes:
+        cooling.cool_all(tx)  # nothing needs the logs, and no send to a hot lane would cut them
     known = tails(tx, sorted(counts))  # in key order, so that the index is walked and not jumped about in
     before = totals.pending
     sent: list[Sent] = []
