@@ -6,7 +6,7 @@ tables show both. So every statement that looks at lanes, messages and leases wo
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import apsw
 
@@ -93,6 +93,7 @@ class Shadows:
     def _fill(self, db: apsw.Connection, last_lane: int) -> int:
         """Returns how many of the lanes have no row yet. They are shown with the numbers behind the last one."""
         unnumbered = 0
+        messages: list[tuple[Any, ...]] = []
         for lane in self._memory.lanes.values():
             number = db.execute(HOT.shadow_known, (lane.key,)).get
             if number is None:
@@ -100,7 +101,7 @@ class Shadows:
                 number = last_lane + unnumbered
                 db.execute(HOT.shadow_lane, (number, lane.key))
             db.execute(HOT.shadow_state, lane.state_row(number))
-            db.executemany(HOT.shadow_message, lane.message_rows(number))
+            messages += lane.message_rows(number)
             if lane.done is not None:
                 token, _, seqs = lane.done
                 db.execute(HOT.shadow_done, (token, seqs[0], seqs[-1], resolution.gaps(seqs), number))
@@ -108,4 +109,5 @@ class Shadows:
                 db.execute(HOT.shadow_lease, lease)
             elif lane.rows:
                 db.execute(HOT.shadow_ready, (lane.rows[0][ID], number))
+        db.executemany(HOT.shadow_message, messages)
         return unnumbered

@@ -313,14 +313,15 @@ class Memory:
         if not self.seen:
             self.rebuilds += 1
         self.unsure = True
-        arrivals = iter(db.execute(HOT.arrivals, (self.top,)).fetchall())
-        arrival: Row | None = next(arrivals, None)
+        arrivals: list[Row] = db.execute(HOT.arrivals, (self.top,)).fetchall()
+        at_row = 0
         for id_, kind, at, before, count, token, deadline, started, charged, consumer, data in events:
             if self.seen and id_ != self.seen + 1:
                 raise StoreCorrupt(f"its journal has no row {self.seen + 1}", shard=self._shard)
-            while arrival is not None and arrival[ID] <= before:
-                self._arrived(arrival)
-                arrival = next(arrivals, None)
+            if at_row < len(arrivals) and arrivals[at_row][ID] <= before:
+                following = bisect_right(arrivals, before, at_row, key=_ID_OF)
+                self._arrived(arrivals[at_row:following])
+                at_row = following
             self.seen = id_
             if kind == COOL:
                 keys = decoded_keys(data)
@@ -331,19 +332,20 @@ class Memory:
             else:
                 claim = Claim(token, at, deadline, started, bool(charged), consumer or "")
                 self._happened(id_, kind, claim, array("q", data))
-        while arrival is not None:
-            self._arrived(arrival)
-            arrival = next(arrivals, None)
+        if at_row < len(arrivals):
+            self._arrived(arrivals[at_row:])
         self.seen = seen
         self.top = max(self.top, top)
         self.unsure = False
 
-    def _arrived(self, row: Row) -> None:
-        lane = self.lanes.get(row[KEY])
-        if lane is None:
-            lane = self.enter(row[KEY], row[SEQ])
-        lane.seq = row[SEQ]
-        self.arrive([lane], [row])
+    def _arrived(self, rows: list[Row]) -> None:
+        known = self.lanes
+        lanes: list[HotLane] = []
+        for row in rows:
+            lane = known.get(row[KEY]) or self.enter(row[KEY], row[SEQ])
+            lane.seq = row[SEQ]
+            lanes.append(lane)
+        self.arrive(lanes, rows)
 
     def _happened(self, event: int, kind: int, claim: Claim, ids: array[int]) -> None:
         """A row of the journal: its messages are grouped lane by lane. What belonged to lanes that have cooled is left out."""
