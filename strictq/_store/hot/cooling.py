@@ -16,7 +16,7 @@ from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_rows
 from ..lanes import resolution
 from ..lanes.leases import ID
-from .memory import COOL, DONE_LOW, ENTRY_HI, ENTRY_ID, HotLane, Memory, encoded_keys
+from .memory import COOL, DONE_LOW, ENTRY_HI, ENTRY_ID, Done, HotLane, Memory, encoded_keys
 
 WINDOW: Final = 12_288
 """Rows of the inbox behind which lanes cool."""
@@ -132,18 +132,18 @@ def is_fold_due(hot: Memory) -> bool:
 def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:
     owners = hot.owners(rows)
     leaving: list[HotLane] = []
-    known: list[HotLane] = []
+    known: dict[HotLane, Done] = {}
     for lane in owners:
         if lane.low <= upto:
             leaving.append(lane)
         elif lane.done is not None and lane.done[DONE_LOW] <= upto:
-            known.append(lane)  # it stays hot: its last acks, whose messages are cut, are kept in its row for a retried call
-    for lane in known:
-        assert lane.done is not None
-        token, _, seqs = lane.done
-        resolution.remember(tx, number(tx, lane), token, "ack", seqs)
+            known[lane] = lane.done  # it stays hot: its last acks, whose messages are cut, are kept in its row for a retried call
+    if known:
+        hot.unsure = True
+        _number(tx, list(known))
+        tx.many(LANES.remember, [resolution.row(lane.number, token, "ack", seqs) for lane, (token, _, seqs) in known.items()])
     hot.deep = 2 * sum(len(lane.rows) for lane in leaving) > rows
-    _cool(tx, hot, leaving, upto, known)
+    _cool(tx, hot, leaving, upto, list(known))
 
 
 def number(tx: Tx, lane: HotLane) -> int:
