@@ -129,8 +129,8 @@ def is_fold_due(hot: Memory) -> bool:
     return len(hot.ids) - WINDOW >= (SLICES + hot.slices) * STEP or len(hot.events) > EVENTS_MAX
 
 
-def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:
-    owners = hot.owners(rows)
+def _cool_to(tx: Tx, hot: Memory, upto: int, count: int) -> None:
+    owners = hot.owners(count)
     leaving: list[HotLane] = []
     known: dict[HotLane, Done] = {}
     for lane in owners:
@@ -141,8 +141,9 @@ def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:
     if known:
         hot.unsure = True
         _number(tx, list(known))
-        tx.many(LANES.remember, [resolution.row(lane.number, token, "ack", seqs) for lane, (token, _, seqs) in known.items()])
-    hot.deep = 2 * sum(len(lane.rows) for lane in leaving) > rows
+        rows = [resolution.row(lane.number, token, "ack", seqs) for lane, (token, _, seqs) in known.items()]
+        tx.many(LANES.remember, rows)
+    hot.deep = 2 * sum(len(lane.rows) for lane in leaving) > count
     _cool(tx, hot, leaving, upto, list(known))
 
 
