@@ -1,8 +1,8 @@
-"""What is done with hot lanes by one statement, which is a transaction of its own.
+"""Operations on hot lanes with one statement, which is its own transaction.
 
 A send, a receive or an ack of hot lanes writes one row of a log. The statement that writes it compares both logs and the gate
-with memory, as every transaction does when it begins, and writes nothing if they differ. So BEGIN, that look and COMMIT are left
-out. Memory changes behind the statement. None means that nothing changed: it can't be done so, and an operation has to do it.
+with memory, as every transaction does when it begins, and writes nothing if they differ. So BEGIN, that read and COMMIT are
+omitted. Memory changes after the statement. A result of None means that nothing changed, and a normal operation must do it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ..lanes.send import INLINE_BYTES_MAX, Item, Sent
 from . import cooling, tier
 from .memory import ACK, CLAIM, Claim, HotLane, Memory
 
-# Past the constructor's argument handling, which costs as much again.
+# Bypasses the constructor's argument handling, which costs as much again.
 _claim_of: Final = tuple.__new__
 
 
 class DirectHost(Protocol):
-    """What it asks of the queue it belongs to."""
+    """What this needs from its queue."""
 
     settings: tuple[QueueConfig, int]
     observers: Observers
@@ -44,19 +44,19 @@ class Commit(Protocol):
 
     @property
     def committed(self) -> bool:
-        """Whether it is."""
+        """Whether it is committed."""
         ...
 
 
 Brought = tuple[Any, Commit, Claimed]
-"""What a claim leased, in which Shard, and whether that is committed."""
+"""The Shard of a claim, its commit, and its leases."""
 
 
 class Attempt:
-    """A receive from one shard that is tried.
+    """An attempted receive from one shard.
 
     Attributes:
-        brought: gets what it leases just before that is committed, for a caller that is interrupted on the way.
+        brought: gets the claim just before it is committed, for a caller that is interrupted.
     """
 
     __slots__ = ("brought", "committed", "lease", "request", "shard")
@@ -83,7 +83,7 @@ class Direct:
         self._lease = 0
 
     def _may(self, settings: tuple[QueueConfig, int]) -> bool:
-        """Do the settings allow it, and has no observer to be called?"""
+        """Return whether the settings permit it, and no observer must be called."""
         if settings is not self._settings:
             config = settings[0]
             self._settles = config.history == "off"
@@ -96,7 +96,7 @@ class Direct:
         """Append a plain message.
 
         Args:
-            checked: the settings that it was checked against.
+            checked: the settings that it was validated against.
         """
         settings = self._host.settings
         if (
@@ -115,7 +115,7 @@ class Direct:
         """Lease from hot lanes alone, as `claim.claim` would.
 
         Args:
-            seconds: how long to wait for the write lock; None: as every call does.
+            seconds: how long to wait for the write lock; None: BUSY_SECONDS.
         """
         settings, request = self._host.settings, attempt.request
         if (
@@ -127,7 +127,7 @@ class Direct:
         return self._writer.direct(self._claim, attempt, settings, seconds)
 
     def ack(self, batches: Sequence[Settlement]) -> list[Lost] | None:
-        """Resolve what live leases of hot lanes hold, all of it."""
+        """Ack these messages if live leases of hot lanes hold all of them."""
         settings = self._host.settings
         if not self._may(settings):
             return None
@@ -139,7 +139,7 @@ class Direct:
         return [{}] if len(batches) == 1 else [{} for _ in batches]
 
     def ack_one(self, key: bytes, token: int, seq: int) -> bool:
-        """Resolve the only message that a live lease of a hot lane holds. False: it is to be done as any other ack."""
+        """Ack the only message that a live lease of a hot lane holds. Return False if a normal ack must do it."""
         settings = self._host.settings
         ready = self._writer.direct(_ack_one, (key, token, seq), settings) if self._may(settings) else None
         if ready:
@@ -193,13 +193,13 @@ class Direct:
 
 
 def _refused(hot: Memory, taken: list[HotLane]) -> None:
-    """Nothing was written."""
+    """Restore memory: nothing was written."""
     hot.release(taken)
     hot.unsure = hot.is_current = False
 
 
 def _numbers(messages: Sequence[Sequence[Row]]) -> tuple[bytes, int]:
-    """The arrival numbers of these messages, as a row of the journal has them, and the largest."""
+    """Return the arrival numbers of these messages as the journal stores them, and the largest."""
     if len(messages) == 1 and len(rows := messages[0]) == 1:
         newest: int = rows[0][ID]
         return newest.to_bytes(8, sys.byteorder), newest
@@ -220,7 +220,7 @@ def _send(db: apsw.Connection, hot: Memory, totals: Totals, now: int, item: Item
             return None
         lane = HotLane.of_tail(key, tail)
     if cooling.is_fold_due(hot):
-        return None
+        return None  # it must be folded first
     arrival, seq = totals.last_id + 1, lane.seq + 1
     hot.unsure = True
     try:
@@ -274,7 +274,7 @@ def _ack_one(db: apsw.Connection, hot: Memory, totals: Totals, now: int, what: t
 def _resolve(
     db: apsw.Connection, hot: Memory, totals: Totals, now: int, lanes: list[HotLane], messages: list[list[Row]]
 ) -> bool | None:
-    """Write that these are acked. Returns whether a lane is ready now; None: nothing was written."""
+    """Write the ack of these messages. Return whether a lane is ready now. None: nothing was written."""
     data, newest = _numbers(messages)
     event, n = hot.seen + 1, len(data) // 8
     hot.unsure = True
