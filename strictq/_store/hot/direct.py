@@ -41,7 +41,7 @@ class DirectHost(Protocol):
 
 
 class Commit(Protocol):
-    """What a claim was committed by."""
+    """The transaction of a claim."""
 
     @property
     def committed(self) -> bool:
@@ -50,7 +50,7 @@ class Commit(Protocol):
 
 
 Brought = tuple[Any, Commit, Claimed]
-"""The Shard of a claim, its commit, and its leases."""
+"""The Shard of a claim, its transaction, and its leases."""
 
 
 class Attempt:
