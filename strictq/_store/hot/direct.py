@@ -40,7 +40,7 @@ class DirectHost(Protocol):
 
 
 class Commit(Protocol):
-    """What a claim was committed by."""
+    """The transaction of a claim."""
 
     @property
     def committed(self) -> bool:
@@ -49,7 +49,7 @@ class Commit(Protocol):
 
 
 Brought = tuple[Any, Commit, Claimed]
-"""The Shard of a claim, its commit, and its leases."""
+"""The Shard of a claim, its transaction, and its leases."""
 
 
 class Attempt:
