@@ -68,6 +68,15 @@ def test_a_value_is_for_the_next_version() -> None:
         assert not answer(state, Question("accept", FIRST, Ballot(1, "B"), odd)).yes
 
 
+def test_a_proposer_that_missed_a_decision_gets_no_vote() -> None:
+    second = without("C")
+    state = VoterState("B", second)
+    for kind in ("prepare", "accept"):
+        said = answer(state, Question(kind, FIRST, Ballot(9, "C"), promoted("C")))  # type: ignore[arg-type]
+        assert (said.yes, said.state) == (False, state)
+    assert answer(VoterState("B", FIRST), Question("prepare", second, Ballot(1, "A"))).yes
+
+
 def test_states_and_questions_travel() -> None:
     state = VoterState("B", FIRST, Ballot(4, "C"), (Ballot(4, "C"), promoted("C")))
     assert state_from(state_values(state)) == state
