@@ -181,6 +181,40 @@ def holding_worker(path: str) -> None:
     _report(grown=None if before is None or after is None else after[0] - before[0], held=held)
 
 
+def staging(path: str, job: str, rows: int, files: int, body_bytes: int) -> None:
+    """Stage rows with a key of their own each, as Spark's tasks do."""
+    import numpy as np
+    import pyarrow as pa
+
+    from strictq._store.api import Staging, new_run
+
+    place, run, staged = Staging(Path(path), f"job {job}"), new_run(), []
+    schema = pa.schema({"key": pa.binary(), "body": pa.binary()})
+    for numbers in np.array_split(np.arange(rows), files):
+        name, file = place.create(0, run)
+        with file, pa.ipc.new_stream(file, schema) as writer:
+            for at in range(0, len(numbers), 10_000):
+                keys = [b"s%d" % n for n in numbers[at : at + 10_000].tolist()]
+                writer.write_batch(pa.record_batch([pa.array(keys), pa.array([k.ljust(body_bytes) for k in keys])], schema=schema))
+        staged.append((name, len(numbers)))
+    _report(files=staged)
+
+
+def committing(path: str, job: str, files: list[tuple[str, int]]) -> None:
+    """The process where Spark commits: how much memory it takes to make staged rows messages."""
+    import strictq
+    from strictq._store.api import Token
+    from strictq.spark._apply import StagedFile, apply
+
+    from .measure import resident_mib
+
+    started = time.perf_counter()
+    with strictq.open(path, create=False) as q:
+        apply(q, Token.job(job), [StagedFile(*file) for file in files], skip_others=False)
+    memory = resident_mib()
+    _report(peak=None if memory is None else memory[1], seconds=time.perf_counter() - started)
+
+
 def _of_peers(role: str) -> Callable[..., None]:
     """A role of the comparison with peers, imported when it runs: other roles measure what an import costs."""
 
@@ -203,6 +237,8 @@ ROLES: Final[dict[str, Callable[..., None]]] = {
     "send-times": send_times,
     "idle-worker": idle_worker,
     "holding-worker": holding_worker,
+    "staging": staging,
+    "committing": committing,
     "peer-everything": _of_peers("everything"),
     "peer-backlog": _of_peers("backlog"),
     "peer-receive": _of_peers("receive_and_wait"),

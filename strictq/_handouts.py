@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from . import _validate as validate
 from ._errors import ConsumerBusy, ForkedProcess, HandoutGone, InvalidArgument, StoreError
+from ._parallel import AT_ONCE
 from ._store.api import Allowance, Encode, Holding, Known, Part, Want
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 HANDOUT_MESSAGES_MAX: Final = 1_000_000
 HANDOUT_BYTES: Final = 256 * 1024 * 1024
 KEEP: Final = 100
+PART_MESSAGES: Final = 5_000
+"""Messages of a shard's part of a hand-out, where more shards could give than are written to at a time."""
 LOCK_SECONDS: Final = 10
 """How long a new holder waits for the lock, which a process that is stopping may still hold."""
 
@@ -48,6 +52,8 @@ class Holder:
         self.epoch = 0
         self._known: dict[int, Known] | None = None
         """What each shard has; None: to be read again."""
+        self._turn = -1
+        """The shard behind which the next hand-out begins."""
 
     # ---- holding the consumer
 
@@ -148,20 +154,36 @@ class Holder:
             self._ack(start)
             return start + 1
         pending = self._handouts.pending(self.name, self._look(), start, every=arrived is not None)
-        ready = list(pending)
         left = Allowance(messages_max, bytes_max)
         failed: StoreError | None = None
-        if messages_max >= 2 * len(ready):
-            ready.sort(key=pending.__getitem__)  # with less room, each has its turn
-        while ready:
-            # Side by side. But who has less than an even part comes before, one by one: what it leaves goes to the others.
-            even = left.messages // len(ready)
-            n = len(ready) if 2 <= even <= pending[ready[0]] else 1
-            failed = self._advance(start, _wants(ready, n, left, arrived), left) or failed
-            ready = ready[n:]
+        for ready in self._by_turn(pending, messages_max):
+            if messages_max >= 2 * len(ready):
+                ready.sort(key=pending.__getitem__)  # with less room, each has its turn
+            while ready:
+                # Side by side. But who has less than an even part comes before, one by one: what it leaves goes to the others.
+                even = left.messages // len(ready)
+                n = len(ready) if left.full or 2 <= even <= pending[ready[0]] else 1
+                failed = self._advance(start, _wants(ready, n, left, arrived), left) or failed
+                ready = ready[n:]
         if failed is not None and not left.taken:
             raise failed
         return start + 1 if left.taken else start
+
+    def _by_turn(self, pending: Mapping[int, int], messages_max: int) -> list[list[int]]:
+        """Return the shards that give first, and the others, which only ack unless the former leave room.
+
+        A shard's part costs a transaction and a sync, however small it is. So a hand-out that can't hold everything is made of
+        few parts, and the shards take turns.
+        """
+        most = max(AT_ONCE, messages_max // PART_MESSAGES)
+        ready = list(pending)
+        if len(ready) <= most:
+            return [ready]
+        ready.sort(key=lambda shard: (shard <= self._turn, shard))
+        totals = accumulate(pending[shard] for shard in ready)
+        n = next((n for n, total in enumerate(totals, 1) if n >= most and total >= messages_max), len(ready))
+        self._turn = ready[n - 1]
+        return [ready[:n], ready[n:]]
 
     def ack(self, upto: int) -> None:
         """Ack every hand-out up to a number. Write nothing if they are acked already.
@@ -217,7 +239,7 @@ def _wants(ready: list[int], n: int, left: Allowance, arrived: Mapping[int, int]
     for i, shard in enumerate(ready[:n]):
         messages = (left.messages + len(ready) - 1 - i) // len(ready)
         size = -(-left.bytes // len(ready))
-        some = messages > 0 and left.bytes > 0
+        some = messages > 0 and not left.full
         wants[shard] = Want(messages, size, None if arrived is None else arrived[shard]) if some else None
     return wants
 

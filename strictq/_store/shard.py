@@ -339,6 +339,10 @@ class Shard:
         except StoreBusy:
             return self._glances.glance(look)
 
+    def bound_cache(self, kib: int) -> None:
+        """Let the writing connection cache so much of the file at most, until it is opened again."""
+        self._writer.use(lambda db: db.pragma("cache_size", -kib))
+
     @property
     def busy(self) -> bool:
         """Is its writing connection in use?"""

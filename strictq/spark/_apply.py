@@ -26,6 +26,11 @@ class StagedFile(NamedTuple):
     name: str
     rows: int
 
+CACHE_KIB: Final = 4096
+"""SQLite's cache of a shard while its parts are written: most pages of what is appended are never looked at again."""
+CACHE_DONE_KIB: Final = 256
+"""And behind the last part, so that the caches of many shards do not add up."""
+
 
 def apply(queue: Queue, token: Token, files: Sequence[StagedFile], *, skip_others: bool) -> None:
     """Make the rows of these files messages, once, whoever else tries the same.
@@ -105,9 +110,11 @@ def _put_all(bulk: Bulk, token: Token, parts: dict[int, list[StagedPart]]) -> No
     """Every part into its shard, the shards side by side."""
 
     def put(shard: int) -> None:
+        bulk.bound_cache(shard, CACHE_KIB)
         for number, part in enumerate(parts[shard]):
             bulk.put(token, shard, number, part.rows())
             time.sleep(PAUSE_SECONDS)
+        bulk.bound_cache(shard, CACHE_DONE_KIB)
 
     # What the first of them raises is raised: its neighbours' parts stay, and are not repeated.
     run_all([partial(put, shard) for shard in sorted(parts)])

@@ -25,7 +25,7 @@ from .._keys import keyless_by_hash, keyless_lane
 from .._store.api import BulkRows, Item, Options, PlainRows
 from ._sink_rows import OPTIONS, ORDER
 
-PART_ROWS: Final = 50_000
+PART_ROWS: Final = 25_000
 PART_BYTES: Final = 16 * 1024 * 1024
 """Most rows, and bytes of bodies, of one transaction: how long others wait for the shard's write lock."""
 
@@ -48,6 +48,8 @@ Integers = np.ndarray[Any, np.dtype[Any]]
 _INT32_ROWS: Final = 2_000_000_000
 BATCHES_MAPPED: Final = 16
 """Record batches that are read before their pages are given back."""
+POOL: Final = pa.system_memory_pool()
+"""Of what is read for a part: Arrow's usual pool keeps what is freed for each thread, as much as the parts themselves have."""
 COMPARED: Final = 50_000
 """Keys that are compared at a time."""
 
@@ -81,7 +83,7 @@ class StagedRows:
         self._starts = np.cumsum([0, *(len(b) for b in self._batches)])
         self._sizes: Integers = np.empty(self.rows, np.int32)
         for start, batch in self._each():
-            self._sizes[start : start + len(batch)] = pc.binary_length(batch.column("body")).to_numpy()
+            self._sizes[start : start + len(batch)] = pc.binary_length(batch.column("body"), memory_pool=POOL).to_numpy()
         self.body_bytes_max = int(self._sizes.max()) if self.rows else 0
         self.has_options = any(_has(b, name) for b in self._batches for name in OPTIONS)
         self.keyless = any(b.column("key").null_count for b in self._batches)
@@ -156,7 +158,7 @@ class StagedRows:
         lanes: Integers = np.empty(self.rows, self._number)
         n = 0
         for start, batch in self._each():
-            encoded = batch.column("key").dictionary_encode()
+            encoded = pc.dictionary_encode(batch.column("key"), memory_pool=POOL)
             codes = encoded.indices.fill_null(-1).to_numpy()
             keys = encoded.dictionary.to_pylist()
             end = n + len(keys)
@@ -265,11 +267,11 @@ class StagedRows:
         taken: list[Any] = []
         order: list[Integers] = []
         for places, batch, at in self._by_batch(rows):
-            taken.append(batch.column(name).take(pa.array(at)))
+            taken.append(pc.take(batch.column(name), pa.array(at), memory_pool=POOL))
             order.append(places)
         back = np.empty(len(rows), np.int64)
         back[np.concatenate(order)] = np.arange(len(rows))
-        return pa.concat_arrays(taken).take(pa.array(back))
+        return pc.take(pa.concat_arrays(taken, memory_pool=POOL), pa.array(back), memory_pool=POOL)
 
     def options(self, row: int) -> Options | None:
         """The options of one row; None: it has none."""

@@ -168,7 +168,7 @@ def test_planning_takes_some_bytes_a_row_whatever_the_keys(tmp_path: Path) -> No
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert sum(len(found) for found in parts.values()) == 2 * SHARDS
+    assert sum(len(found) for found in parts.values()) == 3 * SHARDS
     assert most / n < 48, "of keys alone, a list of bytes objects has 70"
 
 
