@@ -167,14 +167,17 @@ def _ack_together(tx: Tx, token: int, lanes_held: int, messages: int, between: t
             one range has them all.
     """
     before = tx.db.total_changes()
+    alone = False
     if tx.run(HANDOUT.count_between, (*between, messages + 1)).get == messages:
+        alone = True
         tx.run(HANDOUT.delete_between, between)
     else:
         tx.run(HANDOUT.delete_single if messages == lanes_held else HANDOUT.delete_messages, (token,))
     if tx.db.total_changes() - before != messages:
         raise StoreCorrupt("a hand-out's leases count other messages than there are", shard=tx.shard)
     tx.run(HANDOUT.finish_lanes, (token, tx.now))
-    settle.list_heads(tx, tx.run(HANDOUT.next_heads, (token,)).fetchall())
+    if not alone:  # else no lane between them has a message left
+        settle.list_heads(tx, tx.run(HANDOUT.next_heads, (token,)).fetchall())
     tx.run(HANDOUT.delete_leases, (token,))
     tx.totals.pending -= messages
     tx.count_acks(messages)
