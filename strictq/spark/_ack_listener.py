@@ -1,4 +1,4 @@
-"""Acks what Spark has committed as soon as the driver hears of it: the last batch of a query, above all.
+"""Acks what Spark has committed, unless the next batch does it in a moment: the last batch of a query, above all.
 
 Spark itself tells a source only when the batch after it is built, so what a stopped query did last would stay leased until
 it starts again. Imported late, with pyspark.
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
     )
 
-ACKS_AT_ONCE: Final = 4
-"""Queues of a batch that are acked on the listener's own thread: to open a queue takes some ten milliseconds."""
 LATER_SECONDS: Final = 0.5
+"""How long the next batch may take before the listener acks the last one: a queue has to be opened for that, shard by shard."""
 
 _log = logging.getLogger("strictq")
 _sessions: WeakSet[SparkSession] = WeakSet()
@@ -60,7 +59,7 @@ class AckListener(StreamingQueryListener):
         """Nothing is committed yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """A batch is committed: ack what it read."""
+        """A batch is committed: ack what it read, in a moment."""
         progress = event.progress
         run = str(progress.runId)
         read: list[Read] = []
@@ -74,12 +73,9 @@ class AckListener(StreamingQueryListener):
             if source.numInputRows:
                 acks += (each.ack for each in end if each.ack is not None)
             missing |= _missing(source.latestOffset)
-        if len(acks) > ACKS_AT_ONCE:
+        if acks:
             later = self._later.get(run) or self._later.setdefault(run, Later(run))
             later.begin(acks)
-        else:
-            for ack in acks:
-                ack.send()
         if read:
             seconds = progress.batchDuration / 1000
             self._monitor.batch(run, str(progress.id), progress.name, progress.batchId, seconds, read)
@@ -129,7 +125,7 @@ class BatchEnd:
 
 
 class Later:
-    """Acks of many queues, on a thread of their own, unless the next batch comes first: then the query itself acks them."""
+    """Acks on a thread of their own, unless the next batch comes first: then the query itself acks them."""
 
     def __init__(self, run: str) -> None:
         self._lock = threading.Lock()
