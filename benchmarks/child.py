@@ -195,7 +195,9 @@ def staging(path: str, job: str, rows: int, files: int, body_bytes: int) -> None
         with file, pa.ipc.new_stream(file, schema) as writer:
             for at in range(0, len(numbers), 10_000):
                 keys = [b"s%d" % n for n in numbers[at : at + 10_000].tolist()]
-                writer.write_batch(pa.record_batch([pa.array(keys), pa.array([k.ljust(body_bytes) for k in keys])], schema=schema))
+                writer.write_batch(
+                    pa.record_batch([pa.array(keys), pa.array([k.ljust(body_bytes) for k in keys])], schema=schema)
+                )
         staged.append((name, len(numbers)))
     _report(files=staged)
 

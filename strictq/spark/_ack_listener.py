@@ -10,6 +10,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
@@ -33,6 +34,13 @@ if TYPE_CHECKING:
 LATER_SECONDS: Final = 0.5
 """How long the next batch may take before the listener acks the last one: a queue has to be opened for that, shard by shard."""
 
+STATE_WORKER: Final = "TransformWithStateInPySpark driver worker"
+"""Spark's message names this process when it has ended, and does not say why."""
+NO_PROTOBUF: Final = (
+    "a query ended because Spark's Python processes have no protobuf "
+    '(pip install "protobuf>=6.33.5" for the interpreter of PYSPARK_PYTHON)'
+)
+
 _log = logging.getLogger("strictq")
 _sessions: WeakSet[SparkSession] = WeakSet()
 
@@ -42,6 +50,14 @@ def listen(spark: SparkSession) -> None:
     if spark not in _sessions:
         spark.streams.addListener(AckListener())
         _sessions.add(spark)
+
+
+def has_protobuf() -> bool:
+    """Whether this program's interpreter, which Spark's Python processes mostly run, too, has what a stateful query needs."""
+    try:
+        return find_spec("google.protobuf") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 class AckListener(StreamingQueryListener):
@@ -87,6 +103,8 @@ class AckListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """The last progress came before."""
+        if event.exception is not None and STATE_WORKER in event.exception and not has_protobuf():
+            _log.warning("%s", NO_PROTOBUF)
         later = self._later.pop(str(event.runId), None)
         if later is not None:
             later.finish()

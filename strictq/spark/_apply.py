@@ -18,6 +18,10 @@ from ._staged import Cut, StagedPart, StagedRows
 
 PAUSE_SECONDS: Final = 0.003
 """Between two parts of a batch: those who wait for the write lock look for it every millisecond."""
+CACHE_KIB: Final = 4096
+"""SQLite's cache of a shard while its parts are written: most pages of what is appended are never looked at again."""
+CACHE_DONE_KIB: Final = 256
+"""And behind the last part, so that the caches of many shards do not add up."""
 
 
 class StagedFile(NamedTuple):
@@ -25,11 +29,6 @@ class StagedFile(NamedTuple):
 
     name: str
     rows: int
-
-CACHE_KIB: Final = 4096
-"""SQLite's cache of a shard while its parts are written: most pages of what is appended are never looked at again."""
-CACHE_DONE_KIB: Final = 256
-"""And behind the last part, so that the caches of many shards do not add up."""
 
 
 def apply(queue: Queue, token: Token, files: Sequence[StagedFile], *, skip_others: bool) -> None:

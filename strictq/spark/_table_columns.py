@@ -58,7 +58,7 @@ def key_type(text: str | None) -> KeyType:
     for name in KEY_TYPES:
         if (text or "string").lower() == name:
             return name
-    raise InvalidArgument(f"keyType must be one of {', '.join(KEY_TYPES)}, not {text!r}")
+    raise InvalidArgument(f"the option keyType must be one of {', '.join(KEY_TYPES)}, not {text!r}")
 
 
 def read_schema(key: KeyType, *, dead: bool = False) -> StructType:

@@ -53,7 +53,7 @@ with open(report, "w", encoding="utf-8") as file:
     json.dump(printed, file)
 """
 """Runs a page's program, and notes what each of its lines prints."""
-NEEDS = {"app.schedule(": "cronsim", "starlette": "starlette"}
+NEEDS = {"app.schedule(": "cronsim", "starlette": "starlette", "transformWithStateInPandas(": "google.protobuf"}
 """What a page's program uses → the package that it is skipped without."""
 INLINE = re.compile(r"`(strictq [a-z][^`]*)`")
 BEFORE_A_COMMAND = re.compile(r"\w+=.*|do|then|else|if|while|time|!|\{")
