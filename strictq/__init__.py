@@ -102,7 +102,7 @@ if TYPE_CHECKING:
     from .replication.restoring import restore
     from .worker import Breaker, Defer, Job, Reject, Retry, Worker, WorkerStats
 
-# Without `open`: `from strictq import *` must not hide the one that opens files.
+# `open` is left out: `from strictq import *` must not hide the built-in.
 __all__ = [
     "CONTENT_HASH",
     "Adopted",
@@ -212,7 +212,7 @@ __all__ = [
 ]
 
 
-# Where it is → what most programs do not need, and what would cost more than the rest of the import together.
+# Module → names imported on first use: few programs need them, or they take longer to import than the rest together.
 _LATE = {
     "_findings": (
         "Adopted", "AppRowsDiffer", "AttemptError", "ChainMember", "ConsumerStatus", "DeadLetter", "Explanation",

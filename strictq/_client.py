@@ -1,4 +1,4 @@
-"""The inner API over the storage: what queues, deliveries, transactions, workers and the command do with messages."""
+"""The inner API over the storage, shared by queues, deliveries, transactions, workers and the command."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ._store.api import Storage
 
 
 class Client:
-    """One queue's messages, as one object of this process uses them. Whatever it received, it settles.
+    """The operations on messages of one queue, for one object of this process.
 
-    Receiving stands above it, in `_receiving`, because it makes deliveries, which hold the client.
+    Receiving is in `_receiving`, a layer above, because it builds deliveries, which hold the client.
 
     Attributes:
-        sending: checks and appends.
+        sending: checks and appends messages.
         settling: acks, nacks, defers, rejects, starts, extends, grows and releases, by delivery or by handle.
     """
 
@@ -33,6 +33,6 @@ class Client:
 
 
 def cannot_share(what: object) -> InvalidArgument:
-    """Return the error for a queue, or for what belongs to one, that is pickled or copied."""
+    """Return the error for pickling or copying a queue, or an object that belongs to one."""
     name = "what belongs to a queue" if isinstance(what, Client) else type(what).__name__
     return InvalidArgument(f"{name} can't be pickled or copied: the queue has files open", hint=hints.SEND_PATH)

@@ -1,4 +1,4 @@
-"""Time, injected. Everything else in the package asks a Clock.
+"""Time, injected. The rest of the package reads time from a Clock only.
 
 Two clocks are needed. The boot clock never jumps and is shared by all processes of a machine, but restarts with it; the
 wall clock survives a reboot, but jumps. `QueueTime` joins them: within one boot it runs with the boot clock, across
@@ -19,33 +19,37 @@ MICROSECONDS = 1_000_000
 
 @runtime_checkable
 class Clock(Protocol):
-    """What strictq needs to know of time."""
+    """The clocks that strictq reads."""
 
     def wall(self) -> int:
-        """Microseconds since 1970 by the wall clock. May jump."""
+        """Return microseconds since 1970 by the wall clock. It may jump."""
         ...
 
     def boot(self) -> int:
-        """Microseconds since this machine booted, suspended time included. Never jumps; the same in every process."""
+        """Return microseconds since this machine booted, suspended time included. Never jumps; the same in every process."""
         ...
 
     def boot_id(self) -> str:
-        """Names this boot of this machine: another boot has another name."""
+        """Return an identifier of this boot of this machine, different after each boot."""
         ...
 
 
 @runtime_checkable
 class SteeredClock(Clock, Protocol):
-    """A clock that a test moves. What waits for time to pass asks it, too."""
+    """A clock that a test moves. Code that waits for time to pass must notice the moves."""
 
     def listen(self, moved: Callable[[], None]) -> None:
-        """Call `moved`, a bound method, whenever the clock was moved, as long as its object lives."""
+        """Call `moved`, a bound method, whenever the clock was moved, until its object is garbage-collected."""
         ...
 
     def skip(self, due: Callable[[], int | None], ends: int | None) -> bool:
-        """A receive found nothing; something becomes ready when `boot()` is `due()`, and it ends at `ends` (None: never).
+        """Move the clock for a receive that found nothing, to the time when a message becomes ready or its wait ends.
 
-        Returns whether the clock was moved there. If not, the caller waits by the machine's time.
+        Args:
+            due: returns the `boot()` at which a message becomes ready; None: none will.
+            ends: the `boot()` at which the wait ends; None: never.
+        Returns:
+            True if the clock was moved. Otherwise the caller waits by the machine's time.
         """
         ...
 
@@ -81,7 +85,7 @@ class SystemClock:
 class QueueTime:
     """The queue's own time scale: microseconds, never going back, the same in every process of one boot.
 
-    It is `clock.boot() + offset`, with an offset that is fixed when an epoch begins (the first open after a boot).
+    It equals `clock.boot() + offset`, with an offset that is fixed when an epoch begins (the first open after a boot).
     Leases, delays, TTLs and dedup windows are all points on it, so a jump of the wall clock moves none of them.
     """
 
@@ -93,14 +97,14 @@ class QueueTime:
         return self.clock.boot() + self.offset
 
     def to_wall(self, at: int) -> float:
-        """A point on this scale as seconds since 1970 by the wall clock as it is now.
+        """Convert a point on this scale to seconds since 1970 by the current wall clock.
 
-        Right also for what happened before the wall clock was set. A difference under a second is drift, not a jump, and
+        Correct even for times before the wall clock was set. A difference under a second is drift, not a jump, and
         is ignored, so that the same point always converts to the same value.
         """
         return (at + self.skew()) / MICROSECONDS
 
     def skew(self) -> int:
-        """What to add to a point on this scale to have microseconds since 1970."""
+        """Return the difference between microseconds since 1970 and this scale."""
         skew = self.clock.wall() - self.now()
         return skew if abs(skew) >= MICROSECONDS else 0

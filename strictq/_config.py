@@ -1,4 +1,4 @@
-"""QueueConfig: what is stored with a queue and seen by every process that uses it."""
+"""QueueConfig: the settings that are stored with a queue and seen by every process that uses it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FOREVER_SECONDS = 10 * 365 * 86400.0
 """The longest delay, TTL, lease or window: ten years, far inside what a 64-bit microsecond clock can add."""
 
 BODY_BYTES_MAX: Final = 500_000_000
-"""The largest max_body_bytes: SQLite takes no value over 1e9 bytes."""
+"""The largest max_body_bytes. SQLite accepts no value over 1e9 bytes."""
 
 BEFORE: Final = {"retry_delay_seconds": 0.0, "retry_for_seconds": 0.0}
-"""What a stored configuration without these fields means: the behaviour of the version that stored it."""
+"""The values of fields that a stored configuration lacks: the behaviour of the version that stored it."""
 
 
 def _seconds(minimum: float, *, optional: bool = False) -> Any:
@@ -46,7 +46,7 @@ def _whole(minimum: int, maximum: int, *, optional: bool = False) -> Any:
 
 
 def _remembers_given(cls: type[QueueConfig]) -> type[QueueConfig]:
-    """Let the constructor note which settings it was given: attrs fills in the defaults before anything else can see them."""
+    """Record which settings the constructor was given, before attrs fills in the defaults."""
     init = cls.__init__
 
     @functools.wraps(init)
@@ -60,10 +60,10 @@ def _remembers_given(cls: type[QueueConfig]) -> type[QueueConfig]:
 
 
 def require_known(names: Iterable[str]) -> None:
-    """Refuse names that no setting has.
+    """Raise ConfigError for names that are not settings.
 
     Raises:
-        ConfigError: one of them is unknown; the hint has the nearest setting, if one is near.
+        ConfigError: a name is unknown; the hint has the most similar setting, if there is one.
     """
     known = [a.name for a in attrs.fields(QueueConfig)]
     unknown = sorted(set(names) - set(known))
@@ -195,7 +195,7 @@ class QueueConfig(_Remembered):
 
     @property
     def given(self) -> frozenset[str]:
-        """The names of the settings that were passed, evolved or stored; the others are defaults."""
+        """The names of the settings that were passed, changed or stored; the others are defaults."""
         return self._given
 
     def _remember(self, given: Set[str], unknown: Mapping[str, Any]) -> QueueConfig:
@@ -220,7 +220,7 @@ class QueueConfig(_Remembered):
         return cls(**(BEFORE | {name: values[name] for name in known}))._remember(known, unknown)
 
     def retry_delay(self, attempts: int) -> float:
-        """Seconds to wait after attempt number `attempts` (1 for the first) failed, before they differ by lane."""
+        """Return the seconds to wait after attempt number `attempts` (from 1) failed, before the variation by lane."""
         if self.retry_delay_seconds <= 0.0:
             return 0.0
         # The exponent is capped: 100.0 ** 1_000_000 overflows a float.

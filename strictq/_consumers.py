@@ -1,4 +1,4 @@
-"""Operations on named consumers for operators, and for listeners that learn of a commit. `_handouts` has the holder's side."""
+"""Operations on named consumers, for operators and for listeners to commits. The holder's operations are in `_handouts`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def statuses(storage: Storage) -> list[ConsumerStatus]:
-    """See Queue.consumers."""
+    """Return the named consumers. See Queue.consumers."""
     found = storage.handouts.consumers()
     directory = storage.directory
     if directory is None:
@@ -28,7 +28,7 @@ def statuses(storage: Storage) -> list[ConsumerStatus]:
 
 
 def release(storage: Storage, name: str, *, force: bool) -> int:
-    """See Queue.release_consumer."""
+    """Release the unacked batches of a consumer. See Queue.release_consumer."""
     lock = storage.handouts.lock(name)
     if not lock.alone(0.0) and not force:
         raise ConsumerBusy(f"consumer {name!r} has a holder that is alive", hint=hints.CONSUMER_BUSY_FORCE)
@@ -39,14 +39,14 @@ def release(storage: Storage, name: str, *, force: bool) -> int:
 
 
 def acknowledge(storage: Storage, consumer: str, n: int) -> int:
-    """Ack hand-outs up to n without being the holder, for listeners that learn of a commit.
+    """Ack batches up to n without being the holder, for listeners to commits.
 
     A number always identifies the same messages, so this needs no epoch: a late ack acks processed messages, or none.
 
     Returns:
         The number of messages acked.
     Raises:
-        HandoutGone: hand-out n never existed; nothing was changed.
+        HandoutGone: batch n never existed; nothing was changed.
     """
     storage.require_open()
     known = storage.handouts.known(consumer)

@@ -1,8 +1,8 @@
-"""How long handlers take: learned for each stage from what they took, as a function of the message's size.
+"""Estimates of handler durations, learned per stage from measured durations as a function of the message's size.
 
-A weighted linear regression of duration on size. Old samples fade: the newest one counts 1/HORIZON, so it follows a change
-within a few hundred messages. A sample that is far off what was expected counts as less far off, so that a lying size hint
-or one stalled disk does not spoil what was learned.
+A weighted linear regression of duration on size. The newest sample has weight 1/HORIZON, so the estimate follows a change
+within a few hundred messages. The error of an outlier is clipped, so that a wrong size hint
+or one disk stall does not distort the estimate.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import attrs
 from ._stats import DurationEstimate
 
 HORIZON: Final = 100
-"""Samples that count."""
+"""The number of most recent samples that determine the estimate."""
 OUTLIER: Final = 6.0
-"""Mean deviations beyond which a sample counts as this far off."""
+"""Errors are clipped to this many mean deviations."""
 SIZE_MAX: Final = 1e12
 SECONDS_MAX: Final = 1e9
 
 
 @attrs.define
 class Model:
-    """What is known of one stage's durations. Seconds, and whatever unit size hints have.
+    """The learned durations of one stage, in seconds, by size in the unit of the size hints.
 
     Attributes:
-        samples: how many were learned from.
+        samples: number of durations learned.
         mean_size, mean_seconds: weighted means.
-        variance: of the sizes; covariance: of sizes and seconds; deviation: mean distance from what was expected, seconds.
+        variance: of the sizes; covariance: of sizes and seconds; deviation: mean absolute error of the estimates, seconds.
     """
 
     samples: int = 0
@@ -41,7 +41,7 @@ class Model:
     deviation: float = 0.0
 
     def learn(self, size: float, seconds: float) -> None:
-        """Take in one duration. What is no number, or negative, is not one."""
+        """Learn one duration. Ignore negative values and NaN."""
         if not (0.0 <= seconds <= SECONDS_MAX) or not size >= 0.0:
             return
         size = min(size, SIZE_MAX)
@@ -67,17 +67,17 @@ class Model:
 
     @property
     def slope(self) -> float:
-        """Seconds per unit of size; 0 where sizes do not differ enough to say."""
+        """Seconds per unit of size; 0 if the sizes differ too little to fit a slope."""
         if self.variance <= 1e-9 * (1.0 + self.mean_size * self.mean_size):
             return 0.0
-        # Shrunk while there are few samples: two points make a line, but not a law.
+        # Shrunk while there are few samples, because two points always fit a line.
         return self.covariance / self.variance * min(1.0, self.samples / 5)
 
     def _line(self, size: float) -> float:
         return self.mean_seconds + self.slope * (size - self.mean_size)
 
     def predict(self, size: float) -> float | None:
-        """Seconds for a message of that size, never negative; None: nothing was learned."""
+        """Return the estimated seconds for a message of that size, never negative; None: nothing was learned."""
         if self.samples == 0:
             return None
         if not size >= 0.0:
@@ -85,16 +85,16 @@ class Model:
         return max(0.0, self._line(min(size, SIZE_MAX)))
 
     def snapshot(self) -> DurationEstimate:
-        """What is known now, for people."""
+        """Return the current estimate as a report for users."""
         return DurationEstimate(self.samples, self.mean_seconds, self.mean_size, self.slope, self.deviation)
 
     def to_json(self) -> str:
-        """The stored form."""
+        """Return the stored form."""
         return json.dumps(attrs.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Model:
-        """Read the stored form; what can't be read counts as nothing learned: it is learned again."""
+        """Read the stored form. An unreadable value gives an empty model, which learns again."""
         try:
             values: dict[str, Any] = json.loads(text)
             samples = int(values.pop("samples"))

@@ -92,7 +92,7 @@ class Send(NamedTuple):
     """A message to send.
 
     Attributes:
-        item: as the store takes it; None: the queue is not here.
+        item: the store's form of the message; None: the queue is in another process.
     """
 
     message: Message
@@ -128,7 +128,7 @@ class Effects:
 
     @property
     def said(self) -> str | None:
-        """Return the output as one string, or None."""
+        """The output as one string, or None."""
         return "\n".join(self.output) if self.output else None
 
     def send(self, message: Message) -> PendingReceipt:
@@ -141,7 +141,7 @@ class Effects:
             item = validate.item(
                 message, KEYLESS if message.key is None else encode_key(message.key), ANY_QUEUE, SystemClock().wall
             )
-            # A copy: the program may change what it gave.
+            # A copy, because the program may change its dict later.
             headers = None if message.headers is None else dict(message.headers)
             message = attrs.evolve(message, body=item[1], headers=headers)
             send = Send(message, None, PendingReceipt(message.key, ELSEWHERE))
@@ -197,7 +197,7 @@ class Effects:
         if other.key_state is not UNSET:
             self.set_key_state(other.key_state)
 
-    # ---- for whoever commits them
+    # ---- for the code that commits them
 
     def changes(self, took: Took | None = None) -> Changes:
         """Return the effects in the store's form. See Changes for `took`."""
@@ -219,7 +219,7 @@ class Effects:
 
 
 def inherited(headers: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """Those of a message's headers that have these names."""
+    """Return the headers of a message that have these names."""
     return {name: headers[name] for name in names if name in headers}
 
 
@@ -278,13 +278,13 @@ class Recording:
         return self._effects_for("send_json").send(self._with_inherited(Message.json(value, key=key, **options)))
 
     def _inherited(self) -> dict[str, str]:
-        """Headers that every message sent here has, unless it is given them."""
+        """Return the headers to add to every message sent here, unless the message sets them."""
         return {}
 
     def _with_inherited(self, message: Message) -> Message:
         more = self._inherited()
         if not more or not isinstance(message.headers, Mapping | None):
-            return message  # what is wrong with the headers is said where the message is checked
+            return message  # the message's validation reports invalid headers
         return attrs.evolve(message, headers={**more, **(message.headers or {})})
 
     def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> None:

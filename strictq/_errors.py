@@ -67,7 +67,7 @@ class StrictqError(Exception):
             self.transient = transient
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A pool of processes sends errors to its caller: by default their arguments would not fit, and the pool breaks.
+        # A process pool pickles errors. By default, unpickling calls the constructor with wrong arguments and breaks the pool.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def __str__(self) -> str:
@@ -154,7 +154,10 @@ class LeaseLost(StrictqError):
         self.holder: str | None = None
 
     def explain(self, length: float | None, over: float | None, holder: str | None, *, given_back: bool = False) -> None:
-        """Add what the holder knows of its lease. given_back: an earlier message of the key was nacked."""
+        """Add the holder's knowledge of its lease.
+
+        given_back: the lane was returned by a nack of an earlier message of the key.
+        """
         self.lease_seconds, self.over_seconds, self.holder = length, over, holder
         parts = [str(self.args[0])]
         if given_back:
@@ -357,10 +360,10 @@ class Fenced(StrictqError):
 
 
 class PrimaryAlive(StrictqError):
-    """The replica's primary was heard of a moment ago, so it may still accept messages. Nothing was promoted.
+    """The replica had contact with its primary a moment ago, so the primary may still accept messages. Nothing was promoted.
 
     Attributes:
-        contact_at: when it was heard of, seconds since 1970.
+        contact_at: time of the last contact, seconds since 1970.
     """
 
     transient = True
@@ -374,8 +377,8 @@ class PrimaryAlive(StrictqError):
 class NotElected(StrictqError):
     """The members of a chain did not decide on a promotion or a change, or the decider refused it. Nothing was changed.
 
-    A majority of the members has to answer, and none of them may have more than the one to be promoted. Transient if too few
-    members answered.
+    A majority of the members must answer, and none of them may have more changes than the one to be promoted. Transient if too
+    few members answered.
     """
 
     hint = hints.MAJORITY

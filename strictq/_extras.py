@@ -10,14 +10,14 @@ from ._errors import ConfigError, MissingExtra
 
 SPARK_MODULES: Final = ("pyspark", "pyarrow", "numpy")
 SPARK_OLDEST: Final = (4, 2)
-"""An older Spark does not pass a stream source the limit of what it may read."""
+"""Older versions of Spark do not pass the read limit to a stream source."""
 
 
 def need(package: str, extra: str) -> None:
     """Raise if a package is not installed.
 
     Args:
-        extra: of strictq, that brings the package.
+        extra: the extra of strictq that installs the package.
     Raises:
         MissingExtra: it is not installed.
     """
@@ -38,7 +38,7 @@ def need_spark() -> None:
     """
     for package in SPARK_MODULES:
         need(package, "spark")
-    # Not from the metadata: the pyspark of a downloaded Spark has none.
+    # Not read from the package metadata, because the pyspark of a downloaded Spark has none.
     found: str = import_module("pyspark").__version__
     if tuple(int(part) for part in found.split(".")[:2]) < SPARK_OLDEST:
         raise ConfigError(f"pyspark {found} is too old", hint=hints.INSTALL_PYSPARK)

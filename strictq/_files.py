@@ -1,4 +1,4 @@
-"""Files that are not SQLite's: opened so that no link or FIFO is taken for one, replaced whole, locked, and synced.
+"""Files that are not SQLite's: opened only if they are regular files, replaced atomically, locked, and synced.
 
 All such I/O in a queue's directory is here and in `_store/disk/`.
 """
@@ -24,22 +24,22 @@ except ImportError:  # pragma: no cover - Windows
 
 FILE_MODE: Final = 0o600
 MTIME_STEP_NS: Final = 100_000_000
-"""A file system's times move in steps; none has longer ones than this."""
+"""The longest step of a file system's timestamps."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _LIMITS: Final = (errno.EMFILE, errno.ENFILE)
 ILL: Final = (*_FULL, *_LIMITS, errno.EIO, errno.ENOMEM)
-"""What the system, and not the path, is to blame for."""
+"""Errors caused by the system's state, not by the path."""
 _IRREGULAR: Final = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
-"""What opening something else than a file fails with: a link, a directory, a FIFO that has no reader or a socket."""
+"""Errors of opening a symbolic link, a directory, a socket, or a FIFO without a reader."""
 _CONNECTION: Final = 5
-"""Descriptors that a connection takes at most: database, WAL or journal, -shm, the directory, and one of ours beside it."""
+"""Upper bound of a connection's descriptors: database, WAL or journal, -shm, the directory, and one of strictq's."""
 
 
-# ---- what the system refuses
+# ---- errors of the operating system
 
 
 def failure(what: str, error: OSError, shard: int = -1) -> StoreError:
-    """Our error for one of the operating system's."""
+    """Return the StoreError for an OSError."""
     if error.errno in _FULL:
         return StoreFull("the disk is full", shard=shard, cause=error)
     if error.errno in _LIMITS:
@@ -54,7 +54,7 @@ def out_of_descriptors(error: BaseException, shard: int) -> StoreError:
 
 @contextmanager
 def typed(what: str, shard: int = -1) -> Iterator[None]:
-    """Raise our error for one of the operating system's: also where a module is imported when it is needed."""
+    """Raise OSErrors of the block as StoreErrors. The block may import modules late."""
     try:
         yield
     except OSError as e:
@@ -62,15 +62,15 @@ def typed(what: str, shard: int = -1) -> Iterator[None]:
 
 
 def late() -> AbstractContextManager[None]:
-    """Around an import that is done when it is needed."""
+    """Return a context manager for a late import, which raises OSErrors as StoreErrors."""
     return typed("a module can't be loaded")
 
 
 def require_descriptors() -> None:
-    """Refuse to go on with too few descriptors, where a file that can't be opened is taken for one that is not there.
+    """Raise if too few descriptors are free, before a step that would mistake a file it cannot open for a missing one.
 
     Raises:
-        StoreError: transient.
+        StoreError: too few descriptors are free; transient.
     """
     taken: list[int] = []
     try:
@@ -85,12 +85,12 @@ def require_descriptors() -> None:
 
 
 def open_regular(path: Path | str, flags: int) -> int:
-    """Open a file in the queue's directory, if it is one and has no other name. Never waits, as opening a FIFO would.
+    """Open a regular file without hard links in the queue's directory. Never block, as opening a FIFO would.
 
-    A database and its -shm must never be opened so: see `check_file` of connection.py, which looks at them without opening.
+    Never open a database or its -shm with this. `check_file` of connection.py checks them without opening.
 
     Raises:
-        StoreError: it is something else, or another name leads to it too and it is to be written; nothing was changed.
+        StoreError: it is not a regular file, or it is opened for writing and has hard links; nothing was changed.
         OSError: it can't be opened.
     """
     odd = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
@@ -109,10 +109,10 @@ def open_regular(path: Path | str, flags: int) -> int:
 
 
 def require_regular(path: Path, found: os.stat_result, *, writing: bool, shard: int = -1) -> None:
-    """Refuse what is not a regular file; and what is written, if it has another name.
+    """Raise unless this is a regular file; for writing, also if it has hard links.
 
     Raises:
-        StoreError: nothing was changed.
+        StoreError: the file is refused; nothing was changed.
     """
     if not stat.S_ISREG(found.st_mode):
         raise StoreError(
@@ -135,7 +135,7 @@ _KINDS: Final = {
 
 
 def create_empty(path: Path, size: int = 0) -> None:
-    """A new file of zeros that only its owner may read. Before SQLite opens it: the journals take its permissions over."""
+    """Create a file of zeros, readable by its owner only, before SQLite opens it. The journals inherit its permissions."""
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE)
     try:
         if size:
@@ -145,11 +145,11 @@ def create_empty(path: Path, size: int = 0) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Let a small file have this content, for whoever opens it from now on. Not synced: it may be gone after a power cut."""
+    """Replace the content of a small file atomically. It is not synced: a power cut may undo it."""
     part = path.with_name(f"{path.name}.part")
     fd = open_regular(part, os.O_CREAT | os.O_WRONLY)
     try:
-        os.ftruncate(fd, 0)  # not as it is opened: it may have another name
+        os.ftruncate(fd, 0)  # not with O_TRUNC: the file is checked for hard links after it is opened
         os.write(fd, data)
     finally:
         os.close(fd)
@@ -157,7 +157,10 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def replace_durably(path: Path, data: bytes) -> None:
-    """The same, so that a power cut leaves this content or the one before, and after the return this one."""
+    """Replace the content atomically and durably.
+
+    A power cut leaves the old content or the new one; after the return, the new.
+    """
     part = path.with_name(f"{path.name}.part")
     fd = open_regular(part, os.O_CREAT | os.O_WRONLY)
     try:
@@ -173,7 +176,7 @@ def replace_durably(path: Path, data: bytes) -> None:
 
 
 def content(path: Path, most: int) -> bytes | None:
-    """The first bytes of a small file; None: it is not there, or can't be read."""
+    """Return the first bytes of a small file; None: it does not exist, or can't be read."""
     try:
         fd = open_regular(path, os.O_RDONLY)
     except (OSError, StoreError):
@@ -187,7 +190,7 @@ def content(path: Path, most: int) -> bytes | None:
 
 
 def changed_at(path: Path) -> int | None:
-    """Another value whenever the file was written; None: it was written so recently that a later write may not show."""
+    """Return a value that changes with each write to the file; None: the last write is too recent to tell a later one apart."""
     try:
         at = os.stat(path).st_mtime_ns
     except OSError:
@@ -196,7 +199,7 @@ def changed_at(path: Path) -> int | None:
 
 
 def free_bytes(path: Path | None) -> int | None:
-    """What the disk of a file has left for this user; None: nobody can say."""
+    """Return the free bytes for this user on the disk of a file; None: unknown."""
     if path is None:
         return None
     try:
@@ -210,7 +213,7 @@ def free_bytes(path: Path | None) -> int | None:
 
 
 def sync_directory(path: Path) -> None:
-    if os.name == "nt":  # pragma: no cover - directories can't be synced there
+    if os.name == "nt":  # Windows can't sync directories
         return
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -220,10 +223,10 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directories(path: Path, made: list[Path] | None = None) -> None:
-    """mkdir -p, so that it survives a power cut: each new name is synced in the directory that holds it.
+    """Create a directory and its parents durably: each new name is synced in its parent directory.
 
     Args:
-        made: gets the directories that were missing, for a caller that removes them if it fails later.
+        made: the created directories are appended here, for a caller that removes them if it fails later.
     """
     missing = []
     while not path.exists():
@@ -237,15 +240,15 @@ def make_directories(path: Path, made: list[Path] | None = None) -> None:
 
 
 def remove_empty(made: list[Path]) -> None:
-    """Remove the directories that `make_directories` made, if there is nothing in them."""
+    """Remove the directories that `make_directories` created, if they are empty."""
     for new in reversed(made):
         with suppress(OSError):
             new.rmdir()
 
 
 def remove_tree(path: Path | str) -> None:
-    """Remove a directory and what is in it, as far as that goes."""
-    import shutil  # late: it brings every compressor of the standard library, and few programs get here
+    """Remove a directory and its contents. Errors are ignored."""
+    import shutil  # imported late: it imports every compressor of the standard library
 
     shutil.rmtree(path, ignore_errors=True)
 
@@ -254,7 +257,7 @@ def remove_tree(path: Path | str) -> None:
 
 
 def named(directory: Path, kind: str, name: str) -> Path:
-    """The file of something with a name that may hold what a file name may not: the name is hashed."""
+    """Return the path of a named object's file. The name is hashed, because it may contain any character."""
     with late():
         from hashlib import blake2b
 
@@ -262,10 +265,10 @@ def named(directory: Path, kind: str, name: str) -> Path:
 
 
 class Lock:
-    """An OS lock on a file in the queue's directory; it ends with the process, however that ends."""
+    """An OS lock on a file in the queue's directory. It ends with the process, however that ends."""
 
     def __init__(self, path: Path, *, look: bool = False) -> None:
-        """Args: look: never make the file, nor open it for writing."""
+        """Prepare the lock. With look, never create the file or open it for writing."""
         self._path = path
         self._fd: int | None = None
         self._look = look
@@ -277,7 +280,7 @@ class Lock:
             try:
                 self._fd = open_regular(self._path, os.O_RDONLY if self._look else os.O_RDWR | os.O_CREAT)
             except FileNotFoundError:
-                return True  # who only looks: nobody can hold what is not there
+                return True  # look: no process can hold a lock on a missing file
             except OSError as e:
                 if e.errno in ILL:
                     raise failure(f"the {self._path.name} file can't be opened", e) from e
@@ -297,15 +300,15 @@ class Lock:
                 return True
 
     def alone(self, seconds: float) -> bool:
-        """Hold it with nobody else, if that can be had in time."""
+        """Take the lock exclusively. Return False if it is not free in time."""
         return self._lock(shared=False, seconds=seconds)
 
     def share(self, seconds: float) -> bool:
-        """Hold it together with others that share it, if that can be had in time."""
+        """Take the lock shared. Return False if another process holds it exclusively for all this time."""
         return self._lock(shared=True, seconds=seconds)
 
     def leave(self) -> None:
-        """Let go of it. In a forked child: of the child's share; the parent keeps it."""
+        """Release the lock. In a forked child, this releases the child's descriptor; the parent keeps the lock."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)

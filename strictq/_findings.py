@@ -1,6 +1,6 @@
 """Frozen values that queries about single messages, keys and consumers return, and that a worker reports.
 
-Defining each of these classes takes a third of a millisecond, and most programs need none of them. So this module is imported
+Defining each of these classes takes a third of a millisecond, and most programs need none of them, so this module is imported
 late.
 """
 
@@ -17,13 +17,13 @@ from ._views import Report
 
 @attrs.frozen
 class AttemptError(Report):
-    """Why one attempt of a message failed.
+    """The error of one failed attempt of a message.
 
     Attributes:
-        attempt: which start of a handler it was, 1 for the first.
-        at: seconds since 1970 at which it was reported.
+        attempt: number of the start of a handler, from 1.
+        at: time of the report, seconds since 1970.
         error: the first 2,000 bytes of the reason.
-        traceback: the last 4,000 bytes of it; None: there was none.
+        traceback: the last 4,000 bytes of the traceback; None: there was none.
     """
 
     attempt: int
@@ -40,8 +40,8 @@ class DeadLetter(Report):
         kind: "rejected" (by a consumer), "poison" (out of attempts) or "expired".
         reason: the last error, or the reason of the reject.
         died_at: seconds since 1970.
-        errors: of its last five attempts that failed, oldest first.
-        output: what its handler last had to say, or None.
+        errors: the errors of its last five failed attempts, oldest first.
+        output: the last output of its handler, or None.
     """
 
     key: Key | None
@@ -102,11 +102,11 @@ class HistoryRecord(Report):
         attempts: starts of a handler, including the last one.
         prepare_seconds, process_seconds: durations of the last attempt, measured by a worker; or None.
         size: the size of the body, bytes.
-        size_hint: as sent.
-        outcome: how it ended.
+        size_hint: the sender's size hint, or None.
+        outcome: how the message finished.
         body: the body, if `history="bodies"` kept it; otherwise None.
-        errors: of its last five attempts that failed, oldest first.
-        output: what its handler last said, or None.
+        errors: the errors of its last five failed attempts, oldest first.
+        output: the last output of its handler, or None.
     """
 
     shard: int
@@ -138,7 +138,7 @@ class MessageStatus(Report):
         consumer: the consumer that holds it, if it is in flight.
         until: seconds since 1970 at which that lease, or the delay, ends.
         last_error, last_output: the reason and output of the last nack, reject or handler.
-        errors: of its last five attempts that failed, oldest first.
+        errors: the errors of its last five failed attempts, oldest first.
     """
 
     key: Key | None
@@ -161,10 +161,10 @@ class Explanation(Report):
         text: the explanation, as one sentence.
         head_seq: the next message to be resolved, or None.
         depth: unresolved messages of the key; dead: its dead letters.
-        attempts: of the head.
+        attempts: starts of a handler of the head.
         since, until: seconds since 1970, or None.
         by: the consumer that holds the lane, or the reason it was held for.
-        solo: the next message may have killed its consumer, and is delivered alone.
+        solo: whether the next message is delivered alone, because it may have killed its consumer.
         shard: number of the shard that holds the key.
     """
 
@@ -255,8 +255,8 @@ class Problem(Report):
         shard: the shard's number; -1 for queue.db.
         rule: the invariant's short name; docs/explanation/storage.md lists them.
         detail: what was found.
-        fixable: `check(fix=True)` can repair it without losing data.
-        fixed: it was repaired.
+        fixable: whether `check(fix=True)` can repair it without losing data.
+        fixed: whether it was repaired.
     """
 
     shard: int
@@ -280,8 +280,8 @@ class WorkerEvent(Report):
         seconds: duration of the handler, if one returned.
         detail: the error or reason, as text.
         where: the line of the handler's code that raised the error, or "".
-        max_attempts: the queue's; None: no limit.
-        wait_seconds: of "retried" and "deferred": until the next try.
+        max_attempts: the queue's setting; None: no limit.
+        wait_seconds: for "retried" and "deferred", seconds until the next attempt.
         error: for "retried", "poison" and "rejected", the exception of the handler, or the cause of a Reject.
     """
 
@@ -341,7 +341,7 @@ class Migration(Report):
         before: the oldest format of the queue's files; format: the format of this version.
         files: number of files, queue.db and one per shard; old: number of files with an older format.
         needs_bytes: free space that the migration needs.
-        done: every file is in the current format.
+        done: whether every file has the current format.
     """
 
     before: int
@@ -388,7 +388,7 @@ class Restored(Report):
         segment: the number of the state's last segment. Restoring by this number gives the same state.
         base: the number of the first segment that was read.
         segments: number of segments read; stored_bytes: their size.
-        waiting: the queue must be put in service before it can be written to.
+        waiting: whether the queue must be put in service before it can be written to.
     """
 
     path: str
@@ -404,14 +404,14 @@ class Restored(Report):
 
 @attrs.frozen
 class ChainMember(Report):
-    """A member of a chain.
+    """One member of a chain.
 
     Attributes:
-        address: of a replica; None: the first primary, which does not listen.
-        primary: the queue that all others get their changes from.
-        here: it is on this host.
-        version: of the membership that it has stored; None: it did not answer, or has stored none.
-        error: why it did not answer.
+        address: the replica's address; None for the first primary, which does not listen.
+        primary: whether it is the primary, from which all others get their changes.
+        here: whether it is on this host.
+        version: version of the membership that it stores; None: it did not answer, or stores none.
+        error: the error if it did not answer, or None.
     """
 
     address: str | None
@@ -423,12 +423,12 @@ class ChainMember(Report):
 
 @attrs.frozen
 class Members(Report):
-    """Who the members of a chain are: see `strictq.members`.
+    """The members of a chain: see `strictq.members`.
 
     Attributes:
-        path: the directory of the one on this host.
-        version: of the membership: one more with each change and each promotion.
-        term: of the primary.
+        path: the directory of the member on this host.
+        version: version of the membership, incremented by each change and each promotion.
+        term: the primary's term.
     """
 
     path: str
@@ -440,7 +440,7 @@ class Members(Report):
 
 @attrs.frozen
 class MessageName(Report):
-    """Which message: its key, None if it has none, and its seq."""
+    """The identity of a message: its key, or None for a keyless one, and its seq."""
 
     key: Key | None
     seq: int
@@ -451,9 +451,9 @@ class MergedSend(Report):
     """A send of the old queue that `strictq.merge` appended to the new one.
 
     Attributes:
-        seq: in the old queue; None: it was on its way to its shard.
-        new_seq: in the new queue; None: it was a dry run.
-        duplicate: the new queue had a message with its dedup id already, which is the one with `new_seq`.
+        seq: its seq in the old queue; None: it was still in an outbox.
+        new_seq: its seq in the new queue; None in a dry run.
+        duplicate: whether the new queue already had a message with its dedup id, which is the one with `new_seq`.
     """
 
     key: Key | None
@@ -464,10 +464,10 @@ class MergedSend(Report):
 
 @attrs.frozen
 class AppRowsDiffer(Report):
-    """One of the program's own tables that has other rows on both sides of a merge.
+    """An app_* table whose rows differ between the two sides of a merge.
 
     Attributes:
-        only_old, only_into: number of rows that only this queue has.
+        only_old, only_into: number of rows that only the old queue, or only the new one, has.
     """
 
     table: str
@@ -478,10 +478,10 @@ class AppRowsDiffer(Report):
 
 @attrs.frozen
 class KeyStateDiffers(Report):
-    """A key that has other states on both sides of a merge.
+    """A key whose state differs between the two sides of a merge.
 
     Attributes:
-        in_old, in_into: whether this queue has a state of it.
+        in_old, in_into: whether the old queue, and the new one, have a state of the key.
     """
 
     key: Key | None
@@ -491,20 +491,20 @@ class KeyStateDiffers(Report):
 
 @attrs.frozen
 class Merged(Report):
-    """What `strictq.merge` did, or would do.
+    """The result of `strictq.merge`.
 
     Attributes:
         old, into: the directories of both queues.
-        history_id, term: of the old queue.
-        dry_run: nothing was changed.
+        history_id, term: the old queue's history and term.
+        dry_run: whether it was a dry run, which changes nothing.
         sent: sends that were appended to the new queue.
         earlier: number of sends that an earlier merge appended.
-        acked: messages that the old queue resolved, and that are resolved in the new one now. In a dry run: also those that
-            would be left because a consumer of the new queue holds them.
-        leased: messages that the old queue resolved, and that a consumer of the new queue holds now. They are left to it.
-        twice: messages that were resolved on both sides after the fork, and those in `leased`: they were probably processed
-            twice. Keyless messages are not among them. None: unknown, because too many messages were unresolved at the fork.
-        dead: dead letters behind the fork that only the old queue has. They stay there.
+        acked: messages resolved in the old queue, and now in the new one, too. In a dry run, also those that
+            would be skipped because a consumer of the new queue holds them.
+        leased: messages resolved in the old queue that a consumer of the new queue holds now. They were not changed.
+        twice: messages resolved on both sides after the fork, and those in `leased`; they were probably processed
+            twice. Excludes keyless messages. None: unknown, because too many messages were unresolved at the fork.
+        dead: dead letters from after the fork that only the old queue has. They stay there.
         key_states: keys whose states differ. app_rows: tables whose rows differ. Neither is merged.
     """
 
@@ -525,13 +525,13 @@ class Merged(Report):
 
 @attrs.frozen
 class Adopted(Report):
-    """What `strictq.adopt` made of a copied directory.
+    """The result of `strictq.adopt`.
 
     Attributes:
-        path: the copy.
-        queue_id: as the original's.
-        history_id: the copy's own.
-        copied_history_id: the one that it shared with its original; None: that was never replicated.
+        path: the directory of the copy.
+        queue_id: the same as the original's.
+        history_id: the copy's new history.
+        copied_history_id: the history that it shared with its original; None: the original was never replicated.
     """
 
     path: str
@@ -542,20 +542,21 @@ class Adopted(Report):
 
 @attrs.frozen
 class Promoted(Report):
-    """What `strictq.promote` made of a replica, or would make.
+    """The result of `strictq.promote`.
 
     Attributes:
-        path: the queue. `strictq.open` takes the replica's directory for it, too.
-        queue_id: as its primary's.
-        history_id: of the queue, which is another one than its primary's; None: it was a dry run.
-        term: that it is in; a primary of an earlier one is refused.
-        at: when the primary was in this state, seconds since 1970; what it committed later is missing here.
-        segment: the number of the last segment of that state.
-        contact_at: when the primary was heard of last, seconds since 1970; None: never.
-        silent_seconds: how long ago that was. What the primary committed meanwhile was not shipped.
-        missing_segments: received of a later state that did not arrive whole, and is given up.
-        alive: the primary was heard of so recently that it may live.
-        confirmed: the primary was in confirmed mode when it was heard of last: every call that returned there is in this state.
+        path: the queue's path. `strictq.open` also accepts the replica's directory.
+        queue_id: the same as its primary's.
+        history_id: the queue's new history; None in a dry run.
+        term: the queue's term. A primary of an earlier term is refused.
+        at: time of the promoted state, seconds since 1970. Later commits of the primary are missing.
+        segment: number of the last segment of that state.
+        contact_at: time of the last contact with the primary, seconds since 1970; None: there was none.
+        silent_seconds: seconds since that contact. Commits of the primary in this time were not shipped.
+        missing_segments: number of received segments of a later, incomplete state, which is discarded.
+        alive: whether the last contact is so recent that the primary may still run.
+        confirmed: whether the primary was in confirmed mode at the last contact. If so, this state has every call that
+            returned there.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Handlers: what can be called with a message, and what only looks like it."""
+"""Check handlers: reject functions that would not run when they are called."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ._errors import InvalidArgument
 
 T = TypeVar("T")
 NESTED_MAX: Final = 16
-"""Wrappers that are looked through. What hides behind more of them is found by what it returns."""
+"""Depth up to which wrappers are inspected. Behind deeper ones, `require_ran` detects a handler that did not run."""
 _UNRUN: Final = (GeneratorType, AsyncGeneratorType, CoroutineType)
 
 
 def is_async(handler: Any) -> bool:
-    """Is it, or is its __call__, an `async def` without a yield?"""
+    """Return whether the handler, or its __call__, is an `async def` without a yield."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
 def require_runs(what: str, handler: Any) -> None:
-    """Refuse a function with a yield in it: to call it runs none of its code.
+    """Raise for a function with a yield in it, because calling it runs none of its code.
 
-    It is found behind functools.partial, methods, objects with a __call__, and plain decorators that use functools.wraps.
+    Looks through functools.partial, methods, objects with a __call__, and decorators that use functools.wraps.
 
     Raises:
         InvalidArgument: it is a generator function or an async generator function, or not callable.
@@ -34,7 +34,7 @@ def require_runs(what: str, handler: Any) -> None:
     inner = handler
     for _ in range(NESTED_MAX):
         if is_async(inner):
-            return  # its code runs when it is awaited, whatever it decorates
+            return  # its code runs when it is awaited, whatever it wraps
         if _yields(inner):
             raise InvalidArgument(
                 f"{what} is a generator function: calling it would run none of its code",
@@ -48,7 +48,7 @@ def _yields(handler: Any) -> bool:
 
 
 def _inside(handler: Any) -> Any:
-    """The function that a call of it calls; itself if there is none."""
+    """Return the function that calling this one calls; the function itself if it wraps none."""
     if isinstance(handler, partial):
         return handler.func
     wrapped = getattr(handler, "__wrapped__", None)
@@ -60,7 +60,7 @@ def _inside(handler: Any) -> Any:
 
 
 def require_ran(what: str, result: T) -> T:
-    """What a handler returned, unless that shows that the handler did not run.
+    """Return the handler's result, unless it shows that the handler did not run.
 
     Raises:
         InvalidArgument: it is a generator, an async generator or a coroutine.
@@ -68,7 +68,7 @@ def require_ran(what: str, result: T) -> T:
     if isinstance(result, _UNRUN):
         kind = type(result).__name__.replace("_", " ")
         if not isinstance(result, AsyncGeneratorType):
-            result.close()  # else Python warns that it was never awaited
+            result.close()  # otherwise Python warns that it was never awaited
         raise InvalidArgument(
             f"{what} returned a {kind}, so its work is not done",
             hint=hints.HANDLER_SHAPE,

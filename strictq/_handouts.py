@@ -1,6 +1,6 @@
-"""Durable batches ("hand-outs") of a named consumer, on which Spark's stream source is built.
+"""Durable batches of a named consumer, on which Spark's stream source is built. The code calls them hand-outs.
 
-A hand-out is a numbered batch of messages over all shards. The transactions that lease it record it. It is delivered again,
+Each has a number and spans all shards. The transactions that lease its messages record it. It is delivered again,
 unchanged, until it is acked. Its leases have no deadline.
 """
 
@@ -23,9 +23,9 @@ HANDOUT_MESSAGES_MAX: Final = 1_000_000
 HANDOUT_BYTES: Final = 256 * 1024 * 1024
 KEEP: Final = 100
 PART_MESSAGES: Final = 5_000
-"""Messages of a shard's part of a hand-out, where more shards could give than are written to at a time."""
+"""Messages of a shard's part of a batch, if more shards have messages than are written to at a time."""
 LOCK_SECONDS: Final = 10
-"""How long a new holder waits for the lock, which a process that is stopping may still hold."""
+"""Seconds that a new holder waits for the lock, which a stopping process may still hold."""
 
 
 class Holder:
@@ -34,10 +34,10 @@ class Holder:
     Args:
         queue: open for writing.
         consumer: 1 to 256 characters.
-        encode: packs the leased messages. It runs inside the write transaction, so it must be quick. If it raises, the hand-out
+        encode: packs the leased messages. It runs inside the write transaction, so it must be quick. If it raises, the batch
             is rolled back.
-        keep: number of acked hand-outs that stay readable.
-        packed: encode takes leases whose messages come column by column, too.
+        keep: number of acked batches that stay readable.
+        packed: encode also accepts leases whose messages are stored by column.
     """
 
     def __init__(self, queue: Queue, consumer: str, encode: Encode, *, keep: int = KEEP, packed: bool = False) -> None:
@@ -51,9 +51,9 @@ class Holder:
         self._pid = os.getpid()
         self.epoch = 0
         self._known: dict[int, Known] | None = None
-        """What each shard has; None: to be read again."""
+        """The state of each shard; None: read it again."""
         self._turn = -1
-        """The shard behind which the next hand-out begins."""
+        """The last shard whose turn it was: the next batch begins with the one behind it."""
 
     # ---- holding the consumer
 
@@ -76,7 +76,7 @@ class Holder:
             raise
 
     def close(self) -> None:
-        """Release the consumer. Its unacked hand-outs stay leased for the next holder."""
+        """Release the consumer. Its unacked batches stay leased for the next holder."""
         self.epoch = 0
         self._known = None
         self._lock.leave()
@@ -85,12 +85,12 @@ class Holder:
 
     @property
     def acked(self) -> int:
-        """The number up to which hand-outs are acked or released: the start of a consumer without its own checkpoint."""
+        """The number up to which batches are acked or released: the start of a consumer without its own checkpoint."""
         return max(k.acked for k in self._look().values())
 
     @property
     def last(self) -> int:
-        """The number of the newest hand-out; 0 if there was none."""
+        """The number of the newest batch; 0 if there is none."""
         return max(k.last for k in self._look().values())
 
     def _look(self) -> dict[int, Known]:
@@ -110,12 +110,12 @@ class Holder:
         """Return about how many messages `take` could lease after `start`; None: it has nothing to lease or to ack.
 
         Args:
-            every: count all unresolved messages, also where nothing is ready.
+            every: count all unresolved messages, also in shards where none is ready.
         """
         found = self._handouts.pending(self.name, self._look(), start, every=every)
         return sum(found.values()) if found else None
 
-    # ---- taking and acknowledging
+    # ---- leasing and acknowledging
 
     def take(
         self,
@@ -125,23 +125,23 @@ class Holder:
         bytes_max: int = HANDOUT_BYTES,
         arrived: Mapping[int, int] | None = None,
     ) -> int:
-        """Ack every hand-out up to `start`, and lease and record the next one.
+        """Ack every batch up to `start`, then lease and record the next one.
 
-        If hand-out start + 1 is recorded, even in part, it is that, as it is. Otherwise the oldest ready messages are leased and
-        recorded, in one transaction a shard; durable on return.
+        If batch start + 1 is recorded, even in part, it is returned unchanged. Otherwise the oldest ready messages are leased and
+        recorded, in one transaction per shard; durable on return.
 
         Args:
             start: the number of the last processed hand-out.
             messages_max: 1..1,000,000.
-            bytes_max: approximate size; a larger message is a hand-out of its own.
+            bytes_max: approximate size; a larger message is a batch of its own.
             arrived: only messages up to these arrival numbers.
         Returns:
-            start + 1; or start, where nothing is ready, and nothing was written.
+            start + 1; or start if no message is ready, and nothing was written.
         Raises:
-            HandoutGone: start is not of this queue, or hand-out start + 1 is not kept any more; nothing changed.
-            ConsumerLost: another holder took over; nothing changed.
+            HandoutGone: start is not a batch of this queue, or batch start + 1 is no longer kept; nothing was changed.
+            ConsumerLost: another holder took over; nothing was changed.
             StoreError: a shard failed; nothing was leased.
-            OutcomeUnknown, or StoreError by a sync: a part may be recorded; the next call gives it, synced.
+            OutcomeUnknown, or StoreError of a sync: a part may be recorded; the next call syncs and returns it.
         """
         validate.whole("messages_max", messages_max, 1, HANDOUT_MESSAGES_MAX)
         validate.whole("bytes_max", bytes_max, 1, 2**62)
@@ -158,9 +158,10 @@ class Holder:
         failed: StoreError | None = None
         for ready in self._by_turn(pending, messages_max):
             if messages_max >= 2 * len(ready):
-                ready.sort(key=pending.__getitem__)  # with less room, each has its turn
+                ready.sort(key=pending.__getitem__)  # with less room than that, the shards take turns
             while ready:
-                # Side by side. But who has less than an even part comes before, one by one: what it leaves goes to the others.
+                # Shards with at least an even share are advanced in parallel. Shards with less go first, one by one, so that
+                # the rest of their share goes to the others.
                 even = left.messages // len(ready)
                 n = len(ready) if left.full or 2 <= even <= pending[ready[0]] else 1
                 failed = self._advance(start, _wants(ready, n, left, arrived), left) or failed
@@ -170,10 +171,10 @@ class Holder:
         return start + 1 if left.taken else start
 
     def _by_turn(self, pending: Mapping[int, int], messages_max: int) -> list[list[int]]:
-        """Return the shards that give first, and the others, which only ack unless the former leave room.
+        """Divide the shards into those that give messages first, and those that give some if there is room left.
 
-        A shard's part costs a transaction and a sync, however small it is. So a hand-out that can't hold everything is made of
-        few parts, and the shards take turns.
+        A shard's part costs a transaction and a sync, however small it is. So a batch that cannot hold all messages has parts of
+        few shards, and the shards take turns.
         """
         most = max(AT_ONCE, messages_max // PART_MESSAGES)
         ready = list(pending)
@@ -186,10 +187,10 @@ class Holder:
         return [ready[:n], ready[n:]]
 
     def ack(self, upto: int) -> None:
-        """Ack every hand-out up to a number. Write nothing if they are acked already.
+        """Ack every batch up to a number. Write nothing if they are acked already.
 
         Raises:
-            ConsumerLost: another holder took over; nothing changed.
+            ConsumerLost: another holder took over; nothing was changed.
             StoreError: a shard failed; the others have acked.
         """
         self._storage.require_open()
@@ -201,22 +202,22 @@ class Holder:
             raise failed
 
     def _advance(self, start: int, wants: Mapping[int, Want | None], left: Allowance) -> StoreError | None:
-        """Ack up to `start`, and add the shards' parts of hand-out start + 1. Return the error of a shard, if one failed."""
+        """Ack up to `start`, and add the shards' parts of batch start + 1. Return the error of a shard, if one failed."""
         known = self._look()
-        self._known = None  # if this raises, they may have been committed
+        self._known = None  # if this raises, the changes may have been committed
         by = Holding(self.name, self.epoch, self.encode, self._packed, self.keep)
         done = self._handouts.advance(by, known, start, wants, left)
         if done.failed is None:
             self._known = {**known, **done.known}
         return done.failed
 
-    # ---- what was recorded
+    # ---- recorded batches
 
     def parts(self, n: int) -> list[Part]:
-        """Yield the blocks of a hand-out, shard by shard and in order.
+        """Return the blocks of a batch, shard by shard and in order.
 
         Raises:
-            HandoutGone: the hand-out is no longer kept, was released, or never existed.
+            HandoutGone: the batch is no longer kept, was released, or never existed.
         """
         return self._parts(n, sync=False)
 
@@ -234,7 +235,10 @@ class Holder:
 
 
 def _wants(ready: list[int], n: int, left: Allowance, arrived: Mapping[int, int] | None) -> dict[int, Want | None]:
-    """What the first n of the shards that are ready may give: an even part of what is left, each; None: there is nothing left."""
+    """Return the limits of the first n ready shards:
+
+    an even share of the remaining allowance each; None: no allowance is left.
+    """
     wants: dict[int, Want | None] = {}
     for i, shard in enumerate(ready[:n]):
         messages = (left.messages + len(ready) - 1 - i) // len(ready)
@@ -245,10 +249,10 @@ def _wants(ready: list[int], n: int, left: Allowance, arrived: Mapping[int, int]
 
 
 def read_block(queue: Queue, consumer: str, n: int, shard: int, part: int) -> bytes:
-    """One recorded block, in a short read transaction. Anybody may read: it changes nothing.
+    """Return one recorded block, read in a short read transaction. The caller need not be the holder.
 
     Raises:
-        HandoutGone: it is not kept any more.
+        HandoutGone: the batch is no longer kept.
     """
     data = queue._storage.handouts.block(consumer, n, shard, part)
     if data is None:
@@ -257,5 +261,5 @@ def read_block(queue: Queue, consumer: str, n: int, shard: int, part: int) -> by
 
 
 def rejected(queue: Queue, consumer: str, n: int, shard: int) -> list[int]:
-    """Arrival numbers that are to be left out of a shard's part of a hand-out: dead-lettered out of it."""
+    """Return the arrival numbers to leave out of a shard's part of a batch, because they were dead-lettered."""
     return queue._storage.handouts.rejected(consumer, n, shard)

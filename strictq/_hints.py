@@ -1,6 +1,6 @@
-"""Every hint, and every sentence that the command line words differently: a text and a stable code.
+"""Every hint, and every sentence that the command line rewords: a text and a stable code.
 
-An error's hint is one of these. Programs and `cli/_advice.py` identify it by its code. `of` fills in the names in braces.
+An error's hint is one of these. Programs and `cli/_advice.py` identify it by its code. `of` fills in the placeholders.
 """
 
 from __future__ import annotations

@@ -15,22 +15,22 @@ from typing import Final
 from ._errors import InvalidArgument, StoreCorrupt
 
 Key = str | bytes | int
-"""The strict order parameter: non-empty str, non-empty bytes, or int."""
+"""The strict order parameter: a non-empty str, non-empty bytes, or an int."""
 
 KEY_BYTES_MAX: Final = 1024
 """Longest key, in stored bytes without the type byte."""
 
 KEYLESS: Final = b"n"
 ASIDE: Final = b"!"
-"""In the key of a lane that holds one keyless message, moved out of its neighbours' way."""
+"""A mark in the key of a lane that holds one parked keyless message."""
 DEDUP_LANES: Final = 64
 
 
 def encode_key(key: object) -> bytes:
-    """The stored form of a key.
+    """Return the stored form of a key.
 
     Raises:
-        InvalidArgument: not a str, bytes or int; empty; not encodable as UTF-8; or longer than KEY_BYTES_MAX.
+        InvalidArgument: the key is not a str, bytes or int; or is empty, not encodable as UTF-8, or longer than KEY_BYTES_MAX.
     """
     if type(key) is str:
         try:
@@ -38,14 +38,14 @@ def encode_key(key: object) -> bytes:
         except UnicodeEncodeError:
             raise InvalidArgument("a str key must be encodable as UTF-8: it has a lone surrogate") from None
     elif type(key) is int:
-        # str(int) is quadratic and limited by the interpreter; the length test comes first.
+        # The length is tested first, because str(int) is quadratic and limited by the interpreter.
         if key.bit_length() > KEY_BYTES_MAX * 4:
             raise InvalidArgument(f"an int key must have at most {KEY_BYTES_MAX} digits")
         raw = b"i%d" % key
     elif type(key) is bytes:
         raw = b"b" + key
     elif isinstance(key, str):
-        return encode_key(str.__str__(key))  # a subclass: an enum, say
+        return encode_key(str.__str__(key))  # a subclass, such as an enum
     elif isinstance(key, bytes):
         return encode_key(bytes(key))
     elif isinstance(key, int) and not isinstance(key, bool):
@@ -60,10 +60,10 @@ def encode_key(key: object) -> bytes:
 
 
 def decode_key(raw: bytes) -> Key | None:
-    """The key that `encode_key` stored; None for a lane of keyless messages.
+    """Return the key that `encode_key` stored; None for a lane of keyless messages.
 
     Raises:
-        StoreCorrupt: it is none that `encode_key` stores.
+        StoreCorrupt: it is not a key that `encode_key` stores.
     """
     kind = raw[:1]
     try:
@@ -79,22 +79,22 @@ def decode_key(raw: bytes) -> Key | None:
 
 
 def is_keyless(raw: bytes) -> bool:
-    """Is this the key of a lane for keyless messages?"""
+    """Return whether this is the key of a lane for keyless messages."""
     return raw.startswith(KEYLESS)
 
 
 def keyless_lane(lane: int) -> bytes:
-    """The stored key of one of the lanes for keyless messages."""
+    """Return the stored key of one of the lanes for keyless messages."""
     return KEYLESS + b"%d" % lane
 
 
 def keyless_by_hash(dedup_id: str) -> bytes:
-    """The lane that a dedup id chooses: the same one whatever `keyless_lanes` is, so that a repeated send is recognised."""
+    """Return the lane that a dedup id chooses. It does not depend on `keyless_lanes`, so a repeated send is recognised."""
     from ._hashing import hash_key
 
     return keyless_lane(hash_key(dedup_id.encode()) % DEDUP_LANES)
 
 
 def shared_key(raw: bytes) -> bytes:
-    """The key that state is kept under: a keyless message in a lane of its own shares that of the lane it came from."""
+    """Return the key that state is stored under. A parked keyless message shares the state of its original lane."""
     return raw.split(ASIDE)[0] if is_keyless(raw) else raw

@@ -1,4 +1,4 @@
-"""A list whose elements are made when the first of them is used."""
+"""A list whose elements are built when the first of them is used."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, Final, SupportsIndex, TypeVar, overload
 T = TypeVar("T")
 
 _MAKING: Final = threading.RLock()
-"""Held while elements are made, so that two threads get the same ones. A finalizer may make others meanwhile."""
+"""Held while elements are built, so that two threads get the same ones. Reentrant, because a finalizer may build others."""
 
 
 class LazyList(MutableSequence[T]):
-    """What a list does, but `len` and `bool` make no elements.
+    """A mutable sequence with the methods of a list. `len` and `bool` build no elements.
 
-    It is not a `list`: C functions read the memory of a list directly, and would find one whose elements are not made empty.
-    A slice, a sum and a copy are lists.
+    It is not a `list`, because C functions read a list's memory directly and would see an unbuilt one as empty.
+    A slice, a sum and a copy are plain lists.
     """
 
     __slots__ = ("_elements",)
 
     _elements: list[T] | None
-    """None: they are not made."""
+    """None: they are not built yet."""
     __hash__ = None  # type: ignore[assignment]
 
     def _make(self) -> list[T]:
@@ -30,7 +30,7 @@ class LazyList(MutableSequence[T]):
         raise NotImplementedError
 
     def _count(self) -> int:
-        """Return how many elements there will be."""
+        """Return the number of elements without building them."""
         raise NotImplementedError
 
     @property
@@ -85,8 +85,7 @@ class LazyList(MutableSequence[T]):
             return NotImplemented
         return [*self._list, *other]
 
-    def __radd__(self, other: list[T]) -> list[T]:
-        return [*other, *self._list] if isinstance(other, list) else NotImplemented
+    # No __radd__: `held += batch` would call it before the list extends itself, and bind `held` to another list.
 
     def __mul__(self, times: SupportsIndex) -> list[T]:
         return self._list * times

@@ -1,4 +1,4 @@
-"""What a consumer holds, as far as this process knows: the states of leases and of messages. delivery.py adds their verbs."""
+"""The states of leases and messages, as far as this process knows. delivery.py adds the operations."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ._store.api import Held, Storage, Took
 # States of a message, as far as this process knows. All but OPEN are settled.
 OPEN, ACKED, NACKED, DEFERRED, REJECTED, DONE = range(6)
 SETTLED_AS: Final = {ACKED: "acked", NACKED: "nacked", DEFERRED: "deferred", REJECTED: "rejected", DONE: "done"}
-"""What became of a message, by its state."""
+"""The outcome of a message, by its state."""
 
 
 class Origin:
-    """The receive that leases came from, in one shard: what all of them share."""
+    """The properties shared by all leases of one receive in one shard."""
 
     __slots__ = ("ack_first", "charge", "consumer", "shard", "storage")
 
@@ -27,7 +27,7 @@ class Origin:
 
 
 class LeaseState:
-    """Exclusive, timed hold of one lane."""
+    """The exclusive, timed hold of one lane."""
 
     __slots__ = ("_deadline", "_held", "_hi", "_lo", "_open", "_origin", "_seconds", "_started")
 
@@ -35,13 +35,13 @@ class LeaseState:
     _held: Held
     _deadline: int
     _seconds: int
-    """Its length, microseconds."""
+    """The length of the lease, microseconds."""
     _lo: int
     _hi: int
     _open: int
-    """Messages that are not settled, as far as this process knows; -1 or less: it does not know."""
+    """The number of unsettled messages, as far as this process knows; negative: unknown."""
     _started: int
-    """The last message whose attempt is charged."""
+    """The seq of the last message whose attempt is charged."""
 
     @property
     def key(self) -> Key | None:
@@ -55,63 +55,66 @@ class LeaseState:
 
     @property
     def consumer(self) -> str:
-        """Who holds it."""
+        """The name of the consumer that holds it."""
         return self._origin.consumer
 
     @property
     def shard(self) -> int:
-        """The shard the lane lies in."""
+        """The number of the lane's shard."""
         return self._origin.shard
 
     @property
     def ack_first(self) -> bool:
-        """Its messages were resolved on receive; only the lane is held."""
+        """Whether the messages were resolved on receive, so that only the lane is held."""
         return self._origin.ack_first
 
     def _given_back(self, seq: int) -> None:
-        """This message and those behind it are nobody's now."""
+        """Mark this message and the later ones of the lease as returned to the lane."""
         self._hi = min(self._hi, seq - 1)
         self._started = min(self._started, seq - 1)
-        self._open = -1  # what is left is not all that was handed out
+        self._open = -1  # the remaining messages are not all of those delivered
 
 
 class MessageState:
-    """A message of a lease, while it is held."""
+    """A message of a lease, while the lease is held."""
 
     __slots__ = ("_begun", "_next", "_state", "_took", "lease")
 
     _begun: bool
-    """The program started it: by `start`, or with a transaction; else not set. A charge at receive does not set it."""
+    """True if the program started the message, by `start` or with a transaction; else unset.
+
+    A charge at receive does not set it.
+    """
     _took: Took
-    """What a worker measured of its handler, where history is kept; else not set."""
+    """The durations that a worker measured of its handler, if history is kept; else unset."""
     _next: MessageState | None
-    """The message of the lease whose handler starts with the ack of this one."""
+    """The next message of the lease, whose handler starts with the ack of this one."""
     _state: int
     lease: LeaseState
 
     @property
     def seq(self) -> int:
-        """Position in its key's sequence."""
+        """The position in its key's sequence, from 1."""
         raise NotImplementedError
 
     @property
     def id(self) -> int:
-        """The arrival number within its shard. Not known of a message that is only named."""
+        """The arrival number within its shard. Unknown for a message identified by its handle."""
         raise NotImplementedError
 
     @property
     def key(self) -> Key | None:
-        """As sent; None for a keyless message."""
+        """The key, as sent; None for a keyless message."""
         return decode_key(self.lease._held.key)
 
     @property
     def token(self) -> int:
-        """The fencing token to give to systems outside, so that they can refuse a late holder."""
+        """The fencing token. Pass it to external systems, so that they can refuse a late holder."""
         return self.lease._held.token
 
 
 class NamedLease(LeaseState):
-    """A lease of which one message is known by name: another process may have received it."""
+    """A lease of which one message is identified by its handle. Another process may have received it."""
 
     __slots__ = ()
 
@@ -137,5 +140,5 @@ class NamedMessage(MessageState):
 
     @property
     def seq(self) -> int:
-        """Position in its key's sequence."""
+        """The position in its key's sequence, from 1."""
         return self._seq

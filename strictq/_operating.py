@@ -1,6 +1,6 @@
-"""Looking at a queue and operating it: what `Queue` offers operators, with arguments checked before the store is called.
+"""Inspect and operate a queue. Arguments are checked before the store is called.
 
-What each verb does, gives and raises is said at the method of Queue that has its name.
+Each method is documented at the method of Queue with the same name.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Operations:
         return self.status_of_keyless(of) or _resolved(of)
 
     def status_of_keyless(self, receipt: Receipt) -> MessageStatus | None:
-        """For the command: None: it is resolved, or has a key."""
+        """Return the status of a keyless message, for the command; None: it is resolved, or has a key."""
         return self._open(writing=False).status_of_keyless(*self._place(receipt))
 
     def _place(self, receipt: Receipt) -> tuple[int, int]:
@@ -103,7 +103,7 @@ class Operations:
         return storage.history(shard, after, _encoded(key), limit)
 
     def history_end(self, shard: int) -> int:
-        """For an export: the number of the last record ever made. It and all before it survive a power cut when this returns."""
+        """Return the number of the last record ever made, for an export. All records up to it are durable when this returns."""
         return self._open(writing=False).history_end(shard)
 
     def consumers(self) -> list[ConsumerStatus]:
@@ -150,7 +150,7 @@ class Operations:
         return self._open(writing=True).forget_history(_encoded(key))
 
     def forget_history(self, shard: int, upto: int) -> int:
-        """For an export: remove a shard's records up to a number, in steps. Returns how many there were."""
+        """Delete a shard's records up to a number, in steps, for an export. Return the number deleted."""
         return self._open(writing=True).forget_history(shard=shard, upto=upto)
 
     def check(self, *, fix: bool) -> list[Problem]:
@@ -164,7 +164,7 @@ class Operations:
         authority: str | os.PathLike[str] | None, plaintext: bool, timeout_seconds: float,
     ) -> ReplicationStatus:  # fmt: skip
         storage = self._open(writing=True)
-        from .replication import settings  # only queues that have a replica need it
+        from .replication import settings  # imported only if a queue has a replica
 
         wanted = settings.ShipSettings(
             max(validate.microseconds("interval_seconds", interval_seconds) / MICROSECONDS, 0.01),
@@ -190,24 +190,24 @@ class Operations:
         return self._open(writing=False).replication_status()
 
     def end_failure_delays(self, keys: Iterable[Key] | None, *, one: bool = False) -> int:
-        """For a worker: end the retry delays that failures caused, of these keys or of all; one: the first to end, no more.
+        """End the retry delays that failures caused, of these keys or of all, for a worker. With `one`, end only the earliest.
 
-        Delays that a program asked for stay. Returns how many there were.
+        Delays that a program requested stay. Return the number of delays ended.
         """
         storage = self._open(writing=True)
         return storage.end_failure_delays(None if keys is None else [encode_key(key) for key in keys], one=one)
 
-    # ---- configuration, what workers learned, and the program's tables
+    # ---- configuration, estimates, and the program's tables
 
     def configure(self, changes: dict[str, Any]) -> QueueConfig:
         return self._open(writing=True).configure(changes)
 
     def estimates(self) -> dict[str, str]:
-        """For a worker: what was learned of durations, by stage."""
+        """Return the learned durations by stage, for a worker."""
         return self._open(writing=False).estimates()
 
     def set_estimates(self, models: dict[str, str] | None) -> None:
-        """For a worker: keep what was learned; None: forget all of it."""
+        """Store the learned durations, for a worker; None: delete them."""
         self._open(writing=True).set_estimates(models)
 
     def app_schema(self, sql: str) -> None:

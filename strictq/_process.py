@@ -1,4 +1,4 @@
-"""Which process this is, as forks tell: asking the system at every call would cost a message more than all other checks."""
+"""The process id, updated after a fork. Asking the system at every call would cost more than all other checks of a message."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 QUERY: Final = "query-"
 BYTES_MAX: Final = 16_384
 TEXT_MAX: Final = 2_000
-"""Characters of a query's name or error."""
+"""The longest stored name or error of a query, characters."""
 _NUMBERS: Final = ("batch", "messages", "batch_seconds", "messages_per_second", "at")
 
 
@@ -44,7 +44,7 @@ def read(directory: Path, queue_id: str, consumer: str, *, active: bool) -> Quer
     """Return the last report of a consumer; None if there is none or it cannot be read.
 
     Args:
-        active: a process holds the consumer. Otherwise a query that did not report its end is gone.
+        active: whether a process holds the consumer. If not, a query that did not report its end is "gone".
     """
     with files.late():
         from ._findings import QueryReport

@@ -1,4 +1,4 @@
-"""Receiving: what is leased becomes deliveries, and nothing stays leased that its caller never had."""
+"""Receiving: turn claims into deliveries, and release every claim that did not reach its caller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .delivery import Delivery, Lease
 
 
 class Receiving:
-    """What queues, workers and the command call to receive."""
+    """The receive operations for queues, workers and the command."""
 
     __slots__ = ("_client", "_settling", "_storage")
 
@@ -43,7 +43,7 @@ class Receiving:
         charge: bool = True,
         starts: bool = False,
     ) -> Request:
-        """What may be received, checked. See Queue.receive, and Request for the last two.
+        """Return a validated request. See Queue.receive, and Request for `charge` and `starts`.
 
         Raises:
             InvalidArgument: an argument is invalid.
@@ -60,11 +60,11 @@ class Receiving:
         return Request(max_messages, per_key, length, who, bool(ack_first), wanted, charge, starts)
 
     def receive_into(self, out: Batch, request: Request, wait: float | None) -> None:
-        """Receive into what the caller has in hand already: an interrupt on the way back loses nothing that it can't release.
+        """Receive into a batch that the caller already holds, so that it can release the leases if an interrupt comes on return.
 
         Args:
-            out: new.
-            wait: seconds to wait for a first message; 0 returns at once, None waits for ever.
+            out: a new, empty batch.
+            wait: seconds to wait for a first message; 0 returns at once, None waits forever.
         """
         storage = self._storage
         storage.require_open()
@@ -90,7 +90,7 @@ class Receiving:
             storage.require_open()
 
     def receive_now(self, out: Batch, request: Request, *, wait_for_busy: bool, joined: Joined | None = None) -> int | None:
-        """Receive what is ready now, into `out`, which is empty. See Storage.receive."""
+        """Receive the messages that are ready now into `out`, which is empty. See Storage.receive."""
         leased: list[Claimed] = []
         try:
             soonest = self._storage.receive(request, leased, wait_for_busy=wait_for_busy, joined=joined)
@@ -102,11 +102,11 @@ class Receiving:
         return soonest
 
     def batch(self, request: Request) -> Batch:
-        """What a request is received into."""
+        """Return an empty batch for a request."""
         return Batch(self._client, request)
 
     def consume(self, request: Request, wait: float | None) -> Iterator[Delivery]:
-        """Receive again and again, and hand out one by one. See Queue.consume."""
+        """Receive repeatedly and yield the deliveries one by one. See Queue.consume."""
         while True:
             batch = self.batch(request)
             rest: Iterable[Delivery] = batch
@@ -118,7 +118,8 @@ class Receiving:
                 while waiting:
                     d = waiting[0]
                     begun = self.begin(d)
-                    # Not before: an interrupt on the way must find it among the rest. And no call, behind which one could come.
+                    # Removed only now: until here, an interrupt must find it among the rest. `del`, because an interrupt
+                    # could follow a call.
                     del waiting[0]
                     if not begun:
                         continue
@@ -129,13 +130,16 @@ class Receiving:
                 self._settling.release_rest(rest)
 
     def begin(self, d: Delivery) -> bool:
-        """Start a delivery that `consume` is about to hand out, with enough of its lease left. False: it is not its holder's."""
+        """Start a delivery that `consume` is about to yield, and renew a lease past half of its time.
+
+        Return False if it is lost.
+        """
         lease = d.lease
         if d._state != OPEN or d.seq > lease._hi:
-            return False  # given back with an earlier one
+            return False  # returned to the lane together with an earlier message
         lost = lease._deadline - self._storage.now() <= lease._seconds // 2 and self._is_lost(lease)
         if lease.ack_first:
-            return True  # resolved already, whoever has the lane
+            return True  # already resolved, whether or not the lease is still held
         if not lost:
             with suppress(LeaseLost):
                 self._settling.start(d)
@@ -143,7 +147,7 @@ class Receiving:
         return False
 
     def _is_lost(self, lease: Lease) -> bool:
-        """Extend it, to see."""
+        """Extend the lease, and return whether it was lost."""
         error = self._settling.renew([lease], lease._seconds)[lease]
         if error is not None and not isinstance(error, LeaseLost):
             raise error
@@ -151,10 +155,10 @@ class Receiving:
 
 
 def leased_ahead(max_messages: int, *, ack_first: bool) -> int:
-    """How many messages `consume` leases at a time.
+    """Return the number of messages that `consume` leases at a time.
 
     Raises:
-        InvalidArgument: max_messages is none of receive's.
+        InvalidArgument: max_messages is not 1..100,000.
     """
     validate.whole("max_messages", max_messages, 1, validate.MESSAGES_MAX)
     return 1 if ack_first else max_messages
@@ -162,7 +166,7 @@ def leased_ahead(max_messages: int, *, ack_first: bool) -> int:
 
 @lru_cache(maxsize=64, typed=True)
 def _plain_request(max_messages: int, consumer: str) -> Request:
-    """With nothing but a number: most receives ask for the same again and again."""
+    """Return the cached request of a receive without options; most receives repeat the same one."""
     validate.whole("max_messages", max_messages, 1, validate.MESSAGES_MAX)
     return Request(max_messages, None, None, consumer)
 
@@ -171,12 +175,12 @@ _consumer: tuple[int, str] | None = None
 
 
 def default_consumer() -> str:
-    """Host name and process id."""
+    """Return the host name and process id."""
     global _consumer
     pid = _process.pid
     if _consumer is None or _consumer[0] != pid:
         with late():
-            import socket  # only who receives needs a name
+            import socket  # imported late: only a receive needs the host name
 
         _consumer = (pid, f"{socket.gethostname()}:{pid}")
     return _consumer[1]

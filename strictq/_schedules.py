@@ -1,7 +1,7 @@
-"""Schedules: cron expressions whose ticks are sent as messages, each once, whichever processes look and whichever die.
+"""Schedules: cron expressions whose ticks are sent as messages. Each tick is sent once, even if processes crash.
 
-The last tick that was sent is the state of a key of its own. It is read and written in the transaction that sends the tick, so
-of several processes one sends it, and a process that dies has either sent it or not.
+The last tick sent is stored as the state of a separate key. It is read and written in the transaction that sends the tick, so
+only one of several processes sends it, and a crash leaves it either sent and recorded or neither.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from .queue import Queue
 
 STATE_KEY: Final = "strictq-schedule:"
-"""With the name of a schedule behind it: the key whose state is the last tick."""
+"""The prefix of the key whose state is the last tick. The schedule's name follows."""
 TICK_HEADER: Final = "strictq-tick"
-"""The header that says which tick a message is for: ISO 8601, with the offset of the schedule's time zone."""
+"""The header with the tick that a message is for: ISO 8601, with the offset of the schedule's time zone."""
 RULES_MAX: Final = 8
-"""Expressions of one name whose last tick is kept, so that an old and a new version of a program may run side by side."""
+"""Number of expressions per name whose last tick is kept, so that an old and a new version of a program can run together."""
 AHEAD_SECONDS_MAX: Final = 86_400.0
-"""A last tick so far in the future was written by a clock that was wrong."""
+"""A last tick further in the future than this was written by a wrong clock."""
 LOOK_SECONDS: Final = 5.0
-"""The clock is read again after this time: it may have been set, or the machine may have slept."""
+"""The longest wait between two readings of the clock: it may be set, or the machine may sleep."""
 AGAIN_SECONDS: Final = 1.0
 AGAIN_SECONDS_MAX: Final = 60.0
 log: Final = logging.getLogger("strictq.schedule")
@@ -48,13 +48,13 @@ log: Final = logging.getLogger("strictq.schedule")
 
 @attrs.frozen(eq=False)
 class Schedule:
-    """When a message is sent, and which.
+    """A message and the times at which it is sent.
 
     Attributes:
-        name: unique within the app; its last tick is kept under it.
+        name: unique within the app; its last tick is stored under it.
         expression: minute, hour, day of the month, month, day of the week; with six fields the first one is the second.
-        timezone: the IANA name of the time zone that the expression is meant in.
-        type, key, arguments, options: of the message; see `App.send`.
+        timezone: the IANA name of the expression's time zone.
+        type, key, arguments, options: those of the message; see `App.send`.
     """
 
     name: str
@@ -68,14 +68,14 @@ class Schedule:
 
     @property
     def rule(self) -> str:
-        """What the last tick belongs to: another expression has other ticks."""
+        """The identifier that the last tick is stored under. A changed expression has other ticks."""
         return f"{self.expression} {self.timezone}"
 
     def next(self, after: float) -> float:
         """Return the first tick after a time. Both are seconds since 1970.
 
         Raises:
-            InvalidArgument: there is none within 50 years.
+            InvalidArgument: there is no tick within 50 years.
         """
         for at in self._ticks(after):
             if at > after:
@@ -91,11 +91,14 @@ class Schedule:
         return max(first, latest)
 
     def at(self, tick: float) -> datetime:
-        """Return a tick as a time of day in the schedule's time zone."""
+        """Return a tick as a datetime in the schedule's time zone."""
         return datetime.fromtimestamp(tick, self._zone)
 
     def _ticks(self, start: float, *, backward: bool = False) -> Iterator[float]:
-        """The ticks from a time on, the nearest first. Where clocks change, the first one may lie on the other side."""
+        """Yield the ticks from a time on, the nearest first.
+
+        At a clock change, the first one may be on the wrong side of `start`.
+        """
         from cronsim import CronSim
 
         begin = datetime.fromtimestamp(int(start), UTC).astimezone(self._zone)
@@ -105,13 +108,13 @@ class Schedule:
 def schedule(
     name: str, expression: str, timezone: str, of_type: str, key: Key, arguments: Mapping[str, Any], options: SendOptions
 ) -> Schedule:
-    """Return a schedule that is valid.
+    """Return a validated schedule.
 
     Args:
         of_type: the message's type.
     Raises:
         MissingExtra: cronsim is not installed.
-        InvalidArgument: the expression or the time zone is not valid, or the schedule never comes.
+        InvalidArgument: the expression or the time zone is not valid, or the schedule has no tick.
     """
     need("cronsim", "app")
     from zoneinfo import ZoneInfo
@@ -130,19 +133,19 @@ def schedule(
     except CronSimError as e:
         raise InvalidArgument(f"the schedule {expression!r} is not valid: {e}", hint=hints.CRON_FIELDS) from None
     made = Schedule(name, words, timezone, of_type, key, dict(arguments), options, zone)
-    made.next(0.0)  # it comes at all
+    made.next(0.0)  # raises if it has no tick
     return made
 
 
 class Ticks:
-    """Sends the ticks of schedules. Every process that works on the queue may have one."""
+    """Send the ticks of schedules. Every process that works on the queue may have one."""
 
     def __init__(self, queue: Queue, message: Callable[[Schedule, SendOptions], Message]) -> None:
-        """Args: message: makes the message of a schedule, with these options."""
+        """Prepare to send ticks. `message` builds a schedule's message with the given options."""
         self._queue = queue
         self._message = message
         self._last: dict[Schedule, float] = {}
-        """As far as this process knows. What is stored is never earlier."""
+        """The last ticks, as far as this process knows. The stored ones are never earlier."""
 
     @property
     def clock(self) -> Any:
@@ -150,15 +153,15 @@ class Ticks:
         return self._queue._storage.clock
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return seconds since 1970."""
         now: int = self.clock.wall()
         return now / MICROSECONDS
 
     def send_due(self, schedules: list[Schedule]) -> list[PendingReceipt]:
-        """Send what is due and has not been sent: of several missed ticks of a schedule the latest one.
+        """Send the due ticks that were not sent. Of several missed ticks of a schedule, send only the latest.
 
         Raises:
-            StrictqError: as `q.transaction`; what had been sent before it is sent.
+            StrictqError: as `q.transaction`; the ticks sent before the error stay sent.
         """
         now = self.now()
         sent: list[PendingReceipt] = []
@@ -172,7 +175,7 @@ class Ticks:
         return sent
 
     def wait_seconds(self, schedules: list[Schedule]) -> float:
-        """Return how long there is nothing to send, LOOK_SECONDS at most."""
+        """Return the seconds until the next tick, at most LOOK_SECONDS."""
         now = self.now()
         due = [each.next(self._last[each]) - now if each in self._last else 0.0 for each in schedules]
         return max(0.0, min([LOOK_SECONDS, *due]))
@@ -183,7 +186,7 @@ class Ticks:
             known = _read(each, tx.key_state)
             last = known.get(each.rule, math.inf)
             if last > now + AHEAD_SECONDS_MAX:
-                last = known[each.rule] = now  # it begins now
+                last = known[each.rule] = now  # a new schedule, or one stored by a wrong clock, begins now
                 tx.key_state = _written(known)
             elif (due := each.due(last, now)) is not None:
                 last = known[each.rule] = due
@@ -214,14 +217,14 @@ def _written(known: dict[str, float]) -> bytes:
 
 
 class Ticker:
-    """A thread that sends the ticks of an app while its worker runs. A context manager: entered once, by one worker.
+    """A thread that sends the ticks of an app while its worker runs. A context manager, entered once, by one worker.
 
     Attributes:
-        error: what ended it early.
+        error: the exception that ended the thread early.
     """
 
     def __init__(self, ticks: Ticks, schedules: list[Schedule], failed: Callable[[], None]) -> None:
-        """Args: failed: called when it ends early; the error is raised when the block ends."""
+        """Prepare the thread. `failed` is called when it ends early; its error is raised at the end of the block."""
         self._ticks = ticks
         self._schedules = schedules
         self._failed = failed
@@ -235,7 +238,7 @@ class Ticker:
     def __enter__(self) -> Ticker:
         if isinstance(self._ticks.clock, SteeredClock):
             self._ticks.clock.listen(self._moved)
-        # The first look is made before the worker begins: a run that drains finds what was missed.
+        # The first look comes before the worker starts, so that a draining run finds the missed ticks.
         self._seconds = self._look()
         self._thread.start()
         return self
@@ -259,13 +262,13 @@ class Ticker:
                 return
             try:
                 seconds = self._look()
-            except BaseException as e:  # raised where the block ends
+            except BaseException as e:  # raised at the end of the block
                 self.error = e
                 self._failed()
                 return
 
     def _look(self) -> float:
-        """Send what is due. Returns how long to wait; a failure of the store that may pass is waited out."""
+        """Send the due ticks and return the seconds to wait. After a transient store failure, return the time until a retry."""
         try:
             self._ticks.send_due(self._schedules)
         except (StoreCorrupt, SchemaMismatch):

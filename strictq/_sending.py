@@ -1,4 +1,4 @@
-"""Sending: messages are checked, and appended shard by shard."""
+"""Sending: check messages, and append them shard by shard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._lazy import LazyList
 from ._store.api import Item, Sent, Storage, require_valid
 from ._types import Body, Message, Receipt
 
-# Past the constructor's argument handling, which costs as much as all else that is done here for a message.
+# Bypasses the constructor's argument handling, which would double the cost of a message here.
 _receipt = tuple.__new__
 
 
@@ -31,7 +31,7 @@ class Receipts(LazyList[Receipt]):
     __slots__ = ("_keys", "_sent", "_shards")
 
     def __init__(self, keys: Sequence[Key | None], sent: Sequence[Sent], shards: Sequence[int] | None) -> None:
-        """Args: shards: of each message; None: all of shard 0."""
+        """Hold what the receipts need. `shards` has the shard of each message; None: all are in shard 0."""
         self._elements = None
         self._keys = keys
         self._sent = sent
@@ -51,7 +51,7 @@ class Receipts(LazyList[Receipt]):
 
 
 class Sending:
-    """What queues, transactions and the command call to send."""
+    """The send operations for queues, transactions and the command."""
 
     __slots__ = ("_storage", "_turn")
 
@@ -72,7 +72,7 @@ class Sending:
         return _receipt_of(message.key, sent, shard)
 
     def send_body(self, body: Body, key: Key | None) -> Receipt:
-        """Append a message that has no options: at half the cost before it is in the storage's hands."""
+        """Append a message without options, at half of send's cost up to the storage's call."""
         storage = self._storage
         config = storage.config
         if type(key) is not str or type(body) is not bytes or len(body) > config.max_body_bytes:
@@ -96,10 +96,10 @@ class Sending:
         return Receipts(given, sent, [owners[item[0]] for item in items] if owners else None)
 
     def send_plain(self, messages: list[tuple[Key, bytes]]) -> Sequence[Sent]:
-        """For the command: send_many of messages that are a checked key and a body each, at two thirds of its cost.
+        """Append messages of a checked key and a body each, at two thirds of send_many's cost. For the command.
 
         Raises:
-            As send_many; the results of PartialFailure are as the storage has them, or exceptions.
+            As send_many. The results of a PartialFailure are in the storage's form, or exceptions.
         """
         self._storage.require_open()
         config = self._storage.config
@@ -109,15 +109,15 @@ class Sending:
         return self._append(items, self._owners(items), config)
 
     def _owners(self, items: list[Item]) -> dict[bytes, int]:
-        """Return the shard of each key, hashed once a key; nothing where the queue has only shard 0."""
+        """Return the shard of each key, hashed once per key; empty if the queue has only one shard."""
         storage = self._storage
         return {} if storage.shards == 1 else {raw: storage.shard_of(raw) for raw in {item[0] for item in items}}
 
     def _append(self, items: list[Item], owners: dict[bytes, int], config: QueueConfig) -> Sequence[Sent]:
-        """Append to the shards concerned, one after the other.
+        """Append to the shards involved, one after the other.
 
         Raises:
-            PartialFailure: some failed; results has what came of each message, or an exception.
+            PartialFailure: some shards failed; results has each message's outcome, or an exception.
         """
         storage = self._storage
         if not owners:
@@ -145,7 +145,7 @@ class Sending:
         return results
 
     def _items(self, messages: Iterable[Message]) -> tuple[list[Key | None], list[Item], QueueConfig]:
-        """Messages as the store takes them, their keys as given, and the settings they were checked against."""
+        """Return messages in the store's form, their keys as given, and the settings they were checked against."""
         if not isinstance(messages, Iterable):
             found = "a single one" if isinstance(messages, Message) else type(messages).__name__
             raise InvalidArgument(f"send_many takes a list of Message objects, not {found}")
@@ -156,22 +156,25 @@ class Sending:
         try:
             return (*self._check(messages, config), config)
         except InvalidArgument:
-            # Another process may have loosened the settings since this one last wrote.
+            # Another process may have relaxed the settings since this one last wrote.
             if not self._storage.refresh_config():
                 raise
             config = self._storage.config
             return (*self._check(messages, config), config)
 
     def item(self, message: Message) -> Item:
-        """A message as the storage takes it.
+        """Return a message in the storage's form.
 
         Raises:
-            InvalidArgument, MessageTooLarge: it can't be sent.
+            InvalidArgument, MessageTooLarge: the message is invalid.
         """
         return self._checked(message)[0]
 
     def due_now(self, message: Message, item: Item) -> Item:
-        """A message that was checked before, as the storage takes it now: the wait for its time of day is shorter by then."""
+        """Return a checked message in the storage's form as of now.
+
+        The delay until its `at` has become shorter since the check.
+        """
         key, body, options, times = item
         if message.at is None or options is None:
             return item
@@ -207,7 +210,7 @@ class Sending:
             else:
                 raw = encode_key(key)
             given.append(key)
-            # Written out, because it runs for every message: no option is set, so there is nothing more to check.
+            # Inlined, because it runs for every message. No option is set, so there is nothing more to check.
             if (
                 m.dedup_id is None
                 and type(m.delay) is float

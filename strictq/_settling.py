@@ -1,6 +1,6 @@
-"""Settling: what becomes of messages that were received. One transaction for each shard that is touched.
+"""Settling: ack, nack, defer, reject, start, extend and release received messages. One transaction per shard involved.
 
-What it is given are the states of messages and leases, whoever made them: a receive, or a handle that came from elsewhere.
+Works on the states of messages and leases, which come from a receive or from a handle.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ M = TypeVar("M", bound=MessageState)
 
 _Work = list[tuple[LeaseState, Settlement]]
 _Act = Callable[[int, Sequence[Settlement]], Sequence[object]]
-"""What is to be done with settlements of a shard: see Storage. The outcome of each."""
+"""Apply settlements to a shard, and return the outcome of each: see Storage."""
 
 
 class _Advancing(NamedTuple):
-    """What a worker does in one shard. See Storage.advance.
+    """The changes of a worker in one shard. See Storage.advance.
 
     Attributes:
-        acks: all of them, those of `last` and of `heads`.
+        acks: all acks, those of `last` and of `heads`.
     """
 
     last: list[tuple[Settlement, int, int]]
@@ -58,7 +58,7 @@ class _Advancing(NamedTuple):
 
 
 class Settling:
-    """What deliveries, leases, handles, queues and workers call to settle, start, extend and release."""
+    """The operations that settle, start, extend and release, for deliveries, leases, handles, queues and workers."""
 
     __slots__ = ("_storage",)
 
@@ -67,25 +67,25 @@ class Settling:
 
     @property
     def queue_id(self) -> str:
-        """Of the queue that this settles messages of."""
+        """The id of the queue whose messages this settles."""
         return self._storage.queue_id
 
-    # ---- done
+    # ---- acks
 
     def ack(self, given: list[M]) -> None:
         """Resolve messages, in any order. The valid ones take effect.
 
         Raises:
-            LeaseLost: of a single one; nothing changed.
-            PartialFailure: some were lost, or shards failed: results has None or an exception for each.
+            LeaseLost: a single message was given, and it is lost; nothing was changed.
+            PartialFailure: some were lost, or shards failed; results has None or an exception for each.
         """
         self._ack(given, None)
 
     def ack_claims(self, claims: Sequence[Claimed]) -> list[Any]:
-        """Resolve everything that claims leased. No delivery of it was settled.
+        """Resolve every message of the claims. None of them may be settled already.
 
         Returns:
-            Of each claim, what was refused of each lease (empty: nothing of any), or why its shard failed.
+            For each claim, the refusals of its leases (empty: none), or the error of its shard.
         """
         storage = self._storage
         storage.require_open()
@@ -102,7 +102,7 @@ class Settling:
         return outcomes
 
     def end_ack(self, given: Sequence[MessageState], trouble: dict[LeaseState, Any]) -> None:
-        """Note what became of messages, with what was refused of their leases.
+        """Set the states of messages from the refusals of their leases.
 
         Raises:
             LeaseLost, PartialFailure: as for ack.
@@ -110,7 +110,7 @@ class Settling:
         self._settled(given, [None] * len(given), trouble, ACKED)
 
     def ack_and_start_next(self, d: MessageState) -> None:
-        """Ack a message, and start the one that `consume` hands out next, where it is of the same lease."""
+        """Ack a message, and start the one that `consume` yields next, if it is of the same lease."""
         following, lease = d._next, d.lease
         if following is None:
             storage = self._storage
@@ -140,13 +140,13 @@ class Settling:
         self._settled(given, results, trouble, ACKED)
 
     def _whole_leases(self, given: Sequence[MessageState]) -> _Work | None:
-        """The common case, fast: every lease that occurs is given with all its messages. None: it is not so."""
+        """Return each lease with all its messages, the fast common case; None if a lease is given with only some of them."""
         try:
             if len(set(given)) != len(given) or any(map(_STATE, given)):
                 return None
             counts = {given[0].lease: 1} if len(given) == 1 else Counter(map(_LEASE, given))
         except (AttributeError, TypeError):
-            return None  # something else among them
+            return None  # one of them is not a delivery
         work = []
         for lease, n in counts.items():
             lo, hi = lease._lo, lease._hi
@@ -156,7 +156,7 @@ class Settling:
         return work
 
     def _by_lease(self, given: Sequence[MessageState], results: list[Any]) -> list[tuple[LeaseState, list[int]]]:
-        """Any mixture of messages: each lease with the seqs. What is settled already goes to the results at once."""
+        """Return each lease with its given seqs. The errors of settled and repeated messages are put into the results."""
         groups: dict[LeaseState, set[int]] = {}
         for i, d in enumerate(given):
             seqs = groups.setdefault(self.own(d), set())
@@ -166,7 +166,7 @@ class Settling:
                 seqs.add(d.seq)
         return [(lease, sorted(seqs)) for lease, seqs in groups.items() if seqs]
 
-    # ---- given back
+    # ---- nacks, defers and rejects
 
     def nack(
         self,
@@ -176,12 +176,12 @@ class Settling:
         output: str | None = None,
         traceback: str | None = None,
     ) -> float | None:
-        """Give messages back; of each lease the first one given, and everything later that it holds.
+        """Nack messages: per lease, the first one given and every later message of the lease.
 
         Args:
-            delay: seconds the lanes wait; None: the queue's retry delay and backoff.
+            delay: seconds that the lanes wait; None: the queue's retry delay and backoff.
         Returns:
-            Seconds until the next try, the first one of several. None: one was out of attempts, so that `on_poison` took effect.
+            Seconds until the next attempt, the earliest of several; None: one was out of attempts, so `on_poison` took effect.
         Raises:
             LeaseLost, PartialFailure: as for ack.
         """
@@ -199,7 +199,7 @@ class Settling:
         return min(known, default=0.0) if len(known) == len(waits) else None
 
     def defer(self, given: Sequence[MessageState], delay_seconds: float) -> None:
-        """Postpone messages; of each lease the first one given, and everything later that it holds. No attempt is charged.
+        """Postpone messages: per lease, the first one given and every later message of the lease. No attempt is charged.
 
         Raises:
             LeaseLost, PartialFailure: as for ack.
@@ -210,12 +210,12 @@ class Settling:
     def defer_failed(
         self, given: Sequence[MessageState], delay_seconds: float, failures: Sequence[AttemptFailure]
     ) -> list[StrictqError | None]:
-        """For a worker: postpone messages of different leases that failed, uncharged. One transaction a shard.
+        """Postpone failed messages of different leases without charging them, for a worker. One transaction per shard.
 
         Args:
-            failures: what each left.
+            failures: the failure of each, to store.
         Returns:
-            For each: None, or why it was not postponed.
+            For each message, None or the error.
         """
         wait = validate.microseconds("delay_seconds", delay_seconds)
         said = {(self.own(d)._held.key, d.token): _failure(*failure) for d, failure in zip(given, failures, strict=True)}
@@ -232,7 +232,7 @@ class Settling:
         return [None] * len(given)
 
     def note(self, said: Sequence[tuple[MessageState, str]]) -> None:
-        """For a worker: keep what handlers that run have had to say so far. One transaction a shard; what is lost is left out."""
+        """Store the output so far of running handlers, for a worker. One transaction per shard; lost messages are skipped."""
         self._storage.require_open()
         by_shard: dict[int, tuple[list[Settlement], list[str]]] = {}
         for d, text in said:
@@ -246,14 +246,14 @@ class Settling:
         """Dead-letter a message now.
 
         Raises:
-            LeaseLost: nothing changed.
+            LeaseLost: the message is lost or settled; nothing was changed.
         """
         failure = _failure(validate.reason(reason), output, traceback)
         self.require_unsettled(d)
         self._settle([d], lambda shard, batches: self._storage.reject(shard, batches, failure), REJECTED)
 
     def _postpone(self, given: Sequence[MessageState], act: _Act, state: int) -> None:
-        # Of each lease, the first one given stands for all: it gives back everything later.
+        # Of each lease, only the first given message is settled. It takes every later one with it.
         first: dict[LeaseState, int] = {}
         for d in given:
             lease = self.own(d)
@@ -262,23 +262,26 @@ class Settling:
         try:
             self._settle(given, act, state)
         finally:
-            # Also where some of them failed: those that are settled took what lies behind them along.
+            # Also if some failed: the settled ones took the later messages of their leases with them.
             for d in given:
                 if d._state == state and first.get(d.lease) == d.seq:
                     d.lease._given_back(d.seq)
 
     def _settle(self, given: Sequence[MessageState], act: _Act, state: int) -> None:
-        """Do it for the first message given of each lease. What becomes of it becomes of the others."""
+        """Apply `act` to the first given message of each lease. The others share its outcome."""
         self._storage.require_open()
         results: list[Any] = [None] * len(given)
         work = [(lease, lease._held.some(seqs[:1])) for lease, seqs in self._by_lease(given, results)]
         trouble = self._act_on_all(work, act)
         self._settled(given, results, trouble, state)
 
-    # ---- how a call ends
+    # ---- outcomes
 
     def _act_on_all(self, work: _Work, act: _Act) -> dict[LeaseState, Any]:
-        """Do it, shard by shard. What was refused of each lease, or why its shard failed; leases without trouble are left out."""
+        """Apply `act` shard by shard.
+
+        Return the refusals of each lease, or its shard's error; leases without any are left out.
+        """
         by_shard: dict[int, _Work] = {}
         for entry in work:
             by_shard.setdefault(entry[0]._origin.shard, []).append(entry)
@@ -313,15 +316,15 @@ class Settling:
     # ---- attempts
 
     def start(self, d: MessageState) -> None:
-        """Charge an attempt of a message, durably, unless that is done.
+        """Charge an attempt of a message, durably, unless it is charged already.
 
         Raises:
-            LeaseLost: nothing changed.
+            LeaseLost: the message is lost or settled; nothing was changed.
         """
         lease = self.own(d)
         self.require_unsettled(d)
         self._storage.require_open()
-        # Where it is charged already, and no other consumer can have the lane, there is nothing to write.
+        # If it is charged already, and no other consumer can have the lane, nothing needs to be written.
         if d.seq > lease._started or lease._deadline <= self._storage.now():
             self._raise_first(lease, self._storage.start(lease.shard, [self.settlement(d)]))
             lease._started = max(lease._started, d.seq)
@@ -330,12 +333,12 @@ class Settling:
     def advance(
         self, done: Sequence[tuple[M, M | None]], starting: Sequence[M], receive: Callable[[Joined], object] | None = None
     ) -> dict[M, Exception]:
-        """For a worker: ack one message of each lease and start the one behind it; start others. One transaction a shard.
+        """Ack one message per lease and start the next one of it, and start others, for a worker. One transaction per shard.
 
         Args:
-            receive: receives, and commits these acks with it where it can.
+            receive: receives messages, and commits these acks in the same transactions where it can.
         Returns:
-            Those that failed. What failed changed nothing, unless it is OutcomeUnknown.
+            The messages that failed, with their errors. A failure changed nothing, unless it is OutcomeUnknown.
         """
         self._storage.require_open()
         by_shard: dict[int, tuple[list[tuple[M, M | None]], list[M]]] = {}
@@ -384,7 +387,7 @@ class Settling:
         refused: dict[Settlement, LeaseLost],
         failed: dict[M, Exception],
     ) -> None:
-        """Note what became of the messages of a shard."""
+        """Set the states of a shard's messages from the refusals."""
         for (d, after), batch in zip(pairs, step.acks, strict=True):
             if refused and batch in refused:
                 failed[d] = self.explain_loss(d.lease, refused[batch])
@@ -402,7 +405,7 @@ class Settling:
     # ---- leases
 
     def extend(self, leases: Sequence[LeaseState], seconds: float) -> None:
-        """Move the deadlines of leases to `seconds` from now.
+        """Set the deadlines of leases to `seconds` from now.
 
         Raises:
             LeaseLost, PartialFailure: as for ack.
@@ -410,8 +413,9 @@ class Settling:
         _raise_lost("some leases were lost", self.extended(leases, seconds))
 
     def extended(self, leases: Sequence[LeaseState], seconds: float) -> list[StrictqError | None]:
-        """The same. Returns for each: None, or why it was not extended."""
-        self._storage.require_open(inside=True)  # a transaction that takes long needs its lease, and may be undone all the same
+        """Set the deadlines of leases to `seconds` from now. Return None or the error for each lease."""
+        # also inside a transaction: a long one needs its lease, and may still be rolled back
+        self._storage.require_open(inside=True)
         length = validate.microseconds("seconds", seconds, minimum=0.001)
         for lease in leases:
             if self._is_foreign(lease):
@@ -423,7 +427,7 @@ class Settling:
         return [outcome[lease] for lease in leases]
 
     def renew(self, leases: Iterable[LeaseState], length: int) -> dict[LeaseState, StrictqError | None]:
-        """Move deadlines to `length` microseconds from now."""
+        """Set the deadlines of leases to `length` microseconds from now. Return None or the error for each lease."""
         outcome: dict[LeaseState, StrictqError | None] = {}
         by_shard: dict[int, list[LeaseState]] = {}
         for lease in dict.fromkeys(leases):
@@ -446,7 +450,7 @@ class Settling:
         """Grow a lease over up to `n` later messages of its lane.
 
         Raises:
-            LeaseLost: nothing changed.
+            LeaseLost: the lane was released or taken by another consumer; nothing was changed.
         """
         self._storage.require_open()
         validate.whole("n", n, 1, validate.MESSAGES_MAX)
@@ -463,17 +467,17 @@ class Settling:
         return rows
 
     def release(self, lease: LeaseState, seq: int) -> None:
-        """Give back, unused, a message of a lease and everything later that it holds.
+        """Release a message and every later one of its lease, without charging an attempt.
 
         Raises:
-            LeaseLost: nothing changed.
+            LeaseLost: the lane was released or taken by another consumer; nothing was changed.
         """
         self._storage.require_open()
         self._raise_first(lease, self._storage.release(lease.shard, [lease._held.some([seq])]))
         lease._given_back(seq)
 
     def done(self, d: MessageState) -> None:
-        """For ack_first: the handler of this message is through; after the last one of the lease, the lane is free."""
+        """Count a message's handler as finished, for ack_first. After the last one of the lease, release the lane."""
         lease = self.own(d)
         self.require_unsettled(d)
         if lease._open == 1:
@@ -481,10 +485,10 @@ class Settling:
         lease._open -= 1
         d._state = DONE
 
-    # ---- the rest
+    # ---- releasing the rest
 
     def give_back_rest(self, received: Iterable[MessageState], reason: str) -> None:
-        """Nack what the program started and release the rest. What is settled or lost is left alone."""
+        """Nack the messages that the program started, and release the others. Settled and lost messages are skipped."""
         waiting = [d for d in received if d._state == OPEN and d.seq <= d.lease._hi]
         begun = [d for d in waiting if getattr(d, "_begun", False) and not d.lease.ack_first]
         if begun:
@@ -493,7 +497,7 @@ class Settling:
         self.release_rest(waiting)
 
     def release_rest(self, waiting: Iterable[MessageState]) -> None:
-        """Give back what is neither settled nor given back, unused. What is lost is left alone."""
+        """Release the messages that are neither settled nor returned, without charging an attempt. Lost ones are skipped."""
         first: dict[LeaseState, int] = {}
         for d in waiting:
             if d._state == OPEN and d.seq <= d.lease._hi:
@@ -505,27 +509,27 @@ class Settling:
             for lease, seq in some:
                 by_shard.setdefault(lease.shard, []).append(lease._held.some([seq]))
             for shard, batches in by_shard.items():
-                with suppress(StrictqError):  # then they are lost already, or their deadlines will end them
+                with suppress(StrictqError):  # then the leases are lost already, or end at their deadlines
                     self._storage.release(shard, batches)
             for lease, seq in some:
                 lease._given_back(seq)
 
-    # ---- whose it is
+    # ---- identity
 
     def named(self, key: bytes, token: int, seq: int) -> MessageState:
-        """A message that is held, as its handle names it: another process may have received it.
+        """Return the state of the message that a handle identifies. Another process may have received it.
 
         Args:
-            key: as it is stored, of its lane.
+            key: the lane's key, in its stored form.
         """
         origin = Origin(self._storage, self._storage.shard_of(shared_key(key)), "")
         return NamedMessage(NamedLease(origin, Held.of_handle(key, token), seq), seq)
 
     def own(self, d: MessageState) -> LeaseState:
-        """The lease of a message.
+        """Return the lease of a message.
 
         Raises:
-            InvalidArgument: it is not a delivery, or another queue object's.
+            InvalidArgument: it is not a delivery, or belongs to another queue object.
         """
         if not isinstance(d, MessageState):
             raise InvalidArgument(f"expected a Delivery, not {type(d).__name__}")
@@ -538,7 +542,8 @@ class Settling:
 
     @staticmethod
     def require_unsettled(d: MessageState) -> None:
-        """
+        """Raise if a message is settled.
+
         Raises:
             LeaseLost: it is settled already.
         """
@@ -547,26 +552,26 @@ class Settling:
 
     @staticmethod
     def settled(d: MessageState) -> None:
-        """It was resolved, with other effects, in a transaction."""
+        """Mark a message as resolved by a transaction."""
         d._state = ACKED
         d.lease._open -= 1
 
     @staticmethod
     def settlement(d: MessageState, *others: MessageState) -> Settlement:
-        """Messages of one lease, seqs ascending, as the storage takes them."""
+        """Return messages of one lease, seqs ascending, in the storage's form."""
         return d.lease._held.some([d.seq, *(other.seq for other in others)], took=getattr(d, "_took", None))
 
     # ---- lost leases
 
     def explain_loss(self, lease: LeaseState, error: LeaseLost) -> LeaseLost:
-        """Add to an error what is known of the lease here, and who holds its lane now. Returns the error."""
+        """Add this process's knowledge of the lease, and the lane's current holder, to an error. Return the error."""
         length = lease._seconds / 1e6 if lease._seconds else None
         over = (self._storage.now() - lease._deadline) / 1e6 if lease._seconds else None
         error.explain(length, over, self._holder(lease), given_back=error.seq > lease._hi)
         return error
 
     def _holder(self, lease: LeaseState) -> str | None:
-        """The consumer that holds a lease's lane now; None: no other one, or it can't be said."""
+        """Return the other consumer that holds a lease's lane now; None: there is none, or it is unknown."""
         if is_keyless(lease._held.key):
             return None
         try:
@@ -580,29 +585,29 @@ class Settling:
             if error is not None:
                 raise self.explain_loss(lease, error)
 
-    # ---- what deliveries read
+    # ---- read by deliveries
 
     def now(self) -> int:
-        """Queue time, microseconds."""
+        """Return queue time, microseconds."""
         return self._storage.now()
 
     def to_wall(self, at: int) -> float:
-        """A queue time as seconds since 1970."""
+        """Return a queue time as seconds since 1970."""
         return self._storage.to_wall(at)
 
     def key_state(self, key: bytes) -> bytes | None:
-        """The durable state of a stored key; of a keyless message, that of the lane it was sent to."""
+        """Return the durable state of a stored key; for a keyless message, that of the lane it was sent to."""
         self._storage.require_open(writing=False)
         return self._storage.key_state(shared_key(key))
 
     def errors(self, d: MessageState) -> tuple[AttemptError, ...]:
-        """The errors of a message's attempts, as they are stored."""
+        """Return the stored errors of a message's attempts."""
         self._storage.require_open(writing=False)
         return self._storage.errors(d.lease._held.key, d.seq)
 
 
 def _failure(error: str | None, output: str | None, traceback: str | None) -> AttemptFailure:
-    """What an attempt left, as the store takes it."""
+    """Return a failed attempt in the store's form."""
     text = validate.text
     trace = None if traceback is None else text("traceback", traceback[-validate.TEXT_CHARS_MAX :])
     return AttemptFailure(text("reason", error), text("output", output), trace)
@@ -627,10 +632,10 @@ def _not_ours() -> InvalidArgument:
 
 
 def listed(deliveries: Iterable[M]) -> list[M]:
-    """Deliveries as a list.
+    """Return deliveries as a list.
 
     Raises:
-        InvalidArgument: it is no collection.
+        InvalidArgument: the argument is not iterable.
     """
     try:
         return list(deliveries)

@@ -1,4 +1,7 @@
-"""What `Queue.stats` returns: counts of a queue and of its shards. `_store/lanes/inspect.py` and `_store/survey.py` fill them."""
+"""The values returned by `Queue.stats`:
+
+counts of a queue and of its shards. `_store/lanes/inspect.py` and `_store/survey.py` fill them.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,19 @@ from ._views import Report
 class ShardStats(Report):
     """Counts of one shard, from one consistent read.
 
-    Messages are counted in exactly one of ready, in_flight, delayed and held; those behind the head of a lane that is in
-    flight count as ready, those behind a delayed or held head as delayed or held. Totals (`sends` …) count since the
-    queue was created; `claims` and `empty_receives` count looks of receives at this shard that found something, or nothing;
-    `dead_letters` messages that became one, `rejected` those of them that were rejected, `redriven` dead letters that were put
-    back: all three since a version that counts them; `redeliveries` messages whose lease ran out; `handout_bytes` is what
-    hand-outs to named consumers keep (within disk_bytes).
-    `oldest_age_seconds` is the age of the oldest head of a lane, `first_attempt_age_seconds` that of the oldest message
-    without an attempt, wherever in its lane. Ages are exact up to 10,000 lanes in a state, and a lower bound beyond.
+    Each message is counted in exactly one of ready, in_flight, delayed and held. Messages behind the head of a lane in
+    flight count as ready; messages behind a delayed or held head count as delayed or held.
 
-    `hash_lo` and `hash_hi` are the first and the last hash of the keys that the shard holds, 16 hex digits each.
+    Totals, such as `sends`, count since the queue was created. `claims` and `empty_receives` count the attempts of receives to
+    claim from this shard that found messages, or none. `dead_letters` counts messages that became one, `rejected` the rejected
+    ones of them, `redriven` the dead letters that were redriven. These three count since the first version that has them.
+    `redeliveries` counts messages whose lease expired. `handout_bytes` is the size of the batches kept for named consumers,
+    which is part of disk_bytes.
+
+    `oldest_age_seconds` is the age of the oldest head of a lane, `first_attempt_age_seconds` that of the oldest message
+    without an attempt, at any position in its lane. Ages are exact up to 10,000 lanes per state, and a lower bound beyond.
+
+    `hash_lo` and `hash_hi` are the first and last hash of the shard's range, 16 hex digits each.
     """
 
     shard: int
@@ -56,21 +62,21 @@ class ShardStats(Report):
 
     @property
     def depth(self) -> int:
-        """Unresolved messages."""
+        """The number of unresolved messages."""
         return self.ready + self.in_flight + self.delayed + self.held
 
 
 @attrs.frozen
 class DurationEstimate(Report):
-    """What workers learned of how long one stage takes: an exponentially weighted regression of seconds on size.
+    """The learned duration of one stage: an exponentially weighted regression of seconds on size.
 
-    A message of some size is expected to take mean_seconds + slope * (size - mean_size), never less than 0.
+    The estimate for a message is mean_seconds + slope * (size - mean_size), never less than 0.
 
     Attributes:
-        samples: durations learned from; 0: nothing is known, and the rest is 0.
-        mean_seconds, mean_size: of about the last hundred; a size is a message's size_hint, or its body's bytes.
+        samples: number of durations learned; 0: nothing was learned, and the other fields are 0.
+        mean_seconds, mean_size: weighted means of about the last hundred. A size is the size_hint, or the body's bytes.
         slope: seconds per unit of size.
-        deviation: mean distance from what was expected, seconds.
+        deviation: mean absolute error of the estimates, seconds.
     """
 
     samples: int = 0
@@ -82,14 +88,14 @@ class DurationEstimate(Report):
 
 @attrs.frozen
 class OpenBreaker(Report):
-    """A worker's circuit breaker that is open: the worker starts no handlers, because most of them failed. See Breaker.
+    """An open circuit breaker: the worker starts no handlers, because most of them failed. See Breaker.
 
     Attributes:
-        consumer: the worker's, as `explain` shows it.
-        since: when it opened, seconds since 1970.
-        failures, ends: of so many handlers that ended in its window then, so many failed.
-        error: the newest failure.
-        probes: tries that failed since.
+        consumer: the worker's consumer name, as shown by `explain`.
+        since: time at which it opened, seconds since 1970.
+        failures, ends: number of handlers that failed, and that ended, in its window when it opened.
+        error: the newest failure, as text.
+        probes: number of probes that failed since.
     """
 
     consumer: str
@@ -102,14 +108,14 @@ class OpenBreaker(Report):
 
 @attrs.frozen
 class WorkerLoad(Report):
-    """How busy a worker is, in whatever process. It is reported some seconds after the worker began, and no more when it ends.
+    """The load of a worker in any process, reported from some seconds after its start until its end.
 
     Attributes:
-        consumer: the worker's, as `explain` shows it.
-        since: when it began, seconds since 1970.
-        concurrency: handlers that it may run at once.
-        running: of these, how many ran when it was last looked at.
-        busy_ratio: the part of the last seconds in which they ran, 0 to 1.
+        consumer: the worker's consumer name, as shown by `explain`.
+        since: time of its start, seconds since 1970.
+        concurrency: most handlers that it runs at once.
+        running: number of handlers running at the last report.
+        busy_ratio: fraction of its slots that ran handlers in the last seconds, 0 to 1.
     """
 
     consumer: str
@@ -121,26 +127,26 @@ class WorkerLoad(Report):
 
 @attrs.frozen
 class ReplicationStatus(Report):
-    """How far the replica of a queue is.
+    """The state of a queue's replication.
 
     Attributes:
-        mode: "async"; "confirmed"; "fenced": its replica was promoted; "off" after `Queue.detach`; "replica": this is a look at a
-            living replica.
-        target: where the queue ships to, or shipped to until it was fenced; "" where mode is "off".
-        history_id: names this line of changes. A restored queue has another one than its original.
-        term: of this history.
-        shipping: a process holds the lock of the shipper; of a replica: a process receives for it.
-        lag_bytes: what WALs hold that is not at the target.
-        lag_seconds: the age of the newest state at the target; 0 where lag_bytes is. None: nothing was shipped yet. Of a replica:
-            when it last heard of its primary, which shows itself every two seconds.
-        confirmed_at: when that state was, seconds since 1970; None: nothing was shipped yet.
-        segment: the number of the newest segment; None: nothing was shipped yet.
-        last_error: why the last attempt to ship failed; None: it did not.
-        stopped: shipping ended, because of last_error, until it is configured again.
-        lapsed: the target was out of reach for so long that the WAL is not kept for it any more. What it lacks is shipped as
-            whole shards when it is back.
-        write_once: when it was configured, the target refused to write a name that was taken. Where it does not, two copies of
-            the queue that ship there at the same moment are found out later, and not at once.
+        mode: "async"; "confirmed"; "fenced": its replica was promoted; "off" after `Queue.detach`; "replica": this queue is a
+            living replica, opened read-only.
+        target: the target of shipping, or the last one if the queue is fenced; "" if mode is "off".
+        history_id: identifier of this line of changes. A restored queue has a new one.
+        term: the term of this history.
+        shipping: a process holds the shipper's lock. For a replica: a process receives for it.
+        lag_bytes: bytes in the WALs that are not at the target.
+        lag_seconds: age of the newest state at the target; 0 if lag_bytes is 0; None: nothing was shipped yet. For a replica:
+            seconds since the last contact with its primary, which sends a heartbeat every two seconds.
+        confirmed_at: time of that state, seconds since 1970; None: nothing was shipped yet.
+        segment: number of the newest segment; None: nothing was shipped yet.
+        last_error: the error of the last attempt to ship; None: it succeeded.
+        stopped: shipping ended because of last_error, until it is configured again.
+        lapsed: the target was unreachable for so long that the WAL is no longer kept for it. Whole shards are shipped
+            when it is reachable again.
+        write_once: when it was configured, the target refused to overwrite an existing name. Otherwise, two copies of
+            the queue that ship there at the same time are detected later, not at once.
     """
 
     mode: str
@@ -162,12 +168,12 @@ class ReplicationStatus(Report):
 class Stats(Report):
     """Counts of a queue: the sum over its shards, and each shard's own. See ShardStats for what each one means.
 
-    `prepare` and `process` are what workers learned of durations, as it is stored with the queue: by a worker at work once a
-    minute, and when it ends. `breakers` are the open circuit breakers of workers in all processes, the oldest first. `workers`
-    says how busy the workers of all processes are, and `busy_ratio` the part of their slots that ran handlers in the last
-    seconds; None: no worker reports. `empty_receive_ratio` is the part of looks that found nothing; a second of waiting counts
-    as one such look.
-    `replication` says how far the replica is; None: the queue was never replicated.
+    `prepare` and `process` are the durations that workers learned. A busy worker stores them with the queue once a
+    minute and when it ends. `breakers` are the open circuit breakers of workers in all processes, the oldest first. `workers`
+    has the load of the workers of all processes, and `busy_ratio` is the fraction of their slots that ran handlers in the last
+    seconds; None: no worker reports. `empty_receive_ratio` is the fraction of claim attempts that found nothing; each second
+    of waiting counts as one such attempt.
+    `replication` is the state of replication; None: the queue was never replicated.
     """
 
     ready: int
@@ -207,5 +213,5 @@ class Stats(Report):
 
     @property
     def depth(self) -> int:
-        """Unresolved messages."""
+        """The number of unresolved messages."""
         return self.ready + self.in_flight + self.delayed + self.held

@@ -29,7 +29,7 @@ class Unset(Enum):
 
 
 UNSET: Final = Unset.UNSET
-"""A key state that was not given; None would delete it."""
+"""A key state that was not given. None would delete the state."""
 
 
 class ContentHash(Enum):
@@ -137,8 +137,8 @@ class Receipt(NamedTuple):
         key: as given; None for a keyless message.
         seq: position in its key's sequence, 1, 2, 3 …
         id: arrival number within its shard; unique together with the shard.
-        duplicate: True if nothing was stored, because the same dedup_id was sent before; key, seq and id are the first one's,
-            whose key is another one only with `dedup_scope="queue"`.
+        duplicate: True if nothing was stored, because the same dedup_id was sent before. Then key, seq and id are the first
+            message's, whose key can differ only with `dedup_scope="queue"`.
         shard: number of the shard that holds the key.
     """
 
@@ -159,8 +159,8 @@ class Event(Report):
 
     Attributes:
         kind: "dead_letter", "poison", "lease_lost", "shard_quarantined", "shard_repaired"; "breaker_opened", "breaker_closed",
-            "worker_started" or "worker_stopped", of a worker in this process; "replication_lapsed", "replication_resumed" or
-            "replication_stopped", where this process ships. The last seven concern no shard (-1).
+            "worker_started" or "worker_stopped" for a worker of this process; "replication_lapsed", "replication_resumed" or
+            "replication_stopped" if this process ships. For the last seven, shard is -1.
         detail: the reason or error, as text.
     """
 

@@ -1,4 +1,4 @@
-"""Arguments, checked before anything is touched, and turned into what the store takes."""
+"""Validate arguments before anything is changed, and convert them to the store's form."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 MESSAGES_MAX: Final = 100_000
-"""Most messages of one receive."""
+"""The most messages of one receive."""
 DEDUP_CHARS_MAX: Final = 256
 HEADER_BYTES_MAX: Final = 64 * 1024
 TEXT_CHARS_MAX: Final = 10_000
-"""Longest reason or output kept; more is cut."""
+"""Longest stored reason or output, characters; the rest is cut off."""
 NUMBER_MAX: Final = 1e300
 _MICROSECONDS: Final = 1_000_000
 _SHOWN_BITS: Final = 256
@@ -30,7 +30,7 @@ _SHOWN_CHARS: Final = 200
 
 
 def shown(value: object) -> str:
-    """A refused value, for an error: cut to a line. (Python does not convert very large integers to text at all.)"""
+    """Return a refused value for an error message, cut to a line. Python refuses to convert very large integers to text."""
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
         return f"an integer of {value.bit_length():,} bits"
     text = repr(value)
@@ -38,14 +38,14 @@ def shown(value: object) -> str:
 
 
 def microseconds(name: str, value: object, *, minimum: float = 0.0) -> int:
-    """Seconds as whole microseconds.
+    """Convert seconds to whole microseconds.
 
     Raises:
-        InvalidArgument: not a number, not finite, or not within minimum and ten years.
+        InvalidArgument: the value is not a finite number between minimum and ten years.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidArgument(f"{name} must be a number of seconds, not {type(value).__name__}")
-    # Compared before converted: an int may be too large for a float.
+    # Compared before the conversion, because an int may be too large for a float.
     if not minimum <= value <= FOREVER_SECONDS:
         raise InvalidArgument(f"{name} must be {minimum:g} to {FOREVER_SECONDS:,.10g} seconds, not {shown(value)}")
     return round(value * _MICROSECONDS)
@@ -58,7 +58,7 @@ def whole(name: str, value: object, minimum: int, maximum: int) -> int:
 
 
 def number(name: str, value: object) -> float | None:
-    """A finite number that is not negative, or None. (NaN fails every comparison.)"""
+    """Return a finite, non-negative number as a float, or None. NaN fails every comparison."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= NUMBER_MAX:
@@ -67,7 +67,7 @@ def number(name: str, value: object) -> float | None:
 
 
 def text(name: str, value: object, maximum: int = TEXT_CHARS_MAX) -> str | None:
-    """A reason or an output: str, cut to what is kept; lone surrogates are replaced."""
+    """Return a reason or an output, cut to the stored length, with lone surrogates replaced."""
     if value is None:
         return None
     if not isinstance(value, str):
@@ -76,7 +76,7 @@ def text(name: str, value: object, maximum: int = TEXT_CHARS_MAX) -> str | None:
 
 
 def reason(value: object) -> str:
-    """Why a message is rejected: text as above, and some."""
+    """Return the reason of a reject, which must not be empty."""
     found = text("reason", value)
     if not found:
         raise InvalidArgument("reject needs a reason", hint=hints.GIVE_REASON)
@@ -84,7 +84,7 @@ def reason(value: object) -> str:
 
 
 def name(what: str, value: object) -> str:
-    """A short identifier: 1 to 256 characters that UTF-8 can encode."""
+    """Return a short identifier: 1 to 256 characters that UTF-8 can encode, without NUL."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{what} must be a str, not {type(value).__name__}")
     if not 1 <= len(value) <= DEDUP_CHARS_MAX:
@@ -99,10 +99,10 @@ def name(what: str, value: object) -> str:
 
 
 def header_names(value: object) -> tuple[str, ...]:
-    """Names of headers.
+    """Return names of headers as a tuple.
 
     Raises:
-        InvalidArgument: it is not a list of them.
+        InvalidArgument: the value is not a list of valid names.
     """
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidArgument(f"propagate must be a list of names of headers, not {shown(value)}")
@@ -110,7 +110,7 @@ def header_names(value: object) -> tuple[str, ...]:
 
 
 def headers(value: object) -> str | None:
-    """Headers as JSON."""
+    """Return headers as JSON; None if there are none."""
     if value is None:
         return None
     if not isinstance(value, Mapping) or not all(type(k) is str and type(v) is str for k, v in value.items()):
@@ -126,7 +126,7 @@ def headers(value: object) -> str | None:
 
 
 def body_bytes(value: object) -> bytes:
-    """A body as bytes: a copy of what may change.
+    """Return a body as bytes. A mutable body is copied.
 
     Raises:
         InvalidArgument: it is not bytes-like.
@@ -140,20 +140,20 @@ def body_bytes(value: object) -> bytes:
 
 
 def dedup_id(given: str | ContentHash, body: bytes) -> str:
-    """A dedup id as it is stored.
+    """Return the stored form of a dedup id.
 
     Raises:
-        InvalidArgument: it is not a str that can be one.
+        InvalidArgument: it is not a valid id.
     """
     if given is not CONTENT_HASH:
         return name("dedup_id", given)
-    from ._hashing import content_id  # few programs need it
+    from ._hashing import content_id  # imported late: few programs need it
 
     return content_id(body)
 
 
 def wall_microseconds(at: object) -> int:
-    """An aware datetime as microseconds since 1970.
+    """Convert an aware datetime to microseconds since 1970.
 
     Raises:
         InvalidArgument: it is naive, or not a datetime.
@@ -168,12 +168,12 @@ def wall_microseconds(at: object) -> int:
 
 
 def delay_until(at: datetime, wall: int) -> int:
-    """The delay, microseconds, of a message that is due at this time; 0 if that is past.
+    """Return the delay, microseconds, of a message that is due at this time; 0 if the time is past.
 
     Args:
-        wall: the time of day now, microseconds since 1970.
+        wall: the wall clock now, microseconds since 1970.
     Raises:
-        InvalidArgument: it is no time that a message can wait for.
+        InvalidArgument: `at` is not an aware datetime, or more than ten years away.
     """
     if wall_microseconds(at) - wall > FOREVER_SECONDS * _MICROSECONDS:
         raise InvalidArgument(f"at must be at most {FOREVER_SECONDS:,.10g} seconds from now, not {at.isoformat()}")
@@ -181,7 +181,7 @@ def delay_until(at: datetime, wall: int) -> int:
 
 
 def remaining(at: datetime, wall: int) -> int:
-    """The same of a message that was checked before: it can't be refused because the time of day was set meanwhile."""
+    """Return the delay of a message that was checked before. It is never refused, even if the wall clock was set meanwhile."""
     return min(max(0, wall_microseconds(at) - wall), round(FOREVER_SECONDS * _MICROSECONDS))
 
 
@@ -190,15 +190,15 @@ _PLAIN: Final = (None, 0.0, None, None, None, None, None, None)
 
 
 def item(message: Message, key: bytes, config: QueueConfig, wall: Callable[[], int]) -> Item:
-    """Check a message, and return it as the store takes it: the only way from the one form to the other.
+    """Check a message and return it in the store's form. This is the only conversion between the two.
 
-    Runs for every message: plain ones are recognised by one comparison.
+    Runs for every message. Plain messages are recognised by one comparison.
 
     Args:
-        key: in stored form.
-        wall: what tells the time of day, microseconds since 1970.
+        key: the key in its stored form.
+        wall: returns the wall clock, microseconds since 1970.
     Raises:
-        InvalidArgument, MessageTooLarge: it can't be sent to a queue of these settings.
+        InvalidArgument, MessageTooLarge: the message is invalid for a queue with these settings.
     """
     parts = _PARTS(message)
     body = parts[0]
@@ -227,7 +227,7 @@ def item(message: Message, key: bytes, config: QueueConfig, wall: Callable[[], i
 
 
 def several(value: Iterable[Any] | None) -> list[Any] | None:
-    """Keys as they were given: a list, so that a generator can be asked again."""
+    """Return keys as a list, so that a generator can be used twice."""
     if value is None:
         return None
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
@@ -236,6 +236,6 @@ def several(value: Iterable[Any] | None) -> list[Any] | None:
 
 
 def keys(value: Iterable[Any] | None) -> tuple[bytes, ...] | None:
-    """A receive's keys in stored form, each once."""
+    """Return a receive's keys in stored form, without duplicates."""
     given = several(value)
     return None if given is None else tuple(dict.fromkeys(encode_key(k) for k in given))

@@ -1,7 +1,7 @@
-"""The one JSON form of everything that a queue reports: for the command line, a console, and a server.
+"""The JSON form of all reports of a queue, shared by the command line, a console, and a server.
 
-Keys are two fields, key and key_type, and bodies are body and body_encoding, so that bytes survive. Bytes elsewhere are
-{"base64": …}, and infinity is a text.
+A key has two fields, key and key_type, and a body has body and body_encoding, so that bytes can be restored. Other bytes are
+{"base64": …}, and infinity is a string.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from ._keys import Key
 
 _OWN: Final = ("hint", "transient")
-"""Attributes of an error that have a place of their own."""
+"""Attributes of an error that have their own entries."""
 
 
 class Report:
-    """Base of what a queue reports."""
+    """Base class of the values that a queue reports."""
 
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as values that JSON can hold. A key is key and key_type; a body is body and body_encoding."""
+        """Return all fields as JSON values. A key is key and key_type; a body is body and body_encoding."""
         return as_dict(self)
 
 
@@ -47,7 +47,7 @@ def as_dict(report: Any) -> dict[str, Any]:
 
 
 def error_dict(error: BaseException) -> dict[str, Any]:
-    """Return an error as values that JSON can hold; see `StrictqError.to_dict`."""
+    """Return an error as JSON values; see `StrictqError.to_dict`."""
     fields: dict[str, Any] = {}
     for name, value in vars(error).items():
         if name == "key":
@@ -65,7 +65,7 @@ def error_dict(error: BaseException) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value that JSON can hold."""
+    """Return the JSON form of a value."""
     if isinstance(value, bytes):
         return {"base64": _base64(value)}
     if isinstance(value, float) and not math.isfinite(value):
@@ -84,14 +84,14 @@ def plain(value: Any) -> Any:
 
 
 def key_fields(key: Key | None) -> dict[str, Any]:
-    """A key: bytes as base64, and which type it is; nulls for a keyless message."""
+    """Return a key and its type. Bytes are base64. Both fields are null for a keyless message."""
     if isinstance(key, bytes):
         return {"key": _base64(key), "key_type": "bytes"}
     return {"key": key, "key_type": None if key is None else type(key).__name__}
 
 
 def body_fields(body: bytes | None) -> dict[str, str | None]:
-    """A body: text if it is UTF-8, else base64; nulls where none was kept."""
+    """Return a body as text if it is UTF-8, otherwise as base64. Both fields are null if no body was kept."""
     if body is None:
         return {"body": None, "body_encoding": None}
     try:
@@ -101,6 +101,6 @@ def body_fields(body: bytes | None) -> dict[str, str | None]:
 
 
 def _base64(data: bytes) -> str:
-    import base64  # only who writes JSON needs it
+    import base64  # imported late: only programs that write JSON need it
 
     return base64.b64encode(data).decode()

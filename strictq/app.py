@@ -1,4 +1,4 @@
-"""App: handlers by the type of a message, with JSON arguments."""
+"""App: handlers selected by the type of a message, called with JSON arguments."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class App:
     """
 
     def __init__(self, queue: Queue | AsyncQueue, *, propagate: Iterable[str] = ()) -> None:
-        """Register nothing yet.
+        """Create an app without handlers.
 
         Args:
             queue: the queue to send to and to process.
@@ -121,16 +121,16 @@ class App:
     ) -> Callable[[F], F]:
         """Register the decorated function as the handler of a type. It is called with the arguments of `send`.
 
-        A parameter named `job` gets the Job; see Job for what it can do. The function itself stays as it is.
+        A parameter named `job` gets the Job. The function itself is returned unchanged.
 
         Args:
-            type: 1 to 256 characters; one handler each.
-            timeout_seconds: a call that takes longer is given up, and its message retried. None: the worker's `timeout_seconds`.
-            attempts_max: dead-letter the message when it has failed so often. None: the queue's max_attempts decides. That one
-                holds in any case.
-            retry_delay_seconds: wait so long before each retry. None: the queue's retry delay and backoff.
+            type: 1 to 256 characters. A type has one handler.
+            timeout_seconds: a call that takes longer is abandoned, and its message retried. None: the worker's `timeout_seconds`.
+            attempts_max: dead-letter the message after this many failed attempts. None: the queue's max_attempts decides, which
+                applies in any case.
+            retry_delay_seconds: seconds to wait before each retry. None: the queue's retry delay and backoff.
         Raises:
-            InvalidArgument: the type has a handler, or the function can't be one; nothing changed.
+            InvalidArgument: the type already has a handler, or the function cannot be one; nothing was changed.
         """
         name = validate.name("type", type)
         if timeout_seconds is not None:
@@ -169,26 +169,26 @@ class App:
     ) -> Callable[[F], F]:
         """Send a message for the decorated handler at each tick of a cron expression. Each tick is sent once.
 
-        Workers of this app send the ticks, all of them that run: the last tick is stored in the queue, in the transaction
-        that sends it, so that none is sent twice, whichever process dies. A new schedule begins when a worker first looks.
-        Of ticks that were missed while no worker ran, the latest is sent. The header `strictq-tick` says which tick it is.
+        Every running worker of this app sends the ticks. The last tick is stored in the queue, in the transaction
+        that sends it, so none is sent twice, even if a process dies. A new schedule begins when a worker first checks it.
+        Of the ticks missed while no worker ran, only the latest is sent. The header `strictq-tick` has the tick's time.
 
-        A function that is no handler yet becomes that of the type that its name is. Needs the extra `app`.
+        A function that is not a handler yet becomes the handler of the type with the function's name. Needs the extra `app`.
 
             @app.schedule("0 3 * * *", timezone="Europe/Berlin")
             def report() -> None: ...
 
         Args:
             expression: minute, hour, day of the month, month, day of the week; with six fields the first one is the second.
-            timezone: an IANA name. Where clocks change, it is as with Debian's cron: what falls into a skipped hour runs right
-                after it, and what falls into a repeated hour runs once; what runs every hour, or more often, is not changed.
-            key: of the messages. None: the name. Messages of one key never overlap.
-            name: under which the last tick is kept; give one where a handler has several schedules. None: the handler's type.
-            arguments: what the handler is called with.
-            options: what `q.send` takes besides, such as {"ttl": 3600.0}.
+            timezone: an IANA name. Clock changes are handled as by Debian's cron: a tick in a skipped hour runs right
+                after it, and a tick in a repeated hour runs once. Schedules that run every hour or more often are not affected.
+            key: the key of the messages; None: the name. Messages of one key are never handled at the same time.
+            name: the name under which the last tick is stored, needed if a handler has several schedules; None: the type.
+            arguments: the handler's arguments.
+            options: further options of `q.send`, such as {"ttl": 3600.0}.
         Raises:
             MissingExtra: cronsim is not installed.
-            InvalidArgument: the expression, the time zone or the arguments are not valid, or the name is taken; nothing changed.
+            InvalidArgument: the expression, time zone or arguments are invalid, or the name is taken; nothing was changed.
         """
 
         def register(function: F) -> F:
@@ -220,9 +220,9 @@ class App:
         return dict(self._schedules)
 
     def tick(self) -> list[PendingReceipt]:
-        """Send the ticks that are due now and have not been sent. Workers of the app do so by themselves.
+        """Send the due ticks that were not sent, and return their receipts. Workers of the app do this by themselves.
 
-        For tests, and for programs that have no worker. Returns what was sent.
+        For tests, and for programs without a worker.
 
         Raises:
             StrictqError: as `q.transaction`.
@@ -236,7 +236,7 @@ class App:
         """Return the message of a call, for `q.send`, `tx.send`, `job.send` and `q.send_many`.
 
         Raises:
-            InvalidArgument: no handler has this type, the arguments do not fit it, or they can't be written as JSON.
+            InvalidArgument: no handler has this type, the arguments do not match it, or they cannot be written as JSON.
         """
         handler = self._handlers.get(type)
         if handler is None:
@@ -253,12 +253,12 @@ class App:
         """Send a message for the handler of a type. Durable on return.
 
         Args:
-            key: as for `q.send`: messages of one key are handled in order.
-            options: what `q.send` takes besides, such as {"delay": 5.0, "dedup_id": "x"}.
-            arguments: what the handler is called with; values that JSON can hold.
+            key: as for `q.send`. Messages of one key are handled in order.
+            options: further options of `q.send`, such as {"delay": 5.0, "dedup_id": "x"}.
+            arguments: the handler's arguments, JSON values.
         Raises:
-            InvalidArgument: no handler has this type, the arguments do not fit it, or they can't be written as JSON; nothing
-                changed. And as `q.send`.
+            InvalidArgument: no handler has this type, the arguments do not match it, or they cannot be written as JSON; nothing
+                was changed. Otherwise as `q.send`.
         """
         return self.queue.send(self.message(type, key, options, **arguments))
 
@@ -272,7 +272,7 @@ class App:
         return self._process
 
     def worker(self, **options: Any) -> Worker:
-        """Return a Worker that runs the handlers, and sends the ticks of the schedules. Options as for Worker."""
+        """Return a Worker that runs the handlers and sends the ticks of the schedules. The options are those of Worker."""
         if not self._handlers:
             raise InvalidArgument("the app has no handlers")
         default = options.pop("timeout_seconds", None)

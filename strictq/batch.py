@@ -1,4 +1,4 @@
-"""The result of a receive: deliveries that are made when they are used, and returned where they are not settled."""
+"""The result of a receive: deliveries that are built on first use, and released or nacked if they are not settled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STATE: Final = attrgetter("_state")
 class Batch(LazyList[Delivery]):
     """The deliveries of one receive, in order: a sequence, and a context manager that leaves no message in flight.
 
-    It does what a list does: deliveries may be taken out of it, or sorted. `list(batch)` is one.
+    It has all methods of a list: deliveries may be removed or sorted. `list(batch)` returns a plain list.
 
     The end of the block returns every delivery that is not settled. Started deliveries (`with d`, `d.start()`, a transaction)
     are nacked, and retried before any later message of their key. The others are released, with no attempt charged. Lost leases
@@ -42,21 +42,21 @@ class Batch(LazyList[Delivery]):
         self._client = client
         self._request = request
         self._leased = leased
-        """What was leased, shard by shard."""
+        """The claims, shard by shard."""
         self._made: list[Delivery] | None = None
-        """All deliveries, whatever the program takes out of the list; None: they are not made."""
+        """Every delivery, including those that the program removed from the list; None: not built yet."""
         self._leases: list[Lease] = []
-        """Those of the deliveries, in the order of the claims."""
+        """The leases of the deliveries, in the order of the claims."""
         self._acked = False
-        """All of it was acked before deliveries were made."""
+        """The whole batch was acked before its deliveries were built."""
         self._entered: tuple[Delivery, ...] | None = None
 
     def fill(self, leased: Sequence[Claimed]) -> None:
-        """For a receive, before its caller has the batch."""
+        """Set the claims. A receive calls this before its caller has the batch."""
         self._leased = leased
 
     def tokens(self) -> set[tuple[int, int]]:
-        """The shards and tokens of its leases."""
+        """Return the shards and tokens of the batch's leases."""
         return {(claimed.shard, claimed.token) for claimed in self._leased}
 
     def _count(self) -> int:
@@ -79,7 +79,7 @@ class Batch(LazyList[Delivery]):
         return made.copy()
 
     def _note_acks(self) -> None:
-        """Note in the deliveries that all of them are acked."""
+        """Mark every delivery as acked."""
         for d in self._made or ():
             d._state = ACKED
         for lease in self._leases:
@@ -88,7 +88,7 @@ class Batch(LazyList[Delivery]):
     # ---- settled whole
 
     def ack_whole(self, client: Client) -> bool:
-        """Ack all of it in one go, if all of it is as it was received, and of this queue. False: nothing was done.
+        """Ack the whole batch at once, if it is unchanged since the receive and belongs to this queue. Return False if not.
 
         Raises:
             PartialFailure, StoreError: as `Queue.ack_many`.
@@ -100,12 +100,12 @@ class Batch(LazyList[Delivery]):
             self._note_losses(outcomes)
             return True
         self._acked = True
-        if self._made is not None:  # also by another thread, meanwhile
+        if self._made is not None:  # another thread may have built them meanwhile
             self._note_acks()
         return True
 
     def _is_whole(self) -> bool:
-        """Is nothing settled, taken out of the list, or added to a lease? (A lease that was given back is not open.)"""
+        """Return whether nothing is settled, removed from the list, or added to a lease. A released lease is not open."""
         if self._acked or self._request.ack_first or not self._leased:
             return False
         if self._elements is None:
@@ -115,7 +115,7 @@ class Batch(LazyList[Delivery]):
         return all(lease._open == lease._hi - lease._lo + 1 == len(lease._held.rows) for lease in self._leases)
 
     def _note_losses(self, outcomes: Sequence[Any]) -> None:
-        """Some leases were lost, or shards failed: note what became of each delivery, and raise."""
+        """Mark each delivery with its lease's outcome, and raise the errors of lost leases and failed shards."""
         given = list(self)
         trouble: dict[Any, Any] = {}
         leases = iter(self._leases)
@@ -132,10 +132,10 @@ class Batch(LazyList[Delivery]):
         return self
 
     def enter(self, deliveries: Sequence[Delivery] | None) -> None:
-        """The block begins. What the program took out of the list before is its own; from now on it may take out what it likes.
+        """Begin the block. Deliveries removed from the list before are not returned at its end; those removed later are.
 
         Args:
-            deliveries: what is in the list; None: all of it.
+            deliveries: the deliveries in the list; None: all of them.
         """
         self._entered = None if deliveries is None else tuple(deliveries)
 
@@ -143,7 +143,7 @@ class Batch(LazyList[Delivery]):
         self.give_back(error)
 
     def give_back(self, error: BaseException | None) -> None:
-        """Return what is not settled at the end of the block.
+        """Return every unsettled delivery at the end of the block.
 
         Args:
             error: the exception of the block, or None. It is the reason of the nacks.

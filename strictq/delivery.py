@@ -121,7 +121,7 @@ class Delivery(MessageState):
 
     @property
     def headers(self) -> dict[str, str]:
-        """As sent."""
+        """The headers, as sent."""
         text = Fields.headers(self._row)
         return decode_headers(text, self.lease.shard) if text else {}
 
@@ -137,24 +137,24 @@ class Delivery(MessageState):
 
     @property
     def size_hint(self) -> float | None:
-        """As sent."""
+        """The sender's size hint; None: none was sent."""
         return Fields.size_hint(self._row)
 
     @property
     def prepare_seconds(self) -> float | None:
-        """As sent; else what the queue's configuration says of every message; None: it says nothing."""
+        """The sender's estimate of the prepare stage, seconds; else the queue's setting; None: neither is set."""
         sent = Fields.prepare_seconds(self._row)
         return self.lease._client.storage.config.prepare_seconds if sent is None else sent
 
     @property
     def process_seconds(self) -> float | None:
-        """As sent; else what the queue's configuration says of every message; None: it says nothing."""
+        """The sender's estimate of the process stage, seconds; else the queue's setting; None: neither is set."""
         sent = Fields.process_seconds(self._row)
         return self.lease._client.storage.config.process_seconds if sent is None else sent
 
     @property
     def _sent_seconds(self) -> tuple[float | None, float | None]:
-        """What the message itself says of prepare and process."""
+        """The sender's estimates of prepare and process, without the queue's settings."""
         return Fields.prepare_seconds(self._row), Fields.process_seconds(self._row)
 
     @property
@@ -175,12 +175,12 @@ class Delivery(MessageState):
 
     @property
     def errors(self) -> tuple[AttemptError, ...]:
-        """The errors of its last five attempts that failed, oldest first, read now. An attempt whose holder died left none."""
+        """The errors of its last five failed attempts, oldest first, read now. An attempt whose holder died recorded none."""
         return self.lease._client.settling.errors(self)
 
     @property
     def last_error(self) -> AttemptError | None:
-        """Why the attempt before failed, read now; None: no attempt did, or its holder died."""
+        """The error of the previous attempt, read now; None: none failed, or its holder died."""
         return next(reversed(self.errors), None)
 
     def json(self) -> Any:
@@ -322,7 +322,7 @@ class MessageView:
 
     @property
     def headers(self) -> dict[str, str]:
-        """As sent."""
+        """The headers, as sent."""
         return self._delivery.headers
 
     @property
@@ -337,17 +337,17 @@ class MessageView:
 
     @property
     def size_hint(self) -> float | None:
-        """As sent."""
+        """The sender's size hint; None: none was sent."""
         return self._delivery.size_hint
 
     @property
     def prepare_seconds(self) -> float | None:
-        """As sent; else what the queue's configuration says of every message; None: it says nothing."""
+        """The sender's estimate of the prepare stage, seconds; else the queue's setting; None: neither is set."""
         return self._delivery.prepare_seconds
 
     @property
     def process_seconds(self) -> float | None:
-        """As sent; else what the queue's configuration says of every message; None: it says nothing."""
+        """The sender's estimate of the process stage, seconds; else the queue's setting; None: neither is set."""
         return self._delivery.process_seconds
 
     @property
@@ -371,8 +371,8 @@ class MessageView:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The end of a traceback, as text that every log can take, whatever the error says."""
-    import traceback  # only what failed needs it
+    """Return the last 8,000 characters of a traceback, with everything that is not valid UTF-8 escaped."""
+    import traceback  # imported only when a handler failed
 
     text = "".join(traceback.format_exception(error)).rstrip("\n")
     return text[-TRACEBACK_CHARS_MAX:].encode("utf-8", "backslashreplace").decode()
@@ -382,6 +382,6 @@ def describe(error: BaseException) -> str:
     """Return an exception as a reason: its type and text."""
     try:
         text = str(error)
-    except Exception:  # a foreign exception class may fail in __str__
+    except Exception:  # a third-party exception class may fail in __str__
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""Settling a delivery by its handle, a str that works in another process or after a restart."""
+"""A handle: a str that identifies a delivery, and settles it in another process or after a restart."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class DeliveryRef:
         self._settling.extend([self._message().lease], seconds)
 
     def _message(self) -> MessageState:
-        """Return a new state for each call; the storage knows the message's actual state."""
+        """Return a new state for each call. The storage knows the message's actual state."""
         return self._settling.named(self._parts.key, self._parts.token, self.seq)
 
     def __repr__(self) -> str:

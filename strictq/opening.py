@@ -87,7 +87,7 @@ def open_async(
     clock: Clock | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> AsyncQueue:
-    """The same for asyncio and trio: `async with strictq.open_async(...) as q`, and every verb awaited.
+    """Open a queue for asyncio or trio: `async with strictq.open_async(...) as q`. Every method is awaited.
 
     Arguments and errors are those of `open`. The queue is opened on entry. Hooks are called in worker threads.
 
@@ -103,7 +103,7 @@ def open_async(
         >>> asyncio.run(main())
         order-1 1
     """
-    from .aio import AsyncQueue  # asyncio and anyio cost as much to import as all of strictq
+    from .aio import AsyncQueue  # importing asyncio and anyio takes as long as importing all of strictq
 
     return AsyncQueue(lambda: open(
         path, shards=shards, durability=durability, config=config, on_config_mismatch=on_config_mismatch, create=create,
@@ -151,12 +151,12 @@ def migrate(
 
 
 def _migrate(path: str | os.PathLike[str], clock: Clock | None, *, read_only: bool) -> None:
-    """A queue that is opened with migrate=True."""
+    """Migrate a queue that is opened with migrate=True. Do nothing if it does not exist or is open elsewhere."""
     if read_only:
         raise InvalidArgument("migrate=True can't change a queue that is opened with read_only=True")
     if _text(path) != MEMORY:
         with suppress(QueueNotFound, StoreBusy):
-            # Not there yet; or open elsewhere: then it is of this format, or opening it says that it is not.
+            # The queue may not exist yet. A queue that is open elsewhere has this format, or opening it raises SchemaMismatch.
             migrate(path, clock=clock)
 
 

@@ -442,8 +442,8 @@ class Queue:
         """Return the first unresolved messages of a key, in order, without leasing them.
 
         Args:
-            key: whose; or a receipt: only the message that it is of, keyless ones included; or None: the oldest messages,
-                whatever their keys, of up to 10,000 keys a shard that are ready, and as many leased, delayed and held ones.
+            key: the messages of this key. A receipt: only its message, keyless or not. None: the oldest messages
+                of all keys, from up to 10,000 ready keys per shard, and as many leased, delayed and held ones.
         Raises:
             InvalidArgument: the key is invalid, or limit is not 1..100,000.
         """
@@ -453,11 +453,11 @@ class Queue:
         """Return the state of one message. A message that was acked, expired, dropped or purged is "resolved".
 
         Args:
-            key, seq: which; or a receipt alone, which finds keyless messages, too: it takes some look-ups for each of the
-                queue's `keyless_lanes`. A keyless message that waits by itself has another seq than its receipt.
+            key, seq: the message's key and seq. Or a receipt alone, keyless or not, which takes some look-ups for each of the
+                queue's `keyless_lanes`. The seq of a parked keyless message differs from its receipt's.
         Raises:
             UnknownMessage: the key never had this seq, or the shard never had this id.
-            InvalidArgument: no valid key, seq or receipt.
+            InvalidArgument: the key, seq or receipt is invalid.
         """
         return self._operations.status(key, seq)
 
@@ -576,7 +576,7 @@ class Queue:
     def purge(self, key: Key | None = None, *, dead: bool = False, history: bool = False) -> int:
         """Delete the unresolved messages of a key, or of the whole queue, and the dedup ids of those keys.
 
-        Dead letters whose redrive waits for the end of a lease are deleted, too. Messages in flight stay with their consumer.
+        Also deletes dead letters whose redrive waits for the end of a lease. Messages in flight stay with their consumer.
         Seqs are not reused. Runs in steps of 1,000 messages, so that other writers can write in between.
 
         Args:
@@ -615,39 +615,39 @@ class Queue:
         plaintext: bool = False,
         timeout_seconds: float = 10.0,
     ) -> ReplicationStatus:
-        """Ship every change to a target from now on, from which `strictq.restore` can restore the queue.
+        """Ship every change from now on to a target, from which `strictq.restore` can restore the queue.
 
-        Stored with the queue. One of the processes that have it open ships, and another one takes over when that process ends.
-        In mode "async", what was committed after the last segment is lost with the queue's disk: see
-        `ReplicationStatus.lag_seconds`. In mode "confirmed", nothing is lost that a call returned.
+        Stored with the queue. One of the processes that have the queue open ships; another takes over when it ends.
+        In mode "async", a loss of the queue's disk loses what was committed after the last segment, see
+        `ReplicationStatus.lag_seconds`. In mode "confirmed", it loses nothing that a call returned.
 
         Args:
-            target: a directory on another disk or a share that is mounted, "file:/mnt/backup/orders" or a path; or a place in an
+            target: a directory on another disk or a mounted share, "file:/mnt/backup/orders" or a path; or a prefix in an
                 object store, "s3://bucket/orders" (extra `remote`). Empty, missing, or this queue's own replica. Or a living
-                replica on another host, which `strictq.Replica` or `strictq replica` receives for: "tcps://host:7400", or
+                replica on another host, run by `strictq.Replica` or `strictq replica`: "tcps://host:7400", or
                 "tcp://" without TLS.
-            mode: "async": no call waits for the target. "confirmed": each call that writes, and each receive that finds
-                something, returns when the target has it on its disk, or raises NotConfirmed. While the target does not answer,
-                sends and receives are refused with TargetUnavailable.
-            interval_seconds: between two segments; 0.01 at least.
-            max_lag_bytes: while the target is out of reach, changes are kept in the WALs up to this size, at least 1 MiB. Beyond
-                it they are not kept, and what the target lacks is shipped as whole shards later.
-            keep_seconds: how far back a restore to a point in time can go.
-            key_file: a file with a secret of 16 bytes or more, which every process that ships can read. Segments are hashed with
-                it, so that whoever can write to the target can't make one up. They are not encrypted.
-            token_file: for a replica on another host: a file with its token, which every process that ships can read.
-            authority: for tcps://: a PEM file with certificates that vouch for the replica's; None: those the system trusts.
-            plaintext: for tcp:// to another host than this one: token and messages may cross that network in the clear.
-            timeout_seconds: in confirmed mode: how long a call waits, and how long the target may be silent.
+            mode: "async": no call waits for the target. "confirmed": each call that writes, and each receive that returns
+                messages, returns when the target has the change on its disk, or raises NotConfirmed. While the target does not
+                answer, sends and receives are refused with TargetUnavailable.
+            interval_seconds: seconds between two segments, at least 0.01.
+            max_lag_bytes: bytes of changes to keep in the WALs while the target is unreachable, at least 1 MiB. Beyond
+                that, changes are not kept, and whole shards are shipped later.
+            keep_seconds: how many seconds back a restore to a point in time can go.
+            key_file: a file with a secret of 16 bytes or more, readable by every process that ships. Segments are hashed with
+                it, so that write access to the target is not enough to forge one. They are not encrypted.
+            token_file: for a replica on another host: a file with its token, readable by every process that ships.
+            authority: for tcps://: a PEM file with the CA certificates for the replica's; None: the system's trusted CAs.
+            plaintext: for tcp:// to another host: allow the token and messages to cross that network unencrypted.
+            timeout_seconds: in confirmed mode: seconds that a call waits, and that the target may be silent.
         Returns:
-            How far it is: shipping has begun, not ended.
+            The state of replication. Shipping has begun, not ended.
         Raises:
-            InvalidArgument, ConfigError: nothing changed.
-            MissingExtra: it needs the extra `remote`; nothing changed.
-            Diverged: the target is the replica of another queue, or of another history of this one; nothing changed.
-            Fenced: it is a replica that was promoted, or this queue's replica was; nothing changed.
-            TargetUnavailable: it can't be read or written, or the replica that calls wait for now can't learn that they wait no
-                more; nothing changed.
+            InvalidArgument, ConfigError: nothing was changed.
+            MissingExtra: the target needs the extra `remote`; nothing was changed.
+            Diverged: the target is the replica of another queue, or of another history of this one; nothing was changed.
+            Fenced: the target is a promoted replica, or this queue's replica was promoted; nothing was changed.
+            TargetUnavailable: the target can't be read or written, or the current confirmed replica can't be notified that
+                calls no longer wait for it; nothing was changed.
         Source: docs/howto/replication.md
         """
         return self._operations.configure_replication(
@@ -657,11 +657,11 @@ class Queue:
         )  # fmt: skip
 
     def detach(self, *, force: bool = False) -> bool:
-        """Stop replicating the queue. Its replica keeps what it has. Return whether the queue was replicated.
+        """Stop replicating the queue and return whether it was replicated. The replica keeps what it has.
 
         Args:
-            force: in confirmed mode: also if the replica can't be reached, so that it does not learn that calls wait for it no
-                more. And on a queue that is fenced: put it in service beside its promoted replica.
+            force: in confirmed mode, stop even if the replica can't be reached to notify it that calls no longer wait for
+                it. On a fenced queue, put the queue in service beside its promoted replica.
         Raises:
             TargetUnavailable: in confirmed mode, the replica can't be reached; nothing was changed.
             Fenced: the replica was promoted; nothing was changed.

@@ -35,11 +35,13 @@ class Transaction(Recording):
         in_order: bool = True,
         effects: Effects | None = None,
     ) -> None:
-        """Args:
-        deliveries: of one lease, seqs ascending; what is acked with the rest.
-        key: of the lease, or whose state is used.
-        in_order: the first of them must be the lowest unresolved message of the lease.
-        effects: what is to happen with it, and is recorded elsewhere, too.
+        """Prepare a transaction, which a `with` block opens.
+
+        Args:
+            deliveries: deliveries of one lease, seqs ascending, to ack in the transaction.
+            key: the key of the lease, or the key whose state is used.
+            in_order: require that the first delivery is the lowest unresolved message of the lease.
+            effects: effects recorded elsewhere, to commit with this transaction; None: start with none.
         """
         self._client = client
         self._storage = client.storage
@@ -82,7 +84,7 @@ class Transaction(Recording):
         effects = self._effects_for("run")
         opened = self._begin()
         opened.execute(effects.statements)
-        effects.statements.clear()  # what is left at the end runs then
+        effects.statements.clear()  # those recorded later run at the end
         return require_ran("work", opened.run(work))
 
     def _begin(self) -> WriteTransaction:
@@ -109,7 +111,7 @@ class Transaction(Recording):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._ended = True
         if self._block is not None:
-            self._block.end()  # before the commit, which calls hooks: those may write
+            self._block.end()  # before the commit: it calls hooks, which may write
         if error is not None:
             self._abandon(error)
             return
@@ -117,7 +119,7 @@ class Transaction(Recording):
             try:
                 self._client.settling.require_unsettled(d)
             except LeaseLost as e:
-                # Acked inside the block: taken for a transaction that is repeated, it would lose what it was to do.
+                # Acked inside the block. The store would take the commit for a repeated one and skip its effects.
                 self._abandon(e)
                 raise
         changes = self._effects.changes(getattr(self._deliveries[0], "_took", None) if self._deliveries else None)
@@ -150,7 +152,7 @@ def transaction_of(
     """Return a transaction that acks these deliveries. See Queue.transaction.
 
     Args:
-        effects: what is to happen with it, and is recorded elsewhere, too.
+        effects: effects recorded elsewhere, to commit with this transaction.
     """
     leases = {client.settling.own(d) for d in deliveries}
     if len(leases) != 1 or len(set(deliveries)) != len(deliveries):

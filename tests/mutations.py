@@ -73,7 +73,7 @@ MUTATIONS = [
     _store(
         "lanes of a receive that was refused stand in the order again",
         "hot/direct.py",
-        "    _put_back(hot, taken)\n    hot.unsure",
+        "    hot.release(taken)\n    hot.unsure",
         "    hot.unsure",
         *DIRECT,
     ),
@@ -144,7 +144,7 @@ MUTATIONS = [
     _store(
         "a lane whose last acks are cut has them in its row",
         "hot/cooling.py",
-        '        resolution.remember(tx, number(tx, lane), token, "ack", seqs)\n',
+        "        tx.many(LANES.remember, rows)\n",
         "",
         *HOT_LANES,
     ),
@@ -165,8 +165,8 @@ MUTATIONS = [
     _store(
         "the logs are read in the order in which they were written",
         "hot/memory.py",
-        "            while arrival is not None and arrival[ID] <= before:\n",
-        "            while arrival is not None:\n",
+        "                following = bisect_right(arrivals, before, at_row, key=_ID_OF)\n",
+        "                following = len(arrivals)\n",
         *HOT_LANES,
     ),
     _store(
@@ -441,7 +441,7 @@ MUTATIONS = [
     _store(
         "a lane that a late nack holds is not listed",
         "lanes/lanes.py",
-        "    unlist(tx, lane)  # a late nack: the lane of a lease that ran out is listed\n",
+        "    unlist(tx, lane)  # a late nack: the lane of an expired lease is listed\n",
         "",
         "tests/unit/test_hold.py",
     ),
@@ -993,7 +993,7 @@ MUTATIONS = [
     _store(
         "a process that learns of confirmed mode in a write waits behind it",
         "settings.py",
-        "        self.confirming.active = True  # perhaps: it looks when the write that learned of it is committed\n",
+        "        self.confirming.active = True  # provisional: `look` decides after this commit\n",
         "",
         "tests/replication/test_confirmed.py",
     ),
@@ -1119,7 +1119,7 @@ MUTATIONS = [
     Mutation(
         "a segment's name is synced",
         "strictq/replication/directory.py",
-        "            files.sync_directory(self.path)  # also where it is there: who linked it may have been killed before this\n",
+        "            files.sync_directory(self.path)  # even if the name exists: its writer may have died before the sync\n",
         "",
         ("tests/power/test_replica.py::test_what_was_shipped_survives_a_power_cut_of_the_target",),
     ),

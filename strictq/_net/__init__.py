@@ -1,1 +1,1 @@
-"""What our servers have in common: who comes in, and how. They serve plain HTTP of the standard library, with token and TLS."""
+"""The common parts of strictq's servers: authentication and connections. They serve plain HTTP with the standard library."""

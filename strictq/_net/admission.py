@@ -1,6 +1,6 @@
-"""Who may come in: connections that show a token, soon, and not too many that have not shown it yet.
+"""Admission of connections: each must send its token soon, and the number of those without a token is limited.
 
-A request is authenticated before anything of its body is read, and has a limit on its size.
+A request is authenticated before its body is read, and its size is limited.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from http import HTTPStatus
 from typing import Any, Final
 
 CONNECTIONS_MAX: Final = 500
-"""Fewer than the 1,024 files that a process may usually have open."""
+"""Less than 1,024, the usual limit of open files per process."""
 ADMISSION_SECONDS: Final = 5.0
-"""From a connection to its token. A connection that takes longer is closed."""
+"""Seconds from a connection to its token. A slower connection is closed."""
 STRANGERS_MAX: Final = 64
-"""Connections without a token yet, from all addresses that have never shown it. Each has a thread, of about 150 KB."""
+"""Connections without a token yet, from all addresses that have never sent it. Each has a thread, of about 150 KB."""
 STRANGERS_PER_ADDRESS: Final = 32
 STRANGERS_PER_KNOWN_ADDRESS: Final = 128
-"""An address that has shown the token before may start many tasks at once."""
+"""The limit of an address that has sent the token before, which may start many tasks at once."""
 KNOWN_ADDRESSES_MAX: Final = 1024
 BODY_SECONDS: Final = 60.0
-"""Between two pieces of a body."""
+"""Seconds between two pieces of a body."""
 DRAINED_BYTES_MAX: Final = 8 * 1024 * 1024
 HEAD_BYTES_MAX: Final = 16 * 1024
-"""Of what comes before the token is known."""
+"""The limit of the bytes read before the token is known."""
 
 
 class Strangers:
-    """The connections that have not shown the token yet, oldest first. Any thread may call it.
+    """The connections that have not sent the token yet, oldest first. Thread-safe.
 
-    Where there are too many, the oldest is closed, not the newcomer: a client shows its token within milliseconds, so those
-    that wait longest are the ones that never will.
+    If there are too many, the oldest one is closed, not the new one. A client sends its token within milliseconds, so
+    the oldest connections are the least likely to send it.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Strangers:
         self._known: dict[str, None] = {}
 
     def arrived(self, connection: socket.socket, host: str) -> None:
-        """Wait for its token, and close the oldest connection of this address, or of all unknown ones, that is one too many."""
+        """Add a connection. If its address, or all unknown ones together, have too many, close the oldest of them."""
         with self._lock:
             known = host in self._known
             same = [c for c, (other, _) in self._waiting.items() if other == host]
@@ -61,7 +61,7 @@ class Strangers:
             self._waiting[connection] = (host, time.monotonic() + ADMISSION_SECONDS)
 
     def admitted(self, connection: socket.socket, host: str) -> None:
-        """It has shown the token: its address is known from now on."""
+        """Remove a connection that sent the token, and remember its address."""
         with self._lock:
             self._waiting.pop(connection, None)
             self._known.pop(host, None)
@@ -70,18 +70,18 @@ class Strangers:
                 del self._known[next(iter(self._known))]
 
     def left(self, connection: socket.socket) -> None:
-        """It is over."""
+        """Remove a connection that ended."""
         with self._lock:
             self._waiting.pop(connection, None)
 
     def close_oldest(self) -> None:
-        """Make room for the next try of a client that was refused."""
+        """Close the oldest connection, to make room for the next attempt of a refused client."""
         with self._lock:
             if self._waiting:
                 self._close(next(iter(self._waiting)))
 
     def close_overdue(self) -> None:
-        """Close every connection whose time for the token is over."""
+        """Close every connection that did not send the token in time."""
         now = time.monotonic()
         with self._lock:
             for connection in [c for c, (_, until) in self._waiting.items() if now > until]:
@@ -89,17 +89,17 @@ class Strangers:
 
     def _close(self, connection: socket.socket) -> None:
         del self._waiting[connection]
-        with suppress(OSError):  # its own thread, which waits for it, ends with this, and releases what it has
+        with suppress(OSError):  # its own thread, which reads from it, then ends and releases its resources
             socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 class TokenServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
-    """Serves on a socket that is open already, each connection in a thread of its own.
+    """A server on a socket that is already open, with a thread for each connection.
 
     Args:
-        listening: the socket. It is not closed here: connections wait in it while a server that died is started again.
-        handler: a TokenHandler, which has one request.
-        tls: None: tokens and all else cross the network in the clear.
+        listening: the socket. It is not closed here, so connections wait in it while a crashed server is restarted.
+        handler: a subclass of TokenHandler.
+        tls: the TLS context; None: tokens and all other data cross the network unencrypted.
     """
 
     daemon_threads = True
@@ -118,7 +118,7 @@ class TokenServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         connection, address = self.socket.accept()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if self._tls is not None:
-            # The handshake waits for the connection's own thread.
+            # The connection's own thread does the handshake.
             connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         return connection, address
 
@@ -145,11 +145,11 @@ class TokenServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Close the connections that have not shown the token in time. Called twice a second."""
+        """Close the connections that did not send the token in time. Called twice a second."""
         self.strangers.close_overdue()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the signature is the library's
-        """A connection that ends is no error of ours; anything else is reported on stderr."""
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the library defines the signature
+        """Ignore connections that ended, and print any other error to stderr."""
         if not isinstance(sys.exc_info()[1], OSError):
             traceback.print_exc()
 
@@ -159,7 +159,7 @@ class TokenServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
 
 class Head:
-    """A connection to read from, which gives only so many bytes in lines: the library itself would take megabytes."""
+    """A wrapper of a connection's input that limits the bytes of the request's head. The library would read megabytes."""
 
     def __init__(self, file: io.BufferedIOBase) -> None:
         self._file = file
@@ -167,13 +167,14 @@ class Head:
         self.read, self.read1, self.close = file.read, file.read1, file.close
 
     def renew(self) -> None:
-        """Another request begins."""
+        """Reset the limit for the next request."""
         self._left = HEAD_BYTES_MAX
 
     def readline(self, size: int = HEAD_BYTES_MAX) -> bytes:
-        """
+        """Return the next line.
+
         Raises:
-            ConnectionError: there was more.
+            ConnectionError: the head of the request is too long.
         """
         line = self._file.readline(min(size, self._left))
         self._left -= len(line)
@@ -183,13 +184,13 @@ class Head:
 
 
 class TokenHandler(http.server.BaseHTTPRequestHandler):
-    """One connection. It has one request, unless a subclass speaks HTTP/1.1."""
+    """A connection. It serves one request, unless a subclass speaks HTTP/1.1."""
 
     server: TokenServer
     timeout = ADMISSION_SECONDS
     disable_nagle_algorithm = True
     wbufsize = -1
-    """An answer is sent as a whole, at the end of its request."""
+    """An answer is sent in one piece, at the end of its request."""
     server_version = "strictq"
     sys_version = ""
 
@@ -203,10 +204,10 @@ class TokenHandler(http.server.BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is logged of a request."""
+        """Do nothing: requests are not logged."""
 
     def admitted(self, bytes_max: int) -> bytes | None:
-        """Return the body of a request that may come in; None: it was answered."""
+        """Return the body of an admitted request; None: it was refused, and answered if possible."""
         length = self.headers.get("Content-Length", "0")
         size = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None
         if not self.server.admits(self.headers.get("Authorization")):
@@ -227,7 +228,7 @@ class TokenHandler(http.server.BaseHTTPRequestHandler):
         return None
 
     def _drain(self, size: int | None) -> None:
-        """Read what a client is still sending, or it would not see the answer."""
+        """Read what the client is still sending. Otherwise it would not see the answer."""
         left = min(size or 0, DRAINED_BYTES_MAX)
         while left > 0 and (data := self.rfile.read1(min(left, 1 << 16))):
             left -= len(data)

@@ -1,4 +1,4 @@
-"""Errors of a server on their way to its client: as JSON, and of the same type there."""
+"""Errors of a server, sent to its client as JSON and restored there with the same type."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .._errors import StoreError, StrictqError
 
 TOLD_BYTES_MAX: Final = 1 << 20
 _FIELDS: Final = {"segment": int, "term": int}
-"""Fields of errors that travel with them, and their types."""
+"""Attributes of errors that are sent with them, and their types."""
 
 
 def tell(error: BaseException, server: str) -> bytes:
-    """An error of this server's, for `told`."""
+    """Encode an error of this server, for `told`."""
     known = error if isinstance(error, StrictqError) else StrictqError(f"{server} failed: {type(error).__name__}: {error}")
     said = {
         "error": type(known).__name__,
@@ -30,13 +30,13 @@ def tell(error: BaseException, server: str) -> bytes:
 
 
 def told(data: bytes) -> StrictqError:
-    """The error that the server met, of the same type."""
+    """Decode an error that `tell` encoded, with the same type."""
     said: Any = json.loads(data)
     kind = getattr(_errors, str(said["error"]), None)
     if not (isinstance(kind, type) and issubclass(kind, StrictqError)):
         kind = StrictqError
     error = kind.__new__(kind)
-    # Past the constructors, which differ: the text is whole already.
+    # Bypasses the constructors, whose arguments differ. The text is complete already.
     hint, code = str(said["hint"]), str(said["hint_code"])
     StrictqError.__init__(
         error, str(said["text"]), hint=hints.Coded(code, hint) if code else hint, transient=bool(said["transient"])

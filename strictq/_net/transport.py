@@ -1,4 +1,4 @@
-"""Where a server listens, and what it and its clients show each other: addresses, tokens, certificates."""
+"""Addresses, tokens and certificates of servers and their clients."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIF
 
 
 def address(host: str, port: int) -> str:
-    """Return host and port as they are written."""
+    """Return host and port as one string."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def require_token(token: object) -> str:
-    """
+    """Return the token if it is valid.
+
     Raises:
-        InvalidArgument: it can't stand in a header, or is too short to be a secret.
+        InvalidArgument: it cannot be sent in a header, or is too short for a secret.
     """
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise InvalidArgument("a token must have 16 to 512 letters, digits or ._~+/=-", hint=hints.MAKE_TOKEN)
@@ -36,10 +37,10 @@ def require_token(token: object) -> str:
 
 
 def read_token(path: str | os.PathLike[str]) -> str:
-    """Return the token that a file holds; white space around it counts for nothing.
+    """Return the token in a file, without surrounding white space.
 
     Raises:
-        ConfigError: the file is missing, can't be read, or holds none.
+        ConfigError: the file is missing, can't be read, or has no valid token.
     """
     try:
         fd = files.open_regular(Path(path), os.O_RDONLY)
@@ -60,10 +61,10 @@ def read_token(path: str | os.PathLike[str]) -> str:
 
 
 def host_and_port(what: str, text: str) -> tuple[str, int]:
-    """Return what "host:port" or "[address]:port" names.
+    """Parse "host:port" or "[address]:port".
 
     Raises:
-        InvalidArgument: it names none.
+        InvalidArgument: the text has another form.
     """
     found = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
     port = int(found[3]) if found else 0
@@ -73,9 +74,10 @@ def host_and_port(what: str, text: str) -> tuple[str, int]:
 
 
 def require_protected(what: str, host: str, *, tls: bool, plaintext: bool) -> None:
-    """
+    """Raise if a server or client would use a network without TLS.
+
     Raises:
-        InvalidArgument: token and messages would cross a network in the clear, and nobody said that they may.
+        InvalidArgument: the token and messages would cross a network unencrypted, and `plaintext` is False.
     """
     if tls or plaintext or host == "localhost":
         return
@@ -83,17 +85,17 @@ def require_protected(what: str, host: str, *, tls: bool, plaintext: bool) -> No
         if ipaddress.ip_address(host).is_loopback:
             return
     except ValueError:
-        pass  # a name
+        pass  # a host name
     raise InvalidArgument(
         f"{what} without TLS would send its token and all messages over the network in the clear", hint=hints.USE_TLS
     )
 
 
 def listen(what: str, host: str, port: int) -> socket.socket:
-    """Return a socket that listens. `what` does, for messages.
+    """Return a listening socket. `what` names the listener in error texts.
 
     Raises:
-        ConfigError: it can't.
+        ConfigError: the address can't be used.
     """
     try:
         family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -108,16 +110,16 @@ def certified(
     private_key: str | os.PathLike[str] | None,
     authority: str | os.PathLike[str] | None,
 ) -> tuple[tuple[str, str | None], str]:
-    """Return the files for a server, and what its clients trust.
+    """Return a server's certificate and key files, and the PEM text that its clients trust.
 
     Raises:
-        ConfigError: a file can't be read, or they do not belong together.
+        ConfigError: a file can't be read, or they do not match.
     """
     chain = os.path.abspath(certificate)
     key = None if private_key is None else os.path.abspath(private_key)
     try:
         server_context(chain, key)
-        # Without a private key that may stand there, too.
+        # Without the private key, which may be in the same file.
         trusted = "\n".join(_CERTIFICATE.findall(Path(authority or chain).read_text("ascii"))) + "\n"
         ssl.create_default_context(cadata=trusted)
     except (OSError, ValueError) as e:
@@ -126,14 +128,14 @@ def certified(
 
 
 def server_context(certificate: str, private_key: str | None) -> ssl.SSLContext:
-    """Return TLS with this certificate. An encrypted key is refused rather than asked for on a terminal."""
+    """Return a TLS context with this certificate. An encrypted key is refused; OpenSSL would ask for its password."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, private_key, password="")
     return context
 
 
 def client_context(authority: str | None) -> ssl.SSLContext:
-    """Return TLS that trusts the certificates in this file, or those that the system trusts. Names are verified.
+    """Return a TLS context that trusts the certificates in this file, or the system's. Host names are verified.
 
     Raises:
         ConfigError: the file can't be used.

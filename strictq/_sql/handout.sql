@@ -100,7 +100,7 @@ SELECT ifnull(sum(pending), 0) FROM main.lease INDEXED BY lease_handout WHERE to
 -- Indexes: lease_handout, primary key.
 SELECT min(m.sent_at)
 FROM (SELECT lane FROM main.lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904 LIMIT ?) r
-CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
+CROSS JOIN main.message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM main.message WHERE lane = r.lane ORDER BY seq LIMIT 1);
 
 -- name: insert_handout
 -- handout.record: an open hand-out. Takes consumer, n, token, messages, bytes, made_at.

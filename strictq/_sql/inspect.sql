@@ -52,14 +52,14 @@ SELECT count(*) FROM dead WHERE lane = ?;
 SELECT ifnull(sum(pending), 0) FROM lease WHERE expired = 0 AND deadline > ?;
 
 -- name: in_delayed
--- inspect.stats and inspect.waiting: messages of lanes whose head is not due. Takes now. One seek a delayed lane.
-SELECT ifnull(sum(max(ifnull((SELECT max(m.seq) FROM message m WHERE m.lane = l.id), 0), l.last_seq) - l.resolved), 0)
-FROM delayed d INDEXED BY delayed_due CROSS JOIN lane l ON l.id = d.lane WHERE d.due > ?;
+-- inspect.stats and inspect.waiting: messages of lanes whose head is not due. No such lane is hot. Takes now. One seek a delayed lane.
+SELECT ifnull(sum(max(ifnull((SELECT max(m.seq) FROM main.message m WHERE m.lane = l.id), 0), l.last_seq) - l.resolved), 0)
+FROM delayed d INDEXED BY delayed_due CROSS JOIN main.lane l ON l.id = d.lane WHERE d.due > ?;
 
 -- name: in_held
--- inspect.stats and inspect.waiting: messages of held lanes that no running lease has. Takes now. Index: lane_held.
-SELECT ifnull(sum(max(ifnull((SELECT max(m.seq) FROM message m WHERE m.lane = l.id), 0), l.last_seq) - l.resolved
-    - ifnull((SELECT e.pending FROM lease e WHERE e.lane = l.id AND e.expired = 0 AND e.deadline > ?), 0)), 0)
+-- inspect.stats and inspect.waiting: messages of held lanes that no running lease has. No held lane is hot. Takes now. Index: lane_held.
+SELECT ifnull(sum(max(ifnull((SELECT max(m.seq) FROM main.message m WHERE m.lane = l.id), 0), l.last_seq) - l.resolved
+    - ifnull((SELECT e.pending FROM main.lease e WHERE e.lane = l.id AND e.expired = 0 AND e.deadline > ?), 0)), 0)
 FROM main.lane l INDEXED BY lane_held WHERE l.hold IS NOT NULL;
 
 -- name: outbox
@@ -68,33 +68,47 @@ SELECT count(*) FROM outbox;
 
 -- name: oldest
 -- inspect.stats: when the oldest head of a lane was sent, and the oldest message without an attempt. Looks at the first ?1 lanes of each
--- state. Without an attempt is the head, or else the first message behind all that was charged or started: one seek more.
+-- state. Without an attempt is the head, or else the first message behind all that was charged or started: one seek more. LIMIT -1
+-- keeps a join out of the aggregate: SQLite would otherwise copy every message where `message` is a view.
 -- Indexes: primary keys, delayed_due, lane_held.
-SELECT min(m.sent_at), min(CASE
-    WHEN m.attempts = 0 AND NOT EXISTS (SELECT 1 FROM lease e WHERE e.lane = m.lane AND e.started >= m.seq) THEN m.sent_at
-    ELSE (SELECT n.sent_at FROM message n
-          WHERE n.lane = m.lane AND n.seq > max((SELECT l.charged_to FROM lane l WHERE l.id = m.lane),
-                                                ifnull((SELECT e.started FROM lease e WHERE e.lane = m.lane), 0))
-          ORDER BY n.seq LIMIT 1)
+SELECT min(sent_at), min(CASE
+    WHEN attempts = 0 AND started < seq THEN sent_at
+    ELSE (SELECT n.sent_at FROM message n WHERE n.lane = h.lane AND n.seq = h.following)
     END)
 FROM (
-    SELECT lane FROM (SELECT lane FROM ready ORDER BY position LIMIT ?1)
-    UNION ALL SELECT lane FROM (SELECT lane FROM lease LIMIT ?1)
-    UNION ALL SELECT lane FROM (SELECT lane FROM delayed ORDER BY due LIMIT ?1)
-    UNION ALL SELECT lane FROM (SELECT id AS lane FROM main.lane INDEXED BY lane_held WHERE hold IS NOT NULL LIMIT ?1)
-) r CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
+    SELECT m.lane, m.seq, m.sent_at, m.attempts, r.started,
+           (SELECT seq FROM message WHERE lane = r.lane AND seq > r.started AND seq > r.charged ORDER BY seq LIMIT 1) AS following
+    FROM (
+        SELECT lane, ifnull((SELECT e.started FROM lease e WHERE e.lane = s.lane), 0) AS started,
+               (SELECT l.charged_to FROM lane l WHERE l.id = s.lane) AS charged
+        FROM (
+            SELECT lane FROM (SELECT lane, position FROM ready ORDER BY position LIMIT ?1)
+            UNION ALL SELECT lane FROM (SELECT lane FROM lease LIMIT ?1)
+            UNION ALL SELECT lane FROM (SELECT lane FROM delayed ORDER BY due LIMIT ?1)
+            UNION ALL SELECT lane FROM (SELECT id AS lane FROM main.lane INDEXED BY lane_held WHERE hold IS NOT NULL LIMIT ?1)
+        ) s LIMIT -1
+    ) r CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1)
+    LIMIT -1
+) h;
 
 -- name: oldest_ready
--- inspect.waiting: when the oldest head of a ready lane was sent; bounded. Takes how many lanes. Indexes: primary keys.
-SELECT min(m.sent_at)
-FROM (SELECT lane FROM ready ORDER BY position LIMIT ?) r
-CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
+-- inspect.waiting: when the oldest head of a ready lane was sent; bounded. Takes how many lanes. LIMIT -1: as in `oldest`.
+-- Indexes: primary keys.
+SELECT min(sent_at) FROM (
+    SELECT m.sent_at
+    FROM (SELECT lane, position FROM ready ORDER BY position LIMIT ?) r
+    CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1)
+    LIMIT -1
+);
 
 -- name: oldest_over
 -- inspect.waiting: the same for lanes whose lease ran out; bounded. Takes now. Scans the leases, up to so many.
-SELECT min(m.sent_at)
-FROM (SELECT lane FROM lease WHERE expired = 1 OR deadline <= ? LIMIT ?) r
-CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1);
+SELECT min(sent_at) FROM (
+    SELECT m.sent_at
+    FROM (SELECT lane FROM lease WHERE expired = 1 OR deadline <= ? LIMIT ?) r
+    CROSS JOIN message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM message WHERE lane = r.lane ORDER BY seq LIMIT 1)
+    LIMIT -1
+);
 
 -- name: next_lane
 -- inspect.top_keys and operate.next_lane: a walk over the lanes that have messages, one seek each. Takes the lane before.
@@ -103,9 +117,10 @@ SELECT lane FROM message WHERE lane > ? ORDER BY lane LIMIT 1;
 
 -- name: depth_and_age
 -- inspect.top_keys: depth and oldest message of one lane, two seeks. Takes lane.
-SELECT max(ifnull((SELECT max(m.seq) FROM message m WHERE m.lane = l.id), 0), l.last_seq) - l.resolved,
-       (SELECT m.sent_at FROM message m WHERE m.lane = l.id ORDER BY m.seq LIMIT 1)
-FROM lane l WHERE l.id = ?;
+SELECT max(ifnull((SELECT seq FROM message WHERE lane = l.id ORDER BY seq DESC LIMIT 1), 0), l.last_seq) - l.resolved,
+       (SELECT m.sent_at FROM message m
+        WHERE m.lane = ?1 AND m.seq = (SELECT seq FROM message WHERE lane = ?1 ORDER BY seq LIMIT 1))
+FROM lane l WHERE l.id = ?1;
 
 -- name: key_state
 -- inspect.key_state: by stored key. Takes key. Index: lane's unique key, primary key.

@@ -1,6 +1,6 @@
 -- name: lanes_to
 -- scan.plan: lanes that have messages, and how many, in order. Takes the lane after which, and how many lanes. Indexes: primary keys.
-SELECT l.id, max(ifnull((SELECT max(m.seq) FROM message m WHERE m.lane = l.id), 0), l.last_seq) - l.resolved
+SELECT l.id, max(ifnull((SELECT seq FROM message WHERE lane = l.id ORDER BY seq DESC LIMIT 1), 0), l.last_seq) - l.resolved
 FROM lane l WHERE l.id > ? ORDER BY l.id LIMIT ?;
 
 -- name: keyless

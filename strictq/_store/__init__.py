@@ -1,1 +1,1 @@
-"""How messages are stored. The one door is api.py."""
+"""The storage of messages. Other packages import only api.py."""

@@ -1,4 +1,4 @@
-"""queue.db: what the queue is, where its shards are, and which boot it lives in."""
+"""queue.db: the queue's identity and settings, the location of its shards, and the boot it belongs to."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .topology import Range, Topology
 
 
 class Replication(NamedTuple):
-    """Which history a queue is, and where its changes are shipped to.
+    """The history that a queue belongs to, and the target its changes are shipped to.
 
     Attributes:
         history_id: names one line of changes. A restored queue has another one than its original.
-        mode: "off", "async", "confirmed", "fenced": its replica was promoted; or "waiting": restored, and not put in service yet.
-        target: "" where it is not shipped.
-        settings: of the shipper.
-        floor_time: queue time of the cut that this queue was restored from; its time goes on behind that.
+        mode: "off", "async" or "confirmed". "fenced": its replica was promoted. "waiting": restored, and not yet put in service.
+        target: "" if the queue is not shipped.
+        settings: the shipper's settings, as JSON.
+        floor_time: queue time of the cut that this queue was restored from. Its time continues after it.
     """
 
     history_id: str
@@ -44,22 +44,22 @@ class Replication(NamedTuple):
 
     @property
     def ships(self) -> bool:
-        """Is it shipped?"""
+        """Whether the queue is shipped to a target."""
         return self.mode in ("async", "confirmed")
 
     @property
     def timeout_seconds(self) -> float:
-        """In confirmed mode: how long a call waits."""
+        """How long a call waits for a confirmation, in confirmed mode."""
         return float(json.loads(self.settings).get("timeout_seconds", 0.0))
 
 
 class Fork(NamedTuple):
-    """Where a queue left the history that it goes on from.
+    """The point at which a queue left the history that it continues.
 
     Attributes:
         history_id, term: of that history.
         at: queue time of the cut.
-        shards: of each shard the last arrival number, and the last number of its outbox, that both histories have.
+        shards: for each shard, the last arrival number and the last outbox number that both histories have.
     """
 
     history_id: str
@@ -69,7 +69,7 @@ class Fork(NamedTuple):
 
 
 class Catalog(NamedTuple):
-    """What queue.db says."""
+    """The contents of queue.db."""
 
     queue_id: str
     durability: Durability
@@ -80,11 +80,11 @@ class Catalog(NamedTuple):
     time_offset: int
     topology: Topology
     replication: Replication | None = None
-    """None: it was never replicated."""
+    """None: the queue was never replicated."""
 
 
 def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) -> Catalog:
-    """A queue that does not exist yet. Its time starts as the wall clock shows it.
+    """Return the catalog of a queue that is to be created. Its time starts at the wall clock's.
 
     Raises:
         ConfigError: the settings do not suit the number of shards.
@@ -96,9 +96,10 @@ def new(shards: int, durability: Durability, config: QueueConfig, clock: Clock) 
 
 
 def require_scope(config: QueueConfig, shards: int) -> None:
-    """
+    """Refuse a queue-wide dedup scope in a queue of several shards: no transaction spans the shards that it would have to search.
+
     Raises:
-        ConfigError: dedup ids would be looked for in all shards, which no transaction spans; nothing was changed.
+        ConfigError: the scope does not suit the number of shards; nothing was changed.
     """
     if config.dedup_scope == "queue" and shards > 1:
         raise ConfigError(
@@ -144,7 +145,7 @@ def build(directory: Path, catalog: Catalog, clock: Clock) -> None:
 
 
 def lay_out_shard(db: apsw.Connection, catalog: Catalog, part: Range, clock: Clock) -> None:
-    """The tables of a new shard, and the copy it keeps of what it belongs to."""
+    """Create the tables of a new shard, and store in it the identity of the queue that it belongs to."""
     with _writing(db):
         db.execute(SHARD_SCHEMA).fetchall()
         db.execute(FORMAT_2).fetchall()
@@ -166,10 +167,10 @@ def _identity(catalog: Catalog, part: Range) -> dict[str, Any]:
 
 
 def verify_shard(db: apsw.Connection, catalog: Catalog, part: Range) -> None:
-    """Is this file the shard that the topology says?
+    """Verify that this file is the shard that the topology names.
 
     Raises:
-        StoreCorrupt, SchemaMismatch: it is not; nothing changed.
+        StoreCorrupt, SchemaMismatch: it is another file; nothing changed.
     """
     if db.execute(SHARD.has_meta).get is None:
         raise StoreCorrupt(f"{part.file} is empty or not a shard", shard=part.shard)
@@ -184,10 +185,10 @@ def verify_shard(db: apsw.Connection, catalog: Catalog, part: Range) -> None:
 
 
 def read(directory: Path, *, read_only: bool = False, older: bool = False) -> Catalog:
-    """What queue.db says now.
+    """Return the current contents of queue.db.
 
     Args:
-        older: also of an older format.
+        older: accept an older format, too.
     Raises:
         StoreCorrupt, SchemaMismatch: it can't be read; nothing changed.
     """
@@ -211,7 +212,7 @@ def read(directory: Path, *, read_only: bool = False, older: bool = False) -> Ca
 
 
 def _nonsense(durability: str, version: int, epoch: int, offset: int) -> str | None:
-    """What no strictq writes there."""
+    """Return what is wrong with values that strictq never writes, or None."""
     if durability not in ("full", "process"):
         return f"its durability is {durability!r}"
     if not 0 < epoch < EPOCHS or not 0 < version < NEVER or abs(offset) > NEVER:
@@ -220,13 +221,13 @@ def _nonsense(durability: str, version: int, epoch: int, offset: int) -> str | N
 
 
 def damage(directory: Path) -> list[str]:
-    """What SQLite's own check says of queue.db; empty if all is well."""
+    """Return the problems that SQLite's integrity check finds in queue.db."""
     with _opened(directory / layout.CATALOG, read_only=True) as db:
         return [str(row[0]) for row in db.execute(CHECK.integrity) if row[0] != "ok"]
 
 
 def last_time(directory: Path, part: Range) -> int:
-    """The queue time of a shard's last write."""
+    """Return the queue time of a shard's last write."""
     check_file(directory / part.file, part.shard, writing=True)
     try:
         db = connect(str(directory / part.file), durability="process")
@@ -247,29 +248,29 @@ def bring_up(directory: Path) -> None:
 
 
 def raise_epoch(directory: Path, boot_id: str, time_offset: int) -> None:
-    """A new epoch, synced: tokens issued from now on are greater than any issued before, whatever a power cut took."""
+    """Store a new epoch, synced: tokens issued from now on exceed all tokens issued before, also those that a power cut lost."""
     with _opened(directory / layout.CATALOG) as db, _writing(db):
         db.execute(CATALOG.raise_epoch, (boot_id, time_offset))
 
 
 def begin_at_epoch(directory: Path, epoch: int) -> None:
-    """In a new queue that continues another one: tokens go on where the other's ended."""
+    """Set the first epoch of a new queue that continues another one, so that its tokens exceed the other's."""
     with _opened(directory / layout.CATALOG) as db, _writing(db):
         db.execute(CATALOG.begin_at_epoch, (epoch,))
 
 
 def set_config(directory: Path, config: QueueConfig, expected: int) -> int | None:
-    """Store a configuration in place of version `expected`; its version, or None if another one is stored by now."""
+    """Replace version `expected` of the configuration. Return the new version, or None if another version is stored by now."""
     with _opened(directory / layout.CATALOG) as db, _writing(db):
         rows: list[Any] = db.execute(CATALOG.set_config, (config.to_json(), expected)).fetchall()
     return rows[0][0] if rows else None
 
 
 def set_replication(directory: Path, replication: Replication, fork: Fork | None = None) -> int:
-    """Store where the queue ships to. Returns the new version of the settings, by which every process sees that they changed.
+    """Store where the queue ships to. Return the new version of the settings, by which every process notices the change.
 
     Args:
-        fork: it is another history from now on, which left the one before there.
+        fork: the queue begins a new history, which left the previous one at this point.
     """
     with _opened(directory / layout.CATALOG) as db, _writing(db):
         if db.execute(REPLICATION.has_table).get is None:
@@ -283,7 +284,7 @@ def set_replication(directory: Path, replication: Replication, fork: Fork | None
 
 
 def forks(directory: Path) -> list[Fork]:
-    """The histories that a queue goes on from.
+    """Return the forks at which the queue left earlier histories.
 
     Raises:
         StoreCorrupt: they can't be read.
@@ -301,13 +302,13 @@ def forks(directory: Path) -> list[Fork]:
 
 
 def set_epoch(directory: Path, epoch: int) -> None:
-    """In a copy that becomes a queue of its own: the next process that opens it begins a boot behind this epoch."""
+    """Set the epoch of a copy that becomes a queue of its own. The next process that opens it begins a boot above this epoch."""
     with _opened(directory / layout.CATALOG) as db, _writing(db):
         db.execute(REPLICATION.restored, (epoch, f"restored-{os.urandom(8).hex()}"))
 
 
 def add_app_schema(directory: Path, sql: str) -> None:
-    """Record the program's own tables for all shards, future ones too."""
+    """Record the program's own tables for all shards, including future ones."""
     with _opened(directory / layout.CATALOG) as db, _writing(db):
         db.execute(CATALOG.add_app_schema, (sql,))
 
@@ -319,14 +320,14 @@ def app_schema(directory: Path, after: int, *, read_only: bool = False) -> list[
 
 
 def estimates(directory: Path, *, read_only: bool = False) -> dict[str, str]:
-    """What workers learned of durations: stage → model."""
+    """Return the models of durations that workers learned, by stage."""
     with _opened(directory / layout.CATALOG, read_only=read_only) as db:
         rows: list[Any] = db.execute(CATALOG.read_estimates).fetchall()
     return dict(rows)
 
 
 def set_estimates(directory: Path, models: dict[str, str] | None) -> None:
-    """Store what was learned of these stages; None: forget all of it."""
+    """Store the models of these stages. None deletes the models of all stages."""
     with _opened(directory / layout.CATALOG) as db, _writing(db):
         if models is None:
             db.execute(CATALOG.reset_estimates)
@@ -335,20 +336,23 @@ def set_estimates(directory: Path, models: dict[str, str] | None) -> None:
 
 
 def differences(stored: QueueConfig, given: QueueConfig) -> dict[str, Any]:
-    """The settings that were given and are stored otherwise, with the values given. What was not given is not compared."""
+    """Return the given settings that differ from the stored ones, with the values given.
+
+    Settings not given are not compared.
+    """
     return {name: getattr(given, name) for name in sorted(given.given) if getattr(given, name) != getattr(stored, name)}
 
 
 def in_words(stored: QueueConfig, different: dict[str, Any]) -> str:
-    """Differences for people: "max_attempts 7 stored and 3 given"."""
+    """Return differences as text: "max_attempts 7 stored and 3 given"."""
     return ", ".join(f"{name} {getattr(stored, name)!r} stored and {value!r} given" for name, value in different.items())
 
 
 def agree(catalog: Catalog, shards: int | None, durability: Durability | None, config: QueueConfig | None) -> Durability:
-    """What was given again at reopen must be what is stored; durability may be stronger. Returns the level to use.
+    """Verify that what `open` was given agrees with what is stored. Return the durability to use, which may be a stronger one.
 
     Raises:
-        ConfigError: it is not; nothing changed.
+        ConfigError: it does not agree; nothing changed.
     """
     if shards is not None and shards != len(catalog.topology):
         raise ConfigError(f"the queue's number of shards is {len(catalog.topology)}, not {shards}", hint=hints.LEAVE_SHARDS_OUT)

@@ -1,4 +1,4 @@
-"""What is done to the directory of a queue as a whole, while no process has it open."""
+"""Operations on a queue's directory as a whole, while no process has it open."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def held_alone(directory: Path) -> Iterator[None]:
 
 
 def replication_of(directory: Path) -> Replication | None:
-    """Which history a queue is. None: it was never replicated.
+    """Return the history that a queue belongs to, or None if it was never replicated.
 
     Raises:
         StoreError: it can't be read.
@@ -49,9 +49,9 @@ def replication_of(directory: Path) -> Replication | None:
 
 
 def adopt(directory: Path, history_id: str) -> Replication | None:
-    """Let a copied queue be a history of its own. Returns what it was before. No process may have it open.
+    """Make a copied queue a history of its own, and return the one it belonged to. No process may have it open.
 
-    It ships nowhere, its timed leases are over, and its tokens and its time are behind those that its original had.
+    It ships nowhere and its timed leases are over. Its tokens and its time are above those of its original.
     """
     from .shipping.rebuild import epoch_behind
 
@@ -65,7 +65,7 @@ def adopt(directory: Path, history_id: str) -> Replication | None:
 
 
 def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
-    """Make a new queue at `out` of what is left of the one at `path`. See `strictq.salvage`."""
+    """Make a new queue at `out` from the readable part of the one at `path`. See `strictq.salvage`."""
     with files.typed("the queue can't be salvaged"):
         from .salvage.salvage import salvage
 
@@ -81,14 +81,14 @@ def migrate(path: Path, clock: Clock, *, dry_run: bool, on_progress: Callable[[i
 
 
 def rebuild(directory: Path) -> Rebuild:
-    """A queue that is made of pages, in an empty directory."""
+    """Return an empty queue in an empty directory, to be filled with pages."""
     from .shipping.rebuild import Rebuild
 
     return Rebuild(directory)
 
 
 def page_files(directory: Path) -> PageFiles:
-    """The files of a living replica, written below SQLite."""
+    """Open the files of a living replica, which is written below SQLite."""
     from .shipping.rebuild import PageFiles
 
     return PageFiles(directory)
@@ -97,12 +97,12 @@ def page_files(directory: Path) -> PageFiles:
 def become_queue(directory: Path, replication: Replication, now: int, clock: Clock, *, end_leases: bool) -> None:
     """Make a queue of a living replica's files, all of which are on the disk. After an interruption, call it again.
 
-    Its tokens are above those of its original, and its time goes on from `now`.
+    Its tokens are above those of its original, and its time continues from `now`.
 
     Args:
-        end_leases: timed leases are over; else they go on until their deadline, for holders that may still be at work.
+        end_leases: end timed leases. Otherwise they last until their deadlines, for holders that may still be working.
     Raises:
-        StoreError: it is no queue yet.
+        StoreError: the files are not a queue yet.
     """
     with files.typed("the replica can't be promoted"):
         from .shipping.rebuild import Rebuild
@@ -111,7 +111,7 @@ def become_queue(directory: Path, replication: Replication, now: int, clock: Clo
         known = catalog.read(directory)
         if known.replication is None or known.replication.history_id != replication.history_id:
             for path in directory.glob("shard-*.db-*"):
-                path.unlink()  # what looks left beside the files; nobody ever wrote there
+                path.unlink()  # files that reads left beside the databases; no process ever wrote to them
             finishing = Rebuild(directory)
             try:
                 finishing.finish(replication, (clock.boot_id(), now - clock.boot()))
@@ -128,10 +128,10 @@ def become_queue(directory: Path, replication: Replication, now: int, clock: Clo
 
 
 def mark_replica(directory: Path, *, living: bool = True) -> None:
-    """Let the files in a directory be those of a living replica, or of a queue of its own. Durable on return.
+    """Mark the files in a directory as a living replica, or as a queue of its own. Durable on return.
 
     Raises:
-        StoreError: it can't be.
+        StoreError: the mark can't be written or removed.
     """
     with files.typed("the replica can't be marked"):
         mark = directory / layout.REPLICA_MARK
@@ -144,17 +144,17 @@ def mark_replica(directory: Path, *, living: bool = True) -> None:
 
 
 def is_marked_replica(directory: Path) -> bool:
-    """Are the files in a directory those of a living replica?"""
+    """Return whether the files in a directory are those of a living replica."""
     return (directory / layout.REPLICA_MARK).exists()
 
 
 def publish(path: Path, build: Callable[[Path], None]) -> None:
-    """Make a directory whole in one step: what `build` makes beside its place is renamed to it."""
+    """Publish a directory atomically: `build` fills a temporary directory beside it, which is then renamed."""
     layout.publish(path, build)
 
 
 def put_in_service(path: Path) -> bool:
-    """Let a restored queue be written to. Returns whether it was waiting for that."""
+    """Allow writes to a restored queue. Return whether it was waiting for that."""
     known = catalog.read(path)
     if known.replication is None or known.replication.mode != "waiting":
         return False

@@ -1,9 +1,9 @@
-"""Forks: every connection is closed before one, and both sides open theirs again when they need them.
+"""Forks: close every connection before one, and reopen on both sides when needed.
 
-A child that used its parent's connections could lose the parent's commits, and even a fresh connection can wait for ever on
-a lock that a thread of the parent held at the fork. So `before` waits for the transactions under way. What can't be prepared
-(an in-memory queue) raises ForkedProcess in the child; a transaction that the forking thread itself has open is undone, and
-raises it on both sides.
+A child that used its parent's connections could lose the parent's commits. Even a fresh connection can wait for ever on a lock
+that a thread of the parent held at the fork. So `before` waits for running transactions.
+An in-memory queue can't be prepared: it raises ForkedProcess in the child. A transaction that the forking thread itself has
+open is rolled back and raises ForkedProcess on both sides.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def register(store: Forkable) -> None:
 
 
 def _before() -> None:
-    # What is imported late, all of it: in the child, an import that another thread was at would never end.
+    # Import every late module now: in the child, an import that another thread had begun would never end.
     import ctypes  # noqa: F401
     import hashlib  # noqa: F401
 

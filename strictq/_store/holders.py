@@ -1,7 +1,7 @@
-"""What a worker leases ends with its process: a file names the tokens of its claims, and is valid while a process holds it.
+"""Ends a worker's leases when its process dies: a file lists the tokens of its claims while the process holds a lock on it.
 
-The lock ends with the process, however that ends, and with the children that share it. Whoever finds the file without a holder
-ends those leases. Nothing else depends on it: without the file, or if a token was not noted, a lease ends by its deadline.
+The lock ends with the process, however that ends, and with the children that share it. Any process that finds the file unlocked
+ends those leases. This only makes their end earlier: without the file or the note, a lease ends at its deadline.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
 
 CLAIMS: Final = 4096
-"""As many claims are noted; leases of older ones end by their deadlines."""
+"""The number of claims that are kept. Leases of older claims end at their deadlines."""
 _CLAIM: Final = struct.Struct("<QQ")
-"""Shard and token; no token is 0."""
+"""Shard and token. No token is 0."""
 
 
 class ProcessHold(Lock):
@@ -40,10 +40,10 @@ class ProcessHold(Lock):
         self._workers = 0
 
     def begin(self) -> None:
-        """Be one worker more. The file appears under its name locked and whole.
+        """Register one more worker. The file appears under its name complete and locked.
 
         Raises:
-            OSError, StoreError: it can't be made; leases end by their deadlines then.
+            OSError, StoreError: the file can't be made; leases then end at their deadlines.
         """
         self._workers += 1
         if self._fd is not None:
@@ -55,7 +55,7 @@ class ProcessHold(Lock):
             self._path = self._name
 
     def note(self, claims: Iterable[tuple[int, int]]) -> None:
-        """Claims were committed.
+        """Note committed claims.
 
         Args:
             claims: shard and token of each.
@@ -68,7 +68,7 @@ class ProcessHold(Lock):
             self._noted += 1
 
     def end(self) -> None:
-        """Be one worker less; the last one gave everything back, and removes the file."""
+        """Unregister a worker. The last one has released all its leases, and removes the file."""
         self._workers -= 1
         if not self._workers and self._fd is not None:
             with suppress(OSError):
@@ -77,12 +77,12 @@ class ProcessHold(Lock):
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """To be inherited by a child that works on what is held: it holds the file, too."""
+        """Descriptors for a child that works on the leased messages. By inheriting them it holds the lock, too."""
         return () if self._fd is None else (self._fd,)
 
     @property
     def file(self) -> str | None:
-        """For `share`, in a child that inherits nothing."""
+        """The file's path for `share`, in a child that inherits no descriptors."""
         return None if self._fd is None else str(self._path)
 
 
@@ -92,7 +92,7 @@ class _Share(Lock):
 
 
 def share(file: str | None) -> Lock | None:
-    """Hold a file of another process as long as this one lives, or the lock that is returned."""
+    """Share the lock of another process's file, until this process or the returned lock ends."""
     if file is None:
         return None
     held = _Share(Path(file), look=True)
@@ -102,7 +102,7 @@ def share(file: str | None) -> Lock | None:
 
 
 def dead(directory: Path) -> Iterator[dict[int, list[int]]]:
-    """The claims of each process that is gone: tokens by shard. Its file is removed when the next is asked for."""
+    """Yield the claims of each dead process: tokens by shard. Its file is removed when the next item is requested."""
     try:
         names = [name for name in os.listdir(directory) if name.startswith(HOLDER)]
     except OSError:
@@ -111,13 +111,13 @@ def dead(directory: Path) -> Iterator[dict[int, list[int]]]:
         try:
             fd = open_regular(directory / name, os.O_RDONLY)
         except (OSError, StoreError):
-            continue  # it was removed meanwhile, or is none of ours
+            continue  # it was removed meanwhile, or is not a holder's file
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield _claims(os.read(fd, CLAIMS * _CLAIM.size))
             (directory / name).unlink(missing_ok=True)
         except OSError:
-            continue  # somebody holds it
+            continue  # a process holds it
         finally:
             os.close(fd)
 

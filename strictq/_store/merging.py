@@ -1,4 +1,4 @@
-"""What a merge of two histories asks of each of them: the calls of `storage.merging`."""
+"""What a merge of two histories needs of each of them: the calls of `storage.merging`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .shipping import fork_point
 from .store import Store
 
 STEP: Final = 500
-"""Messages that are appended or resolved in one transaction."""
+"""The number of messages that are appended or resolved in one transaction."""
 
 
 class Arriving(NamedTuple):
-    """A send of another history, on its way here.
+    """A send of another history that is to be appended here.
 
     Attributes:
-        origin: names where it comes from, once for all: what arrived from there does not arrive again.
-        message: where it was; None: on its way to its shard.
+        origin: a permanent name of its source. What arrived from there does not arrive again.
+        message: the message in the other history. None: it is in an outbox there, on its way to its shard.
         row: as of `outbox.waiting`.
     """
 
@@ -37,18 +37,18 @@ class Arriving(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Ascending for one origin."""
+        """The send's number. Numbers ascend within an origin."""
         return int(self.row[0])
 
     @property
     def key(self) -> bytes:
-        """Its stored key."""
+        """The stored form of its key."""
         key: bytes = self.row[1]
         return key
 
 
 class Merging:
-    """One of the two queues of a merge. Shards are their numbers."""
+    """One of the two queues of a merge. Shards are named by their numbers."""
 
     __slots__ = ("_store",)
 
@@ -56,12 +56,12 @@ class Merging:
         self._store = store
 
     def forks(self) -> list[Fork]:
-        """The histories that this queue goes on from."""
+        """Return the forks at which this queue left earlier histories."""
         assert self._store.directory is not None
         return catalog.forks(self._store.directory)
 
     def unresolved_at_fork(self, history_id: str) -> dict[int, list[tuple[bytes, int]]] | None:
-        """By shard, key and seq of what was unresolved when this history was left. None: it is not known."""
+        """Return key and seq of what was unresolved when this history was left, by shard. None: it is not known."""
         assert self._store.directory is not None
         found = fork_point.read(self._store.directory, history_id)
         if found is None:
@@ -72,21 +72,21 @@ class Merging:
         }
 
     def note_unresolved(self, history_id: str, shards: dict[int, list[tuple[bytes, int]]]) -> None:
-        """Replace what `unresolved_at_fork` returns: keys and seqs."""
+        """Replace what `unresolved_at_fork` returns."""
         assert self._store.directory is not None
         fork_point.write(self._store.directory, history_id, {n: fork_point.ranges(found) for n, found in shards.items()})
 
     def listed(self, shard: int) -> list[Listed]:
-        """Everything unresolved, and every dead letter, of a shard."""
+        """Return every unresolved message and every dead letter of a shard."""
         return self._store.shards[shard].look(merging.listed)
 
     def sends_behind(self, shard: int, fork: Fork, messages: Sequence[Listed]) -> Iterator[list[Arriving]]:
-        """Unresolved sends of a shard behind the fork in the order of their arrival, then those that are on their way to it.
+        """Yield the unresolved sends of a shard after the fork, by arrival, then those in outboxes on their way to it.
 
         Args:
-            messages: what `listed` said of it.
+            messages: what `listed` returned for the shard.
         Returns:
-            Lists of STEP at most, each of one origin.
+            Lists of at most STEP sends, each of one origin.
         """
         behind, _ = fork.shards[shard]
         later = sorted(m for m in messages if m.id > behind and not m.dead)
@@ -101,9 +101,9 @@ class Merging:
             yield from self._on_the_way(number, shard, fork)
 
     def _on_the_way(self, origin: int, shard: int, fork: Fork) -> Iterator[list[Arriving]]:
-        """What transactions behind the fork sent from one shard to another one, where it did not arrive."""
+        """Yield what transactions after the fork sent from one shard to another and what has not arrived there."""
         source = self._store.shards[origin]
-        source.open()  # its incarnation is read then
+        source.open()  # opening reads its incarnation
         arrived = self._store.shards[shard].read(bound(_high_water, source.incarnation), hot=False)
         after = max(fork.shards[origin][1], arrived)
         while rows := source.look(bound(merging.on_the_way, shard, after, fork[:2], STEP), hot=False):
@@ -111,28 +111,31 @@ class Merging:
             after = rows[-1][0]
 
     def high_water(self, shard: int, origin: str) -> int:
-        """The last number that arrived from an origin."""
+        """Return the last number that arrived from an origin."""
         return self._store.shards[shard].read(bound(_high_water, origin), hot=False)
 
     def arrive(self, shard: int, sends: Sequence[Arriving]) -> list[tuple[Arriving, send.Sent]]:
-        """Append sends of one origin that have not arrived yet, STEP at most. All of them, or none."""
+        """Append those of at most STEP sends of one origin that have not arrived yet. Appends all of them, or none."""
         by_number = {each.number: each for each in sends}
         arrived = self._store.shards[shard].drain(bound(outbox.arrive, sends[0].origin, [each.row for each in sends]))
         return [(by_number[number], sent) for number, sent in arrived]
 
     def resolve(self, shard: int, messages: Sequence[Listed]) -> Iterator[Resolved]:
-        """Resolve what the other history has resolved, unless a consumer holds it now, in steps. Messages sorted by key."""
+        """Resolve in steps what the other history has resolved, except what a consumer holds now.
+
+        `messages` is sorted by key.
+        """
         for start in range(0, len(messages), STEP):
             yield self._store.shards[shard].drain(bound(merging.resolve, messages[start : start + STEP]))
 
-    # ---- what is compared, and never merged
+    # ---- compared, and never merged
 
     def key_states(self, shard: int) -> dict[bytes, bytes]:
-        """Of each key that has a state: a hash of it."""
+        """Return a hash of each key's state, for keys that have one."""
         return self._store.shards[shard].look(_key_states)
 
     def app_rows(self, shard: int) -> dict[str, Counter[bytes]]:
-        """Of each of the program's own tables: hashes of its rows."""
+        """Return hashes of the rows of each of the program's own tables."""
         return self._store.shards[shard].look(_app_rows, hot=None)
 
 

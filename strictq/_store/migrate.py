@@ -1,4 +1,4 @@
-"""Formats of the files, and the way from an older one to this one. Forward only."""
+"""File formats, and the migration of an older one to this one. There is no way back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMAT: Final = 2
 2: a shard has the logs of hot lanes, and the errors of attempts.
 """
 REPLICATED: Final = 0x100
-"""Added to the format of queue.db once the queue is replicated: releases that know nothing of that refuse it as too new."""
+"""Added to the format of queue.db once the queue is replicated. Releases without replication then refuse it as too new."""
 CATALOG_ID: Final = 0x73717100
 """PRAGMA application_id of queue.db."""
 SHARD_ID: Final = 0x73717101
@@ -31,7 +31,7 @@ Step = Callable[[apsw.Connection], None]
 
 
 def _nothing(_: apsw.Connection) -> None:
-    """Only the format's number is another."""
+    """Change nothing: only the format's number differs."""
 
 
 def _add_logs(db: apsw.Connection) -> None:
@@ -39,34 +39,34 @@ def _add_logs(db: apsw.Connection) -> None:
 
 
 STEPS: dict[int, dict[int, Step]] = {CATALOG_ID: {1: _nothing}, SHARD_ID: {1: _add_logs}}
-"""For each kind of file: the step that leads from a format to the next one. Each runs in a transaction with its stamp."""
+"""For each kind of file, the step that leads from a format to the next one. Each runs in one transaction with its stamp."""
 
 
 OLDEST: Final = 1
-"""The format that the steps begin with, and that the schemas in _sql describe."""
+"""The format before the first step, which the schemas in _sql describe."""
 _SCHEMAS: Final = {CATALOG_ID: CATALOG.schema, SHARD_ID: SHARD_SCHEMA}
 _SPACE: Final = re.compile(r"--[^\n]*|\s+")
 
 
 def stamp(db: apsw.Connection, kind: int, version: int | None = None) -> None:
-    """Mark a file with its kind and format; inside the transaction that makes it so."""
+    """Mark a file with its kind and format, within the transaction that brings it to that format."""
     db.pragma("application_id", kind)
     db.pragma("user_version", FORMAT if version is None else version)
 
 
 def _plain_version(found: int, kind: int) -> int:
-    """The format, of what PRAGMA user_version says."""
+    """Return the format that a value of PRAGMA user_version stands for."""
     return found - REPLICATED if kind == CATALOG_ID and found >= REPLICATED else found
 
 
 def require(db: apsw.Connection, kind: int, shard: int, *, older: bool = False) -> bool:
-    """Refuse a file that is not of this version's format. Returns whether it is a queue.db whose queue was ever replicated.
+    """Refuse a file of another format. Return whether it is the queue.db of a queue that was ever replicated.
 
     Args:
-        older: accept one of an older format, too.
+        older: accept an older format, too.
     Raises:
-        SchemaMismatch: it is of a newer format, or of an older one. Nothing changed.
-        StoreCorrupt: it is a file of another kind, its pages have no checksums, or it has other tables.
+        SchemaMismatch: its format is newer, or older. Nothing changed.
+        StoreCorrupt: it is another kind of file, its pages have no checksums, or its schema differs.
     """
     found = db.pragma("application_id")
     stored: int = db.pragma("user_version")
@@ -85,18 +85,18 @@ def require(db: apsw.Connection, kind: int, shard: int, *, older: bool = False) 
         except StoreCorrupt:
             if db.pragma("user_version") == stored:
                 raise
-            # Another process has migrated it, or configured its replication, meanwhile.
+            # Another process has migrated it, or configured its replication, since user_version was read.
             return require(db, kind, shard, older=older)
     return stored != version
 
 
 def require_schema(db: apsw.Connection, kind: int, shard: int, version: int) -> None:
-    """Has the file the tables of its format, and besides nothing but the program's own?
+    """Verify that a file has the tables of its format, and otherwise only the program's own.
 
-    A trigger, a view in a table's place or a CHECK that calls functions would be somebody else's code in our transactions.
+    A trigger, a view in a table's place or a CHECK that calls functions would run foreign code in our transactions.
 
     Raises:
-        StoreCorrupt: it has not.
+        StoreCorrupt: the schema differs.
     """
     objects: list[Any] = db.execute(SHARD.objects).fetchall()
     replicated = any(name == "replication" for _, name, *_ in objects)
@@ -125,10 +125,10 @@ def _plain(sql: str | None) -> str | None:
 
 @lru_cache
 def _expected(kind: int, version: int, steps: tuple[tuple[int, Step], ...], optional: str) -> tuple[tuple[str, Object], ...]:
-    """Name → type, table and text of everything in a new file of this format.
+    """Return name → type, table and SQL of every object in a new file of this format.
 
     Args:
-        optional: tables that not every file has: the row about replication.
+        optional: SQL of tables that not every file has: the replication table.
     """
     db = apsw.Connection(":memory:")
     try:
@@ -145,12 +145,12 @@ def _expected(kind: int, version: int, steps: tuple[tuple[int, Step], ...], opti
 
 
 def version_of(db: apsw.Connection, kind: int) -> int:
-    """The format of a file that `require` accepted."""
+    """Return the format of a file that `require` accepted."""
     return _plain_version(db.pragma("user_version"), kind)
 
 
 def bring_up(db: apsw.Connection, kind: int, shard: int) -> None:
-    """Bring a file that `require` accepted to this version's format, one transaction a step. No other process has it open."""
+    """Bring a file that `require` accepted to this version's format, one transaction per step. No other process has it open."""
     while (version := version_of(db, kind)) < FORMAT:
         db.execute("BEGIN IMMEDIATE")
         try:

@@ -1,6 +1,6 @@
-"""What all shards and processes of a queue share besides messages: its settings, the program's tables, what workers learned.
+"""What all shards and processes of a queue share besides messages: its settings, the program's tables and learned durations.
 
-queue.db has it; a queue in memory keeps it here.
+They are stored in queue.db. An in-memory queue keeps them here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Settings:
         self.directory = directory
         self.read_only = read_only
         self.settings = (known.config, known.config_version)
-        """The configuration and its version: one attribute, so that no thread sees the one without the other."""
+        """The configuration and its version, in one attribute so that every thread reads a consistent pair."""
         self.app_schema: list[tuple[int, str]] = []
         self._memory_schema: list[str] = []
         self._memory_estimates: dict[str, str] = {}
@@ -40,11 +40,11 @@ class Settings:
         self._estimates_at: int | None = None
         self._lock = threading.Lock()
         self.replication = known.replication
-        """Where the queue ships to, as this process last saw it; None: it was never replicated."""
+        """Where the queue ships to, as this process last saw it. None: it was never replicated."""
         self._replication_seen = known.config_version
 
     def healthy(self) -> list[Shard]:
-        """The shards that are in service."""
+        """Return the shards that are in service."""
         return [s for s in self.shards if s.failed is None]
 
     # ---- configuration
@@ -56,10 +56,10 @@ class Settings:
 
     def adopt_config(self, text: str, version: int) -> None:
         self.settings = (QueueConfig.from_json(text), version)
-        self.confirming.active = True  # perhaps: it looks when the write that learned of it is committed
+        self.confirming.active = True  # provisional: `look` decides after this commit
 
     def refresh_config(self) -> bool:
-        """Know the newest configuration, as queue.db has it. Returns whether it is another one."""
+        """Read the newest configuration from queue.db. Return whether it changed."""
         if self.directory is None:
             return False
         known = catalog.read(self.directory, read_only=self.read_only)
@@ -69,10 +69,10 @@ class Settings:
         return True
 
     def compare(self, given: QueueConfig, on_mismatch: OnMismatch) -> None:
-        """Store the settings that were given to `open` ("update"), or log which of them are stored otherwise ("warn").
+        """Store the settings that were given to `open` ("update"), or log which of them differ from the stored ones ("warn").
 
         Raises:
-            ConfigError: what was given contradicts what is stored; nothing changed.
+            ConfigError: the given settings contradict the stored ones; nothing changed.
         """
         different = catalog.differences(self.config, given)
         if not different:
@@ -83,7 +83,7 @@ class Settings:
             except StoreError:
                 if catalog.differences(self.config, given):
                     raise
-                # It is stored. A shard that could not be reached gets its copy with the next write there.
+                # It is stored. An unreachable shard gets its copy with this process's next write to it.
             return
         logger().warning(
             "the queue %s has %s: what is stored applies (open it with on_config_mismatch='update' to store what is given)",
@@ -96,7 +96,8 @@ class Settings:
         Raises:
             ConfigError: the settings do not suit the number of shards; nothing changed.
             InvalidArgument: this thread is inside a transaction of the queue; nothing changed.
-            StoreError: it is stored, but a shard could not be reached: it has its copy with this process's next write there.
+            StoreError: the change is stored, but a shard could not be reached. Its copy comes with this process's next write
+                to it.
         """
         for shard in self.shards:
             shard.require_outside()
@@ -121,13 +122,13 @@ class Settings:
         """Give every shard its copy of the settings.
 
         Raises:
-            StoreError: a shard could not be reached; the others have it.
+            StoreError: a shard could not be reached; the others have their copies.
         """
         failed: StoreError | None = None
         with self.confirming.later():
             for shard in self.healthy():
                 try:
-                    shard.run(lambda _tx: None)  # begins by bringing the shard's copy up to date
+                    shard.run(lambda _tx: None)  # every write begins by updating the shard's copy
                 except StoreError as e:
                     failed = e
         if failed is not None:
@@ -140,7 +141,8 @@ class Settings:
 
         Raises:
             InvalidArgument: this thread is inside a transaction of the queue; nothing changed.
-            StoreError: it is stored, but a shard could not be reached: it has its copy with this process's next write there.
+            StoreError: the change is stored, but a shard could not be reached. Its copy comes with this process's next write
+                to it.
         """
         assert self.directory is not None
         for shard in self.shards:
@@ -154,22 +156,22 @@ class Settings:
         self._tell_shards()
 
     def refresh_replication(self, *, surely: bool = False) -> None:
-        """Know where the queue ships to now. Costs nothing unless this process saw settings change.
+        """Update where the queue ships to. Costs nothing unless this process noticed that the settings changed.
 
         Args:
-            surely: look although it did not.
+            surely: read it even if no change was noticed.
         """
         if self.directory is not None and (surely or self._replication_seen != self.settings[1]):
             known = catalog.read(self.directory, read_only=self.read_only)
             self.replication, self._replication_seen = known.replication, self.settings[1]
 
     def define_app_schema(self, sql: str) -> None:
-        """Create the program's own tables in every shard, future ones too."""
+        """Create the program's own tables in every shard, including future ones."""
         if self.directory is not None:
             self.app_schema = catalog.app_schema(self.directory, 0)
         if sql not in (known for _, known in self.app_schema):
             for shard in self.healthy():
-                shard.try_schema(sql)  # what is wrong, or does not fit the rows of one of them, must not be recorded
+                shard.try_schema(sql)  # SQL that is wrong, or does not fit the rows of a shard, must not be recorded
         if self.directory is None:
             if sql not in self._memory_schema:
                 self._memory_schema.append(sql)
@@ -181,13 +183,13 @@ class Settings:
         for shard in self.healthy():
             shard.define()
 
-    # ---- what workers learned
+    # ---- learned durations
 
     def estimates(self) -> dict[str, str]:
-        """What workers learned of durations, by stage."""
+        """Return the models of durations that workers learned, by stage."""
         if self.directory is None:
             return dict(self._memory_estimates)
-        # Opening queue.db costs three times as much as all the rest of stats().
+        # Opening queue.db costs three times as much as the rest of stats().
         changed = files.changed_at(self.directory / layout.CATALOG)
         if changed is None or changed != self._estimates_at:
             self._stored_estimates = catalog.estimates(self.directory, read_only=self.read_only)
@@ -195,7 +197,7 @@ class Settings:
         return dict(self._stored_estimates)
 
     def set_estimates(self, models: dict[str, str] | None) -> None:
-        """Keep what was learned of these stages; None: forget all of it."""
+        """Store the models of these stages. None deletes the models of all stages."""
         if self.directory is not None:
             catalog.set_estimates(self.directory, models)
         elif models is None:

@@ -1,6 +1,6 @@
-"""Which range of the hash space belongs to which shard.
+"""The hash range of each shard.
 
-A key is looked up by the range that owns its hash, never by its place in a list. Ranges are stored, not computed, so that a
+A key belongs to the shard whose range contains its hash. Ranges are stored, not computed from the number of shards, so that a
 shard can later be split or moved without moving every key.
 """
 
@@ -38,7 +38,7 @@ class Topology:
     """The ranges of all shards, in the order of their numbers, which is the order of their hashes.
 
     Raises:
-        ValueError: the ranges have a gap, an overlap or another order, or a shard has another shard's file.
+        ValueError: the ranges have a gap or an overlap, are not in order, or two shards name the same file.
     """
 
     __slots__ = ("_starts", "ranges")

@@ -1,4 +1,4 @@
-"""From an older format of the files to this one: the whole queue at once, while no process has it open."""
+"""Migration of a whole queue from an older file format to this one, while no process has it open."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .store import Store
 
 ALONE_SECONDS: Final = 1.0
 SHARD_BYTES: Final = 64 << 10
-"""What a step may add to a shard and to its WAL. No step rewrites messages."""
+"""How much a step may add to a shard and to its WAL. No step rewrites messages."""
 
 
 def upgrade(
@@ -44,7 +44,7 @@ def upgrade(
             raise StoreFull(
                 f"the migration needs {found.needs_bytes:,} bytes, and the disk has {free:,}; nothing was changed", shard=-1
             )
-        # queue.db comes first: from then on older versions refuse the queue, however far its shards are.
+        # queue.db comes first: from then on older versions refuse the queue, even if some shards are not migrated yet.
         catalog.bring_up(directory)
         on_progress(1, found.files)
         _bring_up_shards(directory, clock, presence, on_progress)
@@ -75,7 +75,10 @@ def _format(file: Path, shard: int, kind: int) -> int:
 
 
 def _bring_up_shards(directory: Path, clock: Clock, presence: locks.Presence, on_progress: Callable[[int, int], None]) -> None:
-    """As the only process of the queue: each shard is opened as for writing, which verifies it first, and then stepped on."""
+    """Migrate each shard as the queue's only process.
+
+    A shard is opened as for writing, which verifies it before its steps run.
+    """
     known = _of_this_boot(directory, catalog.read(directory), clock)
     store = Store(directory, known, clock, durability="full")
     store.presence = presence
@@ -86,7 +89,7 @@ def _bring_up_shards(directory: Path, clock: Clock, presence: locks.Presence, on
             try:
                 shard.open()
             except StrictqError as e:
-                failures.append(e)  # a damaged shard keeps its format; the others do not wait for it
+                failures.append(e)  # a damaged shard keeps its format; the others are still migrated
             on_progress(done, len(store.shards) + 1)
     finally:
         store.close()

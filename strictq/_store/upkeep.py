@@ -1,6 +1,4 @@
-"""The engine's own thread: checkpoints when a WAL has grown, forwards what another process left in an outbox, and forgets what
-is old.
-"""
+"""The engine's own thread: checkpoints grown WALs, forwards sends left in outboxes, and deletes what has expired."""
 
 from __future__ import annotations
 
@@ -19,14 +17,14 @@ PERIOD_SECONDS: Final = 2.0
 
 
 class Kept(Protocol):
-    """What upkeep works on."""
+    """What upkeep maintains."""
 
     def checkpoint(self, shard: int) -> None: ...
     def tidy(self) -> None: ...
 
 
 class Upkeep:
-    """Starts its thread at the first need. The thread holds the queue weakly, and ends with it."""
+    """Start a thread when it is first needed. The thread holds the queue weakly, and ends with it."""
 
     def __init__(self, kept: Kept) -> None:
         self._kept = ref(kept)
@@ -47,14 +45,14 @@ class Upkeep:
         if self._thread is not None or self._stopped:
             return
         thread = threading.Thread(target=self._run, name="strictq-upkeep", daemon=True)
-        # Too many threads, or an interpreter that is shutting down: the next need tries again, and until then writers
+        # start() fails if there are too many threads, or at interpreter shutdown. The next need tries again; until then writers
         # checkpoint by themselves.
         with suppress(RuntimeError):
             thread.start()
             self._thread = thread
 
     def wal_grew(self, shard: int) -> None:
-        """A shard's WAL wants a checkpoint. Never blocks."""
+        """Request a checkpoint of a shard's WAL. Never blocks."""
         if shard in self._grown and self._thread is not None:
             return
         with self._condition:
@@ -63,12 +61,12 @@ class Upkeep:
             self._condition.notify()
 
     def stop(self) -> None:
-        """End the thread for good, and wait for what it is doing."""
+        """End the thread for good, and wait until its current work is done."""
         self._closed = True
         self.pause()
 
     def pause(self) -> None:
-        """End the thread, and wait for what it is doing. Before a fork: a child would share the locks of a thread at work."""
+        """End the thread before a fork, and wait until its work is done: a child would inherit the locks of a working thread."""
         with self._condition:
             self._stopped = True
             self._condition.notify()
@@ -77,7 +75,7 @@ class Upkeep:
             thread.join(timeout=30.0)
 
     def resume(self, *, child: bool) -> None:
-        """After a fork, on either side: the thread starts again at the next need."""
+        """Let the thread start again when it is next needed. Called after a fork, on both sides."""
         if child:
             grown = self._grown
             self._reset()
@@ -102,7 +100,7 @@ class Upkeep:
             for shard in grown:
                 self._quietly(partial(kept.checkpoint, shard))
                 self._grown.discard(shard)
-            # Under load there is always a WAL that has grown: what is left in outboxes has its turn all the same.
+            # Under load some WAL has always grown; outboxes and expiry must have their turn as well.
             if not grown or time.monotonic() - tidied >= PERIOD_SECONDS:
                 self._quietly(kept.tidy)
                 tidied = time.monotonic()
@@ -110,7 +108,7 @@ class Upkeep:
 
     @staticmethod
     def _quietly(work: Callable[[], object]) -> None:
-        """A failure here is met again, and raised, by the next caller that needs the shard; so it is only noted."""
+        """Log a failure instead of raising it: the next caller that needs the shard meets and raises it."""
         try:
             work()
         except StrictqError as e:

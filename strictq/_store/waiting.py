@@ -1,4 +1,4 @@
-"""How long a receive waits: by the machine's clock, and by a test's where one steers time."""
+"""How long a receive waits: by the machine's clock, and also by a test's clock where a test controls time."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ from typing import Final
 from .store import Store
 
 LOOK_AGAIN_SECONDS: Final = 0.9
-"""A waiting receive looks by itself so often, should a wake-up ever be missed, and for workers that died."""
+"""A waiting receive looks again at this interval, in case a wake-up was missed or a worker died."""
 
 
 def look_again(store: Store, soonest: int | None) -> float:
-    """Seconds after which to look again by oneself: when, at queue time `soonest`, something becomes ready, if not before."""
+    """Return the seconds after which to look again: at queue time `soonest` a message becomes ready, if not before."""
     if soonest is None:
         return LOOK_AGAIN_SECONDS
-    # Queue time and the waiting thread's clock need not agree to the microsecond: never a busy loop.
+    # Queue time and the waiting thread's clock can differ by microseconds; a minimum prevents a busy loop.
     return min(LOOK_AGAIN_SECONDS, max((soonest - store.now()) / 1_000_000, 0.001))
 
 
 class Patience:
-    """One wait, from when it was made."""
+    """One wait, which begins when it is made."""
 
     __slots__ = ("_ends", "_store", "_until")
 
     def __init__(self, store: Store, wait: int | None) -> None:
-        """Args: wait: microseconds; None: for ever."""
+        """Begin a wait.
+
+        Args:
+            wait: microseconds; None waits for ever.
+        """
         self._store = store
         self._until = None if wait is None else time.monotonic() + wait / 1_000_000
         self._ends = None if wait is None or store.steered is None else store.clock.boot() + wait
@@ -36,16 +40,16 @@ class Patience:
 
     @property
     def over(self) -> bool:
-        """Is the time over? Then nothing that is ready may be passed over any more."""
+        """Whether the time has elapsed. From then on no ready message may be skipped."""
         return (self._until is not None and time.monotonic() >= self._until) or (
             self._ends is not None and self._store.clock.boot() >= self._ends
         )
 
     def left(self, soonest: int | None) -> float:
-        """Seconds to wait before looking again: until a lease or delay ends, or the caller's time is over.
+        """Return the seconds to wait before looking again: until a lease or delay ends, or the caller's time has elapsed.
 
         Args:
-            soonest: queue time at which something becomes ready by itself; None: never.
+            soonest: queue time at which a message becomes ready by itself. None: never.
         """
         steered = self._store.steered
         if steered is not None:

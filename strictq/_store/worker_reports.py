@@ -1,6 +1,6 @@
-"""What a worker reports of itself: small files, each valid while its writer holds a lock on it.
+"""A worker's reports about itself: small files, each valid while its writer holds a lock on it.
 
-One kind is there while the worker's circuit breaker is open; the other says how busy a worker is.
+One kind exists while a worker's circuit breaker is open. The other reports a worker's load.
 
 The lock ends with the process, however that ends, so a dead worker's report is never shown. The queue itself never reads it.
 """
@@ -28,15 +28,15 @@ except ImportError:  # pragma: no cover - Windows
 BYTES: Final = 4096
 """Every report is padded to this size, so that it is replaced by one write."""
 ERROR_MAX: Final = 500
-"""Characters of an error that are kept: at most 6 bytes each in JSON."""
+"""The maximum length of an error, in characters. Each takes at most 6 bytes in JSON."""
 CONSUMER_MAX: Final = 100
 PREFIXES: Final[dict[type, str]] = {OpenBreaker: BREAKER, WorkerLoad: WORKER}
-"""How the names of the files of each kind begin."""
+"""The prefix of the file names of each kind."""
 R = TypeVar("R", OpenBreaker, WorkerLoad)
 
 
 class Notice(Lock, Generic[R]):
-    """One report of a worker. It appears under its name locked and whole."""
+    """One report of a worker. It appears under its name complete and locked."""
 
     def __init__(self, directory: Path, kind: type[R]) -> None:
         name = f"{PREFIXES[kind]}{os.urandom(8).hex()}"
@@ -46,7 +46,7 @@ class Notice(Lock, Generic[R]):
         self._name = directory / name
 
     def put(self, report: R) -> None:
-        """Show this report, in place of the one before.
+        """Show this report, in place of the previous one.
 
         Raises:
             OSError, StoreError: it can't be written.
@@ -60,31 +60,31 @@ class Notice(Lock, Generic[R]):
             self._path = self._name
 
     def remove(self) -> None:
-        """There is nothing to report any more."""
+        """Remove the report."""
         if self._fd is not None:
             with suppress(OSError):
                 os.unlink(self._path)
         self.leave()
-        self._path = self._hidden  # the next report appears whole and locked, as the first did
+        self._path = self._hidden  # so that the next report, too, appears complete and locked
 
 
 class PrivateNotice(Generic[R]):
-    """The same for a queue in memory, which one process has for itself."""
+    """The same for an in-memory queue, which a single process uses."""
 
     def __init__(self, shown: dict[PrivateNotice[Any], Any]) -> None:
         self._shown = shown
 
     def put(self, report: R) -> None:
-        """Show this report, in place of the one before."""
+        """Show this report, in place of the previous one."""
         self._shown[self] = report
 
     def remove(self) -> None:
-        """There is nothing to report any more."""
+        """Remove the report."""
         self._shown.pop(self, None)
 
 
 def read_all(directory: Path, kind: type[R]) -> list[R]:
-    """The reports of a kind whose writers are alive, oldest first."""
+    """Return the reports of a kind whose writers are alive, oldest first."""
     found: list[R | None] = []
     for path in _named(directory, PREFIXES[kind]):
         fd = _open(path)
@@ -94,7 +94,7 @@ def read_all(directory: Path, kind: type[R]) -> list[R]:
             if not _is_dead(fd):
                 found.append(_decoded(os.read(fd, BYTES), kind))
         except OSError:
-            pass  # a file that can't be read says nothing
+            pass  # an unreadable file is skipped
         finally:
             os.close(fd)
     return sorted((report for report in found if report is not None), key=lambda report: report.since)
@@ -111,11 +111,11 @@ def _open(path: Path) -> int | None:
     try:
         return open_regular(path, os.O_RDONLY)
     except (OSError, StoreError):
-        return None  # it was removed meanwhile, or is no report
+        return None  # it was removed meanwhile, or is not a report
 
 
 def _is_dead(fd: int) -> bool:
-    """Does no process hold it?"""
+    """Return whether no process holds a lock on the file."""
     if fcntl is None:  # pragma: no cover - Windows
         return False
     try:
@@ -126,7 +126,7 @@ def _is_dead(fd: int) -> bool:
 
 
 def _remove_dead(directory: Path, prefix: str) -> None:
-    """Remove what processes left that were killed. A file has this name only once it is locked."""
+    """Remove the reports of processes that were killed. A file has this name only once it is locked."""
     for path in _named(directory, prefix):
         fd = _open(path)
         if fd is None:
@@ -157,7 +157,7 @@ def _decoded(data: bytes, kind: type[R]) -> R | None:
 
 
 def _fits(value: object, type_: Any) -> bool:
-    """Is it of the type that the field is annotated with: a text or a number?"""
+    """Return whether a value has the type of its field: str or a number."""
     if type_ in (str, "str"):
         return isinstance(value, str)
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**62

@@ -1,4 +1,4 @@
-"""The awaited Batch."""
+"""The async Batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AsyncBatch(LazyList[AsyncDelivery]):
     """A Batch to use as `async with await q.receive() as batch`. If cancelled, it returns the unsettled messages first.
 
     Attributes:
-        received: the deliveries that are awaited through it.
+        received: the sync batch behind it.
     """
 
     __slots__ = ("_made", "_queue", "received")
@@ -33,7 +33,7 @@ class AsyncBatch(LazyList[AsyncDelivery]):
         return self._made.copy()
 
     def whole(self) -> Batch | None:
-        """What was received, if nothing of it was taken out of this list."""
+        """Return the sync batch if nothing was removed from this list; otherwise None."""
         return self.received if self._elements is None or self._elements == self._made else None
 
     async def __aenter__(self) -> AsyncBatch:

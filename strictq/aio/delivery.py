@@ -1,4 +1,4 @@
-"""The awaited Delivery and Lease."""
+"""The async Delivery and Lease."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AsyncDelivery(MessageView):
-    """A message in the hands of a consumer: a Delivery whose verbs are awaited. `async with d:` acks or nacks it."""
+    """A Delivery whose methods are awaited. `async with d:` acks it, or nacks it on an exception."""
 
     __slots__ = ("_queue",)
 
@@ -28,11 +28,11 @@ class AsyncDelivery(MessageView):
 
     @property
     def lease(self) -> AsyncLease:
-        """The hold on its lane."""
+        """The lease of its lane."""
         return AsyncLease(self._queue, self._delivery.lease)
 
     async def key_state(self) -> bytes | None:
-        """The durable state of its key, read now."""
+        """Return the durable state of its key, read now."""
         return await self._queue._run(lambda: self._delivery.key_state)
 
     async def errors(self) -> tuple[AttemptError, ...]:
@@ -79,7 +79,7 @@ class AsyncDelivery(MessageView):
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._delivery._state != OPEN:
             return
-        # Also when the block was cancelled: giving the message back must not be.
+        # Also if the block was cancelled, because the message must still be settled.
         surely = self._queue._run_surely
         if self._delivery.lease.ack_first:
             await surely(self._delivery.done)
@@ -94,7 +94,7 @@ class AsyncDelivery(MessageView):
 
 
 class AsyncLease:
-    """A Lease whose verbs are awaited."""
+    """A Lease whose methods are awaited."""
 
     __slots__ = ("_lease", "_queue")
 
@@ -146,7 +146,7 @@ class AsyncLease:
 
 
 class AsyncDeliveryRef:
-    """A DeliveryRef whose verbs are awaited. Get one from `q.delivery(handle)`."""
+    """A DeliveryRef whose methods are awaited. Get one from `q.delivery(handle)`."""
 
     __slots__ = ("_queue", "_ref")
 
@@ -156,17 +156,17 @@ class AsyncDeliveryRef:
 
     @property
     def handle(self) -> str:
-        """As given."""
+        """The handle, as given."""
         return self._ref.handle
 
     @property
     def key(self) -> Key | None:
-        """Of the message; None for a keyless one."""
+        """The message's key; None for a keyless message."""
         return self._ref.key
 
     @property
     def seq(self) -> int:
-        """Position in its key's sequence."""
+        """The position in its key's sequence, from 1."""
         return self._ref.seq
 
     @property

@@ -1,4 +1,4 @@
-"""The awaited Queue: its verbs, and waiting without a thread."""
+"""The async Queue, and waiting without a thread."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class AsyncQueue(Calls):
-    """A Queue whose verbs are awaited. Get one from `strictq.open_async`, in an `async with` block."""
+    """A Queue whose methods are awaited. Get one from `strictq.open_async`, in an `async with` block."""
 
     def __init__(self, opener: Callable[[], Queue]) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class AsyncQueue(Calls):
 
     @property
     def sync(self) -> Queue:
-        """The sync queue that does the work; for threads of the program's own."""
+        """The sync queue that does the work, for use in the program's own threads."""
         if self._queue is None:
             raise QueueClosed("the queue is not open", hint=hints.USE_ASYNC_WITH)
         return self._queue
@@ -83,22 +83,22 @@ class AsyncQueue(Calls):
 
     @property
     def queue_id(self) -> str:
-        """Names this queue for ever."""
+        """The queue's permanent identifier, independent of its path."""
         return self.sync.queue_id
 
     @property
     def shards(self) -> int:
-        """How many files the hash space is spread over."""
+        """The number of shard files."""
         return self.sync.shards
 
     @property
     def durability(self) -> str:
-        """ "full" or "process"."""
+        """The durability of this object, "full" or "process"."""
         return self.sync.durability
 
     @property
     def config(self) -> QueueConfig:
-        """The settings, as this process last saw them."""
+        """The settings, as this process last read them."""
         return self.sync.config
 
     def on_event(self, hook: Callable[[Event], None]) -> None:
@@ -157,7 +157,7 @@ class AsyncQueue(Calls):
     ) -> AsyncBatch:
         """See Queue.receive: `async with await q.receive() as batch: ...`. Waiting holds no thread.
 
-        Cancelled, it gives back what it leased.
+        A cancelled receive releases the leases that it took.
         """
         request = self.sync._receiving.request(max_messages, per_key, lease_seconds, keys, consumer, ack_first=ack_first)
         return await self._receive(request, wait)
@@ -189,7 +189,7 @@ class AsyncQueue(Calls):
             soonest = await self._run(self.sync._receiving.receive_now, deliveries, request, wait_for_busy=wait_for_busy)
             await anyio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
-            # Cancelled while the thread was at work: nothing it leased may stay leased.
+            # Cancelled while the thread was working. Release the leases that it took.
             if deliveries:
                 await self._run_surely(client.settling.release_rest, deliveries)
             raise
@@ -235,7 +235,7 @@ class AsyncQueue(Calls):
                 while waiting:
                     d = waiting[0]
                     begun = await self._run(self.sync._receiving.begin, d)
-                    waiting.popleft()  # not before: cancelled on the way, it must be among the rest
+                    waiting.popleft()  # not earlier: if cancelled before this, it must be among the rest
                     if not begun:
                         continue
                     if waiting and waiting[0].lease is d.lease:

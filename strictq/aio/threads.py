@@ -64,7 +64,8 @@ async def _surely(call: Callable[[], T], limiter: anyio.CapacityLimiter | None) 
         while not outcome and not failure:
             try:
                 await _finish(once, limiter)
-            except asyncio.CancelledError as e:  # a shield does not keep it off; if it came before the call began, once more
+            except asyncio.CancelledError as e:
+                # asyncio's own cancellation passes the shield. If it came before the call began, the loop tries again.
                 cancelled = e
     if cancelled is not None:
         raise cancelled from (failure[0] if failure else None)
@@ -119,5 +120,5 @@ def from_any_thread(call: Callable[[], Any]) -> Callable[[], None]:
 
 
 def _unless_over(schedule: Callable[..., Any], call: Callable[[], Any]) -> None:
-    with suppress(RuntimeError):  # the loop has ended: nobody waits there any more
+    with suppress(RuntimeError):  # the loop has ended, so no task waits in it
         schedule(call)

@@ -1,4 +1,4 @@
-"""The awaited Transaction."""
+"""The async Transaction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AsyncTransaction(Recording):
 
     async def __aenter__(self) -> AsyncTransaction:
         self._tx = self._make().__enter__()
-        # Whatever thread its calls run in, it is this transaction that holds the shard.
+        # Its calls run in several threads, so the transaction, not the thread, holds the shard.
         self._name = TransactionName()
         return self
 

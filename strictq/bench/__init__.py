@@ -1,1 +1,1 @@
-"""What `strictq bench` measures: the queue against the floor of what SQLite itself does, in one run, on one disk."""
+"""The measurements of `strictq bench`: the queue compared with bare SQLite, in one run, on one disk."""

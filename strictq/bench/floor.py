@@ -1,8 +1,8 @@
-"""The floor: the same messages through bare apsw, with nothing of what makes a queue.
+"""The floor: the same messages through bare apsw, without the features of a queue.
 
 One table with an autoincrement id; append, read by rowid range, delete by rowid range, in the same batches, at the same
-synchronous level. No keys, no order per key, no leases, no second process. What strictq reaches of it is its speed with
-this machine, this disk and this version of SQLite divided out.
+synchronous level. No keys, no order per key, no leases, no second process. The ratio of strictq's rate to it is
+independent of this machine, this disk and this version of SQLite.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Row = tuple[int, int, int, bytes]
 
 
 def rows(number: int, body: bytes) -> list[Row]:
-    """What the floor appends: the columns without which no queue could do, and the body."""
+    """Return the rows that the floor appends: the columns that every queue needs, and the body."""
     return [(i % 1000, i // 1000, i, body) for i in range(number)]
 
 
 class Floor:
-    """A table in a SQLite file, driven as fast as apsw goes."""
+    """A table in a SQLite file, used in the fastest way that apsw allows."""
 
     def __init__(self, directory: Path, durability: Literal["full", "process"]) -> None:
         directory.mkdir(parents=True)
         self._db = apsw.Connection(str(directory / "floor.db"))
-        # Each pragma on its own and drained: journal_mode returns a row, and nothing after it runs until that is read.
+        # Each pragma separately and drained: journal_mode returns a row, and statements after it run only when that is read.
         for pragma in (_SQL.page_size, _SQL.wal, _SQL.full if durability == "full" else _SQL.process, _SQL.cache):
             self._db.execute(pragma).fetchall()
         self._db.wal_autocheckpoint(WAL_PAGES)
@@ -42,7 +42,7 @@ class Floor:
         self._last = self._prewarm()
 
     def _prewarm(self) -> int:
-        """Write the WAL to its full size, as in a queue that has run for a while; return the last id used."""
+        """Write the WAL to its full size, as in a long-running queue. Return the last id used."""
         page = bytes(PAGE_BYTES - 96)
         with self._db:
             self._db.executemany(_SQL.insert, ((0, 0, 0, page) for _ in range(WAL_PAGES + 100)))
@@ -52,7 +52,7 @@ class Floor:
         return last
 
     def append(self, part: Sequence[Row]) -> None:
-        """One transaction; of a single row, an autocommit."""
+        """Append rows in one transaction; a single row in autocommit mode."""
         if len(part) == 1:
             self._db.execute(_SQL.insert, part[0])
             return
@@ -61,16 +61,16 @@ class Floor:
         self._db.execute(_SQL.commit)
 
     def read(self, number: int) -> list[Any]:
-        """The oldest ones, by their ids: rows of id, lane, seq, sent_at, body."""
+        """Return the oldest rows, by id range: id, lane, seq, sent_at, body."""
         return self._db.execute(_SQL.read, (self._last, self._last + number)).fetchall()
 
     def delete(self, number: int) -> None:
-        """The oldest ones: one statement, and so one transaction."""
+        """Delete the oldest rows in one statement."""
         self._db.execute(_SQL.delete, (self._last, self._last + number))
         self._last += number
 
     def life(self, rows: list[Row], batch: int) -> None:
-        """Append, read and delete them, batch by batch."""
+        """Append, read and delete rows, batch by batch."""
         if batch == 1:
             self._life_one_by_one(rows)
             return
@@ -80,7 +80,7 @@ class Floor:
             self.delete(len(self.read(len(part))))
 
     def _life_one_by_one(self, rows: list[Row]) -> None:
-        # Autocommit: three statements a message is the least that can be done, so the harder floor.
+        # Autocommit with three statements per message is the least possible work, so it is the harder floor.
         execute, last = self._db.execute, self._last
         insert, read, delete = _SQL.insert, _SQL.read, _SQL.delete
         for row in rows:
@@ -91,19 +91,19 @@ class Floor:
         self._last = last
 
     def append_one_by_one(self, rows: list[Row]) -> None:
-        """One autocommit insert each."""
+        """Append each row with one autocommit insert."""
         execute, insert = self._db.execute, _SQL.insert
         for row in rows:
             execute(insert, row)
 
     def empty(self) -> None:
-        """Delete everything, not measured."""
+        """Delete everything. Not measured."""
         self._last = self._db.last_insert_rowid()
         self._db.execute(_SQL.empty)
 
     @property
     def connection(self) -> apsw.Connection:
-        """To be asked for its settings."""
+        """The connection, to query its settings."""
         return self._db
 
     def close(self) -> None:
@@ -117,5 +117,5 @@ class Floor:
 
 
 def sqlite_version() -> str:
-    """The SQLite that both sides use."""
+    """Return the SQLite version that both sides use."""
     return apsw.sqlite_lib_version()

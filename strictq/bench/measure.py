@@ -1,4 +1,4 @@
-"""Rates of send, receive and ack beside those of the floor, taking turns in one run."""
+"""Measure the rates of send, receive and ack for strictq and for the floor, alternately in one run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Seconds = defaultdict[str, float]
 
 @attrs.frozen(kw_only=True)
 class BenchPlan:
-    """What is measured.
+    """The parameters of a measurement.
 
     Attributes:
-        messages: of each round, in batches of `batch`; singles: of each round, sent one by one.
+        messages: number per round, in batches of `batch`; singles: number per round that are sent one by one.
     """
 
     durability: Literal["full", "process"]
@@ -41,7 +41,7 @@ class BenchPlan:
 
 @attrs.frozen
 class Figure:
-    """One line of the result: messages a second of strictq and of the floor, medians of the rounds, and their ratio.
+    """One line of the result: messages per second of strictq and of the floor, medians of the rounds, and their ratio.
 
     Attributes:
         low, high: the smallest and the largest ratio of a round.
@@ -56,7 +56,7 @@ class Figure:
 
 
 def measure(directory: Path, plan: BenchPlan) -> Iterator[list[Figure]]:
-    """Measure in a directory that is there; after each round, the figures so far."""
+    """Measure in an existing directory. After each round, yield the figures so far."""
     body = bytes(i * 167 % 251 for i in range(plan.body_bytes))
     keys = [f"key-{n}" for n in range(plan.keys)]
     todo = [strictq.Message(body, key=keys[i * 7919 % plan.keys]) for i in range(plan.messages)]
@@ -79,9 +79,9 @@ def measure(directory: Path, plan: BenchPlan) -> Iterator[list[Figure]]:
 
 
 def warm(q: strictq.Queue, keys: list[str]) -> None:
-    """Make every lane exist and the WAL as large as it gets, as in a queue that has run for a while; leave it empty.
+    """Create every lane and grow the WAL to its full size, as in a long-running queue. Leave the queue empty.
 
-    The floor's WAL has its full size too: a durable commit to one that still grows costs twice as much.
+    The floor's WAL has its full size, too. A durable commit to a growing WAL costs twice as much.
     """
     for start in range(0, len(keys), WARM_AT_ONCE):
         q.send_many([strictq.Message(b"", key=key) for key in keys[start : start + WARM_AT_ONCE]])
@@ -92,7 +92,7 @@ def warm(q: strictq.Queue, keys: list[str]) -> None:
 
 
 def drain(q: strictq.Queue, batch: int = 10_000) -> int:
-    """Receive and ack until nothing is ready; how many that were."""
+    """Receive and ack until no message is ready. Return the number of messages."""
     done = 0
     while ds := q.receive(batch):
         q.ack_many(ds)

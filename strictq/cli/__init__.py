@@ -1,7 +1,7 @@
-"""The `strictq` command: one module per group of commands, imported when one of them is asked for.
+"""The `strictq` command: one module per group of commands, imported when one of them is used.
 
-Exit codes: 0 done · 1 it ran, and something is wrong · 2 wrong usage or input · 130 Ctrl-C · 141 the reader of the
-output went away · 128 + n ended by signal n.
+Exit codes: 0 success · 1 failure or problems found · 2 invalid usage or input · 130 Ctrl-C · 141 the reader of the
+output has exited · 128 + n ended by signal n.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "stats": ("stats", "Show counts, ages and rates of a queue."),
     "alarm": ("alarm", "Exit with 1 if a queue reaches given limits."),
     "top-keys": ("looking", "List the keys with the most or oldest messages."),
-    "explain": ("looking", "Show why a key is blocked, and since when."),
+    "explain": ("looking", "Show whether a key is blocked, why, and since when."),
     "peek": ("looking", "Show the next messages of a key."),
     "status": ("looking", "Show the state of one message."),
     "dead": ("looking", "List dead letters."),
     "history": ("history", "List, export or plot finished messages."),
-    "query": ("looking", "Query a program's app_* tables with SQL."),
+    "query": ("looking", "Query your own app_* tables with SQL."),
     "redrive": ("operating", "Return dead letters to their original position."),
-    "hold": ("operating", "Stop delivering a key."),
+    "hold": ("operating", "Stop delivering the messages of a key."),
     "release": ("operating", "End a hold, or release a named consumer's batch."),
     "reject": ("operating", "Dead-letter individual messages."),
     "purge": ("operating", "Delete the waiting messages of a key or queue."),
@@ -39,25 +39,25 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "check": ("check", "Verify a queue's files; repair or salvage them."),
     "migrate": ("migrating", "Upgrade a queue to the current file format."),
     "replicate": ("replicating", "Replicate a queue to a directory or S3."),
-    "replica": ("receiving", "Receive a queue's changes on another host."),
-    "promote": ("receiving", "Make a queue of such a replica."),
-    "merge": ("merging", "Merge what the old primary has into the queue that took its place."),
+    "replica": ("receiving", "Run a replica of a queue on another host."),
+    "promote": ("receiving", "Turn a replica into a queue after its primary is lost."),
+    "merge": ("merging", "Merge the old primary's changes into the promoted queue."),
     "members": ("receiving", "Show or change the members of a chain of replicas."),
-    "adopt": ("merging", "Make a copied directory a queue of its own."),
-    "replicas": ("replicating", "Show what a replica holds."),
+    "adopt": ("merging", "Give a copied queue its own identity."),
+    "replicas": ("replicating", "Show which states a replica can restore."),
     "restore": ("replicating", "Restore a queue from a replica."),
     "bench": ("bench", "Measure throughput on your disk."),
     "demo": ("demo", "Kill a consumer and verify the order of every key."),
     "completion": ("completion", "Print or install shell completion."),
 }
-"""Every command, in the order of the help: the module that has it under its name, and one line on it."""
+"""Every command in the order of the help: its module, and a one-line description."""
 
 COMPLETE: Final = "_STRICTQ_COMPLETE"
-"""Set by a shell that wants completions."""
+"""Set by a shell that requests completions."""
 
 
 def app() -> click.Group:
-    """The command line application.
+    """Return the command line application.
 
     Raises:
         ModuleNotFoundError: click is not installed.
@@ -68,14 +68,14 @@ def app() -> click.Group:
 
 
 def main() -> None:
-    """Entry point of the `strictq` command."""
-    gc.disable()  # until all modules of a command are there (_group.py): none of what they bring is garbage
+    """Run the `strictq` command."""
+    gc.disable()  # until all modules of a command are imported (_group.py): none of their objects is garbage
     try:
         from strictq.cli._group import run
 
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
-        code = 130  # while modules were imported; commands end by themselves
+        code = 130  # during the imports; later, commands handle it themselves
     except ModuleNotFoundError as e:
         missing = (e.name or "").partition(".")[0]
         if not missing or missing == "strictq" or missing in sys.stdlib_module_names:

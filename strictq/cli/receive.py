@@ -82,7 +82,7 @@ def receive(
 ) -> int:
     """Print the oldest ready messages, one per line, and ack them after writing.
 
-    Messages are acked when the operating system has accepted the output; the reader of a pipe may not have read it yet.
+    Messages are acked when the operating system has accepted the output. The reader of a pipe may not have read it yet.
     Messages that could not be written are released. To process messages with a command, use `strictq work`.
 
     Exit code 0: done, even if there was no message. 1: some messages were printed but not acked, because their lease was lost.
@@ -213,7 +213,7 @@ class Printer:
         self._q = q
         self._out = out
         self._settle = settle
-        # starts=True: this command runs no handler that a message could crash, so its death must not end batch delivery.
+        # starts=True: no message can crash this command, so its death must not end the delivery of several messages per lane.
         self._receiving = q._receiving
         self._request = self._receiving.request(1, per_key, lease, keys, consumer, starts=True)
         self.lost = 0

@@ -53,7 +53,7 @@ def consume(
     done = 0
     while wanted():
         try:
-            # At the end of the block, what was not processed goes back to the queue.
+            # At the end of the block, unprocessed messages return to the queue.
             with q.receive(batch, wait=POLL_SECONDS, lease_seconds=lease_seconds, consumer=name) as messages:
                 for i, d in enumerate(messages):
                     if d.lease.expires_in < lease_seconds / 2:
@@ -95,7 +95,7 @@ def _is_wanted() -> bool:
     try:
         return os.read(0, 1) != b""
     except BlockingIOError:
-        return True  # the runner's end of the pipe is open
+        return True  # the runner still has its end of the pipe open
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A worker's timeline as a picture file. matplotlib, which only a PNG needs, is imported when one is drawn."""
+"""A worker's timeline as a picture file. matplotlib is imported only to draw a PNG."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from strictq.worker.timeline import PREPARE, Timeline, label
 
 KEYS_MAX: Final = 12
 BARS_MAX: Final = 60
-"""Bars side by side that can be told apart."""
+"""Number of bars side by side that can be distinguished."""
 COLOURS: Final = {"prepare": ("#9ecae1", "#c6dbef"), "process": ("#2c7fb8", "#6baed6")}
 ROW_INCHES, WIDTH_INCHES, DPI = 0.55, 10.0, 120
 
 
 def require(path: Path) -> None:
-    """See, before anything runs, that a picture can be drawn and has a place.
+    """Check, before anything runs, that a picture can be drawn and written.
 
     Raises:
-        InvalidArgument: nothing happened.
+        InvalidArgument: it cannot; nothing was changed.
     """
     suffix = path.suffix.lower()
     if suffix not in (".png", ".svg"):
@@ -34,7 +34,7 @@ def require(path: Path) -> None:
 
 
 def draw(timeline: Timeline, path: Path) -> None:
-    """Write the picture, whole or not at all.
+    """Write the picture atomically.
 
     Raises:
         InvalidArgument: the file can't be written.
@@ -53,7 +53,7 @@ def draw(timeline: Timeline, path: Path) -> None:
 
 
 def _png(timeline: Timeline, path: Path) -> None:
-    from matplotlib.figure import Figure  # without pyplot, which would look for a screen
+    from matplotlib.figure import Figure  # without pyplot, which would look for a display
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
 
@@ -66,7 +66,7 @@ def _png(timeline: Timeline, path: Path) -> None:
     axes.set_yticks(range(len(keys)), [label(key).replace("$", r"\$") for key in keys])
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
-    # Neighbours have two shades of a colour by turns, to be told apart: the legend shows both.
+    # Adjacent bars alternate between two shades of a colour, so the legend shows both.
     handles = [tuple(Patch(color=shade) for shade in shades) for shades in COLOURS.values()]
     axes.legend(
         handles, [f"{stage}, a message each" for stage in COLOURS], handler_map={tuple: HandlerTuple(ndivide=None, pad=0.0)},

@@ -62,11 +62,11 @@ def run(
     """
     with tempfile.TemporaryDirectory(prefix="strictq-demo-", ignore_cleanup_errors=True) as place:
         options = {
-            # Small runs in small batches: every consumer is to have its part of them.
+            # Small runs use small batches, so that every consumer gets some of the messages.
             "batch": min(BATCH_MAX, max(2, source.count // (8 * consumers))),
             "lease_seconds": lease_seconds,
             "chain": source.chain,
-            # One of them gets so far, however unevenly they share the work.
+            # At least one of them processes this many, however unevenly they share the work.
             "kill_after": source.count // (2 * consumers) if kill else None,
         }
         crew = _Crew(q.path, options, Path(place), watch)
@@ -151,14 +151,14 @@ class _Crew:
     """The consumer processes: starts, replaces and stops them. It touches no process that it did not start."""
 
     def __init__(self, queue: str, options: dict[str, Any], place: Path, watch: Watcher) -> None:
-        """Args: options: options of `consumer.consume`; place: a directory for the output."""
+        """Start no consumer yet. `options` are those of `consumer.consume`; `place` is a directory for the output."""
         self.members: list[_Member] = []
         self._queue = queue
         self._options = options
         self._place = place
         self._kill_note = place / "killed"
         self._watch = watch
-        # All of them have this pipe as stdin. Nothing is written to it: that it ends, as it does with us, stops them.
+        # The stdin of all consumers. Nothing is written to it. They stop when it is closed, also if this process dies.
         self._stdin, self._open_end = os.pipe()
 
     def start(self, consumers: int) -> None:
@@ -201,7 +201,7 @@ class _Crew:
     def values(self, q: strictq.Queue) -> list[dict[str, Any]]:
         """Return the consumers as JSON values."""
         done, retried = Counter[str](), Counter[str]()
-        for name, count, again in q.query(BY_CONSUMER):  # once for each shard
+        for name, count, again in q.query(BY_CONSUMER):  # one row per shard
             done[name] += count
             retried[name] += again
         return [
@@ -217,12 +217,12 @@ class _Crew:
         log = self._place / f"{name}.log"
         options = {**self._options, "name": name, "kill_note": str(self._kill_note)}
         with log.open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell
+            process = subprocess.Popen(  # noqa: S603 - strictq's own interpreter and module, no shell
                 [sys.executable, "-m", "strictq.demo.consumer", self._queue, json.dumps(options)],
                 stdin=self._stdin,
                 stdout=output,
                 stderr=output,
-                # A Ctrl-C is for the parent, which then stops its consumers in order.
+                # Ctrl-C then reaches only this process, which stops its consumers in order.
                 process_group=0,
             )
         self.members.append(_Member(name, process, log))

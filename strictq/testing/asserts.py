@@ -100,7 +100,7 @@ def assert_dead(
 
 
 def assert_settled(queue: Any, key: Key | None = None, seqs: Iterable[int] | None = None) -> None:
-    """Assert that every message was resolved: none waits, is in flight, or is dead.
+    """Assert that every message is resolved: none is waiting, in flight, or dead.
 
     Args:
         key: the key; None: the whole queue.
@@ -144,7 +144,7 @@ def _assert_all_settled(q: Queue) -> None:
     raise AssertionError(text + _dead(q, None))
 
 
-# ---- how it is shown
+# ---- failure messages
 
 _NONE: Final[Any] = object()
 

@@ -17,7 +17,7 @@ from .._errors import InvalidArgument
 
 DAY_SECONDS: Final = 86_400.0
 LOOK_COSTS: Final = MICROSECONDS
-"""The least time that a skipped wait counts, so that many short waits end, too."""
+"""The least time that a skipped wait counts, microseconds, so that endless short waits reach the limit, too."""
 
 
 class Idle(BaseException):
@@ -63,7 +63,7 @@ class FakeClock:
         self._lock = threading.Lock()
         self._listeners: set[WeakMethod[Callable[[], None]]] = set()
 
-    # ---- what strictq asks
+    # ---- called by strictq
 
     def wall(self) -> int:
         """Return microseconds since 1970; the wall clock may be wrong."""
@@ -110,7 +110,7 @@ class FakeClock:
         self._move(step)
         return True
 
-    # ---- what tests do
+    # ---- called by tests
 
     @property
     def now(self) -> float:

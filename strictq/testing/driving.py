@@ -24,9 +24,9 @@ class Drained:
     """The result of `drain`.
 
     Attributes:
-        acked, retried, rejected, deferred: messages.
+        acked, retried, rejected, deferred: number of messages.
         failures: (key, seq, attempt, reason) of every failed attempt, in order, including the last one of a poison message.
-        seconds: how much of the queue's time was skipped.
+        seconds: seconds of the queue's time that were skipped.
     """
 
     acked: int
@@ -212,7 +212,7 @@ class _Driving:
         storage = self._queue._client.storage
         at, now = storage.soonest(), storage.now()
         if at is None or at <= now:
-            return False  # what is due already, and was not taken, is not for this worker: it asked for other keys
+            return False  # due messages that this worker did not receive have other keys than it asked for
         self._move(clock, at - now)
         return True
 
@@ -235,7 +235,7 @@ class _Driving:
 def _watched(driving: _Driving, handler: Any) -> Any:
     """Wrap the handler to record its exceptions, except Retry, Defer and Reject."""
     if not callable(handler):
-        return handler  # Worker says what is wrong with it
+        return handler  # Worker reports what is wrong with it
     from ..worker import Defer, Reject, Retry
 
     if is_async(handler):

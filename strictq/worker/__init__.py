@@ -1,4 +1,4 @@
-"""The worker: prepare message n+1 while message n is processed. docs/explanation/scheduler.md says how."""
+"""The worker: prepares message n+1 of a key while message n is processed. See docs/explanation/scheduler.md."""
 
 from .._findings import WorkerEvent
 from .breaker import Breaker

@@ -1,9 +1,9 @@
-"""Batches: several messages in one call of a handler. The scheduler for them, beside the one for single messages.
+"""The scheduler for batch handlers, which get several messages in one call.
 
-A group takes the first messages of lanes that wait, several of a lane in order, up to `batch_max`. Its messages are started
-together, run together, and are settled lane by lane. A lane has messages in one group at a time, so what is behind them starts
-after they are settled. A message that was tried before is a group by itself: the one that fails the call cannot fail its
-neighbours again, and one that kills its process is found.
+A group takes the first messages of waiting lanes, several of a lane in order, up to `batch_max`. Its messages are started
+together, run together, and are settled lane by lane. A lane has messages in one group at a time, so its later messages start
+after these are settled. A retried message is a group by itself, so that a message that fails the call cannot fail its
+neighbours again, and one that kills its process is identified.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .schedule import Board
 
 
 class BatchBoard(Board):
-    """All lanes that a worker with a batch handler holds. See Board.
+    """The lanes held by a worker with a batch handler. See Board.
 
     Attributes:
-        groups: those that are formed and not settled.
-        ready_groups: those that a free handler can take.
-        wait: seconds that a batch that is not full waits for more.
-        finished: their handlers came back; what became of each job is in its `_failure`.
+        groups: the groups that are formed and not settled.
+        ready_groups: the groups that a free handler can take.
+        wait: seconds that an incomplete batch waits for more messages.
+        finished: the groups whose handlers returned. The error of each job is in its `_failure`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class BatchBoard(Board):
     # ---- forming groups
 
     def plan(self, now: float) -> float | None:
-        """Form groups where handlers are free for them. Returns when a batch that is not full has waited long enough."""
+        """Form groups for free handlers. Return the time at which an incomplete batch has waited long enough."""
         self.groups = {group for group in self.groups if group.live or (group.taken and not group.given_up)}
         if self.resting:
             return None
@@ -73,7 +73,7 @@ class BatchBoard(Board):
         return self.circuit is not None and self.circuit.state != CLOSED
 
     def _unstarted(self) -> Iterator[HeldLane]:
-        """Lanes that wait, in order; forgets those that do not wait any more."""
+        """Yield the waiting lanes in order, and drop the others from the list."""
         waiting = self._waiting
         for _ in range(len(waiting)):
             lane = waiting.popleft()
@@ -82,7 +82,7 @@ class BatchBoard(Board):
         yield from tuple(waiting)
 
     def _first_again(self) -> list[Job]:
-        """A message that was tried before, alone."""
+        """Return the first waiting message that is retried, alone."""
         return next(([lane.jobs[0]] for lane in self._unstarted() if lane.jobs[0].attempt > 1), [])
 
     def _next(self, most: int) -> list[Job]:
@@ -105,19 +105,19 @@ class BatchBoard(Board):
         for lane in last:
             lane.selected = True
             self.selected[lane] = None
-        # At once: a lane that comes back to wait before it was looked at would stand there twice.
+        # Removed at once. Otherwise a lane that returns to the list before the next pass would be in it twice.
         self._waiting = deque(lane for lane in self._waiting if not lane.selected)
         group.starting = set(last)
-        # To start a message charges those before it in its lease, too.
+        # Starting a message also charges those before it in its lease.
         self.starting += last.values()
 
     def growing(self) -> list[HeldLane]:
-        """Lanes that wait for a batch to fill: what arrives in them meanwhile belongs to it."""
+        """Return the lanes that wait for a batch to fill. Messages that arrive in them meanwhile belong to it."""
         if self._since is None or self.resting:
             return []
         return [lane for lane in self._unstarted() if lane.lease._open > 0]
 
-    # ---- what the keeper does in transactions
+    # ---- the keeper's transactions
 
     def take_work(self) -> tuple[list[tuple[Job, Job | None]], list[Job]]:
         starting, self.starting = self.starting, []
@@ -140,7 +140,7 @@ class BatchBoard(Board):
             self.ready_groups.append(group)
 
     def acked(self, jobs: Iterable[Job], now: float) -> None:
-        """These are resolved; of each lane in order, its first ones."""
+        """Record acks. The jobs are the first ones of their lanes, in order."""
         lanes: dict[HeldLane, None] = {}
         for job in jobs:
             if job._lane.alive:
@@ -165,7 +165,7 @@ class BatchBoard(Board):
     # ---- process
 
     def take_group(self, now: float) -> JobBatch | None:
-        """The next group for a free handler."""
+        """Return the next group for a free handler."""
         while self.ready_groups and not self.resting:
             group = self.ready_groups.popleft()
             for lane in {job._lane for job in group.live if job._lane.until <= now}:

@@ -1,4 +1,4 @@
-"""The circuit breaker: whether handlers fail so often that a worker must pause, and when it tries again.
+"""The circuit breaker: decides when a worker pauses because its handlers fail, and when it tries again.
 
 A pure state machine without threads, queue or clock. A worker calls it under its board's lock, with the time as an
 argument.
@@ -58,8 +58,8 @@ class Breaker:
         starts_min: and at least this many of them ended, 1 to 1,000, and the failures are not all of one key, whose message
             may be the cause.
         window_seconds: handlers that ended earlier do not count. At most the newest 1,000 count.
-        probe_seconds: wait before the first try after it opened. It doubles with each failed try.
-        probe_seconds_max: longest wait between two tries, and how long a message that failed meanwhile is postponed.
+        probe_seconds: wait before the first probe after it opened. The wait doubles with each failed probe.
+        probe_seconds_max: longest wait between two probes, and the delay of messages that fail while it is open.
     Raises:
         InvalidArgument: a value is out of range, or probe_seconds is more than probe_seconds_max.
     """
@@ -77,13 +77,13 @@ class Breaker:
 
 @attrs.frozen
 class Opened:
-    """Why a breaker is open.
+    """The reason why a breaker is open.
 
     Attributes:
         at: when it opened, on the clock of the caller.
-        failures, ends: handlers that failed, and handlers that ended, in the window.
+        failures, ends: number of handlers that failed, and that ended, in the window.
         error: the newest failure, including probes.
-        probes: tries that failed since.
+        probes: number of probes that failed since.
     """
 
     at: float
@@ -100,12 +100,12 @@ class Circuit:
         state: CLOSED, OPEN or PROBING.
         permit: the number that a handler must have been admitted with for its outcome to count. Handlers that were running
             when the breaker opened have an older one, because their outcome does not show the later state.
-        opened: why it is not closed; None if it is closed.
-        probe_at: when the next probe may start, if the state is OPEN.
+        opened: the reason why it is not closed; None if it is closed.
+        probe_at: time at which the next probe may start, if the state is OPEN.
     """
 
     def __init__(self, rules: Breaker, chance: Callable[[], float] = random.random) -> None:
-        """Args: chance: for jitter, 0.0 to 1.0."""
+        """Create a closed breaker. `chance` returns 0.0 to 1.0, for jitter."""
         self.rules = rules
         self.state = CLOSED
         self.permit = 0
@@ -135,7 +135,7 @@ class Circuit:
             return
         self._count(now, key)
         ends, failures = len(self._outcomes), self._failures.total()
-        # Not where one key fails alone: its poison message would be tried for ever, and never charged.
+        # It stays closed if only one key fails. Otherwise its poison message would be retried forever and never charged.
         if ends >= self.rules.starts_min and failures >= self.rules.failure_ratio * ends and len(self._failures) > 1:
             self._open(Opened(now, failures, ends, error), now)
 

@@ -1,4 +1,4 @@
-"""A command of the system as a handler: the message on its stdin, what it is in its environment, no shell."""
+"""A system command as a handler. It gets the message on stdin and its metadata in the environment. No shell is involved."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from .job import Defer, Job, Retry
 RETRY_CODE: Final = 75
 """EX_TEMPFAIL of sysexits.h: try again later."""
 DEFER_CODE: Final = 69
-"""EX_UNAVAILABLE of sysexits.h: a service is unavailable. Postpones the message, if the worker was given a delay for it."""
+"""EX_UNAVAILABLE of sysexits.h: a service is unavailable. Defers the message if the worker has a delay for it."""
 POLL_SECONDS: Final = 0.05
 ERROR_BYTES_MAX: Final = 2000
-"""How much of the end of a command's stderr is kept with the message."""
+"""The number of last bytes of a command's stderr that are stored with the message."""
 OUTPUT_BYTES_MAX: Final = 8000
-"""And of its stdout."""
+"""The number of last bytes of its stdout that are stored."""
 CHUNK_BYTES: Final = 64 * 1024
 LINE_BYTES_MAX: Final = 1024 * 1024
-"""A longer line is passed on in pieces."""
+"""Longer lines are passed on in pieces."""
 
 
 class CommandFailed(Exception):
-    """The command ended by a signal, or with an exit code that means neither done nor retry nor defer."""
+    """The command was killed by a signal, or its exit code means neither done nor retry nor defer."""
 
     speaks_for_itself = True
 
 
 class Command:
-    """Runs a command for each job; waits for it, and ends it with everything it started when the job is cancelled."""
+    """Run a command for each job and wait for it. Kill it with all its children when the job is cancelled."""
 
     def __init__(self, arguments: Sequence[str], queue: str, *, defer_seconds: float | None = None) -> None:
-        """Args: defer_seconds: how long exit code 69 postpones a message; None: it fails, as with any other code."""
+        """Prepare to run `arguments`. `defer_seconds` is the delay for exit code 69; None: it fails like any other code."""
         self._arguments = list(arguments)
         self._queue = queue
         self._defer_seconds = defer_seconds
 
     def process(self, job: Job) -> None:
-        """A process handler: exit code 0 acks, 75 retries, 69 may defer, anything else fails. Its stdout is the job's output."""
+        """Process a job: exit code 0 acks, 75 retries, 69 may defer, any other code fails. Its stdout is the job's output."""
         with tempfile.TemporaryFile() as out:
             self._run(job, out, Relay(out, sys.stdout, OUTPUT_BYTES_MAX))
 
     def prepare(self, job: Job) -> IO[bytes]:
-        """A prepare handler: its stdout, in a file that is gone when nobody needs it any more."""
+        """Prepare a job, and return a file with the command's stdout, deleted when it is no longer referenced."""
         held = tempfile.NamedTemporaryFile(prefix="strictq-prepared-")  # noqa: SIM115 - it lives as long as the job
         try:
             self._run(job, held, None)
@@ -67,8 +67,8 @@ class Command:
             body.write(job.body)
             body.seek(0)
             holder = job._delivery.lease._client.storage.holder
-            # A session of its own: Ctrl-C is for the worker, which lets the command finish.
-            process = subprocess.Popen(  # noqa: S603 - the command is what the user asked for
+            # A separate session, so that Ctrl-C reaches only the worker, which lets the command finish.
+            process = subprocess.Popen(  # noqa: S603 - the user gave the command
                 self._arguments,
                 stdin=body,
                 stdout=stdout,
@@ -102,10 +102,10 @@ class Command:
 
 
 class Relay:
-    """Passes on what a command writes, as it comes and in whole lines, and keeps the end of it.
+    """Passes on a command's output at once, in whole lines, and keeps the end of it.
 
     Attributes:
-        tail: the end of what was passed on.
+        tail: the end of the output that was passed on.
     """
 
     def __init__(self, source: IO[bytes], to: TextIO, bytes_max: int) -> None:
@@ -118,10 +118,10 @@ class Relay:
         self._end = b""
 
     def go_on(self, *, to_the_end: bool) -> None:
-        """Pass on the lines that are complete; to_the_end: everything.
+        """Pass on the complete lines; with to_the_end, everything.
 
         Raises:
-            OSError: the stream can't be written. (A reader that went away is no error: then nothing is passed on.)
+            OSError: the stream can't be written. A closed pipe is not an error; the output is then discarded.
         """
         while data := os.pread(self._fd, CHUNK_BYTES, self._read):
             self._read += len(data)
@@ -149,7 +149,7 @@ _PRINTING: Final = threading.Lock()
 
 
 def _print(to: TextIO, data: bytes) -> None:
-    """Write bytes to a stream. On a terminal as text, so that a line of progress makes room for them."""
+    """Write bytes to a stream. To a terminal, write text, so that a progress line makes room for it."""
     buffer = getattr(to, "buffer", None)
     if buffer is None or to.isatty():
         to.write(data.decode("utf-8", "replace"))
@@ -157,12 +157,12 @@ def _print(to: TextIO, data: bytes) -> None:
         return
     to.flush()
     rest = memoryview(data)
-    while rest:  # past the buffer: what a failing stream did not take must not stay there
+    while rest:  # not through the buffer: the bytes that a failing stream did not accept must not stay in it
         rest = rest[os.write(buffer.fileno(), rest) :]
 
 
 def environment(job: Job, queue: str, base: Mapping[str, str]) -> dict[str, str]:
-    """What a command is told of its message. STRICTQ_KEY is left out where the key can't be in an environment."""
+    """Return a command's environment for its message. STRICTQ_KEY is omitted if the key contains a NUL byte."""
     values = {
         **base,
         "STRICTQ_QUEUE": queue,
@@ -207,5 +207,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def shell(text: str) -> list[str]:
-    """The command that has the user's shell run a text; for those who ask for it."""
+    """Return the command that runs a text in the user's shell."""
     return [os.environ.get("SHELL") or str(Path("/bin/sh")), "-c", text]

@@ -1,4 +1,4 @@
-"""What handlers' threads and tasks call: to be given a job, and to hand back what came of it."""
+"""The functions that handlers' threads and tasks call to take jobs and to report results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .job import Job, JobBatch
 from .state import ENDING, State
 
 FAST_SECONDS: Final = 0.001
-"""Handlers quicker than this are acked in groups; each of the others at once."""
+"""Faster handlers are acked in groups; slower ones are acked at once."""
 COMMITS_MAX: Final = 5
 
 
 class Handover:
-    """Between the handlers and the board. Handlers never wait for the keeper unless they need its answer."""
+    """The interface between handlers and the board. Handlers wait for the keeper only if they need its answer."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -26,7 +26,7 @@ class Handover:
         self._clock = state.clock
 
     def take_process(self) -> Job | None:
-        """The next job for a process handler that is free."""
+        """Return the next job for a free process handler."""
         board = self._board
         with board.lock:
             job = board.take(self._clock())
@@ -35,7 +35,7 @@ class Handover:
         return job
 
     def take_prepare(self) -> Job | None:
-        """The next job for a prepare handler that is free."""
+        """Return the next job for a free prepare handler."""
         with self._board.lock:
             job = self._board.take_prepare(self._clock())
         if job is not None and self._state.loud:
@@ -43,7 +43,7 @@ class Handover:
         return job
 
     def take_group(self) -> JobBatch | None:
-        """The next messages for a batch handler that is free."""
+        """Return the next group for a free batch handler."""
         assert isinstance(self._board, BatchBoard)
         with self._board.lock:
             group = self._board.take_group(self._clock())
@@ -53,7 +53,7 @@ class Handover:
         return group
 
     def processed_group(self, group: JobBatch, error: BaseException | None) -> None:
-        """A batch handler came back. The keeper settles its messages."""
+        """Record that a batch handler returned. The keeper settles its messages."""
         board, state = self._board, self._state
         assert isinstance(board, BatchBoard)
         if isinstance(error, ENDING):
@@ -74,7 +74,7 @@ class Handover:
             group.jobs, group.taken = known, False
             if known:
                 board.finished.append(group)
-                # One outcome for the breaker: it is one call of whatever the handler calls.
+                # One outcome for the breaker, because the batch is one call of the handler's dependency.
                 good = next((job for job in known if job._failure is None), None)
                 if good is not None:
                     state.succeeded(good, now)
@@ -87,7 +87,7 @@ class Handover:
         state.wake()
 
     def prepared(self, job: Job, result: Any, error: BaseException | None, weight: int) -> None:
-        """A prepare handler came back."""
+        """Record the result of a prepare handler."""
         if isinstance(error, ENDING):
             self._state.end(error)
         now = self._clock()
@@ -106,7 +106,7 @@ class Handover:
         self._state.wake()
 
     def processed(self, job: Job, error: BaseException | None) -> bool:
-        """A process handler came back. True: it is to be committed by itself: call `commit`."""
+        """Record that a process handler returned. Return True if the caller must call `commit`, because the job has effects."""
         board, state = self._board, self._state
         if isinstance(error, ENDING):
             state.end(error)
@@ -131,7 +131,7 @@ class Handover:
                     board.done.append(job)
                     state.succeeded(job, now)
                     if seconds < FAST_SECONDS and board.ready and state.fast:
-                        return False  # the keeper comes by itself, or is told by the last one
+                        return False  # the keeper wakes up by itself, or the last handler wakes it
         if not known or error is not None:
             job._undo()
         if not known:
@@ -140,7 +140,7 @@ class Handover:
         return False
 
     def commit(self, job: Job) -> None:
-        """Commit a job's effects with its ack. Takes a transaction: not for an event loop's thread."""
+        """Commit a job's effects with its ack. Runs a transaction, so never call it in an event loop's thread."""
         error = commit(job)
         now = self._clock()
         with self._board.lock:
@@ -158,10 +158,10 @@ class Handover:
 
 
 def commit(job: Job) -> BaseException | None:
-    """Commit a job's effects with its ack, again where that may help. Returns why it failed."""
+    """Commit a job's effects with its ack, and retry transient failures. Return the error, or None."""
     for turn in range(COMMITS_MAX):
-        # Only the handler can repeat what it did by `run`. If OutcomeUnknown turns out to have happened, the second run of
-        # what can be repeated is thrown away, and the nack of what can't be is refused.
+        # Only the handler can repeat what `run` did. If OutcomeUnknown was a success after all, the second commit of repeatable
+        # effects is ignored, and the nack of the others is refused.
         repeatable = job._tx is None
         try:
             job._commit()

@@ -1,4 +1,4 @@
-"""What a worker expects of a message: what it says, what the worker or the queue was told, or what was learned."""
+"""A worker's estimates: the message's own, else the worker's or the queue's, else the learned ones."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .margin import Margin
 
 @attrs.define
 class Estimates:
-    """What a worker expects of a message: what the message says, else what the worker was told, else what the queue's
-    configuration says, else what was learned.
+    """The durations that a worker expects, by priority: the message's own estimate, the worker's arguments, the queue's
+    configuration, the learned durations.
 
     Attributes:
-        given_…: seconds a stage takes, as the worker was told, or else the queue; None: learned.
-        learning: take in what is measured.
+        given_…: seconds from the worker's arguments or the queue's configuration; None: learned.
+        learning: whether to learn measured durations.
     """
 
     prepare: Model = attrs.Factory(Model)
@@ -27,28 +27,28 @@ class Estimates:
     margin: Margin = attrs.Factory(Margin)
 
     def of_process(self, told: float | None, size: float) -> float | None:
-        """Seconds that process will take; None: unknown."""
+        """Return the estimated seconds of process; None: unknown. `told` is the message's own estimate."""
         if told is not None:
             return told
         return self.given_process if self.given_process is not None else self.process.predict(size)
 
     def of_prepare(self, told: float | None, size: float) -> float | None:
-        """Seconds that prepare will take; None: unknown."""
+        """Return the estimated seconds of prepare; None: unknown. `told` is the message's own estimate."""
         if told is not None:
             return told
         return self.given_prepare if self.given_prepare is not None else self.prepare.predict(size)
 
     def to_rows(self) -> dict[str, str]:
-        """What is stored with the queue."""
+        """Return the form that is stored with the queue."""
         return {"prepare": self.prepare.to_json(), "process": self.process.to_json()}
 
     def take_defaults(self, config: QueueConfig) -> None:
-        """Expect what the queue's configuration says, where the worker was told nothing."""
+        """Use the queue's configuration where the worker has no argument."""
         self.given_prepare = config.prepare_seconds if self.given_prepare is None else self.given_prepare
         self.given_process = config.process_seconds if self.given_process is None else self.given_process
 
     def load(self, rows: dict[str, str]) -> None:
-        """Continue from what is stored."""
+        """Load the stored models."""
         for stage, text in rows.items():
             if stage == "prepare":
                 self.prepare = Model.from_json(text)
@@ -56,5 +56,5 @@ class Estimates:
                 self.process = Model.from_json(text)
 
     def reset(self) -> None:
-        """Forget what was learned."""
+        """Delete the learned models."""
         self.prepare, self.process, self.margin = Model(), Model(), Margin()

@@ -1,4 +1,4 @@
-"""A worker inside an event loop: its keeper in a thread, async handlers as tasks, plain ones in threads."""
+"""A worker inside an event loop: its keeper runs in a thread, async handlers as tasks, plain handlers in threads."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def serve(
         try:
             await over.wait()
         except BaseException:
-            # The tasks are cancelled by the same hand; the keeper hears of each of them.
+            # The same cancellation reaches the tasks. Each of them reports to the keeper.
             keeper.stop(state.clock())
             with anyio.CancelScope(shield=True):
                 await over.wait()

@@ -1,4 +1,4 @@
-"""A worker's events in the log, and errors of handlers in words."""
+"""Log a worker's events, and format errors of handlers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .job import Reject, Retry
 
 log: Final = logging.getLogger("strictq.worker")
 PROBLEMS: Final = ("retried", "lost", "timeout")
-"""Kinds of a job's events that are logged as warnings."""
+"""Kinds of job events that are logged as warnings."""
 GIVEN_UP: Final = ("poison", "rejected")
-"""Those that are logged as errors: the message is tried no more."""
+"""Kinds that are logged as errors, because the message is not retried."""
 LINE: Final = "%s key=%r seq=%d token=%d %s%s"
 FIELDS: Final = ("key", "seq", "token", "attempt", "max_attempts", "seconds", "wait_seconds")
 BREAKER: Final = ("breaker_opened", "breaker_closed")
 
 
 def log_event(event: WorkerEvent) -> None:
-    """Write an event to the log: what is given up as an error, other problems as warnings, the rest for debugging."""
+    """Log an event: poison and rejected messages as errors, other problems as warnings, the rest for debugging."""
     if event.kind in BREAKER:
         log.warning("%s: %s", event.kind.replace("_", " "), event.detail)
         return
@@ -36,7 +36,7 @@ def log_event(event: WorkerEvent) -> None:
             text = f"{text}; {next_try(event.wait_seconds)}"
         args = (event.kind, event.key, event.seq, event.token, attempt_of(event), f": {text}" if text else "")
         record = log.makeRecord(log.name, level, __file__, 0, LINE, args, None, extra={"strictq": fields})
-        # What the worker itself made has no traceback that says more.
+        # The worker's own errors have no useful traceback.
         if event.kind in GIVEN_UP and event.error is not None and not speaks_for_itself(event.error):
             record.exc_info = (type(event.error), event.error, event.error.__traceback__)
             record.exc_text = traceback_of(event.error)
@@ -44,7 +44,7 @@ def log_event(event: WorkerEvent) -> None:
 
 
 def kept_traceback(error: BaseException) -> str | None:
-    """The traceback that is kept with the message. None: the error's words say all that there is."""
+    """Return the traceback to store with the message; None if the error's text is sufficient."""
     if (found := getattr(error, "handler_traceback", None)) is not None:
         return str(found)
     if isinstance(error, Retry | Reject):
@@ -53,34 +53,34 @@ def kept_traceback(error: BaseException) -> str | None:
 
 
 def log_run(event: Event) -> None:
-    """Write to the log that a worker runs, or has stopped."""
+    """Log that a worker started or stopped."""
     log.info("%s: %s", event.kind.replace("_", " "), event.detail)
 
 
 def attempt_of(event: WorkerEvent) -> str:
-    """Which attempt it is, and of how many. A queue with retry_for_seconds may grant more than its max_attempts."""
+    """Format the attempt and its limit. A queue with retry_for_seconds may exceed its max_attempts."""
     limit = event.max_attempts
     return f"attempt {event.attempt}" if limit is None or event.attempt > limit else f"attempt {event.attempt}/{limit}"
 
 
 def next_try(seconds: float) -> str:
-    """When a message is tried again at the earliest, local time."""
+    """Format the earliest time of the next attempt, in local time."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() + seconds))
     return f"next try at {at}, in {seconds:,.3g} s"
 
 
 def speaks_for_itself(error: BaseException) -> bool:
-    """It is one of the worker's own, made for people."""
+    """Return whether an error is one of the worker's own, whose text is written for users."""
     return bool(getattr(error, "speaks_for_itself", False))
 
 
 def where(error: BaseException) -> str:
-    """The line of the handler's code that raised it; "" for what the worker itself made."""
+    """Return the line of the handler's code that raised the error; "" for the worker's own errors."""
     frames = traceback.extract_tb(error.__traceback__, -1) if not speaks_for_itself(error) else ()
     return "".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
 
 
 def reason_of(error: BaseException) -> str:
-    """An exception as a reason, as it is kept; one of the worker's own speaks for itself."""
+    """Return an exception as a reason to store. The worker's own errors are stored without their type."""
     said = str(error) if speaks_for_itself(error) else describe(error)
     return validate.text("reason", said) or ""

@@ -1,4 +1,4 @@
-"""The forecast: when each lane's work is over, and so when the prepare of what is behind it is due. It only looks."""
+"""The forecast: estimates when each lane's work ends, and when the prepares of its later messages are due. Changes nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .job import BUFFERED, PREPARING, RUNNING, SETTLING, STARTING, HeldLane, Job
 from .limits import Limits
 
 DEPTH_MAX: Final = 8
-"""Messages of one lane that are looked at for being prepared."""
+"""Number of messages per lane that are considered for prepare."""
 
 
 class Forecast:
-    """What estimates say of the lanes that a worker holds.
+    """The expected schedule of the lanes that a worker holds.
 
     Args:
-        preparing: jobs whose prepare handlers are at work, at any time.
+        preparing: the live set of jobs whose prepare handlers are running.
     """
 
     def __init__(self, limits: Limits, estimates: Estimates, preparing: Container[Job]) -> None:
@@ -30,10 +30,10 @@ class Forecast:
     def candidates(
         self, selected: Iterable[HeldLane], waiting: Iterable[HeldLane], now: float
     ) -> tuple[list[Job], list[tuple[float, int, Job]]]:
-        """Those whose prepare is waited for, and the others with the time at which theirs is due.
+        """Return the jobs whose prepare is overdue, and the other ones with the times at which theirs is due.
 
         Args:
-            waiting: lanes without a slot, in the order in which they will have one.
+            waiting: lanes without a slot, in the order in which they will get one.
         """
         urgent: list[Job] = []
         later: list[tuple[float, int, Job]] = []
@@ -60,19 +60,22 @@ class Forecast:
         return urgent, later
 
     def _consider(self, jobs: Iterable[Job], at: float, now: float, later: list[tuple[float, int, Job]]) -> float:
-        """The jobs of a lane that process one after the other from `at` on. Returns when the last one ends."""
+        """Add the jobs of a lane that are processed one after another from `at` on.
+
+        Return the time at which the last one ends.
+        """
         margin = self._estimates.margin.seconds
         for depth, job in enumerate(jobs):
             at = max(at, self._prepared_at(job, now))
             if job._stage == BUFFERED:
                 seconds = self._prepare_seconds(job)
-                # Where nothing is known: the next one of each lane, before the one after it of any.
+                # Without estimates, order by depth: the next message of every lane before the second one of any.
                 later.append((0.0 if seconds is None else at - seconds - margin, depth, job))
             at += self._process_seconds(job) or 0.0
         return at
 
     def _prepared_at(self, job: Job, now: float) -> float:
-        """When its prepare can be done."""
+        """Return the earliest time at which its prepare can be done."""
         if job._stage > PREPARING:
             return now
         begun = job._since if job in self._preparing else now
@@ -86,17 +89,17 @@ class Forecast:
 
 
 def _in_order(ahead: list[tuple[float, int, Job]]) -> list[tuple[float, int, Job]]:
-    """None of a lane is due after one behind it.
+    """Make the due times of a lane ascend, so that no message is due after a later one.
 
-    What comes first in a lane without a slot is not urgent. Were what is behind it begun before it, for taking long, that could
-    take all places: then nothing that could run would ever be prepared.
+    The first message of a lane without a slot is not urgent. If slow prepares of later messages could begin before it, they
+    could occupy all places, and no message that could run would ever be prepared.
     """
     dues = list(accumulate((due for due, _, _ in reversed(ahead)), min))
     return [(due, depth, job) for due, (_, depth, job) in zip(reversed(dues), ahead, strict=True)]
 
 
 def size_of(job: Job) -> float:
-    """What the duration of its work depends on."""
+    """Return the size on which the duration of its work depends."""
     if job._size is None:
         hint = job._delivery.size_hint
         job._size = float(len(job._delivery.body)) if hint is None else hint

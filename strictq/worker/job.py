@@ -1,4 +1,4 @@
-"""What a handler is given: a Job; and what it may raise to say how the message goes on."""
+"""The Job that a handler gets, and the exceptions that it may raise to retry, defer or reject the message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Where a job is, in order.
+# The stages of a job, in order.
 BUFFERED, PREPARING, PREPARED, STARTING, READY, RUNNING, SETTLING, OVER = range(8)
 STATES: Final = ("buffered", "preparing", "prepared", "starting", "ready", "running", "settling", "over")
 
@@ -57,7 +57,7 @@ class Defer(Exception):
     """Raised by a handler to postpone the message without charging an attempt. Later messages of its key wait.
 
     Use it when the failure is not the message's fault: a rate limit, an outage, work that is not due yet. A message that is
-    deferred repeatedly is never given up.
+    deferred repeatedly never runs out of attempts.
 
     Args:
         delay_seconds: seconds that its lane waits.
@@ -102,20 +102,20 @@ class Reject(Exception):
 
 
 class FailedInBatch(Exception):
-    """Why a message of a batch failed, in the handler's words."""
+    """The failure of one message of a batch, as given to `job.fail`."""
 
     speaks_for_itself = True
 
 
 class Job(Recording, MessageView):
-    """One message in the hands of a worker: first of its prepare, then of its process handler.
+    """A message that a worker passes to its prepare handler, and then to its process handler.
 
-    What process sends, stores and executes is kept, and commits in one transaction with the ack when it returns; if it
-    raises, none of it happens. prepare may run ahead of its turn, so it may only look.
+    The sends, key state and SQL of process commit in one transaction with the ack when it returns. If it
+    raises, none of them takes effect. prepare may run ahead of its turn, so it may only read.
 
     Attributes:
-        prepared: what prepare returned; None without one.
-        deadline: `time.monotonic()` at which the handler is given up; None: never.
+        prepared: the result of prepare; None without one.
+        deadline: `time.monotonic()` at which the handler is abandoned; None: never.
     """
 
     __slots__ = (
@@ -130,7 +130,7 @@ class Job(Recording, MessageView):
         self._cancelled = False
         self._error: BaseException | None = None
         self._effects: Effects | None = None
-        """Made when there is the first."""
+        """Created by the first effect."""
         self._failure: BaseException | None = None
         self._group: JobBatch | None = None
         self._tx: Transaction | None = None
@@ -145,14 +145,14 @@ class Job(Recording, MessageView):
         self.deadline: float | None = None
 
     def fail(self, error: Exception | str) -> None:
-        """Say that this message of a batch failed, when the others did not. For `process_batch`; another handler raises.
+        """Report that only this message of a batch failed. For `process_batch`; other handlers raise an exception.
 
-        What the handler does for this message does not happen. It is retried, and what follows it in its key goes back with it.
+        The effects for this message are discarded. It is retried; later messages of its key are returned with it.
 
         Args:
-            error: why; a Retry, Defer or Reject has the effect that raising it has.
+            error: the failure. A Retry, Defer or Reject has the same effect as raising it.
         Raises:
-            InvalidArgument: this is not a batch, or its handler is through.
+            InvalidArgument: this is not a batch, or its handler has returned.
         """
         if self._group is None or self._stage != RUNNING:
             raise InvalidArgument("fail is for the messages of a batch, in its handler", hint=hints.RAISE_INSTEAD)
@@ -162,10 +162,10 @@ class Job(Recording, MessageView):
 
     @property
     def cancelled(self) -> bool:
-        """Nothing it does counts any more: its lease is lost, its time is over, or the worker stopped waiting for it."""
+        """Whether the job no longer counts: its lease is lost, it timed out, or the worker stopped waiting for it."""
         return self._cancelled
 
-    # ---- what it does, all of it together with the ack
+    # ---- effects, which commit with the ack
 
     def _effects_for(self, verb: str) -> Effects:
         if self._cancelled:
@@ -190,15 +190,15 @@ class Job(Recording, MessageView):
 
     @property
     def queue_path(self) -> str:
-        """The path of the queue that it comes from, or ":memory:"."""
+        """The path of the message's queue, or ":memory:"."""
         directory = self._client.storage.directory
         return ":memory:" if directory is None else str(directory)
 
     @property
     def key_state(self) -> bytes | None:
-        """The durable state of its key: what this handler set, else what is stored. A set value is stored with the ack.
+        """The durable state of its key: the value that this handler set, else the stored one. A set value is stored with the ack.
 
-        In a batch, what the handler set for an earlier message of the key counts, too.
+        In a batch, a value set for an earlier message of the key is returned, too.
         """
         state = UNSET if self._effects is None else self._effects.key_state
         if state is not UNSET:
@@ -215,14 +215,14 @@ class Job(Recording, MessageView):
     def run(self, work: Callable[[Any], T]) -> T:
         """Call `work(db)` now, inside the write transaction that the ack will commit; `db.execute` reads and writes app_* tables.
 
-        Nobody else can write to the shard until the handler returns: call it last, and be quick. An async handler awaits
-        its result.
+        No other writer can write to the shard until the handler returns, so call it last, and keep it short. An async handler
+        awaits its result.
 
         Returns:
-            What `work` returns.
+            The result of `work`.
         Raises:
-            LeaseLost: the lane was given back or retaken; nothing happened.
-            InvalidArgument: the SQL is wrong, or this is prepare.
+            LeaseLost: the lane was released or taken by another consumer; nothing was changed.
+            InvalidArgument: the SQL is invalid, this is prepare, or this is a batch.
         """
         effects = self._effects_for("run")
         if self._group is not None:
@@ -235,16 +235,19 @@ class Job(Recording, MessageView):
 
     @property
     def errors(self) -> tuple[AttemptError, ...]:
-        """The errors of its last five attempts that failed, oldest first, read now. An attempt whose holder died left none."""
+        """The errors of its last five failed attempts, oldest first, read now. An attempt whose holder died recorded none."""
         return self._delivery.errors
 
     @property
     def last_error(self) -> AttemptError | None:
-        """Why the attempt before failed, read now; None: no attempt did, or its holder died."""
+        """The error of the previous attempt, read now; None: none failed, or its holder died."""
         return self._delivery.last_error
 
     def output(self, text: str) -> None:
-        """Note what the handler has to say. Kept with the message if it fails; with its record, where the queue keeps history."""
+        """Record output of the handler.
+
+        It is stored with the message if it fails, and with its record if the queue keeps history.
+        """
         self._recorded.say(text)
 
     # ---- for the worker
@@ -258,9 +261,9 @@ class Job(Recording, MessageView):
         return self._tx is not None or (self._effects is not None and self._effects.need_commit)
 
     def _commit(self) -> None:
-        """Ack it, with all its effects, in one transaction."""
+        """Ack it with all its effects in one transaction."""
         tx, self._tx = self._tx, None
-        with suppress(ForwardPending):  # committed; the sends to other shards arrive by themselves
+        with suppress(ForwardPending):  # committed; the sends to other shards will arrive
             if tx is not None:
                 tx.__exit__(None, None, None)
                 return
@@ -268,7 +271,7 @@ class Job(Recording, MessageView):
                 pass
 
     def _undo(self) -> None:
-        """The handler failed: what it did in an open transaction did not happen."""
+        """Discard the effects of a failed handler, and roll back its open transaction."""
         tx, self._tx = self._tx, None
         if tx is not None:
             tx.__exit__(RuntimeError, RuntimeError("the handler failed"), None)
@@ -280,19 +283,19 @@ class Job(Recording, MessageView):
 
 
 class AsyncJob(Job):
-    """The Job of an async handler: the same, but `run` is awaited."""
+    """The Job of an async handler, whose `run` is awaited."""
 
     __slots__ = ()
 
     async def run(self, work: Callable[[Any], T]) -> T:  # type: ignore[override]
-        """See Job.run; `work` is a plain function, and runs in a worker thread."""
-        from anyio.to_thread import run_sync  # anyio costs as much to import as all of strictq
+        """Run a plain function in the write transaction, in a worker thread. See Job.run."""
+        from anyio.to_thread import run_sync  # importing anyio takes as long as importing all of strictq
 
         return await run_sync(super().run, work)
 
 
 class HeldLane:
-    """A lease and its jobs that are not over."""
+    """A lease and its unfinished jobs."""
 
     __slots__ = ("alive", "free_at", "grown", "jobs", "lease", "length", "propagate", "selected", "until")
 
@@ -310,12 +313,12 @@ class HeldLane:
 
 @attrs.define(eq=False)
 class JobBatch:
-    """Messages that one call of a handler is given.
+    """The messages of one call of a batch handler.
 
     Attributes:
-        jobs: of each lane in order.
+        jobs: the jobs, in order per lane.
         starting: lanes whose start is not committed yet.
-        taken: a handler has it.
+        taken: whether a handler took it.
     """
 
     jobs: list[Job]
@@ -324,15 +327,15 @@ class JobBatch:
 
     @property
     def live(self) -> list[Job]:
-        """Those whose lane is still held."""
+        """The jobs whose lane is still held."""
         return [job for job in self.jobs if job._lane.alive and STARTING <= job._stage < OVER]
 
     def before(self, job: Job) -> Iterator[Job]:
-        """Those of its lane that come before a job and have not failed, the last one first."""
+        """Return the earlier jobs of a job's lane that have not failed, the last one first."""
         same = [other for other in self.jobs if other._lane is job._lane and other.seq < job.seq and other._failure is None]
         return reversed(same)
 
     @property
     def given_up(self) -> bool:
-        """No message of it is waited for."""
+        """Whether the worker waits for none of its messages any more."""
         return all(job._cancelled for job in self.jobs)

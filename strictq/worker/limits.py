@@ -1,4 +1,4 @@
-"""The limits that the scheduler keeps to."""
+"""The limits of the scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker reports of how busy it is, for `stats` in any process."""
+"""The load that a worker reports, for `stats` in any process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .events import log
 from .state import State
 
 REPORT_SECONDS: Final = 5.0
-"""Between two reports. A worker that ends before the first one makes none."""
+"""Seconds between two reports. A worker that ends before the first one makes none."""
 
 
 class LoadReport:
-    """The keeper's part that tells others how busy the worker is."""
+    """Report the worker's load to other processes. Part of the keeper."""
 
     def __init__(self, state: State, consumer: str | None) -> None:
         self._state = state
@@ -28,7 +28,7 @@ class LoadReport:
         self._due = self._at + REPORT_SECONDS
 
     def tell(self, now: float) -> None:
-        """Report what the last seconds were like, if it is time. What did not change is not written again."""
+        """Report the load of the last seconds, if it is time. An unchanged report is not written again."""
         if now < self._due:
             return
         self._due = now + REPORT_SECONDS
@@ -45,9 +45,9 @@ class LoadReport:
         try:
             self._notice.put(load)
             self._shown = load
-        except (OSError, StoreError) as e:  # the report is for people; the work does not depend on it
+        except (OSError, StoreError) as e:  # the report is for operators; the work does not depend on it
             log.warning("how busy the worker is can't be reported to other processes: %s", e)
 
     def end(self) -> None:
-        """The worker ends."""
+        """Remove the report when the worker ends."""
         self._notice.remove()

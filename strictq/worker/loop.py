@@ -1,7 +1,7 @@
-"""The worker's one thread that talks to the queue: refills, commits, extends leases, gives back.
+"""The only thread of a worker that calls the queue: it refills, commits, extends leases, and releases.
 
-It goes round when something happened (a handler came back, a message arrived, a time has come), and does all that is to be
-done in as few transactions as there can be. Its parts: buffer, settling, leases; what they share is in state.
+It runs a round when a handler returned, a message arrived, or a deadline passed, and does all pending work
+in as few transactions as possible. Its parts are buffer, settling and leases; their shared state is in `state`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .settling import NOTE_SECONDS, Outcomes
 from .state import State
 
 GATHER_SECONDS: Final = 0.005
-"""How long a group of acks may gather, should one of its neighbours take long after all."""
+"""Longest time that a group of acks waits, in case one of its neighbours takes long after all."""
 SAVE_SECONDS: Final = 60.0
 
 
 class Keeper:
-    """Goes round until it is stopped and done.
+    """Runs rounds until it is stopped and done.
 
     Attributes:
-        crash: what ended the run, if it was an error.
-        outage: what the worker does while its breaker is open.
+        crash: the error that ended the run, or None.
+        outage: the worker's behaviour while its breaker is open.
     """
 
     def __init__(self, state: State, refill: Refill, *, drain: bool, grace_seconds: float | None = None) -> None:
@@ -54,16 +54,19 @@ class Keeper:
         self._stored = state.estimates.process.samples + state.estimates.prepare.samples > 0
 
     def stop(self, deadline: float | None) -> None:
-        """Finish what runs, give back the rest; `deadline`: `clock()` at which to wait no longer. From any thread."""
+        """Finish running handlers and release the rest.
+
+        After `clock()` passes `deadline`, stop waiting. Callable from any thread.
+        """
         if deadline is not None:
             self._stop_at = deadline if self._stop_at is None else min(deadline, self._stop_at)
         self._stopping = True
         self.state.wake()
 
-    # ---- the rounds
+    # ---- rounds
 
     def run(self) -> None:
-        """Go round until stopped and done. Whatever happens, what is held is given back."""
+        """Run rounds until stopped and done. Release all leases in any case."""
         storage = self._storage
         storage.listen(self.state.wake)
         self.state.holder = holder = storage.hold_with_process()
@@ -92,7 +95,7 @@ class Keeper:
             raise
 
     def _round(self) -> float | None:
-        """Do all that is to be done now. Returns how long there will be nothing to do; None: it is over."""
+        """Do all pending work. Return the seconds until there is more; None: the run is over."""
         now = self._clock()
         board, state = self._board, self.state
         if state.crashed is not None:
@@ -121,11 +124,11 @@ class Keeper:
         if self._drain and not worked and not self._stopping and self.outage.skip(now):
             return 0.0
         if worked and board.idle:
-            return 0.0  # so what may have become ready is looked for at once
+            return 0.0  # look at once for messages that may have become ready
         return self._patience(due)
 
     def _work(self, now: float) -> bool:
-        """What takes transactions. Whether there was anything."""
+        """Do the work that needs transactions. Return whether there was any."""
         buffer, settling = self._buffer, self._settling
         worked = settling.fail()
         self._note(now)
@@ -133,7 +136,7 @@ class Keeper:
         if flowing:
             buffer.share(now)
             if self._board.done and buffer.is_low():
-                # In one transaction: the acks, the starts behind them, and the refill.
+                # One transaction for the acks, the starts of the next messages, and the refill.
                 worked |= settling.go_on(lambda joined: buffer.refill(now, joined))
                 worked |= buffer.take_in_joined(now)
             else:
@@ -183,7 +186,7 @@ class Keeper:
         return max(0.0, min(times) - now)
 
     def _sleep(self, seconds: float) -> None:
-        """Until woken, until the time is over, or until another process sent something, or is idle, and it matters here."""
+        """Sleep until woken, until the time is over, or until another process sends or is idle and this worker must react."""
         buffer, awake = self._buffer, self.state.awake
         now = self._clock()
         until = now + seconds
@@ -203,10 +206,10 @@ class Keeper:
             if buffer.should_share(now):
                 return
 
-    # ---- the end
+    # ---- the end of a run
 
     def _did(self) -> str:
-        """What was done, in words; what did not happen is left out."""
+        """Return a summary of the run's counts, without the zeros."""
         state = self.state
         counted = ("acked", "retried", "deferred", "poison", "rejected", "lost", "timeouts")
         did = [(name, getattr(state, name)) for name in counted]
@@ -218,7 +221,7 @@ class Keeper:
         self.state.release(back)
 
     def _abandon(self) -> None:
-        """The deadline of stop is over: wait for nobody."""
+        """Stop waiting for handlers, because the deadline of stop is over."""
         self._deadline_over = self.state.gave_up = True
         error = TimeoutError("the worker stopped before the handler was done")
         with self._board.lock:
@@ -229,7 +232,7 @@ class Keeper:
             self.state.cancel(job)
 
     def _end(self) -> None:
-        """Whatever ended it: nothing stays leased that can be given back, and what was learned is kept."""
+        """Release everything and store the estimates, whatever ended the run."""
         self.outage.end()
         self._load.end()
         if not self._storage.closed:
@@ -243,19 +246,21 @@ class Keeper:
         for lane in list(self._board.lanes.values()):
             self.state.drop(lane)
         with self._board.lock:
-            leaving = list(self._board.leaving)  # where an error ended it: they are waited for otherwise
+            # not empty only if an error ended the run; otherwise the rounds wait for these jobs
+            leaving = list(self._board.leaving)
         for job in leaving:
             self.state.gave_up = True
             self.state.cancel(job)
 
     def _save(self) -> None:
-        """Store what was learned. Not being able to costs nothing but learning it again."""
+        """Store the estimates. A failure only means that they must be learned again."""
         self._save_at = self._clock() + SAVE_SECONDS
         if not self.state.learned:
             return
         estimates = self.state.estimates
         try:
-            if self._stored and not self._queue._operations.estimates():  # reset, by somebody else: then what is known here, too
+            # another process reset the estimates, so reset these, too
+            if self._stored and not self._queue._operations.estimates():
                 with self._board.lock:
                     estimates.reset()
                 self._stored = False

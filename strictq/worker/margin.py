@@ -32,7 +32,7 @@ class Margin:
         self.samples += 1
         weight = max(1.0 / self.samples, 1.0 / 20)
         off = needed - self.mean
-        if self.samples > 5:  # one that waited for something else says nothing of the others
+        if self.samples > 5:  # an outlier says nothing about the others
             limit = OUTLIER * self.deviation + JITTER_SECONDS
             off = min(max(off, -limit), limit)
         self.mean += weight * off
@@ -40,7 +40,7 @@ class Margin:
 
     @property
     def seconds(self) -> float:
-        """Return the margin in seconds; 0 until a prepare was measured."""
-        # A mean deviation of few samples says little.
+        """The margin in seconds; 0 until a prepare was measured."""
+        # The mean deviation of few samples is unreliable.
         sure = min(1.0, self.samples / 10)
         return max(0.0, self.mean + self.spread * sure * self.deviation) if self.samples else 0.0

@@ -1,4 +1,4 @@
-"""What a worker does while its breaker is open: it holds nothing, reports why, and tries one message at a time."""
+"""A worker's behaviour while its breaker is open: it holds no messages, reports the reason, and probes one message at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Outage:
-    """The keeper's part for the breaker. Without one, or while it is closed, it does nothing."""
+    """Handle an open breaker. Part of the keeper. Does nothing without a breaker, or while it is closed."""
 
     def __init__(self, state: State, buffer: Buffer, consumer: str | None) -> None:
         self._state = state
@@ -34,12 +34,12 @@ class Outage:
 
     @property
     def over(self) -> bool:
-        """The breaker is closed, and what that takes is done: the worker goes on as ever."""
+        """Whether the breaker is closed and its effects are cleared, so that the worker works normally."""
         circuit = self._circuit
         return circuit is None or (circuit.state == CLOSED and self._reported is None and not self._delays_to_end)
 
     def attend(self, now: float) -> bool:
-        """Do what is to be done now. Whether there was anything."""
+        """Do the pending work. Return whether there was any."""
         circuit = self._circuit
         assert circuit is not None
         with self._board.lock:
@@ -57,7 +57,7 @@ class Outage:
         return False
 
     def look_at(self, now: float) -> float:
-        """When, by the worker's clock, there is something to do without a handler's end."""
+        """Return the worker's clock at which there is work that no returning handler triggers."""
         circuit = self._circuit
         if circuit is None or circuit.state != OPEN:
             return self._state.not_before if self._delays_to_end else math.inf
@@ -65,7 +65,7 @@ class Outage:
         return now + wait if wait > 0 else max(self._buffer.look_at, self._state.not_before)
 
     def skip(self, now: float) -> bool:
-        """Where a test drives the time: move it to the next probe, if nothing else is to be done. Whether it was moved."""
+        """Move a test's clock to the next probe, if there is nothing else to do. Return whether it was moved."""
         circuit, driver = self._circuit, self._state.driver
         if circuit is None or driver is None or circuit.state != OPEN or not self._board.idle:
             return False
@@ -75,19 +75,19 @@ class Outage:
         return wait > 0
 
     def report(self) -> OpenBreaker | None:
-        """What `stats` shows; None: it is closed."""
+        """Return the open breaker for `stats`; None if it is closed."""
         opened = None if self._circuit is None else self._circuit.opened
         return None if opened is None else self._shown(opened, self._state.outage_now(self._state.clock()))
 
     def end(self) -> None:
-        """The worker ends: its breaker is no longer reported."""
+        """Remove the report when the worker ends."""
         if self._notice is not None:
             self._notice.remove()
 
     # ---- open
 
     def _give_back(self) -> None:
-        """Other consumers may have what was leased ahead. No attempt is charged: no handler of it ran."""
+        """Release the messages leased ahead, so that other consumers can have them. No attempt is charged."""
         with self._board.lock:
             back = self._board.give_back()
         self._state.release(back)
@@ -104,7 +104,7 @@ class Outage:
         return True
 
     def _end_delays(self) -> bool:
-        """It closed: what waits because it failed is due now."""
+        """Make messages that wait because of their failures due now, because the breaker closed."""
         try:
             self._state.queue._operations.end_failure_delays(self._buffer.keys)
         except StoreError as e:
@@ -139,5 +139,5 @@ class Outage:
             self._state.tell_of_breaker("breaker_opened", f"{text}; the last error: {opened.error}")
         try:
             self._notice.put(self._shown(opened, now))
-        except (OSError, StoreError) as e:  # the report is for people; the work does not depend on it
+        except (OSError, StoreError) as e:  # the report is for operators; the work does not depend on it
             log.warning("the open breaker could not be reported to other processes: %s", e)

@@ -1,4 +1,4 @@
-"""The buffer in front of the handlers: what is leased ahead, and what of it is handed back to consumers that have nothing."""
+"""The buffer in front of the handlers: leases messages ahead, and returns some of them to idle consumers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .renewal import Leases
 from .state import HOPELESS, State
 
 REFILL_SECONDS: Final = 0.5
-"""The buffer holds about so much work: more would be kept from other consumers."""
+"""The buffer holds about this much work. More would be withheld from other consumers."""
 SHARE_SECONDS: Final = 0.1
-"""And so much while another consumer is idle: what lies behind that would be done sooner by the other one."""
+"""The buffer holds this much work while another consumer is idle, which would do the rest sooner."""
 PER_KEY_MIN: Final = 8
 PER_KEY_MAX: Final = 64
 GROW: Final = 4
-"""Messages that a lane at work takes in at a time."""
+"""Number of messages by which a running lane's lease grows at a time."""
 
 
 @attrs.define
 class Refill:
-    """What the buffer asks the queue for. See Worker."""
+    """The options of the buffer's receives. See Worker."""
 
     batch: int
     low_water: int | None
@@ -37,11 +37,11 @@ class Refill:
 
 
 class Buffer:
-    """Leases ahead, lets lanes at work grow, hands back.
+    """Leases messages ahead, grows the leases of running lanes, and releases lanes to idle consumers.
 
     Attributes:
-        found_nothing: as the waker saw it when the queue had nothing ready; None: it had, or was not asked yet.
-        look_at: `clock()` at which to look again though nobody sent anything: a delay or a lease may end.
+        found_nothing: the waker's state when the queue had nothing ready; None: it had messages, or was not asked yet.
+        look_at: `clock()` at which to look again even without a send, because a delay or a lease may end.
     """
 
     def __init__(self, state: State, leases: Leases, refill: Refill) -> None:
@@ -59,11 +59,11 @@ class Buffer:
         self.found_nothing: tuple[int, int] | None = None
         self.look_at = 0.0
         self._joined: Sequence[Delivery] = ()
-        """Leased together with acks, and not on the board yet."""
+        """Deliveries leased together with acks, and not on the board yet."""
         self._asked_at = 0.0
-        """`clock()` at which the queue was last asked."""
+        """`clock()` of the last receive."""
 
-    # ---- how much
+    # ---- target size
 
     def _mean_seconds(self) -> float | None:
         estimates = self._state.estimates
@@ -72,7 +72,7 @@ class Buffer:
         return estimates.process.predict(estimates.process.mean_size)
 
     def _target(self) -> int:
-        """How many messages to hold: about REFILL_SECONDS of work, fewer where durations are uneven, or others are idle."""
+        """Return the number of messages to hold: about REFILL_SECONDS of work, less if durations vary or others are idle."""
         slots = self._board.limits.concurrency
         sharing = self._state.clock() < self._shared_until
         if self._board.limits.batch_max:
@@ -85,23 +85,23 @@ class Buffer:
         return min(self._refill.batch, max(least, int((SHARE_SECONDS if sharing else REFILL_SECONDS) * slots / seconds)))
 
     def low_water(self) -> int:
-        """Messages at which more are leased."""
+        """Return the number of messages at which more are leased."""
         return self._target() // 2 if self._refill.low_water is None else self._refill.low_water
 
     def is_low(self) -> bool:
-        """There is room in the buffer, or a free slot."""
+        """Return whether the buffer or a slot has room."""
         if len(self._board.lanes) < self._board.limits.concurrency:
             return True
         return self._target() > 0 and self._board.buffered <= self.low_water()
 
-    # ---- more
+    # ---- receiving
 
     def refill(self, now: float, joined: Joined | None = None) -> bool:
-        """Lease more, if there is room. Whether there was anything.
+        """Lease more messages if there is room. Return whether any were leased.
 
         Args:
-            joined: acks to commit with it. Then what was leased waits for `take_in_joined`: some of it may be of lanes that these
-                acks free.
+            joined: acks to commit in the same transactions. The leased messages then wait for `take_in_joined`, because some may
+                be of lanes that these acks free.
         """
         board = self._board
         if not self.is_low() or now < self._state.not_before:
@@ -119,19 +119,19 @@ class Buffer:
         return True
 
     def take_in_joined(self, now: float) -> bool:
-        """Put on the board what was leased together with acks. Whether there was anything."""
+        """Put the messages leased together with acks on the board. Return whether there were any."""
         deliveries, self._joined = self._joined, ()
         if deliveries:
             self.take_in(deliveries, now)
         return bool(deliveries)
 
     def end(self) -> None:
-        """Give back what was leased and not taken in: the worker failed in between."""
+        """Release messages that were leased but not put on the board, because the worker failed in between."""
         deliveries, self._joined = self._joined, ()
         self._state.client.settling.release_rest(deliveries)
 
     def lease_one(self, now: float) -> Sequence[Delivery]:
-        """One message to try; where none is ready, one that waits because it failed. The caller takes it in."""
+        """Lease one message as a probe. If none is ready, end the delay of one that failed. The caller takes it in."""
         deliveries = self._lease(now, 1, 1)
         if deliveries or self.found_nothing is None:
             return deliveries
@@ -145,17 +145,17 @@ class Buffer:
         return self._lease(now, 1, 1)
 
     def look_again(self) -> None:
-        """Ask the queue at the next occasion, whatever it had before."""
+        """Ask the queue again at the next occasion."""
         self.found_nothing = None
         self.look_at = 0.0
 
     @property
     def keys(self) -> list[Key] | None:
-        """The only keys that this worker takes."""
+        """The keys that this worker is restricted to; None: all."""
         return self._refill.keys  # type: ignore[no-any-return]
 
     def _lease(self, now: float, room: int, per_key: int, joined: Joined | None = None) -> Sequence[Delivery]:
-        """Ask the queue, unless it had nothing and nothing happened since."""
+        """Receive, unless the last receive found nothing and nothing happened since."""
         state = self._state
         seen = self._storage.seen()
         if self.found_nothing == seen and now < self.look_at:
@@ -170,7 +170,7 @@ class Buffer:
             soonest = receiving.receive_now(deliveries, request, wait_for_busy=False, joined=joined)
         except (StoreError, PartialFailure) as e:
             if all(isinstance(failure, HOPELESS) for failure in self._storage.failures(request.keys)):
-                raise  # no shard that could have anything works
+                raise  # no shard with these keys works
             state.complain(e)
             self.look_at = state.not_before
             return []
@@ -182,7 +182,7 @@ class Buffer:
         return deliveries
 
     def take_in(self, deliveries: Sequence[Delivery], now: float) -> None:
-        """Put on the board what was leased."""
+        """Put leased messages on the board."""
         board, state = self._board, self._state
         offset = state.clock() - self._storage.now() / 1e6
         with board.lock:
@@ -194,7 +194,7 @@ class Buffer:
                     state.tell("leased", job)
 
     def _adapt(self, deliveries: Sequence[Delivery], room: int) -> None:
-        """Few lanes: more of each. Many lanes: heads of many, which can be worked on at once."""
+        """Adapt the messages per key: more of each lane if there are few lanes, fewer if there are many."""
         if self._board.limits.batch_max:
             return
         if len(deliveries) >= room:
@@ -203,9 +203,9 @@ class Buffer:
             self._per_key = min(PER_KEY_MAX, self._per_key * 2)
 
     def grow(self) -> bool:
-        """Take in what follows in lanes at work, under the same lease, so that it can be prepared before its turn.
+        """Grow the leases of running lanes over their next messages, so that these can be prepared ahead.
 
-        Not while other lanes wait for a slot: it is their turn, and their heads are prepared meanwhile.
+        Does nothing while other lanes wait for a slot, because their heads are prepared first. Return whether any grew.
         """
         board, state = self._board, self._state
         with board.lock:
@@ -216,7 +216,7 @@ class Buffer:
             try:
                 shard = lane.lease.shard
                 if shard not in seen:
-                    # A send to a lane that somebody holds wakes nobody: so this is looked at now and then.
+                    # A send to a leased lane wakes no consumer, so this is polled.
                     seen[shard] = self._storage.arrivals(shard)
                 if lane.grown == seen[shard]:
                     continue
@@ -228,7 +228,7 @@ class Buffer:
                 state.complain(e)
                 break
             if not more:
-                lane.grown = seen[shard]  # not before something arrives
+                lane.grown = seen[shard]  # until a message arrives
             else:
                 grew = True
                 with board.lock:
@@ -239,7 +239,7 @@ class Buffer:
     # ---- other consumers
 
     def show_idle(self) -> None:
-        """Let other workers know that this one has a free slot, and nothing for it."""
+        """Show other workers that this one has a free slot and no message for it."""
         if (
             self.found_nothing is not None
             and self._refill.keys is None
@@ -248,7 +248,7 @@ class Buffer:
             self._storage.show_idle(self._name)
 
     def should_share(self, now: float) -> bool:
-        """Are there lanes that wait for a slot here, while some consumer elsewhere has nothing?"""
+        """Return whether lanes wait for a slot here while a consumer elsewhere is idle."""
         return (
             len(self._board.lanes) > self._board.limits.concurrency
             and now >= self._shared_until
@@ -256,10 +256,10 @@ class Buffer:
         )
 
     def share(self, now: float) -> bool:
-        """Hand back half of the lanes that were not started yet: nothing of them was, so no attempt is charged.
+        """Release half of the lanes that were not started yet, without charging attempts. Return whether any were released.
 
-        Half, so that several idle consumers and this one come to equal parts in a few steps. What will be done here within
-        SHARE_SECONDS stays. Whether anything was handed back.
+        Half of them, so that several idle consumers and this one reach equal shares in a few steps. Work that will be done here
+        within SHARE_SECONDS stays.
         """
         board, state = self._board, self._state
         if not self.should_share(now):
@@ -267,7 +267,7 @@ class Buffer:
         with board.lock:
             lanes = board.unstarted()
             mean = self._mean_seconds()
-            if mean is None:  # nothing is known: then what is at work says that it takes at least so long
+            if mean is None:  # without an estimate, use the longest time that a handler has run so far
                 mean = max((now - job._since for job in board.running), default=0.0)
             here = int(SHARE_SECONDS * board.limits.concurrency / max(mean, 1e-9))
             while lanes and here > 0:

@@ -1,7 +1,7 @@
-"""Handlers in processes of their own: one child for each thread of the pool, which sends it jobs and waits.
+"""Handlers in separate processes: one child for each thread of the pool, which sends it jobs and waits.
 
-A child that dies takes nothing with it but its own job, and is replaced at the next one. Arguments and results cross by the
-standard library's own connections; what they cannot send is a clear error.
+A child that dies fails only its own job, and is replaced at the next one. Arguments and results are sent over the
+standard library's connections. A value that cannot be pickled is reported as an error.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from ..delivery import describe, traceback_of
 from .job import RUNNING, Defer, Job, Reject, Retry
 
 POLL_SECONDS: Final = 0.05
-"""How soon a child is ended whose job nobody waits for."""
+"""Interval at which a thread checks whether its job was cancelled, to kill the child."""
 START_SECONDS: Final = 60.0
 
 
 class HandlerDied(Exception):
-    """The process that ran the handler ended by itself: it was killed, or ended the interpreter."""
+    """The handler's process ended: it was killed, or exited the interpreter."""
 
     speaks_for_itself = True
 
@@ -46,7 +46,7 @@ class HandlerDied(Exception):
 
 
 class HandlerError(Exception):
-    """What a handler in another process raised, as text."""
+    """The exception of a handler in another process, as text."""
 
     speaks_for_itself = True
 
@@ -57,7 +57,7 @@ class HandlerError(Exception):
 
 @attrs.define
 class Sent:
-    """What a child is told of a job."""
+    """The data of a job that is sent to a child."""
 
     body: bytes
     key: Key | None
@@ -77,7 +77,7 @@ class Sent:
 
 @attrs.define
 class Answer:
-    """What a child says when its handler came back."""
+    """A child's message when its handler returned."""
 
     effects: Effects
     result: Any = None
@@ -86,15 +86,15 @@ class Answer:
 
 
 def require_sendable(what: str, handler: Any, *, is_async: bool) -> None:
-    """Can this handler run in another process?
+    """Raise unless this handler can run in another process.
 
     Raises:
-        InvalidArgument: it is async, or can't be sent: a lambda, or a function made inside another one.
+        InvalidArgument: it is async, or can't be pickled, such as a lambda or a nested function.
     """
     if is_async:
         raise InvalidArgument(f"{what} is async: executor='process' is for plain functions", hint=hints.USE_THREADS)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        # The main module runs a second time, in a child that was to run a handler: left alone, it would start children in turn.
+        # The child imports the main module again. Creating a worker there would start children recursively.
         raise InvalidArgument(
             "a worker with executor='process' is made while a process for handlers starts, which imports the main module again",
             hint=hints.GUARD_MAIN,
@@ -106,7 +106,7 @@ def require_sendable(what: str, handler: Any, *, is_async: bool) -> None:
 
 
 class Child:
-    """A handler, called in a child process: one child for each thread that calls."""
+    """A handler that is called in a child process: one child for each calling thread."""
 
     def __init__(self, stage: str, handler: Callable[..., Any], storage: Storage) -> None:
         self._stage = stage
@@ -115,14 +115,14 @@ class Child:
         self._local = threading.local()
 
     def ready(self) -> None:
-        """Have a child before a job is taken, so that its start counts neither as the handler's time nor as its timeout."""
+        """Start a child before a job is taken, so that the start does not count towards the handler's time or time-out."""
         held = getattr(self._local, "held", None)
         if held is not None and not held[0].is_alive():
             self.close()
         try:
             self._started()
         except HandlerDied as e:
-            if e.exit_code > 0:  # not killed: it can't even import what it is to run, and no message is to blame
+            if e.exit_code > 0:  # not killed: it cannot import the handler, and no message is the cause
                 raise InvalidArgument(f"no process for {self._stage} handlers can start: {e}; its stderr says why") from None
 
     def __call__(self, job: Job) -> Any:
@@ -130,7 +130,7 @@ class Child:
         try:
             there.send(_sent(job))
         except OSError:
-            self.close()  # it died while it had nothing to do: nobody's fault
+            self.close()  # it died while it was idle, so the job is not the cause
             process, there = self._started()
             there.send(_sent(job))
         while not there.poll(POLL_SECONDS):
@@ -156,7 +156,7 @@ class Child:
     def _started(self) -> tuple[BaseProcess, Connection]:
         held: tuple[BaseProcess, Connection] | None = getattr(self._local, "held", None)
         if held is None:
-            # spawn: a fork would share the queue's files with a process that must not touch them.
+            # spawn: a fork would share the queue's files with a process that must not use them.
             context = multiprocessing.get_context("spawn")
             here, there = context.Pipe()
             holder = self._storage.holder
@@ -169,7 +169,7 @@ class Child:
         return held
 
     def _greeted(self, process: BaseProcess, here: Connection) -> None:
-        """A child that can't even import the handler says so once, instead of failing every message silently."""
+        """Wait for the child's greeting. Raise if it cannot import the handler, instead of failing every message silently."""
         until = time.monotonic() + START_SECONDS
         while not here.poll(POLL_SECONDS):
             if not process.is_alive() or time.monotonic() > until:
@@ -209,7 +209,7 @@ def _sent(job: Job) -> Sent:
 
 
 def _apply(job: Job, answer: Answer) -> Any:
-    """Do to the real job what the handler did to its copy."""
+    """Apply the effects and the outcome of the child's copy to the real job."""
     for text in answer.effects.output:
         job.output(text)
     if answer.error is not None:
@@ -230,7 +230,7 @@ def _apply(job: Job, answer: Answer) -> Any:
 
 
 class RemoteJob(Recording):
-    """The Job of a handler in another process: the same names; what it does is sent to the worker when it returns."""
+    """The Job of a handler in another process. It has the same names; its effects are sent to the worker when it returns."""
 
     def __init__(self, sent: Sent) -> None:
         self.body = sent.body
@@ -251,7 +251,7 @@ class RemoteJob(Recording):
         self._effects = Effects()
 
     def json(self) -> Any:
-        """The body, decoded as JSON."""
+        """Return the body decoded as JSON."""
         return body_as_json(self.body, self.key, self.seq)
 
     @property
@@ -278,24 +278,24 @@ class RemoteJob(Recording):
         self._effects_for("key_state").set_key_state(value)
 
     def run(self, _work: Any) -> Any:
-        """Not here: the write transaction is in another process."""
+        """Raise InvalidArgument, because the write transaction is in another process."""
         raise InvalidArgument("job.run needs the queue, which is in another process", hint=hints.USE_EXECUTE)
 
     def output(self, text: str) -> None:
-        """See Job.output."""
+        """Record output of the handler. See Job.output."""
         self._effects.say(text)
 
 
 def _serve(there: Connection, handler: Callable[..., Any], holder: str | None) -> None:
-    """The child: one job after the other, until the worker goes away.
+    """Run jobs one after another in the child, until the worker closes the connection.
 
     Args:
-        holder: file of the worker's claims, which do not end while this process may be at work.
+        holder: file of the worker's claims, which must not end while this process may be running.
     """
     held = share_holder(holder)
-    # Ctrl-C reaches the whole group; the worker decides what it means, and ends its children.
+    # Ctrl-C reaches the whole process group. The worker handles it, and ends its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # So does the SIGTERM of a service manager. Not SIG_IGN, which the programs that a handler starts would inherit.
+    # So does the SIGTERM of a service manager. Not SIG_IGN, which programs started by a handler would inherit.
     signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         there.send(os.getpid())
@@ -306,7 +306,7 @@ def _serve(there: Connection, handler: Callable[..., Any], holder: str | None) -
                 there.send(answer)
             except (EOFError, OSError):
                 return
-            except Exception as e:  # what the handler returned can't be sent
+            except Exception as e:  # the handler's result can't be pickled
                 there.send(
                     Answer(Effects(), error=("error", f"what the handler returned can't be sent: {type(e).__name__}: {e}"))
                 )

@@ -1,9 +1,9 @@
-"""The scheduler: which message is prepared, started and processed when. Knows nothing of threads, tasks, queues or clocks.
+"""The scheduler: decides which message is prepared, started and processed next. It has no threads, tasks, queues or clocks.
 
 A lane is a lease and the jobs of its messages, in order. Its head goes buffered → (preparing → prepared) → starting →
-ready → running → settling → over; only then the next one is the head. What is to be done with the queue is collected in
-`done`, `starting`, `failed` …, for the keeper to do in one transaction. Every method wants `lock` held, and the time as an
-argument: seconds on any clock that runs on.
+ready → running → settling → over; only then the next one is the head. The pending operations on the queue are collected in
+`done`, `starting`, `failed` …, for the keeper to commit in one transaction. Every method requires `lock` to be held, and takes
+the time as an argument: seconds on any monotonic clock.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .job import BUFFERED, OVER, PREPARED, PREPARING, READY, RUNNING, SETTLING, 
 from .limits import Limits
 
 AHEAD_SECONDS: Final = 0.01
-"""Handlers are started (durably) so far ahead of a free slot, where they take much less than that each."""
+"""Handlers are started (durably) this long ahead of a free slot, if each takes much less time than that."""
 ON_TIME_SECONDS: Final = 0.005
 WAITS_KEPT: Final = 1000
 USUAL_WEIGHT: Final = 0.1
 
 
 class Board:
-    """All lanes that a worker holds."""
+    """The lanes that a worker holds."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Board:
         self.estimates = estimates
         self.circuit = circuit
         self.propagate = propagate
-        """Headers that what jobs send inherits."""
+        """Names of the headers that sends of jobs inherit."""
         self.stopping = False
         self.lanes: dict[Lease, HeldLane] = {}
         self.selected: dict[HeldLane, None] = {}
@@ -52,11 +52,11 @@ class Board:
         self.running: set[Job] = set()
         self.preparing: set[Job] = set()
         self.leaving: set[Job] = set()
-        """Given back, while their prepare handlers are at work: no more than their ends are waited for."""
-        # For the handlers.
+        """Released jobs whose prepare handlers are still running. The worker only waits for their end."""
+        # Taken by the handlers.
         self.ready: deque[Job] = deque()
         self.to_prepare: deque[Job] = deque()
-        # For the keeper.
+        # Taken by the keeper.
         self.done: list[Job] = []
         self.again: list[Job] = []
         self.starting: list[Job] = []
@@ -71,10 +71,10 @@ class Board:
         self._job = job
         self._forecast = Forecast(limits, estimates, self.preparing)
 
-    # ---- coming in
+    # ---- adding messages
 
     def add(self, deliveries: Iterable[Delivery], offset: float) -> None:
-        """Take in what was leased. `offset`: add it to queue time in seconds to have this board's time."""
+        """Add leased messages. `offset` is this board's time minus queue time, seconds."""
         permit = 0 if self.circuit is None else self.circuit.permit
         for d in deliveries:
             lease = d.lease
@@ -89,27 +89,27 @@ class Board:
 
     @property
     def buffered(self) -> int:
-        """Messages that are leased and not in a slot's head."""
+        """Number of leased messages that are not the head of a slot."""
         return self.jobs - len(self.selected)
 
     def growing(self) -> list[HeldLane]:
-        """Lanes at work that are about to run out of messages, where no other lane waits for their slot."""
+        """Return the running lanes that are about to run out of messages, if no other lane waits for their slot."""
         if not self.limits.prepares or len(self.lanes) > len(self.selected):
             return []
         return [lane for lane in self.selected if len(lane.jobs) <= 2 and lane.lease._open > 0]
 
     @property
     def resting(self) -> bool:
-        """No handler may be started: the worker stops, or its breaker is open."""
+        """Whether no handler may be started: the worker stops, or its breaker is open."""
         return self.stopping or (self.circuit is not None and self.circuit.state == OPEN)
 
     @property
     def idle(self) -> bool:
-        """Nothing is held, and nothing is to be done."""
+        """Whether nothing is held and nothing is pending."""
         return not (self.jobs or self.running or self.leaving or self.done or self.again or self.failed or self.starting)
 
     def unstarted(self) -> list[HeldLane]:
-        """Lanes that could as well be somebody else's: no slot, and no handler at work. Those to part with first come first."""
+        """Return the lanes to release to other consumers first: without a slot, and without a running handler."""
         lanes = [
             lane
             for lane in reversed(self.lanes.values())
@@ -122,14 +122,14 @@ class Board:
     # ---- slots
 
     def ahead(self) -> int:
-        """How many messages may be started before a slot is free for them: what a moment's work is."""
+        """Return how many messages may be started before they have a free slot: AHEAD_SECONDS of work."""
         seconds = self.estimates.process.predict(self.estimates.process.mean_size)
         if seconds is None or seconds > AHEAD_SECONDS / 4:
             return 0
         return min(self.limits.batch, int(AHEAD_SECONDS * self.limits.concurrency / max(seconds, 1e-6)))
 
     def select(self, freed: int = 0) -> None:
-        """Give slots to lanes whose head can start. `freed`: slots whose ack is under way."""
+        """Assign slots to lanes whose head can start. `freed` is the number of slots whose ack is pending."""
         if self.resting:
             return
         source = self._prepared_heads if self.limits.prepares else self._waiting
@@ -143,7 +143,7 @@ class Board:
                 continue
             job = lane.jobs[0]
             if job.attempt > 1 and len(self.selected) - freed >= concurrency:
-                # It may have killed a process before: never charged beside others that only wait.
+                # It may have killed a process before, so it is not charged beside messages that only wait.
                 source.appendleft(lane)
                 return
             lane.selected = True
@@ -152,7 +152,7 @@ class Board:
             room -= 1
 
     def _begin(self, job: Job) -> None:
-        """It is this job's turn: start it, or let it fail as its prepare did."""
+        """Start a job whose turn it is, or fail it if its prepare failed."""
         if job._error is not None:
             job._stage = SETTLING
             self._unhold(job)
@@ -164,10 +164,10 @@ class Board:
     def _can_start(self, job: Job) -> bool:
         return job._error is None and (not self.limits.prepares or job._stage == PREPARED)
 
-    # ---- what the keeper does in one transaction
+    # ---- the keeper's transactions
 
     def take_work(self) -> tuple[list[tuple[Job, Job | None]], list[Job]]:
-        """Acks, each with the job that starts with it, and jobs that start."""
+        """Return the acks, each with the job that starts with it, and the jobs that start."""
         pairs: list[tuple[Job, Job | None]] = []
         freed = 0
         if self.again:
@@ -192,7 +192,7 @@ class Board:
         return pairs, [job for job in starting if job._lane.alive]
 
     def settled(self, pairs: Iterable[tuple[Job, Job | None]], starting: Iterable[Job], now: float) -> None:
-        """These acks and starts are committed."""
+        """Record the committed acks and starts."""
         ready = self.ready
         for job, after in pairs:
             self._pop(job, now)
@@ -206,7 +206,7 @@ class Board:
             ready.append(job)
 
     def committed(self, job: Job, now: float) -> None:
-        """This one job was acked, or rejected, and its lane goes on."""
+        """Record that one job was acked or rejected, and continue its lane."""
         if job._lane.alive:
             self._pop(job, now)
             self._go_on(job._lane)
@@ -230,7 +230,7 @@ class Board:
                 self._begin(head)
 
     def refused(self, job: Job, after: Job | None, *, ack: bool) -> None:
-        """An ack or a start failed for now: the keeper will try again."""
+        """Keep an ack or a start that failed for now, so that the keeper tries again."""
         if after is not None:
             after._stage = PREPARED if self.limits.prepares else BUFFERED
         if ack:
@@ -239,7 +239,7 @@ class Board:
             self.starting.append(job)
 
     def drop(self, lane: HeldLane) -> list[Job]:
-        """This lane is not ours any more, or empty. Returns the jobs whose handlers are at work on it."""
+        """Drop a lane that is lost or empty. Return its jobs whose handlers are running."""
         if not lane.alive:
             return []
         lane.alive = False
@@ -262,7 +262,7 @@ class Board:
     # ---- process
 
     def take(self, now: float) -> Job | None:
-        """The next job for a free process handler."""
+        """Return the next job for a free process handler."""
         ready = self.ready
         while ready and not self.resting:
             job = ready.popleft()
@@ -289,7 +289,7 @@ class Board:
         self.running.add(job)
 
     def processed(self, job: Job) -> bool:
-        """Its handler came back. False: too late, it was given up."""
+        """Record that a process handler returned. Return False if the job was abandoned before."""
         if job not in self.running:
             return False
         self.running.discard(job)
@@ -299,7 +299,7 @@ class Board:
     # ---- prepare
 
     def plan(self, now: float) -> float | None:
-        """Let those prepare whose time has come. Returns when the next one's comes, if any."""
+        """Start the prepares that are due. Return the time of the next one, or None."""
         if not self.limits.prepares or self.resting:
             return None
         waiting = self._waiting
@@ -314,23 +314,23 @@ class Board:
                 soonest = due
                 break
             if self.prepared_count >= self.limits.prepared_max or self.prepared_bytes >= self.limits.prepared_bytes_max:
-                break  # a use makes room, and plans again
+                break  # a use makes room, and triggers the next plan
             self._start_prepare(job, now, due)
         return soonest
 
     def _start_prepare(self, job: Job, now: float, due: float) -> None:
         job._stage = PREPARING
         self.prepared_count += 1
-        # As if it were there already, and as large as most: else many would be started before the first one is weighed.
+        # Reserve the usual size now. Otherwise many prepares would start before the first result is measured.
         job._weight = int(self._usual_bytes)
         self.prepared_bytes += job._weight
-        # Only a start that was chosen says anything about the margin: not one that came late for other reasons.
+        # Only a start that was on time says anything about the margin. A late one was late for other reasons.
         job._due = due if 0.0 <= now - due <= ON_TIME_SECONDS else 0.0
         job._margin = self.estimates.margin.seconds
         self.to_prepare.append(job)
 
     def take_prepare(self, now: float) -> Job | None:
-        """The next job for a free prepare handler."""
+        """Return the next job for a free prepare handler."""
         while self.to_prepare and not self.resting:
             job = self.to_prepare.popleft()
             if job._lane.alive and job._stage == PREPARING:
@@ -342,7 +342,7 @@ class Board:
         return None
 
     def prepared(self, job: Job, result: Any, error: BaseException | None, weight: int, now: float) -> bool:
-        """Its prepare came back. False: too late, it was given up."""
+        """Record the result of a prepare handler. Return False if the job was abandoned before."""
         self.leaving.discard(job)
         if job not in self.preparing:
             return False
@@ -363,7 +363,7 @@ class Board:
         return True
 
     def _unhold(self, job: Job) -> None:
-        """What it prepared is used, or thrown away."""
+        """Free the reserved space of a prepared result that is used or discarded."""
         self.prepared_count -= 1
         self.prepared_bytes -= job._weight
         job._weight = 0
@@ -373,24 +373,24 @@ class Board:
             self._unhold(job)
 
     def _measure(self, job: Job, free_at: float) -> None:
-        """How much earlier its prepare should have begun (negative: later) for its result to be just in time."""
+        """Learn how much earlier the prepare should have begun to be just in time; negative: later."""
         if job._due and job._stage in (PREPARED, STARTING) and free_at:
             self.estimates.margin.learn(job._margin + job._since - free_at)
 
-    # ---- deadlines
+    # ---- time-outs
 
     def overdue(self, now: float) -> list[Job]:
-        """Jobs whose handlers have had their time."""
+        """Return the jobs whose handlers exceeded their time-out."""
         late = [j for j in self.running if j.deadline is not None and j.deadline <= now]
         return late + [j for s in (self.preparing, self.leaving) for j in s if j.deadline is not None and j.deadline <= now]
 
     def next_deadline(self) -> float | None:
-        """When the next handler has had its time."""
+        """Return the earliest deadline of the running handlers, or None."""
         at_work = (self.running, self.preparing, self.leaving)
         return min((j.deadline for s in at_work for j in s if j.deadline is not None), default=None)
 
     def give_up(self, job: Job, error: BaseException) -> None:
-        """Wait no longer for its handler."""
+        """Stop waiting for a job's handler."""
         job._cancelled = True
         if job in self.running:
             self.running.discard(job)
@@ -401,23 +401,23 @@ class Board:
         self.leaving.discard(job)
 
     def worn(self, now: float) -> list[HeldLane]:
-        """Lanes with half of their lease behind them."""
+        """Return the lanes that are past half of their lease."""
         return [lane for lane in self.lanes.values() if lane.until - now < lane.length / 2]
 
     # ---- the end, and an open breaker
 
     def stop(self) -> list[Job]:
-        """Start nothing more. Returns what is to be given back."""
+        """Start nothing more. Return the jobs to release."""
         self.stopping = True
         return self.give_back()
 
     def give_back(self) -> list[Job]:
-        """Let go of all that no handler is at work on. Returns, for each lane, the first job that goes, with all behind it."""
+        """Drop every job without a running handler. Return, for each lane, the first dropped job; the later ones go with it."""
         back: list[Job] = []
         for lane in list(self.lanes.values()):
             head = lane.jobs[0]
             if head._stage == PREPARED and head._error is not None:
-                self._begin(head)  # its prepare failed, and it is first: it has failed, now as well as in its turn
+                self._begin(head)  # its prepare failed and it is the head, so it fails now
             kept = next((n for n, job in enumerate(lane.jobs) if job._stage not in (RUNNING, SETTLING)), len(lane.jobs))
             if not kept:
                 back.append(head)
@@ -438,9 +438,9 @@ class Board:
                 self.preparing.discard(job)
                 self.leaving.add(job)
             job._cancelled = True
-            job._stage = OVER  # it may still stand among those to be prepared
+            job._stage = OVER  # it may still be in the list of jobs to prepare
 
 
 def lost(job: Job) -> LeaseLost:
-    """What a cancelled job is told."""
+    """Return the error that a cancelled job raises."""
     return LeaseLost(job.key, job.seq, job.token)

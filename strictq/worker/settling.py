@@ -1,4 +1,4 @@
-"""Acks, starts, and messages that failed: what the keeper commits, in as few transactions as there can be."""
+"""Acks, starts and failures: what the keeper commits, in as few transactions as possible."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from .job import SETTLING, Defer, HeldLane, Job, JobBatch, Reject, Retry
 from .state import HOPELESS, State
 
 LEARNED_MAX = 64
-"""Durations learned from in one round."""
+"""Number of durations learned per round."""
 FATES: Final = {"dead_letter": "it is a dead letter now", "hold": "it is held", "drop": "it was dropped"}
-"""What becomes of a message that is out of attempts."""
+"""The outcome of a message that is out of attempts, by `on_poison`."""
 
 
 NOTE_SECONDS: Final = 1.0
-"""How often the output of handlers that run is stored, and how long they run before it is."""
+"""Interval at which the output of running handlers is stored, and the age from which it is."""
 POSTPONED_TOGETHER: Final = 64
-"""Messages postponed in one transaction, which holds the write lock for some milliseconds."""
+"""Number of messages postponed in one transaction, which holds the write lock for some milliseconds."""
 UNCHARGED: Final = "no attempt was charged: the breaker is open"
 
 
 def _reason(error: BaseException) -> str:
-    """What is kept of a failure."""
+    """Return the reason of a failure to store."""
     return (error.reason if isinstance(error, Retry) else None) or reason_of(error)
 
 
 class Outcomes:
-    """Commits what the board has collected."""
+    """Commit the acks, starts and failures that the board has collected."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._board = state.board
         self._client = state.client
         self._noted: dict[Job, str] = {}
-        """What was stored of handlers that run."""
+        """The output stored so far, by running job."""
 
     def go_on(self, receive: Callable[[Joined], object] | None = None) -> bool:
-        """Ack what is done, and start what is next, in one transaction a shard. Whether there was anything.
+        """Ack the finished jobs and start the next ones, in one transaction per shard. Return whether there were any.
 
         Args:
-            receive: receives, in the same transactions where there are acks.
+            receive: receives messages in the same transactions, if there are acks.
         """
         board = self._board
         with board.lock:
@@ -98,7 +98,7 @@ class Outcomes:
         self._board.refused(job, after, ack=ack)
 
     def finish(self) -> bool:
-        """Settle groups whose handlers came back. Whether there were any."""
+        """Settle the groups whose handlers returned. Return whether there were any."""
         board = self._board
         if not isinstance(board, BatchBoard):
             return False
@@ -116,7 +116,7 @@ class Outcomes:
         return bool(groups)
 
     def _ack_all(self, board: BatchBoard, jobs: list[Job]) -> None:
-        """Ack messages without effects, in one transaction a shard."""
+        """Ack messages without effects, in one transaction per shard."""
         errors: Sequence[Any] = [None] * len(jobs)
         try:
             self._client.settling.ack([job._delivery for job in jobs])
@@ -137,11 +137,11 @@ class Outcomes:
         self._again(board, again)
 
     def _finish_lane(self, board: BatchBoard, jobs: list[Job]) -> None:
-        """Settle the messages of one lane, in order, one by one: some failed, or have effects."""
+        """Settle the messages of one lane in order, one by one, because some failed or have effects."""
         for n, job in enumerate(jobs):
             with board.lock:
                 first = bool(job._lane.jobs) and job._lane.jobs[0] is job
-            if not first:  # what is before it is still to be settled
+            if not first:  # an earlier message is not settled yet
                 self._again(board, jobs[n:])
                 return
             error = job._failure
@@ -159,7 +159,7 @@ class Outcomes:
             if isinstance(error, Reject):
                 self._settle_one(job, error)
                 continue
-            for other in jobs[n + 1 :]:  # they go back with it
+            for other in jobs[n + 1 :]:  # the later messages are returned with it
                 other._undo()
             with board.lock:
                 board.failed.append((job, error))
@@ -189,11 +189,11 @@ class Outcomes:
                 board.finished.append(JobBatch(jobs))
 
     def fail(self) -> bool:
-        """Give back, or dead-letter, what failed. Whether there was anything."""
+        """Nack or dead-letter the failed messages. Return whether there were any."""
         board = self._board
         with board.lock:
             failed, board.failed = board.failed, []
-        # Of one lane the first one counts: what is behind it goes back with it.
+        # Of each lane, only the first failure counts. It takes the later messages with it.
         failed.sort(key=lambda each: each[0].seq)
         for n, (job, error) in enumerate(failed):
             if self._is_broken():
@@ -204,9 +204,9 @@ class Outcomes:
         return bool(failed)
 
     def note(self, now: float) -> None:
-        """Let `status` show what long-running handlers have had to say so far."""
+        """Store the output so far of long-running handlers, for `status`."""
         with self._board.lock:
-            # A handler with an open transaction keeps others from writing.
+            # Skip handlers with an open transaction, which blocks other writers.
             running = [job for job in self._board.running if now - job._since >= NOTE_SECONDS and job._tx is None]
         said = {job: job._said for job in running}
         new = [(job, text) for job, text in said.items() if text and self._noted.get(job) != text]
@@ -219,11 +219,11 @@ class Outcomes:
                 self._state.complain(e)
 
     def _is_broken(self) -> bool:
-        """Most handlers fail: then no failure is charged to its message."""
+        """Return whether the breaker is not closed, so that no failure is charged to its message."""
         return self._board.circuit is not None and self._board.circuit.state != CLOSED
 
     def _postpone(self, failed: Sequence[tuple[Job, BaseException]]) -> None:
-        """Settle what failed while the breaker is open: uncharged, and together, so that an outage takes few transactions."""
+        """Settle the failures while the breaker is open: uncharged, and together, so that an outage takes few transactions."""
         together: list[tuple[Job, Exception]] = []
         for job, error in failed:
             asked = isinstance(error, Retry) and error.delay is not None
@@ -259,14 +259,14 @@ class Outcomes:
         self._state.tell("deferred", job, detail=detail, wait_seconds=wait)
 
     def _settle_one(self, job: Job, error: BaseException) -> None:
-        """Give back, or dead-letter, a message whose handler failed."""
+        """Nack, defer or dead-letter a message whose handler failed."""
         d = job._delivery
         try:
             if isinstance(error, LeaseLost) and (error.token, error.seq) == (d.token, d.seq):
                 self._state.lose(job._lane, error)
                 return
             if isinstance(error, KeyboardInterrupt):
-                # The operator's doing, not the message's: as if it had not been started.
+                # The operator interrupted it, so release the message as if it had not been started.
                 self._client.settling.release_rest([d])
                 self._state.drop(job._lane)
                 self._state.tell("released", job)
@@ -302,7 +302,10 @@ class Outcomes:
         self._tell_of_failure(job, error, wait)
 
     def _spare(self, job: Job) -> None:
-        """Give back what ran behind a message in its batch: it goes back with it, but did not fail, and is charged nothing."""
+        """Release the later messages of the batch, which did not fail, before the nack takes them with it.
+
+        They are not charged.
+        """
         if job._group is None:
             return
         with self._board.lock:

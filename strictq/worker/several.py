@@ -41,7 +41,7 @@ class Several:
         def run(worker: Runs) -> None:
             try:
                 worker.run(drain=drain, grace_seconds=grace_seconds)
-            except BaseException as e:  # SystemExit, too: it is raised in the caller's thread
+            except BaseException as e:  # also SystemExit, which is raised in the caller's thread
                 errors.append(e)
                 self.stop(None)
 
@@ -62,7 +62,7 @@ class Several:
         async def serve(worker: Runs) -> None:
             try:
                 await worker.serve(drain=drain)
-            except (Exception, SystemExit) as e:  # one error, not a group of them
+            except (Exception, SystemExit) as e:  # one error, not an exception group
                 errors.append(e)
                 self.stop(None)
 
@@ -73,7 +73,7 @@ class Several:
             raise errors[0]
 
     def stop(self, deadline_seconds: float | None) -> None:
-        """Stop all of them. From any thread; safe in signal handlers."""
+        """Stop all of them. Callable from any thread; safe in signal handlers."""
         for worker in self.workers:
             worker.stop(deadline_seconds)
 

@@ -1,4 +1,4 @@
-"""One run of a worker: what its parts share, and how a lane is let go."""
+"""The state of one run of a worker, shared by its parts."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from .schedule import Board
 
 AGAIN_SECONDS: Final = 0.1
 AGAIN_SECONDS_MAX: Final = 2.0
-"""After a failure of the store that may pass: how long it is left alone, twice as long after each one."""
+"""The longest wait after a transient failure of the store. The wait doubles with each further failure."""
 ENDING: Final = (SystemExit, KeyboardInterrupt)
-"""A handler that raises one of these wants the program to end."""
+"""Exceptions by which a handler ends the program."""
 HOPELESS: Final = (StoreCorrupt, SchemaMismatch)
-"""These do not pass: the shard is out of use until an operator has mended it. The others go on."""
+"""Permanent failures: the shard is unusable until an operator has repaired it. The other shards keep working."""
 
 
 class Executor:
-    """What runs handlers of one stage."""
+    """Runs the handlers of one stage."""
 
     def wake(self) -> None:
-        """There may be jobs."""
+        """Look for jobs."""
 
     def cancel(self, job: Job) -> None:
-        """Nobody waits for this job any more."""
+        """Stop a job, which no part of the worker waits for any more."""
 
 
 class Driver(Protocol):
-    """A test that drives the time by which a breaker goes."""
+    """A test's clock for the breaker."""
 
     def now(self) -> float:
-        """Seconds on its clock."""
+        """Return its time, seconds."""
         ...
 
     def skip(self, seconds: float) -> None:
@@ -53,21 +53,21 @@ class Driver(Protocol):
 
 
 class State:
-    """What the keeper's parts know of each other.
+    """The shared state of the keeper's parts.
 
     Attributes:
-        executors: what runs the handlers.
-        holder: where the claims are noted, so that they end with this process.
-        acked, retried, deferred, poison, rejected, lost, timeouts: messages since the run began.
-        busy_seconds: that process handlers ran, those that came back. Changed under the board's lock.
-        began, ended: `clock()` of the run; ended is None while it lasts.
-        fast: handlers are so quick that they are started ahead, and acked in groups.
-        gave_up: some handler may be at work that nobody waits for.
-        learned: there are durations that are not stored yet.
-        crashed: what ended a handler's thread, though no handler raised it.
-        ending: what a handler raised to end the program.
-        driver: the time by which the breaker goes, where it is not `clock`.
-        not_before: `clock()` before which the store is left alone, after it failed.
+        executors: the executors of the handlers.
+        holder: records the claims, so that they end with this process.
+        acked, retried, deferred, poison, rejected, lost, timeouts: number of messages since the run began.
+        busy_seconds: total time of the process handlers that returned. Changed under the board's lock.
+        began, ended: `clock()` of the run's start and end; ended is None while it runs.
+        fast: whether handlers are so quick that they are started ahead, and acked in groups.
+        gave_up: whether an abandoned handler may still be running.
+        learned: whether there are learned durations that are not stored yet.
+        crashed: the error that ended a handler's thread without being the handler's.
+        ending: the exception that a handler raised to end the program.
+        driver: the breaker's clock in tests; None: `clock`.
+        not_before: `clock()` before which the store is not called, after it failed.
     """
 
     def __init__(
@@ -106,28 +106,28 @@ class State:
         self.awake.acquire()
 
     def wake(self) -> None:
-        """Have the keeper go round. Safe in signal handlers: a bare lock takes no other."""
+        """Wake the keeper. Safe in signal handlers, because it waits for no lock."""
         with suppress(RuntimeError):  # it is awake already
             self.awake.release()
 
     @property
     def loud(self) -> bool:
-        """Does anybody want to see what goes well, too?"""
+        """Whether anything listens for events of success, too."""
         return self._debugs or len(self._own) > 1 or bool(self.observers.worker_events)
 
     def tell(self, kind: str, job: Job, **more: Any) -> None:
-        """Report a change of a job's state. Args: more: fields of a WorkerEvent."""
+        """Report a change of a job's state. `more` are fields of a WorkerEvent."""
         d = job._delivery
         limit = self.client.storage.config.max_attempts
         self._tell(WorkerEvent(kind, d.key, d.seq, d.token, d.attempt, self.clock(), max_attempts=limit, **more))
 
     def tell_of_run(self, kind: Literal["worker_started", "worker_stopped"], detail: str) -> None:
-        """Report that the worker runs, or has stopped."""
+        """Report that the worker started or stopped."""
         event = Event(kind, ANY_SHARD, detail=detail)
         notify((log_run, *self.observers.events), event)
 
     def tell_of_breaker(self, kind: Literal["breaker_opened", "breaker_closed"], detail: str) -> None:
-        """Report what the worker's breaker did, which concerns the whole queue."""
+        """Report a change of the worker's breaker, which concerns the whole queue."""
         self._tell(WorkerEvent(kind, None, 0, 0, 0, self.clock(), None, detail))
         notify(self.observers.events, Event(kind, ANY_SHARD, detail=detail))
 
@@ -135,44 +135,44 @@ class State:
         notify((*self._own, *self.observers.worker_events), event)
 
     def took(self, stage: Literal["prepare", "process"], job: Job, seconds: float) -> None:
-        """Report how long a handler took."""
+        """Report the duration of a handler."""
         if self.observers.durations:
             notify(self.observers.durations, stage, seconds, job._delivery.lease.shard)
 
     def complain(self, error: BaseException) -> None:
-        """The store can't do it now: try again soon."""
+        """Record a transient failure of the store, and delay the next call."""
         self.not_before = self.clock() + min(AGAIN_SECONDS * 2**self._failures, AGAIN_SECONDS_MAX)
         self._failures = min(self._failures + 1, 10)
         log.warning("the store failed; trying again: %s", error)
 
     def crash(self, error: BaseException) -> None:
-        """Something that must not fail did: end the run with it. From any thread."""
+        """End the run with an unexpected error. Callable from any thread."""
         self.crashed = error
         self.wake()
 
     def end(self, error: BaseException) -> None:
-        """A handler ends the program: stop, and raise this once what runs is done. From any thread."""
+        """Stop, and raise this exception when the running handlers are done. Callable from any thread."""
         if self.ending is None:
             self.ending = error
         self.wake()
 
     def works(self) -> None:
-        """The store did something."""
+        """Record that the store works, which resets the delay after failures."""
         self._failures = 0
 
     def outage_now(self, now: float) -> float:
-        """The breaker's time, where `now` is the worker's."""
+        """Return the breaker's time, if `now` is the worker's."""
         return now if self.driver is None else self.driver.now()
 
     def succeeded(self, job: Job, now: float) -> None:
-        """Let the breaker know that a handler did its work. Wants the board's lock held."""
+        """Report a success to the breaker. Requires the board's lock."""
         if self.board.circuit is not None:
             self.board.circuit.succeeded(job._permit, self.outage_now(now))
 
     def failed(self, job: Job, now: float, error: BaseException) -> None:
-        """Let the breaker know how a handler failed. Wants the board's lock held.
+        """Report a failure to the breaker. Requires the board's lock.
 
-        A message that was rejected, deferred or lost says nothing of a dependency, and neither does what a stop interrupts.
+        Rejected, deferred and lost messages, and handlers interrupted by a stop, say nothing about a dependency.
         """
         circuit = self.board.circuit
         if circuit is None or self.board.stopping or not isinstance(error, Exception):
@@ -181,7 +181,7 @@ class State:
             circuit.failed(job._permit, self.outage_now(now), reason_of(error), job._delivery.lease._held.key)
 
     def release(self, back: list[Job]) -> None:
-        """Give back these jobs and all behind them in their lanes, as if they had never been leased."""
+        """Release these jobs and all later ones of their lanes, as if they had never been leased."""
         if back:
             self.client.settling.release_rest([job._delivery for job in back])
             if self.loud:
@@ -189,27 +189,27 @@ class State:
                     self.tell("released", job)
 
     def running(self) -> list[Job]:
-        """A job of each process handler that runs. Wants the board's lock held."""
+        """Return one job of each running process handler. Requires the board's lock."""
         return list({id(job._group or job): job for job in self.board.running}.values())
 
     def busy_until(self, now: float) -> float:
-        """Seconds that process handlers ran. Wants the board's lock held."""
+        """Return the total seconds that process handlers ran. Requires the board's lock."""
         return self.busy_seconds + (sum(now - job._since for job in self.running()) if self.ended is None else 0.0)
 
     def busy_ratio(self) -> float:
-        """Which part of their time the slots ran process handlers. Wants the board's lock held."""
+        """Return the fraction of time in which slots ran process handlers. Requires the board's lock."""
         now = self.clock() if self.ended is None else self.ended
         slots = (now - self.began) * self.board.limits.concurrency
         return min(self.busy_until(now) / slots, 1.0) if slots > 0 else 0.0
 
     def learn(self, job: Job) -> None:
-        """Take in how long a handler took. Wants the board's lock held."""
+        """Learn the duration of a handler. Requires the board's lock."""
         if self.estimates.learning:
             self.estimates.process.learn(size_of(job), job._since)
             self.learned = True
 
     def lose(self, lane: HeldLane, error: Exception) -> None:
-        """The lane is somebody else's: its jobs are cancelled, nothing of them happens."""
+        """Drop a lane that another consumer holds now, and cancel its jobs. Their effects are discarded."""
         head = lane.jobs[0] if lane.jobs else None
         self.drop(lane)
         self.lost += 1
@@ -217,7 +217,7 @@ class State:
             self.tell("lost", head, detail=str(error))
 
     def drop(self, lane: HeldLane) -> None:
-        """Nothing more of this lane happens here."""
+        """Drop a lane, and cancel its running jobs."""
         with self.board.lock:
             working = self.board.drop(lane)
         for job in working:
@@ -225,6 +225,6 @@ class State:
             self.cancel(job)
 
     def cancel(self, job: Job) -> None:
-        """Nobody waits for its handler any more."""
+        """Tell the executors to stop a job's handler."""
         for executor in self.executors:
             executor.cancel(job)

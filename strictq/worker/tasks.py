@@ -42,7 +42,7 @@ class _Slot:
 
 
 class Tasks(Executor):
-    """Tasks that take jobs themselves."""
+    """Tasks of an event loop that take jobs themselves."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Tasks(Executor):
         while self._doomed:
             job = self._doomed.popleft()
             if job._group is not None and not job._group.given_up:
-                continue  # the other messages of its batch are still waited for
+                continue  # other messages of its batch are still pending
             for slot in self._at_work:
-                if slot.job is (job._group or job):  # still: its task may have gone on to another one
+                if slot.job is (job._group or job):  # only if the task has not gone on to another job
                     slot.scope.cancel()
         event, self._event = self._event, anyio.Event()
         event.set()
@@ -90,7 +90,7 @@ class Tasks(Executor):
         self._schedule()
 
     def stop(self) -> None:
-        """Let the tasks end; in the loop's thread."""
+        """End the tasks. Call it in the loop's thread."""
         self._over = True
         self._set()
 
@@ -150,7 +150,7 @@ async def run_process(handover: Handover, handler: AsyncHandler, job: Job) -> No
             raise
         error = e
     if handover.processed(job, error):
-        # Cancelled or not: what is being committed is waited for.
+        # Even if cancelled, wait for the commit.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(handover.commit, job)
 

@@ -23,7 +23,7 @@ def weigh(result: Any) -> int:
     """Return the size of a result in bytes: the length of bytes or text, otherwise `sys.getsizeof`."""
     try:
         return len(result) if isinstance(result, bytes | bytearray | memoryview | str) else sys.getsizeof(result)
-    except Exception:  # an object may say nothing of the kind
+    except Exception:  # the object may not report a size
         return 0
 
 
@@ -49,7 +49,7 @@ def run_group(handover: Handover, handler: Handler, group: JobBatch) -> None:
 def _call(handler: Handler, job: Any) -> tuple[Any, BaseException | None]:
     try:
         result = require_ran("the handler", handler(job))
-    except BaseException as e:  # which of them end the program is not decided here
+    except BaseException as e:  # the caller decides which of them end the program
         return None, e
     return result, None
 
@@ -65,7 +65,7 @@ class _Thread:
 
 
 class Threads(Executor):
-    """Threads that take jobs themselves. A thread that is woken wakes the next one."""
+    """Threads that take jobs themselves. Each woken thread wakes the next one."""
 
     def __init__(
         self,
@@ -79,7 +79,13 @@ class Threads(Executor):
         before: Callable[[], None] | None = None,
         leave: Callable[[], None] | None = None,
     ) -> None:
-        """Args: failed: called when a thread ends with an error. before: called before it takes a job. leave: at its end."""
+        """Prepare a pool.
+
+        Args:
+            failed: called if a thread ends with an error.
+            before: called before a thread takes a job.
+            leave: called at the end of a thread.
+        """
         self.stage = name
         self._slots = slots
         self._take = take
@@ -103,7 +109,7 @@ class Threads(Executor):
                 self._idle.pop().wake.release()
             elif len(self._all) < self._slots and not self._over:
                 mine = _Thread()
-                # Daemons: one that hangs in a handler must not keep the process from ending.
+                # Daemons, so that a thread that hangs in a handler does not keep the process alive.
                 thread = threading.Thread(target=self._run_safely, args=(mine,), name=f"strictq-{self.stage}", daemon=True)
                 self._all[mine] = thread
                 thread.start()
@@ -112,7 +118,7 @@ class Threads(Executor):
         """Replace a thread that cannot be stopped. It ends when its handler returns."""
         with self._lock:
             if job._group is not None and not job._group.given_up:
-                return  # the other messages of its batch are still waited for
+                return  # other messages of its batch are still pending
             mine = next((t for t in self._all if t.job is (job._group or job)), None)
             if mine is None:
                 return
@@ -145,7 +151,7 @@ class Threads(Executor):
     def _run_safely(self, mine: _Thread) -> None:
         try:
             self._run(mine)
-        except BaseException as e:  # not a handler's, those are caught: then nobody else would notice
+        except BaseException as e:  # handlers' errors are caught elsewhere; nothing else would report this one
             self._failed(e)
 
     def _next(self, mine: _Thread) -> Job | JobBatch | None:
@@ -159,7 +165,7 @@ class Threads(Executor):
                 return job
             with self._lock:
                 self._idle.append(mine)
-            # What came before this thread was listed as idle woke nobody: look again.
+            # Jobs that came before this thread was listed as idle woke no thread, so look again.
             if (self._waiting() or self._over) and self._unlist(mine):
                 continue
             mine.wake.acquire()
@@ -169,7 +175,7 @@ class Threads(Executor):
             if mine in self._idle:
                 self._idle.remove(mine)
                 return True
-        return False  # somebody has just woken it
+        return False  # another thread has just woken it
 
     def stop(self, seconds: float | None) -> None:
         """End the threads. Abandon those that still run a handler after `seconds` in total."""

@@ -1,4 +1,4 @@
-"""What a worker did when, as a picture: text for a terminal, SVG for a page. Drawn from its events."""
+"""A worker's events as a picture: text for a terminal, SVG for a page."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FILLS: Final = {PREPARE: "#9ecae1", PROCESS: "#2c7fb8"}
 
 
 def label(key: Any, characters_max: int = 24) -> str:
-    """A key as it can be shown anywhere: keys may hold anything, and be long."""
+    """Return a key as printable text of limited length."""
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(key))
     return text if len(text) <= characters_max else f"{text[: characters_max - 1]}…"
 
 
 @attrs.frozen
 class Bar:
-    """One handler at work: which stage of which message, from when to when, seconds from the first event."""
+    """The run of one handler: stage, message, and start and end in seconds from the first event."""
 
     stage: str
     key: Any
@@ -37,7 +37,7 @@ class Bar:
 
 
 class Timeline:
-    """Collects a worker's events: `Worker(..., on_event=timeline)`. Draw it when the worker is done."""
+    """Collect a worker's events: `Worker(..., on_event=timeline)`. Draw it when the worker is done."""
 
     def __init__(self) -> None:
         self.bars: list[Bar] = []
@@ -45,7 +45,7 @@ class Timeline:
         self._zero: float | None = None
 
     def __call__(self, event: WorkerEvent) -> None:
-        """Take in an event. Safe in any thread: each is one step."""
+        """Add an event. Safe in any thread, because each update is one step."""
         if self._zero is None:
             self._zero = event.at
         at = event.at - self._zero
@@ -56,22 +56,22 @@ class Timeline:
             stage = PREPARE if event.kind == "prepared" else PROCESS
             start = self._begun.pop((stage, event.key, event.seq), None)
             if start is not None:
-                # An ack may be told a while after its handler came back.
+                # The event of an ack may come some time after the handler returned.
                 end = at if event.seconds is None else start + event.seconds
                 self.bars.append(Bar(stage, event.key, event.seq, start, end))
 
     @property
     def seconds(self) -> float:
-        """The whole span."""
+        """The whole duration, seconds."""
         return max((bar.end for bar in self.bars), default=0.0)
 
     @property
     def keys(self) -> list[Any]:
-        """In the order in which they began."""
+        """The keys, in the order in which they began."""
         return list(dict.fromkeys(bar.key for bar in sorted(self.bars, key=lambda b: b.start)))
 
     def part(self, keys_max: int, bars_max: int) -> Timeline:
-        """What can be told apart in a picture: the first keys, and of them the beginning, to about so many bars side by side."""
+        """Return the readable part: the first keys, and of these the beginning, up to about this many bars side by side."""
         keys = set(self.keys[:keys_max])
         bars = [bar for bar in self.bars if bar.key in keys]
         works = [bar.end - bar.start for bar in bars if bar.stage == PROCESS]
@@ -81,7 +81,7 @@ class Timeline:
         return shown
 
     def to_text(self, columns: int = 80) -> str:
-        """Two lines for each key: prepare above, `·` and `:` by turns, process below, `█` and `▓`."""
+        """Return two lines per key: prepare above, `·` and `:` alternating, process below, `█` and `▓`."""
         keys = self.keys
         width = max((len(label(key)) for key in keys), default=0)
         room = max(10, columns - width - 2)
@@ -99,7 +99,7 @@ class Timeline:
         return "\n".join(rows)
 
     def to_svg(self, pixels: int = 760) -> str:
-        """An SVG document; it reads on light and dark pages alike."""
+        """Return an SVG document, readable on light and dark pages."""
         keys = self.keys
         height = LANE_PIXELS * len(keys) + 34 + LEGEND_PIXELS
         scale = (pixels - LEFT_PIXELS - 10) / (self.seconds or 1.0)

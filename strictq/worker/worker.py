@@ -173,7 +173,7 @@ class Worker:
         propagate = validate.header_names(propagate)
         self._several: Several | None = None
         self._beside: AbstractContextManager[object] | None = None
-        """What runs as long as the worker does."""
+        """A context that is entered while the worker runs."""
         if isinstance(queue, list | tuple):
             queues = [each if isinstance(each, Queue) else _sync(each) for each in queue]
             if not queues or len({each.queue_id for each in queues}) != len(queues):
@@ -253,7 +253,7 @@ class Worker:
         self._driver: Driver | None = None
         wanted = None if keys is None else validate.keys(keys) and list(keys)
         self._refill = Refill(limits.batch, low_water, lease_seconds, wanted, consumer)
-        # What is wrong with these is said now.
+        # Validates these arguments now.
         self._queue._receiving.request(1, None, lease_seconds, wanted, consumer)
         self._keeper: Keeper | None = None
         self._lock = threading.Lock()
@@ -263,21 +263,22 @@ class Worker:
     # ---- running
 
     def run(self, *, drain: bool = False, grace_seconds: float | None = None) -> None:
-        """Work until stopped: by `stop()`, SIGINT or SIGTERM. Then finish what runs, give back the rest, and return.
+        """Work until stopped by `stop()`, SIGINT or SIGTERM. Then finish running handlers, release the rest, and return.
 
-        In the main thread the two signals are handled meanwhile: the first one stops, a second one waits for nobody. In any
-        other thread they are left alone.
+        In the main thread, both signals are handled meanwhile: the first one stops the worker, a second one stops without
+        waiting. In other threads, signals are not handled.
 
         Args:
-            drain: return once nothing is ready any more. What failed and waits for its retry is left to a later run. With a
-                breaker that was given, also what it postpones is waited for.
-            grace_seconds: after a signal, or a handler that ends the program, wait so long for what runs; None: to its end.
+            drain: return when no message is ready. Failed messages that wait for their retry are left to a later run. With an
+                explicit breaker, the run also waits for the messages that it postpones.
+            grace_seconds: seconds to wait for running handlers after a signal, or after a handler that ends the program; None:
+                until they end.
         Raises:
-            SystemExit, KeyboardInterrupt: a handler raised it. The worker stopped as with `stop()`, and the handler's message was
-                given back: after SystemExit as one that failed, so that no message can end its program for ever; after
+            SystemExit, KeyboardInterrupt: a handler raised it. The worker stopped as with `stop()`, and returned the handler's
+                message: after SystemExit as failed, so that no message can end its program forever; after
                 KeyboardInterrupt with no attempt charged.
-            InvalidArgument: there is an event loop in this thread, or the worker ran before, or was stopped.
-            StrictqError: the queue can't be used any more; what was held is given back as far as possible.
+            InvalidArgument: this thread has an event loop, or the worker ran before, or was stopped.
+            StrictqError: the queue can no longer be used; leases are released as far as possible.
         """
         if grace_seconds is not None:
             validate.microseconds("grace_seconds", grace_seconds)
@@ -310,9 +311,9 @@ class Worker:
                     pool.stop(ZOMBIE_SECONDS if keeper.state.gave_up else None)
 
     async def serve(self, *, drain: bool = False) -> None:
-        """The same inside the caller's event loop, asyncio's or trio's; signals are the program's business.
+        """Work until stopped, inside the caller's event loop of asyncio or trio. Signals are not handled. See `run`.
 
-        Cancelled, it cancels its handlers, gives back what it holds, and raises.
+        If cancelled, it cancels its handlers, releases its leases, and raises.
         """
         self._claim()
         if self._several is not None:
@@ -329,18 +330,18 @@ class Worker:
             if self._beside is not None:
                 from anyio.to_thread import run_sync
 
-                await run_sync(stack.enter_context, self._beside)  # its beginning may wait for the store
+                await run_sync(stack.enter_context, self._beside)  # entering it may wait for the store
             await serve(keeper, Handover(keeper.state), self._process, self._prepare, self._concurrency, pools)
 
     def stop(self, deadline_seconds: float | None = None) -> None:
-        """Take nothing more, finish what runs, give back the rest. From any thread; does not wait for it.
+        """Receive no more messages, finish running handlers, and release the rest. Returns at once; callable from any thread.
 
         Args:
-            deadline_seconds: then wait no longer: what still runs is cancelled, and its message retried. None: wait.
+            deadline_seconds: seconds after which running handlers are cancelled and their messages retried; None: never.
         """
         if deadline_seconds is not None:
             validate.microseconds("deadline_seconds", deadline_seconds)
-        # No lock: this is called by signal handlers, too.
+        # No lock, because signal handlers call this, too.
         self._stop = (deadline_seconds,)
         if self._several is not None:
             self._several.stop(deadline_seconds)
@@ -361,17 +362,17 @@ class Worker:
         self._estimates.load(self._queue._operations.estimates())
         self._estimates.take_defaults(self._queue.config)
         if drain and not self._breaker_given:
-            self._board.circuit = None  # or a handler that always fails would keep the run from ending
+            self._board.circuit = None  # otherwise a handler that always fails would keep the run from ending
         if drain and isinstance(self._board, BatchBoard):
-            self._board.wait = 0.0  # it ends when nothing is ready, so there is nothing to wait for
+            self._board.wait = 0.0  # a draining run has no more messages to wait for
         state = State(self._queue, self._board, self._estimates, on_event=self._on_event, driver=self._driver)
         self._keeper = keeper = Keeper(state, self._refill, drain=drain, grace_seconds=grace_seconds)
-        if self._stop is not None:  # a signal, or another thread, was quicker
+        if self._stop is not None:  # a signal or another thread stopped it already
             self.stop(*self._stop)
         return keeper
 
     def _pools(self, state: State) -> Iterator[threads.Threads]:
-        """Threads for the handlers that are plain functions."""
+        """Yield the thread pools for the handlers that are plain functions."""
         board, handover = self._board, Handover(state)
         stages: list[tuple[str, Callable[..., Any] | None, Callable[[], Any], Sized, Callable[..., None]]] = [
             ("prepare", self._prepare, handover.take_prepare, board.to_prepare, threads.run_prepare),
@@ -418,9 +419,9 @@ class Worker:
     # ---- looking
 
     def stats(self) -> WorkerStats:
-        """What it did, holds, and knows of durations. Before it runs: what is stored with the queue.
+        """Return the worker's totals, held messages and learned durations. Before it runs, the durations stored with the queue.
 
-        Of several queues: the sums; what is known of durations is in the stats of each of the `workers`.
+        For several queues, returns the sums; the durations are in the stats of each of the `workers`.
         """
         if self._several is not None:
             totals: WorkerStats = self._several.stats()
@@ -454,11 +455,11 @@ class Worker:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """The worker of each queue; of one queue, this one."""
+        """The worker of each queue. For one queue, this one."""
         return (self,) if self._several is None else self._several.workers
 
     def reset_estimates(self) -> None:
-        """Forget what was learned of durations, here and in the queue."""
+        """Delete the learned durations, here and in the queue."""
         if self._several is not None:
             for worker in self._several.workers:
                 worker.reset_estimates()
@@ -489,12 +490,12 @@ def _handler(what: str, handler: Any) -> Callable[..., Any]:
         argument = "the jobs" if what == "process_batch" else "the job"
         raise InvalidArgument(f"{what} must take one argument, {argument}: {e}") from None
     except ValueError:
-        pass  # some builtins have no signature
+        pass  # some built-in functions have no signature
     return handler  # type: ignore[no-any-return]
 
 
 def _in_event_loop() -> bool:
-    """Asked without importing what the program does not use."""
+    """Return whether this thread has an event loop, without importing asyncio or trio."""
     if "asyncio" in sys.modules:
         import asyncio
 

@@ -1,8 +1,8 @@
-"""The program's own SQL on its `app_*` tables, fenced in.
+"""The program's own SQL, restricted to its `app_*` tables.
 
-An authorizer sees every statement while it is prepared and lets it touch `app_*` tables only: no transactions of its own,
-no ATTACH, no PRAGMA, none of our tables. Program statements never come from, nor go to, the statement cache: an identical
-text of ours that was prepared before would run unchecked. A progress handler ends what would never end.
+An authorizer checks every statement while it is prepared and permits access to `app_*` tables only: no transactions, no ATTACH,
+no PRAGMA, none of the engine's tables. Program statements bypass the statement cache in both directions: a cached statement of
+the engine with the same text would run unchecked. A progress handler interrupts statements that run too long.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Guard:
 
     @contextmanager
     def program(self, mode: str) -> Iterator[None]:
-        """Run a program's SQL in this block: "read", "write", or "schema".
+        """Run a program's SQL in this block. `mode` is "read", "write" or "schema".
 
         Raises:
-            InvalidArgument: it did something that programs may not do, or took too many steps.
+            InvalidArgument: the SQL is not permitted, failed, or took too many steps.
         """
         self._mode = mode
         self._steps = 0
@@ -93,7 +93,7 @@ class Guard:
         if action == apsw.SQLITE_FUNCTION:
             return second.lower() not in _FORBIDDEN_FUNCTIONS
         if action == apsw.SQLITE_READ and not second and not _is_ours(first):
-            return True  # a subquery's or common table expression's rows, counted but not looked into
+            return True  # a subquery's or common table expression's rows, counted without reading a column
         if action in _ON_TABLE:
             if action != apsw.SQLITE_READ and self._mode == "read":
                 return False
@@ -104,7 +104,7 @@ class Guard:
             return False
         if action in _DDL_NAMED_FIRST:
             return _is_app(first)
-        # An index belongs to the table named second, and must not shadow a name of ours.
+        # CREATE INDEX, DROP INDEX and ALTER TABLE name the table second.
         return action in _DDL_ON_SECOND and _is_app(second)
 
 
@@ -120,14 +120,14 @@ class Rows(list[Any]):
     """The rows of a program's query, as tuples.
 
     Attributes:
-        columns: the columns' names; () where there are no rows.
+        columns: the columns' names; () if there are no rows.
     """
 
     columns: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, cursor: apsw.Cursor) -> Rows:
-        """All rows of a statement that runs."""
+        """Return all rows of a running statement."""
         first = next(cursor, None)
         if first is None:
             return cls()
@@ -138,21 +138,21 @@ class Rows(list[Any]):
 
     @classmethod
     def together(cls, parts: Sequence[Rows]) -> Rows:
-        """The rows of several shards."""
+        """Return the rows of several shards as one list."""
         rows = cls(row for part in parts for row in part)
         rows.columns = next((part.columns for part in parts if part), ())
         return rows
 
     @property
     def get(self) -> Any:
-        """The first row; its value, if it has one column; None if there is no row."""
+        """The first row, or its value if it has one column. None if there is no row."""
         if not self:
             return None
         return self[0][0] if len(self[0]) == 1 else self[0]
 
 
 class AppDatabase:
-    """What `tx.run` gives to a program: its own tables, inside the write transaction."""
+    """What `tx.run` passes to a program: access to its own tables, inside the write transaction."""
 
     def __init__(self, db: apsw.Connection, guard: Guard, mode: str = "write") -> None:
         self._db = db
@@ -161,11 +161,11 @@ class AppDatabase:
         self.live = True
 
     def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> Rows:
-        """Run one or more statements on app_* tables; all rows, as tuples.
+        """Run one or more statements on app_* tables. Return all rows as tuples.
 
         Raises:
-            InvalidArgument: the SQL is wrong, may not be run, or takes too long. Unless it is caught, the transaction that it is
-                part of is undone.
+            InvalidArgument: the SQL is wrong, is not permitted, or takes too long. Unless the program catches it, the enclosing
+                transaction is rolled back.
         """
         if not isinstance(sql, str):
             raise InvalidArgument(f"SQL must be a str, not {type(sql).__name__}")

@@ -1,4 +1,4 @@
-"""Callers of the commit path: what each wants done, who they are, and how one waits for another."""
+"""Callers of the commit path: their operations, their identity, and how one waits for another."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 On = TypeVar("On")
 Rest = TypeVarTuple("Rest")
 Operation = Callable[[Tx], T]
-"""What runs inside a write transaction."""
+"""A function that runs inside a write transaction."""
 
 transaction_of: ContextVar[object | None] = ContextVar("strictq_transaction", default=None)
-"""In an async transaction: names it. Its calls run in any worker thread, so the thread can't."""
+"""The name of the async transaction in this context. Its calls run in any worker thread, so a thread's id can't identify it."""
 
 
 class TransactionName:
-    """Names the transaction of this context from now on, whatever threads its calls run in."""
+    """Name the transaction of this context from now on, whichever threads its calls run in."""
 
     __slots__ = ("_before",)
 
@@ -32,15 +32,16 @@ class TransactionName:
         self._before = transaction_of.set(object())
 
     def end(self) -> None:
-        with suppress(ValueError):  # it ends in another task than it began in, which does not have its name
+        with suppress(ValueError):  # it ends in another task, whose context does not have this name
             transaction_of.reset(self._before)
 
 
 class OpenTransaction:
     """A transaction of the public API while its block runs. The context of the block, and copies of it, find it here.
 
-    It is ended, and not taken out of its context: a block may end in another context than it began in, and a task that was
-    started inside it keeps its copy of the context when the block is over.
+    It is marked as ended instead of being removed from its context. A block may end in another context than it began in, and a
+    task
+    that was started inside it keeps its copy of the context after the block.
     """
 
     __slots__ = ("_outer", "_pid", "_store")
@@ -59,7 +60,7 @@ class OpenTransaction:
 
     @staticmethod
     def require_none(store: object) -> None:
-        """Refuse a write through `store` inside one of its transactions: it would stay where the transaction is undone.
+        """Refuse a write through `store` inside one of its transactions: it would remain if the transaction is rolled back.
 
         Raises:
             InvalidArgument: this context is inside such a transaction; nothing changed.
@@ -76,40 +77,40 @@ class OpenTransaction:
 
 
 open_transaction: ContextVar[OpenTransaction | None] = ContextVar("strictqopen_transaction", default=None)
-"""The innermost; transactions of different queues may be open inside each other."""
+"""The innermost open transaction. Transactions of different queues may be nested."""
 
 
 def bound(act: Callable[[On, *Rest], T], *rest: *Rest) -> Callable[[On], T]:
-    """`act` with all its arguments but the first given now. A lambda in a loop would see what the next turn makes of them."""
+    """Bind all arguments of `act` except the first. A lambda in a loop would see the values of later iterations."""
     return lambda on: act(on, *rest)
 
 
 def nobody() -> None:
-    """The leader where there is none."""
+    """Stand for the leader while there is none."""
     return
 
 
 def whoami() -> object:
-    """Who opens a transaction that stays open: the async transaction, or else the thread."""
+    """Return the identity of the caller of a transaction that stays open: the async transaction, or else the thread."""
     return transaction_of.get() or threading.get_ident()
 
 
 def is_mine(owner: object) -> bool:
-    """Does the caller wait for itself, if it waits for this owner of a lock?
+    """Return whether a caller that waits for this owner of a lock would wait for itself.
 
-    A task that was started inside an async transaction has its name, too, also when that is over: so other calls go by their
-    thread, or two such tasks would take each other for the transaction.
+    A task that was started inside an async transaction keeps its name, even after the transaction. Other calls are therefore
+    identified by their thread; otherwise two such tasks would be taken for the same transaction.
     """
     return owner == threading.get_ident() or (owner is not None and owner is transaction_of.get())
 
 
 class Mergeable(Protocol):
-    """An operation that can be run together with others of its kind, cheaper than each by itself."""
+    """An operation that can be run together with others of its kind at a lower cost than separately."""
 
     def __call__(self, tx: Tx) -> Any: ...
 
     def together(self, tx: Tx, others: list[Any]) -> list[Any]:
-        """Run these (this one is the first of them), in order; their results. All, or an exception."""
+        """Run these operations in order, this one first, and return their results. Run all of them, or raise an exception."""
         ...
 
 
@@ -121,21 +122,21 @@ class Call:
     def __init__(self, operation: Operation[Any], seconds: float = 0.0, synced: bool = True) -> None:
         self.operation = operation
         self.synced = synced
-        """At "full": must be on the disk when it returns."""
+        """Whether the call must be on the disk when it returns, at "full"."""
         self.seconds = seconds
-        """How long it waits for a transaction to begin."""
+        """How long the call waits for a transaction to begin."""
         self.result: Any = None
         self.error: BaseException | None = None
         self.finished = False
         self.wake: threading.Lock | None = None
 
     def follow(self) -> None:
-        """It will be answered, or made leader, by another thread."""
+        """Let another thread finish this call, or make it the leader."""
         self.wake = threading.Lock()
         self.wake.acquire()
 
     def release(self) -> None:
-        """Wake the caller; a second time does nothing."""
+        """Wake the caller. A second call does nothing."""
         if self.wake is not None and self.wake.locked():
             self.wake.release()
 
@@ -145,6 +146,6 @@ class Call:
         self.finished = True
 
     def unfinish(self) -> None:
-        """What it did, or met, is undone."""
+        """Discard the outcome: the transaction was rolled back."""
         self.result = self.error = None
         self.finished = False

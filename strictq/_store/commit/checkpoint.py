@@ -1,4 +1,4 @@
-"""The WAL of an open shard: what of it is on the disk for sure, how far it may grow, and its checkpoints."""
+"""The WAL of an open shard: the part of it that is known to be on the disk, its size limit, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ from .tx import Totals
 from .writer import Writer
 
 WAL_PAGES: Final = 8000
-"""Pages in a queue's WALs at which they are checkpointed, shared by its shards: 31 MiB."""
+"""The number of pages in a queue's WALs at which they are checkpointed, shared by its shards: 31 MiB."""
 WAL_PAGES_MIN: Final = 250
 SHORT_WAL_PAGES: Final = 64
-"""The same while the disk is full: what a consumer was given must last for every shard."""
+"""The same for each shard while the disk is full: the space released for consumers must suffice for all shards."""
 ROOM_BYTES: Final = 8 << 20
-"""What a WAL leaves of the disk, besides the room for its pages in the database."""
+"""The disk space that a WAL leaves free, besides the room for its pages in the database."""
 WAL_GROWTH: Final = 3
-"""How many times that size a WAL may reach before writers wait for its checkpoint."""
+"""The multiple of that size which a WAL may reach before writers wait for its checkpoint."""
 PAGE_BYTES: Final = 4096
 TOKENS_SKIPPED: Final = 1 << 24
-"""After a failed sync: more than are issued between two syncs, and 65,536 of these fit into a boot's tokens."""
+"""The number of tokens skipped after a failed sync.
+
+More than are issued between two syncs; 65,536 such skips fit into a boot.
+"""
 
 
 class WalHost(Protocol):
-    """What the WAL of a shard asks of the queue it belongs to."""
+    """What the WAL of a shard needs from its queue."""
 
     catalog: Catalog
     stored_durability: Durability
@@ -52,9 +55,9 @@ class WalHost(Protocol):
 
 
 class ShardWal:
-    """What one shard knows of its WAL. In memory there is none, and nothing here does anything.
+    """The state of one shard's WAL. An in-memory shard has none, and these methods do nothing.
 
-    Checkpoints are for one thread at a time: the shard has a lock for them.
+    Only one thread at a time may checkpoint: the shard has a lock for that.
 
     Args:
         connect: opens another connection to the shard.
@@ -65,7 +68,7 @@ class ShardWal:
     ) -> None:
         self.pages = 0
         self.stuck = False
-        """The last checkpoint found no room on the disk."""
+        """Whether the last checkpoint found no room on the disk."""
         self._host = host
         self._shard = shard
         self._path = path
@@ -73,31 +76,31 @@ class ShardWal:
         self._connect = connect
         self._checkpoint_at = max(WAL_PAGES // len(host.catalog.topology), WAL_PAGES_MIN)
         self._most = WAL_GROWTH * self._checkpoint_at
-        """Pages; less where the disk has little room: a checkpoint may have to add all of them to the database."""
+        """Limit in pages. It is lower if the disk has little room: a checkpoint may have to add all of them to the database."""
         self._looked_at = 0
         self._quiet_to = 0
-        """Commits up to here, in pages of the WAL, ask for nothing."""
+        """Commits up to this page of the WAL need no action."""
         self._checkpointer: apsw.Connection | None = None
         self._mark: wal_file.Mark | None = None
         self._full = host.catalog.durability == "full"
         self._boot = b"" if path is None else wal_file.boot_tag(host.clock.boot_id())
         self._noted = False
-        """The mark says that the WAL has frames."""
+        """Whether the mark says that the WAL has frames."""
         self._emptied = False
         self._synced: wal_file.Mark | None = None
-        """At "full": what of the WAL was on the disk when the last commit that is synced returned."""
+        """At "full": the part of the WAL that was on the disk when the last synced commit returned."""
 
     # ---- what is on the disk
 
     def is_gone(self) -> bool:
-        """Is there no WAL, although the mark says that it had frames, which strictq did not bring into the database?"""
+        """Return whether the WAL is missing although, by the mark, it had frames that strictq did not checkpoint."""
         if self._path is None:
             return False
         mark = wal_file.read_mark(self._path.with_name(layout.MARKS), self._shard)
         return mark is not None and mark.had_frames(self._boot) and not wal_file.has_header(self._path)
 
     def verify(self, db: apsw.Connection) -> None:
-        """Refuse a damaged one."""
+        """Raise StoreCorrupt if the WAL is damaged."""
         if self._path is None:
             return
         found = damage_of_wal(self._path, db, self._shard, self._host.stored_durability, self._boot)
@@ -105,7 +108,7 @@ class ShardWal:
             raise StoreCorrupt(found, shard=self._shard)
 
     def mark(self, db: apsw.Connection) -> None:
-        """Note how far the WAL goes, so that damage to it will be noticed."""
+        """Record the end of the WAL, so that damage to it will be noticed."""
         if self._path is None or self._host.read_only:
             return
         mark = wal_file.current_mark(self._path, db, self._boot)
@@ -116,15 +119,16 @@ class ShardWal:
             self._mark = mark
 
     def drop_torn(self, db: apsw.Connection) -> None:
-        """At the first open after a boot: drop what the power cut left behind the WAL's last commit, and sync that.
+        """Truncate what a power cut left behind the WAL's last commit, and sync that. Called at the first open after a boot.
 
-        New frames continue the checksums of the commits before them. A second cut that tears them could make the old frames
-        behind them valid again, and with those commits that were lost.
+        New frames continue the checksums of the commits before them. If a second power cut tears them, old frames behind them
+        could
+        become valid again, and with those the commits that were lost.
         """
         if self._path is None or self._host.read_only or db.execute(SHARD.read_counter).get is None:
             return  # without its counter row nothing is written to the shard; check() reports it
         if Totals.read(db).epoch >= self._host.epoch:
-            return  # a write of this boot came after this
+            return  # this boot has written to the shard already
         try:
             with self._at_its_end(db) as end:
                 layout.cut_wal(self._path, end)
@@ -133,11 +137,11 @@ class ShardWal:
 
     @contextmanager
     def _at_its_end(self, db: apsw.Connection) -> Iterator[int]:
-        """Hold the shard's write lock; gives the byte of the WAL behind its newest commit, as every connection sees it now."""
+        """Hold the shard's write lock, and yield the offset behind the WAL's newest commit, as every connection sees it now."""
         other = self._connect("process", cache_kib=256)  # SQLite reports the end of a WAL outside of transactions only
         try:
             other.execute(SHARD.has_meta).fetchall()
-            db.execute("BEGIN IMMEDIATE")  # nobody appends meanwhile
+            db.execute("BEGIN IMMEDIATE")  # keeps other writers from appending
             try:
                 yield wal_file.end(other, PAGE_BYTES)
             finally:
@@ -146,7 +150,7 @@ class ShardWal:
             other.close()
 
     def mark_synced(self) -> None:
-        """Note what is on the disk for sure, for whoever writes the WAL again."""
+        """Record the part of the WAL that is known to be on the disk, for the connection that rewrites it."""
         if self._path is None or self._synced is None:
             return
         file = self._path.with_name(layout.MARKS)
@@ -155,18 +159,19 @@ class ShardWal:
             wal_file.write_mark(file, self._shard, self._synced)
 
     def write_again(self, db: apsw.Connection) -> None:
-        """After a failed sync: the same bytes once more, so that the kernel writes them, and a sync that counts.
+        """Rewrite the same bytes of the WAL after a failed sync, so that the kernel writes them, and sync them.
 
-        A checkpoint instead would bring the database ahead of the WAL that is really on the disk, and a power cut would mix them.
+        A checkpoint instead would bring the database ahead of the WAL that is really on the disk; a power cut would then mix
+        the two.
 
-        What lies behind the newest commit is dropped: a commit whose sync failed may be whole there, and a power cut would bring
+        What follows the newest commit is dropped. A commit whose sync failed may be complete there, and a power cut would bring
         it back after readers saw that it had not happened.
 
-        Commits may be lost: leases among them, whose tokens are never issued again.
+        Commits may be lost, among them leases. Their tokens are never issued again.
         """
         assert self._path is not None
         failure = self._host.suspects(self._shard)
-        # Not what is on the disk for sure: a power cut in the middle of writing may leave garbage.
+        # Start from the recorded end, not from what is on the disk: a power cut in the middle of a write may leave garbage.
         marked = wal_file.read_mark(self._path.with_name(layout.MARKS), self._shard)
         try:
             with self._at_its_end(db) as end:
@@ -183,9 +188,9 @@ class ShardWal:
     # ---- how far it may grow
 
     def watch(self, db: apsw.Connection) -> None:
-        """See that it keeps to its limits, and that what a commit adds is noted."""
+        """Set the size limit of the WAL, and have each commit's growth recorded."""
         if self._path is not None:
-            # A WAL that outgrew its limit is cut back to it when it starts again.
+            # A WAL that outgrew its limit is truncated to it when it restarts.
             db.pragma("journal_size_limit", WAL_GROWTH * self._checkpoint_at * PAGE_BYTES)
             db.set_wal_hook(self._committed)
             self._note_frames()  # before there are any: a process may be killed between its first commit and the hook
@@ -193,7 +198,7 @@ class ShardWal:
             self._quiet_to = 0
 
     def _committed(self, _db: apsw.Connection, _name: str, pages: int) -> int:
-        """SQLite's WAL hook. The commit is done: whatever goes wrong here must not look as if it were not."""
+        """Handle SQLite's WAL hook. The commit is done, so an error here must not make it look as if it had failed."""
         before, self.pages = self.pages, pages
         if before < pages < self._quiet_to:
             return apsw.SQLITE_OK
@@ -210,7 +215,7 @@ class ShardWal:
             if self._host.unsynced(self._shard):
                 self._host.count_unsynced(self._shard, 0)
             known = self._synced
-            # The salts are read only where the WAL may have begun again; if it did unseen, they do not fit, and say nothing.
+            # Read the salts only if the WAL may have restarted. If it restarted unnoticed, the old salts differ, and are ignored.
             salts = known.salts if known is not None and pages > known.frames else wal_file.salts_of(self._path)
             self._synced = wal_file.Mark(salts, pages, self._boot)
         if began or not self._noted:
@@ -220,8 +225,11 @@ class ShardWal:
         self._quiet_to = 0 if self._full else min(self._looked_at + SHORT_WAL_PAGES, self._checkpoint_at)
 
     def _note_frames(self) -> None:
-        """Let the mark say that the WAL has frames. At "full" those of a commit are on the disk; else, and before there are any,
-        the mark counts for this boot only."""
+        """Record in the mark that the WAL has frames.
+
+        At "full", the frames of a commit are on the disk. Otherwise, and before there are any, the mark counts for this boot
+        only.
+        """
         assert self._path is not None
         file = self._path.with_name(layout.MARKS)
         mark = wal_file.read_mark(file, self._shard)
@@ -240,16 +248,16 @@ class ShardWal:
 
     @property
     def overgrown(self) -> bool:
-        """Is it time that writers wait for a checkpoint?"""
+        """Whether writers must wait for a checkpoint."""
         return self.pages >= (SHORT_WAL_PAGES if self._host.short_of_space else self._most)
 
     @property
     def cramped(self) -> bool:
-        """The disk has little room left."""
+        """Whether the disk has little room left."""
         return self.stuck or self._most < WAL_GROWTH * self._checkpoint_at
 
     def has_room(self, size: int) -> bool:
-        """Could so many bytes more be brought into the database?"""
+        """Return whether a checkpoint could bring this many more bytes into the database."""
         if self.stuck:
             return False
         free = files.free_bytes(self._path) if size > SHORT_WAL_PAGES * PAGE_BYTES else None
@@ -258,20 +266,21 @@ class ShardWal:
     # ---- checkpoints
 
     def checkpoint(self, seconds: float | None = None) -> tuple[int, int]:
-        """Bring the WAL's pages into the database, so that the next write starts the WAL again.
+        """Bring the WAL's pages into the database, so that the next write restarts the WAL.
 
-        PASSIVE, in two passes: the bulk while writers go on, and what they added meanwhile while none may write.
+        Runs PASSIVE in two passes: most pages while writers continue, then the pages that they added meanwhile, under the write
+        lock.
 
         Args:
-            seconds: how long the second pass waits for those who write; None: BUSY_SECONDS.
+            seconds: how long the second pass waits for writers; None: BUSY_SECONDS.
         Returns:
-            The pages in the WAL, and those of them that are checkpointed; (0, 0) if the wait was in vain.
+            The pages in the WAL, and how many of them are checkpointed. (0, 0) if the wait timed out.
         """
         if self._path is None:
             return 0, 0
         try:
             if self._writer.distrusted:
-                self._writer.use(lambda _db: None)  # opens it again: no checkpoint before the WAL is on the disk
+                self._writer.use(lambda _db: None)  # reopens it, since the WAL must be on the disk before a checkpoint
             if self._checkpointer is None:
                 self._checkpointer = self._connect(self._host.catalog.durability, cache_kib=256)
                 checksums.require(self._checkpointer, self._shard)
@@ -288,7 +297,7 @@ class ShardWal:
             self._writer.distrust()
             raise StoreError(f"its WAL could not be synced: {e.strerror}", shard=self._shard, cause=e) from e
         except (apsw.BusyError, StoreBusy):
-            return 0, 0  # another process is at it
+            return 0, 0  # another process is checkpointing or writing
         except apsw.Error as e:
             if failed_sync(e):
                 self._writer.distrust()
@@ -304,9 +313,9 @@ class ShardWal:
             db.execute("ROLLBACK")
 
     def leave(self, db: apsw.Connection, *, last: bool) -> None:
-        """Before the writing connection is closed: empty the WAL, or note how far it goes.
+        """Empty the WAL before the writing connection is closed, or record its end.
 
-        Waits for no other connection: where one reads or writes, the WAL stays as it is.
+        Waits for no other connection: if one reads or writes, the WAL stays as it is.
 
         Args:
             last: no other process has the queue open.
@@ -321,20 +330,21 @@ class ShardWal:
             except (apsw.BusyError, apsw.FullError):
                 pass  # another program reads it, or the disk has no room
             else:
-                self._emptied = True  # the mark may say still that there were frames: see `mark_empty`
+                self._emptied = True  # the mark may still say that there were frames: see `mark_empty`
                 return
         self.mark(db)
 
     def mark_empty(self) -> None:
-        """Let the mark say that the WAL was emptied, if `leave` emptied it and it is empty still.
+        """Record that the WAL is empty, if `leave` emptied it and it is still empty.
 
-        The caller sees to it that no process has the queue open: one that noted that its WAL has frames does not note it again.
+        The caller ensures that no process has the queue open: a process that recorded frames in the mark does not record them
+        again.
         """
         if self._path is not None and self._emptied and not wal_file.has_header(self._path):
             wal_file.write_mark(self._path.with_name(layout.MARKS), self._shard, wal_file.EMPTY)
 
     def cut(self, seconds: float) -> None:
-        """Give its space back to the file system, after a checkpoint, if those who write and read end within so many seconds."""
+        """Truncate the WAL after a checkpoint to return its space to the file system, if writers and readers finish in time."""
 
         def truncate(_db: apsw.Connection) -> None:
             assert self._checkpointer is not None
@@ -351,20 +361,20 @@ class ShardWal:
                 db.close()
 
     def abandon(self) -> None:
-        """In a child whose fork was not prepared: never touch, and never close, the parent's connection."""
+        """Keep the parent's connection untouched and unclosed, in a child whose fork was not prepared."""
         if self._checkpointer is not None:
             leak(self._checkpointer)
 
 
 def damage_of_wal(path: Path, db: apsw.Connection, shard: int, durability: Durability, boot: bytes) -> str | None:
-    """What is wrong with the WAL of the shard that this connection has read, by its mark and by itself.
+    """Return the damage of the WAL of the shard that this connection has read, by its mark and by its own checksums, or None.
 
     Args:
-        durability: at which all who ever wrote to it did so.
+        durability: the level at which every process has written to it.
     """
 
     def in_database(written: Iterator[tuple[int, bytes]]) -> bool:
-        from ..disk.stored_pages import StoredPages  # only where the WAL's header is damaged
+        from ..disk.stored_pages import StoredPages  # imported late: only a WAL with a damaged header needs it
 
         with StoredPages(path, read_only=True) as stored:
             return all(number <= stored.count and stored.says(number, page) for number, page in written)

@@ -1,4 +1,4 @@
-"""Opening SQLite connections, and turning SQLite's errors into ours."""
+"""Open SQLite connections, and translate SQLite's errors into strictq's."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Durability = Literal["full", "process"]
 BUSY_SECONDS: Final = 10.0
 """How long a call waits for a write lock before it raises StoreBusy."""
 SHORT_STEP_SECONDS: Final = 0.0002
-"""Between two looks for a lock, at first; each costs about ten microseconds of processor time."""
+"""The interval between two attempts to get a lock, at first. Each costs about ten microseconds of processor time."""
 SHORT_STEPS_SECONDS: Final = 0.05
 LONG_STEP_SECONDS: Final = 0.001
 CACHE_KIB: Final = 16 * 1024
 STATEMENTS_CACHED: Final = 1000
-"""Executions that a prepared statement outlives without being used: apsw's cache is a ring of so many places,
-and each row of an executemany takes one."""
+"""The number of executions for which an unused prepared statement stays cached. apsw's cache is a ring of that many places, and
+each row of an executemany takes one."""
 MEMORY: Final = ":memory:"
 
 _BROKEN_SQLITE: Final = ((3, 51, 3), (3, 52, 0))
@@ -39,7 +39,7 @@ def require_sound_sqlite(version: str) -> None:
     """Refuse a linked SQLite that can skip committed frames when two connections write and checkpoint at once.
 
     Raises:
-        ConfigError: the version is before 3.51.3, or is 3.52.0.
+        ConfigError: the version is older than 3.51.3, or is 3.52.0.
     """
     parts = tuple(int(p) for p in version.split(".")[:3])
     oldest, withdrawn = _BROKEN_SQLITE
@@ -56,11 +56,11 @@ def connect(
     fresh: bool = False,
     verify: bool = True,
 ) -> apsw.Connection:
-    """A connection to a shard's file (or a new in-memory database), set up.
+    """Return a configured connection to a shard's file, or to a new in-memory database.
 
     Args:
-        fresh: the file is new and empty: put it in WAL mode, which it keeps. An existing file is not changed by this.
-        verify: False: read pages whatever their checksums.
+        fresh: the file is new and empty: set WAL mode, which it keeps. The mode of an existing file is not changed.
+        verify: False: read pages even if their checksums are wrong.
     """
     if path == MEMORY:
         db = apsw.Connection(MEMORY, statementcachesize=STATEMENTS_CACHED)
@@ -68,8 +68,9 @@ def connect(
         flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE
         db = apsw.Connection(path, flags=flags, vfs=checksums.vfs(), statementcachesize=STATEMENTS_CACHED)
     try:
-        # The engine checkpoints by itself (upkeep.py), never SQLite: not on commit, not on close. Before anything can fail: a
-        # connection that was not set up must not checkpoint when it goes, and delete the WAL with it.
+        # The engine checkpoints itself (upkeep.py); SQLite must not, neither on commit nor on close. Set this before anything
+        # can
+        # fail: closing a connection that was not set up would checkpoint and delete the WAL.
         db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         db.wal_autocheckpoint(0)
         if not verify:
@@ -91,24 +92,24 @@ def connect(
 def _set_up_file(db: apsw.Connection, durability: Durability, cache_kib: int, *, fresh: bool, read_only: bool) -> None:
     if fresh:
         checksums.lay_out(db)
-    # Each pragma by itself: journal_mode returns a row, and what follows it in one string would not run until that is read.
+    # Run each pragma by itself: journal_mode returns a row, and in one string the next statements would wait until it is read.
     if fresh and db.pragma("journal_mode", "wal") != "wal":
         raise StoreError("the file system does not support WAL mode", shard=-1)
     db.pragma("synchronous", "full" if durability == "full" else "normal")
-    # Where fsync does not reach past the drive's cache (macOS), ask for what does.
+    # If fsync does not reach past the drive's cache (macOS), use the call that does.
     db.pragma("fullfsync", durability == "full")
     db.pragma("checkpoint_fullfsync", True)
     db.pragma("cache_size", -cache_kib)
     if not read_only:
-        import ctypes  # only those who write need it
+        import ctypes  # only writers need it
 
-        # A WAL that has its full size makes a durable commit twice as fast as one that grows, so it is kept.
+        # A durable commit to a WAL of full size is twice as fast as one to a WAL that grows, so the file is kept.
         keep = ctypes.c_int(1)
         db.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(keep))
 
 
 def connect_catalog(path: str, *, read_only: bool = False, fresh: bool = False) -> apsw.Connection:
-    """A connection to queue.db: rollback journal, every commit synced. It is opened for one step and closed.
+    """Return a connection to queue.db: rollback journal, every commit synced. It is opened for one step and then closed.
 
     Args:
         fresh: the file is new and empty.
@@ -134,32 +135,33 @@ def _harden(db: apsw.Connection) -> None:
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)
     db.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
     db.config(apsw.SQLITE_DBCONFIG_DQS_DDL, 0)
-    # Plans must not follow the values bound: else SQLite prepares half of our statements anew at every call.
+    # Plans must not depend on bound values: otherwise SQLite prepares half of our statements again at every call.
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     db.pragma("cell_size_check", True)
 
 
 def _refuse_binding(_cursor: object, _number: int, value: object) -> NoReturn:
-    """Called by apsw for a value of a type that SQLite does not have.
+    """Refuse a value of a type that SQLite does not have. Called by apsw.
 
     Raises:
-        InvalidArgument: always. The TypeError that apsw would raise could not be told from that of a damaged row.
+        InvalidArgument: always. The TypeError that apsw would raise looks like that of a damaged row.
     """
     raise InvalidArgument(f"SQLite can't store a value of type {type(value).__name__}; nothing was changed")
 
 
 class LockWait:
-    """A busy handler that waits for locks in short steps: SQLite's own grow to 100 ms, which starves a process among busy ones.
+    """A busy handler that waits for locks in short steps. The steps of SQLite's own grow to 100 ms, which starves a process.
 
-    A busy process holds the lock nearly always, and lets go of it for some tenths of a millisecond at a time: whoever looks
-    less often is overtaken again and again (one send in a thousand by 24 transactions or more in steps of 1 ms, by 10 in these).
+    A busy process holds the lock nearly always, and releases it for some tenths of a millisecond at a time. A process that
+    checks
+    less often is overtaken again and again: one send in a thousand by 24 transactions or more in steps of 1 ms, by 10 in these.
     """
 
     __slots__ = ("_started", "seconds")
 
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = seconds
-        """How long to wait; None: BUSY_SECONDS."""
+        """How long to wait. None: BUSY_SECONDS."""
         self._started = 0.0
 
     def __call__(self, tries: int) -> bool:
@@ -180,7 +182,7 @@ def _set_busy_handler(db: apsw.Connection) -> None:
 
 @contextmanager
 def at_once(db: apsw.Connection) -> Iterator[None]:
-    """Do not wait for locks: who meets one gets a BusyError."""
+    """Do not wait for locks within the block: raise BusyError at once."""
     db.set_busy_timeout(0)
     try:
         yield
@@ -189,12 +191,12 @@ def at_once(db: apsw.Connection) -> Iterator[None]:
 
 
 def check_file(path: Path, shard: int, *, writing: bool) -> None:
-    """A database must be there; it and SQLite's files beside it are regular files, and no links: looked at without opening them.
+    """Verify that a database exists, and that it and SQLite's files beside it are regular files, without opening them.
 
-    Opening and closing it as a plain file would drop SQLite's locks on it in this process. The -shm is written by readers, too.
+    Opening and closing one as a plain file would drop this process's SQLite locks on it. Readers write to the -shm, too.
 
     Raises:
-        StoreCorrupt: it is missing, or one of them is something else.
+        StoreCorrupt: the database is missing, or one of the files is a link or not a regular file.
         StoreError: one of them is to be written, and has another name (a hard link).
     """
     for part in ("", "-wal", "-shm", "-journal"):
@@ -213,18 +215,18 @@ def check_file(path: Path, shard: int, *, writing: bool) -> None:
 
 
 NONSENSE: Final = (UnicodeDecodeError, json.JSONDecodeError, RecursionError, TypeError)
-"""What our own code meets in rows that it did not write: invalid UTF-8 or JSON, JSON that is nested too deeply, a missing row, a
+"""Errors of our own code on rows that it did not write: invalid UTF-8 or JSON, JSON that is nested too deeply, a missing row, a
 value of another type."""
 
 UNBINDABLE: Final = (OverflowError, UnicodeEncodeError)
-"""What apsw raises for a value that it cannot bind. It says nothing about the file, so it never quarantines a shard.
+"""What apsw raises for a value that it cannot bind. It is unrelated to the file, so it never quarantines a shard.
 
-(For a value of a type that SQLite does not have, apsw would raise TypeError, as damaged rows do: see `_refuse_binding`.)
+For a value of a type that SQLite does not have, apsw would raise TypeError, as for damaged rows: see `_refuse_binding`.
 """
 
 
 def translate(error: BaseException, shard: int) -> BaseException:
-    """Our error for one of SQLite's, by class and never by text. Anything else is returned as it is."""
+    """Return strictq's error for one of SQLite's, chosen by class and never by text. Return other errors unchanged."""
     if isinstance(error, (*UNBINDABLE, apsw.BindingsError, apsw.TooBigError)):
         return InvalidArgument(
             f"a value can't be bound to a statement: {error}; nothing was changed",
@@ -240,7 +242,7 @@ def translate(error: BaseException, shard: int) -> BaseException:
         return StoreFull("the disk is full", shard=shard, cause=error)  # the -shm could not grow
     if isinstance(error, apsw.CantOpenError | apsw.IOError):
         try:
-            files.require_descriptors()  # SQLite does not say that this was the reason
+            files.require_descriptors()  # SQLite does not report this as the reason
         except StoreError:
             return files.out_of_descriptors(error, shard)
     kind: type[StoreError] = StoreError
@@ -261,13 +263,13 @@ _CLASSES: Final[tuple[tuple[type[apsw.Error], type[StoreError]], ...]] = (
 
 
 def failed_sync(error: BaseException) -> bool:
-    """Is this SQLite's word that an fsync failed?"""
+    """Return whether SQLite reports that an fsync failed."""
     return getattr(error, "extendedresult", 0) in (apsw.SQLITE_IOERR_FSYNC, apsw.SQLITE_IOERR_DIR_FSYNC)
 
 
 def leak(db: apsw.Connection) -> None:
-    """Keep a connection that came through a fork from ever being closed: closing it would touch shared memory of the parent."""
-    import ctypes  # fork.py has seen to it that it is there
+    """Keep a connection that came through a fork from being closed: that would change shared memory of the parent."""
+    import ctypes  # fork.py imported it before the fork
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(db))
 

@@ -1,7 +1,7 @@
 """Leader and followers: how callers of one shard in many threads share a commit.
 
-A commit may cost an fsync, so callers that arrive while one is under way wait, and the first of them commits for all. A single
-caller neither waits nor wakes anybody.
+A commit may cost an fsync. Callers that arrive during one wait, and the first of them then commits for all. A single caller
+neither waits nor wakes another thread.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .tx import Tx
 GROUP_MAX: Final = 1000
 GATHER_TURNS: Final = 32
 LEADER_SECONDS: Final = 1.0
-"""How often a follower looks whether its leader is still there."""
+"""How often a follower checks whether its leader still exists."""
 
 
 class Grouping:
-    """Who leads the callers of one shard, and who waits.
+    """The leader among the callers of one shard, and the waiting followers.
 
     Args:
-        locked: runs what it is given with the shard's lock held, which it waits for so many seconds.
-        run: these calls in one transaction, committed, and synced if that is said; the lock is held. Before the first of them
-            runs it calls the function given, which adds the calls that wait by then.
+        locked: runs a function with the shard's lock held, and waits for that lock for the given seconds.
+        run: runs calls in one transaction and commits it, synced if asked; the lock is held. Before it runs the first call, it
+            calls the given function, which adds the calls that wait by then.
     """
 
     def __init__(
@@ -45,13 +45,16 @@ class Grouping:
 
     def _begin(self) -> None:
         self._gate = threading.Lock()
-        # Held weakly: an interrupt may stop even the hand-over of a leader, and then it leads no more once its call is gone.
+        # Held weakly: an interrupt may prevent even the hand-over. The lead then ends when the leader's call is freed.
         self._leader: Callable[[], Call | None] = nobody
         self._group_size = 1
         self._waiting: deque[Call] = deque()
 
     def commit(self, call: Call) -> Tx | None:
-        """Have this call committed: its outcome is known then. Returns the transaction to who led, for all of its group."""
+        """Commit this call, and set its outcome.
+
+        Return the transaction to the leader, which acts for its whole group, else None.
+        """
         group = [call]
         try:
             with self._gate:
@@ -78,7 +81,7 @@ class Grouping:
                 self._end_lead(call, group)  # the first may be interrupted before it can do anything
 
     def _lead(self, group: list[Call]) -> Tx:
-        """Commit for everybody who waits."""
+        """Commit for all waiting callers."""
         synced = group[0].synced
 
         def join() -> None:
@@ -89,8 +92,9 @@ class Grouping:
 
         def together() -> Tx:
             nonlocal synced
-            # The others join once the transaction has begun: until then they may withdraw. What it does with a sync is
-            # settled before.
+            # Waiting calls join once the transaction has begun, because they may withdraw until then. Whether it is synced must
+            # be
+            # decided before.
             if not synced and self._waiting:
                 with self._gate:
                     synced = any(call.synced for call in self._waiting)
@@ -100,7 +104,7 @@ class Grouping:
         return self._locked(together, group[0].seconds)
 
     def _end_lead(self, call: Call, group: list[Call]) -> None:
-        """Hand the lead on, whatever interrupts it."""
+        """Pass the lead on, even if interrupted."""
         interrupt: BaseException | None = None
         while self._leader() is call:
             try:
@@ -111,24 +115,25 @@ class Grouping:
             raise interrupt
 
     def _gather(self) -> None:
-        """Let those who shared the last commit come back before this one starts.
+        """Wait briefly for the callers that shared the last commit.
 
-        They were all released by it, and the first of them leads: without this it would commit alone while the others
-        arrive, and every second commit would be a group of one.
+        That commit released them all, and the first of them leads. Without this it would commit alone while the others arrive,
+        and
+        every second commit would be a group of one.
         """
         arrived = 0
         for _ in range(GATHER_TURNS):
             if len(self._waiting) + 1 >= self._group_size:
                 return
-            time.sleep(0)  # whoever can run, runs, and comes here or blocks elsewhere
+            time.sleep(0)  # lets other threads run, so that they arrive here or block elsewhere
             if len(self._waiting) == arrived:
                 return
             arrived = len(self._waiting)
 
     def _follow(self, call: Call) -> bool:
-        """Wait until the call was answered, or leads the next group. Interrupted, it is withdrawn or its answer awaited.
+        """Wait until the call is finished or leads the next group. If interrupted, withdraw it or wait for its outcome.
 
-        False: its time was over before a transaction began for it, and it is withdrawn.
+        Return False if its time ended before a transaction began for it; it is then withdrawn.
         """
         assert call.wake is not None
         left, withdrawn = call.seconds, False
@@ -136,7 +141,7 @@ class Grouping:
         try:
             while not withdrawn and not call.wake.acquire(timeout=timeout):
                 with self._gate:
-                    if call in self._waiting:  # otherwise a leader has taken it, and its answer is near
+                    if call in self._waiting:  # otherwise a leader has taken it, and will finish it soon
                         if self._leader() is None:
                             self._waiting.remove(call)
                             self._leader = ref(call)
@@ -153,16 +158,19 @@ class Grouping:
                     raise
             if withdrawn:
                 raise
-            # A leader has taken it, or it was made leader: the answer is near and must not be lost.
+            # A leader has taken it, or it was made leader: its outcome comes soon and must not be lost.
             while not call.finished and self._leader() not in (call, None):
                 call.wake.acquire(timeout=0.1)
             raise
         return not withdrawn
 
     def _hand_over(self, group: list[Call]) -> None:
-        """Release the followers, and make the caller that has waited longest the next leader. May run again if interrupted."""
+        """Release the followers, and make the caller that has waited longest the next leader.
+
+        Safe to repeat after an interrupt.
+        """
         with self._gate:
-            # Not finished, though their leader is done: it was interrupted before its COMMIT, so nothing of theirs happened.
+            # Unfinished calls here belong to a leader that was interrupted before its COMMIT: nothing of theirs happened.
             self._waiting.extendleft(c for c in reversed(group[1:]) if not c.finished and c not in self._waiting)
             for other in group[1:]:
                 if other.finished:
@@ -175,11 +183,11 @@ class Grouping:
     # ---- forks
 
     def quiesce(self) -> None:
-        """Before a fork: nobody comes or goes until `resume`."""
+        """Keep callers from entering or leaving until `resume`. Called before a fork."""
         self._gate.acquire()
 
     def resume(self, *, child: bool) -> None:
-        """After it. Those who waited exist in the parent only."""
+        """Admit callers again after a fork. Waiting callers exist in the parent only."""
         if child:
             self._begin()
         else:

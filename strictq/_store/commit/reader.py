@@ -1,4 +1,4 @@
-"""A connection that only reads, beside the one that writes: no look on it waits for a transaction that is under way."""
+"""A read-only connection beside the writing one: its reads do not wait for a running transaction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READ_CACHE_KIB: Final = 4 * 1024
 
 
 class Reader:
-    """One connection, opened at the first look. Looks wait for each other.
+    """One connection, opened at the first read. Reads wait for each other.
 
     Args:
         connect: opens a connection to the shard.
@@ -53,12 +53,12 @@ class Reader:
         """Run `look` in a read transaction.
 
         Args:
-            shadows: it sees these, too. None: it looks at nothing that they are beside.
+            shadows: `look` sees the shadows, too. None: it reads no table that has a shadow.
         """
         return self.glance(lambda db: in_read_transaction(db, look) if self._shadows is None else self._looked(db, look, shadows))
 
     def hot_outlook(self) -> tuple[bool, int]:
-        """See Shadows.outlook."""
+        """Return Shadows.outlook."""
         assert self._shadows is not None
         return self.glance(bound(in_read_transaction, self._shadows.outlook))
 
@@ -80,7 +80,7 @@ class Reader:
             raise
 
     def glance(self, look: Callable[[apsw.Connection], T]) -> T:
-        """Run `look`, which is a single statement or keeps its own transaction."""
+        """Run `look`, which is a single statement or has its own transaction."""
         if not self._writer.opened:
             self._writer.read(lambda _db: None)
         with self._lock:
@@ -100,7 +100,7 @@ class Reader:
             self.db = self._connect("process", cache_kib=READ_CACHE_KIB)
             checksums.require(self.db, self._shard)
         elif self.db.in_transaction:
-            self.db.execute("ROLLBACK")  # the look before was interrupted on its way
+            self.db.execute("ROLLBACK")  # the previous read was interrupted
         return self.db
 
     # ---- the end, and forks
@@ -116,20 +116,20 @@ class Reader:
                 db.close()
 
     def quiesce(self) -> bool:
-        """Before a fork: wait for the look under way and close the connection. False: it did not end in time."""
+        """Wait for the running read and close the connection, before a fork. Return False if the read did not end in time."""
         if not self._lock.acquire(timeout=BUSY_SECONDS):
             return False
         self._close()
         return True
 
     def resume(self, *, child: bool) -> None:
-        """After a fork that `quiesce` prepared."""
+        """Admit reads again after a fork that `quiesce` prepared."""
         if child:
             self._lock = threading.Lock()
         else:
             self._lock.release()
 
     def abandon(self) -> None:
-        """In a child whose fork was not prepared: never touch, and never close, the parent's connection."""
+        """Keep the parent's connection untouched and unclosed, in a child whose fork was not prepared."""
         if self.db is not None:
             leak(self.db)

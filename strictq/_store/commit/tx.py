@@ -1,4 +1,4 @@
-"""What one write transaction works with: the counter row, the time, the configuration, and what to tell afterwards."""
+"""The state of one write transaction: the counter row, the time, the configuration, and the events to report afterwards."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ TOKEN_BITS: Final = 40
 RATE_SECONDS: Final = 60.0
 SECOND: Final = 1_000_000
 NEVER: Final = 1 << 62
-"""A time that does not come."""
+"""A time that is never reached."""
 EPOCHS: Final = 1 << (62 - TOKEN_BITS)
-"""As many as a token can tell apart."""
+"""The number of epochs that a token can represent."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -60,7 +60,7 @@ class Totals:
     ack_rate: float
     ack_rate_at: int
     dead_letters: int = 0
-    """No column, as those below: messages that became one in this transaction; `rejected` of them by a consumer."""
+    """Not a column, like the two below: messages dead-lettered in this transaction. `rejected` of them by a consumer."""
     rejected: int = 0
     redriven: int = 0
 
@@ -69,12 +69,15 @@ class Totals:
         return values
 
     def counts(self) -> tuple[int, ...]:
-        """The values of COUNTED."""
+        """Return the values of COUNTED."""
         counts: tuple[int, ...] = _COUNTS(self)
         return counts
 
     def are_possible(self) -> bool:
-        """Could all of them have been written here? Numbers near the end of what SQLite stores would overflow."""
+        """Return whether strictq could have written all values.
+
+        Numbers near the limits of what SQLite stores would overflow.
+        """
         numbers = [v for v in attrs.astuple(self) if isinstance(v, int)]
         return (
             0 <= self.epoch < EPOCHS
@@ -92,17 +95,17 @@ class Totals:
 
 
 RARE: Final = ("dead_letters", "rejected", "redriven")
-"""Counts of one transaction, which are added to totals in `meta`."""
+"""Counts of one transaction that are added to totals in `meta`."""
 _VALUES: Final = attrgetter(*(field.name for field in attrs.fields(Totals) if field.name not in RARE))
 COUNTED: Final = (
     "sends", "receives", "claims", "acks", "retries", "redeliveries", "expired", "dropped", "purged", "dead_letters",
 )  # fmt: skip
-"""What observers count."""
+"""The counters that observers see."""
 _COUNTS: Final = attrgetter(*COUNTED)
 
 
 class Tx:
-    """One write transaction on one shard, as the operations see it. It holds the write lock."""
+    """One write transaction on one shard, as operations see it. It holds the write lock."""
 
     __slots__ = (
         "changes_before",
@@ -135,18 +138,18 @@ class Tx:
     ) -> None:
         self.changes_before = changes_before
         self.hot = hot
-        """The shard's hot lanes; None: it has none."""
+        """The shard's hot lanes. None: it has none."""
         self.hot_changes = 0
-        """Rows written to the logs, which the counter row need not include."""
+        """Rows written to the logs. They alone do not require that the counter row is written."""
         self.counts_before: tuple[int, ...] | None = None
-        """Where an observer counts: what there was."""
+        """The counters at the beginning, if an observer counts."""
         self.committed = False
         self.undone = False
-        """The COMMIT was not reached, and the transaction was rolled back."""
+        """Whether the transaction was rolled back before its COMMIT."""
         self.dirty = False
-        """Totals changed that must be kept, though no row did."""
+        """Whether totals changed that must be stored even if no row changed."""
         self.db = db
-        # SQLite's values are what the schema says they are; their types are not known statically.
+        # The types of SQLite's values follow from the schema; they are not known statically.
         self.run: Callable[..., Any] = db.execute
         self.many: Callable[..., Any] = db.executemany
         self.shard = shard
@@ -155,19 +158,19 @@ class Tx:
         self.config = config
         self.events: list[Event] = []
         self.wake = False
-        """Something became claimable: tell those who wait."""
+        """Whether something became claimable, so that waiting receivers must be woken."""
 
     def require_whole(self) -> None:
-        """Refuse to go on where SQLite undid the transaction: what comes now would be committed statement by statement.
+        """Raise if SQLite has rolled the transaction back: later statements would each be committed separately.
 
         Raises:
-            InvalidArgument: the program's SQL did that; nothing happened.
+            InvalidArgument: the program's SQL caused the rollback; nothing happened.
         """
         if not self.db.in_transaction:
             raise InvalidArgument("the program's SQL rolled the transaction back; nothing happened")
 
     def new_position(self) -> int:
-        """A position behind every lane that is listed. Arrival numbers, which `send.issue` issues, are positions, too."""
+        """Return a position behind every listed lane. Arrival numbers, which `send.issue` issues, are positions, too."""
         self.totals.last_id += 1
         return self.totals.last_id
 
@@ -176,7 +179,7 @@ class Tx:
         return (self.totals.epoch << TOKEN_BITS) + self.totals.last_token
 
     def count_acks(self, n: int) -> None:
-        """Acks, and their exponentially weighted rate."""
+        """Count acks, and update their exponentially weighted rate."""
         totals = self.totals
         totals.acks += n
         totals.ack_rate, totals.ack_rate_at = add_acks(totals.ack_rate, totals.ack_rate_at, self.now, n)
@@ -184,7 +187,7 @@ class Tx:
     def report(
         self, kind: Any, key: bytes | None = None, seq: int | None = None, token: int | None = None, detail: str = ""
     ) -> None:
-        """An event for the hooks, told once the transaction is committed."""
+        """Add an event for the observers' hooks, which is reported after the commit."""
         self.events.append(
             Event(
                 kind=kind,
@@ -198,7 +201,7 @@ class Tx:
 
 
 def insert_rows(tx: Tx, statements: dict[int, str], rows: Sequence[tuple[Any, ...]]) -> None:
-    """INSERT with many rows a statement, from `repeated`: less than half the cost of one row each."""
+    """Insert many rows per statement, with the statements of `repeated`. Costs less than half of single-row INSERTs."""
     at, left = 0, len(rows)
     for n, statement in statements.items():
         while left >= n:
@@ -207,21 +210,25 @@ def insert_rows(tx: Tx, statements: dict[int, str], rows: Sequence[tuple[Any, ..
             left -= n
 
 
-def insert_values(tx: Tx, statements: dict[int, str], values: Sequence[Any], width: int) -> None:
-    """The same with the values of all rows, one row after the other."""
+def insert_values(tx: Tx, statements: dict[int, str], values: list[Any], width: int, shared: tuple[Any, ...]) -> None:
+    """Do the same for a flat list of the values of all rows.
+
+    Args:
+        shared: the first parameters of each statement.
+    """
     at = 0
     for n, statement in statements.items():
         step = n * width
         while len(values) - at >= step:
-            tx.run(statement, values[at : at + step])
+            tx.run(statement, (*shared, *values[at : at + step]))
             at += step
 
 
 def add_acks(rate: float, rate_at: int, now: int, n: int) -> tuple[float, int]:
-    """The rate of acks after n more, and its time."""
+    """Return the rate of acks after n more, and its time."""
     return rate * math.exp(-max(now - rate_at, 0) / (RATE_SECONDS * SECOND)) + n / RATE_SECONDS, now
 
 
 def decayed_rate(totals: Totals, now: int) -> float:
-    """Messages acked a second, weighted by exp(-age / RATE_SECONDS)."""
+    """Return the messages acked per second, weighted by exp(-age / RATE_SECONDS)."""
     return totals.ack_rate * math.exp(-max(now - totals.ack_rate_at, 0) / (RATE_SECONDS * SECOND))

@@ -1,7 +1,7 @@
-"""The commit path of one shard: who may write, what runs in one transaction, and what a failure means.
+"""The commit path of one shard: the write lock, what runs in one transaction, and the handling of failures.
 
-At durability "full" callers in many threads share commits (group_commit.py). At "process" a commit is cheaper than waking a
-thread, so there a plain lock serves.
+At durability "full", callers in many threads share commits (group_commit.py). At "process", a commit is cheaper than waking a
+thread, so a plain lock is used.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ T = TypeVar("T")
 
 
 def in_read_transaction(db: apsw.Connection, look: Callable[[apsw.Connection], T]) -> T:
-    """Run `look` on one state of the database."""
+    """Run `look` on one snapshot of the database."""
     db.execute("BEGIN")
     try:
         return look(db)
     finally:
-        if db.in_transaction:  # a page that can't be read ends it
+        if db.in_transaction:  # an unreadable page ends it
             db.execute("ROLLBACK")
 
 
 def _failed_reading(error: BaseException) -> bool:
-    """Is this SQLite's word that it could not read?"""
+    """Return whether SQLite reports that it could not read."""
     return getattr(error, "extendedresult", 0) in (apsw.SQLITE_IOERR_READ, apsw.SQLITE_IOERR_SHORT_READ, apsw.SQLITE_IOERR_DATA)
 
 
 class Host(Protocol):
-    """What the commit path asks of the queue it belongs to."""
+    """What the commit path needs from its queue."""
 
     settings: tuple[QueueConfig, int]
     epoch: int
@@ -85,17 +85,17 @@ class Host(Protocol):
     def count_unsynced(self, shard: int, commits: int) -> None: ...
 
 
-# Arguments of Lock.acquire, for `held += map(lock.acquire, …)`: done wholly inside the interpreter, so that whatever interrupts
-# the caller, `held` says whether the lock was taken. An ordinary call may be interrupted between taking it and telling.
+# Arguments of Lock.acquire, for `held += map(lock.acquire, …)`. This runs entirely inside the interpreter, so `held` records
+# whether the lock was taken, whenever the caller is interrupted. An ordinary call may be interrupted before it returns that.
 _WAIT: Final = (True,)
 
 CATCH_UP_MAX: Final = 2_000
-"""Rows that other processes wrote, and that this one learns under the write lock."""
+"""The maximum number of other processes' rows that this process reads while it holds the write lock."""
 
 _UNSURE: Final = (apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.NoMemError)
-"""After these the page cache may say what the disk does not."""
+"""After these errors the page cache may differ from the disk."""
 _DISTRUST: Final = (*_UNSURE, apsw.CorruptError, apsw.NotADBError, *NONSENSE)
-"""After these nobody's work is committed: a group fails as one."""
+"""After these errors no call of a group is committed: the group fails as one."""
 
 
 class Writer:
@@ -112,9 +112,11 @@ class Writer:
         hot: Memory | None = None,
         end_boot: Callable[[Tx], None] = lambda _tx: None,
     ) -> None:
-        """Args:
-        hot: the shard's hot lanes.
-        end_boot: called before the leases of the boot before are ended.
+        """Prepare the commit path; the connection is opened at the first use.
+
+        Args:
+            hot: the shard's hot lanes.
+            end_boot: called before the leases of the previous boot are ended.
         """
         self._opener = opener
         self._hot = hot
@@ -129,16 +131,16 @@ class Writer:
         self._closed = False
         self._inside = False
         self.syncs = True
-        """At "full": the connection's commits are synced."""
+        """Whether the connection's commits are synced, at "full"."""
         self._suspects = host.suspects
         self._observers = host.observers
         self._sync_failed = False
         self._lock_wait = LockWait()
         self._in_vain = False
-        """A call that had little time did not get the lock, and no transaction has begun since."""
+        """Whether a call with a time limit did not get the lock, and no transaction has begun since."""
         self._grouping = Grouping(self._locked, self._commit, part.shard)
         self.pending = 0
-        """Unresolved messages after the last commit of this object: all there are, in memory."""
+        """Unresolved messages after this object's last commit. In memory, these are all there are."""
         self._make_locks()
 
     def _make_locks(self) -> None:
@@ -148,19 +150,20 @@ class Writer:
     # ---- running operations
 
     def run(self, operation: Operation[T], seconds: float | None = None, *, synced: bool = True) -> T:
-        """Run `operation` in a write transaction and return its result once it is committed.
+        """Run `operation` in a write transaction, and return its result once it is committed.
 
         Args:
-            synced: at "full", it must survive a power cut. (A commit behind it that does takes it along.)
-            seconds: how long to wait for the write lock; None: BUSY_SECONDS. After such a wait was in vain, the next calls
-                that give a limit do not wait for the same holder again.
+            synced: the operation must survive a power cut, at "full". A later synced commit makes it durable, too.
+            seconds: how long to wait for the write lock; None: BUSY_SECONDS. After such a wait has timed out, later calls with
+                a
+                limit do not wait for the same holder again.
         Raises:
             StoreBusy, StoreFull, StoreCorrupt, StoreError: nothing changed.
             OutcomeUnknown: the COMMIT failed.
             Whatever the operation raises: nothing changed.
         """
         if self._owner:
-            self.require_outside()  # it would wait for itself, and everybody for the transaction that this thread has open
+            self.require_outside()  # it would wait for itself, and other callers for the transaction that this thread has open
         began = time.monotonic() if self._observers.durations else 0.0
         call = Call(operation, BUSY_SECONDS if seconds is None else 0.0 if self._in_vain else seconds, synced)
         try:
@@ -189,14 +192,16 @@ class Writer:
         settings: tuple[QueueConfig, int],
         seconds: float | None = None,
     ) -> T | None:
-        """Have `work` commit by one statement that compares the tables with memory itself, at "process".
+        """Let `work` commit with a single statement, which itself compares the tables with memory. At "process" only.
 
         Args:
-            work: gets the connection, memory, the totals of the last transaction, the time, and `given`. None: nothing changed.
+            work: takes the connection, memory, the totals of the last transaction, the time, and `given`. Returns None if
+                nothing
+                changed.
             settings: those that allow it.
-            seconds: as for `run`, where the caller then runs it as an operation.
+            seconds: as for `run`. The caller then runs it as an operation.
         Returns:
-            None: it can't be done so now.
+            None if it is not possible now.
         Raises:
             As `run`.
         """
@@ -230,7 +235,7 @@ class Writer:
                 self._lock.release()
 
     def _failed_directly(self, error: apsw.Error) -> BaseException:
-        """What became of a statement that was a transaction: SQLite has undone it, unless it failed in its COMMIT."""
+        """Return the error for a failed single-statement transaction. SQLite has rolled it back, unless its COMMIT failed."""
         if isinstance(error, apsw.IOError | apsw.NoMemError) and not _failed_reading(error):
             self._note(error)
             self._distrust_connection()
@@ -240,11 +245,11 @@ class Writer:
         return self._failed(error)
 
     def read(self, look: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
-        """Run `look` in a read transaction on the writing connection: short looks only."""
+        """Run `look` in a read transaction on the writing connection. For short reads only."""
         return self._connected(lambda db: in_read_transaction(db, look), (apsw.Error, *NONSENSE, *UNBINDABLE), seconds)
 
     def use(self, work: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
-        """Run `work` on the writing connection with its lock held; it keeps its own transactions.
+        """Run `work` on the writing connection with its lock held. `work` manages its own transactions.
 
         Args:
             seconds: how long to wait for that lock, and for other processes inside `work`; None: BUSY_SECONDS.
@@ -259,7 +264,7 @@ class Writer:
 
     @contextmanager
     def alone(self) -> Iterator[Tx]:
-        """A write transaction that stays open for the block, for a program's own SQL. Never part of a group."""
+        """Hold a write transaction open for the block, for a program's own SQL. It never joins a group."""
         self.require_outside()
         began = time.monotonic() if self._observers.durations else 0.0
         held: list[bool] = []
@@ -290,14 +295,14 @@ class Writer:
             self._observers.timed("transaction", began, self._shard)
 
     def _require_ours(self, tx: Tx) -> None:
-        """A fork inside the block closed the connection, and with it undid the transaction, for both sides."""
+        """Raise if a fork inside the block closed the connection, which rolled the transaction back for both sides."""
         if self._db is not tx.db:
             raise ForkedProcess("the process forked inside an open transaction; nothing of it happened", hint=hints.FORK_OUTSIDE)
 
     # ---- one transaction
 
     def _commit_alone(self, call: Call) -> Tx:
-        """One call in a transaction of its own. As `_locked`, written out: every call at "process" comes through here."""
+        """Commit one call in its own transaction. Inlines `_locked`, because every call at "process" comes through here."""
         held: list[bool] = []
         try:
             held += map(self._lock.acquire, _WAIT, (call.seconds,))
@@ -340,7 +345,7 @@ class Writer:
                 call.finish(error=e)
             raise
         except BaseException as e:
-            # Interrupted, perhaps behind the COMMIT: only what was surely undone may be run again, by the next leader.
+            # Interrupted, perhaps after the COMMIT. The next leader may run again only what was certainly rolled back.
             for call in calls:
                 if tx.committed:
                     call.finished = True
@@ -350,7 +355,7 @@ class Writer:
         return tx
 
     def _merged(self, tx: Tx, calls: list[Call]) -> list[Call]:
-        """Run together what can be, kind by kind. Returns the calls that are to be run each by itself."""
+        """Run calls of the same kind together where possible. Return the calls that must run separately."""
         kinds: dict[type, list[Call]] = {}
         for call in calls:
             kinds.setdefault(type(call.operation), []).append(call)
@@ -361,7 +366,10 @@ class Writer:
         return [call for call in calls if call not in done]
 
     def _together(self, tx: Tx, alike: list[Call]) -> bool:
-        """Calls of one kind, as one operation. False: one of them can't be done, so none is; by itself, only that one fails."""
+        """Run calls of one kind as one operation.
+
+        Return False if any can't be done: then none is, and each must run by itself.
+        """
         operations = [call.operation for call in alike]
         head = cast("Mergeable", operations[0])
         whole = Call(lambda tx: head.together(tx, operations))
@@ -373,7 +381,7 @@ class Writer:
         return True
 
     def _guarded(self, tx: Tx, call: Call) -> None:
-        """One operation of a group: if it fails, only it is undone."""
+        """Run one operation of a group. If it fails, only it is rolled back."""
         before = copy.copy(tx.totals)
         events, hot_changes = len(tx.events), tx.hot_changes
         tx.run("SAVEPOINT operation")
@@ -382,7 +390,7 @@ class Writer:
             tx.run("RELEASE operation")
         except Exception as e:
             if not tx.db.in_transaction or isinstance(e, _DISTRUST):
-                raise  # SQLite undid the whole transaction, or nothing on this connection can be trusted any more
+                raise  # SQLite rolled back the whole transaction, or this connection can't be trusted any more
             tx.run("ROLLBACK TO operation")
             tx.run("RELEASE operation")
             tx.totals = before
@@ -416,7 +424,7 @@ class Writer:
             raise self._undo(e) from None
 
     def _catch_up(self, db: apsw.Connection, hot: Memory, synced: bool) -> Totals:
-        """Learn what other processes wrote while they go on writing, and the rest of it under the write lock."""
+        """Read what other processes wrote while they continue to write, and the rest under the write lock."""
         db.execute("ROLLBACK")
         in_read_transaction(db, hot.outlook)
         self._begin_write(db, synced)
@@ -425,7 +433,7 @@ class Writer:
         return totals
 
     def _begin_write(self, db: apsw.Connection, synced: bool) -> None:
-        """BEGIN a transaction. At "full" its commit is synced: if it has to be, or if too many before it were not."""
+        """Begin a transaction. At "full" its commit is synced if it must be, or if too many before it were not."""
         if not self._grouped:
             db.execute("BEGIN IMMEDIATE")
             return
@@ -444,12 +452,12 @@ class Writer:
         db.execute("BEGIN IMMEDIATE")
 
     def _sync_commits(self, db: apsw.Connection, on: bool) -> None:
-        # SQLite does it when it prepares the statement: one from the cache would do nothing.
+        # SQLite applies the pragma when it prepares the statement: a cached statement would do nothing.
         db.execute("PRAGMA synchronous=FULL" if on else "PRAGMA synchronous=NORMAL", can_cache=False)
         self.syncs = on
 
     def _require_range(self, db: apsw.Connection) -> None:
-        """Refuse to write where this process routes keys by another range than the shard's.
+        """Refuse to write if this process routes keys by another range than the shard's.
 
         A change of the topology raises the version that every write compares, as a change of the settings does.
         """
@@ -476,7 +484,7 @@ class Writer:
             host.reload_epoch()
             tx.now = host.now()
         if totals.epoch < host.epoch:
-            # The first write here since the machine booted: leases of the boot before are over.
+            # This is the first write here since the machine booted: leases of the previous boot are over.
             self._end_boot(tx)
             totals.epoch = host.epoch
             totals.time_offset = host.time_offset
@@ -487,11 +495,11 @@ class Writer:
                 db.execute(CLAIM.end_epoch)
 
     def _write_totals(self, tx: Tx) -> None:
-        """The counter row, if anything else was written."""
+        """Write the counter row, if anything else was written."""
         if not tx.db.in_transaction:
             tx.require_whole()
         if tx.db.total_changes() - tx.changes_before == tx.hot_changes and not tx.dirty:
-            return  # the logs say what the counter row does not include
+            return  # the logs contain what the counter row does not
         if tx.hot is not None:
             tx.hot.counted(tx.db, tx.totals)
         for name in RARE:
@@ -514,25 +522,25 @@ class Writer:
             self._note(e)
             self._distrust_connection()
             if isinstance(e, apsw.FullError):
-                # ENOSPC comes from writing the frames, before the one that commits them is whole.
+                # ENOSPC comes from writing frames, before the commit frame is complete.
                 raise StoreFull("the disk is full", shard=self._shard, cause=e) from e
             raise OutcomeUnknown(f"COMMIT failed: {e}", shard=self._shard, cause=e) from e
         except BaseException:
-            # Interrupted in front of the COMMIT, or behind it: else only an error of SQLite's own ends the transaction.
-            with suppress(apsw.Error):  # closed, by a fork in a signal's handler: then nobody knows
+            # Interrupted before the COMMIT or after it; otherwise only an SQLite error ends the transaction.
+            with suppress(apsw.Error):  # if a fork in a signal handler closed it, the outcome is unknown
                 tx.committed = not tx.db.in_transaction
             self._roll_back(tx)
             raise
 
     def _roll_back(self, tx: Tx) -> None:
-        """What the COMMIT did not end."""
+        """Roll back what the COMMIT did not end."""
         with suppress(apsw.Error):
             if tx.db.in_transaction:
                 tx.run("ROLLBACK")
                 tx.undone = True
 
     def _undo(self, error: BaseException) -> BaseException:
-        """Roll back and say what is to be raised. The connection is dropped where it can't be trusted any more."""
+        """Roll back, and return the error to raise. Drop the connection if it can't be trusted any more."""
         db = self._db
         try:
             if db is not None and db.in_transaction:
@@ -542,21 +550,24 @@ class Writer:
         return self._failed(error) if isinstance(error, apsw.Error) else error
 
     def distrust(self) -> None:
-        """A sync of the WAL failed: nothing more is written before what the WAL shows is on the disk."""
+        """Drop the connection after a failed sync of the WAL.
+
+        Nothing is written until the visible part of the WAL is on the disk.
+        """
         self._note_failed_sync()
         self.require_outside()
         self._locked(self._drop_connection)
 
     @property
     def distrusted(self) -> bool:
-        """A sync failed here or in another process: the kernel may take for written what it could not write.
+        """Whether a sync failed here or in another process. The kernel may then consider pages written that it could not write.
 
-        Whoever opens the shard next writes its WAL again.
+        The next process that opens the shard rewrites its WAL.
         """
         return self._sync_failed or self._suspects(self._shard) != 0
 
     def trust(self) -> None:
-        """What this object saw fail is put right."""
+        """Clear the failure that this object noticed, after its repair."""
         self._sync_failed = False
 
     def _note(self, error: BaseException) -> None:
@@ -565,7 +576,7 @@ class Writer:
 
     def _note_failed_sync(self) -> None:
         self._sync_failed = True
-        self._host.suspect(self._shard)  # for other processes, and for whoever comes if this one dies before it can mend it
+        self._host.suspect(self._shard)  # for other processes, and for the next one if this one dies before it can repair it
 
     def _failed(self, error: Exception) -> BaseException:
         self._note(error)
@@ -578,7 +589,7 @@ class Writer:
         return ours
 
     def _report_counts(self, tx: Tx) -> None:
-        """Report what the transaction counted to whoever watches."""
+        """Report to observers what the transaction counted."""
         assert tx.counts_before is not None
         for name, before, now in zip(COUNTED, tx.counts_before, tx.totals.counts(), strict=True):
             if now != before:
@@ -588,15 +599,15 @@ class Writer:
 
     def _connection(self) -> apsw.Connection:
         if self._db is not None and self._suspects(self._shard):
-            self._drop_connection()  # another process saw a sync fail: to open it again puts it right
+            self._drop_connection()  # another process saw a sync fail; opening it again repairs that
         if self._db is None:
             if self._hot is not None:
-                self._hot.unsure = True  # other numbers may stand for what is written from now on: commits may have been lost
+                self._hot.unsure = True  # commits may have been lost, so numbers may be reused from now on
             self._db = self._opener()
             self.syncs = True
             self._db.set_busy_handler(self._lock_wait)
         elif self._db.in_transaction:
-            self._db.execute("ROLLBACK")  # whoever had the lock before was interrupted on its way out
+            self._db.execute("ROLLBACK")  # the previous holder of the lock was interrupted before its rollback
         return self._db
 
     def _drop_connection(self) -> None:
@@ -606,25 +617,25 @@ class Writer:
                 db.close()
 
     def _distrust_connection(self) -> None:
-        """After a failed read, write or sync the page cache may say what the disk does not: the next caller opens the file again.
+        """Drop the connection after a failed read, write or sync: its page cache may differ from the disk.
 
-        In memory there is no disk, and the connection is all there is.
+        The next call opens a new one. In memory there is no disk, and the data exists in the connection only.
         """
         if not self._in_memory:
             self._drop_connection()
 
     @property
     def opened(self) -> bool:
-        """Is its connection open?"""
+        """Whether its connection is open."""
         return self._db is not None
 
     @property
     def busy(self) -> bool:
-        """Is its connection in use?"""
+        """Whether its connection is in use."""
         return self._lock.locked()
 
     def require(self) -> None:
-        """Refuse to work after close, or in a child that was not prepared."""
+        """Refuse to work after close, or in a child whose fork was not prepared."""
         if self._pid != _process.pid:
             raise ForkedProcess("the queue came through a fork that it could not prepare for")
         if self._closed:
@@ -632,16 +643,16 @@ class Writer:
 
     @property
     def is_inside(self) -> bool:
-        """Has this thread a transaction of the shard open?"""
+        """Whether this thread has a transaction of the shard open."""
         return is_mine(self._owner)
 
     def require_outside(self) -> None:
-        """Refuse what can't be done while this thread is inside a transaction of the shard: it would wait for itself."""
+        """Refuse to go on inside this thread's own transaction of the shard: the caller would wait for itself."""
         if self.is_inside:
             raise InvalidArgument("this is inside a transaction on the same shard", hint=hints.USE_TRANSACTION)
 
     def _taken(self, held: list[bool], seconds: float) -> None:
-        """The lock was waited for: is it ours, and may we use it?"""
+        """Verify after a wait that the lock was acquired and that the writer may be used."""
         if not held[0]:
             self.require_outside()
             raise StoreBusy("another thread holds the shard's write lock", shard=self._shard)
@@ -651,12 +662,12 @@ class Writer:
             self.require()
 
     def _connected(self, work: Callable[[apsw.Connection], T], failures: tuple[type[Exception], ...], seconds: float | None) -> T:
-        """Run `work` on the connection with the lock held; what it raises of `failures` is told as ours."""
+        """Run `work` on the connection with the lock held. Translate those of its errors that are in `failures`."""
 
         def within() -> T:
             try:
                 return work(self._connection())
-            except OSError as e:  # a module that is imported when it is needed
+            except OSError as e:  # from a module that is imported when it is first needed
                 raise files.failure("it can't be read", e, self._shard) from e
             except failures as e:
                 raise self._failed(e) from e
@@ -665,9 +676,9 @@ class Writer:
         return self._locked(within, seconds)
 
     def _locked(self, work: Callable[[], T], seconds: float | None = None) -> T:
-        """Run `work` with the lock held, which is waited for as long as other processes are inside `work`.
+        """Run `work` with the lock held. `seconds` limits the wait for it, and the waits for other processes inside `work`.
 
-        No context manager: the way out of one can be interrupted before it lets go of the lock.
+        This is not a context manager: the exit of one can be interrupted before it releases the lock.
         """
         held: list[bool] = []
         if seconds is None:
@@ -682,13 +693,12 @@ class Writer:
                 self._lock.release()
 
     def close(self, leave: Callable[[apsw.Connection], None] | None = None) -> None:
-        """Close the connection once the transaction under way is over. Later calls raise QueueClosed.
+        """Close the connection once the running transaction is over. Later calls raise QueueClosed.
 
-        A transaction that this thread itself has open is undone: it can't end before this returns.
+        A transaction that this thread itself has open is rolled back: it can't end before this returns.
 
         Args:
-            leave: called with the connection when nothing more is committed. A failure of it changes nothing: the commits
-                are in the WAL.
+            leave: called with the connection after the last commit. Its failure changes nothing: the commits are in the WAL.
         """
         self._closed = True
         held = not is_mine(self._owner) and self._lock.acquire(timeout=BUSY_SECONDS)
@@ -705,9 +715,9 @@ class Writer:
     # ---- forks (fork.py calls these)
 
     def quiesce(self) -> bool:
-        """Before a fork: wait for the transaction under way and close the connection. False: it can't be had in time.
+        """Wait for the running transaction and close the connection, before a fork. Return False if the lock was not free.
 
-        A transaction that the forking thread itself has open is undone: shared by two processes it would lose commits.
+        A transaction that the forking thread itself has open is rolled back: shared by two processes, it would lose commits.
         """
         self._inside = is_mine(self._owner)
         if not self._inside and not self._lock.acquire(timeout=BUSY_SECONDS):
@@ -717,10 +727,10 @@ class Writer:
         return True
 
     def resume(self, *, child: bool) -> None:
-        """After a fork that `quiesce` prepared."""
+        """Admit callers again after a fork that `quiesce` prepared."""
         self._grouping.resume(child=child)
         if child:
-            # The threads that waited here exist in the parent only; an open block of this thread still holds its lock.
+            # Waiting threads exist in the parent only. An open block of this thread still holds its lock.
             owner = self._owner
             self._make_locks()
             self._pid = _process.pid
@@ -731,6 +741,6 @@ class Writer:
             self._lock.release()
 
     def abandon(self) -> None:
-        """In a child whose fork was not prepared: never touch, and never close, the parent's connection."""
+        """Keep the parent's connection untouched and unclosed, in a child whose fork was not prepared."""
         if self._db is not None:
             leak(self._db)
