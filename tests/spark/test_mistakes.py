@@ -272,6 +272,18 @@ MISTAKES = {
     "output mode complete": Mistake(
         lambda p: p.sink(counted(p), "complete"), "a queue can't be overwritten", '.outputMode("append")'
     ),
+    # Spark refuses these two by itself, and names strictq.
+    "output mode update": Mistake(lambda p: p.sink(counted(p), "update"), "strictq does not support Update mode", ""),
+    "a continuous trigger": Mistake(
+        lambda p: p.sink(p.stream().select("key", "body"), trigger={"continuous": "1 second"}),
+        "Data source strictq does not support continuous processing",
+        "",
+    ),
+    "all columns of one queue into another": Mistake(
+        lambda p: p.sink(p.stream(consumer="copy", path=spare(p))),
+        "the column seq is no part of a message",
+        "select only the columns",
+    ),
     "the checkpoint of another queue": Mistake(of_another_queue, "the checkpoint is of queue", "the query's own checkpoint"),
 }
 
