@@ -441,7 +441,7 @@ MUTATIONS = [
     _store(
         "a lane that a late nack holds is not listed",
         "lanes/lanes.py",
-        "    unlist(tx, lane)  # a late nack: the lane of a lease that ran out is listed\n",
+        "    unlist(tx, lane)  # a late nack: the lane of an expired lease is listed\n",
         "",
         "tests/unit/test_hold.py",
     ),
