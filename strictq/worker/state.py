@@ -37,7 +37,7 @@ class Executor:
         """Look for jobs."""
 
     def cancel(self, job: Job) -> None:
-        """Stop a job, which no part of the worker waits for any more."""
+        """Stop a job whose outcome the worker no longer waits for."""
 
 
 class Driver(Protocol):
