@@ -134,7 +134,7 @@ class QueueConfig(_Remembered):
         default=attrs.Factory(lambda self: 0.0 if self.retry_delay_seconds == 0 else 6 * 3600.0, takes_self=True),
         validator=_seconds(0.0),
     )
-    """A failing message is not out of attempts before this time since its first failure, seconds; 0: `max_attempts` alone decides.
+    """Minimum time from its first failure until a message is out of attempts, seconds; 0: `max_attempts` alone decides.
 
     The default is six hours, and 0 if `retry_delay_seconds` is 0, because immediate retries for hours would be a busy loop.
 
