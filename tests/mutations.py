@@ -165,8 +165,9 @@ MUTATIONS = [
     _store(
         "the logs are read in the order in which they were written",
         "hot/memory.py",
-        "            while arrival is not None and arrival[ID] <= before:\n",
-        "            while arrival is not None:\n",
+        "            if at_row < len(arrivals) and arrivals[at_row][ID] <= before:\n"
+        "                following = bisect_right(arrivals, before, at_row, key=_ID_OF)\n",
+        "            if at_row < len(arrivals):\n                following = len(arrivals)\n",
         *HOT_LANES,
     ),
     _store(
