@@ -1,4 +1,4 @@
-"""The one home of SQL: named blocks in the .sql files beside this module.
+"""All SQL of the package: named blocks in the .sql files beside this module.
 
 A block starts with `-- name: NAME`; comment lines below it state where it runs, what it returns and which index it uses.
 `{{ … }}` marks the part of a block that `repeat` writes several times, for statements over many rows. `/*?NAME*/ … /*?*/` marks

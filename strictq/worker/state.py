@@ -225,6 +225,6 @@ class State:
             self.cancel(job)
 
     def cancel(self, job: Job) -> None:
-        """Tell the executors to stop a job's handler."""
+        """Request that the executors stop a job's handler."""
         for executor in self.executors:
             executor.cancel(job)
