@@ -279,7 +279,7 @@ class Delivery(MessageState):
         elif error is None:
             self.ack()
         else:
-            with suppress(LeaseLost):  # another consumer has the lane; the propagating exception says more
+            with suppress(LeaseLost):  # another consumer has the lane; the propagating exception is more informative
                 self._fail(error)
 
     def _fail(self, error: BaseException) -> None:

@@ -85,7 +85,7 @@ WHERE lane = ?1 AND seq BETWEEN ?2 AND ?3;
 UPDATE message SET attempts = 0 WHERE lane = ? AND seq <= ? AND attempts > 0;
 
 -- name: end_retry_delays
--- operate.release: retries are due at once. Takes lane, last charged seq. Index: primary key.
+-- operate.release: retries are due immediately. Takes lane, last charged seq. Index: primary key.
 UPDATE message SET due = NULL WHERE lane = ? AND seq <= ? AND attempts > 0;
 
 -- name: clear_charges
@@ -124,7 +124,7 @@ FROM message WHERE lane = ? AND seq = ?;
 UPDATE message SET due = ?, error = ifnull(?, error), errors = ifnull(?, errors), output = ifnull(?, output) WHERE lane = ? AND seq = ?;
 
 -- name: errors
--- settle: what its attempts left. Takes lane, seq. Index: primary key.
+-- settle: the errors of its attempts. Takes lane, seq. Index: primary key.
 SELECT errors FROM message WHERE lane = ? AND seq = ?;
 
 -- name: set_outcome
@@ -133,7 +133,7 @@ SELECT errors FROM message WHERE lane = ? AND seq = ?;
 UPDATE message SET errors = ?, output = ifnull(?, output) WHERE lane = ? AND seq = ?;
 
 -- name: set_output
--- settle.note: what a handler that runs has had to say so far. Takes output, lane, seq. Index: primary key.
+-- settle.note: the output so far of a running handler. Takes output, lane, seq. Index: primary key.
 UPDATE message SET output = ? WHERE lane = ? AND seq = ?;
 
 -- name: move

@@ -337,5 +337,5 @@ class JobBatch:
 
     @property
     def given_up(self) -> bool:
-        """Whether the worker waits for none of its messages any more."""
+        """Whether the worker has stopped waiting for all of its messages."""
         return all(job._cancelled for job in self.jobs)
