@@ -85,8 +85,7 @@ class LazyList(MutableSequence[T]):
             return NotImplemented
         return [*self._list, *other]
 
-    def __radd__(self, other: list[T]) -> list[T]:
-        return [*other, *self._list] if isinstance(other, list) else NotImplemented
+    # No __radd__: `held += batch` would call it before the list extends itself, and bind `held` to another list.
 
     def __mul__(self, times: SupportsIndex) -> list[T]:
         return self._list * times

@@ -441,7 +441,7 @@ MUTATIONS = [
     _store(
         "a lane that a late nack holds is not listed",
         "lanes/lanes.py",
-        "    unlist(tx, lane)  # a late nack: the lane of a lease that ran out is listed\n",
+        "    unlist(tx, lane)  # a late nack: the lane of an expired lease is listed\n",
         "",
         "tests/unit/test_hold.py",
     ),
@@ -1126,7 +1126,7 @@ MUTATIONS = [
     Mutation(
         "a segment's name is synced",
         "strictq/replication/directory.py",
-        "            files.sync_directory(self.path)  # also where it is there: who linked it may have been killed before this\n",
+        "            files.sync_directory(self.path)  # even if the name exists: its writer may have died before the sync\n",
         "",
         ("tests/power/test_replica.py::test_what_was_shipped_survives_a_power_cut_of_the_target",),
     ),

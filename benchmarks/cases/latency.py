@@ -14,7 +14,7 @@ from benchmarks.workload import BODY, busy_messages, keep_busy, key_name, open_q
 from strictq import Message, Queue
 
 BATCH = 100
-GOAL_MS = 20.0
+GOAL_MS = 10.0
 
 
 def latency(bench: Bench) -> Iterator[Figure]:

@@ -39,7 +39,7 @@ def opening(bench: Bench) -> Iterator[Figure]:
         what=what,
         unit="ms",
         values=[r["open"] * 1000 for r in reports],
-        goal=bench.goal("below", 100.0),
+        goal=bench.goal("below", 20.0),
         durability="process",
         note=note,
     )
@@ -48,6 +48,7 @@ def opening(bench: Bench) -> Iterator[Figure]:
         what="the same, and receive a first message",
         unit="ms",
         values=[r["first"] * 1000 for r in reports],
+        goal=bench.goal("below", 80.0),
         durability="process",
         note=note,
     )
@@ -85,7 +86,7 @@ def importing(bench: Bench) -> Iterator[Figure]:
         what="import strictq and reach strictq.open",
         unit="ms",
         values=[r["import"] * 1000 for r in reports],
-        goal=bench.goal("below", 100.0),
+        goal=bench.goal("below", 70.0),
     )
 
 

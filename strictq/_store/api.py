@@ -1,7 +1,7 @@
-"""The one door into the store: typed calls with plain values in and out.
+"""The only interface of the store: typed calls with plain values in and out.
 
-Nothing above this module knows a table, a column, a lane's id, a connection or a `Tx`. What is called here is in one of the
-folders beside it; the values that the calls take and return are named here, so that callers import this module alone.
+No module above this one knows a table, a column, a lane's id, a connection or a `Tx`. The implementation is in the folders
+beside it. The values that calls take and return are exported here, so that callers import this module alone.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ require_sound_sqlite(apsw.sqlite_lib_version())
 
 @contextmanager
 def without_checksums() -> Iterator[None]:
-    """Create queues whose pages carry no checksums, for as long as the block lasts: only to measure what checksums cost.
+    """Create queues without page checksums within the block, only to measure what checksums cost.
 
-    It applies to all threads. In the block no connection requires checksums; after it, a queue made in it is refused.
+    Applies to all threads. In the block no connection requires checksums. After it, a queue made in it is refused.
     """
     lay_out, require = checksums.lay_out, checksums.require
     checksums.lay_out, checksums.require = lambda *_, **__: None, lambda *_, **__: None
@@ -111,14 +111,14 @@ _NOTHING: Final = nullcontext()
 
 
 class SqliteSettings(NamedTuple):
-    """How durable SQLite writes are, as a connection reports it."""
+    """The durability settings of SQLite, as a connection reports them."""
 
     synchronous: int
     journal_mode: str
 
 
 class QueueFacts(NamedTuple):
-    """What the directory of a queue says of it, whatever state its shards are in."""
+    """What a queue's directory says, regardless of the state of its shards."""
 
     queue_id: str
     config: QueueConfig
@@ -155,8 +155,8 @@ class Storage:
         """Open or create the queue in a directory. What was given must agree with what is stored.
 
         Args:
-            on_mismatch: with what is stored, of `config`; see `strictq.open`.
-            look: at a living replica, see `Store.open`.
+            on_mismatch: what to do if `config` differs from the stored one; see `strictq.open`.
+            look: a view of a living replica, see `Store.open`.
         """
         return cls(
             Store.open(
@@ -175,23 +175,23 @@ class Storage:
         clock: Clock,
         hook: Hook | None,
     ) -> Storage:
-        """A queue with nothing on disk, private to this object."""
+        """Create a queue with nothing on disk, private to this object."""
         return cls(Store.in_memory(shards=shards, durability=durability, config=config, clock=clock, hook=hook))
 
     def close(self) -> None:
-        """Close every file; leases stay. See `Queue.close`."""
+        """Close every file. Leases stay. See `Queue.close`."""
         self._store.close()
 
     def die(self) -> None:
-        """Close every file as the end of the process would: a transaction that is open is undone."""
+        """Close every file as the end of the process would: an open transaction is rolled back."""
         self._store.die()
 
     def require_open(self, *, writing: bool = True, inside: bool = False) -> None:
-        """Refuse what can't be done with this object here.
+        """Refuse a call that this object can't serve here.
 
         Args:
-            writing: it is to be written to.
-            inside: may also be done inside a transaction of this context.
+            writing: the call writes.
+            inside: the call is permitted inside a transaction of this context.
         Raises:
             QueueClosed, ForkedProcess, ReadOnlyQueue, InvalidArgument: nothing changed.
         """
@@ -201,10 +201,10 @@ class Storage:
 
     @staticmethod
     def facts(path: Path, *, read_only: bool = False) -> QueueFacts | None:
-        """What queue there is at a path, without opening it. None: there is none.
+        """Return the facts about the queue at a path, without opening it. None: there is no queue.
 
         Raises:
-            InvalidArgument, QueueNotFound: something else is there, or others may write to it.
+            InvalidArgument, QueueNotFound: the path holds something else, or the directory is world-writable.
             StoreCorrupt, SchemaMismatch: it can't be read; nothing changed.
         """
         if not layout.find(path):
@@ -214,7 +214,7 @@ class Storage:
 
     @property
     def skew(self) -> int:
-        """What to add to a message's times to have microseconds since 1970."""
+        """The difference between microseconds since 1970 and a message's times."""
         return self._store.time.skew()
 
     @property
@@ -223,7 +223,7 @@ class Storage:
 
     @property
     def directory(self) -> Path | None:
-        """Where the files are; None: in memory."""
+        """The directory of the files. None: in memory."""
         return self._store.directory
 
     @property
@@ -232,12 +232,12 @@ class Storage:
 
     @property
     def shards(self) -> int:
-        """How many there are; they are numbered from 0."""
+        """The number of shards. They are numbered from 0."""
         return len(self._store.shards)
 
     @property
     def durability(self) -> Durability:
-        """Of this object."""
+        """The durability of this object's commits."""
         return self._store.catalog.durability
 
     @property
@@ -247,7 +247,7 @@ class Storage:
 
     @property
     def sqlite_settings(self) -> SqliteSettings:
-        """What the connection that writes to the first shard reports; the others are set up as it is."""
+        """The settings of the connection that writes to the first shard. The others have the same."""
         return self._store.shards[0]._writer.use(
             lambda db: SqliteSettings(int(db.pragma("synchronous")), str(db.pragma("journal_mode")))
         )
@@ -258,7 +258,7 @@ class Storage:
         return bool(self._store._upkeep._grown)
 
     def refresh_config(self) -> bool:
-        """Read the newest settings. Returns whether they are others."""
+        """Read the newest settings. Return whether they changed."""
         return self._store.refresh_config()
 
     @property
@@ -271,29 +271,29 @@ class Storage:
         return self._store.configure(changes)
 
     def now(self) -> int:
-        """Queue time, microseconds: what leases and delays go by."""
+        """Return the queue time in microseconds, on which leases and delays are based."""
         return self._store.now()
 
     def to_wall(self, at: int) -> float:
-        """A queue time as seconds since 1970."""
+        """Return a queue time as seconds since 1970."""
         return self._store.time.to_wall(at)
 
     @property
     def observers(self) -> Observers:
-        """Who watches what this object does."""
+        """The observers of this object."""
         return self._store.observers
 
     # ---- sending
 
     def shard_of(self, key: bytes) -> int:
-        """The shard that a stored key belongs to."""
+        """Return the shard that a stored key belongs to."""
         return self._store.shard_of(key).number
 
     def send(self, shard: int, items: Sequence[Item], checked: QueueConfig) -> Sequence[Sent]:
-        """Append messages, in order, all of keys of one shard: all of them, or none.
+        """Append messages to one shard, in order. All of them are appended, or none.
 
         Args:
-            checked: the settings that they were checked against.
+            checked: the settings that they were validated against.
         Raises:
             QueueFull, StoreFull, StoreError: nothing changed.
             InvalidArgument, MessageTooLarge: newer settings refuse one of them; nothing changed.
@@ -302,38 +302,38 @@ class Storage:
         return self._store.send(self._store.shards[shard], items, checked)
 
     def confirmed_together(self) -> AbstractContextManager[None]:
-        """In confirmed mode, the calls of the block are confirmed once, at its end, and not each by itself.
+        """Confirm the calls of the block once, at its end, instead of each separately. Only in confirmed mode.
 
         Raises:
-            NotConfirmed: at the end of the block; what its calls did is committed here.
+            NotConfirmed: at the end of the block. The effects of its calls are committed here.
         """
         confirming = self._store.confirming
         return confirming.together() if confirming.active else _NOTHING
 
     def send_one(self, item: Item, checked: QueueConfig) -> tuple[int, Sent]:
-        """Append one message, in fewer steps. Returns its shard and its place. Raises as `require_open` and `send`."""
+        """Append one message, in fewer steps. Return its shard and its place. Raises as `require_open` and `send`."""
         return self._store.send_one(item, checked)
 
-    # ---- receiving, and waiting for what can be received
+    # ---- receiving, and waiting for messages
 
     def receive(self, request: Request, into: list[Claimed], *, wait_for_busy: bool, joined: Joined | None = None) -> int | None:
         """Lease what is ready now, shard by shard. Durable on return.
 
-        Where there are several shards, one that other calls are writing to is passed over, and so is a quarantined one.
+        If there are several shards, those that other calls are writing to are skipped, and so are quarantined ones.
 
         Args:
-            into: empty; gets what was leased. A caller that is interrupted before it has the result releases what is in it.
-            wait_for_busy: if the others have nothing, wait for the shards that were passed over.
-            joined: acks to commit with what is leased. What is left in its `work` was not committed, or is not known to be.
+            into: an empty list for the leases. A caller that is interrupted before it has the result releases those in the list.
+            wait_for_busy: if the other shards have nothing, wait for the skipped ones.
+            joined: acks to commit with the leases. What remains in its `work` was not committed, or is not known to be.
         Returns:
-            The queue time at which, at the latest, something becomes ready by itself; None: never.
+            The latest queue time at which something becomes ready by itself. None: never.
         Raises:
             StoreError, PartialFailure: nothing was leased, because shards failed.
         """
         return receive.receive(self._store, request, into, wait_for_busy=wait_for_busy, joined=joined)
 
     def more(self, shard: int, held: Held, seq: int, limit: int) -> list[Row]:
-        """Grow a lease over later messages of its lane, under the same token: 0..limit of them, seq ascending.
+        """Extend a lease over up to `limit` later messages of its lane, under the same token. Return them, seq ascending.
 
         Args:
             seq: of a message that the lease holds or held.
@@ -343,36 +343,36 @@ class Storage:
         return receive.more(self._store.shards[shard], held, seq, limit)
 
     def failures(self, keys: Sequence[bytes] | None) -> list[StoreError | None]:
-        """Why the shards that a receive of these keys (None: of any) asks are quarantined; None for each that serves."""
+        """Return why each shard that a receive of these keys (None: of any) reads is quarantined. None for each that serves."""
         return receive.failures(self._store, keys)
 
     def arrivals(self, shard: int) -> int:
-        """Another number whenever something arrived in the shard. Takes no lock."""
+        """Return a number that changes with every arrival in the shard. Takes no lock."""
         return self._store.shards[shard].newest()
 
     def hold_with_process(self) -> ProcessHold | None:
-        """For a worker: what it leases and notes there ends with its process, until `end` is called. None: in memory."""
+        """Let a worker's leases end with its process if it notes them in the result, until `end` is called. None: in memory."""
         return self._store.hold_with_process()
 
     @property
     def holder(self) -> ProcessHold | None:
-        """What this process notes its workers' claims in."""
+        """This process's notes of its workers' claims."""
         return self._store.holder()
 
     def notice(self, kind: type[R]) -> Notice[R] | PrivateNotice[R]:
-        """Where a worker reports this of itself. Nothing is shown yet."""
+        """Return where a worker reports this about itself. Nothing is shown yet."""
         return self._store.notice(kind)
 
     def count_waiting(self, seconds: float) -> None:
-        """A consumer waited for messages."""
+        """Count a consumer's wait for messages."""
         self._store.count_waiting(seconds)
 
     def soonest(self) -> int | None:
-        """The queue time at which something becomes ready by itself; None: never. Looks at every lease."""
+        """Return the queue time at which something becomes ready by itself. None: never. Reads every lease."""
         return self._store.soonest()
 
     def patience(self, wait: int | None) -> Patience:
-        """How long a receive waits, from now.
+        """Begin the wait of a receive.
 
         Args:
             wait: microseconds; None: for ever.
@@ -380,15 +380,15 @@ class Storage:
         return Patience(self._store, wait)
 
     def look_again(self, soonest: int | None) -> float:
-        """Seconds after which one who waits looks again by itself, if something becomes ready at queue time `soonest`."""
+        """Return the seconds after which a waiting receive looks again, if a message becomes ready at queue time `soonest`."""
         return waiting.look_again(self._store, soonest)
 
     def seen(self) -> tuple[int, int]:
-        """What changes whenever something becomes ready, in any process: taken before a receive, it is what `wait` is given."""
+        """Return a state that changes when something becomes ready in any process. Take it before a receive, for `wait`."""
         return self._store.waker.seen()
 
     def wait(self, seen: tuple[int, int], seconds: float, *, idle: bool = False) -> None:
-        """Return when something became ready since `seen`, or when the time is over.
+        """Wait until something becomes ready after `seen`, or until the time is over.
 
         Args:
             idle: the caller would take any message: see `show_idle`.
@@ -403,24 +403,24 @@ class Storage:
         self._store.waker.unlisten(listener)
 
     def show_idle(self, name: int | None = None) -> None:
-        """Let consumers that hold more than they work on know that this one has nothing. To be repeated while that is so.
+        """Show consumers with surplus messages that this one has none. Must be repeated while that is so.
 
         Args:
-            name: NAME_BITS bits chosen at random; None: one that holds nothing when it shows itself.
+            name: NAME_BITS random bits. None: a consumer that holds nothing when it shows itself.
         """
         self._store.waker.show_idle(name)
 
     def is_another_idle(self, name: int) -> bool:
-        """Has a consumer other than `name` nothing, in this or another process?"""
+        """Return whether a consumer other than `name` has no messages, in this or another process."""
         return self._store.waker.somebody_idle(name)
 
-    # ---- settling what was received: each call takes settlements of one shard, and answers for each of them
+    # ---- settling deliveries: each call takes settlements of one shard, and returns a result for each of them
     #
-    # A settlement that is refused with LeaseLost changed nothing; the others take effect. Where a call raises StoreError,
-    # nothing changed, or it is OutcomeUnknown: then the same call again is answered as if it were the first.
+    # A settlement refused with LeaseLost changed nothing; the others take effect. A StoreError means that nothing changed, except
+    # OutcomeUnknown: repeating that call then returns the same as if it were the first.
 
     def ack(self, shard: int, batches: Sequence[Settlement]) -> list[Lost]:
-        """Resolve messages for good. Of each settlement: the seqs that were refused."""
+        """Ack messages. Return the refused seqs of each settlement."""
         part = self._store.shards[shard]
         if (fast := part.fast) is None or (done := fast.ack(batches)) is None:
             return part.drain(Ack(batches))
@@ -428,7 +428,7 @@ class Storage:
         return done
 
     def ack_one(self, shard: int, held: Held, seq: int) -> bool:
-        """Resolve the only message that a lease holds, in fewer steps. False: nothing was done, and `ack` is to do it."""
+        """Ack the only message that a lease holds, in fewer steps. Return False if nothing was done and `ack` must do it."""
         part = self._store.shards[shard]
         if (fast := part.fast) is None or not fast.ack_one(held.key, held.token, seq):
             return False
@@ -436,42 +436,42 @@ class Storage:
         return True
 
     def ack_claimed(self, claimed: Claimed) -> list[Lost]:
-        """Resolve everything that a claim leased. Of each lease: the seqs that were refused; empty if none of any was."""
+        """Ack everything that a claim leased. Return the refused seqs of each lease; empty if there are none."""
         return self._store.shards[claimed.shard].drain(AckClaimed(claimed))
 
     def nack(
         self, shard: int, batches: Sequence[Settlement], delay: int | None, failure: AttemptFailure
     ) -> list[int | LeaseLost | None]:
-        """Give back a message of each lease, and everything later that it holds, to be tried again first.
+        """Nack a message of each lease. It and everything later that the lease holds is retried first.
 
         Args:
             delay: microseconds that the lane waits; None: the queue's retry delay.
-            failure: what the attempts left.
+            failure: the errors and outputs of the attempts.
         Returns:
-            For each: microseconds until the next try; None: it was out of attempts, so that `on_poison` took effect.
+            For each: microseconds until the next attempt. None: it was out of attempts, and `on_poison` took effect.
         """
         return self._store.shards[shard].drain(bound(settle.nack, batches, delay, failure))
 
     def defer(
         self, shard: int, batches: Sequence[Settlement], delay: int, failed: Sequence[AttemptFailure] | None = None
     ) -> list[LeaseLost | None]:
-        """The same, and no attempt is charged.
+        """Do the same without charging an attempt.
 
         Args:
-            failed: of messages that failed, though not by their own fault: what each left.
+            failed: what each message that failed through no fault of its own left.
         """
         return self._store.shards[shard].drain(bound(settle.defer, batches, delay, failed))
 
     def reject(self, shard: int, batches: Sequence[Settlement], failure: AttemptFailure) -> list[LeaseLost | None]:
-        """Dead-letter a message of each lease, for the error given; the lane goes on with the next one."""
+        """Dead-letter a message of each lease with this error. The lane continues with the next message."""
         return self._store.shards[shard].drain(bound(settle.reject, batches, failure))
 
     def note(self, shard: int, batches: Sequence[Settlement], said: Sequence[str]) -> list[LeaseLost | None]:
-        """Keep what the handler of a message of each lease has had to say so far."""
+        """Store the output of a message's handler so far, for a message of each lease."""
         return self._store.shards[shard].drain(bound(settle.note, batches, said))
 
     def start(self, shard: int, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
-        """Charge the attempt of a message of each lease: a handler of it starts now."""
+        """Charge the attempt of a message of each lease: its handler starts now."""
         return self._store.shards[shard].drain(bound(settle.start, batches))
 
     def advance(
@@ -482,13 +482,13 @@ class Storage:
         starting: Sequence[Settlement],
         arrivals: Sequence[int],
     ) -> dict[Settlement, LeaseLost]:
-        """Ack one message each of many leases, start those behind them, and start others, in a few statements.
+        """Ack one message each of many leases, start the next ones, and start others, in a few statements.
 
-        Starts alone are not synced, as receives are not: a power cut may forget them.
+        Starts alone are not synced, as receives are not: a power cut may lose them.
 
         Args:
-            last: acks of the last message of a lease, as far as its holder knows, with the lease's first and last seq.
-            heads: acks of one message of leases that hold more; `Settlement.start` is the one that starts with it.
+            last: acks of the last message of a lease that its holder knows, with the lease's first and last seq.
+            heads: acks of one message of leases that hold more; `Settlement.start` is the message that starts with it.
             starting: starts. No lease occurs twice in all of these.
             arrivals: the arrival numbers of the messages of `starting`.
         Returns:
@@ -498,36 +498,36 @@ class Storage:
         return part.drain(work) if last or heads else part.lease(work, lambda _refused: arrivals)
 
     def extend(self, shard: int, batches: Sequence[Settlement], length: int) -> list[int | LeaseLost]:
-        """Move the deadline of each lease to `length` microseconds from now. Returns the new ones, in queue time."""
+        """Move the deadline of each lease to `length` microseconds from now. Return the new deadlines, in queue time."""
         return self._store.shards[shard].drain(bound(settle.extend, batches, length), synced=False)
 
     def release(self, shard: int, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
-        """Give back a message of each lease, and everything later that it holds, unused."""
+        """Release a message of each lease, and everything later that it holds, unused."""
         return self._store.shards[shard].drain(bound(settle.release, batches), synced=False)
 
     def key_state(self, key: bytes) -> bytes | None:
-        """The durable state of a key, as it is committed."""
+        """Return the committed state of a key."""
         return self._store.shard_of(key).read(lambda db: inspect.key_state(db, key))
 
     def errors(self, key: bytes, seq: int) -> tuple[AttemptError, ...]:
-        """The errors of the attempts of an unresolved message, oldest first. (A hot lane has no message that failed.)"""
+        """Return the errors of an unresolved message's attempts, oldest first. (A hot lane has no failed messages.)"""
         return self._store.shard_of(key).read(lambda db: inspect.errors(db, key, seq, self._store.time), hot=False)
 
     # ---- transactions
 
     def enter_transaction(self) -> OpenTransaction:
-        """Be inside a transaction in this context, until `end` is called: until then its other writes are refused."""
+        """Enter a transaction in this context. Its other writes are refused until `end` is called."""
         return OpenTransaction(self._store)
 
     def transact(self, key: bytes, acks: Acks | None, changes: Changes) -> Committed:
         """Commit acks, sends, a key's state and the program's SQL together, in the shard of a key. Durable on return.
 
-        Where it happened before, under the same token, nothing is written, and the ids of the sends are None. What goes to
-        other shards is in the outbox: see `forward`.
+        If it committed before, under the same token, nothing is written, and the ids of the sends are None. Sends to other
+        shards are in the outbox: see `forward`.
 
         Args:
-            key: whose state, and whose shard's app_* tables, are used; of acks, the lease's.
-            acks: what to ack; None: nothing, and then a repetition can't be recognised.
+            key: selects the key state, and the shard's app_* tables. With acks, it is the lease's key.
+            acks: what to ack. None: nothing, and then a repetition can't be recognised.
         Raises:
             LeaseLost: the lane was given back or retaken; nothing happened.
             InvalidArgument: an earlier message of the lease is unresolved, or the SQL is wrong; nothing happened.
@@ -545,38 +545,38 @@ class Storage:
         return WriteTransaction(self._store, key, acks)
 
     def forward(self, origin: int) -> None:
-        """Bring what transactions of this shard sent to other shards there.
+        """Forward what this shard's transactions sent to other shards.
 
         Raises:
-            ForwardPending: some of it could not be forwarded now; it will be.
+            ForwardPending: some of it could not be forwarded now. It will be forwarded later.
         """
         with self.confirmed_together():
             self._store.forward([self._store.shards[origin]])
 
-    # ---- looking
+    # ---- reports
 
     def stats(self) -> Stats:
-        """Counts of the queue and of each shard, one consistent read a shard. One that can't be read counts nothing."""
+        """Return counts of the queue and of each shard, one consistent read per shard. An unreadable shard counts as 0."""
         return survey.stats(self._store)
 
     def top_keys(self, n: int, by: Literal["depth", "age"]) -> list[KeyDepth]:
-        """The n deepest keys, or those whose oldest message is oldest. Looks at every key that has messages."""
+        """Return the n deepest keys, or those with the oldest messages. Reads every key that has messages."""
         return survey.top_keys(self._store, n, by)
 
     def peek(self, key: bytes | None, limit: int, seq: int = 0) -> list[PeekedMessage]:
-        """The first unresolved messages of a key from a seq on, in order; None: the oldest ones."""
+        """Return the first unresolved messages of a key from a seq on, in order. None: the oldest ones of all keys."""
         return survey.peek(self._store, key, limit, seq)
 
     def peek_keyless(self, shard: int, arrival: int) -> list[PeekedMessage]:
-        """The unresolved keyless message with this arrival number, if there is one."""
+        """Return the unresolved keyless message with this arrival number, if there is one."""
         return self._store.shards[shard].read(bound(inspect.peek_keyless, arrival, self._store.time, shard))
 
     def status_of_keyless(self, shard: int, arrival: int) -> MessageStatus | None:
-        """Where the keyless message with this arrival number is. None: it is resolved, or has a key. As `status`."""
+        """Return the status of the keyless message with this arrival number. None: it is resolved, or has a key."""
         return self._store.shards[shard].read(bound(inspect.status_of_keyless, arrival, self._store.time, shard))
 
     def status(self, key: bytes, seq: int) -> MessageStatus:
-        """Where one message is.
+        """Return the status of one message.
 
         Raises:
             UnknownMessage: that seq was never issued for that key.
@@ -585,41 +585,41 @@ class Storage:
         return store.shard_of(key).read(lambda db: inspect.status(db, key, seq, store.time))
 
     def explain(self, key: bytes) -> Explanation:
-        """Why a key is, or is not, handed out now."""
+        """Return why a key is, or is not, delivered now."""
         store, shard = self._store, self._store.shard_of(key)
         return shard.read(lambda db: inspect.explain(db, key, store.time, shard.number, store.config))
 
     def dead_letters(self, key: bytes | None, limit: int) -> list[DeadLetter]:
-        """Dead letters of one key, or of all, seq ascending within a key."""
+        """Return dead letters of one key, or of all, seq ascending within a key."""
         return survey.dead_letters(self._store, key, limit)
 
     def history(self, shard: int, after: int, key: bytes | None, limit: int) -> list[HistoryRecord]:
-        """Records of finished messages with a number above `after`, ascending: of a shard, or of one key, whatever its shard.
+        """Return records of finished messages with a number above `after`, ascending: of a shard, or of one key in any shard.
 
         Returns:
-            Fewer than there are, where their bodies are too much for one list; an empty list where there are no more.
+            Fewer than there are, if their bodies are too large for one list. An empty list if there are no more.
         """
         number = shard if key is None else self._store.shard_of(key).number
         return survey.records(self._store, number, after, key, limit)
 
     def history_end(self, shard: int) -> int:
-        """The last number that a record of this shard ever had. It and all before survive a power cut when this returns."""
+        """Return the last record number that this shard ever issued. All records up to it survive a power cut on return."""
         return survey.records_end(self._store, shard)
 
     # ---- operating
 
     def hold(self, key: bytes, reason: str) -> None:
-        """Hand out nothing more of this key until `end_hold`."""
+        """Stop deliveries of this key until `end_hold`."""
         self._store.shard_of(key).run(lambda tx: operate.hold(tx, key, reason))
 
     def end_hold(self, key: bytes | None) -> bool:
-        """End the hold of a key; None: of every keyless message, in steps. Returns whether anything was held."""
+        """End the hold of a key. None: of every keyless message, in steps. Return whether anything was held."""
         if key is None:
             return operate.release_all_keyless(self._store) > 0
         return self._store.shard_of(key).run(lambda tx: operate.release(tx, key))
 
     def reject_waiting(self, key: bytes, seq: int, reason: str) -> bool:
-        """Dead-letter an unresolved message that no timed lease holds. Returns whether it was unresolved.
+        """Dead-letter an unresolved message that no timed lease holds. Return whether it was unresolved.
 
         Raises:
             UnknownMessage: that seq was never issued for that key.
@@ -628,25 +628,25 @@ class Storage:
         return self._store.shard_of(key).run(lambda tx: handout.reject(tx, key, seq, reason))
 
     def redrive(self, key: bytes | None, seqs: Sequence[int] | None) -> int:
-        """Put dead letters back, of one key (those with these seqs, or all) or of all keys, in steps. Returns how many."""
+        """Redrive dead letters of one key (those with these seqs, or all) or of all keys, in steps. Return their number."""
         return operate.redrive_all(self._store) if key is None else operate.redrive_key(self._store, key, seqs)
 
     def purge(self, key: bytes | None, *, dead: bool) -> int:
         """Remove unresolved messages that are not in flight, and dedup ids, of a key or of all, in steps.
 
         Args:
-            dead: dead letters, too.
+            dead: remove dead letters, too.
         Returns:
-            How many messages and dead letters there were.
+            The number of removed messages and dead letters.
         """
         return operate.purge(self._store, key, dead=dead)
 
     def forget_history(self, key: bytes | None = None, *, shard: int | None = None, upto: int | None = None) -> int:
-        """Remove records of finished messages that are there now, in steps. Returns how many there were.
+        """Remove the present records of finished messages, in steps. Return their number.
 
         Args:
-            key: only this key's.
-            shard, upto: instead, of this shard only, those with a number up to this one.
+            key: remove only this key's.
+            shard, upto: remove only this shard's, with a number up to this one.
         """
         return operate.forget_history(self._store, key, shard, upto)
 
@@ -654,14 +654,14 @@ class Storage:
 
     @property
     def merging(self) -> Merging:
-        """What a merge with another history of the queue asks of it."""
+        """What a merge with another history of the queue needs of it."""
         from .merging import Merging
 
         return Merging(self._store)
 
     @property
     def replication(self) -> Replication | None:
-        """Where the queue ships to, as this process last saw it; None: it was never replicated."""
+        """Where the queue ships to, as this process last saw it. None: it was never replicated."""
         return self._store.replication
 
     def set_replication(self, replication: Replication) -> None:
@@ -669,18 +669,18 @@ class Storage:
         self._store.set_replication(replication)
 
     def refresh_replication(self) -> None:
-        """See where the queue ships to now: another process has changed it."""
+        """Read where the queue ships to, because another process has changed it."""
         self._store.refresh_replication(surely=True)
 
     def replication_status(self) -> ReplicationStatus | None:
-        """How far the replica is; None: the queue was never replicated."""
+        """Return the status of the replica. None: the queue was never replicated."""
         return survey.replication(self._store)
 
     def ship_with(self, start: Callable[[Storage], Ships | None]) -> None:
-        """How to start what ships, which is done now or later, whenever no other process does it.
+        """Set the function that starts the shipper. It is called now or later, whenever no other process ships.
 
         Args:
-            start: returns None where another process ships, or shipping has stopped.
+            start: returns None if another process ships, or shipping has stopped.
         """
         reference = self.ship_reference()
 
@@ -691,27 +691,27 @@ class Storage:
         self._store.shipping.start_with(begin)
 
     def ship(self) -> None:
-        """Ship from here, unless another process does."""
+        """Start the shipper here, unless another process ships."""
         self._store.shipping.tend()
 
     def stop_shipping(self, *, flush: bool) -> None:
-        """End what ships from here; flush: after a last round."""
+        """Stop this process's shipper. flush: ship a last round first."""
         self._store.shipping.stop(flush=flush)
 
     def capture(self) -> Capture:
-        """What changes in the queue's files from now on. The caller holds the lock of `ship_lock`."""
+        """Begin to capture changes of the queue's files. The caller holds the lock of `ship_lock`."""
         from .shipping.capture import Capture
 
         assert self._store.directory is not None
         return Capture(self._store.directory, self._store.clock, self._store.suspect)
 
     def ship_lock(self) -> files.Lock:
-        """Held by whoever ships; not taken yet."""
+        """Return the lock for the shipping process. It is not acquired yet."""
         assert self._store.directory is not None
         return ship_status.lock(self._store.directory)
 
     def ship_reference(self) -> Callable[[], Storage | None]:
-        """This object for a thread that must not keep it alive. None: it is gone."""
+        """Return a weak reference to this object, for a thread that must not keep it alive. It returns None when that is gone."""
         store = weakref.ref(self._store)
 
         def found() -> Storage | None:
@@ -721,33 +721,33 @@ class Storage:
         return found
 
     def rounds(self) -> Rounds | None:
-        """For what ships in confirmed mode: where it counts its rounds, for those who wait. None: in async mode."""
+        """Return the shipper's counter of rounds, for calls that wait in confirmed mode. None: in async mode."""
         known = self._store.replication
         return self._store.confirming.rounds(known) if known is not None and known.mode == "confirmed" else None
 
     @property
     def short_of_space(self) -> bool:
-        """Whether the disk is full, as far as any process said."""
+        """Whether the disk is full, as far as any process reported."""
         return self._store.short_of_space or (self._store.directory is not None and self._store.waker.short_of_space)
 
     def checkpoint(self) -> None:
-        """Bring every WAL into its database, unless it is kept for what ships."""
+        """Checkpoint every WAL, unless it is kept for the shipper."""
         for shard in self._store.healthy():
             shard.checkpoint()
 
     def end_failure_delays(self, keys: Sequence[bytes] | None, *, one: bool) -> int:
-        """Let retry delays that failures caused be over now, of these keys or of all, in steps. Returns how many there were.
+        """End the retry delays of these keys, or of all, that failures caused, in steps. Return their number.
 
         Args:
-            one: no more than one, the first to end in its shard.
+            one: at most one, the first to end in its shard.
         """
         return operate.end_failure_delays(self._store, keys, one=one)
 
     def check(self, *, fix: bool) -> list[Problem]:
-        """Every broken invariant of the queue and of each shard.
+        """Return every broken invariant of the queue and of each shard.
 
         Args:
-            fix: put right what can be put right without losing anything.
+            fix: repair what can be repaired without a loss.
         Raises:
             StoreError: no file descriptor is left to read with; transient.
         """
@@ -757,17 +757,17 @@ class Storage:
         return check_queue(self._store, fix=fix)
 
     def estimates(self) -> dict[str, str]:
-        """What workers learned of durations, by stage."""
+        """Return the models of durations that workers learned, by stage."""
         return self._store.estimates()
 
     def set_estimates(self, models: dict[str, str] | None) -> None:
-        """Keep what was learned of these stages; None: forget all of it."""
+        """Store the models of these stages. None deletes the models of all stages."""
         self._store.set_estimates(models)
 
     # ---- the program's own tables
 
     def define_app_schema(self, sql: str) -> None:
-        """Create the program's own tables in every shard, future ones too. The same text a second time does nothing.
+        """Create the program's own tables in every shard, including future ones. A repetition of the same text does nothing.
 
         Raises:
             InvalidArgument: the SQL is wrong, or touches anything else than app_* tables; nothing changed.
@@ -775,7 +775,7 @@ class Storage:
         self._store.define_app_schema(sql)
 
     def query(self, sql: str, params: Sequence[Any] | dict[str, Any], key: bytes | None) -> Rows:
-        """Read the program's own tables: of every shard, or of one key's.
+        """Read the program's own tables of every shard, or of one key's.
 
         Raises:
             InvalidArgument: the SQL is wrong, writes, touches anything else, or takes too long.
@@ -783,7 +783,7 @@ class Storage:
         """
         return survey.query(self._store, sql, params, key)
 
-    # ---- hand-outs of named consumers, and bulk reads and writes
+    # ---- batches of named consumers, and bulk reads and writes
 
 
 __all__ = [

@@ -1,6 +1,6 @@
-"""Hand-outs of named consumers over all shards: the calls of `storage.handouts`. A shard's part of one is in lanes/handout.py.
+"""Batches of named consumers over all shards: the calls of `storage.handouts`. A shard's part is in lanes/handout.py.
 
-Numbers name the same messages for ever, so what is repeated after a crash, or comes late, does nothing twice.
+A batch's number stands for the same messages for ever, so a repeated or late call has no second effect.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class Holding(NamedTuple):
-    """The one holder of a named consumer.
+    """The holder of a named consumer.
 
     Attributes:
-        encode: packs what was leased; runs inside the write transaction.
-        packed: encode takes leases whose messages come column by column, too.
-        keep: acked hand-outs that stay readable.
+        encode: packs what was leased. Runs inside the write transaction.
+        packed: whether encode also takes leases whose messages come column by column.
+        keep: how many acked batches stay readable.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Holding(NamedTuple):
 
 
 class Want(NamedTuple):
-    """What one shard may give to a hand-out.
+    """What one shard may contribute to a batch.
 
     Attributes:
-        bytes: about how much; a message that is larger is handed out by itself.
+        bytes: the approximate limit. A larger message is delivered alone.
         arrived_to: only messages with an arrival number up to this one.
     """
 
@@ -58,10 +58,10 @@ class Want(NamedTuple):
 
 @attrs.define
 class Allowance:
-    """What a hand-out may still take.
+    """What a batch may still take.
 
     Attributes:
-        bytes: counted while it is taken, because one message may have more than all of a shard's part.
+        bytes: reduced while messages are taken, because one message may exceed a shard's whole part.
     """
 
     messages: int
@@ -70,11 +70,11 @@ class Allowance:
 
 
 class Advanced(NamedTuple):
-    """What became of a step.
+    """The result of a step.
 
     Attributes:
-        known: what the shards have now; not to be relied on where one failed.
-        failed: why a shard has nothing of it, if one has not.
+        known: the shards' present state; unreliable if one failed.
+        failed: why a shard did not take part, if one did not.
     """
 
     known: dict[int, Known]
@@ -82,31 +82,31 @@ class Advanced(NamedTuple):
 
 
 class Handouts:
-    """The durable hand-outs of one queue's named consumers. Shards are their numbers."""
+    """The durable batches of one queue's named consumers. Shards are named by their numbers."""
 
     __slots__ = ("_store",)
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    # ---- who holds a consumer
+    # ---- the holder of a consumer
 
     def lock(self, name: str) -> ConsumerLock | PrivateLock:
-        """The lock that the holder of a consumer has; not taken yet."""
+        """Return the lock for the holder of a consumer. It is not acquired yet."""
         return self._store.consumer_lock(name)
 
     def known(self, name: str) -> dict[int, Known]:
-        """What each shard knows of a consumer."""
+        """Return each shard's state of a consumer."""
         return {s.number: s.read(lambda db: handout.look(db, name)) for s in self._store.shards}
 
     def take_over(self, name: str) -> int:
-        """Begin an epoch that is newer than any, which fences every earlier holder, and finish what that left half done."""
+        """Begin the newest epoch, which fences every earlier holder, and finish what an earlier holder left half done."""
         epoch = self._begin_epoch(name)
         self._finish(name)
         return epoch
 
     def release(self, name: str) -> int:
-        """Fence the holder, and end every open hand-out: its messages are ready for anybody. Returns how many were given back."""
+        """Fence the holder, and end every open batch, so that its messages are ready again. Return their number."""
         if not any(k.epoch for k in self.known(name).values()):
             return 0
         self._begin_epoch(name)
@@ -119,7 +119,7 @@ class Handouts:
                 return epoch
 
     def _finish(self, name: str) -> int:
-        """Bring the shards together after a crash between them: releases first, then acks. Returns the messages given back."""
+        """Reconcile the shards after a crash between them: releases first, then acks. Return the number of released messages."""
         known = self.known(name)
         released = max((n for k in known.values() for n in k.released), default=0)
         given_back = self._release(name, known, released) if released else 0
@@ -139,17 +139,17 @@ class Handouts:
                 total += n
         return total
 
-    # ---- handing out and acknowledging
+    # ---- delivering and acknowledging
 
     def arrived(self) -> dict[int, int]:
-        """The newest arrival number of each shard."""
+        """Return the newest arrival number of each shard."""
         return {s.number: s.newest() for s in self._store.shards}
 
     def pending(self, name: str, known: Mapping[int, Known], start: int, *, every: bool) -> dict[int, int]:
-        """Unresolved messages of each shard behind hand-out `start`, beginning with another shard each time.
+        """Return the number of unresolved messages of each shard after batch `start`. The first shard rotates.
 
         Args:
-            every: of all shards; else of those that have something ready, or something to ack, behind which more becomes ready.
+            every: include all shards. Otherwise only those with something ready, or with acks that make more ready.
         """
         store = self._store
         found = [s for s in store.rotation() if every or _reaches(known[s.number], start) or store.outlook(s)[0]]
@@ -158,11 +158,11 @@ class Handouts:
     def advance(
         self, by: Holding, known: Mapping[int, Known], start: int, wants: Mapping[int, Want | None], left: Allowance
     ) -> Advanced:
-        """Ack up to `start`, and record shards' parts of hand-out start + 1, in one transaction a shard, side by side.
+        """Ack up to `start`, and record the shards' parts of batch start + 1, in one transaction per shard, in parallel.
 
         Args:
-            wants: what each shard may give; None: it only acks. A shard that has neither to do is not written to.
-            left: of all of them; what is recorded is taken off.
+            wants: what each shard may contribute; None: it only acks. A shard that needs neither is not written to.
+            left: the limit for all of them. What is recorded is subtracted.
         Raises:
             ConsumerLost: another holder took over; nothing changed there.
             OutcomeUnknown, or StoreError by a sync: a part may be recorded.
@@ -182,20 +182,20 @@ class Handouts:
         return Advanced({step.shard.number: step.known() for step in steps}, failed)
 
     def ack(self, name: str, known: Mapping[int, Known], upto: int) -> int:
-        """Ack open hand-outs up to a number, shard by shard, whoever holds the consumer. Returns how many messages are done."""
+        """Ack open batches up to a number, shard by shard, without fencing. Return the number of acked messages."""
         return sum(
             shard.drain(lambda tx: handout.ack(tx, name, upto))
             for shard in self._store.shards
             if _reaches(known[shard.number], upto)
         )
 
-    # ---- what was recorded
+    # ---- recorded batches
 
     def parts(self, name: str, n: int, *, sync: bool = False) -> list[Part]:
-        """The blocks of a hand-out, shard by shard and in order; none, where it is not recorded.
+        """Return the blocks of a batch, shard by shard and in order; empty if it is not recorded.
 
         Args:
-            sync: they survive a power cut when this returns: who recorded them may have died before its own sync.
+            sync: make the blocks survive a power cut, because the holder that recorded them may have died before its own sync.
         Raises:
             HandoutGone: it was released.
         """
@@ -206,17 +206,17 @@ class Handouts:
         return found
 
     def block(self, name: str, n: int, shard: int, part: int) -> bytes | None:
-        """One recorded block; None: it is not kept any more. It changes nothing."""
+        """Return one recorded block, without changing anything. None: it is not kept any more."""
         return self._store.shards[shard].look(lambda db: handout.block(db, name, n, part))
 
     def rejected(self, name: str, n: int, shard: int) -> list[int]:
-        """Arrival numbers that are to be left out of a shard's part of a hand-out: dead-lettered out of it."""
+        """Return the arrival numbers to omit from a shard's part of a batch, because those messages were dead-lettered."""
         return self._store.shards[shard].look(lambda db: handout.rejected(db, name, n))
 
     # ---- for operators
 
     def consumers(self) -> list[ConsumerStatus]:
-        """The named consumers, by name, without what their queries report."""
+        """Return the named consumers, sorted by name, without the reports of their queries."""
         found: dict[str, list[Standing]] = {}
         ready, oldest = 0, []
         for shard in self._store.healthy():
@@ -248,25 +248,25 @@ class Handouts:
         try:
             return not lock.alone(0.0)
         except StoreError:
-            return False  # a directory that can't be written: nobody could hold it from here, and it can't be asked
+            return False  # the directory is read-only: the lock can't be tested, and no process could hold it from here
         finally:
             lock.leave()
 
 
 def _standings(db: apsw.Connection, now: int) -> tuple[list[Standing], int, int | None]:
-    """The named consumers of a shard, how many messages are ready, and when the oldest head of these was sent."""
+    """Return the named consumers of a shard, the number of ready messages, and when the oldest head of these was sent."""
     found = handout.standings(db)
     return (found, *inspect.waiting(db, now)) if found else (found, 0, None)
 
 
 def _reaches(known: Known, upto: int) -> bool:
-    """Is a hand-out up to this one open?"""
+    """Return whether a batch up to this one is open."""
     return any(n <= upto for n in known.open)
 
 
 @attrs.define
 class _Step:
-    """What one shard has to do for a hand-out. Runs in a thread of its own, where there are several."""
+    """One shard's work for a batch. Runs in its own thread if there are several shards."""
 
     by: Holding
     shard: Shard
@@ -280,14 +280,14 @@ class _Step:
     failed: StoreError | None = None
 
     def __call__(self) -> None:
-        """Raises what leaves it open whether something is recorded; that nothing is, is told in `failed`."""
+        """Run the step. Raise if a part may be recorded; if none is, set `failed`."""
         again = True
         try:
             while again:
                 self.messages, size, again = self.shard.run(self._work)
                 self.left.bytes -= size
         except OutcomeUnknown:
-            raise  # it may be recorded, and then it is to be synced: by the next call
+            raise  # a part may be recorded, which the next call must sync
         except StoreError as e:
             self.failed = e
             if isinstance(e, StoreFull) and self.acks:
@@ -296,7 +296,10 @@ class _Step:
             self.shard.sync()
 
     def _ack(self, tx: Tx) -> None:
-        """Also alone, on a full disk: what was processed is acked, from the reserve, though nothing can be recorded."""
+        """Ack.
+
+        On a full disk this also runs alone: processed messages are acked from the reserve, though no batch can be recorded.
+        """
         handout.require(tx, self.by.name, self.by.epoch)
         if self.acks:
             handout.ack(tx, self.by.name, self.start)
@@ -314,7 +317,7 @@ class _Step:
         return handout.record(tx, by.name, self.start + 1, request, by.encode)
 
     def known(self) -> Known:
-        """What the shard has now."""
+        """Return the shard's present state."""
         before, start = self.before, self.start
         opened = frozenset({start + 1}) if self.messages else frozenset()
         return before._replace(

@@ -1,4 +1,4 @@
-"""One shard: one SQLite file, its connections, and what runs on them. It knows nothing of other shards."""
+"""One shard: one SQLite file, its connections, and what runs on them. It has no knowledge of other shards."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ T = TypeVar("T")
 
 DRAIN_TRIES: Final = 3
 OUTLOOK_SECONDS: Final = 0.1
-"""So long a receive waits for other threads to learn from the writer's memory what is ready."""
+"""How long a receive waits for other threads, to learn from the writer's memory what is ready."""
 CHECKPOINT_WAIT_SECONDS: Final = 0.1
-"""So long a checkpoint waits for the write lock of its shard where others may need one, too."""
+"""How long a checkpoint waits for the shard's write lock when other shards may need a checkpoint, too."""
 
 
 class ShardHost(Host, WalHost, Protocol):
-    """What a shard asks of the queue it belongs to."""
+    """What a shard needs from its queue."""
 
     app_schema: list[tuple[int, str]]
     clock: Clock
@@ -64,7 +64,7 @@ class Shard:
         self.range = part
         self.path = None if directory is None else directory / part.file
         self.gave = False
-        """The last claim found something: the next one need not look first."""
+        """Whether the last claim found something. Then the next one need not look first."""
         self.incarnation = ""
         self._full = grouped
         self._suspects: int | None = None
@@ -75,15 +75,15 @@ class Shard:
             self._open, part, host, grouped=grouped, in_memory=self.path is None, hot=self.hot, end_boot=cooling.cool_all
         )
         self.direct = None if self.hot is None or grouped else Direct(host, part.shard, self.hot, self._writer)
-        """For what one statement does; None: nothing is done so."""
+        """Executes single-statement operations. None: this shard has none."""
         self.wal = ShardWal(host, self.number, self.path, self._writer, self._connect)
         self._reader = Reader(self._connect, self._writer, part.shard, host, self._shadows())
-        """For looks that may take long."""
+        """For reads that may take long."""
         self._glances = Reader(self._connect, self._writer, part.shard, host, self._shadows())
-        """For short ones, while the writing connection is in use."""
+        """For short reads while the writing connection is in use."""
         self.checkpoint_lock = threading.Lock()
         self.failed: StoreError | None = None
-        """Why this shard is quarantined."""
+        """The reason why this shard is quarantined."""
 
     def _shadows(self) -> Shadows | None:
         return None if self.hot is None else Shadows(self.number)
@@ -91,7 +91,7 @@ class Shard:
     # ---- opening
 
     def _open(self) -> apsw.Connection:
-        """A connection for writing, verified to be on the right file."""
+        """Open a connection for writing, and verify that it has the right file."""
         host = self._host
         try:
             if self.wal.is_gone():
@@ -115,7 +115,8 @@ class Shard:
                     try:
                         self.apply_app_schema(db)
                     except InvalidArgument as e:
-                        # The rows of this shard, which was out of reach when it was recorded, do not fit. app_schema() says so.
+                        # The rows of this shard, which was unreachable when the schema was recorded, do not fit. app_schema()
+                        # raises that, too.
                         logger().error("shard %d: the program's tables differ from app_schema(): %s", self.number, e)
                     self.wal.watch(db)
             except BaseException:
@@ -139,8 +140,8 @@ class Shard:
             raise files.failure("it can't be opened", e, self.number) from e
 
     def _repair(self) -> None:
-        """Put right what a foreign checkpoint did, if there was one."""
-        from .disk import foreign  # only where a WAL is gone
+        """Repair the effects of a foreign checkpoint, if there was one."""
+        from .disk import foreign  # imported late: needed only if a WAL is gone
 
         assert self.path is not None
         db = self._connect("full", verify=False)
@@ -154,8 +155,8 @@ class Shard:
             self._host.report([Event("shard_repaired", self.number, detail=detail)])
 
     def _problem(self, db: apsw.Connection) -> str | None:
-        """What is wrong with the tables of this shard."""
-        from .lanes import check  # only where a WAL is gone
+        """Return what is wrong with the tables of this shard, or None."""
+        from .lanes import check  # imported late: needed only if a WAL is gone
 
         topology = self._host.catalog.topology
         catalog.verify_shard(db, self._host.catalog, self.range)
@@ -169,7 +170,7 @@ class Shard:
         return connect(str(self.path), durability=durability, read_only=self._host.read_only, **options)
 
     def apply_app_schema(self, db: apsw.Connection) -> None:
-        """Run what app_schema() recorded and this shard has not run yet."""
+        """Run the recorded app_schema() statements that this shard has not run yet."""
         done: int = db.execute(SHARD.read_meta, ("app_schema",)).get
         if not self._host.app_schema or self._host.app_schema[-1][0] <= done:
             return
@@ -190,7 +191,7 @@ class Shard:
     # ---- running
 
     def run(self, operation: Operation[T], seconds: float | None = None, *, synced: bool = True) -> T:
-        """Run an operation in a write transaction; durable on return. See Writer.run for its arguments and errors."""
+        """Run an operation in a write transaction. Durable on return. See Writer.run for arguments and errors."""
         if self.failed is not None:
             self.require()
         confirming = self._host.confirming
@@ -203,12 +204,12 @@ class Shard:
         return result
 
     def cool(self) -> None:
-        """Move what is hot to the tables, in bounded steps."""
+        """Move hot lanes to the tables, in bounded steps."""
         while self.hot is not None and not self.run(cooling.cool_some):
             pass
 
     def drain(self, operation: Operation[T], seconds: float | None = None, *, synced: bool = True) -> T:
-        """The same for what makes room (acks, receives): on a full disk the reserve is given up for it."""
+        """Run an operation that makes room (acks, receives). On a full disk the reserve is released for it."""
         for _ in range(DRAIN_TRIES):
             try:
                 result = self.run(operation, seconds, synced=synced)
@@ -218,33 +219,33 @@ class Shard:
         else:
             result = self.run(operation, seconds, synced=synced)
         if self._host.short_of_space and self.hot is not None:
-            with suppress(StrictqError):  # what was run is committed
+            with suppress(StrictqError):  # the operation is committed
                 self.run(cooling.cut)
         return result
 
     @property
     def fast(self) -> Direct | None:
-        """For what one statement does; None: nothing is done so now."""
+        """Executes single-statement operations. None: not possible now."""
         host = self._host
         return None if self.failed is not None or host.short_of_space or host.confirming.active else self.direct
 
     def keep_wal_short(self) -> None:
-        """Behind a commit."""
+        """Checkpoint after a commit if the WAL has outgrown its limit."""
         if self.wal.overgrown:
-            # Writers outrun the engine's thread: whoever comes now waits for a checkpoint, or the WAL would grow for ever
-            # (or, on a full disk, take what room there is).
-            with suppress(StrictqError):  # what was run is committed, whatever becomes of the checkpoint
+            # Writers outrun the engine's thread. This one must wait for a checkpoint, or the WAL would grow for ever, and on a
+            # full disk take the remaining room.
+            with suppress(StrictqError):  # the operation is committed, even if the checkpoint fails
                 self.checkpoint()
 
     def lease(self, claim: Operation[T], leased: Callable[[T], Iterable[int]], seconds: float | None = None) -> T:
         """Drain by an operation that leases or starts messages. That need not survive a power cut, which ends every lease.
 
-        But a message that brings the machine down would then never be charged an attempt. So the messages that the shard had
-        when the machine booted are leased with a sync.
+        But then a message that crashes the machine would never be charged an attempt. So messages that the shard had when the
+        machine booted are leased with a sync.
 
         Args:
-            leased: of what the operation returns, the arrival number of the first message of each lease, or of each message that
-                was started: no later one of its lane arrived before it.
+            leased: returns, from the operation's result, the arrival number of the first message of each lease, or of each
+                started message. No later message of its lane arrived before it.
         """
         if not self._full:
             return self.drain(claim, seconds)
@@ -255,7 +256,7 @@ class Shard:
             nonlocal suspects
             if self._suspects is None:
                 self._suspects = tx.run(SHARD.read_meta, ("suspects",)).get or 0
-            suspects = self._suspects  # another thread may open the shard again before this one has its result
+            suspects = self._suspects  # another thread may reopen the shard before this one has its result
             return claim(tx)
 
         result = self.drain(operation, seconds, synced=False)
@@ -265,7 +266,7 @@ class Shard:
 
     @contextmanager
     def alone(self) -> Iterator[Tx]:
-        """A write transaction for a program's own SQL."""
+        """Hold a write transaction open for a program's own SQL."""
         self.require()
         confirming = self._host.confirming
         if confirming.active:
@@ -280,7 +281,7 @@ class Shard:
         return AppDatabase(tx.db, self._guard)
 
     def try_schema(self, sql: str) -> None:
-        """Run the program's schema and undo it.
+        """Run the program's schema and roll it back.
 
         Raises:
             InvalidArgument: it is wrong, or touches more than app_* tables.
@@ -304,12 +305,12 @@ class Shard:
         self._writer.use(self.apply_app_schema)
 
     def open(self) -> None:
-        """Open and verify the file, unless that was done."""
+        """Open and verify the file, unless it is open."""
         self.require()
         self._writer.read(lambda _db: None)
 
     def read(self, look: Callable[[apsw.Connection], T], *, hot: bool = True) -> T:
-        """A short look in a read transaction: at what is committed, without waiting for a transaction that is under way.
+        """Run a short read in a read transaction. It sees committed data, and does not wait for a running transaction.
 
         Args:
             hot: it sees hot lanes, too, as if they were in the tables.
@@ -326,10 +327,10 @@ class Shard:
             return self._glances.look(look, shadows=hot)
 
     def glance(self, look: Callable[[apsw.Connection], T], seconds: float | None = None) -> T:
-        """The same by a single statement, which needs no transaction around it.
+        """Run a read of a single statement, which needs no transaction around it.
 
         Args:
-            seconds: in memory, where there is one connection for all: how long to wait for it; None: BUSY_SECONDS.
+            seconds: in memory, where all calls share one connection, how long to wait for it; None: BUSY_SECONDS.
         """
         self.require()
         if self.path is None:
@@ -341,11 +342,11 @@ class Shard:
 
     @property
     def busy(self) -> bool:
-        """Is its writing connection in use?"""
+        """Whether its writing connection is in use."""
         return self._writer.busy
 
     def pending(self) -> int:
-        """Unresolved messages, as they are committed. Never waits for a transaction, not even for the caller's own."""
+        """Return the committed number of unresolved messages. Never waits for a transaction, not even the caller's own."""
         self.require()
         look = _pending if self.hot is None else _pending_with_logs
         if self.busy:
@@ -353,9 +354,9 @@ class Shard:
         return self.glance(look)
 
     def hot_outlook(self, newest: tuple[int, int]) -> tuple[bool, int]:
-        """Return whether a hot lane may be ready, and the time before which no lease of theirs ends.
+        """Return whether a hot lane may be ready, and a time before which none of their leases ends.
 
-        It waits a little for other threads of this process: to learn all that its own memory knows costs far more.
+        Waits briefly for other threads of this process, because reading everything that its own memory knows costs far more.
 
         Args:
             newest: the last rows of the logs.
@@ -370,31 +371,31 @@ class Shard:
         return self._glances.hot_outlook()
 
     def newest(self) -> int:
-        """The newest arrival number."""
+        """Return the newest arrival number."""
         return self.glance(_newest if self.hot is None else _newest_with_logs)
 
     @property
     def read_only(self) -> bool:
-        """Was the queue opened for looks alone?"""
+        """Whether the queue was opened read-only."""
         return self._host.read_only
 
     def require(self) -> None:
-        """Raise what this shard was quarantined for."""
+        """Raise the error that this shard was quarantined for."""
         if self.failed is not None:
             raise _again(self.failed)
 
     def query(self, sql: str, params: Any) -> Rows:
-        """A program's query, in a read transaction of its own connection: it may take its time without holding writers up."""
+        """Run a program's query in a read transaction of its own connection, where it does not block writers."""
         if self.path is None:
             self.require()
             return self._writer.use(lambda db: self._query(db, self._guard, sql, params))
         return self.look(lambda db: self._query(db, Guard(db), sql, params), hot=None)
 
     def look(self, look: Callable[[apsw.Connection], T], *, hot: bool | None = True) -> T:
-        """A long look, on a connection that no writer waits for.
+        """Run a long read, on a connection that no writer waits for.
 
         Args:
-            hot: it sees hot lanes, too, as if they were in the tables. None: it looks at neither.
+            hot: it sees hot lanes, too, as if they were in the tables. None: it reads neither.
         """
         self.require()
         if self.path is None:
@@ -411,19 +412,19 @@ class Shard:
     # ---- its WAL
 
     def checkpoint(self, seconds: float | None = None) -> tuple[int, int]:
-        """See ShardWal.checkpoint. A quarantined shard is left alone, and so is a WAL that is kept for the shipper."""
+        """Run ShardWal.checkpoint, unless the shard is quarantined or its WAL is kept for the shipper."""
         with self.checkpoint_lock:
             return (0, 0) if self.failed is not None or self._host.keeps_wal else self.wal.checkpoint(seconds)
 
     def cut_wal(self) -> None:
-        """Checkpoint, and give the WAL's space back to the file system, unless other calls keep it in use."""
+        """Checkpoint, and return the WAL's space to the file system, unless other calls keep it in use."""
         self.checkpoint(CHECKPOINT_WAIT_SECONDS)
         with self.checkpoint_lock:
             if not self._host.keeps_wal:
                 self.wal.cut(CHECKPOINT_WAIT_SECONDS)
 
     def has_room(self, size: int) -> bool:
-        """Could what is sent now, of about so many bytes, still be brought into the database?"""
+        """Return whether a send of about this many bytes could still be brought into the database."""
         if self.wal.stuck:
             with suppress(StrictqError):
                 self.checkpoint()
@@ -440,7 +441,7 @@ class Shard:
         self.confirm()
 
     def confirm(self) -> None:
-        """In confirmed mode: return when the replica has what is committed, for callers that only looked.
+        """Wait, in confirmed mode, until the replica has what is committed. For callers that only read.
 
         Raises:
             NotConfirmed: it may not have it.
@@ -451,11 +452,15 @@ class Shard:
     # ---- the end, and forks
 
     def require_outside(self) -> None:
-        """Refuse what can't be done while this thread is inside a transaction of the shard."""
+        """Refuse to go on inside this thread's own transaction of the shard."""
         self._writer.require_outside()
 
     def close(self, *, last: bool) -> None:
-        """Args: last: no other process has the queue open."""
+        """Close its connections.
+
+        Args:
+            last: no other process has the queue open.
+        """
         self._writer.close(partial(self.wal.leave, last=last) if self.failed is None else None)
         self._reader.close()
         self._glances.close()
@@ -463,7 +468,7 @@ class Shard:
             self.wal.close_checkpointer()
 
     def quiesce(self) -> bool:
-        """Before a fork. False: it can't be prepared; nothing is held."""
+        """Prepare for a fork. Return False, and hold nothing, if that is not possible."""
         if not self.checkpoint_lock.acquire(timeout=10.0):
             return False
         held: list[Reader | Writer] = []
@@ -512,7 +517,7 @@ def _newest_with_logs(db: apsw.Connection) -> int:
 
 
 def _again(error: StoreError) -> StoreError:
-    """The same error as a new object: one that is raised again and again would gather tracebacks."""
+    """Return a copy of the error: one object that is raised again and again would accumulate tracebacks."""
     fresh = type(error).__new__(type(error))
     fresh.__dict__.update(error.__dict__)
     fresh.args = error.args

@@ -1,4 +1,4 @@
-"""The store of a queue: its shards together, and what they share. `api.Storage` is what everything above talks to."""
+"""The store of a queue: its shards, and the state that they share. Modules above use `api.Storage`."""
 
 from __future__ import annotations
 
@@ -53,28 +53,28 @@ Hook = Callable[[Event], None]
 Items = Sequence[Item]
 
 WAITED_MAX: Final = 100_000
-"""Of a wait, seconds that are counted."""
+"""The maximum number of seconds of a wait that are counted."""
 DEAD_SECONDS: Final = 0.5
-"""How often a receive looks for workers that died."""
+"""How often a receive checks for dead workers."""
 DEAD_WAIT_SECONDS: Final = 0.02
-"""How long that waits for a shard that other calls are writing to."""
+"""How long that check waits for a shard that other calls are writing to."""
 EAGER_SHARDS: Final = 16
-"""Up to so many shards are opened with the queue, so that a damaged one and a full outbox are noticed at once."""
+"""Up to this number, shards are opened with the queue, so that a damaged one and a full outbox are noticed at once."""
 ROW_BYTES: Final = 400
-"""More than a message takes on the disk besides its body, and what its page leaves empty."""
+"""An upper bound of a message's disk space besides its body, including the unused part of its page."""
 
 
 class ReplicaLook(Protocol):
-    """A look at a living replica, whose files are not written to while it lasts."""
+    """A read-only view of a living replica. The replica's files are not written to while it is open."""
 
     home: Path
 
     def status(self) -> ReplicationStatus:
-        """How far the replica is."""
+        """Return the status of the replica."""
         ...
 
     def leave(self) -> None:
-        """End it."""
+        """Close the view."""
         ...
 
 
@@ -94,7 +94,7 @@ class Store(Settings):
     ) -> None:
         super().__init__(directory, known, read_only=read_only)
         self.look = look
-        """Of a living replica, which is not written to while this is open."""
+        """A view of a living replica, which is not written to while this is open."""
         self.catalog = known._replace(durability=durability)
         self.stored_durability = known.durability
         self.clock = clock
@@ -105,11 +105,11 @@ class Store(Settings):
         self.now = self.time.now
         self.reserve: reserve.Reserve | None = None
         self.keeps_leases = False
-        """Timed leases of an earlier epoch go on until their deadline: their holders may live, on another machine."""
+        """Whether timed leases of an earlier epoch last until their deadlines. Their holders may live on another machine."""
         self.migrating = False
-        """Files of older formats are brought to this one as they are opened; no other process has the queue open."""
+        """Whether older file formats are migrated as files are opened. No other process has the queue open."""
         self.short_of_space = False
-        """The reserve was given up, and is not back yet."""
+        """Whether the reserve was released and is not restored yet."""
         self.presence: locks.Presence | None = None
         self.observers = Observers()
         if hook is not None:
@@ -118,10 +118,10 @@ class Store(Settings):
         self._memory_notices: dict[worker_reports.PrivateNotice[Any], Any] = {}
         self._waited = 0.0
         self._own_locks: WeakSet[files.Lock] = WeakSet()
+        """Locks that a forked child releases."""
         self._holder: holders.ProcessHold | None = None
         self.dead_at = 0.0
-        """When, by the machine's clock, to look again for workers that died."""
-        """Not a forked child's."""
+        """When, by the machine's clock, to check again for dead workers."""
         self._empties: Counter[int] = Counter()
         self._rotation = 0
         self._pid = _process.pid
@@ -153,7 +153,7 @@ class Store(Settings):
             self.steered.listen(self.waker.notify)
         self._forgetting = [Forgetting(shard) for shard in self.shards]
         self._forget_at = 0
-        """No shard has anything to forget before, in queue time."""
+        """The queue time before which no shard has anything to forget."""
         self._forgets = threading.Lock()
         self._upkeep = Upkeep(self)
         self._prepared_shards: list[Shard] | None = None
@@ -179,10 +179,10 @@ class Store(Settings):
         """Open or create the queue in a directory. What was given must agree with what is stored.
 
         Args:
-            on_mismatch: with what is stored, of `config`; see `strictq.open`.
-            look: the directory is that of a living replica; left when the store is closed. With read_only only.
+            on_mismatch: what to do if `config` differs from the stored one; see `strictq.open`.
+            look: a view of the living replica in this directory, closed with the store. Requires read_only.
         """
-        # The directory itself may be reached through links; what lies in it may not be one.
+        # The directory itself may be reached through links. The files in it may not be links.
         directory = Path(os.path.realpath(path))
         if not layout.find(directory, replica=look is not None):
             if read_only or not create:
@@ -203,7 +203,7 @@ class Store(Settings):
             if presence is not None:
                 known = epoch.join(directory, known, presence, clock)
             elif known.boot_id != clock.boot_id():
-                # Not opened for writing since this machine booted: look with the time that its next epoch will have.
+                # The queue was not opened for writing since this machine booted. Use the time that its next epoch will have.
                 known = known._replace(time_offset=epoch.next_offset(directory, known, clock))
             store = cls(directory, known, clock, durability=level, read_only=read_only, hook=hook, look=look)
             store.presence = presence
@@ -230,18 +230,18 @@ class Store(Settings):
         clock: Clock,
         hook: Hook | None,
     ) -> Store:
-        """A queue with nothing on disk, private to this object."""
+        """Create a queue with nothing on disk, private to this object."""
         fresh = catalog.new(shards or 1, durability or "process", config or QueueConfig(), clock)
         return cls(None, fresh, clock, durability=durability or "process", hook=hook)
 
     def _look_round(self) -> None:
-        with self.confirming.later():  # nothing ships yet, and no caller has anything to confirm
+        with self.confirming.later():  # no process ships yet, and no caller has anything to confirm
             self._open_shards()
 
     def _open_shards(self) -> None:
         if len(self.shards) <= EAGER_SHARDS:
             for shard in self.shards:
-                # A damaged shard is quarantined and the others serve; a busy one is opened later.
+                # A damaged shard is quarantined, and the others serve. A busy one is opened later.
                 with suppress(StoreError):
                     shard.open()
             if not self.read_only:
@@ -252,10 +252,10 @@ class Store(Settings):
             self._upkeep.start()
 
     def close(self) -> None:
-        """Close every connection. Leases stay; closing twice does nothing.
+        """Close every connection. Leases stay. Closing twice does nothing.
 
-        The last process that has the queue open leaves empty WALs: another SQLite program that opens a shard then finds
-        nothing to checkpoint.
+        The last process with the queue open leaves empty WALs, so that another SQLite program that opens a shard finds nothing to
+        checkpoint.
 
         Raises:
             InvalidArgument: this thread is inside a transaction of the queue; nothing was closed.
@@ -265,12 +265,12 @@ class Store(Settings):
             for shard in self.shards:
                 shard.require_outside()
         if self._closing:
-            return  # by another thread, or by this one, which a signal interrupted
+            return  # another thread closes it, or this one, which a signal interrupted
         self._closing = True
         self._end(empty=True)
 
     def die(self) -> None:
-        """Close every connection as the end of the process would: a transaction of this thread that is open is undone."""
+        """Close every connection as the end of the process would: an open transaction of this thread is rolled back."""
         self._end(empty=False)
 
     def _end(self, *, empty: bool) -> None:
@@ -285,14 +285,14 @@ class Store(Settings):
         try:
             last = empty and self.presence is not None and self.presence.is_last()
             self.shipping.end(last=last, flush=empty)
-            # The WAL of a replicated queue stays, for whoever ships the rest of it or goes on with it.
+            # The WAL of a replicated queue stays, for the process that ships the rest of it.
             if last and self.presence is not None and not self.shipping.wanted:
                 for shard in self.shards:
                     shard.close(last=True)
                 if self.presence.alone(0.0):  # no process opened it meanwhile
                     for shard in self.shards:
                         shard.wal.mark_empty()
-        finally:  # an interrupt leaves no connection open
+        finally:  # also if interrupted, so that no connection stays open
             self._leave()
 
     def _leave(self) -> None:
@@ -308,10 +308,10 @@ class Store(Settings):
             self.look.leave()
 
     def require_open(self, *, writing: bool = True, inside: bool = False) -> None:
-        """Refuse what can't be done with this queue object here.
+        """Refuse a call that this queue object can't serve here.
 
         Args:
-            inside: may also be done inside a transaction of this context.
+            inside: the call is permitted inside a transaction of this context.
         """
         if self._closed:
             raise QueueClosed("the queue is closed")
@@ -331,13 +331,13 @@ class Store(Settings):
     # ---- routing
 
     def shard_of(self, key: bytes) -> Shard:
-        """The shard of a stored key."""
+        """Return the shard of a stored key."""
         if len(self.shards) == 1:
             return self.shards[0]
         return self.shards[self._owner(self._hash_key(key))]
 
     def rotation(self) -> list[Shard]:
-        """Every shard, starting with another one each time."""
+        """Return all shards. The first one rotates with each call."""
         shards = self.shards
         if len(shards) == 1:
             return shards
@@ -347,17 +347,17 @@ class Store(Settings):
     # ---- sending
 
     def send(self, shard: Shard, items: Items, checked: QueueConfig) -> Sequence[Sent]:
-        """Append messages, all of one shard.
+        """Append messages to one shard.
 
         Args:
-            checked: the configuration that they were checked against.
+            checked: the configuration that they were validated against.
         """
         self.require_room(shard, items)
         elsewhere = 0 if self.settings[0].max_depth is None else self.depth_elsewhere(shard)
         return shard.run(send.Append(items, checked, elsewhere))
 
     def send_one(self, item: Item, checked: QueueConfig) -> tuple[int, Sent]:
-        """Append one message, in fewer steps. Returns its shard and its place."""
+        """Append one message, in fewer steps. Return its shard and its place."""
         self.require_open()
         shard = self.shards[0] if len(self.shards) == 1 else self.shard_of(item[0])
         fast = shard.fast
@@ -370,7 +370,7 @@ class Store(Settings):
         return shard.number, self.send(shard, [item], checked)[0]
 
     def require_room(self, shard: Shard, items: Items = ()) -> None:
-        """Refuse to send while the reserve for acks is in use, and what a checkpoint would find no room for.
+        """Refuse to send while the reserve for acks is in use, or if a checkpoint would find no room for the messages.
 
         Raises:
             StoreFull: nothing changed.
@@ -390,14 +390,14 @@ class Store(Settings):
                 raise StoreFull("the disk is full", shard=shard.number)
 
     def _leaves_room(self, shard: Shard, size: int) -> bool:
-        """With the small reserve: is there room for so many bytes besides what consumers need?
+        """Return whether, with the small reserve, there is room for this many bytes besides what consumers need.
 
-        Databases do not shrink, so what they may not take is kept in each round of filling and draining: the space of short
-        WALs and, for what a consumer writes before it frees a page, some of the pages that the last messages left.
+        Databases do not shrink. So each round of filling and draining must leave the space of short WALs and, for what a
+        consumer writes before it frees a page, some of the pages that the last messages left.
         """
         if self.reserve is None or self.reserve.size() >= reserve.RESERVE_BYTES:
             return True
-        # Twice, for what a consumer adds. Each page of a WAL may be new to its database: so WALs do not count as room here.
+        # Doubled for what a consumer adds. Every page of a WAL may be new to its database, so WALs do not count as room here.
         if (files.free_bytes(shard.path) or 0) - size >= 2 * self._room_for_wals():
             return True
         free = shard.glance(lambda db: int(db.pragma("freelist_count")))
@@ -409,7 +409,7 @@ class Store(Settings):
         return there
 
     def make_room(self) -> None:
-        """On a full disk: give the reserve up for those who drain, and the space of every WAL that can be cut."""
+        """Release the reserve on a full disk for consumers, and the space of every WAL that can be truncated."""
         self.short_of_space = True
         if self.reserve is not None:
             self.reserve.give_up()
@@ -423,7 +423,10 @@ class Store(Settings):
         return free - size >= self._room_for_wals()
 
     def _room_for_wals(self) -> int:
-        """A WAL is checkpointed at its limit, which it may pass by a batch. Where there are many, some are cut for others."""
+        """Return the room that WALs need.
+
+        A WAL may exceed its limit by a batch. If there are many, some are truncated for others.
+        """
         return min(len(self.shards), 2) * SHORT_WAL_PAGES * PAGE_BYTES * 3 // 2
 
     def is_drained(self) -> bool:
@@ -442,9 +445,9 @@ class Store(Settings):
     # ---- max_depth
 
     def depth_elsewhere(self, shard: Shard) -> int:
-        """Unresolved messages of the other shards, as they are committed; 0 where max_depth is not set.
+        """Return the committed number of unresolved messages in the other shards; 0 if max_depth is not set.
 
-        Looked at before this shard's lock is taken: two shards that waited for each other's would never end.
+        Must be called before this shard's lock is taken: two shards that wait for each other's lock would deadlock.
         """
         if self.config.max_depth is None:
             return 0
@@ -453,15 +456,16 @@ class Store(Settings):
     # ---- claiming
 
     def outlook(self, shard: Shard, seconds: float | None = None) -> tuple[bool, int | None]:
-        """Without the write lock: is anything claimable in this shard, and at which queue time may that change by itself?
+        """Return whether anything is claimable in this shard, and the queue time at which that may change by itself. Takes no
+        write lock.
 
         Args:
-            seconds: in memory, where a shard has one connection: how long to wait for it; None: as every call does.
+            seconds: in memory, where a shard has one connection, how long to wait for it; None: BUSY_SECONDS.
         """
         logs = shard.hot is not None
         ready, deadline, due, epoch, version, *newest = shard.glance(claim.outlook_with_logs if logs else claim.outlook, seconds)
         if epoch != self.epoch or version != self.settings[1]:
-            return True, None  # not written since the machine booted: every lease in it is over; or hot lanes may be new to it
+            return True, None  # a boot ended every lease there, or newer settings may change which of its lanes are hot
         if logs:
             hot, first = shard.hot_outlook((newest[0], newest[1]))
             ready, deadline = ready or hot, min(deadline, first)
@@ -470,7 +474,7 @@ class Store(Settings):
         return bool(ready) or (soonest is not None and soonest <= self.now()), soonest
 
     def soonest(self) -> int | None:
-        """When, in queue time, something becomes ready by itself; None: never. Looks at every lease."""
+        """Return the queue time at which something becomes ready by itself. None: never. Reads every lease."""
         times = [s.glance(claim.soonest) if s.hot is None else s.look(claim.soonest) for s in self.healthy()]
         return min((at for at in times if at is not None), default=None)
 
@@ -480,7 +484,7 @@ class Store(Settings):
             notify(self.observers.counts, "empty_receives", 1, shard)
 
     def count_waiting(self, seconds: float) -> None:
-        """A consumer waited: each second counts as a look that found nothing, at the shards in turn."""
+        """Count each second of a consumer's wait as an empty receive, at the shards in turn."""
         before, self._waited = self._waited, self._waited + seconds
         for second in range(int(before), min(int(self._waited), int(before) + WAITED_MAX)):
             self.count_empty(second % len(self.shards))
@@ -488,17 +492,17 @@ class Store(Settings):
     # ---- transactions that reach over shards
 
     def forward(self, origins: Iterable[Shard] | None = None) -> None:
-        """Bring what waits in outboxes to its shards.
+        """Forward what waits in outboxes to its shards.
 
         Raises:
-            ForwardPending: something could not be forwarded now; it will be.
+            ForwardPending: something could not be forwarded now. It will be forwarded later.
         """
         outbox.forward(self.shards, self.healthy() if origins is None else origins)
 
     # ---- named consumers
 
     def notice(self, kind: type[R]) -> worker_reports.Notice[R] | worker_reports.PrivateNotice[R]:
-        """For a worker: where it reports this of itself. Nothing is shown yet."""
+        """Return where a worker reports this about itself. Nothing is shown yet."""
         if self.directory is None:
             return worker_reports.PrivateNotice(self._memory_notices)
         notice = worker_reports.Notice(self.directory, kind)
@@ -506,14 +510,14 @@ class Store(Settings):
         return notice
 
     def holder(self) -> holders.ProcessHold | None:
-        """What this process notes its workers' claims in; None: in memory, where they end with it."""
+        """Return this process's notes of its workers' claims. None: in memory, where leases end with the process."""
         if self._holder is None and self.directory is not None:
             self._holder = holders.ProcessHold(self.directory)
             self._own_locks.add(self._holder)
         return self._holder
 
     def hold_with_process(self) -> holders.ProcessHold | None:
-        """See Storage.hold_with_process. Where there is no room for the file, leases end by their deadlines."""
+        """Run Storage.hold_with_process. If there is no room for the file, leases end at their deadlines."""
         holder = self.holder()
         if holder is not None:
             with suppress(OSError, StoreError):
@@ -521,7 +525,7 @@ class Store(Settings):
         return holder
 
     def end_dead(self) -> None:
-        """End the leases of workers whose processes are gone."""
+        """End the leases of workers whose processes have died."""
         self.dead_at = time.monotonic() + DEAD_SECONDS
         if self.directory is None or self.read_only:
             return
@@ -531,23 +535,23 @@ class Store(Settings):
                     self.shards[shard].run(bound(sweeps.end_claims, tokens), DEAD_WAIT_SECONDS)
 
     def notices(self, kind: type[R]) -> list[R]:
-        """What workers report of themselves, of all processes that are alive."""
+        """Return the reports of workers in all live processes."""
         if self.directory is None:
             return [report for report in self._memory_notices.values() if isinstance(report, kind)]
         return worker_reports.read_all(self.directory, kind)
 
     def consumer_lock(self, name: str) -> locks.ConsumerLock | locks.PrivateLock:
-        """The lock that the holder of a named consumer has; not taken yet."""
+        """Return the lock for the holder of a named consumer. It is not acquired yet."""
         if self.directory is None:
             return locks.PrivateLock(self._memory_consumers, name)
         lock = locks.ConsumerLock(self.directory, name, look=self.read_only)
         self._own_locks.add(lock)
         return lock
 
-    # ---- what shards tell and ask (commit.Host)
+    # ---- calls by shards (commit.Host)
 
     def reload_epoch(self) -> None:
-        """Another process began an epoch: continue in it."""
+        """Continue in the epoch that another process began."""
         assert self.directory is not None
         known = catalog.read(self.directory)
         self.epoch, self.time_offset = known.epoch, known.time_offset
@@ -565,13 +569,13 @@ class Store(Settings):
             notify(self.observers.events, event)
 
     def quarantine(self, shard: int, error: StoreError) -> None:
-        """Take a damaged shard out of service; the others go on."""
+        """Take a damaged shard out of service. The others continue."""
         if self.shards[shard].failed is None:
             self.shards[shard].failed = error
             notify(self.observers.events, Event("shard_quarantined", shard, detail=str(error)))
 
     def suspect(self, shard: int) -> None:
-        """A sync of this shard failed: let every process know, and whoever opens it next."""
+        """Publish that a sync of this shard failed, to every process and to the next that opens it."""
         self.shards[shard].wal.mark_synced()
         self.waker.suspect(shard)
 
@@ -583,7 +587,7 @@ class Store(Settings):
 
     @property
     def keeps_wal(self) -> bool:
-        """Is it for the shipper alone to checkpoint?"""
+        """Whether only the shipper may checkpoint the WAL."""
         return self.shipping.keeps_wal
 
     # ---- upkeep
@@ -592,7 +596,7 @@ class Store(Settings):
         self.shards[shard].checkpoint(CHECKPOINT_WAIT_SECONDS)
 
     def tidy(self) -> None:
-        """What may be left from another process, or from a full disk, and what is to be forgotten."""
+        """Clean up what other processes or a full disk left behind, and delete what has expired."""
         if not self._closed:
             with self.confirming.later():
                 self._tidy()
@@ -606,32 +610,32 @@ class Store(Settings):
             self.forward()
         self.forget()
         if not self._has_reserve():
-            self.cut_wals()  # so that there is room for it again, or for those who drain
+            self.cut_wals()  # makes room for the reserve, or for consumers
             self._has_reserve()
 
     def forget(self) -> None:
         """Forget idle lanes and old dedup ids that are due, in bounded steps."""
         now = self.now()
         if now < self._forget_at or not self._forgets.acquire(blocking=False):
-            return  # nothing is due, or another thread is forgetting
+            return  # nothing is due, or another thread does it
         try:
             due = NEVER
             for each, shard in zip(self._forgetting, self.shards, strict=True):
                 if self._closing:
                     return
                 if shard.busy:
-                    due = now  # perhaps for long: it is tried again
+                    due = now  # it may be busy for long, so try again
                 elif shard.failed is None:
                     try:
                         due = min(due, each.turn(now, self.config))
                     except StrictqError:
-                        due = now  # the next caller that needs the shard meets it; this is tried again
+                        due = now  # the next caller that needs the shard raises the error; this is tried again
             self._forget_at = due
         finally:
             self._forgets.release()
 
     def _look_for_files(self) -> None:
-        """A file that was deleted takes what is written to it all the same, and nobody will ever read it."""
+        """Quarantine shards whose files were deleted: writes to them still succeed, but would never be read again."""
         for shard in self.healthy():
             if shard.path is None:
                 continue
@@ -641,7 +645,7 @@ class Store(Settings):
                 deleted = f"{shard.path.name} was deleted while the queue was open: what was sent to it since is lost"
                 self.quarantine(shard.number, StoreCorrupt(deleted, shard=shard.number))
             except OSError:
-                continue  # that is no proof; whoever uses the file meets it
+                continue  # that is not proof; the next access to the file raises it
 
     # ---- forks
 
@@ -669,14 +673,14 @@ class Store(Settings):
                 for shard in self.shards:
                     shard.abandon()
                 if self.presence is not None:
-                    self.presence.leave()  # or the parent's would last as long as the child
+                    self.presence.leave()  # otherwise the parent's would last as long as the child
             return
         for shard in prepared:
             shard.resume(child=child)
         self._upkeep.resume(child=child)
         self.shipping.resume(child=child)
         if self.shipping.wanted:
-            self._upkeep.start()  # which looks whether anybody ships
+            self._upkeep.start()  # it checks whether any process ships
         if child:
             self._pid = _process.pid
             self._lock = threading.Lock()
@@ -687,4 +691,4 @@ class Store(Settings):
                 self.presence.split()
             self.waker.after_fork_in_child()
             for lock in list(self._own_locks):
-                lock.leave()  # or it would stay held for as long as the child lives
+                lock.leave()  # otherwise it would stay held as long as the child lives

@@ -1,4 +1,4 @@
-"""Looking at a queue over its shards, without changing it. What one shard has is read in lanes/inspect.py."""
+"""Read-only reports on a queue, over its shards. Those of one shard are in lanes/inspect.py."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _COUNTS: Final = (
     "redeliveries", "expired", "dropped", "purged", "dead_letters", "rejected", "redriven",
     "outbox", "disk_bytes", "wal_bytes", "handout_bytes",
 )  # fmt: skip
-"""What is added up over shards."""
+"""The counts that are summed over shards."""
 
 
 def stats(store: Store) -> Stats:
-    """Counts of the queue and of each shard, and what workers learned and report."""
+    """Return counts of the queue and of each shard, and what workers learned and report."""
     shards = tuple(_shard_stats(store, shard) for shard in store.shards)
     counts: dict[str, Any] = {name: sum(getattr(s, name) for s in shards) for name in _COUNTS}
     claims = counts["claims"] + counts["empty_receives"]
@@ -44,7 +44,7 @@ def stats(store: Store) -> Stats:
     workers = tuple(store.notices(WorkerLoad))
     slots = sum(w.concurrency for w in workers)
     models: dict[str, str] = {}
-    with suppress(StoreError):  # a broken queue.db is no reason to hide what the shards say
+    with suppress(StoreError):  # a broken queue.db must not hide the shards' counts
         models = store.estimates()
     return Stats(
         **counts,
@@ -65,7 +65,7 @@ def stats(store: Store) -> Stats:
 
 
 def replication(store: Store) -> ReplicationStatus | None:
-    """How far the replica is; None: the queue was never replicated."""
+    """Return the status of the replica. None: the queue was never replicated."""
     if store.look is not None:
         return store.look.status()
     known, directory = store.replication, store.directory
@@ -94,7 +94,7 @@ def replication(store: Store) -> ReplicationStatus | None:
 
 
 def _unshipped(shard: Shard, status: ShipStatus) -> int:
-    """Bytes in the WAL of a shard that are not at the target."""
+    """Return the number of bytes in a shard's WAL that are not at the target."""
     assert shard.path is not None
     known = status.captured[shard.number] if shard.number < len(status.captured) else ("", 0)
     return wal_file.frames_behind(shard.path, known) * FRAME_BYTES
@@ -114,7 +114,7 @@ def _shard_stats(store: Store, shard: Shard) -> ShardStats:
 
 
 def top_keys(store: Store, n: int, by: Literal["depth", "age"]) -> list[KeyDepth]:
-    """The n deepest keys, or those whose oldest message is oldest."""
+    """Return the n deepest keys, or those with the oldest messages."""
     found: list[KeyDepth] = []
     for shard in store.healthy():
         found += shard.look(lambda db: inspect.top_keys(db, n, by, store.time))
@@ -123,7 +123,7 @@ def top_keys(store: Store, n: int, by: Literal["depth", "age"]) -> list[KeyDepth
 
 
 def peek(store: Store, key: bytes | None, limit: int, seq: int) -> list[PeekedMessage]:
-    """The first messages of a key; or the oldest ones, whatever their keys."""
+    """Return the first messages of a key, or the oldest ones of all keys."""
     if key is not None:
         shard = store.shard_of(key)
         return shard.read(lambda db: inspect.peek(db, key, limit, store.time, shard.number, seq))
@@ -134,7 +134,7 @@ def peek(store: Store, key: bytes | None, limit: int, seq: int) -> list[PeekedMe
 
 
 def dead_letters(store: Store, key: bytes | None, limit: int) -> list[DeadLetter]:
-    """Dead letters of one key, or of all shards in turn."""
+    """Return dead letters of one key, or of all shards in turn."""
     with files.late():
         from .._findings import DeadLetter
 
@@ -156,7 +156,7 @@ def dead_letters(store: Store, key: bytes | None, limit: int) -> list[DeadLetter
 
 
 def records(store: Store, shard: int, after: int, key: bytes | None, limit: int) -> list[HistoryRecord]:
-    """Records of finished messages of one shard, or of one of its keys."""
+    """Return records of finished messages of one shard, or of one of its keys."""
     with files.late():
         from .._findings import HistoryRecord
 
@@ -174,14 +174,14 @@ def records(store: Store, shard: int, after: int, key: bytes | None, limit: int)
 
 
 def records_end(store: Store, shard: int) -> int:
-    """The last number that a record of this shard ever had. It and all before survive a power cut when this returns."""
+    """Return the last record number that this shard ever issued. All records up to it survive a power cut on return."""
     issued = store.shards[shard].look(history.issued)
     store.shards[shard].sync()
     return issued
 
 
 def query(store: Store, sql: str, params: Sequence[Any] | dict[str, Any], key: bytes | None) -> Rows:
-    """The rows of a program's own tables, of every shard that can be read, or of one key's."""
+    """Return rows of a program's own tables, of every readable shard, or of one key's."""
     shards = store.shards if key is None else [store.shard_of(key)]
     results: list[Any] = []
     for shard in shards:

@@ -1,4 +1,4 @@
-"""A transaction of the public interface, on one shard: acks, sends, a key's state and the program's SQL, all of it or nothing."""
+"""A transaction of the public interface, on one shard: acks, sends, a key's state and the program's SQL, atomically."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Statement = tuple[str, Sequence[Any] | dict[str, Any]]
 
 
 class Acks(NamedTuple):
-    """What a transaction acks: messages of one lease.
+    """The messages that a transaction acks, all of one lease.
 
     Attributes:
-        held: the lease, as the store gave it.
-        seqs: ascending, each once.
+        held: the lease, as the store returned it.
+        seqs: ascending, without duplicates.
         in_order: the first one must be the lowest unresolved message of the lease.
     """
 
@@ -37,13 +37,13 @@ class Acks(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What a transaction does besides its acks.
+    """The effects of a transaction besides its acks.
 
     Attributes:
-        sends: to keys of any shard; those of other shards go through the outbox.
-        key_state: the new state of the transaction's key, None to delete it; UNSET: it stays.
+        sends: to keys of any shard. Those to other shards go through the outbox.
+        key_state: the new state of the transaction's key; None deletes it, UNSET leaves it unchanged.
         statements: the program's SQL, run in order, before anything else.
-        took: what a worker measured of the handler; history keeps it of what is acked.
+        took: a worker's measurements of the handler, stored in the history of the acked messages.
     """
 
     sends: Sequence[Item] = ()
@@ -53,13 +53,13 @@ class Changes(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Where a send of a transaction is.
+    """The place of a transaction's send.
 
     Attributes:
         shard: of its key.
-        seq: its position; None: not issued yet, because it goes to another shard.
-        id: its arrival number; to another shard, its number in the outbox. None: the transaction had happened before.
-        earlier: nothing was stored, because its dedup_id was known: the stored key of the message that was sent under it.
+        seq: its position. None: not issued yet, because it goes to another shard.
+        id: its arrival number; to another shard, its number in the outbox. None: the transaction had committed before.
+        earlier: the stored key of an earlier message with the same dedup_id. Nothing was stored.
     """
 
     shard: int
@@ -69,11 +69,11 @@ class Placed(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """What came of a transaction.
+    """The result of a transaction.
 
     Attributes:
         shard: where it ran.
-        sent: of each send, in order.
+        sent: the place of each send, in order.
     """
 
     shard: int
@@ -81,12 +81,12 @@ class Committed(NamedTuple):
 
     @property
     def reaches_out(self) -> bool:
-        """It sent to other shards, which the outbox has to be forwarded to."""
+        """Whether it sent to other shards, so that the outbox must be forwarded."""
         return bool(self.sent) and any(placed.shard != self.shard for placed in self.sent)
 
 
 class _HappenedBefore(Exception):
-    """The transaction committed before, under the same token: roll back what was run again."""
+    """The transaction committed before, under the same token. Roll back what was run again."""
 
 
 class _Work:
@@ -99,7 +99,7 @@ class _Work:
         self.acks = acks
 
     def happened(self, tx: Tx) -> bool:
-        """Did it commit before, under this token? If not, the lane must still be this holder's.
+        """Return whether it committed before, under this token. If not, verify that the lane is still this holder's.
 
         Raises:
             LeaseLost, InvalidArgument: as for `transact`.
@@ -127,10 +127,10 @@ class _Work:
             self.shard.app(tx).execute(sql, params)
 
     def apply(self, tx: Tx, changes: Changes, *, happened: bool) -> Committed:
-        """Do everything but the COMMIT.
+        """Apply everything except the COMMIT.
 
         Raises:
-            _HappenedBefore: it did.
+            _HappenedBefore: the transaction committed before.
         """
         self.execute(tx, changes.statements)
         if self.acks is not None and (happened or not settle.ack_lane(tx, self._batch(self.acks, changes.took))):
@@ -154,7 +154,7 @@ class _Work:
         return [Placed(number, *next(stored)) if at is None else at for at in sent]
 
     def run(self, changes: Changes) -> Committed:
-        """One transaction from its BEGIN to its COMMIT; alone if it runs the program's SQL."""
+        """Run one transaction from BEGIN to COMMIT; alone if it runs the program's SQL."""
 
         def operation(tx: Tx) -> Committed:
             return self.apply(tx, changes, happened=self.happened(tx))
@@ -170,7 +170,7 @@ class _Work:
         return done
 
     def thrown_away(self, changes: Changes) -> Committed:
-        """What came of it where it had happened before: what the first run sent is not known any more."""
+        """Return the result of a transaction that committed before. The places of its sends are not known any more."""
         return Committed(self.shard.number, [Placed(self.store.shard_of(item[0]).number, None, None) for item in changes.sends])
 
     @staticmethod
@@ -179,7 +179,7 @@ class _Work:
 
 
 def transact(store: Store, key: bytes, acks: Acks | None, changes: Changes) -> Committed:
-    """See Storage.transact."""
+    """Run Storage.transact."""
     work = _Work(store, key, acks)
     try:
         return work.run(changes)
@@ -189,7 +189,7 @@ def transact(store: Store, key: bytes, acks: Acks | None, changes: Changes) -> C
 
 
 class WriteTransaction:
-    """A transaction that is open: until it ends, no other caller can write to its shard. See Storage.begin."""
+    """An open transaction. Until it ends, no other caller can write to its shard. See Storage.begin."""
 
     def __init__(self, store: Store, key: bytes, acks: Acks | None) -> None:
         self._work = _Work(store, key, acks)
@@ -202,10 +202,10 @@ class WriteTransaction:
             raise
 
     def key_state(self) -> bytes | None:
-        """Return the state of the key, as it is stored.
+        """Return the stored state of the key.
 
         Raises:
-            InvalidArgument: the program's SQL undid the transaction.
+            InvalidArgument: the program's SQL rolled the transaction back.
         """
         self._tx.require_whole()
         return settle.key_state(self._tx, self._work.key)
@@ -214,13 +214,13 @@ class WriteTransaction:
         """Run the program's SQL, in order.
 
         Raises:
-            InvalidArgument: it is wrong, may not be run, or undid the transaction. That statement is undone.
+            InvalidArgument: it is wrong, is not permitted, or rolled the transaction back. That statement has no effect.
         """
         self._tx.require_whole()
         self._work.execute(self._tx, statements)
 
     def run(self, work: Callable[[AppDatabase], T]) -> T:
-        """Call `work` with the program's tables, and return what it returns.
+        """Call `work` with the program's tables, and return its result.
 
         Raises:
             InvalidArgument: as for `execute`.
@@ -233,7 +233,7 @@ class WriteTransaction:
             app.live = False
 
     def commit(self, changes: Changes) -> Committed:
-        """Do the rest, ack, and commit. Afterwards the transaction is over, whatever is raised.
+        """Apply the remaining changes, ack, and commit. Afterwards the transaction is over, whatever is raised.
 
         Raises:
             StoreFull: nothing happened. The reserve is released, so that a repetition finds room.
@@ -254,16 +254,16 @@ class WriteTransaction:
             done = self._work.apply(self._tx, changes, happened=self._happened)
             self._block.__exit__(None, None, None)
         except BaseException as e:
-            # Where it has ended by itself this does nothing; interrupted on its way there, it would keep the shard's lock.
+            # Does nothing if the block has ended. If its end was interrupted, this releases the shard's lock.
             self.abandon(e)
             raise
         return done
 
     def abandon(self, error: BaseException) -> None:
-        """Undo everything, because of this error.
+        """Roll everything back, because of this error.
 
         Raises:
-            ForkedProcess, StoreError: it can't be undone in order; nothing happened all the same.
+            ForkedProcess, StoreError: the rollback failed; nothing happened all the same.
         """
         try:
             self._block.__exit__(type(error), error, error.__traceback__)

@@ -1,7 +1,7 @@
-"""The `strictq` command: one module per group of commands, imported when one of them is asked for.
+"""The `strictq` command: one module per group of commands, imported when one of them is used.
 
-Exit codes: 0 done · 1 it ran, and something is wrong · 2 wrong usage or input · 130 Ctrl-C · 141 the reader of the
-output went away · 128 + n ended by signal n.
+Exit codes: 0 success · 1 failure or problems found · 2 invalid usage or input · 130 Ctrl-C · 141 the reader of the
+output has exited · 128 + n ended by signal n.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "demo": ("demo", "Kill a consumer and verify the order of every key."),
     "completion": ("completion", "Print or install shell completion."),
 }
-"""Every command, in the order of the help: the module that has it under its name, and one line on it."""
+"""Every command in the order of the help: its module, and a one-line description."""
 
 COMPLETE: Final = "_STRICTQ_COMPLETE"
-"""Set by a shell that wants completions."""
+"""Set by a shell that requests completions."""
 
 
 def app() -> click.Group:
-    """The command line application.
+    """Return the command line application.
 
     Raises:
         ModuleNotFoundError: click is not installed.
@@ -68,14 +68,14 @@ def app() -> click.Group:
 
 
 def main() -> None:
-    """Entry point of the `strictq` command."""
-    gc.disable()  # until all modules of a command are there (_group.py): none of what they bring is garbage
+    """Run the `strictq` command."""
+    gc.disable()  # until all modules of a command are imported (_group.py): none of their objects is garbage
     try:
         from strictq.cli._group import run
 
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
-        code = 130  # while modules were imported; commands end by themselves
+        code = 130  # during the imports; later, commands handle it themselves
     except ModuleNotFoundError as e:
         missing = (e.name or "").partition(".")[0]
         if not missing or missing == "strictq" or missing in sys.stdlib_module_names:

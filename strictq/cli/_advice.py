@@ -18,7 +18,7 @@ WORDS: Final[dict[str, str]] = {
     "partial_failure": "what succeeded stays done; fix the cause and repeat the command",
     "lease_lost": "another consumer holds the key now and will process the message",
     "lease_over": "the message will be delivered again; use a longer --lease if processing takes that long",
-    # Bugs of the command itself: its user can do nothing about them.
+    # Bugs of the command itself, about which its user can do nothing.
     "queue_closed": "",
     "read_only_queue": "",
     "forked_process": "",

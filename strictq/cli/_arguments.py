@@ -1,4 +1,4 @@
-"""Arguments that many commands take, and the queue they are about."""
+"""Arguments shared by many commands, and helpers that open the queue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WHOLE: Final = re.compile(r"[+-]?[0-9]+")
 
 
 class KeyType(StrEnum):
-    """How the text of a key is to be read."""
+    """The type as which the text of a key is read."""
 
     str = "str"
     int = "int"
@@ -36,19 +36,19 @@ class KeyType(StrEnum):
 
 
 class Durability(StrEnum):
-    """What a send that returned survives."""
+    """The failures that a completed send survives."""
 
     full = "full"
     process = "process"
 
 
 class Seconds(click.FloatRange):
-    """A duration; neither "nan" nor "inf" is one."""
+    """A finite duration in seconds."""
 
     name = "seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """As click does, and what compares as nothing does is refused."""
+        """Convert as click does, and also refuse values that are not finite or too large."""
         seconds: float = super().convert(value, param, ctx)
         if not math.isfinite(seconds):
             self.fail(f"{value} is not a number of seconds.", param, ctx)
@@ -58,10 +58,10 @@ class Seconds(click.FloatRange):
 
 
 class StoredText(click.types.StringParamType):
-    """A text that is kept: the library puts a question mark where a text is not UTF-8, and here somebody can be told."""
+    """A text to store. It must be valid UTF-8, because the library would replace invalid characters."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """As click does, and what is not UTF-8 is refused."""
+        """Convert as click does, and refuse a text that is not valid UTF-8."""
         text: str = super().convert(value, param, ctx)
         try:
             text.encode()
@@ -92,7 +92,7 @@ def limit_option(default: int) -> Decorator:
 
 
 def id_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--id and --shard, which name a keyless message by its receipt."""
+    """Add --id and --shard, which identify a keyless message by its receipt."""
     shard = click.option("--shard", type=click.IntRange(min=0), metavar="N", help="With --id: the receipt's shard.")
     number = click.option(
         "--id", "arrival", type=click.IntRange(min=1), help="Instead of KEY: a keyless message, by its receipt's id."
@@ -101,10 +101,10 @@ def id_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def receipt_of(q: strictq.Queue, arrival: int, shard: int | None) -> strictq.Receipt:
-    """The receipt of a keyless message, as far as the queue needs it.
+    """Return the receipt of a keyless message, with the fields that the queue needs.
 
     Raises:
-        Failure: its shard is not known.
+        Failure: its shard is missing or does not exist.
     """
     if shard is None and q.shards > 1:
         raise Failure("an id is of one shard: say which with --shard", USAGE, "the receipt has it")
@@ -120,11 +120,11 @@ quiet_option: Final[Decorator] = click.option("--quiet", "-q", is_flag=True, hel
 
 
 def key_of(text: str, kind: KeyType) -> Key:
-    """The key that a text stands for.
+    """Parse a key.
 
     Raises:
-        Failure: it cannot be read as that type.
-        InvalidArgument: no message can have it.
+        Failure: the text cannot be read as this type.
+        InvalidArgument: the key is invalid.
     """
     try:
         key = converted(text, kind)
@@ -139,10 +139,10 @@ def key_of(text: str, kind: KeyType) -> Key:
 
 
 def converted(text: str, kind: KeyType) -> Key:
-    """The key that a text stands for.
+    """Convert a text to a key, without validating the key.
 
     Raises:
-        ValueError: it cannot be read as that type.
+        ValueError: the text cannot be read as this type.
     """
     if kind is KeyType.str:
         return text
@@ -159,10 +159,10 @@ def converted(text: str, kind: KeyType) -> Key:
 
 
 def hint_of_type(q: strictq.Queue, key: Key | None) -> None:
-    """Say it on stderr where nothing was ever sent to a key, and the queue has one of another type that is written the same."""
+    """Print a hint to stderr if a key was never used, and the queue has one of another type that is written the same."""
     if key is None:
         return
-    with suppress(StrictqError):  # the command itself says what is wrong with the queue
+    with suppress(StrictqError):  # the command itself reports what is wrong with the queue
         if not _never_sent(q, key):
             return
         for other in _same_text(key):
@@ -179,7 +179,7 @@ def _never_sent(q: strictq.Queue, key: Key) -> bool:
 
 
 def _same_text(key: Key) -> Iterator[Key]:
-    """The keys of other types that are written as this one is."""
+    """Yield the keys of other types that are written the same."""
     try:
         text = key.decode() if isinstance(key, bytes) else str(key)
     except UnicodeDecodeError:
@@ -193,13 +193,13 @@ def _same_text(key: Key) -> Iterator[Key]:
 
 @contextmanager
 def looking(path: Path) -> Iterator[strictq.Queue]:
-    """The queue, to look at: nothing is changed, and no writer waits."""
+    """Open a queue read-only. Nothing is changed, and no writer waits."""
     with strictq.open(path, read_only=True) as q:
         yield q
 
 
 @contextmanager
 def operating(path: Path) -> Iterator[strictq.Queue]:
-    """The queue, to change: it must be there."""
+    """Open an existing queue for writing."""
     with strictq.open(path, create=False) as q:
         yield q

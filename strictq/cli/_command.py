@@ -1,4 +1,4 @@
-"""What all commands share: how they end, and what they say when something is wrong."""
+"""The common parts of all commands: how they end, and how they report errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USAGE: Final = 2
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 REASONS_MAX: Final = 3
-"""Of several that failed: as many reasons as are shown."""
+"""Number of reasons that are shown if several items failed."""
 
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -37,7 +37,7 @@ class Failure(Exception):
 
     Attributes:
         code: the exit code.
-        hint: what to do about it.
+        hint: what to do about the failure.
     """
 
     def __init__(self, message: str, code: int = WRONG, hint: str = "") -> None:
@@ -47,12 +47,12 @@ class Failure(Exception):
 
 
 class QueueCommand(click.Command):
-    """A command that knows what is meant by a key such as -5."""
+    """A command that explains how to write a key such as -5."""
 
     context_class = Context
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, and with advice."""
+        """Parse as click does, and add advice to the error about an unknown option."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -68,8 +68,8 @@ class QueueCommand(click.Command):
 
 
 def command(examples: str, cls: type[QueueCommand] = QueueCommand) -> Callable[[Callable[P, int]], QueueCommand]:
-    """Make a command of a function that returns an exit code: nobody sees a traceback for what can be expected."""
-    # \b: the help keeps the lines as they are.
+    """Create a command from a function that returns an exit code. Expected errors are printed without a traceback."""
+    # \b: the help keeps the line breaks.
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in cleandoc(examples).splitlines())
 
     def made(run: Callable[P, int]) -> QueueCommand:
@@ -83,7 +83,7 @@ def command(examples: str, cls: type[QueueCommand] = QueueCommand) -> Callable[[
 
 
 def _ending(run: Callable[[], int]) -> int:
-    # Not where they are ignored, as nohup has it.
+    # Ignored signals stay ignored, as with nohup.
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, _terminate) for number in numbers}
     try:
@@ -91,7 +91,7 @@ def _ending(run: Callable[[], int]) -> int:
             # A terminal that cannot show a character gets a question mark, not a traceback.
             sys.stdout.reconfigure(errors="replace")
         code = run()
-        if sys.stdout is not None:  # it is None where the caller closed it
+        if sys.stdout is not None:  # None if the caller closed it
             sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -113,18 +113,18 @@ def _ending(run: Callable[[], int]) -> int:
 
 
 def failed(e: OSError) -> int:
-    """What the operating system refused: a full disk under the output, say. Returns the exit code."""
+    """Report an error of the operating system, such as a full disk under the output. Return the exit code."""
     _silence(sys.stdout)
     return _complain(f"{e.filename or 'the output'}: {e.strerror or e}", WRONG)
 
 
 def _terminate(number: int, _: FrameType | None) -> NoReturn:
-    # As an exception, so that everything is cleaned up on the way out.
+    # Raised as an exception, so that everything is cleaned up.
     sys.exit(128 + number)
 
 
 def explained(e: StrictqError, code: int = WRONG) -> tuple[str, int, str]:
-    """What to tell of an error: message, exit code, hint."""
+    """Return an error's message, exit code and hint."""
     message = Exception.__str__(e)
     if isinstance(e, StoreError) and e.cause is not None and str(e.cause) not in message:
         message = f"{message}: {e.cause}"
@@ -145,13 +145,13 @@ def _complain(message: str, code: int, hint: str = "") -> int:
 
 
 def tell(text: str) -> None:
-    """One line on stderr, if there is one."""
+    """Print a line to stderr, if there is one."""
     if sys.stderr is not None:
         print(printable(text), file=sys.stderr, flush=True)
 
 
 def silence() -> None:
-    """Nobody reads any more: what is still in a buffer goes nowhere, instead of failing again when the interpreter exits."""
+    """Redirect stdout and stderr to the null device, so that buffered output does not fail again at the interpreter's exit."""
     _silence(sys.stdout)
     _silence(sys.stderr)
 
@@ -165,16 +165,16 @@ def _silence(stream: IO[str] | None) -> None:
 
 
 class Stopping:
-    """Ctrl-C, SIGTERM and SIGHUP wait until a piece of work is done; a second one does not.
+    """Delays Ctrl-C, SIGTERM and SIGHUP until a piece of work is done. A second signal takes effect at once.
 
         with Stopping() as stopping:
             for piece in work:
-                with stopping.at_once(): ...  # here they end it at once
+                with stopping.at_once(): ...  # signals take effect here at once
                 do(piece)
                 stopping.check()
 
     Attributes:
-        asked: the signal that came, or None.
+        asked: the first signal received, or None.
     """
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ class Stopping:
             self.check()
 
     def check(self) -> None:
-        """End now if it was asked for."""
+        """End the program if a signal was received."""
         if self.asked == signal.SIGINT:
             raise KeyboardInterrupt
         if self.asked is not None:
@@ -204,7 +204,7 @@ class Stopping:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """A block that they interrupt: a wait, say."""
+        """Let signals take effect at once inside the block, such as a wait."""
         self._at_once = True
         try:
             self.check()
@@ -214,15 +214,15 @@ class Stopping:
 
 
 def many(count: int, what: str) -> str:
-    """A count and its noun: `1 event`, `2,000 events`."""
+    """Format a count and its noun: `1 event`, `2,000 events`."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text whose line breaks are its own: a traceback, or what a command wrote."""
+    """Return a text that is safe to print, with its own line breaks: a traceback, or the output of a command."""
     return "\n".join(printable(line.expandtabs()) for line in text.rstrip().splitlines())
 
 
 def printable(value: Any) -> str:
-    """Text that cannot steer a terminal: keys and bodies may hold anything."""
+    """Return text without characters that control a terminal. Keys and bodies may contain anything."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))

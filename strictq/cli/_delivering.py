@@ -1,4 +1,4 @@
-"""Sends batches and keeps count of what was sent, also across errors and interrupts."""
+"""Send batches and count the sent lines, also across errors and interrupts."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ class Sender:
     """Sends batches in order.
 
     Attributes:
-        sent: lines that this run added to the queue; duplicates: lines that the queue already had.
-        unknown: lines that may or may not have been sent.
+        sent: number of lines that this run added to the queue; duplicates: number of lines that the queue already had.
+        unknown: number of lines that may or may not have been sent.
         stuck_at: the line that waits while the queue is full, or the first one that may or may not have been sent.
         doubt: the message about unknown lines, if the run was interrupted.
     """
 
     def __init__(self, q: Queue, wait: float, stopping: Stopping, *, repeatable: bool) -> None:
-        """
+        """Send nothing yet.
+
         Args:
-            wait: seconds to go on trying while the queue is full or busy.
-            repeatable: the messages have dedup ids, so that sending them twice does no harm.
+            wait: seconds to keep retrying while the queue is full or busy.
+            repeatable: the messages have dedup ids, so sending them twice does no harm.
         """
         self._q = q
         self._wait = wait

@@ -23,10 +23,10 @@ PIECE_LINES: Final = 1000
 
 
 def file_events(path: Path, key_field: str) -> Source:
-    """The rows of a file of JSON objects, one a line, plain or gzip. Rows that are added from now on are no part of it.
+    """Return the rows of a file of JSON objects, one per line, plain or gzip. Rows that are added later are not included.
 
     Args:
-        key_field: the field that holds the key, a string or a whole number.
+        key_field: the field with the key, a string or a whole number.
     Raises:
         Failure: the file or one of its rows cannot be used; nothing was sent.
     """
@@ -63,7 +63,7 @@ def _events(path: Path, key_field: str) -> Iterator[DemoEvent]:
 
 
 def _is_chained(events: Iterable[DemoEvent]) -> bool:
-    """Whether every event has `old` and `new`, and its `old` is the `new` of the one before it."""
+    """Return whether every event has `old` and `new`, and its `old` equals the `new` of its key's previous event."""
     last: dict[Key, str] = {}
     for event in events:
         try:

@@ -24,14 +24,14 @@ class View:
     """Reports progress on stderr: bars on a terminal, otherwise a line every two seconds."""
 
     def __init__(self, total: int, step: Callable[[Sequence[int]], None] | None, *, quiet: bool) -> None:
-        """Args: step: updates the bars; None if there are none. quiet: print nothing if there are no bars."""
+        """Report on a demo of `total` events. `step` updates the bars; None: there are none, and `quiet` prints nothing."""
         self._total = total
         self._step = step
         self._quiet = quiet and step is None
         self._next = time.monotonic() + PLAIN_SECONDS
 
     def progress(self, sent: int, processed: int) -> None:
-        """Report how many events were sent and processed."""
+        """Report the number of events sent and processed."""
         if self._step is not None:
             self._step((sent, processed))
         elif time.monotonic() >= self._next:
@@ -61,7 +61,7 @@ def show_crew(result: dict[str, Any], *, kill: bool) -> None:
         for c in result["consumers"]
     ]
     columns = ("name", "events", "fate", "second attempts")
-    # Of what a killed consumer held, handlers were started for few or none: second attempts are fewer than redeliveries.
+    # Only some of the messages that a killed consumer held had started, so there are fewer second attempts than redeliveries.
     some = len(columns) if any(c["retried"] for c in result["consumers"]) else len(columns) - 1
     show(Heading("Consumers"))
     listing(columns[:some], [row[:some] for row in rows], right=("events", "second attempts"))

@@ -33,7 +33,7 @@ class Context(click.Context):
 
     def make_formatter(self) -> click.HelpFormatter:
         """Return a formatter for a help page."""
-        import shutil  # only help needs it
+        import shutil  # imported late: only help needs it
 
         columns = shutil.get_terminal_size().columns
         if columns < NARROW_COLUMNS:
@@ -90,8 +90,8 @@ def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option("--version", is_flag=True, expose_value=False, callback=_version, is_eager=True, help="Print the version and exit.")
 def root() -> None:
     """A durable message queue with strict order per key, stored in a directory."""
-    # click calls this after importing the command's modules. They live until exit, so collecting them repeatedly, and once more
-    # at exit, would waste a sixth of the time of a short command.
+    # click calls this after importing the command's modules. They live until exit, so collecting them repeatedly, and again at
+    # exit, would take a sixth of the time of a short command.
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
@@ -103,9 +103,9 @@ def run(words: list[str]) -> Any:
     Raises:
         ModuleNotFoundError: a package that the command needs is not installed.
     """
-    # Not click's main(): here Ctrl-C and a broken pipe print nothing and have their own exit codes.
+    # Not click's main(), because Ctrl-C and a broken pipe must print nothing and have their own exit codes.
     if instruction := os.environ.get(COMPLETE):
-        from click.shell_completion import shell_complete  # a shell asks for it, and seldom
+        from click.shell_completion import shell_complete  # imported late: only shells request completions
 
         return shell_complete(root, {}, "strictq", COMPLETE, instruction)
     try:

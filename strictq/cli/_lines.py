@@ -17,7 +17,7 @@ from strictq.cli._command import USAGE, Failure
 
 READ_BYTES: Final = 1 << 20
 PIECE_BYTES_MAX: Final = 16 << 20
-"""A piece ends at this size, however few lines it has."""
+"""A piece ends at this size, even if it has few lines."""
 GZIP_MAGIC: Final = b"\x1f\x8b"
 GZIP_WINDOW: Final = 31
 
@@ -45,7 +45,8 @@ class Lines:
     def __init__(
         self, path: Path | None, longest: int, waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> None:
-        """
+        """Open a source.
+
         Args:
             path: a file; None: stdin.
             longest: bytes; a longer line is not kept in memory.
@@ -81,7 +82,7 @@ class Lines:
                 return
         else:
             try:
-                with self._waiting():  # a FIFO's writer may be long in coming
+                with self._waiting():  # opening a FIFO waits for its writer
                     self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as e:
                 raise Failure(f"{self._path}: {e.strerror}", USAGE) from None
@@ -132,7 +133,7 @@ class Lines:
             self._unpacked_bytes += len(chunk)
             head, *rest = chunk.split(b"\n")
             size += len(head)
-            # One byte more than allowed is kept: a carriage return at the end may be dropped later.
+            # One byte more than allowed is kept, because a carriage return at the end may be removed later.
             if size <= self._longest + 1:
                 begun.append(head)
             else:
@@ -163,7 +164,7 @@ class Lines:
                     yield unpack.decompress(chunk, READ_BYTES)
                     chunk = unpack.unconsumed_tail
                     if unpack.eof and (chunk := unpack.unused_data):
-                        unpack = zlib.decompressobj(GZIP_WINDOW)  # files of several members are common
+                        unpack = zlib.decompressobj(GZIP_WINDOW)  # a file may have several members
             except zlib.error as e:
                 raise Damaged(f"the gzip data is damaged: {e}") from None
             chunk = next(chunks, None)

@@ -1,4 +1,4 @@
-"""Sentences, facts and tables: with rich on a terminal, as plain text with whole lines elsewhere."""
+"""Print sentences, facts and tables: with rich on a terminal, elsewhere as plain text without line wrapping."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ GAP: Final = "  "
 
 
 class Heading(str):
-    """A line above others: bold on a terminal."""
+    """A heading: bold on a terminal."""
 
 
 class Alarm(str):
-    """Something is wrong: bold and red on a terminal."""
+    """A text about a problem: bold and red on a terminal."""
 
 
 class Fine(str):
-    """All is well: bold and green on a terminal."""
+    """A text about a success: bold and green on a terminal."""
 
 
 Fact = tuple[str, str]
 Block = str | Sequence[Fact]
-"""A sentence, or names and values, a pair a line."""
+"""A sentence, or pairs of names and values, one pair per line."""
 
 
 def alarming(count: int) -> str:
-    """A count that should be 0."""
+    """Format a count that should be 0."""
     return Alarm(f"{count:,}") if count else "0"
 
 
 def show(*blocks: Block) -> None:
-    """Print blocks on stdout, one below the other."""
+    """Print blocks to stdout, one below another."""
     if is_terminal(sys.stdout):
         from strictq.cli._terminal import group, output
 
@@ -48,10 +48,10 @@ def show(*blocks: Block) -> None:
 
 
 def listing(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """Print rows as a table; on a terminal too narrow for it, one below the other as names and values.
+    """Print rows as a table. If the terminal is too narrow, print them one below another as names and values.
 
     Args:
-        right: columns of numbers, set to the right.
+        right: names of the right-aligned columns.
     """
     found = list(rows)
     if is_terminal(sys.stdout):
@@ -78,7 +78,7 @@ def _widest(text: str) -> int:
 
 
 def _width(text: str) -> int:
-    """Columns of a screen that a text takes."""
+    """Return the screen columns that a text takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -87,7 +87,7 @@ def _width(text: str) -> int:
 
 
 def waiting(label: str, progress: Callable[[], str], *, quiet: bool = False) -> AbstractContextManager[Any]:
-    """While something takes long: a line on the terminal that says how far it is. Elsewhere nothing."""
+    """Return a context manager that shows a progress line on the terminal during long work. Elsewhere it does nothing."""
     if quiet or not is_screen(sys.stderr):
         return nullcontext()
     from strictq.cli._terminal import line
@@ -96,7 +96,10 @@ def waiting(label: str, progress: Callable[[], str], *, quiet: bool = False) -> 
 
 
 def bars(names: Sequence[str], total: int) -> AbstractContextManager[Callable[[Sequence[int]], None] | None]:
-    """A bar on the terminal for each of several counts; what it gives is called with them. Elsewhere it gives None."""
+    """Return a context manager for progress bars, one per count.
+
+    It yields the function to update them; None without a terminal.
+    """
     if not is_screen(sys.stderr):
         return nullcontext()
     from strictq.cli._progress import counts
@@ -105,10 +108,10 @@ def bars(names: Sequence[str], total: int) -> AbstractContextManager[Callable[[S
 
 
 def is_terminal(stream: IO[str] | None) -> bool:
-    """Does a person see it as it comes?"""
+    """Return whether a stream is a terminal."""
     return stream is not None and stream.isatty()
 
 
 def is_screen(stream: IO[str] | None) -> bool:
-    """Is it a terminal that can write over what it shows?"""
+    """Return whether a stream is a terminal that can overwrite its output."""
     return is_terminal(stream) and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")

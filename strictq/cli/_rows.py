@@ -1,4 +1,4 @@
-"""Lines into messages: found fast where all is well, explained where it is not."""
+"""Convert lines to messages: a fast path for valid lines, and explanations for invalid ones."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from strictq.cli._arguments import KeyType, converted
 from strictq.cli._lines import Line, TooLong
 
 KNOWN_KEYS_MAX: Final = 200_000
-"""Keys that were checked and are remembered."""
+"""Number of validated keys that are cached."""
 BOM: Final = b"\xef\xbb\xbf"
 
 
 class FieldType(StrEnum):
-    """How the value of a key field becomes a key."""
+    """The conversion of a key field's value to a key."""
 
     auto = "auto"
     str = "str"
@@ -33,23 +33,23 @@ class FieldType(StrEnum):
 
 
 Plain = tuple[Key, bytes]
-"""A message without options: to make a Message of it would be a fifth of what a line costs."""
+"""A message without options. Building a Message would take a fifth of a line's time."""
 Numbered = tuple[int, Message | Plain]
 
 
 class BadLine(NamedTuple):
-    """A line that cannot be sent, and why."""
+    """A line that cannot be sent, and the reason."""
 
     number: int
     why: str
 
 
 class LineReader:
-    """Makes messages of lines.
+    """Converts lines to messages.
 
     Attributes:
-        blank: how many lines were empty, and left out.
-        kinds: the types of keys that came.
+        blank: number of empty lines, which are skipped.
+        kinds: the types of the keys so far.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class LineReader:
         self.kinds: set[str] = set()
 
     def read(self, lines: Sequence[Line], first: int) -> Iterator[tuple[list[Numbered], BadLine | None]]:
-        """Runs of numbered messages, each ended by a bad line or, the last one, by the end.
+        """Yield runs of numbered messages. Each ends at an invalid line, the last one at the end of the lines.
 
-        Plain ones, or Message objects, as the options want.
+        They are plain ones, or Message objects if there are options.
 
         Args:
             first: the number of the first line.
@@ -100,14 +100,14 @@ class LineReader:
         yield run, None
 
     def _read_plain(self, lines: Sequence[Line], first: int) -> Iterator[tuple[list[Numbered], BadLine | None]]:
-        """The common case, with as little as possible done for each line."""
+        """Convert lines without options, with as little work per line as possible."""
         loads, field, known, longest = orjson.loads, self._field, self._known, self._longest
         run: list[Numbered] = []
         append = run.append
         for number, line in enumerate(lines, first):
             try:
                 value = loads(line)[field]  # type: ignore[arg-type]
-                # True and 1.0 are found as 1 is: only what was looked at carefully is known, and types are looked at first.
+                # True and 1.0 are found as 1, so the value's type is checked first, and only fully validated keys are cached.
                 if (type(value) is str or type(value) is int) and len(line) <= longest and line[-1] != 13:  # type: ignore[arg-type,index]
                     append((number, (known[value], line)))  # type: ignore[arg-type]
                     continue
@@ -125,10 +125,10 @@ class LineReader:
         yield run, None
 
     def _message(self, line: Line, number: int) -> Message | None:
-        """The message of one line; None for a blank one.
+        """Return the message of one line; None for a blank line.
 
         Raises:
-            BadInput: why it cannot be sent.
+            BadInput: the line cannot be sent.
         """
         if isinstance(line, TooLong):
             raise too_long(line.size, self._longest)
@@ -158,7 +158,7 @@ class LineReader:
             except ValueError:
                 pass
             else:
-                # Whole numbers of more than 64 bits come as floats; the other parser keeps them.
+                # orjson returns integers of more than 64 bits as floats; the other parser keeps them.
                 if type(row) is dict and type(row.get(self._field)) is not float and type(row.get(self._dedup)) is not float:
                     return row
         return row_of(line, self._longest)
@@ -176,10 +176,10 @@ class LineReader:
         return key
 
     def _convert(self, value: str | int) -> Key:
-        """A field's value as a key.
+        """Convert a field's value to a key.
 
         Raises:
-            BadInput: it cannot be one.
+            BadInput: it is not a valid key.
         """
         try:
             key: Key = value
@@ -202,7 +202,7 @@ class LineReader:
             raise BadInput(f"dedup field {self._dedup!r}: {e}") from None
 
 
-# ---------------------------------------------------------------- what is wrong with a line, in words
+# ---------------------------------------------------------------- explanations of invalid lines
 
 
 class BadInput(ValueError):
@@ -210,7 +210,7 @@ class BadInput(ValueError):
 
 
 def row_of(raw: bytes, longest: int) -> dict[str, Any]:
-    """The JSON object of a line.
+    """Parse the JSON object of a line.
 
     Raises:
         BadInput: it is longer than `longest` bytes, or not a JSON object in UTF-8.
@@ -231,7 +231,7 @@ def row_of(raw: bytes, longest: int) -> dict[str, Any]:
 
 
 def too_long(size: int, longest: int) -> BadInput:
-    """A line of so many bytes is too many."""
+    """Return the error for a line of this size."""
     return BadInput(f"{size:,} bytes are too many; a message may have {longest:,}")
 
 
@@ -240,10 +240,10 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def value_in(row: Mapping[str, Any], field: str, what: str = "key field") -> str | int:
-    """A field that must be a string or a whole number.
+    """Return a field that must be a string or a whole number.
 
     Raises:
-        BadInput: it is missing, or something else.
+        BadInput: it is missing, or has another type.
     """
     if field not in row:
         raise _no_field(row, what, field)
@@ -254,10 +254,10 @@ def value_in(row: Mapping[str, Any], field: str, what: str = "key field") -> str
 
 
 def size_in(row: Mapping[str, Any], field: str) -> float:
-    """A field that must be a number, 0 or more.
+    """Return a field that must be a non-negative number.
 
     Raises:
-        BadInput: it is missing, or something else.
+        BadInput: it is missing, or has another type.
     """
     if field not in row:
         raise _no_field(row, "size field", field)
@@ -276,6 +276,6 @@ def _no_field(row: Mapping[str, Any], what: str, field: str) -> BadInput:
 
 
 def kind_of(value: Any) -> str:
-    """What a JSON value is, in words."""
+    """Return the kind of a JSON value, in words."""
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")

@@ -35,7 +35,7 @@ RESTART_SECONDS_MAX: Final = 30.0
 STEADY_SECONDS: Final = 60.0
 """A process that ran at least this long is restarted after the shortest wait."""
 AT_ONCE_SECONDS: Final = 5.0
-"""How long after the second signal a process that still runs is killed."""
+"""Seconds after the second signal at which a running process is killed."""
 STOPPING: Final = "stopping: running handlers may finish; send a second signal to end them"
 TOTALS: Final = ("acked", "retried", "rejected", "lost", "timeouts", "poison", "deferred")
 
@@ -43,11 +43,11 @@ log: Final = logging.getLogger("strictq.run")
 
 
 class StopSignals:
-    """Makes stop signals something to wait for. For the main thread."""
+    """Makes it possible to wait for stop signals. For the main thread."""
 
     def __init__(self, *more: signal.Signals) -> None:
-        """Args: more: signals that end a wait without being stop signals."""
-        self._numbers = [n for n in STOPS if signal.getsignal(n) is not signal.SIG_IGN]  # as nohup and background jobs have it
+        """Prepare to wait for stop signals. `more` are signals that end a wait without being stop signals."""
+        self._numbers = [n for n in STOPS if signal.getsignal(n) is not signal.SIG_IGN]  # nohup and background jobs ignore some
         self._numbers += more
         self._before: dict[int, Any] = {}
         self._wake: tuple[socket.socket, socket.socket] | None = None
@@ -72,14 +72,14 @@ class StopSignals:
     def install(self) -> None:
         """Install the handlers, again if an imported module has replaced them."""
         for number in self._numbers:
-            # A handler, not SIG_IGN: programs that this process starts would inherit that.
+            # A handler, not SIG_IGN, which child processes would inherit.
             signal.signal(number, _noticed)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)
 
     def wake(self) -> None:
         """End a wait. From any thread."""
         assert self._wake is not None
-        with suppress(OSError):  # it is full, or closed: nothing waits that has not been woken
+        with suppress(OSError):  # it is full or closed, so no wait needs to be ended
             self._wake[1].send(b"\0")
 
     def wait(self, seconds: float | None, *lines: socket.socket) -> int:
@@ -151,7 +151,7 @@ class Supervisor:
     """
 
     def __init__(self, command: Callable[[int], Sequence[str]], processes: int) -> None:
-        """Args: command: returns the command line of a process for the descriptor of its socket."""
+        """Start no process yet. `command` returns a process's command line for its socket's descriptor."""
         self.totals: Counter[str] = Counter(dict.fromkeys(TOTALS, 0))
         self.restarts = 0
         self._command = command
@@ -177,7 +177,7 @@ class Supervisor:
             finally:
                 for seat in self._seats:
                     if seat.line is not None:
-                        seat.line.close()  # an error here: the processes stop by themselves
+                        seat.line.close()  # open only after an error; the processes then stop by themselves
 
     def _patience(self, now: float) -> float | None:
         times = [seat.start_at for seat in self._seats if seat.start_at is not None]
@@ -193,7 +193,7 @@ class Supervisor:
 
     def _start(self, seat: Seat, now: float) -> None:
         here, there = socket.socketpair()
-        # Blocked until the child handles them: a stop that reaches it before that must not kill it.
+        # Blocked until the child handles them, so that an early stop signal does not kill it.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
             with there:
@@ -242,7 +242,7 @@ class Supervisor:
         for seat in self._seats:
             seat.start_at = None
             if seat.line is not None:
-                with suppress(OSError):  # it has just ended
+                with suppress(OSError):  # the process has just ended
                     seat.line.send(b".")
 
     def _kill(self) -> None:
@@ -257,7 +257,7 @@ def _totals(line: socket.socket) -> dict[str, int]:
     """Return the totals that a process reported; empty if it died."""
     line.setblocking(False)
     said = b""
-    with suppress(OSError):  # something that it forked holds its end
+    with suppress(OSError):  # a process forked by it may hold its end of the socket
         while more := line.recv(65536):
             said += more
     try:

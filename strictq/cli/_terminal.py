@@ -26,7 +26,7 @@ class Terminal(Console):
 
     def __init__(self, **options: Any) -> None:
         if os.environ.get("NO_COLOR"):
-            # Neither colours nor anything else that rich would do for the eye, such as bold.
+            # Disables colours, bold and all other styles of rich.
             options["color_system"] = None
         super().__init__(highlight=False, emoji=False, markup=False, **options)
 

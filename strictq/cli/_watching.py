@@ -1,6 +1,6 @@
-"""`strictq stats --watch` on a terminal: rates, depth and age as they went, the deepest keys, and who does the work.
+"""`strictq stats --watch` on a terminal: the course of rates, depth and age, the deepest keys, and the workers.
 
-Imported only where there is a terminal, with rich.
+Imported only for a terminal, with rich.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ if TYPE_CHECKING:
     from strictq import KeyDepth, Stats
 
 TRAIL_MAX: Final = 240
-"""Looks that a line of the past has, at most."""
+"""Most snapshots in a sparkline."""
 SPARKS: Final = "▁▂▃▄▅▆▇█"
 PLAIN_SPARKS: Final = "_.-:=+*#"
-"""Where the terminal has ASCII alone."""
+"""For terminals that support only ASCII."""
 STATES: Final = (("ready", "cyan"), ("in_flight", "green"), ("delayed", "yellow"), ("held", "red"))
 NAME_MIN, CELLS_MIN = 8, 12
 WORKERS_MAX: Final = 6
 FRAME_COLUMNS: Final = 4
-"""Of a panel: its borders, and a space beside each."""
+"""Columns of a panel's borders, and of a space beside each."""
 SIDE_BY_SIDE_COLUMNS: Final = 100
 
 
 class Watch:
-    """What the screen shows, look by look."""
+    """The contents of the screen, updated by each snapshot."""
 
     def __init__(self, title: str, *, plain: bool = False) -> None:
-        """Args: title: of the whole. plain: with ASCII alone."""
+        """Prepare the screen. With plain, use only ASCII characters."""
         self._title = title
         self._sparks = PLAIN_SPARKS if plain else SPARKS
         self._full, self._empty = ("#", ".") if plain else ("█", "░")
         self._trails: dict[str, deque[float]] = {}
 
     def take(self, found: Stats, rates: dict[str, float]) -> None:
-        """Remember one look."""
+        """Add a snapshot."""
         now = {**rates, "depth": float(found.depth), "age": found.oldest_age_seconds or 0.0}
         for name, value in now.items():
             self._trails.setdefault(name, deque(maxlen=TRAIL_MAX)).append(value)
 
     def shown(self, found: Stats, top: Sequence[KeyDepth] | None, more: Sequence[RenderableType], width: int) -> RenderableType:
-        """The screen.
+        """Return the screen.
 
         Args:
-            top: the deepest keys; None: there are too many keys to look at all.
-            more: what else is to be told, below.
+            top: the deepest keys; None: there are too many keys to search.
+            more: further contents, below the boxes.
             width: columns of the terminal.
         """
         halves = width >= SIDE_BY_SIDE_COLUMNS
@@ -70,11 +70,11 @@ class Watch:
         head = Text(self._title, "bold", overflow="ellipsis", no_wrap=True)
         return Group(head, grid, _totals(found), *more)
 
-    # ---- the boxes
+    # ---- boxes
 
     def _flow(self, room: int) -> Panel:
         trails = {name: self._trail(name) for name in ("sends", "acks", "retries")}
-        # One scale for all of them: a line that is higher is more.
+        # All lines share one scale, so that their heights can be compared.
         most = max(max(trail) for trail in trails.values())
         colours = {"sends": "cyan", "acks": "green", "retries": "yellow"}
         rows = [
@@ -92,7 +92,7 @@ class Watch:
         return _box("backlog", [*_aligned(rows, room), self._states(found, room), _legend(found)])
 
     def _states(self, found: Stats, room: int) -> Text:
-        """One bar: the parts of the depth."""
+        """Return a bar with the parts of the depth."""
         bar = Text()
         left, rest = room, found.depth
         for state, colour in STATES:
@@ -134,13 +134,13 @@ class Watch:
             lines.append(Text(f"and {many(hidden, 'worker')} more", "dim"))
         return _box(f"workers, {found.busy_ratio:.0%} busy", lines)
 
-    # ---- what is drawn
+    # ---- drawing
 
     def _trail(self, name: str) -> deque[float]:
         return self._trails.get(name) or deque([0.0])
 
     def _sparkline(self, trail: Sequence[float], most: float, colour: str, cells: int) -> Text:
-        """The newest values, a cell each; the newest one at the right."""
+        """Return the newest values, one per cell, the newest at the right."""
         highest = len(self._sparks) - 1
         values = list(trail)[-cells:] if cells else []
         line = "".join(self._sparks[round(highest * value / most) if most > 0 else 0] for value in values)
@@ -152,7 +152,7 @@ class Watch:
 
 
 class _Row(NamedTuple):
-    """A line of a box: a name, what is drawn in so many cells, and a value."""
+    """A line of a box: a name, a drawing for a given number of cells, and a value."""
 
     name: str
     value: str
@@ -160,7 +160,7 @@ class _Row(NamedTuple):
 
 
 def _aligned(rows: Sequence[_Row], room: int) -> list[Text]:
-    """Names at the left, values at the right, and what is drawn in between, if there is room."""
+    """Return the lines of a box: names at the left, values at the right, and the drawings between them if there is room."""
     values = max(cell_len(row.value) for row in rows)
     names = min(max(cell_len(row.name) for row in rows), max(room - values - 2 - CELLS_MIN, NAME_MIN))
     cells = max(room - names - values - 2, 0)
@@ -178,7 +178,7 @@ def _box(title: str, lines: Sequence[Text]) -> Panel:
 
 
 def _legend(found: Stats) -> Text:
-    """The colours of the bar of states, with the counts."""
+    """Return the colours of the states' bar, with the counts."""
     told = Text(overflow="fold")
     for state, colour in STATES:
         told.append(f"{state.replace('_', ' ')} {getattr(found, state):,}  ", colour)

@@ -1,4 +1,4 @@
-"""What people and programs read, one value at a time: JSON, keys, bodies, times, sizes."""
+"""Format single values for people and programs: JSON, keys, bodies, times, sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strictq._keys import Key
 from strictq.cli._command import printable
 
 CELL_CHARS_MAX: Final = 60
-"""What a cell shows of a long text; --json has all of it."""
+"""Number of characters of a long text that a cell shows. --json prints all of it."""
 
 _NOT_ASCII: Final = re.compile(r"[^ -~]")
 
@@ -23,18 +23,18 @@ _NOT_ASCII: Final = re.compile(r"[^ -~]")
 
 
 def emit(values: Any) -> None:
-    """One JSON value as a line on stdout."""
+    """Print a JSON value as a line to stdout."""
     if sys.stdout is None:
-        return  # the caller closed it: nobody wants to know
-    # Escaped where the output cannot show every character: a question mark would be another value.
+        return  # the caller closed it
+    # Escaped if the output cannot show every character. A question mark would be another value.
     plain = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"
     print(encoded(values, plain=plain), flush=True)
 
 
 def encoded(values: Any, *, plain: bool = False) -> str:
-    """One JSON value on one line, with an escape for what can't be printed: it may steer a terminal, or hide.
+    """Return a JSON value on one line, with escapes for unprintable characters, which may control a terminal or be invisible.
 
-    Those are control characters, what changes the direction of a text, invisible characters, and lone surrogates. A parser
+    These are control characters, direction marks, invisible characters, and lone surrogates. A parser
     gets the same value.
 
     Args:
@@ -49,11 +49,11 @@ def _escaped(character: str) -> str:
     return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
-# ---------------------------------------------------------------- words
+# ---------------------------------------------------------------- text
 
 
 def shown_key(key: Key | None) -> str:
-    """A key for people: 7 is a number, "7" a text, hex:07 bytes."""
+    """Return a key for people: 7 is a number, "7" a text, hex:07 bytes."""
     if key is None:
         return "(no key)"
     if isinstance(key, bytes):
@@ -64,18 +64,18 @@ def shown_key(key: Key | None) -> str:
 
 
 def shown_body(body: bytes) -> str:
-    """The beginning of a body, on one line."""
+    """Return the beginning of a body, on one line."""
     return short(body[: 4 * CELL_CHARS_MAX].decode("utf-8", "replace"), len(body) > 4 * CELL_CHARS_MAX)
 
 
 def short(text: str | None, cut: bool = False) -> str:
-    """What fits in a cell, on one line; an empty cell for None."""
+    """Return a text cut to a cell, on one line; an empty string for None."""
     line = printable(" ".join((text or "").split()))
     return f"{line[: CELL_CHARS_MAX - 1]}…" if cut or len(line) > CELL_CHARS_MAX else line
 
 
 def span(seconds: float | None) -> str:
-    """A duration: 0.3 s, 45 s, 12 min, 3.4 h, 2.1 d."""
+    """Format a duration: 0.3 s, 45 s, 12 min, 3.4 h, 2.1 d."""
     if seconds is None:
         return "-"
     if seconds < 10:
@@ -88,10 +88,10 @@ def span(seconds: float | None) -> str:
 
 
 def moment(at: float | None) -> str:
-    """A time of day, local, with how long ago or how soon it is."""
+    """Format a local time, with its distance from now."""
     if at is None:
         return "-"
-    from datetime import datetime  # only times of day need it
+    from datetime import datetime  # imported late: only times need it
 
     apart = time.time() - at
     when = f"{span(apart)} ago" if apart >= 0 else f"in {span(-apart)}"
@@ -99,7 +99,7 @@ def moment(at: float | None) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes: 12 B, 3.4 KiB, 5.6 MiB."""
+    """Format a size: 12 B, 3.4 KiB, 5.6 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
@@ -108,5 +108,5 @@ def size(count: float) -> str:
 
 
 def utc(at: float) -> str:
-    """A point in time, in UTC."""
+    """Format a time in UTC."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

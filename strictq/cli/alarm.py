@@ -22,7 +22,7 @@ strictq alarm orders.strictq --dead 1 --nagios
 """
 CRITICAL: Final = 2
 UNKNOWN: Final = 3
-"""Exit codes of Nagios plugins, besides 0."""
+"""Exit codes of Nagios plugins other than 0."""
 
 
 @attrs.frozen
@@ -30,8 +30,8 @@ class Watched:
     """One value and its limit.
 
     Attributes:
-        value: None: there is nothing to measure, as the age of an empty queue.
-        limit: it fires from here on.
+        value: the measured value; None: there is none, such as the age of an empty queue.
+        limit: the value at which the alarm fires.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Watched:
 
     @property
     def fires(self) -> bool:
-        """It is at its limit, or above."""
+        """Whether the value is at its limit or above."""
         return self.value is not None and self.value >= self.limit
 
 
@@ -93,7 +93,7 @@ def alarm(
 
 
 def values(stats: strictq.Stats, limits: dict[str, Any]) -> list[Watched | None]:
-    """What is measured, for each limit given."""
+    """Return the values to compare, one for each limit given."""
     lag = None if stats.replication is None else stats.replication.lag_seconds
     found = {
         "dead": (stats.dead, ""),
@@ -107,20 +107,20 @@ def values(stats: strictq.Stats, limits: dict[str, Any]) -> list[Watched | None]
 
 
 def reasons(watched: list[Watched], broken: list[str]) -> list[str]:
-    """What fires, a line each."""
+    """Return the reasons for the alarm, one per line."""
     told = [f"{w.name} is {_number(w.value)}{w.unit}, the limit is {_number(w.limit)}{w.unit}" for w in watched if w.fires]
     return told + [printable(text) for text in broken]
 
 
 def plugin_line(fires: bool, watched: list[Watched], broken: list[str]) -> str:
-    """State, reasons, and performance data: name=value[unit];warning;critical."""
+    """Return the state, reasons, and performance data: name=value[unit];warning;critical."""
     text = "; ".join(reasons(watched, broken)) or ", ".join(f"{w.name} {_number(w.value)}{w.unit}" for w in watched)
     data = " ".join(f"{w.name}={_number(w.value or 0)}{w.unit};;{_number(w.limit)}" for w in watched)
     return f"STRICTQ {'CRITICAL' if fires else 'OK'} - {text.replace('|', '/')} | {data}"
 
 
 def as_values(fires: bool, watched: list[Watched], broken: list[str]) -> dict[str, Any]:
-    """Everything, for programs."""
+    """Return the result as JSON values."""
     looked = [{"name": w.name, "value": w.value, "limit": w.limit, "fires": w.fires} for w in watched]
     return {"fires": fires, "watched": looked, "quarantined": broken}
 

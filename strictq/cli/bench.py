@@ -77,7 +77,7 @@ def bench(
     )  # fmt: skip
     figures: list[Figure] = []
     done = 0
-    # A signal between making the folder and being ready to remove it would leave it there.
+    # Signals are delayed until the directory can be removed. Otherwise one could leave it there.
     with Stopping() as stopping:
         try:
             place = Path(tempfile.mkdtemp(prefix=".strictq-bench-", dir=directory))
@@ -98,7 +98,7 @@ def bench(
 
 
 def machine(directory: Path) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the machine's properties that affect the figures."""
     from strictq import __version__
     from strictq.bench.floor import sqlite_version
 
@@ -109,7 +109,7 @@ def machine(directory: Path) -> dict[str, Any]:
 
 
 def print_figures(figures: list[Figure], plan: BenchPlan, directory: Path) -> None:
-    """The result for a person."""
+    """Print the result as text."""
     show(
         f"{plan.messages:,} messages of {plan.body_bytes} bytes, {plan.keys:,} keys, batches of {plan.batch:,}, "
         f"durability {plan.durability}, {plan.rounds} rounds, on {printable(directory.resolve())}"

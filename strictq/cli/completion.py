@@ -1,4 +1,4 @@
-"""`strictq completion`: click's, as a command."""
+"""`strictq completion`: click's completion scripts, as a command."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def completion(shell: Shell, into: bool, as_json: bool) -> int:
 
 
 def install(shell: Shell, script: str) -> Path:
-    """Write a script into the home directory, and have the shell read it. Returns where it is."""
+    """Write a script into the home directory, and make the shell read it. Return the script's path."""
     home = Path.home()
     if shell is Shell.fish:
         config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
@@ -69,7 +69,7 @@ def _written(path: Path, script: str) -> Path:
 
 
 def _add_lines(path: Path, lines: list[str]) -> None:
-    """Add to a shell's start-up file what is not in it yet."""
+    """Add missing lines to a shell's start-up file."""
     there = path.read_text(encoding="utf-8") if path.exists() else ""
     if missing := [line for line in lines if line not in there.splitlines()]:
         with path.open("a", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Making a queue and changing its settings: create, config."""
+"""Create a queue and change its settings: create, config."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def config(queue: Path, settings: tuple[str, ...], as_json: bool) -> int:
 
 
 def as_values(q: strictq.Queue) -> dict[str, Any]:
-    """What a queue is, for programs."""
+    """Return a queue's properties as JSON values."""
     return {
         "path": q.path, "queue_id": q.queue_id, "shards": q.shards, "durability": q.durability, "config": attrs.asdict(q.config),
     }  # fmt: skip
 
 
 def changes(settings: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs as settings: numbers, `none`, or words.
+    """Parse NAME=VALUE pairs as settings: numbers, `none`, or words.
 
     Raises:
         Failure: one is not a pair.
@@ -125,5 +125,5 @@ def _value(text: str) -> Any:
 
 
 def text(value: Any) -> str:
-    """A setting for people, as `config` would take it."""
+    """Return a setting as text, in the form that `config` accepts."""
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else f"{value}"

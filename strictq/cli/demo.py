@@ -132,7 +132,7 @@ def _source(input: Path | None, key_field: str | None, events: int | None, keys:
 @contextmanager
 def _new_queue(path: Path | None, shards: int, durability: Durability) -> Iterator[strictq.Queue]:
     """Open a new queue with the table that records events. Without `path` it is temporary."""
-    # An earlier run's key states would break the chain that the consumers verify.
+    # The key states of an earlier run would break the chain that the consumers verify.
     if path is not None and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise Failure(f"{path} exists already; the demo needs a new directory for its queue", USAGE)
     if path is not None and not path.parent.is_dir():

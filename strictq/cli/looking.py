@@ -1,4 +1,4 @@
-"""Commands that look: top-keys, explain, peek, status, dead, query."""
+"""Read-only commands: top-keys, explain, peek, status, dead, query."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def status(
 
 
 def _attempt(error: AttemptError) -> Fact:
-    """One failed attempt: when, why, and where."""
+    """Return one failed attempt: its time, error and traceback."""
     told = [moment(error.at), printable_lines(error.error)]
     if error.traceback:
         told.append(printable_lines(error.traceback))

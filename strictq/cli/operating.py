@@ -1,4 +1,4 @@
-"""Commands that operate a queue beside running programs: redrive, hold, release, reject, purge, history purge."""
+"""Commands that operate a queue while programs use it: redrive, hold, release, reject, purge, history purge."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ class Printer:
         self._q = q
         self._out = out
         self._settle = settle
-        # starts=True: this command runs no handler that a message could crash, so its death must not end batch delivery.
+        # starts=True: no message can crash this command, so its death must not end the delivery of several messages per lane.
         self._receiving = q._receiving
         self._request = self._receiving.request(1, per_key, lease, keys, consumer, starts=True)
         self.lost = 0

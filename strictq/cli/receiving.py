@@ -37,7 +37,7 @@ LOST: Final = {
     False: "what was committed later is missing",
     True: "its calls waited for this replica: what they returned is here",
 }
-"""What a promotion loses, by whether the primary was in confirmed mode."""
+"""What a promotion loses, depending on whether the primary was in confirmed mode."""
 
 
 @command(EXAMPLES["replica"])

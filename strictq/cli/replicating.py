@@ -106,7 +106,7 @@ def replicate(
     if alone or to is not None:
         from strictq._store.api import Storage, put_in_service
 
-        with suppress(QueueNotFound):  # opening it reports that; or it is a promoted replica, which waits for nothing
+        with suppress(QueueNotFound):  # opening it reports that; or it is a promoted replica, which is in service already
             if Storage.facts(queue) is not None:
                 put_in_service(queue)
     with operating(queue) as q, Stopping() as stopping:

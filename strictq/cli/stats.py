@@ -35,7 +35,7 @@ TOTALS: Final = (
 RATES: Final = ("sends", "acks", "retries")
 TOP_SHOWN: Final = 6
 TOP_LANES_MAX: Final = 20_000
-"""With more keys, the deepest are not looked for again and again: that is three look-ups for each key with messages."""
+"""With more keys, the deepest ones are not searched repeatedly, because that takes three look-ups per key with messages."""
 
 
 class Look(NamedTuple):
@@ -61,7 +61,7 @@ class Look(NamedTuple):
 
     @property
     def code(self) -> int:
-        """Return the exit code."""
+        """The exit code."""
         return WRONG if any(s.quarantined for s in self.found.shards) else OK
 
 
@@ -100,10 +100,10 @@ def stats(queue: Path, watch: bool, interval: float | None, count: int | None, s
 def _looks(path: Path, interval: float, count: int | None, *, top: bool) -> Iterator[Look]:
     """Yield snapshots, `interval` seconds apart. The first has rates of 0.
 
-    The queue is opened for each of them: a living replica applies nothing while it is open.
+    The queue is opened for each snapshot, because a living replica applies no changes while it is open.
 
     Args:
-        top: with the deepest keys, where looking for them takes little.
+        top: include the deepest keys, unless there are too many keys.
     """
 
     def look() -> Look:
@@ -142,7 +142,7 @@ def _watch(looks: Iterator[Look], *, shards: bool) -> Iterator[Look]:
     console = output()
     plain = codecs.lookup(console.encoding).name != "utf-8"
     watch: Watch | None = None
-    # The last screen stays.
+    # The last screen stays visible.
     with Live(console=console, auto_refresh=False) as live:
         for look in looks:
             watch = watch or Watch(look.title, plain=plain)

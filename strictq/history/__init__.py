@@ -1,4 +1,4 @@
-"""The history of a queue outside the queue: Parquet files, questions that Spark answers, pictures of the answers.
+"""The history of a queue outside the queue: export to Parquet files, Spark queries over them, and plots of the results.
 
 ```python
 import strictq

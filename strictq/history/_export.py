@@ -22,8 +22,8 @@ class Exported:
     Attributes:
         records: number of records written.
         files: new files, in the order of their creation.
-        missing: records that the queue had deleted before they were exported, because of its limits or a purge.
-        forgotten: exported records that were deleted from the queue.
+        missing: number of records that the queue had deleted before their export, because of its limits or a purge.
+        forgotten: number of exported records deleted from the queue.
         upto: shard → number of its last exported record.
     """
 

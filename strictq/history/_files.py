@@ -173,7 +173,7 @@ class UnfinishedFile:
         with writable(self._path):
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
             self._file = os.fdopen(os.open(self._path, flags, 0o600), "wb")
-        # Bodies differ from each other: a dictionary or bounds of them would be a second copy.
+        # Bodies differ, so a dictionary or bounds of them would store them twice.
         plain = [name for name in SCHEMA.names if name != "body"]
         self._writer = pq.ParquetWriter(
             self._file, SCHEMA, compression="zstd", use_dictionary=plain, write_statistics=plain, write_page_index=True

@@ -56,7 +56,7 @@ def percentile_name(p: float) -> str:
 def gapless(counts: DataFrame, width: int) -> DataFrame:
     """Add a row of zeros for each empty window between others. Reads the data once."""
     values = [name for name in counts.columns if name != "window"]
-    # One array of all windows, which are few: a window function over all rows would make Spark warn of them.
+    # One array of the few windows. With a window function over all rows, Spark would warn.
     ordered = counts.agg(F.array_sort(F.collect_list(F.struct("window", *values))).alias("this"))
     following = F.slice(F.transform("this", lambda row: row["window"]), 2, F.greatest(F.size("this"), F.lit(1)))
     paired = ordered.select("this", following.alias("following")).select(F.inline(F.arrays_zip("this", "following")))

@@ -1,4 +1,4 @@
-"""Records of finished messages as Arrow: the columns of an export, and of reading the history. Imported late, with pyarrow."""
+"""Finished messages as Arrow: the columns of an export and of the history source. Imported late, with pyarrow."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ SCHEMA: Final = pa.schema(
         pa.field("output", pa.string()),
     ]
 )
-"""The columns, in order. The same ones always, so that files of different times are one table."""
+"""The columns, in order. They never vary, so that files of different times form one table."""
 
 CHUNK: Final = 2_000
-"""Records of one batch. Building Arrow from Python objects is fastest in small chunks."""
+"""Records per batch. Building Arrow arrays from Python objects is fastest in small chunks."""
 
 
 def key_columns(key: Key | None) -> tuple[str | None, str | None]:
-    """A key as text and its type: 7 is ("7", "int"), "7" is ("7", "str"); bytes are base64."""
+    """Return a key as text, and its type: 7 is ("7", "int"), "7" is ("7", "str"); bytes are base64."""
     if key is None:
         return None, None
     if isinstance(key, bytes):
@@ -60,11 +60,11 @@ def key_columns(key: Key | None) -> tuple[str | None, str | None]:
 
 
 def record_batch(records: Sequence[HistoryRecord], *, bodies: bool = True) -> pa.RecordBatch:
-    """Records as Arrow, one row each, in the order given.
+    """Return records as an Arrow batch, one row each, in the given order.
 
     Args:
         records: about CHUNK of them at a time.
-        bodies: False: the column `body` is NULL throughout.
+        bodies: False: the column `body` is NULL in every row.
     """
     keys = [key_columns(r.key) for r in records]
     columns: dict[str, list[Any]] = {
@@ -96,5 +96,5 @@ def _error(error: AttemptError) -> dict[str, Any]:
 
 
 def _microseconds(seconds: float) -> int:
-    # Exact until the year 2106: till then a float of seconds since 1970 is less than half a microsecond off.
+    # Exact until the year 2106: until then, a float of seconds since 1970 is precise to less than half a microsecond.
     return round(seconds * 1_000_000)

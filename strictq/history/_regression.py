@@ -1,4 +1,4 @@
-"""How long handlers take as a function of a message's size, and the queue's estimates made of it. Imported late, with pyspark."""
+"""Fit handler durations to message sizes, and store the queue's estimates from the result. Imported late, with pyspark."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MODELS: Final = pa.schema(
 
 @attrs.frozen
 class Line:
-    """A stage's regression: moments of its points, of the population."""
+    """The regression of one stage: the population moments of its points."""
 
     samples: int
     mean_size: float
@@ -41,26 +41,26 @@ class Line:
 
     @property
     def slope(self) -> float:
-        # The worker's own rule for sizes that do not differ enough.
+        # The same rule as the worker's for sizes that differ too little.
         return self.covariance / self.size_variance if self.size_variance > 1e-9 * (1.0 + self.mean_size**2) else 0.0
 
 
 def duration_models(df: DataFrame, *, clip: float | None = OUTLIER) -> DataFrame:
-    """How long each stage takes, as a function of a message's size: a linear regression over all acked messages.
+    """Fit each stage's duration to the message's size: a linear regression over all acked messages.
 
-    The size is the message's size_hint, or the size of its body where it has none, as for a worker. What no worker measured
-    is left out. To learn from the newest messages only, filter `df` by done_at. Computed when called, in a few passes over
+    The size is the message's size_hint, or the size of its body if it has none, as for a worker. Messages without measurements
+    are left out. To learn from the newest messages only, filter `df` by done_at. Computed when called, in a few passes over
     the data.
 
     Args:
-        clip: a duration that is further off than so many mean distances from a first line counts as that far off, so that one
-            stalled disk spoils nothing; as a worker does it. Done twice. None: plain least squares.
+        clip: limit the error of each duration to this many mean distances from a first line, so that one
+            disk stall does not distort the result, as a worker does. Applied twice. None: plain least squares.
     Returns:
         stage ("prepare" or "process"), samples, mean_size, mean_seconds, size_variance, covariance (of size and seconds;
-        both of the population), deviation_seconds (mean distance from the line), slope (seconds per unit of size; 0 where sizes
+        both of the population), deviation_seconds (mean distance from the line), slope (seconds per unit of size; 0 if sizes
         do not differ), intercept_seconds; one row for each stage that was measured.
     Raises:
-        InvalidArgument: a column is missing, or an argument can never work.
+        InvalidArgument: a column is missing, or an argument is invalid.
     """
     limit = math.inf if clip is None else positive("clip", clip)
     points = _points(df)
@@ -84,15 +84,15 @@ def duration_models(df: DataFrame, *, clip: float | None = OUTLIER) -> DataFrame
 
 
 def duration_samples(df: DataFrame, n: int = 2_000, *, seed: int = 0) -> DataFrame:
-    """So many measured messages of each stage, chosen at random, for a picture beside `duration_models`.
+    """Return a random sample of measured messages per stage, to plot together with `duration_models`.
 
     Args:
-        n: 1..100,000, at most, of each stage.
-        seed: the same one chooses the same messages of the same files.
+        n: the most messages per stage, 1..100,000.
+        seed: the same seed chooses the same messages from the same files.
     Returns:
         stage, size, seconds.
     Raises:
-        InvalidArgument: a column is missing, or an argument can never work.
+        InvalidArgument: a column is missing, or an argument is invalid.
     """
     validate.whole("n", n, 1, ROWS_MAX)
     validate.whole("seed", seed, 0, 2**62)
@@ -102,18 +102,18 @@ def duration_samples(df: DataFrame, n: int = 2_000, *, seed: int = 0) -> DataFra
 
 
 def store_estimates(queue: Queue, models: DataFrame) -> dict[str, DurationEstimate]:
-    """Make `duration_models` the queue's estimates: workers that begin from now on start with them, and learn on.
+    """Store the result of `duration_models` as the queue's estimates, from which workers started later continue to learn.
 
-    A worker that is running does not read them, and stores its own again before it ends: stop it first. Stages that `models`
-    does not have keep what they had. A worker forgets by its own measure: after some hundred messages it knows only those.
+    A running worker does not read them, and overwrites them with its own, so stop it first. Stages that `models`
+    lacks keep their estimates. After some hundred messages, a worker's estimates depend only on those.
 
     Args:
         models: the result of `duration_models`, or any DataFrame with its columns; collected here.
     Returns:
-        What was stored, by stage, as `q.stats()` shows it.
+        The stored estimates by stage, as shown by `q.stats()`.
     Raises:
-        InvalidArgument: a column is missing, a stage is unknown or there twice, or a value is no finite number; nothing changed.
-        ReadOnlyQueue: nothing changed.
+        InvalidArgument: a column is missing, a stage is unknown or repeated, or a value is not finite; nothing was changed.
+        ReadOnlyQueue: nothing was changed.
     """
     columns = ("samples", "mean_size", "mean_seconds", "size_variance", "covariance", "deviation_seconds")
     require_columns(models, "stage", *columns)
@@ -129,7 +129,7 @@ def store_estimates(queue: Queue, models: DataFrame) -> dict[str, DurationEstima
 
 
 def _points(df: DataFrame) -> DataFrame:
-    """stage, size, seconds of what a worker would have learned from."""
+    """Return stage, size and seconds of the measurements that a worker would have learned from."""
     require_columns(df, "prepare_seconds", "process_seconds", "size", "size_hint", "outcome")
     size = F.least(F.coalesce("size_hint", F.col("size").cast("double")), F.lit(SIZE_MAX))
     stages = F.array(*(F.struct(F.lit(s).alias("stage"), F.col(f"{s}_seconds").alias("seconds")) for s in STAGES))
@@ -146,13 +146,13 @@ def _fit(points: DataFrame) -> dict[str, Line]:
 
 
 def _distances(points: DataFrame, lines: dict[str, Line]) -> dict[str, float]:
-    """How far durations are from a line, on average."""
+    """Return the mean distance of durations from their line, by stage."""
     off = F.abs(F.col("seconds") - _expected(lines))
     return dict(points.groupBy("stage").agg(F.avg(off)).collect())
 
 
 def _clipped(lines: dict[str, Line], limits: dict[str, float]) -> Column:
-    """The durations, none further from its line than its stage's limit."""
+    """Return the durations, clipped to their stage's limit around the line."""
     expected = _expected(lines)
     limit = _of_stage(limits)
     return F.greatest(F.least("seconds", expected + limit), expected - limit, F.lit(0.0))

@@ -63,7 +63,7 @@ class ExportRun:
                 on_progress(self._records, total)
 
         for shard in self._at:
-            # Files of an earlier run, which may have ended between making one and forgetting what is in it.
+            # Covers the files of an earlier run that ended between publishing a file and deleting its records.
             self._drop(shard)
             while self._make_file(shard, tell):
                 self._drop(shard)
@@ -91,7 +91,7 @@ class ExportRun:
         return True
 
     def _page(self, shard: int, after: int, limit: int) -> list[HistoryRecord]:
-        # Up to what was there when the run began: messages that end meanwhile would keep it going for ever.
+        # Only records that existed at the start. Otherwise messages that finish meanwhile could keep the run going forever.
         upto = self._issued[shard]
         return [r for r in self._queue.history(shard=shard, after=after, limit=limit) if r.n <= upto] if after < upto else []
 

@@ -1,4 +1,4 @@
-"""Queries over the history of a queue: ages, hot and slow keys, retries, throughput, and how size and duration go together.
+"""Queries over the history of a queue: ages, hot and slow keys, retries, throughput, and duration by size.
 
 ```python
 from strictq.history import analytics
@@ -7,11 +7,11 @@ history = analytics.read(spark, "orders-history")
 analytics.ages(history, window_seconds=3600.0).show()
 ```
 
-Each takes a DataFrame with the columns of an export and gives a small one, computed by Spark where the data is. To look at a
+Each takes a DataFrame with the columns of an export and returns a small one, computed by Spark. To query a
 part of the history, filter it first. Windows begin at multiples of their length since 1970-01-01 00:00 UTC.
 Source: docs/howto/history.md
 
-Importing this imports pyspark, and raises MissingExtra where that is not installed.
+Importing this module imports pyspark, and raises MissingExtra if it is not installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .._extras import need_spark
 
 need_spark()
 
-from pyspark.sql import DataFrame, SparkSession  # noqa: E402 - after what says that it is missing
+from pyspark.sql import DataFrame, SparkSession  # noqa: E402 - after the check that it is installed
 from pyspark.sql import functions as F  # noqa: E402
 from pyspark.sql.pandas.types import from_arrow_schema  # noqa: E402
 
@@ -66,7 +66,7 @@ __all__ = [
 
 
 def read(spark: SparkSession, out: str | os.PathLike[str]) -> DataFrame:
-    """The history that `export_history` rolled out to a directory, as a DataFrame with its columns; no rows if it is empty.
+    """Return the history in a directory of `export_history` as a DataFrame; no rows if the directory is empty.
 
     Source: docs/reference/history.md
     """
@@ -84,19 +84,19 @@ def ages(
     outcomes: Sequence[str] | None = ("acked",),
     accuracy: int = ACCURACY,
 ) -> DataFrame:
-    """How old messages were when they ended: done_at − enqueued_at, for each window of done_at.
+    """Return the age of messages when they finished: done_at − enqueued_at, per window of done_at.
 
     Args:
-        window_seconds: length of a window.
+        window_seconds: length of a window, seconds.
         percentiles: each 0..1.
-        outcomes: only messages that ended so; None: all.
-        accuracy: 1..1,000,000. Each percentile is the age of some message whose rank is at most messages ÷ accuracy off;
-            exact where a window has no more messages than that. Memory grows with it.
+        outcomes: only messages with these outcomes; None: all.
+        accuracy: 1..1,000,000. Each percentile is the age of a message whose rank is off by at most messages ÷ accuracy;
+            exact if a window has no more messages than accuracy. Memory grows with it.
     Returns:
         window_start (timestamp), messages, mean_seconds, one column for each percentile (p50_seconds, p99_9_seconds …),
-        max_seconds; one row for each window that has messages, ascending.
+        max_seconds; one row per window with messages, ascending.
     Raises:
-        InvalidArgument: a column is missing, or an argument can never work.
+        InvalidArgument: a column is missing, or an argument is invalid.
     """
     require_columns(df, "done_at", "enqueued_at", "outcome")
     return over_time(of(df, outcomes), "done_at", age("done_at"), window_seconds, percentiles, accuracy)
@@ -105,15 +105,15 @@ def ages(
 def first_attempt_ages(
     df: DataFrame, window_seconds: float = WINDOW_SECONDS, *, percentiles: Sequence[float] = PERCENTILES, accuracy: int = ACCURACY
 ) -> DataFrame:
-    """How long messages waited for their first attempt: first_attempt_at − enqueued_at, for each window of first_attempt_at.
+    """Return the wait of messages for their first attempt: first_attempt_at − enqueued_at, per window of first_attempt_at.
 
-    Whatever became of them; those that were never tried, rejected ones say, are not in it. A message that was put back by
-    `redrive` waits a second time: it is in it with both waits, each since it was sent.
+    Includes all outcomes, but no messages without an attempt, such as rejected ones. A message returned by
+    `redrive` waits a second time, and is included with both waits, each since its send.
 
     Returns:
-        As `ages`.
+        The columns of `ages`.
     Raises:
-        InvalidArgument: a column is missing, or an argument can never work.
+        InvalidArgument: a column is missing, or an argument is invalid.
     """
     require_columns(df, "first_attempt_at", "enqueued_at")
     tried = df.where("first_attempt_at IS NOT NULL")
@@ -121,17 +121,17 @@ def first_attempt_ages(
 
 
 def throughput(df: DataFrame, window_seconds: float = WINDOW_SECONDS, *, outcomes: Sequence[str] | None = None) -> DataFrame:
-    """How much ended in each window of done_at.
+    """Return the number and bytes of messages that finished, per window of done_at.
 
     Args:
-        window_seconds: length of a window.
-        outcomes: only messages that ended so; None: all.
+        window_seconds: length of a window, seconds.
+        outcomes: only messages with these outcomes; None: all.
     Returns:
-        window_start (timestamp), messages, messages_per_second, bytes (of bodies), bytes_per_second; one row for each window
-        from the first to the last one that has messages, those without included, ascending. The first and the last window are
-        counted as whole ones.
+        window_start (timestamp), messages, messages_per_second, bytes (of bodies), bytes_per_second; one row per window
+        from the first to the last one with messages, including empty ones, ascending. The first and the last window are
+        treated as complete.
     Raises:
-        InvalidArgument: a column is missing, or an argument can never work.
+        InvalidArgument: a column is missing, or an argument is invalid.
     """
     require_columns(df, "done_at", "size", "outcome")
     width = width_of(window_seconds)
@@ -149,14 +149,14 @@ def throughput(df: DataFrame, window_seconds: float = WINDOW_SECONDS, *, outcome
 
 
 def outcomes(df: DataFrame, window_seconds: float = WINDOW_SECONDS) -> DataFrame:
-    """How messages ended, and how often they had to be retried, for each window of done_at.
+    """Return the outcomes and retries of messages, per window of done_at.
 
     Returns:
-        window_start (timestamp), messages, one column for each outcome (acked, rejected, poison, expired, dropped, purged),
-        retried (messages that had more than one attempt), retries (attempts after the first, of all of them); one row for each
-        window from the first to the last one that has messages, those without included, ascending.
+        window_start (timestamp), messages, one column per outcome (acked, rejected, poison, expired, dropped, purged),
+        retried (messages with more than one attempt), retries (attempts after the first, in total); one row per
+        window from the first to the last one with messages, including empty ones, ascending.
     Raises:
-        InvalidArgument: a column is missing, or an argument can never work.
+        InvalidArgument: a column is missing, or an argument is invalid.
     """
     require_columns(df, "done_at", "outcome", "attempts")
     width = width_of(window_seconds)
@@ -175,17 +175,17 @@ def outcomes(df: DataFrame, window_seconds: float = WINDOW_SECONDS) -> DataFrame
 def hot_keys(
     df: DataFrame, n: int = 20, by: Literal["messages", "process_seconds", "retries", "bytes"] = "messages"
 ) -> DataFrame:
-    """The keys that most of the work was for. Keyless messages are left out.
+    """Return the keys with the most work. Keyless messages are left out.
 
     Args:
         n: 1..100,000 keys.
-        by: what they are ranked by: messages that ended; seconds that their handlers took, where a worker measured them (of the
+        by: the ranking: finished messages; seconds of their handlers, if measured by a worker (of the
             last attempt of each message); attempts after the first; or bytes of bodies.
     Returns:
-        key, key_type, messages, process_seconds, retries, bytes (sums), share (of all messages with a key, in what they are
-        ranked by; 0..1), by descending rank; keys that are equal in it in the order of key_type and key.
+        key, key_type, messages, process_seconds, retries, bytes (sums), share (of the total over all keys, in the ranking's
+        unit; 0..1), by descending rank; equal keys in the order of key_type and key.
     Raises:
-        InvalidArgument: a column is missing, or an argument can never work.
+        InvalidArgument: a column is missing, or an argument is invalid.
     """
     ranks = ("messages", "process_seconds", "retries", "bytes")
     one_of("by", by, ranks)
@@ -214,20 +214,20 @@ def slow_keys(
     messages_min: int = 1,
     accuracy: int = ACCURACY,
 ) -> DataFrame:
-    """The keys whose messages take longest. Keyless messages are left out.
+    """Return the keys whose messages take longest. Keyless messages are left out.
 
     Args:
         n: 1..100,000 keys.
-        by: seconds of the process or prepare handler, where a worker measured them; the age when acked; or the age at the
+        by: seconds of the process or prepare handler, if measured by a worker; the age when acked; or the age at the
             first attempt.
-        percentile: of these, within a key, by which keys are ranked; 0..1.
-        messages_min: keys with fewer measured messages are left out.
-        accuracy: of the percentiles, see `ages`.
+        percentile: the percentile within a key by which keys are ranked, 0..1.
+        messages_min: leave out keys with fewer measured messages.
+        accuracy: accuracy of the percentiles, see `ages`.
     Returns:
         key, key_type, messages (measured ones), mean_seconds, a column for the percentile (p90_seconds), max_seconds; by
-        descending percentile, keys that are equal in it in the order of key_type and key.
+        descending percentile, equal keys in the order of key_type and key.
     Raises:
-        InvalidArgument: a column is missing, or an argument can never work.
+        InvalidArgument: a column is missing, or an argument is invalid.
     """
     needs = {
         "process": ("process_seconds",),

@@ -1,4 +1,4 @@
-"""Pictures of what `strictq.history.analytics` found out. Each function takes a small result and returns a matplotlib Figure.
+"""Plots of the results of `strictq.history.analytics`. Each function takes a small result and returns a matplotlib Figure.
 
 ```python
 from strictq.history import analytics, plots
@@ -6,8 +6,8 @@ from strictq.history import analytics, plots
 plots.plot_ages(analytics.ages(history)).savefig("ages.png")
 ```
 
-A result may be the DataFrame, which is collected here, or its rows. Nothing is shown on a screen, and no global state of
-matplotlib is touched. Times are UTC. Importing this imports matplotlib, and raises MissingExtra where that is not installed.
+A result may be a DataFrame, which is collected here, or its rows. Nothing is shown on a screen, and no global state of
+matplotlib is changed. Times are UTC. Importing this module imports matplotlib, and raises MissingExtra if it is not installed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .._extras import need
 
 need("matplotlib", "plot")
 
-from matplotlib import dates as _dates  # noqa: E402 - after what says that it is missing
+from matplotlib import dates as _dates  # noqa: E402 - after the check that it is installed
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator  # noqa: E402
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_ages", "plot_durations", "plot_outcomes", "plot_throughput", "save_plots"]
 
-dates: Any = _dates  # has no types
-Axes = Any  # its types know of no times
+dates: Any = _dates  # it has no types
+Axes = Any  # its types do not support times
 
 POINTS_MAX: Final = 200_000
 SIZE_INCHES: Final = (9.0, 4.5)
 SHADES: Final = ("#8fb8de", "#3f7fbf", "#12406e", "#061d38")
-"""Of percentiles, the higher the darker; the last one for the maximum."""
+"""Colours of percentiles: higher ones are darker, the maximum is the darkest."""
 COLORS: Final = {
     "acked": "#3f7fbf", "rejected": "#e69f00", "poison": "#c0392b", "expired": "#8e6bb0", "dropped": "#6b4c2f",
     "purged": "#8a8a8a", "retries": "#12406e", "prepare": "#d98b2b", "process": "#3f7fbf",
@@ -57,12 +57,12 @@ FINE: Final = (
     *(10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 18_000.0, 36_000.0),
     *(base * step for base in (86_400.0, 864_000.0) for step in (1.0, 2.0, 5.0)),
 )
-"""Seconds that read well on an axis."""
+"""Marks of a time axis, seconds."""
 STAGES: Final = ("prepare", "process")
 
 
 def plot_ages(rows: Rows, title: str = "Age of messages when they ended") -> Figure:
-    """A line over time for each percentile of `analytics.ages` or `analytics.first_attempt_ages`, on a logarithmic scale.
+    """Plot each percentile of `analytics.ages` or `analytics.first_attempt_ages` over time, on a logarithmic scale.
 
     Windows without messages are gaps.
 
@@ -87,7 +87,7 @@ def plot_ages(rows: Rows, title: str = "Age of messages when they ended") -> Fig
 
 
 def plot_throughput(rows: Rows, title: str = "Messages that ended") -> Figure:
-    """Messages a second over time, of `analytics.throughput`.
+    """Plot the messages per second of `analytics.throughput` over time.
 
     Raises:
         InvalidArgument: a column is missing, or there are too many rows.
@@ -105,7 +105,7 @@ def plot_throughput(rows: Rows, title: str = "Messages that ended") -> Figure:
 
 
 def plot_outcomes(rows: Rows, title: str = "How messages ended") -> Figure:
-    """Above, the share of messages that were not acked, by outcome; below, retries for each message. Of `analytics.outcomes`.
+    """Plot `analytics.outcomes`: the share of messages that were not acked, by outcome, and below it the retries per message.
 
     Raises:
         InvalidArgument: a column is missing, or there are too many rows.
@@ -138,7 +138,7 @@ def plot_outcomes(rows: Rows, title: str = "How messages ended") -> Figure:
 
 
 def plot_durations(samples: Rows, models: Rows, title: str = "Duration and size") -> Figure:
-    """Measured messages as points and the fitted line, for each stage: of `analytics.duration_samples` and `duration_models`.
+    """Plot `analytics.duration_samples` as points, with the fitted line of `duration_models`, per stage.
 
     Raises:
         InvalidArgument: a column is missing, or there are too many rows.
@@ -168,17 +168,17 @@ def plot_durations(samples: Rows, models: Rows, title: str = "Duration and size"
 def save_plots(
     spark: SparkSession, out: str | os.PathLike[str], directory: str | os.PathLike[str], window_seconds: float = 3600.0
 ) -> list[Path]:
-    """Draw all of these from what an export made, and save them as PNG files: ages, first-attempt ages, throughput, outcomes and,
-    where a worker measured any, durations.
+    """Save all plots of an export as PNG files: ages, first-attempt ages, throughput, outcomes and,
+    if a worker measured any, durations.
 
     Args:
-        out: the export's directory.
-        directory: where the pictures go; made if it is missing, not the export's own.
-        window_seconds: length of the windows.
+        out: the directory of the export.
+        directory: the directory of the plots, created if it is missing. Must not be the export's.
+        window_seconds: length of the windows, seconds.
     Returns:
-        The files, which replace those of the same names.
+        The files. Existing ones with the same names are replaced.
     Raises:
-        InvalidArgument: `directory` is the export's, or an argument can never work.
+        InvalidArgument: `directory` is the export's, or an argument is invalid.
         MissingExtra: pyspark or pyarrow is not installed.
     """
     from . import analytics
@@ -213,7 +213,7 @@ def _durations(history: DataFrame) -> Figure | None:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: 12 µs, 3.5 ms, 40 s, 2 h."""
+    """Format a duration: 12 µs, 3.5 ms, 40 s, 2 h."""
     size = abs(seconds)
     for unit, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms")):
         if size >= unit:
@@ -221,7 +221,7 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} µs" if size >= 1e-9 else "0"
 
 
-# ---- what they share
+# ---- helpers
 
 
 def _collected(rows: Rows, *columns: str) -> list[dict[str, Any]]:
@@ -237,11 +237,11 @@ def _collected(rows: Rows, *columns: str) -> list[dict[str, Any]]:
 
 
 def _utc(at: datetime) -> datetime:
-    return at.astimezone(UTC)  # Spark gives times without a zone, in the machine's own
+    return at.astimezone(UTC)  # Spark returns local times without a zone
 
 
 def _width(rows: list[dict[str, Any]]) -> timedelta:
-    """How long a window is, as far as the rows show it."""
+    """Return the length of a window, derived from the rows."""
     starts = sorted(row["window_start"] for row in rows)
     return min((b - a for a, b in pairwise(starts)), default=timedelta(hours=1))
 
@@ -257,7 +257,7 @@ def _unbroken(rows: list[dict[str, Any]], width: timedelta) -> list[list[dict[st
 
 
 def _steps(rows: list[dict[str, Any]], name: str, width: timedelta) -> tuple[list[datetime], list[float]]:
-    """Corners of a step line whose last step, too, has its width."""
+    """Return the corners of a step line. The last step has its full width, too."""
     at = [row["window_start"] for row in rows]
     values = [float(row[name]) for row in rows]
     return [*at, at[-1] + width] if at else [], [*values, values[-1]] if values else []
@@ -281,7 +281,7 @@ def _figure(title: str, *, rows: int = 1, columns: int = 1) -> tuple[Figure, lis
 
 
 def _logarithmic(axes: Axes, values: list[float]) -> None:
-    """A scale of durations, with marks where people expect them."""
+    """Set a logarithmic scale of durations with familiar marks."""
     if not values:
         return
     low, high = min(values) / 1.5, max(values) * 1.5
@@ -310,7 +310,7 @@ def _time_axis(axes: Axes, rows: list[dict[str, Any]], width: timedelta) -> None
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """Beside the title, where no data is."""
+    """Add the legend beside the title, where it covers no data."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside upper right", ncols=len(handles), frameon=False, fontsize=9, labelcolor=INK)

@@ -1,5 +1,5 @@
-"""Replication by shipping: a queue's changed pages, as segments in a directory from which the queue can be made again.
+"""Replication by shipping a queue's changed pages, as segments in a directory from which the queue can be restored.
 
-`segment` is one file of a replica, `target` the directory, `chain` what it holds; `shipper` fills it, in the thread that `keeper`
-runs; `restoring` makes a queue of it.
+`segment` is one file of a replica, `target` the directory, `chain` its restorable states. `shipper` fills it, in the thread that
+`keeper` runs. `restoring` creates a queue from it.
 """

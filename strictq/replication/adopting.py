@@ -1,4 +1,4 @@
-"""A copied directory becomes a queue of its own; a diverged one makes room for a new replica."""
+"""Make a copied directory an independent queue, and move a diverged one aside for a new replica."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ NAMES_MAX: Final = 1000
 
 
 def adopt(path: str | os.PathLike[str], *, clock: Clock | None = None) -> Adopted:
-    """Let a copied queue directory be a queue of its own, which nothing takes for its original any more.
+    """Make a copied queue directory an independent queue, which nothing mistakes for its original.
 
-    Its history_id is new. So its original's target, replica and Spark checkpoints refuse it, and copies of these do, too. It is
-    replicated nowhere, its timed leases are over, and its tokens are larger than its original's.
+    It gets a new history_id, so the targets, replicas and Spark checkpoints of its original refuse it, and so do their copies. It
+    is not replicated, its timed leases are ended, and its tokens are larger than its original's.
 
     Args:
-        path: the copy. No process may have it open.
+        path: the directory of the copy. No process may have it open.
     Raises:
-        QueueNotFound: there is no queue; nothing was changed.
+        QueueNotFound: there is no queue at the path; nothing was changed.
         ReadOnlyQueue: it is a living replica; nothing was changed.
         StoreBusy: a process has it open; nothing was changed.
         StoreError: it can't be read or written.
@@ -45,10 +45,10 @@ def adopt(path: str | os.PathLike[str], *, clock: Clock | None = None) -> Adopte
 
 
 def move_aside(home: Path) -> Path | None:
-    """Move a diverged queue, or a replica that was promoted, to `*.diverged-TERM`. None: there is neither.
+    """Move a diverged queue, or a promoted replica, to `*.diverged-TERM`. Return the new path; None: there is neither.
 
     Raises:
-        InvalidArgument: it was never replicated, so that nothing took its place; nothing was changed.
+        InvalidArgument: it was never replicated, so no replica took its place; nothing was changed.
         StoreBusy: a process has it open; nothing was changed.
         StoreError: it can't be moved.
     """
@@ -56,7 +56,7 @@ def move_aside(home: Path) -> Path | None:
     if is_replica(home):
         state = ReplicaState.read(home)
         if state.role != "promoted":
-            return None  # it goes on
+            return None  # it is still a replica, and continues
         queue, term = home / LIVE, state.term
     elif not home.exists() or not any(home.iterdir()) or not Storage.facts(home, read_only=True):
         return None

@@ -1,6 +1,6 @@
-"""I/O of a target that may hang, as on a share whose server is gone: done in a thread that is not waited for without end.
+"""I/O on a target that may hang, such as a share whose server is down, in a separate thread with a time limit.
 
-The shipper holds read transactions open, for which WALs are kept. So it must never be in a call that does not return.
+The shipper holds read transactions open, which keep the WALs growing, so it must never block in a call that does not return.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .segment_files import SegmentFiles
 from .target import ChainHead, ShipTarget
 
 ANSWER_SECONDS: Final = 60.0
-"""So long a call to a target may take."""
+"""The longest duration of a call to a target."""
 LOOK_SECONDS: Final = 0.2
 T = TypeVar("T")
 
@@ -34,11 +34,11 @@ class HandedCall:
 
 
 class TargetThread:
-    """Makes calls, one after the other. For one caller.
+    """A thread that makes calls one after another, for one caller.
 
     Args:
-        name: of the target, for messages.
-        on_wait: called several times a second while a call is awaited; what it raises ends the waiting, not the call.
+        name: the target's name, for messages.
+        on_wait: called several times per second while a call is awaited. An exception from it ends the wait, not the call.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class TargetThread:
         self._at_end: Callable[[], object] = lambda: None
 
     def call(self, work: Callable[[], T]) -> T:
-        """Return or raise what this does.
+        """Run `work` in the thread, and return its result or raise its exception.
 
         Raises:
-            TargetUnavailable: it, or the call before it, takes too long. It may still be done.
+            TargetUnavailable: this call, or the one before it, takes too long. It may still take effect.
         """
         if self.hangs:
             raise TargetUnavailable(f"{self._name} has not answered for {time.monotonic() - self.began:.0f} s", self._name)
@@ -80,16 +80,16 @@ class TargetThread:
 
     @property
     def hangs(self) -> bool:
-        """Is a call under way that its caller does not wait for any more?"""
+        """Whether a call is running whose caller stopped waiting."""
         return self._last is not None and not self._last.done.is_set()
 
     @property
     def began(self) -> float:
-        """When the last call began, on the machine's clock."""
+        """The start of the last call, by the machine's monotonic clock."""
         return 0.0 if self._last is None else self._last.began
 
     def close(self, then: Callable[[], object] = lambda: None) -> None:
-        """End the thread when its call returns, and let it do `then` after that. Does not wait."""
+        """End the thread when its call returns, and call `then` in it. Does not wait."""
         self._at_end = then
         self._todo.put(None)
 
@@ -105,7 +105,7 @@ class TargetThread:
 
 
 class BoundedFiles(SegmentFiles):
-    """A target that keeps segments, whose I/O is done by a TargetThread: each read and write is one call."""
+    """A target that keeps segments, with its I/O done by a TargetThread: each read and write is one call."""
 
     def __init__(self, target: SegmentFiles, thread: TargetThread) -> None:
         super().__init__(target.key, write_once=target.write_once)
@@ -159,7 +159,7 @@ class BoundedFiles(SegmentFiles):
 
 
 class BoundedReplica(ShipTarget):
-    """A replica on another host, whose I/O is done by a TargetThread."""
+    """A replica on another host, with its I/O done by a TargetThread."""
 
     keeps_segments = False
 
@@ -191,5 +191,5 @@ class BoundedReplica(ShipTarget):
 
 
 def bounded(target: ShipTarget, thread: TargetThread) -> ShipTarget:
-    """The same target, for a caller that must not wait without end."""
+    """Return the same target with bounded waits."""
     return BoundedFiles(target, thread) if isinstance(target, SegmentFiles) else BoundedReplica(target, thread)

@@ -1,4 +1,4 @@
-"""Which states of a queue can be made of the segments that a target keeps."""
+"""The restorable states of the segments at a target."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .segment_files import SegmentFiles
 
 
 class Point(NamedTuple):
-    """A state of the queue that can be restored: the segments from its base to its own last one.
+    """A restorable state of the queue: the segments from its base to its last one.
 
     Attributes:
-        n: the number of the last segment, which names it.
+        n: the number of the last segment, which identifies the state.
         base: the number of the first segment of the base.
         x, wall: queue time and wall time, microseconds.
     """
@@ -25,10 +25,10 @@ class Point(NamedTuple):
 
 
 def points(target: SegmentFiles, *, since: int | None = None) -> Iterator[Point]:
-    """The states that can be restored, by what the segments say of themselves, ascending.
+    """Yield the restorable states in ascending order, according to the segments' headers.
 
     Args:
-        since: the number of the first segment of the base to begin with; None: the oldest one.
+        since: the number of the first segment of the first base; None: the oldest one.
     """
     numbers = target.numbers()
     floor = target.floor()
@@ -41,7 +41,7 @@ def points(target: SegmentFiles, *, since: int | None = None) -> Iterator[Point]
             base, begun, expected = -1, None, None
             continue
         if n != expected:
-            base = -1  # a hole: what follows needs another base
+            base = -1  # after a missing segment, the chain needs another base
         expected = n + 1
         if header.first == n:
             begun = n

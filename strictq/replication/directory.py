@@ -1,6 +1,6 @@
-"""A replica in a directory, on another disk or on a share that is mounted.
+"""A replica in a directory, on another disk or on a mounted share.
 
-A file is written beside its place, synced, and linked under its name, which fails where another writer was faster.
+A file is written under a temporary name, synced, and linked under its name, which fails if another writer was faster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DirectoryTarget(SegmentFiles):
     """See SegmentFiles."""
 
     def __init__(self, path: Path, key: bytes = b"") -> None:
-        super().__init__(key)  # without links it looks first by itself
+        super().__init__(key)  # if hard links are not supported, `_link` checks the name itself
         self.path = path
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class DirectoryTarget(SegmentFiles):
         try:
             self._write(part, data)
             made = self._link(part, self.path / name)
-            files.sync_directory(self.path)  # also where it is there: who linked it may have been killed before this
+            files.sync_directory(self.path)  # even if the name exists: its writer may have died before the sync
             return made
         finally:
             with suppress(OSError):
@@ -87,7 +87,7 @@ class DirectoryTarget(SegmentFiles):
         except OSError as e:
             if e.errno not in _NO_LINKS:
                 raise
-            if place.exists():  # no hard links here; one shipper writes
+            if place.exists():  # hard links are not supported; only one shipper writes
                 return False
             os.rename(part, place)
         return True
@@ -128,7 +128,8 @@ class DirectoryTarget(SegmentFiles):
         return total
 
     def is_write_once(self) -> bool:
-        # Without hard links a name is looked for and then taken: the test would pass, and two writers at once would not.
+        # Without hard links, checking and taking a name are two steps. The test would pass, but two concurrent writers would
+        # not be detected.
         with self.reached("it can't be written"):
             part, name = (self.path / f".probe.{os.urandom(6).hex()}.tmp" for _ in range(2))
             try:

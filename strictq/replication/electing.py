@@ -1,6 +1,6 @@
-"""Deciding who the members of a chain are, from the host of one of them: rounds of questions until one has an outcome.
+"""Decide on the membership of a chain, from the host of one member: rounds of questions until one has an outcome.
 
-`voting` says what is asked and what answers mean. Here are the connections, and the rule for who may become the primary.
+`voting` defines the questions and the meaning of answers. This module has the connections, and the rule for the new primary.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from .voting import Ballot, Ballotting, LogPosition, Membership, Question, Vote
 
 TRIES: Final = 10
 PAUSE_SECONDS: Final = 0.2
-"""At most so long between two tries, a random part of it: two that propose at once must not go on stopping each other."""
+"""The longest pause between two tries. A random part of it is waited, so that two proposers do not block each other."""
 DECIDER_SECONDS: Final = 60.0
 
 
 @attrs.frozen
 class Reach:
-    """How to reach the other members: all have the same token and the same authority.
+    """The credentials to reach the other members. All have the same token and the same authority.
 
     Attributes:
-        key: what segments are hashed with.
+        key: the key with which segments are hashed.
     """
 
     token_file: str | os.PathLike[str] | None = None
@@ -47,18 +47,20 @@ class Reach:
     key: bytes = b""
 
     def at(self, address: str) -> ReplicaTarget:
-        """
+        """Return the replica at an address.
+
         Raises:
             InvalidArgument: the token file is missing.
         """
         if self.token_file is None:
             raise InvalidArgument("the other members of the chain are to be asked: token_file is needed", hint=hints.TOKEN_FILE)
         authority = self.authority if address.startswith("tcps:") else None
-        # The address was given to a command that asked for TLS, or was told that the network is private.
+        # The address was given to a command that required TLS, or that was told that the network is private.
         return replica_at(address, token_file=self.token_file, authority=authority, key=self.key, plaintext=True)
 
     def ask(self, address: str, message: Question) -> Vote:
-        """
+        """Ask a member, and return its answer.
+
         Raises:
             TargetUnavailable: it does not answer.
         """
@@ -70,21 +72,24 @@ class Reach:
 
 
 Change = Callable[[Membership, str], Membership]
-"""What to propose instead of this membership, by the id of who proposes; the same one: nothing. It raises what forbids it."""
+"""Returns the membership to propose instead of the given one, for the proposer's id; the same one:
+
+no change. Raises to refuse.
+"""
 
 
 def decide(
     votes: Votes, reach: Reach, change: Change, *, position: Callable[[], LogPosition] | None = None,
     fetch: Callable[[ReplicaTarget], object] = lambda _from: None, on_step: Callable[[str], object] = lambda _step: None,
 ) -> Membership:  # fmt: skip
-    """Let the members decide on a change, and return what holds then.
+    """Let the members decide on a change, and return the membership that they decided.
 
     Args:
-        position: how far the log of this host is, which is to be the primary. None: that does not matter.
-        fetch: gets from another member what that log lacks.
+        position: returns the position of this host's log, if this host is to be the primary; None: it is not.
+        fetch: gets missing segments from another member.
     Raises:
-        NotElected: no majority answered, this host is no member any more, or another member has more.
-        InvalidArgument, NotElected: what `change` raises.
+        NotElected: no majority answered, this host is no longer a member, or another member's log is ahead.
+        InvalidArgument, NotElected: raised by `change`.
     """
     why = ""
     number = 0
@@ -116,7 +121,7 @@ def decide(
                     f"was changed ({why})", hint=hints.MAJORITY, transient=True,
                 )  # fmt: skip
         elif round.newest is not None:
-            talk.ask_all(round)  # tell all what was decided
+            talk.ask_all(round)  # report the decision to all members
             on_step("told")
         if round.highest is not None:
             number = max(number, round.highest.number)
@@ -124,7 +129,7 @@ def decide(
 
 
 class Talk:
-    """Questions of one try to all members, this host first."""
+    """The questions of one try to all members, this host first."""
 
     def __init__(self, votes: Votes, reach: Reach, own: str) -> None:
         self._votes = votes
@@ -134,11 +139,11 @@ class Talk:
 
     @property
     def silent(self) -> str:
-        """Who did not answer, and why."""
+        """The members that did not answer, with their errors."""
         return "; ".join(self._silent.values())
 
     def ask_all(self, round: Ballotting) -> Ballotting:
-        """What becomes of it when all were asked what it asks now. Without an outcome that is known before."""
+        """Ask all members the round's question, until its phase changes. Return the round."""
         phase, question = round.phase, round.question
         telling = question.decided if question.kind == "learn" else None
         members = {**dict(round.decided.members), **dict(() if telling is None else telling.members)}
@@ -168,10 +173,10 @@ class Talk:
 def _caught_up(
     round: Ballotting, reach: Reach, position: Callable[[], LogPosition] | None, fetch: Callable[[ReplicaTarget], object]
 ) -> Ballotting:
-    """The round, once the log of this host has what the members have that promised.
+    """Fetch the segments that this host's log lacks compared with the promising members. Return the round.
 
     Raises:
-        NotElected: it can't get that.
+        NotElected: the segments can't be fetched.
     """
     if round.ahead is None or position is None or round.voted_before is not None:
         return round
@@ -199,10 +204,10 @@ def _behind(address: str, why: str) -> NotElected:
 
 
 def fetch_into(replica: ReceivedSegments, source: ReplicaTarget) -> None:
-    """Take the segments that another member has, and this one has not.
+    """Fetch and append the segments that another member has and this one lacks.
 
     Raises:
-        TargetUnavailable, ReplicaGap, Diverged: they can't be had, or do not follow.
+        TargetUnavailable, ReplicaGap, Diverged: they can't be fetched, or do not follow the last one.
     """
     while True:
         data = source.fetch(replica.last_number)
@@ -216,10 +221,10 @@ def fetch_into(replica: ReceivedSegments, source: ReplicaTarget) -> None:
 
 
 def elect(votes: Votes, replica: ReceivedSegments, reach: Reach, on_step: Callable[[str], object]) -> Membership:
-    """Let the members elect this host, which receives nothing meanwhile.
+    """Let the members elect this host as the primary. It receives no segments meanwhile.
 
     Raises:
-        NotElected: they did not; nothing was changed.
+        NotElected: they did not elect it; nothing was changed.
     """
     first = votes.look()
     assert first is not None
@@ -241,14 +246,14 @@ def elect(votes: Votes, replica: ReceivedSegments, reach: Reach, on_step: Callab
 
 
 def ask_decider(command: Sequence[str] | str, queue_id: str, term: int, home: Path) -> None:
-    """Run a command that says whether this host may be the primary in this term. It is run without a shell.
+    """Run a command that decides whether this host may be the primary in this term. No shell is involved.
 
-    Its last arguments are the queue's id, the term, and the name of this host with the replica's directory. Exit code 0: it may,
-    and no other name may in this term.
+    Its last arguments are the queue's id, the term, and the name of this host with the replica's directory. With exit code 0, it
+    permits this host, and must permit no other in this term.
 
     Raises:
-        InvalidArgument: it is no command.
-        NotElected: it says no, can't be run, or does not end.
+        InvalidArgument: the command is malformed.
+        NotElected: it refuses, can't be run, or does not end in time.
     """
     try:
         words = shlex.split(command) if isinstance(command, str) else [*command]
@@ -267,7 +272,7 @@ def ask_decider(command: Sequence[str] | str, queue_id: str, term: int, home: Pa
 
 
 def tell_all(reach: Reach, decided: Membership, own: str) -> None:
-    """Tell the members what was decided; one that is away learns of it later."""
+    """Send the decision to the other members. A member that does not answer learns it later."""
     for member, address in decided.members:
         if member != own and address:
             with suppress(StrictqError):

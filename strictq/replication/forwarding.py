@@ -1,7 +1,7 @@
-"""How a replica ships on to the next one of its chain: the same segments, from its log, in a thread of its own.
+"""Forward segments from a replica's log to the next replica of its chain, in a separate thread.
 
-Where to go on is what the next one says. A segment is offered when this replica has it on its disk. In confirmed mode, whoever
-put it here waits until the next one has it, too.
+The next replica reports where to continue. A segment is forwarded when this replica has it on its disk. In confirmed mode, a
+put to this replica waits until the next one has the segment, too.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .replica_log import Logged, LogPlace
 from .segment import hash_of
 
 NEXT_SECONDS: Final = 8.0
-"""So long the replica before waits for the next one: less than its own client waits for it."""
+"""Seconds that this replica waits for the next one, less than its own client waits for it."""
 RETRY_SECONDS: Final = 0.25
 STOP_SECONDS: Final = 2.0
 KEEP_BYTES: Final = 1 << 30
-"""So much of the log is kept for a next replica that is away. With more, it gets the whole queue later."""
+"""Bytes of the log kept for a next replica that is unreachable. Beyond that, it gets the whole queue later."""
 
 
 class Beat(NamedTuple):
-    """What the primary said when it showed itself; see ShipTarget.beat."""
+    """The contents of a primary's heartbeat; see ShipTarget.beat."""
 
     queue_id: str
     history_id: str
@@ -38,13 +38,13 @@ class Beat(NamedTuple):
 
 
 class KeptSegment(NamedTuple):
-    """A segment that is in the log."""
+    """A segment in the log."""
 
     n: int
     hash: str
     place: LogPlace
     base: bool
-    """It begins a cut that has all of the queue."""
+    """Whether it begins a cut with the whole queue."""
 
     @classmethod
     def of(cls, logged: Logged) -> KeptSegment:
@@ -53,12 +53,12 @@ class KeptSegment(NamedTuple):
 
 
 class Forwarding:
-    """See the module.
+    """Forwards segments to the next replica; see the module.
 
     Args:
-        read: gives the bytes of a segment in the log; they may be others by now, or none.
-        whose: what the replica is now.
-        on_step: as that of the replica.
+        read: returns the bytes at a place in the log, which may have been overwritten or removed meanwhile.
+        whose: returns the replica's current state.
+        on_step: the replica's hook for tests.
     """
 
     def __init__(
@@ -75,18 +75,18 @@ class Forwarding:
         self._changed = threading.Condition()
         self._kept: list[KeptSegment] = []
         self._before = self._end = (-1, "")
-        """Number and hash of the segment before the first one that is kept, and of the last one."""
+        """Number and hash of the segment before the first kept one, and of the last kept one."""
         self._there = -1
-        """The next one has all up to this segment; what it lacks after that is kept."""
+        """The next replica has all segments up to this number; later ones are kept for it."""
         self._planned = False
-        """What the next one has is known."""
+        """Whether the position of the next replica is known."""
         self._beat: Beat | None = None
         self._offered = self._beaten = 0
-        """Beats."""
+        """Numbers of the last offered and the last forwarded heartbeat."""
         self._failure: StrictqError | None = None
         self._stopping = False
         self.base_wanted = False
-        """The next one lacks what is not kept any more: it needs a cut that has all of the queue."""
+        """Whether the next replica lacks segments that are no longer kept, and so needs a cut with the whole queue."""
         self._thread = threading.Thread(target=self._run, name="strictq-forwarding", daemon=True)
 
     def __str__(self) -> str:
@@ -94,23 +94,23 @@ class Forwarding:
 
     @property
     def error(self) -> str | None:
-        """Why the next one does not get what there is."""
+        """The error of forwarding, or None."""
         return None if self._failure is None else f"the next replica: {Exception.__str__(self._failure)}"
 
-    # ---- for the replica
+    # ---- called by the replica
 
     def loaded(self, before: tuple[int, str], found: list[Logged]) -> None:
-        """What the log has, and number and hash of the segment before that. Call it once, before the thread begins."""
+        """Set the log's segments, and number and hash of the one before them. Call it once, before the thread begins."""
         self._kept = [KeptSegment.of(logged) for logged in found]
         self._before = before
         self._end = (self._kept[-1].n, self._kept[-1].hash) if self._kept else before
 
     def begin(self) -> None:
-        """Ship on."""
+        """Start the thread."""
         self._thread.start()
 
     def appended(self, logged: Logged) -> None:
-        """The log has this segment."""
+        """Forward a segment that was appended to the log."""
         with self._changed:
             kept = KeptSegment.of(logged)
             self._kept.append(kept)
@@ -120,12 +120,12 @@ class Forwarding:
             self._changed.notify_all()
 
     def may_drop(self, last: int, size: int) -> bool:
-        """May the log forget what it has up to this segment? It has so many bytes."""
+        """Return whether the log may drop its segments up to `last`, which have `size` bytes."""
         with self._changed:
             return self._there >= last or size > KEEP_BYTES
 
     def dropped(self, file: int) -> None:
-        """The log has forgotten what was in this file."""
+        """Forget the segments in a file that the log dropped."""
         with self._changed:
             gone = [kept for kept in self._kept if kept.place.file == file]
             if gone:
@@ -134,13 +134,13 @@ class Forwarding:
                 self._planned = self._planned and self._there >= gone[-1].n
 
     def other_history(self) -> None:
-        """The replica belongs to another history of the queue from now on, which begins with all of it."""
+        """Forget all segments, because the replica now belongs to another history, which begins with the whole queue."""
         with self._changed:
             self._kept, self._before, self._planned = [], self._end, False
             self._changed.notify_all()
 
     def offer(self, beat: Beat) -> int:
-        """Pass this on. Returns what to wait for."""
+        """Forward a heartbeat. Return its number, for `wait_for`."""
         with self._changed:
             self._beat = beat
             self._offered += 1
@@ -148,11 +148,11 @@ class Forwarding:
             return self._offered
 
     def wait_for(self, n: int, beat: int = 0) -> None:
-        """Return when the next one has this segment and this beat on its disk.
+        """Wait until the next replica has this segment and this heartbeat on its disk.
 
         Raises:
-            TargetUnavailable: it does not say so in time.
-            Fenced: it was promoted.
+            TargetUnavailable: it does not confirm in time.
+            Fenced: the next replica was promoted.
         """
         until = time.monotonic() + NEXT_SECONDS
         with self._changed:
@@ -165,7 +165,7 @@ class Forwarding:
                 self._changed.wait(left)
 
     def stop(self) -> None:
-        """End the thread. A request that hangs is left behind."""
+        """End the thread, without waiting for a request that hangs."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -226,7 +226,7 @@ class Forwarding:
         return self._kept[at] if at < len(self._kept) else None
 
     def _plan(self, whose: ReplicaState) -> None:
-        """Ask the next one what it has, and find out what to send first."""
+        """Ask the next replica for its position, and determine the first segment to send."""
         self._target.claim({"queue_id": whose.queue_id, "history_id": whose.history_id})
         head = self._target.head()
         n, digest = (-1, "") if head is None else (head.n, head.hash)
@@ -239,10 +239,10 @@ class Forwarding:
             self._changed.notify_all()
 
     def _goes_on_from(self, n: int, digest: str) -> int | None:
-        """Behind which segment to go on, as it has this one; None: what it lacks is not kept.
+        """Return the number after which to continue, given the last segment of the next replica; None: it needs the whole queue.
 
         Raises:
-            Diverged: it has what this replica has not.
+            Diverged: it has segments that this replica does not have.
         """
         if n > self._end[0]:
             raise Diverged(f"{self} has more than this replica: it is not the next one of this chain")

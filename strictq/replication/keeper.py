@@ -1,4 +1,7 @@
-"""The thread that ships: whoever holds the queue's ship.lock has one. It holds the queue object weakly, and ends with it."""
+"""The thread that ships, in the process that holds the queue's ship.lock.
+
+It references the queue object weakly, and ends with it.
+"""
 
 from __future__ import annotations
 
@@ -26,28 +29,31 @@ from .target import ShipTarget
 
 BACKOFF_MAX_SECONDS: Final = 15.0
 CONFIRMED_BACKOFF_SECONDS: Final = 0.5
-"""In confirmed mode, in which calls wait for the next try."""
+"""The longest pause after a failure in confirmed mode, in which calls wait for the next try."""
 EAGER_SECONDS: Final = 0.2
 EAGER_STEP_SECONDS: Final = 0.0005
 IDLE_STEP_SECONDS: Final = 0.01
-"""In confirmed mode: how often the shipper looks whether a call of another process waits; first, for some time after one did."""
+"""In confirmed mode, the interval at which the shipper checks for waiting calls of other processes:
+
+shorter for EAGER_SECONDS after such a call.
+"""
 SHOW_SECONDS: Final = 0.5
-"""How often the status is shown, where nothing but the number of the segment changes."""
+"""The longest interval between two updates of the status, if only the segment's number changes."""
 BEAT_SECONDS: Final = 2.0
-"""A replica hears of its primary so often at least, also where there is nothing to ship."""
+"""The longest interval between two signs of life to a replica, even if there is nothing to ship."""
 FULL: Final = "the disk of the queue is full"
 STOP_SECONDS: Final = 30.0
-"""So long a queue that is closed waits for the last round."""
+"""Seconds that closing a queue waits for the last round."""
 GRACE_SECONDS: Final = 15.0
-"""So long one that ends shipping without a last round, as before a fork, waits for a call to the target."""
+"""Seconds that ending without a last round, as before a fork, waits for a call to the target."""
 LEFT_SECONDS: Final = 1.0
-"""Of that, for ending the thread."""
+"""The part of these seconds that is reserved for ending the thread."""
 HANGING_SECONDS: Final = 5.0
 """A call to the target that takes longer keeps no WAL beyond max_lag_bytes."""
 
 
 def start(storage: Storage) -> Ships | None:
-    """Ship from this process. None: another one does."""
+    """Start shipping from this process. Return None if another process ships."""
     replication, directory = storage.replication, storage.directory
     if replication is None or directory is None:
         return None
@@ -68,7 +74,7 @@ def start(storage: Storage) -> Ships | None:
 
 
 class StoppedShipping:
-    """In the place of a keeper while shipping has stopped for good: no WAL is kept for a target that must not be written to."""
+    """Takes the place of a keeper after shipping stopped permanently. No WAL is kept for a target that must not be written to."""
 
     lapsed = True
 
@@ -84,17 +90,17 @@ class StoppedShipping:
         return not ShipStatus.read(storage.directory, self._replication.history_id).stopped
 
     def nudge(self) -> None:
-        """There is nothing to do."""
+        """Do nothing, because nothing is shipped."""
 
     def stop(self, *, flush: bool) -> None:
-        """There is no thread."""
+        """Do nothing, because there is no thread."""
 
 
 class HeldLock:
-    """The ship.lock of a keeper that has ended while a call to its target hangs, and may still write there.
+    """The ship.lock of a keeper that ended while a call to its target hangs, which may still write there.
 
-    Until the call returns no process may ship to that target. A thread that hangs can't be ended; so where the queue is told to
-    ship elsewhere, the lock is let go of.
+    Until the call returns, no process may ship to that target. A hanging thread can't be ended, so if the queue is configured for
+    another target, the lock is released.
     """
 
     _all: Final[list[HeldLock]] = []
@@ -115,14 +121,14 @@ class HeldLock:
 
     @classmethod
     def let_go_of_others(cls, directory: Path, target: str) -> None:
-        """Leave the locks that have no business with this target, and those whose thread did not survive a fork."""
+        """Release the locks for other targets of the queue, and those whose thread did not survive a fork."""
         for held in list(cls._all):
             if held._process != os.getpid() or (held._directory == directory and held._target != target):
                 held.leave()
 
     @classmethod
     def after_fork_in_child(cls) -> None:
-        """Another thread of the parent may have held the guard."""
+        """Replace the guard, which another thread of the parent may have held."""
         cls._guard = threading.Lock()
 
 
@@ -131,10 +137,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class ShipKeeper:
-    """Rounds of a shipper, and what happens when they fail.
+    """Runs a shipper's rounds, and handles their failures.
 
     Args:
-        lock: held; let go of when the thread ends.
+        lock: the held ship.lock, released when the thread ends.
     """
 
     def __init__(self, storage: Storage, replication: Replication, lock: files.Lock) -> None:
@@ -158,12 +164,12 @@ class ShipKeeper:
         self._failures = 0
         self._beat_at = 0.0
         self._rounds: Rounds | None = storage.rounds()
-        """Counted for the calls that wait, in confirmed mode."""
+        """Counts the rounds for waiting calls, in confirmed mode."""
         self._wanted_at = self._shown_at = 0.0
         self._unshown = False
         self._news: list[Event] = []
         self._rest_seconds = 0.0
-        """After it has let go of the lock."""
+        """Seconds to wait after the lock was released."""
         self.lapsed = self._status.lapsed
         self.ended = False
         self._thread = threading.Thread(target=self._run, name="strictq-shipper", daemon=True)
@@ -180,12 +186,12 @@ class ShipKeeper:
                 raise TargetUnavailable(f"the shipper can't be started: {e}", self._replication.target) from e
 
     def nudge(self) -> None:
-        """Begin the next round now, unless the last one failed."""
+        """Start the next round now, unless the last one failed."""
         if not self._failures and not self._wake.is_set():
             self._wake.set()
 
     def stop(self, *, flush: bool) -> None:
-        """End the thread, and wait for it; flush: after a last round."""
+        """End the thread and wait for it. With flush, run a last round first."""
         self._stop_by = time.monotonic() + (STOP_SECONDS if flush else GRACE_SECONDS) - LEFT_SECONDS
         self._flush, self._stop = flush, True
         self._wake.set()
@@ -207,32 +213,32 @@ class ShipKeeper:
             self._end()
 
     def _rest(self, seconds: float) -> None:
-        """Wait for the next round, and show the target meanwhile that the primary lives."""
+        """Wait for the next round. Meanwhile, send the target signs of life."""
         until = time.monotonic() + seconds
         while not self._is_wanted() and (left := until - time.monotonic()) > 0 and not self._wake.wait(min(left, self._look())):
             if left > BEAT_SECONDS and self._beats:
                 try:
                     self._beat()
                 except StrictqError:
-                    break  # the next round finds out what that means, and shows it
+                    break  # the next round handles and reports it
         self._wake.clear()
 
     def _is_wanted(self) -> bool:
-        """Does a call wait for a round? While the target is out of reach, none is made sooner for it."""
+        """Return whether a call waits for a round. After a failure, no round is made earlier for it."""
         if self._rounds is None or self._failures or not self._rounds.wanted:
             return False
         self._wanted_at = time.monotonic()
         return True
 
     def _look(self) -> float:
-        """Seconds after which to look for calls of other processes that wait, and for whether to show that the primary lives."""
+        """Return the seconds until the next check for waiting calls of other processes, and for sending a sign of life."""
         if self._rounds is None:
             return BEAT_SECONDS
         return EAGER_STEP_SECONDS if time.monotonic() - self._wanted_at < EAGER_SECONDS else IDLE_STEP_SECONDS
 
     @property
     def _beats(self) -> bool:
-        """Is it time to show the target that the primary lives?"""
+        """Whether a sign of life to the target is due."""
         return self._shipper is not None and not self._failures and time.monotonic() - self._beat_at > BEAT_SECONDS / 2
 
     def _beat(self) -> None:
@@ -252,7 +258,7 @@ class ShipKeeper:
         finally:
             self._leave()
             if self._rest_seconds and not self._stop:
-                self._wake.wait(self._rest_seconds)  # another process may have what this one lacks
+                self._wake.wait(self._rest_seconds)  # another process may have what this one lacks, such as a key file
             self.ended = True
 
     def _leave(self) -> None:
@@ -270,10 +276,10 @@ class ShipKeeper:
     # ---- one round
 
     def step(self) -> float | None:
-        """One round. Returns how many seconds to wait for the next one; None: there is none."""
+        """Run one round. Return the seconds to wait for the next one; None: there is no next round."""
         storage = self._storage()
         if storage is None or storage.replication != self._replication:
-            return None  # it was configured otherwise: who ships from now on begins with that
+            return None  # it was reconfigured; the next shipper starts with the new configuration
         try:
             return self._step(storage)
         finally:
@@ -302,7 +308,7 @@ class ShipKeeper:
             self._let_go()
             return wait
         if self._shipper is not None and self._shipper.configured != self._replication:
-            storage.refresh_replication()  # another process changed it, and this one wrote nothing since
+            storage.refresh_replication()  # another process changed it, and this one has written nothing since
             return None
         if shipped or self._unshown or self._failures or self.lapsed:
             at_once = self._rounds is None or self._failures > 0 or self.lapsed
@@ -319,7 +325,7 @@ class ShipKeeper:
         target = self._opened()
         if self._shipper is None:
             if self.lapsed:
-                target.reach()  # no shard is pinned before the target is back
+                target.reach()  # pin no shard before the target is reachable
             self._shipper = Shipper(
                 storage.capture(), target, storage.clock, self._progress, history_id=self._replication.history_id,
                 term=self._replication.term, keep_seconds=self._settings.keep_seconds, confirmed=self._rounds is not None,
@@ -333,13 +339,13 @@ class ShipKeeper:
         if self._beats and not (shipped and self._rounds is None):
             self._beat()
         if self._rounds is not None and self._shipper.level:
-            self._rounds.end()  # not before the replica knows, by the first beat, that calls wait for it
+            self._rounds.end()  # only after the first heartbeat has told the replica that calls wait for it
         self._captured = tuple(self._shipper.captured())
         self._progress.write(self._shipper.x)
         return shipped
 
     def _opened(self) -> ShipTarget:
-        """The target. Its key is read here, so that a missing file is a failure like others, and shown."""
+        """Return the target. Its key file is read here, so that a missing file is reported like other failures."""
         if self._target is None:
             settings = self._settings
             key = read_key(settings.key_file) if settings.key_file else b""
@@ -352,7 +358,7 @@ class ShipKeeper:
         return self._target
 
     def _while_waiting(self) -> None:
-        """While the target does not answer: end if this is to end, and keep no WAL beyond the limit."""
+        """End the wait for the target if the thread is to end, or if the WAL exceeds its limit."""
         now = time.monotonic()
         if self._stop and now > self._stop_by:
             raise TargetUnavailable(f"{self._replication.target} does not answer", self._replication.target)
@@ -392,14 +398,14 @@ class ShipKeeper:
         return 0
 
     def _fence(self, storage: Storage) -> None:
-        """The replica was promoted: store that no process may write to this queue any more."""
+        """Store that the replica was promoted, so that no process may write to this queue."""
         try:
             storage.set_replication(self._replication._replace(mode="fenced"))
-        except StrictqError as e:  # nothing is confirmed all the same, and the next process that ships learns of it again
+        except StrictqError as e:  # nothing is confirmed in any case, and the next shipper gets the same answer
             logger().warning("%s could not be fenced: %s", self._directory, e)
 
     def _lapse(self, why: str) -> None:
-        """Keep the WAL no longer. What the target lacks is shipped whole, when that can be."""
+        """Stop keeping the WAL. Whole shards are shipped when the target is reachable again."""
         self._let_go()
         if not self.lapsed:
             self.lapsed = True
@@ -407,7 +413,7 @@ class ShipKeeper:
             self._tell("replication_lapsed", why)
 
     def _gap(self) -> str:
-        """Between which points in time there are no states."""
+        """Return the period for which there are no restore points, as text."""
         assert self._shipper is not None
         if not self._status.wall:
             return "everything is shipped"
@@ -418,7 +424,7 @@ class ShipKeeper:
         return f"there are no restore points between {before} and {after}"
 
     def _tell(self, kind: Literal["replication_lapsed", "replication_resumed", "replication_stopped"], detail: str) -> None:
-        """Let observers know of it once the round has ended and its status is shown."""
+        """Notify observers after the round, when its status is shown."""
         self._news.append(Event(kind, ANY_SHARD, detail=detail))
 
     def _show(self, error: str = "", *, stopped: bool = False) -> None:

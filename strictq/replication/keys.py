@@ -1,4 +1,4 @@
-"""The secret with which segments are hashed, so that whoever can write to a target can't make one up."""
+"""The secret with which segments are hashed, so that write access to a target is not enough to forge one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECRET_BYTES_MAX: Final = 1 << 16
 
 
 def read_key(path: str | os.PathLike[str]) -> bytes:
-    """Return the key that a file's content makes; white space around it counts for nothing.
+    """Return the key derived from a file's content without surrounding white space.
 
     Raises:
         ConfigError: the file is missing, can't be read, or is too short or too long.
@@ -39,5 +39,5 @@ def read_key(path: str | os.PathLike[str]) -> bytes:
 
 
 def key_id(key: bytes) -> str:
-    """Return what tells this key from another one, and says nothing else of it."""
+    """Return an identifier of this key, which reveals nothing else of it."""
     return blake2b(b"", digest_size=8, key=key, person=b"strictq key id").hexdigest()

@@ -1,4 +1,4 @@
-"""The members of a chain: who they are, and one more or one less."""
+"""The members of a chain: show, form, add and drop them."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def members(
     authority: str | os.PathLike[str] | None = None,
     plaintext: bool = False,
 ) -> Members:
-    """Show who the members of a chain are, on the host of one of them, or change that.
+    """Return the members of a chain, on the host of one of them, or change them.
 
-    A majority of the members decides on each change, and on each promotion. Those who missed a decision learn of it here.
+    A majority of the members decides on each change, and on each promotion. This call informs members that missed a decision.
 
     Args:
-        path: the queue, or a replica's directory.
-        form: the replicas of a queue that has no chain yet, as "tcps://HOST:PORT"; the queue is the first member.
-        add: a replica to add. It must receive already.
-        drop: a replica to drop. Nothing waits for it any more, and it can't be promoted.
-        token_file: the token of all replicas.
-        authority: a PEM file with certificates that vouch for theirs; None: those that the system trusts.
-        plaintext: reach members without TLS at addresses that are not this machine's own, in a network that is private.
+        path: the directory of the queue or of a replica.
+        form: the replicas of a queue without a chain, as "tcps://HOST:PORT". The queue is the first member.
+        add: a replica to add. It must already receive.
+        drop: a replica to drop. No call waits for it from then on, and it can't be promoted.
+        token_file: a file with the token of all replicas.
+        authority: a PEM file with the CA certificates for theirs; None: the system's trusted CAs.
+        plaintext: allow connections without TLS to other machines, for a private network.
     Raises:
-        QueueNotFound: there is no queue and no replica.
-        InvalidArgument: it is no such change; nothing was changed.
+        QueueNotFound: there is no queue and no replica at the path.
+        InvalidArgument: the change is invalid; nothing was changed.
         ConfigError: the queue is not replicated, or has no chain.
         Diverged: a new member has other data; nothing was changed.
-        NotElected: no majority answers, or this host is no member any more; nothing was changed.
+        NotElected: no majority answers, or this host is no longer a member; nothing was changed.
         TargetUnavailable: a new member can't be reached; nothing was changed.
     Source: docs/howto/replication.md
     """
@@ -56,7 +56,7 @@ def members(
     reach = Reach(token_file, authority)
     for each in (*form, *(() if add is None else (add,))):
         if token_file is not None:
-            replica_at(each, token_file=token_file, plaintext=plaintext)  # what is stored is not asked about again
+            replica_at(each, token_file=token_file, plaintext=plaintext)  # stored addresses are not checked again
     votes = Votes(home)
     if form:
         _form(home, votes, reach, [parse(each) for each in form])
@@ -71,10 +71,10 @@ def members(
 
 
 def home_of(path: Path) -> Path:
-    """Where the votes of this queue or replica are.
+    """Return the directory with the votes of this queue or replica.
 
     Raises:
-        QueueNotFound: there is none.
+        QueueNotFound: there is neither.
     """
     if is_replica(path):
         return path
@@ -103,7 +103,7 @@ def _form(home: Path, votes: Votes, reach: Reach, addresses: list[str]) -> None:
             if sorted(address for _, address in known.decided.members if address) != sorted(addresses):
                 raise InvalidArgument("the queue has a chain: add or drop members one at a time", hint=hints.SHOW_MEMBERS)
             return
-        votes.leave_chain()  # it was promoted by force, and is no member of that one any more
+        votes.leave_chain()  # it was promoted by force, so it is no longer a member of the old chain
     with votes.held() as state:
         own = state.id
     others = [(_id_of(reach, each, facts.queue_id, replication.history_id), each) for each in addresses]
@@ -114,10 +114,10 @@ def _form(home: Path, votes: Votes, reach: Reach, addresses: list[str]) -> None:
 
 
 def _id_of(reach: Reach, address: str, queue_id: str, history_id: str) -> str:
-    """The id of a replica of this queue.
+    """Return the id of a replica of this queue.
 
     Raises:
-        Diverged: it is another queue's, or another history's, or nobody's yet.
+        Diverged: it belongs to another queue or history, or is still empty.
     """
     target = reach.at(address)
     try:
@@ -178,7 +178,7 @@ def _changed(decided: Membership, others: tuple[tuple[str, str], ...]) -> Member
 
 
 def _shown(home: Path, votes: Votes, reach: Reach) -> Members:
-    """What the members know, once those who missed a decision know of it."""
+    """Return the members' knowledge of the membership, after informing those that missed a decision."""
     state = votes.look()
     assert state is not None
     assert state.decided is not None
@@ -213,7 +213,7 @@ def _version(state: VoterState | None) -> int | None:
 
 
 def is_dropped(queue: Path, address: str) -> bool:
-    """Have the members of this queue's chain dropped the replica there? It can't be promoted, so it need not know anything."""
+    """Return whether the chain of this queue has dropped the replica at an address, which then can't be promoted."""
     try:
         state = Votes(home_of(queue)).look()
     except StrictqError:

@@ -1,7 +1,7 @@
-"""What a host remembers of its chain's membership, and how it answers the others.
+"""The stored voter of a host: its knowledge of the chain's membership, and its answers to the other members.
 
-The file `votes` lies in the directory of a replica, or of a queue that is none. Every process that changes it holds
-`votes.lock`, and it is on the disk before an answer is given.
+The file `votes` is in the directory of a replica or of a queue. Every process that changes it holds
+`votes.lock`, and the change is on the disk before an answer is sent.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LOCK_SECONDS: Final = 5.0
 
 
 class Votes:
-    """The voter of one directory. Any thread and any process may use it."""
+    """The voter of one directory. Safe for any thread and process."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._seen: tuple[tuple[int, int], VoterState] | None = None
 
     def look(self) -> VoterState | None:
-        """What the voter has stored; None: there is none. Costs one look at the file while it does not change.
+        """Return the voter's stored state; None: there is none. If the file is unchanged, this costs one stat.
 
         Raises:
             StoreCorrupt: it can't be read.
@@ -54,10 +54,10 @@ class Votes:
 
     @contextmanager
     def held(self) -> Iterator[VoterState]:
-        """No other process changes it in the block. It is made if it is missing.
+        """Hold the lock of the voter's state, and yield the state. It is created if it is missing.
 
         Raises:
-            StoreBusy: another process does not let go of it.
+            StoreBusy: another process does not release the lock in time.
         """
         lock = files.Lock(self._directory / VOTES_LOCK)
         try:
@@ -70,15 +70,15 @@ class Votes:
             lock.leave()
 
     def store(self, state: VoterState) -> None:
-        """Durable on return. Only in a `held` block."""
+        """Store the state, durably on return. Only inside a `held` block."""
         with files.typed("the votes can't be stored"):
             files.replace_durably(self._directory / VOTES, json.dumps(state_values(state)).encode())
 
     def answered(self, message: Question, position: Callable[[], LogPosition] = lambda: NOTHING) -> Vote:
-        """What the voter says; what it has promised by that is on the disk on return.
+        """Return the voter's answer. Its promises are on the disk on return.
 
         Args:
-            position: asked for while no other answer is given.
+            position: returns the position of the log; called while no other answer is given.
         """
         with self.held() as state:
             said = answer(state, message)
@@ -87,7 +87,7 @@ class Votes:
             return Vote(said.yes, said.state, position())
 
     def leave_chain(self) -> None:
-        """Forget the membership: what it decides next is no business of this directory. It is another voter from now on."""
+        """Leave the membership, and become a new voter. Decisions of the old chain no longer concern this directory."""
         with self.held():
             self.store(VoterState(os.urandom(8).hex()))
 
@@ -100,9 +100,10 @@ def membership_values(m: Membership | None) -> list[Any] | None:
 
 
 def membership_from(found: Any) -> Membership | None:
-    """
+    """Parse a membership; None if there is none.
+
     Raises:
-        ValueError, TypeError: it is none.
+        ValueError, TypeError: it is malformed.
     """
     if found is None:
         return None
@@ -145,9 +146,10 @@ def message_values(message: Question) -> dict[str, Any]:
 
 
 def message_from(data: bytes) -> Question:
-    """
+    """Parse a question.
+
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: it is malformed.
     """
     try:
         found = json.loads(data)

@@ -1,7 +1,7 @@
-"""Merging what a diverged queue has, behind the point at which its replica was promoted, into the promoted queue.
+"""Merge the changes of a diverged queue since its replica was promoted into the promoted queue.
 
-Three steps, each of which can be interrupted and done again: resolve what the other history resolved, append its sends, compare
-what is never merged. The other queue's directory is only read.
+Three steps, each of which can be interrupted and repeated: resolve what the old queue resolved, append its sends, and compare
+the data that is never merged. The old queue's directory is only read.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ def merge(
     clock: Clock | None = None,
     on_step: Callable[[str], object] = lambda _step: None,
 ) -> Merged:
-    """Merge a queue that went on after its replica was promoted, or after it was restored, into the queue that took its place.
+    """Merge a queue that continued after its replica was promoted, or after it was restored, into the queue that replaced it.
 
-    Unresolved sends of the old queue are appended in order per key, with new seqs. What the old queue resolved is resolved,
-    unless a consumer of the new queue holds it now. Key states and app_* tables are compared, and never merged. Merging again
-    sends nothing twice, also after an interruption. The old queue is not changed.
+    Unresolved sends of the old queue are appended in order per key, with new seqs. Messages that the old queue resolved are
+    resolved, unless a consumer of the new queue holds them now. Key states and app_* tables are compared, and never merged.
+    Merging again sends nothing twice, even after an interruption. The old queue is not changed.
 
     Args:
-        old: the directory of the queue that is out of service. No process may have it open for writing.
+        old: the directory of the queue that was replaced. No process may have it open for writing.
         into: the promoted or restored queue. Other processes may use it.
         dry_run: only report what would be done.
-        on_step: called by name after each step, for tests.
+        on_step: called with the name of each finished step, for tests.
     Returns:
-        What was sent, resolved, and found to differ.
+        The messages sent and resolved, and the differences found.
     Raises:
-        InvalidArgument: `into` does not go on from the history of `old`; nothing was changed.
+        InvalidArgument: `into` does not continue the history of `old`; nothing was changed.
         QueueNotFound: there is no queue at one of the paths; nothing was changed.
         ReadOnlyQueue: one of them is a living replica; nothing was changed.
         StoreBusy: a process has the old queue open; nothing was changed.
-        ForwardPending: the new queue has sends that can't arrive now; nothing was changed.
-        StoreError: a shard can't be read or written. What was merged stays; merge again.
+        ForwardPending: sends in the new queue's outboxes can't be forwarded now; nothing was changed.
+        StoreError: a shard can't be read or written. Merged changes stay; merge again.
     Source: docs/howto/replication.md
     """
     clock = clock or SystemClock()
@@ -71,10 +71,10 @@ def merge(
 
 
 def place_of(path: str | os.PathLike[str], name: str, clock: Clock) -> Path:
-    """The directory of the queue at a path, which may be that of a promoted replica.
+    """Return the directory of the queue at a path, which may be that of a promoted replica.
 
     Raises:
-        InvalidArgument: it is no path.
+        InvalidArgument: the argument is not a path.
         ReadOnlyQueue: it is a living replica.
     """
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
@@ -86,7 +86,7 @@ def place_of(path: str | os.PathLike[str], name: str, clock: Clock) -> Path:
 
 @contextmanager
 def opened(path: Path, clock: Clock, *, read_only: bool) -> Iterator[Storage]:
-    """A queue, opened for the block."""
+    """Open a queue for the block."""
     storage = Storage.open(
         path, shards=None, durability=None, config=None, create=False, read_only=read_only, clock=clock, hook=None
     )
@@ -97,10 +97,10 @@ def opened(path: Path, clock: Clock, *, read_only: bool) -> Iterator[Storage]:
 
 
 def _fork_of(left: Storage, right: Storage) -> Fork:
-    """Where the new queue left the old one's history.
+    """Return the point at which the new queue left the old one's history.
 
     Raises:
-        InvalidArgument: it did not.
+        InvalidArgument: it did not leave this history.
     """
     if left.queue_id != right.queue_id:
         raise InvalidArgument("old and into are different queues; nothing was changed", hint=hints.MERGE_FORK)
@@ -113,7 +113,7 @@ def _fork_of(left: Storage, right: Storage) -> Fork:
 
 
 class _Merge:
-    """One merge while it runs."""
+    """The state of one merge."""
 
     def __init__(self, left: Storage, right: Storage, fork: Fork, on_step: Callable[[str], object], *, dry_run: bool) -> None:
         self.left, self.right = left, right
@@ -134,7 +134,7 @@ class _Merge:
         with self.right.confirmed_together():
             if not self.dry_run:
                 for shard in range(self.right.shards):
-                    self.right.forward(shard)  # what both histories have in their outboxes comes first
+                    self.right.forward(shard)  # deliver the outboxes' sends, which both histories have, first
             for shard in range(self.right.shards):
                 self._merge_shard(shard)
         for shard in range(self.right.shards):
@@ -154,17 +154,17 @@ class _Merge:
         gone = sorted((m for m in ours if m.id <= behind and m.id not in unresolved), key=attrgetter("key", "id"))
         kept = self._note_twice(shard, theirs, ours)
         left = self._resolve(shard, gone)
-        if left:  # their consumers will resolve them here, too
+        if left:  # consumers of the new queue will resolve these
             self._note(shard, kept + [(m.key, m.seq) for m in left])
         self.dead += [m for m in theirs if m.id > behind and m.dead]
         for sends in self.left.merging.sends_behind(shard, self.fork, theirs):
             self._send(shard, sends)
 
     def _note_twice(self, shard: int, theirs: Sequence[Listed], ours: Sequence[Listed]) -> list[tuple[bytes, int]]:
-        """What was unresolved at the fork and is resolved on both sides now. What this merge resolves must not count later.
+        """Record the messages unresolved at the fork and now resolved on both sides, before this merge resolves more.
 
         Returns:
-            What a later merge has to look at again.
+            The messages that a later merge must check again.
         """
         kept: list[tuple[bytes, int]] = []
         if self.at_fork is None or self.twice is None:
@@ -185,7 +185,7 @@ class _Merge:
             self._on_step("noted")
 
     def _resolve(self, shard: int, gone: list[Listed]) -> list[Listed]:
-        """Returns what consumers of the new queue hold, or have resolved meanwhile."""
+        """Resolve the messages. Return those that consumers of the new queue hold, or have resolved meanwhile."""
         if self.dry_run:
             self.acked += gone
             return []

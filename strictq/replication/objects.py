@@ -1,7 +1,7 @@
-"""A replica in an object store: objects whose names begin with a prefix. Needs the extra `remote`.
+"""A replica in an object store: objects whose names start with a prefix. Needs the extra `remote`.
 
-A segment is written by a conditional put (If-None-Match: *), which the store refuses where another writer was faster. Credentials
-and the address of the store come from the environment of the process, as for every AWS program; nothing of it is stored.
+A segment is written by a conditional put (If-None-Match: *), which the store refuses if another writer was faster. Credentials
+and the store's address come from the environment of the process, as for every AWS program, and are never stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TAKEN: Final = 412
 """HTTP status of a conditional put whose name is taken."""
 _BEHIND_THE_END: Final = 416
 _NOT_IMPLEMENTED: Final = 501
-"""What a store answers that does not know the condition of a put."""
+"""HTTP status of a store that does not support conditional puts."""
 _REFUSED: Final = (401, 403)
 _NO_CREDENTIALS: Final = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound")
 
@@ -43,7 +43,7 @@ class ObjectTarget(SegmentFiles):
 
     @property
     def _fs(self) -> Any:
-        """The client, made at the first use: in the thread and the process that use it.
+        """The client, created at the first use, in the thread and process that use it.
 
         Raises:
             MissingExtra: its package is not installed.
@@ -52,7 +52,8 @@ class ObjectTarget(SegmentFiles):
             need("s3fs", EXTRA)
             import s3fs
 
-            # No memory of listings: another process may write, too. No instance that the program has made for itself.
+            # No cache of listings, because another process may write. No shared instance, which the program may have
+            # configured.
             self._made = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
         return self._made
 
@@ -64,15 +65,15 @@ class ObjectTarget(SegmentFiles):
             found: list[dict[str, Any]] = self._fs.ls(self.root, detail=True, refresh=True)
         except FileNotFoundError as e:
             if e.__cause__ is not None:
-                raise  # the store said so: there is no such bucket
-            return []  # a prefix without objects is none
+                raise  # the store's answer: there is no such bucket
+            return []  # a prefix without objects
         return [entry for entry in found if entry["name"] != self.root]
 
     def holds(self, _path: Path) -> bool:
         return False
 
     def require_apart(self, _queue: Path) -> None:
-        """No directory lies in an object store."""
+        """Do nothing: no queue directory is in an object store."""
 
     def names(self) -> list[str]:
         return [entry["name"][len(self.root) + 1 :] for entry in self._listed()]
@@ -93,7 +94,7 @@ class ObjectTarget(SegmentFiles):
         return self.written_at(name) is not None
 
     def create(self, name: str, data: bytes) -> bool:
-        if not self.write_once:  # the caller has looked for the name; some stores refuse the condition as such
+        if not self.write_once:  # the caller has checked the name; some stores refuse conditional puts altogether
             self.replace(name, data)
             return True
         try:
@@ -149,7 +150,7 @@ class ObjectTarget(SegmentFiles):
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status that an error of s3fs came from."""
+    """Return the HTTP status behind an error of s3fs, or None."""
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(response, dict) else None
     return status if isinstance(status, int) else None

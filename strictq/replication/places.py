@@ -1,4 +1,4 @@
-"""What a target may be called, and which kind of target that is."""
+"""Parse the names of targets, and create the targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .segment_files import SegmentFiles
 from .target import ShipTarget
 
 REPLICAS: Final = ("tcp", "tcps")
-"""Living replicas, without TLS and with it."""
+"""Schemes of living replicas, without and with TLS."""
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ODD: Final = ("", ".", "..")
@@ -29,7 +29,7 @@ def parse(text: str | os.PathLike[str]) -> str:
     A path without a scheme is a file: target.
 
     Raises:
-        InvalidArgument: it names something else.
+        InvalidArgument: the text is not a valid name.
     """
     if not isinstance(text, str | os.PathLike) or isinstance(os.fspath(text), bytes):
         raise InvalidArgument(f"a target must be a str or a path, not {type(text).__name__}")
@@ -57,7 +57,7 @@ def target_of(name: str, key: bytes = b"", *, write_once: bool = True, token_fil
     """Return the target with this full name. Does no I/O.
 
     Args:
-        token_file, authority: of a replica on another host.
+        token_file, authority: for a replica on another host.
     """
     scheme, _, rest = name.partition(":")
     if scheme in REPLICAS:
@@ -77,7 +77,7 @@ def replica_at(
     """Return the living replica with this name, "tcps://HOST:PORT" or "tcp://HOST:PORT". Does no I/O.
 
     Raises:
-        InvalidArgument: it is no such name, or what it takes to reach it is wrong.
+        InvalidArgument: the name or another argument is invalid.
     """
     scheme, _, rest = parse(name).partition("://")
     if scheme not in REPLICAS:
@@ -119,7 +119,7 @@ def _directory(path: str) -> str:
 
 
 def _objects(rest: str) -> str:
-    """Bucket and prefix."""
+    """Return bucket and prefix."""
     if "@" in rest:
         raise InvalidArgument("credentials don't belong into the name of a target", hint=hints.STORE_CREDENTIALS)
     bucket, *parts = rest.removeprefix("//").rstrip("/").split("/")

@@ -1,7 +1,7 @@
-"""Making a queue of a living replica, when its primary is lost.
+"""Promote a living replica to a queue, when its primary is lost.
 
-From the moment at which the raised term is on the disk, nothing that a primary ships is confirmed any more. Every step can be
-interrupted and done again.
+Once the raised term is on the disk, no segment of the old primary is confirmed any more. Every step can be
+interrupted and repeated.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from .replica_log import ReplicaLog
 from .segment import SegmentHeader
 
 ALIVE_SECONDS: Final = 10.0
-"""A primary that was heard of within this time may live: it shows itself every two seconds."""
+"""The primary may be alive if the last contact was within this time. It sends a sign of life every two seconds."""
 HAND_OVER_SECONDS: Final = 20.0
-"""So long the process that receives may take to let go."""
+"""Seconds to wait for the receiving process to release the replica."""
 LOOKS_SECONDS: Final = 10.0
 
 
@@ -58,33 +58,34 @@ def promote(
     clock: Clock | None = None,
     on_step: Callable[[str], object] = lambda _step: None,
 ) -> Promoted:
-    """Make a queue of a living replica, on its own host, because its primary is lost. What was not shipped is lost.
+    """Promote a living replica to a queue, on its own host, because its primary is lost. Unshipped changes are lost.
 
-    Replication is asynchronous: what the primary committed after the last segment is missing. The queue has a history of its
-    own, is replicated nowhere, and can be written to at once. The process that receives for the replica lets go of it and
-    refuses the primary from then on. Promoting it again does nothing more.
+    Without confirmed mode, changes that the primary committed after the last segment are missing. The queue has a new
+    history, is not replicated, and can be written to at once. The process that receives for the replica releases it and
+    refuses the primary from then on. Promoting it again does nothing.
 
-    If the replica is a member of a chain, a majority of the members has to elect it, and it gets from them what it lacks. The
-    primary before is no member any more.
+    If the replica is a member of a chain, a majority of the members must elect it, and it gets missing segments from them. The
+    old primary is then no longer a member.
 
     Args:
         path: the replica's directory.
-        force: also if the primary was heard of in the last ten seconds, and without the majority of its chain, if that does not
-            answer. Two queues may hand out the same messages then.
-        dry_run: only report what it would be and what is known to be missing.
-        dead: all consumers of the primary are dead: timed leases end at once. Without it they end by their deadlines.
-        key_file: as it was given to the replica, if segments are keyed.
-        decider: a command that decides in place of the members, as one that takes a lock in a cluster. It is run without a shell,
-            with the queue's id, the term and the name of this host as its last arguments. Exit code 0 permits the promotion.
-        token_file, authority: to reach the other members of the chain; see `members`.
-        on_step: called by name after each step, for tests.
+        force: promote even if there was contact with the primary in the last ten seconds, or if the majority of the chain does
+            not answer. Two queues may then deliver the same messages.
+        dry_run: only report the result and what is known to be missing.
+        dead: all consumers of the primary are dead, so end their timed leases at once. Otherwise these end at their deadlines.
+        key_file: the replica's key file, if segments are keyed.
+        decider: a command that decides instead of the members, such as one that takes a lock in a cluster. It is run without a
+            shell, with the queue's id, the term and the name of this host as its last arguments. Exit code 0 permits the
+            promotion.
+        token_file, authority: credentials for the other members of the chain; see `members`.
+        on_step: called with the name of each finished step, for tests.
     Raises:
-        QueueNotFound: there is no replica, or it has no whole state yet; nothing was changed.
-        PrimaryAlive: the primary may live; nothing was changed.
-        InvalidArgument: the key is missing or another one; nothing was changed.
+        QueueNotFound: there is no replica, or it has no complete state yet; nothing was changed.
+        PrimaryAlive: the primary may be alive; nothing was changed.
+        InvalidArgument: the key is missing or differs; nothing was changed.
         NotElected: the members of the chain, or the decider, did not agree; nothing was changed.
-        StoreBusy: a process receives, looks or promotes and does not let go.
-        ReplicaGap, StoreError: what was received can't be read or written. Promote it again.
+        StoreBusy: a process that receives, reads or promotes does not release the replica.
+        ReplicaGap, StoreError: received data can't be read or written. Promote it again.
     Source: docs/howto/replication.md
     """
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
@@ -107,9 +108,10 @@ def promote(
 
 
 def _require_silent(found: Promoted, *, force: bool) -> None:
-    """
+    """Raise if the primary may be alive.
+
     Raises:
-        PrimaryAlive: the primary may live.
+        PrimaryAlive: the last contact is recent, and force is False.
     """
     if found.alive and not force:
         assert found.contact_at is not None
@@ -118,11 +120,11 @@ def _require_silent(found: Promoted, *, force: bool) -> None:
 
 
 def _report(home: Path, key: bytes, clock: Clock, missing: int | None = None) -> Promoted:
-    """What the replica would be. Changes nothing.
+    """Return the result of a promotion, without changing anything.
 
     Raises:
-        QueueNotFound: it has no whole state.
-        InvalidArgument: its segments are made with another key.
+        QueueNotFound: it has no complete state.
+        InvalidArgument: its segments have another key.
     """
     state, contact = ReplicaState.read(home), LastContact.read(home)
     if state.history_id and state.key_id != (key_id(key) if key else ""):
@@ -149,7 +151,7 @@ def _report(home: Path, key: bytes, clock: Clock, missing: int | None = None) ->
 
 
 def _received(home: Path, key: bytes, state: ReplicaState) -> tuple[SegmentHeader | None, int]:
-    """The last segment of the newest whole cut, and how many segments behind it there are of one that is not whole."""
+    """Return the last segment of the newest complete cut, and the number of later segments of an incomplete one."""
     last, behind = state.applied, 0
     log = ReplicaLog(home, key)
     try:
@@ -178,7 +180,7 @@ def _promote(
             raise StoreBusy(f"another process looks at the replica {home}", shard=-1, hint=hints.CLOSE_LOOKS)
         state = ReplicaState.read(home)
         if state.role == "promoted":
-            return  # by a process that was faster
+            return  # another process was faster
         if state.role == "replica":
             _require_silent(_report(home, key, clock), force=force)
             term, history_id = _permitted(home, key, clock, hold, reach, force=force, decider=decider, on_step=on_step)
@@ -211,10 +213,10 @@ def _permitted(
     home: Path, key: bytes, clock: Clock, hold: files.Lock, reach: Reach, *, force: bool, decider: Sequence[str] | str | None,
     on_step: Callable[[str], object],
 ) -> tuple[int, str]:  # fmt: skip
-    """In which term, and as which history, the replica may be the primary. Nothing is received meanwhile.
+    """Return the term and the history id with which the replica may be the primary. It receives nothing meanwhile.
 
     Raises:
-        NotElected: it may not be.
+        NotElected: it may not become the primary.
     """
     votes = Votes(home)
     voter, state = votes.look(), ReplicaState.read(home)
@@ -239,9 +241,9 @@ def _permitted(
 
 
 def _queue_time(applied: SegmentHeader, contact: LastContact | None, clock: Clock) -> int:
-    """What time it is in the queue: what it was when the primary was heard of last, and what has passed since then.
+    """Return the current queue time: the time at the last contact with the primary, plus the time since then.
 
-    By the clocks of this host alone, which the primary's may be ahead of.
+    Uses only this host's clocks, which may be behind the primary's.
     """
     if contact is None:  # its file was lost
         return applied.x + max(clock.wall() - applied.wall, 0)

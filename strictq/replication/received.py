@@ -1,7 +1,7 @@
-"""What a living replica does with segments: check, append to its log, confirm, apply to live/, and empty the log.
+"""The segments of a living replica: check them, append them to the log, confirm, apply to live/, and empty the log.
 
-A segment is confirmed when the log has it on the disk; it is applied later, by a thread, when the cut that it belongs to is all
-there. Applying one twice is the same as once, so after a kill or a power cut the log is applied again.
+A segment is confirmed when the log has it on the disk. A thread applies it later, when its cut is
+complete. Applying is idempotent, so after a kill or a power cut the log is applied again.
 """
 
 from __future__ import annotations
@@ -53,34 +53,34 @@ if TYPE_CHECKING:
 
 LOCK_SECONDS: Final = 10.0
 LOG_BYTES_MAX: Final = 1 << 32
-"""With more that could not be applied, because looks hold live/ or its disk is full, no segment is taken."""
+"""With more bytes in the log that can't be applied, because readers hold live/ or its disk is full, segments are refused."""
 APPLY_BYTES: Final = 64 << 20
-"""Applied at a time, while looks wait."""
+"""Bytes applied at a time, while readers wait."""
 APPLY_PAGES: Final = 4096
-"""Pages that are collected before they are written."""
+"""Number of pages that are collected before they are written."""
 LOOKS_SECONDS: Final = 0.5
 RETRY_SECONDS: Final = 1.0
 APPLY_SECONDS: Final = 0.05
-"""So long the first segment that can be applied waits for others: pages that each of them has are written once."""
+"""Seconds that the first applicable segment waits for others, so that pages that are in several of them are written once."""
 CONTACT_STEP: Final = 500_000
-"""Microseconds between two notes of when the primary was heard of."""
+"""Microseconds between two records of a contact with the primary."""
 
 
 class ReceivedSegments:
-    """One replica, in the process that receives for it. Any thread may call it.
+    """One replica, in the process that receives for it. Thread-safe.
 
     Args:
-        home: its directory; made if it is missing.
-        key: what segments are hashed with.
-        queue_id: the queue that it is for; None: the one that ships to it first.
-        promoting: the lock of the directory, which the caller holds, and looks' too: nothing is received any more, what was
-            received is applied, and the caller lets go of the lock.
-        next_replica: ship on to it.
-        on_step: called by name after each step, for tests that kill the process there.
+        home: its directory, created if it is missing.
+        key: the key with which segments are hashed.
+        queue_id: the id of its queue; None: the first queue that ships to it.
+        promoting: the directory's lock, held by the caller together with the readers' lock. Nothing is received, received
+            segments are applied, and the caller releases the lock.
+        next_replica: the replica to forward to, or None.
+        on_step: called with the name of each finished step, for tests that kill the process there.
     Raises:
-        InvalidArgument: something else is there, or it is for another queue or key; nothing was changed.
+        InvalidArgument: the directory has other contents, or is for another queue or key; nothing was changed.
         StoreBusy: another process receives for it, or promotes it.
-        ReplicaGap, StoreCorrupt: what it has is damaged; nothing was changed.
+        ReplicaGap, StoreCorrupt: its data is damaged; nothing was changed.
     """
 
     def __init__(
@@ -110,17 +110,17 @@ class ReceivedSegments:
         self._boot_id = clock.boot_id()
         self._n, self._hash = -1, ""
         self._complete: SegmentHeader | None = None
-        """The last segment of the last whole cut of this history."""
+        """The last segment of the last complete cut of this history."""
         self._whole = NOTHING
-        """How far the last whole cut is, of whichever history."""
+        """The position of the last complete cut, of any history."""
         self._open: list[Logged] = []
-        """Segments of a cut that is not all there yet."""
+        """Segments of an incomplete cut."""
         self._ready: deque[list[Logged]] = deque()
-        """Cuts to apply."""
+        """Complete cuts that are not applied yet."""
         self._applied: Logged | None = None
         self._contact: LastContact | None = None
         self.error: str | None = None
-        """Why what was received can't be applied now."""
+        """The error that prevents applying, or None."""
         self._log: ReplicaLog | None = None
         self._mark: ApplyingMark | None = None
         self._pages: PageFiles | None = None
@@ -141,7 +141,7 @@ class ReceivedSegments:
                 self._thread = threading.Thread(target=self._run, name="strictq-replica", daemon=True)
                 self._thread.start()
             else:
-                self._hold.leave()  # it only says that it was promoted
+                self._hold.leave()  # it only answers that it was promoted
         except BaseException:
             self._let_go()
             raise
@@ -159,10 +159,10 @@ class ReceivedSegments:
     def _key_id(self) -> str:
         return key_id(self._key) if self._key else ""
 
-    # ---- what is there
+    # ---- loading
 
     def _load(self) -> None:
-        """Read the log, and apply what of it live/ may not have."""
+        """Read the log, and apply the segments that live/ may lack."""
         self._mark = ApplyingMark(self.home, self._clock)
         self._log = ReplicaLog(self.home, self._key)
         self._pages = api.page_files(self.home / LIVE)
@@ -179,7 +179,7 @@ class ReceivedSegments:
             self._forwarding.loaded(before, found)
         for logged in found:
             if logged.header.n <= self._n:
-                continue  # the state was stored, and the log not emptied yet
+                continue  # the state was stored before the log could be emptied
             if (logged.header.n != self._n + 1 or logged.header.prev != self._hash) and not logged.header.begins_base:
                 raise ReplicaGap(f"segment {self._n + 1} is missing in the replica's log", self._n + 1)
             self._follow(logged)
@@ -188,7 +188,7 @@ class ReceivedSegments:
             self._apply_before_looks()
 
     def _apply_before_looks(self) -> None:
-        """At the start: live/ may be torn, so no look may come first."""
+        """Apply the log at the start, before any reader, because live/ may be torn."""
         looks = files.Lock(self.home / LOOKS)
         try:
             if not self._promoting and not looks.alone(LOCK_SECONDS):
@@ -202,10 +202,10 @@ class ReceivedSegments:
             looks.leave()
 
     def _follow(self, logged: Logged) -> None:
-        """The chain ends with this segment now."""
+        """Extend the chain by this segment."""
         header = logged.header
         if header.first == header.n:
-            self._open = []  # a cut that was given up counts for nothing
+            self._open = []  # an abandoned cut is ignored
         self._open.append(logged)
         self._n, self._hash = header.n, logged.hash
         if not header.more:
@@ -215,14 +215,14 @@ class ReceivedSegments:
             self._open = []
 
     def _forget_other_history(self) -> None:
-        """What it has of the history before counts for nothing in this one, which begins with all of the queue."""
+        """Forget the last complete cut if it is of another history. The new history begins with the whole queue."""
         if self._complete is not None and self._complete.history_id != self.state.history_id:
             self._complete = None
 
-    # ---- what a primary asks for
+    # ---- requests of a primary
 
     def status(self) -> dict[str, Any]:
-        """Whose it is, and its term."""
+        """Return the replica's queue, history, key, term and role."""
         with self._changed:
             voter = self._votes.look()
             elected = "" if voter is None or voter.decided is None else voter.decided.history_id
@@ -230,10 +230,10 @@ class ReceivedSegments:
                     "term": self.state.term, "role": self.state.role, "elected": elected}  # fmt: skip
 
     def head(self) -> ChainHead | None:
-        """Where its chain ends. In confirmed mode, the next replica has all of that.
+        """Return the end of its chain. In confirmed mode, the next replica has all segments up to it.
 
         Raises:
-            Fenced: it was promoted.
+            Fenced: this replica was promoted.
             TargetUnavailable: the next replica does not confirm.
         """
         with self._changed:
@@ -247,15 +247,15 @@ class ReceivedSegments:
         return head
 
     def claim(self, queue_id: str, history_id: str, key: str) -> None:
-        """Make it the replica of a queue's history, if it is nobody's, or has no segment yet. Durable on return.
+        """Make this the replica of a queue's history, if it has none, or no segment yet. Durable on return.
 
-        So is the history of the primary that the members of its chain have elected. What it has of the one before stays until it
-        has all of the new one.
+        Also accepts the history of the primary elected by the members of its chain. The data of the old history stays until the
+        new one is complete.
 
         Raises:
-            Diverged: it is another queue's, or another history's; nothing was changed.
-            InvalidArgument: segments are to be made with another key; nothing was changed.
-            Fenced: it was promoted.
+            Diverged: it belongs to another queue or history; nothing was changed.
+            InvalidArgument: the primary's key differs; nothing was changed.
+            Fenced: this replica was promoted.
         """
         with self._changed:
             self._require_receives()
@@ -278,7 +278,7 @@ class ReceivedSegments:
         self._on_step("claimed")
 
     def _is_elected(self, queue_id: str, history_id: str) -> bool:
-        """Is this history, which is not its own, that of the primary which the members of the chain have elected?"""
+        """Return whether this other history is that of the primary elected by the members of the chain."""
         voter = self._votes.look()
         decided = None if voter is None or not voter.has_vote else voter.decided
         return (
@@ -288,14 +288,14 @@ class ReceivedSegments:
         )
 
     def beat(self, queue_id: str, history_id: str, term: int, x: int, *, confirmed: bool, generation: int) -> None:
-        """The primary lives, and its queue time is this. Whether its calls wait for the replica is stored durably.
+        """Record a sign of life of the primary, with its queue time. Store durably whether its calls wait for the replica.
 
-        In confirmed mode, the next replica has all of that on return, too. It is the first one to know that the mode has ended:
-        until then this one waits for it.
+        In confirmed mode, the next replica has stored it, too, on return. It is the first one to learn that the mode has ended;
+        until then, this replica waits for it.
 
         Raises:
-            Diverged, Fenced: it is not this replica's primary.
-            ReplicaGap: the next replica needs all of the queue.
+            Diverged, Fenced: the caller is not this replica's primary.
+            ReplicaGap: the next replica needs the whole queue.
             TargetUnavailable: the next replica does not confirm.
         """
         said = Beat(queue_id, history_id, term, x, confirmed, generation)
@@ -324,9 +324,9 @@ class ReceivedSegments:
             self.state = changed
 
     def _next_to_confirm(self) -> Forwarding | None:
-        """The next replica, if what is put here is confirmed only when that has it.
+        """Return the next replica if its confirmation is required, or None.
 
-        It does not count once the members of the chain have dropped it: those that are left are the primary and this one.
+        A replica that the members of the chain have dropped is not required: then only the primary and this one are left.
         """
         if self._forwarding is None or not self.state.confirmed:
             return None
@@ -342,19 +342,19 @@ class ReceivedSegments:
             raise ReplicaGap(f"the next replica {self._forwarding} lacks what this one does not keep any more", self._n + 1)
 
     def put(self, n: int, data: bytes) -> None:
-        """Take a segment; it is on the disk on return, in confirmed mode on that of the next replica, too.
+        """Store a segment. It is on the disk on return, in confirmed mode also on the next replica's.
 
-        The same one twice is the same as once.
+        Repeating the last segment does nothing.
 
         Raises:
-            Diverged: it is another queue's or history's, or does not follow what is there.
-            Fenced: it is of an earlier term, or this was promoted.
-            ReplicaGap: it is damaged, or one before it is missing.
-            SchemaMismatch: it is of a newer strictq.
+            Diverged: it belongs to another queue or history, or does not follow the last segment.
+            Fenced: it has an earlier term, or this replica was promoted.
+            ReplicaGap: it is damaged, or an earlier segment is missing.
+            SchemaMismatch: it was made by a newer strictq.
             StoreFull, StoreError: it can't be stored.
-            TargetUnavailable: it is stored, and the next replica does not confirm it.
+            TargetUnavailable: it is stored, but the next replica does not confirm it.
         """
-        header, _ = decode(data, n, self._key)  # all of it: what can't be applied is not confirmed
+        header, _ = decode(data, n, self._key)  # decode it completely: a segment that can't be applied is not confirmed
         digest = hash_of(data)
         with self._changed:
             self._require_receives()
@@ -381,22 +381,22 @@ class ReceivedSegments:
         self._on_step("confirmed")
 
     def answered(self, message: Question) -> Vote:
-        """What the voter of this replica says. Behind a vote for another primary, nothing of this one is confirmed any more."""
+        """Return the voter's answer. After a vote for another primary, no segment of the current one is confirmed."""
         with self._changed:
             return self._votes.answered(message, lambda: self.position)
 
     @property
     def last_number(self) -> int:
-        """Of the last segment; -1: there is none."""
+        """The number of the last segment; -1: there is none."""
         return self._n
 
     @property
     def position(self) -> LogPosition:
-        """How far the last whole cut is."""
+        """The position of the last complete cut."""
         return self._whole
 
     def after(self, n: int) -> bytes:
-        """The segments of the log behind this one, as many as one answer may have."""
+        """Return the segments of the log after this one, as many as fit into one answer."""
         out: list[bytes] = []
         size = 0
         with self._changed:
@@ -416,7 +416,7 @@ class ReceivedSegments:
 
     @property
     def trouble(self) -> str | None:
-        """Why what was received can't be applied, or does not arrive at the next replica; None: nothing is wrong."""
+        """The error that prevents applying or forwarding, or None."""
         return self.error or (None if self._forwarding is None else self._forwarding.error)
 
     def _in_log(self, place: LogPlace) -> bytes:
@@ -425,7 +425,7 @@ class ReceivedSegments:
 
     def _note_contact(self, x: int) -> None:
         if self._promoting:
-            return  # what it takes comes from another member
+            return  # the segments come from another member
         before = self._contact
         boot, wall = self._clock.boot(), self._clock.wall()
         if before is not None and before.boot_id == self._boot_id:
@@ -463,9 +463,10 @@ class ReceivedSegments:
             self.state = raised
 
     def _require_follows(self, header: SegmentHeader) -> None:
-        """
+        """Raise unless a segment is the next one of the chain.
+
         Raises:
-            ReplicaGap, Diverged: it is not the next one of the chain.
+            ReplicaGap, Diverged: it is not.
         """
         n = header.n
         if n > self._n + 1 and not header.begins_base:
@@ -478,7 +479,8 @@ class ReceivedSegments:
             raise ReplicaGap("the first segments of a replica must have all of the queue", n)
 
     def _require_sound(self, header: SegmentHeader) -> None:
-        """
+        """Raise unless a segment's header is plausible.
+
         Raises:
             ReplicaGap: it names files or pages that no queue has.
         """
@@ -514,7 +516,7 @@ class ReceivedSegments:
                         self._changed.wait(RETRY_SECONDS)
 
     def _apply_some(self) -> bool:
-        """Apply cuts, one after the other. False: a look holds live/."""
+        """Apply cuts one after another. Return False if a reader holds live/."""
         looks = files.Lock(self.home / LOOKS)
         assert self._mark is not None
         try:
@@ -532,7 +534,7 @@ class ReceivedSegments:
         return True
 
     def _apply_cuts(self) -> int:
-        """Apply cuts that follow one another, until they have enough pages. Returns how many bytes their segments have."""
+        """Apply consecutive cuts until they have APPLY_PAGES pages. Return the size of their segments, bytes."""
         assert self._log is not None
         assert self._pages is not None
         newest: dict[int, dict[int, bytes]] = {}
@@ -557,7 +559,7 @@ class ReceivedSegments:
         return size
 
     def _trim(self) -> None:
-        """Empty the file of the log that is full, once live/ has on the disk what is in it."""
+        """Empty the full file of the log, once live/ has its segments on the disk."""
         assert self._log is not None
         applied = self._applied
         if applied is None:
@@ -569,7 +571,7 @@ class ReceivedSegments:
             self._on_step("trimmed")
 
     def _may_empty(self, file: int) -> bool:
-        """Has the next replica what this file has?"""
+        """Return whether the next replica has the segments of this file."""
         assert self._log is not None
         return self._forwarding is None or self._forwarding.may_drop(self._log.last(file), self._log.size)
 
@@ -590,18 +592,18 @@ class ReceivedSegments:
             self.state = stored
         self._on_step("stored")
 
-    # ---- the end
+    # ---- closing
 
     def finish(self) -> None:
-        """Bring all to the disk that is applied, and empty the log.
+        """Apply the rest, sync it, and empty the log.
 
         Raises:
-            StoreError: it can't be; nothing is lost.
+            StoreError: this failed; nothing is lost.
         """
         self._settle()
 
     def close(self) -> None:
-        """Take no more segments, and let go of the directory; what is confirmed stays. Closing twice does nothing."""
+        """Accept no more segments, and release the directory. Confirmed segments stay. Closing twice does nothing."""
         with self._changed:
             if self._stop:
                 return
@@ -617,7 +619,7 @@ class ReceivedSegments:
         self._let_go()
 
     def _settle(self) -> None:
-        """Apply the rest, unless a look holds live/, and leave an empty log."""
+        """Apply the rest, unless a reader holds live/, and empty the log."""
         while self._ready and self._apply_some():
             pass
         applied, log = self._applied, self._log
@@ -631,7 +633,7 @@ class ReceivedSegments:
                     self._empty(file)
 
     def leave(self) -> None:
-        """Let go of the directory, and leave the log as it is."""
+        """Release the directory, and leave the log unchanged."""
         self._let_go()
 
     def _let_go(self) -> None:

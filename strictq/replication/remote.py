@@ -1,4 +1,4 @@
-"""A living replica on another host, as its primary sees it: one connection, and a request for each segment."""
+"""A living replica on another host, as its primary uses it: one connection, and one request per segment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .target import ChainHead, ShipTarget
 from .voting import Question, Vote
 
 TIMEOUT_SECONDS: Final = 20.0
-"""For an answer. A replica syncs one segment meanwhile."""
+"""Seconds to wait for an answer. A replica syncs one segment in this time."""
 ANSWER_BYTES_MAX: Final = 4 << 20
 HEAD: Final = "/1/head"
 CLAIM: Final = "/1/claim"
@@ -30,7 +30,7 @@ SEGMENT: Final = "/1/segment/"
 AFTER: Final = "/1/after/"
 VOTE: Final = "/1/vote"
 _OURS: Final = (Diverged, Fenced, InvalidArgument, ReplicaGap, SchemaMismatch)
-"""Errors of the replica that say something of the chain or the arguments. All others are its own trouble, and may pass."""
+"""Errors of the replica about the chain or the arguments. All others are the replica's own failures, and may be transient."""
 
 
 class ReplicaTarget(ShipTarget):
@@ -38,8 +38,8 @@ class ReplicaTarget(ShipTarget):
 
     Args:
         scheme: "tcp", or "tcps" for TLS.
-        token_file: a file with the token that the replica expects, read at the first request.
-        authority: a PEM file with certificates that vouch for the replica's; "": those that the system trusts.
+        token_file: a file with the replica's token, read at the first request.
+        authority: a PEM file with the CA certificates for the replica's; "": the system's trusted CAs.
     """
 
     keeps_segments = False
@@ -53,7 +53,7 @@ class ReplicaTarget(ShipTarget):
         self._tls: ssl.SSLContext | None = None
         self._connection: http.client.HTTPConnection | None = None
         self._empty = True
-        """When it was last asked, it had no segments."""
+        """Whether it had no segments at the last request."""
 
     def __str__(self) -> str:
         return f"{self._scheme}://{transport.address(self._host, self._port)}"
@@ -62,9 +62,9 @@ class ReplicaTarget(ShipTarget):
         return False
 
     def require_apart(self, _queue: Path) -> None:
-        """It is another process's directory."""
+        """Do nothing: the directory belongs to a process on another host."""
 
-    # ---- whose it is
+    # ---- identity
 
     def prepare(self, _queue: Path) -> None:
         self.reach()
@@ -79,8 +79,8 @@ class ReplicaTarget(ShipTarget):
     def require(self, identity: dict[str, Any], found: dict[str, Any] | None = None) -> None:
         found = self.identity() if found is None else found
         if found is not None and (self._empty or found.get("elected") == identity["history_id"]):
-            # A configuration that was interrupted: where nothing was shipped, the replica lets the queue claim it again. So does
-            # a member of the chain that has elected this queue.
+            # After an interrupted configuration, the replica lets the queue claim it again if nothing was shipped. So does a
+            # member of the chain that has elected this queue.
             found = found | {"history_id": identity["history_id"]}
         super().require(identity, found)
 
@@ -113,7 +113,7 @@ class ReplicaTarget(ShipTarget):
         self._ask("PUT", f"{SEGMENT}{n}", data)
 
     def retain(self, _limit: int) -> int:
-        return 0  # it empties its log by itself
+        return 0  # the replica empties its log by itself
 
     def beat(self, queue_id: str, history_id: str, term: int, x: int, *, confirmed: bool, generation: int) -> None:
         said = {
@@ -132,19 +132,19 @@ class ReplicaTarget(ShipTarget):
             connection.close()
 
     def interrupt(self) -> None:
-        """Let a request that another thread makes fail now."""
+        """Make a request of another thread fail now."""
         sock = getattr(self._connection, "sock", None)
         if sock is not None:
             with suppress(OSError):
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
-    # ---- the others of a chain
+    # ---- questions to the members of a chain
 
     def vote(self, message: Question) -> Vote:
-        """What the voter there says.
+        """Ask the replica's voter, and return its answer.
 
         Raises:
-            TargetUnavailable: nothing, or nothing that makes sense. It may have voted.
+            TargetUnavailable: there is no valid answer. It may have voted.
         """
         found = self._ask("POST", VOTE, json.dumps(message_values(message)).encode())
         try:
@@ -153,7 +153,7 @@ class ReplicaTarget(ShipTarget):
             raise self._stranger("its answer makes no sense") from e
 
     def fetch(self, n: int) -> bytes:
-        """The segments behind this one that its log has, one behind the other; b"": it has not the next one.
+        """Return the concatenated segments of its log after this one; b"": it does not have the next one.
 
         Raises:
             TargetUnavailable: it does not answer.
@@ -168,10 +168,11 @@ class ReplicaTarget(ShipTarget):
     # ---- one request
 
     def _ask(self, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
-        """
+        """Make a request, and return its answer.
+
         Raises:
-            TargetUnavailable: it does not answer, does not know the token, or has no room now.
-            Diverged, Fenced, InvalidArgument, ReplicaGap, SchemaMismatch: what the replica says.
+            TargetUnavailable: it does not answer, refuses the token, or has no free connection.
+            Diverged, Fenced, InvalidArgument, ReplicaGap, SchemaMismatch: raised by the replica.
         """
         with self.reached("it can't be reached"):
             status, answer = self._answer(method, path, body)
@@ -181,7 +182,7 @@ class ReplicaTarget(ShipTarget):
         return found
 
     def _require_json(self, status: int, answer: bytes) -> dict[str, Any] | None:
-        """What it answers, or the error that it raised; None: neither."""
+        """Return the decoded answer, or raise the error in it; None: it has neither."""
         if status == HTTPStatus.UNAUTHORIZED:
             raise TargetUnavailable(f"{self} does not take this token", str(self), hint=hints.TOKEN_FILE, transient=False)
         try:
@@ -197,7 +198,7 @@ class ReplicaTarget(ShipTarget):
         return None
 
     def _answer(self, method: str, path: str, body: bytes, most: int = ANSWER_BYTES_MAX) -> tuple[int, bytes]:
-        """Status and body. A connection that the replica closed meanwhile is made again: every request may come twice."""
+        """Return status and body. Reconnect if the replica closed the connection, because every request may be repeated."""
         fresh = self._connection is None
         try:
             return self._once(method, path, body, most)

@@ -1,7 +1,7 @@
-"""A living replica: a server that receives a queue's segments over TCP, and keeps a copy that can be looked at and promoted.
+"""A living replica: a server that receives a queue's segments over TCP, and keeps a copy that can be read and promoted.
 
-Plain HTTP of the standard library. Each request carries the token; a connection stays for many. Nothing that comes in is
-unpickled or run, and peers send numbers of shards, never names of files.
+Plain HTTP of the standard library. Each request carries the token; connections are reused. No received data is
+unpickled or executed, and peers send shard numbers, never file names.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _KEY_ID: Final = re.compile(r"[0-9a-f]{0,64}")
 
 
 class ReplicaServer(TokenServer):
-    """Serves one replica on a socket that is open already."""
+    """A server for one replica, on a socket that is already open."""
 
     def __init__(self, listening: socket.socket, replica: Replica, token: str, tls: ssl.SSLContext | None) -> None:
         super().__init__(listening, ReplicaHandler, token, tls)
@@ -70,12 +70,12 @@ class ReplicaServer(TokenServer):
                 self._connected.discard(request)
 
     def service_actions(self) -> None:
-        """Make way for a promotion, too."""
+        """Also release the replica if a process wants to promote it."""
         super().service_actions()
         self.replica.tend()
 
     def disconnect(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         with self._connecting:
             for connection in self._connected:
                 with suppress(OSError):
@@ -168,35 +168,35 @@ def _whole(value: object) -> int:
 
 
 class Replica:
-    """Receive for a replica, as long as this object is not closed. The queue that ships to it is on another host.
+    """A replica that receives until this object is closed. The queue that ships to it is on another host.
 
     ```
     with strictq.Replica("orders.replica", listen="10.0.0.2:7400", token_file="token", certificate="replica.pem") as replica:
         replica.wait()
     ```
 
-    A replica belongs to one history of one queue: the first that ships to it. It can be looked at with
-    `strictq.open(path, read_only=True)` while it receives. `strictq.promote` makes a queue of it. From then on, whoever ships to
-    it is refused with Fenced.
+    A replica belongs to one history of one queue: the first that ships to it. It can be read with
+    `strictq.open(path, read_only=True)` while it receives. `strictq.promote` makes it a queue. From then on, a queue that ships
+    to it is refused with Fenced.
 
     Args:
-        path: its directory; made if it is missing, else empty or a replica.
-        listen: "HOST:PORT"; port 0: any that is free, see `address`.
-        token_file: a file with the token that a primary shows: 16 to 512 letters, digits and `._~+/=-`.
-        certificate: a PEM file with its certificate and those between it and the authority; with it, TLS.
-        private_key: a PEM file with its key, not encrypted; None: it is in `certificate`.
-        plaintext: receive without TLS at an address that is not this machine's own, in a network that is private.
-        key_file: as given to `configure_replication`, if that has one.
-        queue_id: the only queue that may ship to it; None: the first that does.
-        forward_to: "tcps://HOST:PORT" or "tcp://HOST:PORT": ship on to this replica, which has the same token and key file. In
-            confirmed mode, nothing is confirmed before that one has it.
-        authority: a PEM file with certificates that vouch for the next replica's; None: those that the system trusts.
-        rejoin: if the path is a queue whose replica was promoted, move it to `*.diverged-TERM` first, and begin with nothing.
+        path: its directory, created if it is missing. An existing one must be empty or a replica.
+        listen: "HOST:PORT". Port 0: any free port, see `address`.
+        token_file: a file with the token that a primary must send: 16 to 512 letters, digits and `._~+/=-`.
+        certificate: a PEM file with its certificate and the intermediate ones. Enables TLS.
+        private_key: a PEM file with its unencrypted key; None: the key is in `certificate`.
+        plaintext: allow receiving without TLS from other machines, for a private network.
+        key_file: the key file that was passed to `configure_replication`, if any.
+        queue_id: the id of the only queue that may ship to it; None: the first queue that ships to it.
+        forward_to: "tcps://HOST:PORT" or "tcp://HOST:PORT": forward to this replica, which has the same token and key file. In
+            confirmed mode, nothing is confirmed before that replica has it.
+        authority: a PEM file with the CA certificates for the next replica's; None: the system's trusted CAs.
+        rejoin: if the path is a queue whose replica was promoted, move it to `*.diverged-TERM` first, and start empty.
     Raises:
-        InvalidArgument: an argument can never work, or something else is at the path; nothing was changed.
-        ConfigError: it can't listen there, or a file can't be used; nothing was changed.
+        InvalidArgument: an argument is invalid, or the path has other contents; nothing was changed.
+        ConfigError: the address or a file can't be used; nothing was changed.
         StoreBusy: another process receives for it.
-        ReplicaGap, StoreCorrupt: what it has is damaged; nothing was changed.
+        ReplicaGap, StoreCorrupt: its data is damaged; nothing was changed.
     Source: docs/howto/replication.md
     """
 
@@ -254,7 +254,7 @@ class Replica:
     def _next_of(
         self, name: str | None, token: str | os.PathLike[str], authority: str | os.PathLike[str] | None, *, plaintext: bool
     ) -> Callable[[], ReplicaTarget | None]:
-        """What makes a connection to the next replica."""
+        """Return a function that returns the next replica, or None."""
         if name is None:
             if authority is not None:
                 raise InvalidArgument("authority needs forward_to")
@@ -262,44 +262,44 @@ class Replica:
         reach = functools.partial(
             replica_at, name, token_file=token, authority=authority, key=self._key, plaintext=plaintext
         )  # fmt: skip
-        reach()  # raises what is wrong with it
+        reach()  # raises if an argument is invalid
         return reach
 
     @property
     def path(self) -> str:
-        """Its directory."""
+        """The replica's directory."""
         return str(self._path)
 
     @property
     def moved_aside(self) -> str | None:
-        """With `rejoin`: where the queue is that was there before; None: there was none."""
+        """With `rejoin`, the new path of the queue that was moved aside; None: there was none."""
         return None if self._moved is None else str(self._moved)
 
     @property
     def address(self) -> str:
-        """Where it listens, "HOST:PORT"."""
+        """The address at which it listens, "HOST:PORT"."""
         return self._address
 
     @property
     def promoted(self) -> bool:
-        """Is it a queue of its own by now?"""
+        """Whether it was promoted to a queue."""
         return ReplicaState.read(self._path).role != "replica"
 
     @property
     def error(self) -> str | None:
-        """Why what was received can't be applied now, or does not arrive at the next replica; None: nothing is wrong."""
+        """The error that prevents applying or forwarding, or None."""
         receiving = self._receiving
         return None if receiving is None else receiving.trouble
 
     def answered(self, message: Question) -> Vote:
-        """For the server: what the voter says."""
+        """Return the voter's answer, for the server."""
         receiving = self._receiving
         if receiving is not None and receiving.state.role == "replica":
             return receiving.answered(message)
         return Votes(self._path).answered(message, lambda: position_of(self._path, self._key))
 
     def receiving(self) -> ReceivedSegments:
-        """For the server: what takes segments.
+        """Return the object that accepts segments, for the server.
 
         Raises:
             StoreBusy: it is being promoted.
@@ -310,7 +310,7 @@ class Replica:
         return receiving
 
     def tend(self) -> None:
-        """For the server: let go of the directory where a process wants to promote it, and take it again after that."""
+        """Release the directory if a process wants to promote it, and reopen it after that. Called by the server."""
         with self._lock:
             if self._closed:
                 return
@@ -320,16 +320,16 @@ class Replica:
                     self._receiving = None
                     receiving.close()
             elif not promotion_wanted(self._path):
-                with suppress(StrictqError):  # the process that promotes has not let go yet: in the next round
+                with suppress(StrictqError):  # the promoting process has not released it yet; the next round tries again
                     self._receiving = self._began()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it is closed. Returns whether it was."""
+        """Wait until it is closed, for at most `seconds`. Return whether it is closed."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Receive no more. What was confirmed stays, and shipping goes on when it is opened again. Closing twice does nothing."""
+        """Stop receiving. Confirmed changes stay, and shipping continues when it is opened again. Closing twice does nothing."""
         with self._lock:
             if self._closed:
                 return

@@ -1,13 +1,13 @@
-"""The directory of a living replica, and what it says of itself.
+"""The directory of a living replica, and its state files.
 
-state        whose replica it is, its term, what it is (a replica, or promoted), and up to where live/ is on the disk
-log-0, log-1 segments that were confirmed, and that live/ may not have on the disk yet
-live/        the queue: its files as of the last segments that were applied
+state        its queue, history, term and role (replica or promoted), and the last segment that live/ has on the disk
+log-0, log-1 confirmed segments that live/ may not have on the disk yet
+live/        the queue's files as of the last applied segments
 applying     whether live/ is whole, in this boot of the machine
-contact      when the primary was heard of
-lock         held by the process that receives, or promotes
-looks        held, shared, by those who look at live/; alone, by who writes to it
-promoting    a process wants to promote: the one that receives lets go
+contact      the last contact with the primary
+lock         held by the process that receives or promotes
+looks        held shared by readers of live/, exclusively by its writer
+promoting    held by a process that wants to promote, so that the receiving process releases the replica
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ MAGIC: Final = "strictq replica"
 STATE_BYTES_MAX: Final = 1 << 20
 SMALL_BYTES_MAX: Final = 1 << 12
 LOOK_SECONDS: Final = 10.0
-"""So long a look waits for what is being applied."""
+"""Seconds that a reader waits for changes being applied."""
 SYNCED: Final = "on the disk"
 _FLAG: Final = struct.Struct(">?128sqqq")
-"""Whether it is whole; the boot of the machine; number, queue time and wall time of the last cut."""
+"""Whether it is complete; the boot of the machine; number, queue time and wall time of the last cut."""
 
 
 @attrs.frozen
 class ReplicaState:
-    """What a replica is. Stored durably before anything that depends on it.
+    """The state of a replica, stored durably before anything that depends on it.
 
     Attributes:
-        queue_id, history_id: of the queue and its history; "": it is nobody's yet.
-        key_id: of the secret that its segments are hashed with; "": none.
-        term: segments of an earlier one are refused.
-        role: "replica"; "promoting": nothing is received any more; "promoted": live/ is a queue of its own.
-        promoted_as: its history_id then.
-        applied: the last segment that live/ has on the disk; None: none.
-        applied_hash: of that.
-        confirmed: the calls of the primary wait for this replica, so that it has all that they returned.
-        generation: of the primary's setting that says so.
+        queue_id, history_id: its queue and history; "": it has none yet.
+        key_id: the id of the key with which its segments are hashed; "": none.
+        term: the current term. Segments of an earlier one are refused.
+        role: "replica"; "promoting": no segments are received; "promoted": live/ is an independent queue.
+        promoted_as: the history_id of the promoted queue.
+        applied: the header of the last segment that live/ has on the disk, or None.
+        applied_hash: the hash of that segment.
+        confirmed: whether the primary's calls wait for this replica, so that it has every change that they returned.
+        generation: the generation of the primary's setting for `confirmed`.
     """
 
     queue_id: str = ""
@@ -85,10 +85,10 @@ class ReplicaState:
     generation: int = 0
 
     def write(self, home: Path) -> None:
-        """Store it.
+        """Store the state durably.
 
         Raises:
-            StoreFull, StoreError: it can't be; what was stored before is.
+            StoreFull, StoreError: it can't be stored; the previous state is kept.
         """
         values = attrs.asdict(self, recurse=False) | {
             "magic": MAGIC,
@@ -100,7 +100,8 @@ class ReplicaState:
 
     @classmethod
     def read(cls, home: Path) -> Self:
-        """
+        """Read the state.
+
         Raises:
             StoreCorrupt, SchemaMismatch: it can't be read.
         """
@@ -120,12 +121,12 @@ class ReplicaState:
 
 @attrs.frozen
 class LastContact:
-    """When the primary was heard of last, and what queue time it had then. Not synced: after a power cut it may be older.
+    """The last contact with the primary, and its queue time then. Not synced, so it may be older after a power cut.
 
     Attributes:
         x: queue time, microseconds.
-        boot, boot_id: by the clock of the replica's host, and its boot.
-        wall: by its wall clock, microseconds since 1970.
+        boot, boot_id: the boot clock of the replica's host, microseconds, and the id of its boot.
+        wall: its wall clock, microseconds since 1970.
     """
 
     x: int
@@ -134,7 +135,7 @@ class LastContact:
     wall: int
 
     def write(self, home: Path) -> None:
-        """Show it; no reason to fail."""
+        """Store the contact. Errors are ignored."""
         with suppress(OSError, StoreError):
             files.replace(home / CONTACT, json.dumps(attrs.asdict(self)).encode())
 
@@ -147,14 +148,14 @@ class LastContact:
         return None
 
     def age(self, clock: Clock) -> int:
-        """Microseconds since then. Another boot, or a wall clock that was put back, makes it no younger than it is."""
+        """Return the microseconds since then. After a reboot, the wall clock is used; the result is never negative."""
         if self.boot_id == clock.boot_id():
             return max(clock.boot() - self.boot, 0)
         return max(clock.wall() - self.wall, 0)
 
 
 class AppliedCut(NamedTuple):
-    """The last cut that live/ has: the number of its last segment; its point in queue time and by the wall clock."""
+    """The last cut that live/ has: the number of its last segment, its queue time, and its wall time."""
 
     n: int
     x: int
@@ -162,34 +163,34 @@ class AppliedCut(NamedTuple):
 
 
 class ApplyingMark:
-    """Says whether live/ is whole. In memory of this boot, or for good once it was synced.
+    """Records whether live/ is complete: for the current boot only, or permanently after a sync.
 
-    Nothing that was applied since the last sync is sure to be on the disk after a power cut, and a process may be killed in the
-    middle of applying: then live/ is not to be looked at before the log was applied again.
+    After a power cut, changes applied since the last sync may be missing on the disk, and a process may be killed in the
+    middle of applying. In both cases, live/ must not be read before the log was applied again.
     """
 
     def __init__(self, home: Path, clock: Clock) -> None:
         self._fd = files.open_regular(home / APPLYING, os.O_RDWR | os.O_CREAT)
         self._boot = clock.boot_id()
         self._sure = False
-        """What is on the disk does not say that live/ is whole there."""
+        """The mark on the disk does not claim that live/ is complete there."""
         self._cut = (-1, 0, 0)
 
     def begin(self) -> None:
-        """From now on it is not whole."""
+        """Mark live/ as incomplete."""
         self._write(False, self._boot)
-        if not self._sure:  # a power cut must not bring back that it was synced
+        if not self._sure:  # a power cut must not bring back the mark of the last sync
             os.fsync(self._fd)
             self._sure = True
 
     def end(self, last: SegmentHeader | None) -> None:
-        """It is whole, in this boot, and has all up to this segment."""
+        """Mark live/ as complete in this boot, up to this segment."""
         if last is not None:
             self._cut = (last.n, last.x, last.wall)
         self._write(True, self._boot)
 
     def synced(self) -> None:
-        """It is whole and on the disk."""
+        """Mark live/ as complete and on the disk."""
         self._write(True, SYNCED)
         self._sure = False
         os.fsync(self._fd)
@@ -203,7 +204,7 @@ class ApplyingMark:
 
     @staticmethod
     def read(home: Path, clock: Clock) -> AppliedCut | None:
-        """What live/ has; None: it is not known to be whole."""
+        """Return the last cut of live/; None: it may be incomplete."""
         raw = files.content(home / APPLYING, _FLAG.size)
         if raw is None or len(raw) != _FLAG.size:
             return None
@@ -214,7 +215,7 @@ class ApplyingMark:
 
 
 def is_replica(path: Path) -> bool:
-    """Is this the directory of a replica, promoted or not?"""
+    """Return whether this is the directory of a replica, promoted or not."""
     if not (path / LIVE).is_dir():
         return False
     raw = files.content(path / STATE, STATE_BYTES_MAX)
@@ -222,10 +223,10 @@ def is_replica(path: Path) -> bool:
 
 
 def make(home: Path) -> None:
-    """Make a new replica's directory, if there is none.
+    """Create a new replica's directory, if there is none.
 
     Raises:
-        InvalidArgument: something else is there; nothing was changed.
+        InvalidArgument: the path has other contents; nothing was changed.
     """
     if home.exists() and not home.is_dir():
         raise InvalidArgument(f"{home} is not a directory", hint=hints.NOT_A_DIRECTORY)
@@ -248,7 +249,7 @@ def make(home: Path) -> None:
 
 
 def promotion_wanted(home: Path) -> bool:
-    """Does a process wait for the one that receives to let go? A file that a killed one left says nothing."""
+    """Return whether a process waits to promote the replica. A file left by a killed process does not count."""
     if not (home / PROMOTING).exists():
         return False
     probe = files.Lock(home / PROMOTING, look=True)
@@ -259,7 +260,7 @@ def promotion_wanted(home: Path) -> bool:
 
 
 def is_received_for(home: Path) -> bool:
-    """Does a process receive for the replica?"""
+    """Return whether a process receives for the replica."""
     probe = files.Lock(home / LOCK, look=True)
     try:
         return not probe.alone(0.0)
@@ -270,11 +271,11 @@ def is_received_for(home: Path) -> bool:
 
 
 class HeldLook:
-    """A look at a living replica: while it lasts, nothing is applied, so all that is read is of one state.
+    """A reader's lock on a living replica. While it is held, nothing is applied, so all reads see one state.
 
     Raises:
-        QueueNotFound: it has no whole state yet.
-        StoreBusy: it does not come to rest, or was interrupted and has to be started.
+        QueueNotFound: it has no complete state yet.
+        StoreBusy: changes are being applied, or applying was interrupted and the replica must be started.
     """
 
     def __init__(self, home: Path, clock: Clock) -> None:
@@ -301,11 +302,11 @@ class HeldLook:
             raise
 
     def leave(self) -> None:
-        """Let changes be applied."""
+        """Release the lock, so that changes can be applied."""
         self._lock.leave()
 
     def status(self) -> ReplicationStatus:
-        """How far the replica is."""
+        """Return the replica's status."""
         state, contact = ReplicaState.read(self.home), LastContact.read(self.home)
         return ReplicationStatus(
             mode="replica",
@@ -321,11 +322,11 @@ class HeldLook:
 
 
 def at_replica(home: Path, clock: Clock, *, read_only: bool) -> tuple[Path, HeldLook | None] | None:
-    """Where the queue of a replica's directory is, and how it may be looked at. None: it is no such directory.
+    """Return the path of a replica's queue, with the reader's lock if it is not promoted; None: this is not a replica.
 
     Raises:
-        ReadOnlyQueue: it is to be written to, and was not promoted.
-        QueueNotFound, StoreBusy: it can't be looked at now.
+        ReadOnlyQueue: it is to be opened for writing, and was not promoted.
+        QueueNotFound, StoreBusy: it can't be read now.
     """
     if not is_replica(home):
         return None

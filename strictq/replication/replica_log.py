@@ -1,7 +1,7 @@
-"""The log of a replica: segments one behind the other, in two files that take turns.
+"""The log of a replica: consecutive segments in two files that are used alternately.
 
-A segment is in it for good when `append` returns. It is dropped when live/ has it on the disk: the file that is full is emptied
-while segments go to the other one, so that nothing is copied and no append waits for that.
+A segment is durable when `append` returns. It is dropped when live/ has it on the disk: the full file is emptied
+while segments are appended to the other one, so nothing is copied and no append waits.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .segment import ANY, MAGIC, SEGMENT_BYTES_MAX, START_BYTES, SegmentHeader, 
 from .voting import NOTHING, LogPosition
 
 PRIMARY_N: Final = 1 << 61
-"""The position of one that was promoted."""
+"""The position of a promoted replica."""
 ROTATE_BYTES: Final = 64 << 20
-"""With more, segments go to the other file, if that is empty."""
+"""Size at which appends switch to the other file, if that is empty, bytes."""
 
 
 class Logged(NamedTuple):
-    """Where a segment is in the log."""
+    """The place and header of a segment in the log."""
 
     header: SegmentHeader
     hash: str
@@ -33,7 +33,7 @@ class Logged(NamedTuple):
 
 
 class LogPlace(NamedTuple):
-    """Of a segment in the log."""
+    """The place of a segment in the log."""
 
     file: int
     at: int
@@ -41,7 +41,7 @@ class LogPlace(NamedTuple):
 
 
 class ReplicaLog:
-    """See the module. For one process; appends and reads may be in two threads."""
+    """See the module. For one process. One thread may append while another one reads."""
 
     def __init__(self, home: Path, key: bytes) -> None:
         self._key = key
@@ -65,18 +65,18 @@ class ReplicaLog:
 
     @property
     def size(self) -> int:
-        """Bytes of both files."""
+        """The size of both files, bytes."""
         return sum(self._ends)
 
-    # ---- what is there
+    # ---- loading
 
     def load(self, *, repair: bool = True) -> list[Logged]:
-        """All segments, in the order of their numbers. What a power cut left of the last append is cut off: it was not confirmed.
+        """Return all segments, ascending. The torn rest of the last append is cut off, because it was not confirmed.
 
         Args:
-            repair: False: change nothing.
+            repair: False: do not change the files.
         Raises:
-            ReplicaGap: a segment is damaged that was confirmed; nothing was changed.
+            ReplicaGap: a confirmed segment is damaged; nothing was changed.
         """
         found = [self._scan(file) for file in range(len(self._fds))]
         for file, (logged, _) in enumerate(found):
@@ -93,7 +93,7 @@ class ReplicaLog:
         return sorted((each for logged, _ in found for each in logged), key=lambda each: each.header.n)
 
     def _scan(self, file: int) -> tuple[list[Logged], bool]:
-        """The segments of a file, and whether there is anything behind them."""
+        """Return the segments of a file, and whether other bytes follow them."""
         fd, out, at = self._fds[file], list[Logged](), 0
         size = os.fstat(fd).st_size
         while at < size:
@@ -111,7 +111,7 @@ class ReplicaLog:
         return out, False
 
     def _whole_behind(self, fd: int, at: int, size: int) -> bool:
-        """Is there a whole segment behind a damaged one? Then that one was confirmed: appends are synced one by one."""
+        """Return whether a valid segment follows a damaged one. Then that one was confirmed, because each append is synced."""
         if size - at > SEGMENT_BYTES_MAX:
             return True
         rest = os.pread(fd, size - at, at)
@@ -129,10 +129,10 @@ class ReplicaLog:
     # ---- appending, reading, emptying
 
     def append(self, header: SegmentHeader, data: bytes) -> Logged:
-        """Add a segment; it is on the disk on return.
+        """Append a segment, durably on return.
 
         Raises:
-            StoreFull, StoreError: it is not, and nothing else changed.
+            StoreFull, StoreError: it was not appended; nothing else was changed.
         """
         if self._broken:
             raise StoreError("the replica's log could not be put right after an error: start the replica again", shard=-1)
@@ -154,7 +154,7 @@ class ReplicaLog:
                 os.fsync(fd)
                 self._broken = False
             except OSError:
-                pass  # the next start finds out what of it is there
+                pass  # the next start checks what was written
             raise files.failure("the replica's log can't be written", e) from e
         self._ends[file] = at + len(data)
         self._last[file] = header.n
@@ -165,26 +165,26 @@ class ReplicaLog:
             return os.pread(self._fds[logged.file], logged.size, logged.at)
 
     def droppable(self, upto: int) -> int | None:
-        """The file that can be emptied once live/ has all up to segment `upto` on the disk; None: there is none.
+        """Return the file that can be emptied once live/ has all segments up to `upto` on the disk; None: there is none.
 
-        Never the one that segments are appended to.
+        It is never the file that segments are appended to.
         """
         other = 1 - self._active
         return other if self._ends[other] and self._last[other] <= upto else None
 
     def last(self, file: int) -> int:
-        """The number of the last segment in this file; -1: it is empty."""
+        """Return the number of the last segment in this file; -1: it is empty."""
         return self._last[file]
 
     def all_upto(self, n: int) -> bool:
-        """Are all segments in it up to this number?"""
+        """Return whether the log has no segment after this number."""
         return max(self._last) <= n
 
     def empty(self, file: int) -> None:
         """Drop the segments of a file.
 
         Raises:
-            StoreError: they are still there.
+            StoreError: this failed; the segments are still there.
         """
         with files.typed("the replica's log can't be emptied"):
             os.ftruncate(self._fds[file], 0)
@@ -193,7 +193,7 @@ class ReplicaLog:
 
 
 def position_of(home: Path, key: bytes) -> LogPosition:
-    """How far a replica is that no process of this kind receives for; a promoted one is ahead of all others of its term.
+    """Return the position of a replica that this process does not receive for. A promoted one is ahead of all of its term.
 
     Raises:
         ReplicaGap, StoreError: it can't be read.

@@ -1,4 +1,4 @@
-"""Making a queue of what was shipped: the newest state, or one of a point in time before."""
+"""Restore a queue from a target: its newest state, or that of an earlier point in time."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Step = Callable[[int, int], object]
 
 
 def look(source: str | os.PathLike[str]) -> ReplicaReport:
-    """What a target holds, by what its segments say of themselves.
+    """Return the contents of a target, according to the segments' headers.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: it is not a target of a queue.
         TargetUnavailable: it can't be read.
     """
     target, identity = _opened(source, None)
@@ -54,7 +54,7 @@ def look(source: str | os.PathLike[str]) -> ReplicaReport:
 
 
 def points_of(source: str | os.PathLike[str]) -> list[tuple[int, float]]:
-    """Each state that can be restored: its number, and when it was, seconds since 1970."""
+    """Return the restorable states: their numbers, and their times in seconds since 1970."""
     target, _ = _opened(source, None)
     return [(point.n, point.wall / MICROSECONDS) for point in points(target)]
 
@@ -70,25 +70,25 @@ def restore(
     key_file: str | os.PathLike[str] | None = None,
     on_progress: Step | None = None,
 ) -> Restored:
-    """Make a queue of what another one shipped: its newest state, or that of a point in time.
+    """Create a queue from a replica: from its newest state, or from that of a point in time.
 
-    The queue has the messages, keys' states and settings that its original had then. As after a power cut, timed leases are over
-    and attempts that had begun are charged; tokens go on above those of the original. Nothing in the source is changed.
+    The queue has the messages, key states and settings that its original had then. As after a power cut, timed leases have ended,
+    and started attempts are charged. Tokens continue above those of the original. The source is not changed.
 
     Args:
-        source: the target, as it was given to `configure_replication`.
+        source: the target, as passed to `configure_replication`.
         to: the new queue's directory, which must not exist.
-        at: the newest state that was not later than this: seconds since 1970 or an aware datetime. None: the newest.
-        cut: instead, the state with this number.
-        alone: the original is out of service: the queue may be written to at once. Without it, the queue can be looked at with
-            read_only=True, until it is put in service.
+        at: restore the newest state that is not later than this: seconds since 1970 or an aware datetime. None: the newest state.
+        cut: instead, restore the state with this number.
+        alone: the original is out of service, so the queue may be written to at once. Otherwise, the queue can only be opened
+            with read_only=True, until it is put in service.
         dry_run: only find and report the state.
-        key_file: as it was given to `configure_replication`, or a copy of it.
-        on_progress: called with how many segments of how many are done.
+        key_file: the key file that was passed to `configure_replication`, or a copy of it.
+        on_progress: called with the number of finished segments and the total.
     Raises:
-        InvalidArgument: `to` exists, there is no replica, there is no such point, or `at` means several; nothing was made.
-        ReplicaGap: a segment that is needed is missing or damaged; nothing was made.
-        TargetUnavailable, StoreFull, StoreCorrupt: nothing was made.
+        InvalidArgument: `to` exists, there is no replica, there is no such state, or `at` is ambiguous; nothing was created.
+        ReplicaGap: a required segment is missing or damaged; nothing was created.
+        TargetUnavailable, StoreFull, StoreCorrupt: nothing was created.
     Source: docs/howto/replication.md
     """
     if at is not None and cut is not None:
@@ -112,7 +112,7 @@ def restore(
             try:
                 return _made(target, identity, path, point, numbers, alone, dry_run, reading, on_progress)
             except ReplicaGap as e:
-                # A replica that can't be written to has no markers: its old segments may be deleted meanwhile.
+                # A target that can't be written to has no restore markers, so old segments may be deleted meanwhile.
                 if not left or target.floor() <= point.base:
                     raise
                 if wanted is not None or cut is not None:
@@ -121,7 +121,7 @@ def restore(
 
 
 def _opened(source: str | os.PathLike[str], key: bytes | None) -> tuple[SegmentFiles, dict[str, object]]:
-    """The target and whose replica it is; key None: no segment is verified."""
+    """Return the target and its identity. With key None, no segment is verified."""
     target = files_of(parse(source), key or b"")
     try:
         identity = target.identity()
@@ -147,7 +147,7 @@ def _microseconds(at: float | datetime) -> int:
 
 
 def _choose(target: SegmentFiles, wanted: int | None, cut: int | None) -> tuple[Point, list[int]]:
-    """The state that is wanted, and the segments that lead to it from its base."""
+    """Return the requested state, and the numbers of its segments from its base."""
     found = list(points(target))
     if not found:
         raise ReplicaGap(f"{target} holds no whole state of the queue", 0, hint=hints.POINTS_ARE.of(target=target))
@@ -164,10 +164,10 @@ def _choose(target: SegmentFiles, wanted: int | None, cut: int | None) -> tuple[
 
 
 def _at(target: SegmentFiles, found: list[Point], wanted: int) -> Point:
-    """The newest state that was not later.
+    """Return the newest state that is not later than `wanted`.
 
     Raises:
-        InvalidArgument: there is none, or the wall clock was put back, so that the time came more than once.
+        InvalidArgument: there is none, or the wall clock was set back, so that the time occurred more than once.
     """
     before = [i for i, point in enumerate(found) if point.wall <= wanted]
     if not before:
@@ -181,7 +181,7 @@ def _at(target: SegmentFiles, found: list[Point], wanted: int) -> Point:
             hint=hints.POINTS_ARE.of(target=target),
         )
     if before != list(range(len(before))):
-        # The clock was put back: the last state before it passed the wanted time first.
+        # The clock was set back. The last state before the wanted time was first passed is the earliest candidate.
         first = next(i for i in range(len(found)) if found[i].wall > wanted) - 1
         raise InvalidArgument(
             f"the wall clock was put back: {_shown(wanted)} came more than once",
@@ -250,10 +250,10 @@ def _apply(
     reading: Reading,
     on_progress: Step | None,
 ) -> None:
-    """Write the pages of every whole cut from the base to the point. Every segment is verified, and that none is missing.
+    """Write the pages of every complete cut from the base to the state. Every segment is verified, and none may be missing.
 
     Raises:
-        ReplicaGap: a segment is missing, damaged, or does not follow the one before.
+        ReplicaGap: a segment is missing, is damaged, or does not follow the previous one.
     """
     ends = _ends(target, numbers)
     expected, before = point.base, None
@@ -280,7 +280,7 @@ def _apply(
 
 
 def _ends(target: SegmentFiles, numbers: list[int]) -> set[int]:
-    """The first segments of the cuts that are all there. What was put of a cut that was given up counts for nothing."""
+    """Return the first segments of the complete cuts. The segments of abandoned cuts are ignored."""
     whole: set[int] = set()
     for _, header in target.headers(numbers):
         if isinstance(header, ReplicaGap):

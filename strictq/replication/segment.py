@@ -1,9 +1,9 @@
-"""One segment: pages of a queue's files, and what they mean. The same bytes for every target.
+"""One segment: pages of a queue's files, and a header. Its bytes are the same at every target.
 
-    magic, 8 bytes | sizes of what follows, as stored and as it is decompressed | header, JSON | pages | BLAKE2b of all of it
+    magic, 8 bytes | sizes of header and pages, stored and decompressed | header, JSON | pages | BLAKE2b of all before it
 
 The BLAKE2b may be keyed with a secret that the target does not have. Header and pages are compressed. `prev` of a header is the
-hash of the segment before, so a chain of segments proves that none of them is missing or another one. A cut is one segment, or
+hash of the previous segment, so a chain of segments proves that none of them is missing or replaced. A cut is one segment, or
 several; only the last of them has `more` false.
 """
 
@@ -26,27 +26,27 @@ MAGIC: Final = b"strictq\x01"
 FORMAT: Final = 1
 HASH_BYTES: Final = 32
 ANY: Final = -1
-"""In the place of the number of a segment that may have any."""
+"""Stands for any segment number."""
 PAGES_MAX: Final = 4096
-"""In a segment: 16 MiB."""
+"""Pages per segment: 16 MiB."""
 HEADER_BYTES_MAX: Final = 1 << 20
 BODY_BYTES_MAX: Final = PAGES_MAX * (PAGE_BYTES + 4)
 LEVEL: Final = 1
-"""Of compression: shipping must keep up with writers."""
+"""The compression level. Shipping must keep up with writers."""
 _SIZES: Final = struct.Struct(">QQQQ")
 START_BYTES: Final = len(MAGIC) + _SIZES.size
 SEGMENT_BYTES_MAX: Final = START_BYTES + 2 * (HEADER_BYTES_MAX + BODY_BYTES_MAX)
-"""No segment is larger, so nothing larger is read."""
+"""The size limit of a segment. Nothing larger is read."""
 
 
 @attrs.frozen
 class PagesOf:
-    """What a segment has of one file.
+    """The part of one file that a segment has.
 
     Attributes:
         shard: its number; -1 for queue.db.
-        size: of the file behind the cut, pages.
-        count: of the pages that the segment has.
+        size: size of the file after the cut, pages.
+        count: number of its pages in the segment.
     """
 
     shard: int
@@ -56,19 +56,19 @@ class PagesOf:
 
 @attrs.frozen
 class SegmentHeader:
-    """What a segment is.
+    """The header of a segment.
 
     Attributes:
         n: its number in the chain.
         first: the number of the first segment of its cut.
-        more: the cut goes on in the next segment.
-        base: the number of the first segment of the newest cut that has all of the queue: a restore begins there.
-        older_base: of the one before; -1: there is none.
-        base_bytes, chain_bytes: stored bytes of that cut, and of the segments since.
-        prev: the hash of the segment before, hexadecimal; "" at the begin of a chain.
-        x, wall: the cut's point in queue time and by the wall clock, microseconds.
-        shards: how many the queue has.
-        positions: of each shard, for the shipper that goes on; only in the last segment of a cut.
+        more: whether the cut continues in the next segment.
+        base: the number of the first segment of the newest cut with the whole queue, where a restore begins.
+        older_base: the same of the base before; -1: there is none.
+        base_bytes, chain_bytes: stored bytes of the base, and of the segments since.
+        prev: the hash of the previous segment, hexadecimal; "" at the start of a chain.
+        x, wall: the cut's queue time and wall time, microseconds.
+        shards: number of shards of the queue.
+        positions: the position of each shard, with which a shipper continues; only in the last segment of a cut.
     """
 
     queue_id: str
@@ -91,12 +91,12 @@ class SegmentHeader:
 
     @property
     def is_base(self) -> bool:
-        """Does its cut have all of the queue?"""
+        """Whether its cut has the whole queue."""
         return self.base == self.first
 
     @property
     def begins_base(self) -> bool:
-        """Is it the first segment of such a cut? It needs nothing before it."""
+        """Whether it is the first segment of such a cut, which needs no earlier segment."""
         return self.base == self.first == self.n
 
 
@@ -105,11 +105,11 @@ _KINDS: Final = {
     **dict.fromkeys(("term", "n", "first", "base", "older_base", "base_bytes", "chain_bytes", "x", "wall", "shards"), int),
     "more": bool,
 }
-"""Types of a header's fields: what comes from another host may be anything."""
+"""Types of a header's fields, checked because a header may come from another host."""
 
 
 def encode(header: SegmentHeader, pages: list[Image], key: bytes = b"") -> bytes:
-    """The bytes of a segment. Its hash is the last HASH_BYTES of them."""
+    """Return the bytes of a segment. The last HASH_BYTES of them are its hash."""
     assert len(pages) == sum(part.count for part in header.parts)
     assert len(pages) <= PAGES_MAX
     head = json.dumps(header_values(header), separators=(",", ":")).encode()
@@ -121,7 +121,7 @@ def encode(header: SegmentHeader, pages: list[Image], key: bytes = b"") -> bytes
 
 
 def header_values(header: SegmentHeader) -> dict[str, Any]:
-    """A header as values that JSON can hold."""
+    """Return a header as JSON values."""
     values = attrs.asdict(header, recurse=False)
     values["format"] = FORMAT
     values["parts"] = [attrs.astuple(part) for part in header.parts]
@@ -130,11 +130,11 @@ def header_values(header: SegmentHeader) -> dict[str, Any]:
 
 
 def header_from(values: dict[str, Any], number: int) -> SegmentHeader:
-    """The header that `header_values` gave.
+    """Return the header from its JSON values.
 
     Raises:
-        ReplicaGap: it is none.
-        SchemaMismatch: it is of a newer strictq.
+        ReplicaGap: the values are not a header.
+        SchemaMismatch: it was made by a newer strictq.
     """
     try:
         values = dict(values)
@@ -159,27 +159,27 @@ def digest(data: bytes, key: bytes = b"") -> bytes:
 
 
 def hash_of(data: bytes) -> str:
-    """The hash of a segment, as `prev` of the next one has it."""
+    """Return the hash of a segment, in the form of the next segment's `prev`."""
     return data[-HASH_BYTES:].hex()
 
 
 def decode_header(data: bytes, number: int, key: bytes = b"") -> SegmentHeader:
-    """What a segment is, once all of it is verified.
+    """Return the header of a segment after verifying the whole segment.
 
     Raises:
         ReplicaGap: it is damaged.
-        SchemaMismatch: it is of a newer strictq.
+        SchemaMismatch: it was made by a newer strictq.
     """
     _verified(data, number, key)
     return header_of(data, number)
 
 
 def header_bytes(start: bytes, number: int) -> int:
-    """How many bytes the stored header has, by the first START_BYTES of a segment.
+    """Return the size of the stored header, bytes, from the first START_BYTES of a segment.
 
     Raises:
         ReplicaGap: it is damaged.
-        SchemaMismatch: it is of a newer strictq.
+        SchemaMismatch: it was made by a newer strictq.
     """
     stored, size, _, _ = _sizes(start, number)
     if stored > HEADER_BYTES_MAX or size > HEADER_BYTES_MAX:
@@ -188,11 +188,11 @@ def header_bytes(start: bytes, number: int) -> int:
 
 
 def header_of(data: bytes, number: int) -> SegmentHeader:
-    """The header at the begin of a segment; the hash is not verified.
+    """Return the header of a segment without verifying the hash.
 
     Raises:
         ReplicaGap: it is damaged.
-        SchemaMismatch: it is of a newer strictq.
+        SchemaMismatch: it was made by a newer strictq.
     """
     stored, size, _, _ = _sizes(data, number)
     try:
@@ -207,11 +207,11 @@ def header_of(data: bytes, number: int) -> SegmentHeader:
 
 
 def decode(data: bytes, number: int, key: bytes = b"") -> tuple[SegmentHeader, list[tuple[PagesOf, list[Image]]]]:
-    """A segment and its pages, by file.
+    """Return the header of a segment, and its pages by file.
 
     Raises:
         ReplicaGap: it is damaged.
-        SchemaMismatch: it is of a newer strictq.
+        SchemaMismatch: it was made by a newer strictq.
     """
     stored_head, _, stored_body, size = _verified(data, number, key)
     header = header_of(data, number)
@@ -243,11 +243,11 @@ def _images(body: bytes, count: int) -> Iterator[bytes]:
 
 
 def segment_bytes(start: bytes, number: int) -> int:
-    """How many bytes a segment has, by its first START_BYTES.
+    """Return the size of a segment, bytes, from its first START_BYTES.
 
     Raises:
         ReplicaGap: it is damaged.
-        SchemaMismatch: it is of a newer strictq.
+        SchemaMismatch: it was made by a newer strictq.
     """
     stored_head, _, stored_body, _ = _sizes(start, number)
     size = START_BYTES + stored_head + stored_body + HASH_BYTES
@@ -257,10 +257,10 @@ def segment_bytes(start: bytes, number: int) -> int:
 
 
 def _verified(data: bytes, number: int, key: bytes) -> tuple[int, int, int, int]:
-    """The sizes that a segment has in front.
+    """Return the sizes at the start of a segment, after verifying its length and hash.
 
     Raises:
-        ReplicaGap: it is damaged: too short, too long, or its hash is wrong.
+        ReplicaGap: it is too short or too long, or its hash is wrong.
     """
     stored_head, head, stored_body, body = _sizes(data, number)
     if START_BYTES + stored_head + stored_body + HASH_BYTES != len(data) or head > HEADER_BYTES_MAX or body > BODY_BYTES_MAX:
@@ -280,7 +280,7 @@ def _sizes(data: bytes, number: int) -> tuple[int, int, int, int]:
 
 
 def _unpacked(stored: bytes, size: int, most: int) -> bytes:
-    """Decompress no more than what was announced."""
+    """Decompress at most the announced size."""
     unpacker = zlib.decompressobj()
     data = unpacker.decompress(stored, min(size, most) + 1)
     if len(data) != size or not unpacker.eof:

@@ -1,10 +1,10 @@
-"""Targets that keep segments as files: a directory, or a place in an object store. What both have in common.
+"""The common part of targets that keep segments as files: directories and object stores.
 
-replica.json         whose replica it is
-0000000000000000.seg the segments; a name is written once
-floor                restores begin at no segment before this one
-restore-….json       a restore is running, and reads from this segment on
-probe                left by the test whether names really are written once
+replica.json         the identity: the queue and history
+0000000000000000.seg the segments; each name is written once
+floor                the first segment at which a restore may begin
+restore-….json       the marker of a running restore: its first segment
+probe                left by an interrupted test of write-once names
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ FLOOR: Final = "floor"
 MARKER: Final = "restore-"
 PROBE: Final = "probe"
 MARKER_SECONDS: Final = 600.0
-"""A restore that did not show itself for so long has ended without removing its marker."""
+"""A restore marker that was not renewed for this time belongs to a restore that ended without removing it."""
 SMALL_BYTES: Final = 1 << 16
 HEAD_BYTES: Final = 1 << 12
-"""Enough for most headers: one read from an object store."""
+"""Large enough for most headers, so that an object store is read once."""
 REMOVED_AT_ONCE: Final = 500
 HEADERS_AT_ONCE: Final = 256
 SEGMENTS_AT_ONCE: Final = 8
-"""Of up to 16 MiB each."""
+"""Each has up to 16 MiB."""
 _NAME: Final = re.compile(r"([0-9a-f]{16})\.seg")
 
 
 class SegmentFiles(ShipTarget):
-    """The segments in one place. One shipper writes to it; any number of restores read it.
+    """The segments at one target. One shipper writes to it; any number of restores read it.
 
-    The methods of the first part do the I/O; they raise what the system or the store raises.
+    The methods of the first part do the I/O, and raise the errors of the system or the store.
     """
 
     # ---- the I/O
 
     def names(self) -> list[str]:
-        """List what is there. Raise FileNotFoundError if the place is gone."""
+        """List the names. Raise FileNotFoundError if the target is gone."""
         raise NotImplementedError
 
     def read(self, name: str, most: int) -> bytes:
-        """Return the first bytes. Raise FileNotFoundError if it is missing."""
+        """Return the first bytes of a file. Raise FileNotFoundError if it is missing."""
         raise NotImplementedError
 
     def read_many(self, names: list[str], most: int) -> Iterator[bytes | Exception]:
-        """Return the first bytes of each, in order, or what reading it raised."""
+        """Yield the first bytes of each file in order, or the exception of reading it."""
         for name in names:
             try:
                 yield self.read(name, most)
@@ -66,36 +66,36 @@ class SegmentFiles(ShipTarget):
         raise NotImplementedError
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write it under a new name, all of it or nothing; durable on return. Return False if the name is taken."""
+        """Write a new file atomically; durable on return. Return False if the name is taken."""
         raise NotImplementedError
 
     def replace(self, name: str, data: bytes) -> None:
-        """Write it under a name that may be taken, all of it or nothing. A power cut may bring back the one before."""
+        """Write or replace a file atomically. A power cut may restore the previous content."""
         raise NotImplementedError
 
     def remove(self, names: list[str]) -> None:
-        """Delete these; some may be missing."""
+        """Delete files, of which some may be missing."""
         raise NotImplementedError
 
     def written_at(self, name: str) -> float | None:
-        """Return when it was written, by the clock of whoever keeps it; None: it is missing."""
+        """Return the time of the last write, by the storage's clock; None: the file is missing."""
         raise NotImplementedError
 
     def stored_bytes(self, numbers: Iterable[int]) -> int:
-        """Add up the bytes of segments."""
+        """Return the total bytes of segments."""
         raise NotImplementedError
 
     def make(self) -> None:
-        """Make the place if that is missing and can be made."""
+        """Create the target's directory, if it is missing and can be created."""
 
-    # ---- whose it is
+    # ---- identity
 
     def prepare(self, queue: Path) -> None:
-        """Make the place if it is missing, and see that it may become this queue's replica.
+        """Create the target if it is missing, and check that it may become this queue's replica.
 
         Raises:
-            InvalidArgument: it is the queue, lies in it, has it in it, or holds something else; nothing was changed.
-            TargetUnavailable: it can't be made or looked at.
+            InvalidArgument: it is the queue, is inside it, contains it, or has other contents; nothing was changed.
+            TargetUnavailable: it can't be created or read.
         """
         self.require_apart(queue)
         with self.reached("it can't be made"):
@@ -107,7 +107,7 @@ class SegmentFiles(ShipTarget):
             raise InvalidArgument(f"{self} has other files in it; nothing was changed", hint=hints.EMPTY_TARGET)
 
     def identity(self) -> dict[str, Any] | None:
-        """Whose replica it is; None: nobody's.
+        """Return the identity of the replica: queue, history and key; None: it has none yet.
 
         Raises:
             TargetUnavailable: it can't be read.
@@ -127,7 +127,7 @@ class SegmentFiles(ShipTarget):
         self._publish(IDENTITY, json.dumps(identity).encode())
 
     def is_write_once(self) -> bool:
-        """Try whether a name that is taken is refused, as it must be where two writers meet.
+        """Return whether the target refuses to overwrite a name, as is required to detect two writers.
 
         Raises:
             TargetUnavailable: it can't be written to.
@@ -160,7 +160,7 @@ class SegmentFiles(ShipTarget):
         return ChainHead(last, hash_of(data), complete)
 
     def _before(self, header: SegmentHeader) -> SegmentHeader | None:
-        """The last segment of the newest cut before an incomplete one."""
+        """Return the last segment of the newest cut before an incomplete one."""
         while header.more:
             if not header.first:
                 return None
@@ -169,7 +169,7 @@ class SegmentFiles(ShipTarget):
         return header
 
     def bases(self, newest: SegmentHeader) -> Iterator[SegmentHeader]:
-        """The first segment of each cut that has all of the queue, the newest first, as far as they are there."""
+        """Yield the first segment of each existing cut with the whole queue, the newest first."""
         n = newest.base
         floor = self.floor()
         while n >= floor and n >= 0:
@@ -194,21 +194,21 @@ class SegmentFiles(ShipTarget):
     # ---- segments
 
     def numbers(self) -> list[int]:
-        """The numbers of the segments that are there, ascending."""
+        """Return the numbers of the existing segments, ascending."""
         with self.reached("it can't be read"):
             return sorted(_numbers(self.names()))
 
     def get(self, n: int) -> bytes:
-        """A segment.
+        """Return a segment.
 
         Raises:
-            ReplicaGap: it is missing, or is no file that a shipper wrote.
+            ReplicaGap: it is missing, or a shipper did not write this file.
             TargetUnavailable: it can't be read.
         """
         return self._whole(n, self._segment(n, SEGMENT_BYTES_MAX + 1))
 
     def header(self, n: int) -> SegmentHeader:
-        """What a segment says it is; its hash is not verified.
+        """Return the header of a segment. Its hash is not verified.
 
         Raises:
             ReplicaGap, SchemaMismatch, TargetUnavailable: it can't be read.
@@ -216,7 +216,7 @@ class SegmentFiles(ShipTarget):
         return self._header(n, self._segment(n, HEAD_BYTES))
 
     def headers(self, numbers: list[int]) -> Iterator[tuple[int, SegmentHeader | ReplicaGap]]:
-        """What each of these segments says it is, or why that can't be said; an object store is asked for many at a time.
+        """Yield the header of each segment, or its error. An object store is asked for many at a time.
 
         Raises:
             SchemaMismatch, TargetUnavailable: they can't be read.
@@ -228,7 +228,7 @@ class SegmentFiles(ShipTarget):
                 yield n, e
 
     def segments(self, numbers: list[int]) -> Iterator[tuple[int, bytes]]:
-        """These segments, in order.
+        """Yield segments in order.
 
         Raises:
             ReplicaGap, TargetUnavailable: as `get`.
@@ -258,7 +258,7 @@ class SegmentFiles(ShipTarget):
         return self._content(n, found)
 
     def _content(self, n: int, found: bytes | Exception) -> bytes:
-        """What was read of a segment, or our error for what reading it raised."""
+        """Return the content of a segment, or raise the translated error of reading it."""
         if isinstance(found, bytes):
             return found
         if isinstance(found, FileNotFoundError):
@@ -269,11 +269,12 @@ class SegmentFiles(ShipTarget):
             raise found
 
     def put(self, n: int, data: bytes) -> None:
-        """Write a segment; durable on return. Writing the same one twice is the same as once.
+        """Write a segment, durably on return. Repeating the same write does nothing.
 
         Raises:
-            Diverged: another writer wrote one with this number.
-            TargetUnavailable: it can't be written, or the one before is gone.
+            Diverged: another writer wrote a segment with this number.
+            ReplicaGap: the previous segment is missing.
+                    TargetUnavailable: it can't be written, or the target was emptied.
         """
         with self.reached("it can't be read"):
             follows = not n or self.exists(name_of(n - 1))
@@ -289,13 +290,13 @@ class SegmentFiles(ShipTarget):
             if taken and self.read(name, len(data) + 1) != data:
                 raise Diverged(f"another process wrote {name} to {self}: two copies of the queue ship to the same place")
 
-    # ---- retention, and restores that run
+    # ---- retention, and running restores
 
     def delete_before(self, n: int) -> int:
-        """Delete the segments before `n`, but none that a restore reads. Returns how many were deleted.
+        """Delete the segments before `n`, except those that a restore reads. Return the number deleted.
 
-        First the floor is raised, then the markers of restores are looked at. A restore does it the other way round: its marker
-        first, then the floor. So either its marker is seen here, or it sees the floor.
+        First raises the floor, then reads the markers of restores. A restore does the reverse: it writes its marker
+        first, then reads the floor. So either its marker is seen here, or it sees the floor.
         """
         with self.reached("old segments can't be deleted"):
             self.replace(FLOOR, str(n).encode())
@@ -308,16 +309,16 @@ class SegmentFiles(ShipTarget):
         return len(old)
 
     def tidy(self, names: list[str]) -> None:
-        """Remove what interrupted writes left."""
+        """Remove the rest of interrupted writes."""
 
     def floor(self) -> int:
-        """Restores begin at no segment before this one."""
+        """Return the first segment at which a restore may begin."""
         raw = self._small(FLOOR)
         return int(raw) if raw is not None and raw.isdigit() else 0
 
     def _restores(self, names: list[str]) -> Iterator[int]:
-        """The first segment that each running restore reads. One that ended without removing its marker counts no more."""
-        now = self.written_at(FLOOR) or 0.0  # by the clock of whoever keeps the files
+        """Yield the first segment that each running restore reads. Outdated markers are removed."""
+        now = self.written_at(FLOOR) or 0.0  # by the storage's clock
         for name in names:
             if not name.startswith(MARKER):
                 continue
@@ -332,7 +333,7 @@ class SegmentFiles(ShipTarget):
 
     @contextmanager
     def reading(self) -> Iterator[Reading]:
-        """While the block lasts, no segment is deleted that the restore in it reads, where the place can be written to."""
+        """Protect the segments that the block's restore reads from deletion, if the target can be written to."""
         marker = Reading(self, f"{MARKER}{os.urandom(8).hex()}.json")
         try:
             yield marker
@@ -342,12 +343,12 @@ class SegmentFiles(ShipTarget):
     # ---- helpers
 
     def _small(self, name: str) -> bytes | None:
-        """A small file; None: it is missing."""
+        """Return a small file; None: it is missing."""
         with self.reached("it can't be read"):
             try:
                 return self.read(name, SMALL_BYTES)
             except FileNotFoundError:
-                self.names()  # is the place itself there?
+                self.names()  # raises if the target itself is gone
                 return None
             except StoreError as e:
                 raise TargetUnavailable(str(e), str(self), transient=False) from e
@@ -367,16 +368,16 @@ class Reading:
             with self._target.reached("it can't be written"):
                 self._target.replace(self._name, str(self._n).encode())
         except StrictqError:
-            return False  # a medium that can't be written to: nobody deletes there, either
+            return False  # a read-only medium, from which no process deletes
         return True
 
     def begin(self, n: int) -> None:
-        """No segment before `n` is needed."""
+        """Release the segments before `n`."""
         self._n = n
         self.go_on()
 
     def go_on(self) -> None:
-        """Show that the restore runs."""
+        """Renew the marker."""
         if self._written:
             self._write()
 
@@ -387,7 +388,7 @@ class Reading:
 
 
 def name_of(n: int) -> str:
-    """The name of a segment."""
+    """Return the name of a segment."""
     return f"{n:016x}.seg"
 
 

@@ -1,4 +1,4 @@
-"""What a shipper is told, and how a queue is told to ship or not to."""
+"""The settings of a shipper, and the configuration of a queue's replication."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ KEEP_SECONDS: Final = 86_400.0
 
 @attrs.frozen
 class ShipSettings:
-    """How a queue is shipped: see `Queue.configure_replication`.
+    """The settings of shipping: see `Queue.configure_replication`.
 
     Attributes:
-        key_file: a path; "": segments have no key.
-        token_file: of a replica on another host, a path; "": the target is none.
-        authority: a path; "": what the system trusts vouches for the replica's certificate.
-        write_once: when it was configured, the target refused to write a name that was taken.
-        timeout_seconds: in confirmed mode, how long a call waits.
-        generation: a higher number with each change, by which a replica tells what is said last from what arrives late.
+        key_file: the path; "": segments have no key.
+        token_file: the path, for a replica on another host; "": the target is not one.
+        authority: the path; "": the replica's certificate is verified with the system's trusted CAs.
+        write_once: whether the target refused to overwrite a name when it was configured.
+        timeout_seconds: in confirmed mode, seconds that a call waits.
+        generation: incremented by each change, so that a replica can ignore outdated settings that arrive late.
     """
 
     interval_seconds: float = INTERVAL_SECONDS
@@ -54,9 +54,10 @@ class ShipSettings:
 
     @classmethod
     def from_json(cls, text: str) -> ShipSettings:
-        """
+        """Read the stored form.
+
         Raises:
-            StoreCorrupt: no strictq stored it.
+            StoreCorrupt: it is malformed.
         """
         try:
             values: dict[str, Any] = json.loads(text)
@@ -67,10 +68,10 @@ class ShipSettings:
 
 
 def file_path(name: str, text: str | os.PathLike[str] | None, hint: hints.Coded | None = None) -> str:
-    """Return the full path of a file, by which every process that ships finds it; "" for None.
+    """Return the full path of a file, valid for every process that ships; "" for None.
 
     Raises:
-        InvalidArgument: it is no path.
+        InvalidArgument: the argument is not a path.
     """
     if text is None:
         return ""
@@ -119,9 +120,10 @@ def configure(
 
 
 def _require_reach(name: str, settings: ShipSettings, plaintext: bool) -> None:
-    """
+    """Validate the arguments for a replica on another host.
+
     Raises:
-        InvalidArgument: what it takes to reach a replica is missing, or given for a target that is none.
+        InvalidArgument: one is missing, or is passed for another kind of target.
     """
     scheme, _, rest = name.partition("://")
     if scheme not in REPLICAS:
@@ -140,7 +142,7 @@ def _require_reach(name: str, settings: ShipSettings, plaintext: bool) -> None:
 def _claimed(
     name: str | os.PathLike[str], key: bytes, settings: ShipSettings, queue: Path, identity: dict[str, Any]
 ) -> tuple[ShipTarget, bool]:
-    """The target, which is this queue's from now on, and whether a name that is taken is refused there."""
+    """Claim the target for this queue. Return it, and whether it refuses to overwrite names."""
     place = target_of(parse(name), key, token_file=settings.token_file, authority=settings.authority)
     if settings.key_file and place.holds(Path(settings.key_file)):
         raise InvalidArgument(f"the key file {settings.key_file} lies in the target; nothing was changed", hint=hints.KEY_FILE)
@@ -157,7 +159,7 @@ def _claimed(
 
 
 def detach(storage: Storage, *, force: bool) -> bool:
-    """Ship the queue no longer. Returns whether it was shipped, or fenced. See `Queue.detach`."""
+    """Stop shipping the queue. Return whether it was shipped or fenced. See `Queue.detach`."""
     storage.refresh_replication()
     known = storage.replication
     if storage.directory is None or known is None or not (known.ships or known.mode == "fenced"):
@@ -178,7 +180,7 @@ def _next_generation(known: Replication) -> int:
 
 
 def _leave_confirmed(storage: Storage, known: Replication) -> None:
-    """Let the replica store that calls do not wait for it any more: else its promotion would promise what it does not have.
+    """Make the replica store that calls no longer wait for it. Otherwise its promotion would claim changes that it lacks.
 
     Raises:
         TargetUnavailable: it can't be reached; nothing was changed.
@@ -198,7 +200,7 @@ def _leave_confirmed(storage: Storage, known: Replication) -> None:
         calls.call(tell)
     except TargetUnavailable as e:
         if storage.directory is not None and is_dropped(storage.directory, known.target):
-            return  # it can't be promoted
+            return  # it can't be promoted, so it need not know
         raise TargetUnavailable(
             f"{known.target} can't be told that calls no longer wait for it; nothing was changed", known.target,
             hint=hints.LEAVE_CONFIRMED,
@@ -208,9 +210,10 @@ def _leave_confirmed(storage: Storage, known: Replication) -> None:
 
 
 def require_replicated(storage: Storage) -> Replication:
-    """
+    """Return the configuration of replication.
+
     Raises:
-        ConfigError: the queue is not shipped anywhere.
+        ConfigError: the queue is not shipped.
     """
     known = storage.replication
     if known is None or not known.ships:

@@ -1,7 +1,7 @@
-"""Ships what changed to a target, round by round. One thread runs it; whoever holds the queue's ship.lock has one.
+"""Ships changes to a target, round by round. Runs in one thread, in the process that holds the queue's ship.lock.
 
-A round seals WALs that have grown, takes a cut, puts it into segments, and confirms. What could not be put is kept, and put with
-the next cut; nothing depends on the shipper's memory, because it goes on from what the target says.
+A round seals WALs that have grown, takes a cut, puts it as segments, and confirms. Changes that could not be put are put with
+the next cut. Nothing depends on the shipper's memory, because it continues from the target's state.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
 CHAIN_BYTES_MIN: Final = 64 << 20
 CHAIN_TIMES: Final = 2
-"""A new base is made when the segments since the last one take so many times its size, and CHAIN_BYTES_MIN at least."""
+"""A new base is made when the segments since the last one are this many times larger than it, and at least CHAIN_BYTES_MIN."""
 CHAIN_SEGMENTS_MAX: Final = 10_000
 
 
 @attrs.define
 class Shipped:
-    """What a shipper has done since it began."""
+    """The work of a shipper since its start."""
 
     segments: int = 0
     pages: int = 0
     stored_bytes: int = 0
     wholes: int = 0
-    """Bases."""
+    """Number of bases."""
     resumed: int = 0
-    """Shards that went on where the shipper before had stopped."""
+    """Number of shards that continued where the previous shipper had stopped."""
 
 
 class Shipper:
     """One queue and one target.
 
     Args:
-        keep_seconds: how far back a restore can go.
-        confirmed: calls wait for the target, which is to know that.
-        generation: of the settings.
+        keep_seconds: how many seconds back a restore can go.
+        confirmed: whether calls wait for the target, which is sent to it.
+        generation: the settings' generation.
         on_put: called after each segment, for tests that stop a shipper at any step.
     """
 
@@ -77,7 +77,7 @@ class Shipper:
         self.n = 0
         """The number of the next segment."""
         self.x = 0
-        """All up to this queue time is at the target."""
+        """The target has all changes up to this queue time."""
         self.wall = 0
         self._prev = ""
         self._base = self._older_base = -1
@@ -85,33 +85,33 @@ class Shipper:
         self._boot_id = clock.boot_id()
         self._begun = False
         self._sure = False
-        """What the target has is known: the last put returned."""
+        """Whether the target's state is known, because the last put returned."""
         self._attempted: dict[int, str] = {}
-        """Segments of the cut that is being put: number → hash."""
+        """The segments of the cut being put: number → hash."""
 
     def close(self) -> None:
-        """Let go of the queue's files."""
+        """Release the queue's files."""
         self._capture.close()
 
     def captured(self) -> list[tuple[str, int]]:
-        """Of each shard: the salts of its WAL, and how many frames of it are at the target."""
+        """Return, for each shard, the salts of its WAL and the number of its frames at the target."""
         return self._capture.captured()
 
     @property
     def configured(self) -> Replication | None:
-        """Where the queue ships to, as queue.db said when it changed last."""
+        """The configuration of replication, as last read from queue.db."""
         return self._capture.known.replication
 
     @property
     def level(self) -> bool:
-        """Has the target all that the last round saw?"""
+        """Whether the target has all changes seen by the last round."""
         return self._begun and self._sure
 
     def behind_bytes(self) -> int:
-        """Bytes that WALs keep for the target."""
+        """Return the bytes that WALs keep for the target."""
         return self._capture.kept_bytes()
 
-    # ---- where to begin
+    # ---- the start
 
     def _begin(self) -> None:
         queue = {"queue_id": self._capture.queue_id, "history_id": self._history_id}
@@ -135,26 +135,26 @@ class Shipper:
             except WentBack:
                 raise Diverged("the queue is older than its replica: it was put back to an earlier state") from None
             if self.done.resumed < self._capture.shards and not self._progress.attempted(head.n, head.hash):
-                # What the replica has would be replaced by what this directory has, which may be a copy of an earlier state.
+                # The directory may be a copy of an earlier state, which would replace newer data at the replica.
                 raise Diverged(f"{self._target} was last shipped to from another copy of the queue")
         self._begun = self._sure = True
         self.retain()
 
     def _begin_with_base(self, head: ChainHead | None) -> None:
-        """A new chain, which needs nothing before it."""
+        """Start a new chain, which needs no earlier segment."""
         self.n, self._prev = (0, "") if head is None else (head.n + 1, head.hash)
         self._base = self._older_base = -1
         self._base_bytes = self._chain_bytes = 0
         self._capture.begin(None)
 
     def _be_sure(self) -> None:
-        """After a put that failed: did it happen?"""
+        """Find out whether a failed put took effect."""
         head = self._target.head()
         if head is not None and self._attempted.get(head.n) == head.hash:
-            self.n, self._prev = head.n + 1, head.hash  # the segments of a cut that is put again are left out by readers
+            self.n, self._prev = head.n + 1, head.hash  # readers skip the segments of a cut that is put again
         elif (self.n - 1, self._prev) != (-1, "") and (head is None or (head.n, head.hash) != (self.n - 1, self._prev)):
             self._require_own(head)
-            self._begun = False  # something was deleted: begin anew
+            self._begun = False  # segments were deleted, so start again
         elif self.n == 0 and head is not None:
             self._require_own(head)
             self._begun = False
@@ -168,7 +168,7 @@ class Shipper:
     # ---- rounds
 
     def beat(self) -> bool:
-        """Let the target know that the primary lives. Returns whether it answered; False: there was nothing to ask.
+        """Send the target a sign of life. Return True if it answered; False: nothing was sent.
 
         Raises:
             TargetUnavailable, Diverged, Fenced, ReplicaGap: as `round`.
@@ -182,7 +182,7 @@ class Shipper:
                     confirmed=self._confirmed, generation=self._generation,
                 )  # fmt: skip
             except ReplicaGap:
-                self._sure = self._begun = False  # the target says how to begin
+                self._sure = self._begun = False  # start again from the target's state
                 raise
             return True
         if self._confirmed:
@@ -190,11 +190,11 @@ class Shipper:
         return self._confirmed
 
     def round(self) -> bool:
-        """Ship what changed. Returns whether anything had.
+        """Ship the changes. Return whether there were any.
 
         Raises:
-            TargetUnavailable: what changed is kept; call it again.
-            Diverged: the target has what this queue has not; nothing was overwritten.
+            TargetUnavailable: the changes are kept; call it again.
+            Diverged: the target has data that this queue does not have; nothing was overwritten.
             StoreError: the queue can't be read.
         """
         if self._begun and not self._sure:
@@ -204,7 +204,7 @@ class Shipper:
         try:
             return self._ship()
         except ReplicaGap:
-            self._sure = self._begun = False  # segments were deleted: begin with what is there
+            self._sure = self._begun = False  # segments were deleted; start again from the remaining ones
             raise
         except WalMovedOn:
             self._sure = self._begun = False
@@ -274,12 +274,12 @@ class Shipper:
     # ---- retention
 
     def retain(self) -> int:
-        """Delete the segments that no point in time of the last `keep_seconds` needs. Returns how many."""
+        """Delete the segments that no point in time of the last `keep_seconds` needs. Return the number deleted."""
         return self._target.retain(self._clock.wall() - int(self._keep_seconds * MICROSECONDS))
 
 
 def _segments(cut: QueueCut) -> Iterator[tuple[list[PagesOf], list[Image], bool]]:
-    """The pages of a cut, as many as a segment may have at a time, and whether more follow."""
+    """Yield the pages of a cut, one segment's worth at a time, and whether more follow."""
     parts: list[PagesOf] = []
     pages: list[Image] = []
     for part in cut.parts:

@@ -1,4 +1,4 @@
-"""Where a queue ships to: what a shipper needs of it, whether it keeps the segments or makes a living copy of them."""
+"""The interface of targets for a shipper. A target keeps segments, or is a living replica that applies them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .segment import SegmentHeader
 
 
 class ChainHead(NamedTuple):
-    """Where a chain ends.
+    """The end of a chain.
 
     Attributes:
         n: the number of its last segment.
-        hash: of that; "" if it is damaged.
-        complete: the last segment of the newest cut that is all there; None: there is none, or it is damaged.
+        hash: the hash of that segment; "" if it is damaged.
+        complete: the last segment of the newest complete cut; None: there is none, or it is damaged.
     """
 
     n: int
@@ -28,49 +28,49 @@ class ChainHead(NamedTuple):
 
 
 class ShipTarget:
-    """One place that one queue ships to. One shipper writes to it.
+    """A target of one queue. One shipper writes to it.
 
     Args:
-        key: what hashes of segments are keyed with; b"": they are not.
-        write_once: names that are taken are refused: see `is_write_once`.
+        key: the key with which segments are hashed; b"": none.
+        write_once: whether the target refuses to overwrite names: see `is_write_once`.
     """
 
     keeps_segments = True
-    """Old segments stay for restores, so a new base is made now and then. False: it applies them."""
+    """Whether it keeps old segments for restores, so that a new base is made from time to time. Otherwise it applies them."""
 
     def __init__(self, key: bytes = b"", *, write_once: bool = True) -> None:
         self.key = key
         self.write_once = write_once
 
     def __str__(self) -> str:
-        """The name that `parse` takes."""
+        """Return the name, as accepted by `parse`."""
         raise NotImplementedError
 
     def holds(self, path: Path) -> bool:
-        """Return whether this real path lies in the place."""
+        """Return whether this real path is inside the target."""
         raise NotImplementedError
 
     def require_apart(self, queue: Path) -> None:
-        """Raise InvalidArgument if the place and this directory lie in one another."""
+        """Raise InvalidArgument if one of the target and this directory contains the other."""
         raise NotImplementedError
 
     def translated(self, what: str, error: Exception) -> StrictqError | None:
-        """Return our error for one that the I/O raised; None: it is a bug."""
+        """Return the strictq error for an error of the I/O; None: it is a bug."""
         raise NotImplementedError
 
-    # ---- whose it is
+    # ---- identity
 
     def prepare(self, queue: Path) -> None:
-        """See that it may become this queue's replica, and make the place if that is missing and can be made.
+        """Check that it may become this queue's replica, and create it if it is missing and can be created.
 
         Raises:
-            InvalidArgument: it can't; nothing was changed.
-            TargetUnavailable: it can't be made or looked at.
+            InvalidArgument: it may not; nothing was changed.
+            TargetUnavailable: it can't be created or read.
         """
         raise NotImplementedError
 
     def identity(self) -> dict[str, Any] | None:
-        """Whose replica it is; None: nobody's.
+        """Return the identity of the replica: queue, history and key; None: it has none yet.
 
         Raises:
             TargetUnavailable: it can't be read.
@@ -78,15 +78,15 @@ class ShipTarget:
         raise NotImplementedError
 
     def _take(self, identity: dict[str, Any]) -> None:
-        """Make it the replica of a queue; it is nobody's, unless another process was faster."""
+        """Make it the replica of a queue. It has no identity yet, unless another process was faster."""
         raise NotImplementedError
 
     def claim(self, identity: dict[str, Any]) -> None:
-        """Make it the replica of a queue, if it is nobody's.
+        """Make it the replica of a queue, if it has no identity yet.
 
         Raises:
-            Diverged: it is another queue's, or another history's.
-            InvalidArgument: its segments are made with another key.
+            Diverged: it belongs to another queue or history.
+            InvalidArgument: its segments have another key.
         """
         found = self.identity()
         if found is None:
@@ -95,11 +95,12 @@ class ShipTarget:
         self.require(identity, found)
 
     def require(self, identity: dict[str, Any], found: dict[str, Any] | None = None) -> None:
-        """
+        """Raise unless it is the replica of this queue and history.
+
         Raises:
-            TargetUnavailable: it is nobody's: perhaps its disk is not mounted.
-            Diverged: it is another queue's.
-            InvalidArgument: its segments are made with another key.
+            TargetUnavailable: it has no identity; perhaps its disk is not mounted.
+            Diverged: it belongs to another queue or history.
+            InvalidArgument: its segments have another key.
         """
         found = self.identity() if found is None else found
         if found is None:
@@ -111,9 +112,10 @@ class ShipTarget:
         self.require_key(found)
 
     def require_key(self, found: dict[str, Any]) -> None:
-        """
+        """Raise unless the segments of an identity have this target's key.
+
         Raises:
-            InvalidArgument: the segments of what has this identity are made with another key.
+            InvalidArgument: they have another key.
         """
         theirs = found.get("key_id", "")
         if not self.key and theirs:
@@ -124,7 +126,7 @@ class ShipTarget:
             raise InvalidArgument(f"the segments of {self} are made with another key", hint=hints.KEY_OF_REPLICA)
 
     def is_write_once(self) -> bool:
-        """Try whether a name that is taken is refused, as it must be where two writers meet.
+        """Return whether the target refuses to overwrite a name, as is required to detect two writers.
 
         Raises:
             TargetUnavailable: it can't be written to.
@@ -134,47 +136,48 @@ class ShipTarget:
     # ---- segments
 
     def reach(self) -> None:
-        """
+        """Check that the target can be read.
+
         Raises:
             TargetUnavailable: it can't be read.
         """
         raise NotImplementedError
 
     def head(self) -> ChainHead | None:
-        """Where the chain ends; None: there is no segment.
+        """Return the end of the chain; None: there is no segment.
 
         Raises:
             TargetUnavailable: it can't be read.
-            SchemaMismatch: its last segment is of a newer strictq.
+            SchemaMismatch: its last segment was made by a newer strictq.
         """
         raise NotImplementedError
 
     def put(self, n: int, data: bytes) -> None:
-        """Write a segment; durable on return. Writing the same one twice is the same as once.
+        """Write a segment, durably on return. Repeating the same write does nothing.
 
         Raises:
-            Diverged: another writer wrote one with this number.
-            ReplicaGap: the one before is missing.
-            TargetUnavailable: it can't be written, or the place was emptied.
+            Diverged: another writer wrote a segment with this number.
+            ReplicaGap: the previous segment is missing.
+            TargetUnavailable: it can't be written, or the target was emptied.
         """
         raise NotImplementedError
 
     def retain(self, limit: int) -> int:
-        """Delete the segments that no state since `limit` (wall time, microseconds) needs. Returns how many."""
+        """Delete the segments that no state since `limit` (wall time, microseconds) needs. Return the number deleted."""
         raise NotImplementedError
 
     def beat(self, queue_id: str, history_id: str, term: int, x: int, *, confirmed: bool, generation: int) -> None:
-        """Let the other side know that the primary lives, what queue time it has, and whether its calls wait for the replica.
+        """Send a sign of life: the primary's queue time, and whether its calls wait for the replica.
 
         Args:
-            generation: of the setting that says the last; an older one changes nothing.
+            generation: the generation of the setting for `confirmed`; an older one changes nothing.
 
         Raises:
             TargetUnavailable, Diverged, Fenced: as `put`.
         """
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
     # ---- helpers
 
@@ -185,7 +188,7 @@ class ShipTarget:
 
     @contextmanager
     def reached(self, what: str) -> Iterator[None]:
-        """Raise our errors for those of the I/O."""
+        """Raise errors of the I/O as strictq errors."""
         try:
             yield
         except StrictqError:

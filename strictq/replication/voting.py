@@ -1,8 +1,8 @@
-"""Who the members of a chain are, decided by a majority of them. Pure functions: what a voter answers, what a proposer asks next.
+"""The membership of a chain, decided by a majority of its members. Pure functions: a voter's answers, a proposer's questions.
 
-Each change of the membership is one decision, numbered by its version, and made by the members before it: a proposer asks for
-promises, then proposes a value under its ballot; a value that a majority accepted is decided. A promotion is such a change, too:
-it names another primary, in the next term. So of two changes at once, a promotion among them, at most one is made (Paxos, one
+Each change of the membership is one decision, numbered by its version, and made by the previous members: a proposer asks for
+promises, then proposes a value under its ballot. A value that a majority accepted is decided. A promotion is such a change:
+it names another primary, in the next term. So of two concurrent changes, including promotions, at most one is made (Paxos, one
 instance for each version).
 """
 
@@ -16,21 +16,24 @@ MEMBERS_MAX: Final = 3
 
 
 class Ballot(NamedTuple):
-    """The number of a try, and who tries: no two are equal."""
+    """The number of a try, and its proposer's host. No two are equal."""
 
     number: int
     host: str
 
 
 class LogPosition(NamedTuple):
-    """How far the log of a member is: the term and the number of the last segment of its last whole cut, and that one's hash."""
+    """The position of a member's log: the term, number and hash of the last segment of its last complete cut."""
 
     term: int
     n: int
     hash: str
 
     def beyond(self, other: LogPosition) -> bool:
-        """Does it have what the other one lacks? So do two that end with different segments of one number."""
+        """Return whether this log has data that the other lacks.
+
+        This includes logs whose last segments differ at the same number.
+        """
         return self[:2] > other[:2] or (self[:2] == other[:2] and self.hash != other.hash)
 
 
@@ -39,14 +42,14 @@ NOTHING: Final = LogPosition(0, -1, "")
 
 @attrs.frozen
 class Membership:
-    """What was decided.
+    """A decided membership.
 
     Attributes:
-        version: one more than that of the membership which decided it; 1: the first one, which was not decided.
-        term: of the primary.
-        members: the id and the address of each; the address of the first primary is "", because it does not listen.
-        primary: its id.
-        history_id: of its queue.
+        version: one more than the version of the membership that decided it; 1: the first one, which was not decided.
+        term: the primary's term.
+        members: id and address of each. The address of the first primary is "", because it does not listen.
+        primary: the primary's id.
+        history_id: the history of the primary's queue.
     """
 
     version: int
@@ -58,24 +61,24 @@ class Membership:
 
     @property
     def ids(self) -> frozenset[str]:
-        """Who votes for the next one."""
+        """The ids of the members, which vote for the next membership."""
         return frozenset(member for member, _ in self.members)
 
     @property
     def majority(self) -> int:
-        """How many of them it takes."""
+        """The number of votes that decide."""
         return len(self.members) // 2 + 1
 
 
 @attrs.frozen
 class VoterState:
-    """What a voter must not forget: stored durably before it answers.
+    """The state of a voter, stored durably before it answers.
 
     Attributes:
-        id: made with its directory. One that lost its directory has another id, and no vote.
-        decided: the newest membership that it knows of; None: it is no member of anything.
-        promised: it takes part in no ballot lower than this, for the next version.
-        accepted: the value that it voted for last, and in which ballot.
+        id: created with its directory. A voter that lost its directory gets another id, and has no vote.
+        decided: the newest membership that it knows; None: it is not a member of a chain.
+        promised: it takes part in no lower ballot than this for the next version.
+        accepted: the ballot and the value of its last vote.
     """
 
     id: str
@@ -85,7 +88,7 @@ class VoterState:
 
     @property
     def has_vote(self) -> bool:
-        """May it vote for the next membership?"""
+        """Whether it may vote for the next membership."""
         return self.decided is not None and self.id in self.decided.ids
 
 
@@ -94,13 +97,13 @@ Kind = Literal["look", "learn", "prepare", "accept"]
 
 @attrs.frozen
 class Question:
-    """What a voter is asked.
+    """A question to a voter.
 
     Attributes:
-        kind: "look": to say what it knows; "learn": that `decided` was decided; "prepare": to promise; "accept": to vote.
-        decided: the newest membership that the proposer knows of; the vote is for the one after.
-        ballot: of a promise and a vote.
-        value: to vote for.
+        kind: "look": report the state; "learn": learn that `decided` was decided; "prepare": promise; "accept": vote.
+        decided: the newest membership that the proposer knows. The vote is for the next one.
+        ballot: the ballot of a promise or a vote.
+        value: the membership to vote for.
     """
 
     kind: Kind
@@ -111,12 +114,12 @@ class Question:
 
 @attrs.frozen
 class Vote:
-    """What a voter says.
+    """A voter's answer.
 
     Attributes:
-        yes: it did what it was asked for.
-        state: what it knows now.
-        position: how far its log is, if it is known.
+        yes: whether it did what was asked.
+        state: its state now.
+        position: the position of its log, if known.
     """
 
     yes: bool
@@ -125,9 +128,9 @@ class Vote:
 
 
 def learned(state: VoterState, decided: Membership | None) -> VoterState:
-    """The state behind learning what was decided. What was promised for that version does not matter any more.
+    """Return the state after learning a decision. Promises for that version no longer matter.
 
-    One that knows of nothing learns only of a membership that has it: one that lost its directory begins with another id.
+    A voter without a membership learns only one that contains it, because a voter that lost its directory has a new id.
     """
     if decided is None:
         return state
@@ -139,7 +142,7 @@ def learned(state: VoterState, decided: Membership | None) -> VoterState:
 
 
 def answer(state: VoterState, message: Question) -> Vote:
-    """What a voter says, and what it is then. The state has to be durable before the answer is sent."""
+    """Return a voter's answer with its new state, which must be durable before the answer is sent."""
     if message.kind == "look":
         return Vote(True, state)
     state = learned(state, message.decided)
@@ -163,18 +166,18 @@ Phase = Literal["promises", "votes", "decided", "lost"]
 
 @attrs.frozen
 class Ballotting:
-    """One try of a proposer, from its first question to its end.
+    """One try of a proposer, from its first question to its outcome.
 
     Attributes:
         decided: the membership that decides.
-        wanted: what the proposer wants to be decided.
-        mine: how far its log is, if it wants to be the primary; None: that does not matter.
-        phase: "promises", "votes"; "decided": `value` is; "lost": another ballot, or a newer membership, was met.
-        value: what it proposes: what it wants, unless a member had voted for something before.
-        promises, votes: of these members.
-        newest: the newest membership that was heard of.
-        highest: the highest ballot.
-        ahead: of members that promised, the one whose log is the most advanced one, if it is more so than `mine`.
+        wanted: the membership that the proposer wants.
+        mine: the position of its log, if it wants to be the primary; None: it does not.
+        phase: "promises"; "votes"; "decided": `value` is decided; "lost": a higher ballot or a newer membership exists.
+        value: the proposed membership: the wanted one, unless a member has voted for another one before.
+        promises, votes: the members that promised, and that voted.
+        newest: the newest membership reported.
+        highest: the highest ballot reported.
+        ahead: the most advanced log of the members that promised, if it is beyond `mine`, with the member's id.
     """
 
     decided: Membership
@@ -192,7 +195,7 @@ class Ballotting:
 
     @property
     def question(self) -> Question:
-        """What to ask each member now."""
+        """The next question to each member."""
         if self.phase == "promises":
             return Question("prepare", self.decided, self.ballot)
         if self.phase == "votes":
@@ -200,7 +203,7 @@ class Ballotting:
         return Question("learn", self.newest or self.decided)
 
     def heard(self, asked: Question, said: Vote) -> Ballotting:
-        """What becomes of it with this answer to this question."""
+        """Return the round after this answer to this question."""
         if asked.ballot != self.ballot or self.phase not in ("promises", "votes"):
             return self
         known = said.state.decided
@@ -234,17 +237,17 @@ class Ballotting:
 
     @property
     def has_majority(self) -> bool:
-        """Did a majority promise?"""
+        """Whether a majority promised."""
         return self.phase == "promises" and len(self.promises) >= self.decided.majority
 
     def caught_up(self, mine: LogPosition) -> Ballotting:
-        """The proposer has fetched what it lacked."""
+        """Return the round after the proposer has fetched missing segments."""
         return attrs.evolve(self, mine=mine, ahead=self.ahead if self.ahead and self.ahead[0].beyond(mine) else None)
 
     def proposed(self) -> Ballotting:
-        """Ask for votes. What a member has voted for before may be decided already, so that is proposed again.
+        """Return the round in the voting phase, with the value that a member voted for before, which may be decided already.
 
-        A log that is behind another one must not win: call `caught_up` first.
+        A log that is behind another one must not win, so call `caught_up` first.
         """
         assert self.has_majority
         value = self.wanted if self.voted_before is None else self.voted_before[1]

@@ -1,9 +1,9 @@
-"""Checksums of pages, so that no damaged page is ever believed: SQLite's own cksumvfs, which comes with apsw.
+"""Page checksums, so that no damaged page is used: SQLite's own cksumvfs, which comes with apsw.
 
-It is a layer between SQLite and the files: eight bytes at the end of each page of a database are the sum of the others,
-computed when the page is written and compared when it is read. Loading it makes it the default of the whole process, which
-is not ours to decide: the default is put back at once, and our connections ask for it by name. It passes through what has
-no such eight bytes, so a connection that another thread opens in between loses nothing.
+It is a layer between SQLite and the files. The last eight bytes of each database page are a checksum of the others, computed
+when the page is written and verified when it is read. Loading the layer makes it the default of the whole process, which is not
+strictq's decision: the default is restored at once, and strictq's connections name the layer. It passes databases without those
+eight bytes through, so a connection that another thread opens in between is not affected.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..._errors import ConfigError, StoreCorrupt
 
 VFS: Final = "cksmvfs"
 RESERVED_BYTES: Final = 8
-"""At the end of each page. The layer does nothing for a database with any other number."""
+"""Reserved at the end of each page. The layer does nothing for a database with any other number."""
 USUAL_PLACE: Final = Path(apsw.__file__).with_name("sqlite_extra_binaries") / "cksumvfs.so"
 _lock = threading.Lock()
 
 
 def vfs() -> str:
-    """The name of the layer, which is loaded with the first queue on disk (or was loaded by the program itself).
+    """Return the name of the layer. It is loaded with the first queue on disk, unless the program has loaded it itself.
 
     Raises:
         ConfigError: this apsw was built without it.
@@ -39,7 +39,7 @@ def vfs() -> str:
 
 
 def _extension() -> str:
-    """Where apsw has it. Its wheels keep it at one place; to import what apsw has to ask with takes longer than all the rest."""
+    """Return the extension's path. It is at one place in apsw's wheels; importing the module that apsw would ask is slow."""
     if USUAL_PLACE.exists():
         return str(USUAL_PLACE)
     from apsw import sqlite_extra
@@ -70,12 +70,12 @@ def _load() -> None:
 
 
 def lay_out(db: apsw.Connection) -> None:
-    """Give every page of a new database room for its checksum; before anything is written."""
+    """Reserve room for a checksum in every page of a new database, before anything is written."""
     db.reserve_bytes(reserve=RESERVED_BYTES)
 
 
 def require(db: apsw.Connection, shard: int) -> None:
-    """Are the pages that this connection reads verified?
+    """Verify that this connection checks the pages that it reads.
 
     Raises:
         StoreCorrupt: they have no checksums.
@@ -83,7 +83,7 @@ def require(db: apsw.Connection, shard: int) -> None:
     if db.pragma("checksum_verification") == "1":
         return
     if db.reserve_bytes() == RESERVED_BYTES and not db.readonly("main"):
-        # A power cut in the middle of a checkpoint left the first page torn, and the WAL has it whole: bring it over.
+        # A power cut in the middle of a checkpoint may have torn the first page. The WAL has it complete: checkpoint it.
         db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         if db.pragma("checksum_verification") == "1":
             return

@@ -1,4 +1,4 @@
-"""How a process becomes one of those of this boot, and how the first of them begins a new epoch."""
+"""How a process joins those of this boot, and how the first of them begins a new epoch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ BEGIN_STEP_SECONDS: Final = 0.05
 
 
 def join(directory: Path, known: Catalog, presence: locks.Presence, clock: Clock) -> Catalog:
-    """Be one of the processes of this boot; the first of them begins a new epoch."""
+    """Join the processes of this boot. The first of them begins a new epoch."""
     boot = clock.boot_id()
     until = time.monotonic() + ANOTHER_KERNEL_SECONDS
     while known.boot_id != boot:
-        # In short steps: who opens at the same moment may have begun the epoch, and keeps the queue open.
+        # Wait in short steps: a process that opens the queue at the same time may have begun the epoch, and keeps the queue open.
         if presence.alone(BEGIN_STEP_SECONDS):
             known = catalog.read(directory)
             if known.boot_id != boot:
@@ -43,11 +43,14 @@ def join(directory: Path, known: Catalog, presence: locks.Presence, clock: Clock
 
 
 def next_offset(directory: Path, known: Catalog, clock: Clock) -> int:
-    """Where time goes on after a boot: from the wall clock, but never back behind what any readable shard has written."""
+    """Return the time offset of a new boot.
+
+    Time continues at the wall clock's, but never before the last write of a readable shard.
+    """
     newest = clock.wall()
     for part in known.topology:
         with suppress(StrictqError):
             newest = max(newest, catalog.last_time(directory, part))
-    if known.replication is not None:  # what was shipped up to a time has all up to it
+    if known.replication is not None:  # a shipped history is complete up to its progress, so time must not go back behind it
         newest = max(newest, known.replication.floor_time, status.ShipProgress.read(directory))
     return newest - clock.boot()

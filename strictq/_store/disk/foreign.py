@@ -1,14 +1,14 @@
 """Pages that another SQLite program brought into a shard's file, without their checksums.
 
-A program that opens a shard without the layer of checksums (checksums.py), and is the last to close it, checkpoints the WAL
-and deletes it. The pages are right, but each keeps the checksum of what it held before. strictq writes those checksums
-again. It believes a page with a wrong checksum only where all of this holds:
+A program that opens a shard without the checksum layer (checksums.py), and is the last to close it, checkpoints and deletes the
+WAL. The pages are right, but each keeps the checksum of its previous content. strictq rewrites those checksums. It accepts a
+page with a wrong checksum only if all of this holds:
 
 - The shard's mark, which has a checksum of its own, says that the WAL had frames and that strictq did not empty it.
-- There is no WAL any more.
-- A page has a wrong checksum that the newest commit may have written: that of the counter row, or the last one of a log of hot
-  lanes. Every commit writes one of them, so a foreign checkpoint did, too.
-- No page is a single bit away from its checksum, as far as that can be told.
+- The WAL is gone.
+- A page that every commit may write has a wrong checksum: that of the counter row, or the last one of a log of hot lanes. Every
+  commit writes one of them, so a foreign checkpoint did, too.
+- No page is a single bit away from its checksum, as far as that can be determined.
 - SQLite's integrity check and strictq's own find nothing.
 
 Otherwise a wrong checksum is damage.
@@ -33,21 +33,22 @@ from .stored_pages import StoredPages
 
 WHAT: Final = "another SQLite program checkpointed its WAL, without the checksums of pages"
 DEPTH_MAX: Final = 20
-"""Levels of a table's tree; SQLite allows as many."""
+"""The maximum depth of a table's tree, as in SQLite."""
 
 
 def repair(
     path: Path, db: apsw.Connection, shard: int, *, read_only: bool, problem: Callable[[apsw.Connection], str | None]
 ) -> int:
-    """Write the checksums again that a foreign checkpoint left wrong. Returns how many; 0: there was none.
+    """Rewrite the checksums that a foreign checkpoint left wrong. Return their number; 0 if there was no such checkpoint.
 
-    The caller found that the mark speaks of frames and that the WAL is gone.
+    The caller has found that the mark reports frames and that the WAL is gone.
 
     Args:
         db: a connection that does not verify what it reads.
         problem: returns what is wrong with the shard's tables, or None.
     Raises:
-        StoreCorrupt: there was one, and the queue is open for reading only, or not all is well. Nothing was changed.
+        StoreCorrupt: there was a foreign checkpoint, and the queue is open read-only, or not all conditions hold. Nothing
+            changed.
     """
     with StoredPages(path, read_only=read_only) as pages:
         roots: list[Any] = db.execute(SHARD.written_tables).fetchall()
@@ -59,13 +60,13 @@ def repair(
         db.execute("BEGIN IMMEDIATE")
         try:
             if wal_file.has_header(path) or all(map(pages.sound, newest)):
-                return 0  # another process was faster
+                return 0  # another process has repaired it
             wrong = [number for number in range(1, pages.count + 1) if not pages.sound(number)]
             flipped = [number for number in wrong if mended(pages.read(number))]
             found = f"a bit flipped in page {flipped[0]}" if flipped else _verified(db, problem)
             if found:
                 raise StoreCorrupt(f"{WHAT}, and besides: {found}", shard=shard)
-            # The newest pages are the proof: they come last, so that what is interrupted here is begun again.
+            # The newest pages are the evidence. Rewrite them last, so that an interrupted repair starts again.
             pages.seal(number for number in wrong if number not in newest)
             pages.seal(newest)
             wal_file.write_mark(path.with_name(layout.MARKS), shard, wal_file.EMPTY)

@@ -1,4 +1,4 @@
-"""The directory of a queue: which files lie in it, making it whole in one step, and what becomes of its WALs on the disk."""
+"""The directory of a queue: its file names, its atomic creation, and operations on WAL files."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SHIP_STATUS: Final = "ship-status"
 SHIP_ROUNDS: Final = "ship-rounds"
 FORK: Final = "fork"
 REPLICA_MARK: Final = "replica"
-"""In the files of a living replica, which only its own process may write to."""
+"""Exists among the files of a living replica, which only the replica's own process may write to."""
 _DIRECTORY_MODE: Final = 0o700
 _SPARE: Final = 3
-"""Descriptors that removing a directory takes: itself, its listing, and the module that does it."""
+"""Descriptors that the removal of a directory needs: the directory, its listing, and the module that removes it."""
 
 
 def shard_file(shard: int) -> str:
@@ -38,10 +38,10 @@ def shard_file(shard: int) -> str:
 
 
 def check_own(directory: Path, *, writing: bool) -> None:
-    """Look at the files that are not SQLite's before any of them is opened.
+    """Check the files that are not SQLite's before any of them is opened.
 
     Raises:
-        StoreError: one of them is no regular file, or is to be written and has another name; nothing was changed.
+        StoreError: one of them is not a regular file, or is to be written and has another name; nothing was changed.
     """
     for name in (WAKE, PRESENCE, MARKS, RESERVE):
         with suppress(FileNotFoundError):
@@ -49,12 +49,12 @@ def check_own(directory: Path, *, writing: bool) -> None:
 
 
 def find(path: Path, *, replica: bool = False) -> bool:
-    """Is there a queue at this path?
+    """Return whether there is a queue at this path.
 
     Args:
-        replica: also the files of a living replica.
+        replica: accept the files of a living replica, too.
     Raises:
-        InvalidArgument: the path is a file, or others may write to the directory.
+        InvalidArgument: the path is a file, or the directory is world-writable.
         QueueNotFound: it is a directory with something else in it.
         ReadOnlyQueue: it is a living replica.
     """
@@ -86,9 +86,9 @@ def find(path: Path, *, replica: bool = False) -> bool:
 
 
 def publish(path: Path, build: Callable[[Path], None]) -> None:
-    """Make a queue's directory whole in one step: built beside its place, synced, and renamed.
+    """Create a queue's directory atomically: build it under a temporary name, sync it, and rename it.
 
-    Whoever opens it sees all of it or nothing. If another process was faster, its queue stays and ours is dropped.
+    A process that opens it sees all of it or nothing. If another process was faster, its queue stays and this one is deleted.
     """
     parent = path.parent
     building = parent / f".{path.name}.{os.urandom(6).hex()}.new"
@@ -111,7 +111,7 @@ def publish(path: Path, build: Callable[[Path], None]) -> None:
             raise files.failure(f"{path} can't be created", e) from e
         raise InvalidArgument(f"{path} can't be created: {e.strerror or e}") from e
     finally:
-        for fd in spare:  # now removing has what it needs
+        for fd in spare:  # frees the descriptors that the removal needs
             os.close(fd)
         if building.exists():
             files.remove_tree(building)
@@ -122,7 +122,7 @@ def publish(path: Path, build: Callable[[Path], None]) -> None:
 
 
 def sync_wal(path: Path) -> None:
-    """fsync a shard's WAL. Opening and closing the -wal file is safe; the database and its -shm must never be opened so."""
+    """Sync a shard's WAL. Opening and closing the -wal file is safe; the database and its -shm must never be opened this way."""
     try:
         fd = files.open_regular(f"{path}-wal", os.O_RDONLY)
     except FileNotFoundError:
@@ -134,7 +134,7 @@ def sync_wal(path: Path) -> None:
 
 
 def rewrite_wal(path: Path, at: int) -> None:
-    """Write a shard's WAL over itself, from a byte on, and sync it. The caller holds the shard's write lock."""
+    """Rewrite a shard's WAL in place from an offset, and sync it. The caller holds the shard's write lock."""
     try:
         fd = files.open_regular(f"{path}-wal", os.O_RDWR)
     except FileNotFoundError:
@@ -148,7 +148,7 @@ def rewrite_wal(path: Path, at: int) -> None:
 
 
 def cut_wal(path: Path, at: int) -> None:
-    """Drop a shard's WAL from a byte on, and sync it. The caller holds the shard's write lock."""
+    """Truncate a shard's WAL at an offset, and sync it. The caller holds the shard's write lock."""
     try:
         fd = files.open_regular(f"{path}-wal", os.O_RDWR)
     except FileNotFoundError:
@@ -162,7 +162,7 @@ def cut_wal(path: Path, at: int) -> None:
 
 
 def wal_bytes(path: Path) -> int:
-    """The size of a shard's WAL."""
+    """Return the size of a shard's WAL."""
     try:
         return os.stat(f"{path}-wal").st_size
     except OSError:

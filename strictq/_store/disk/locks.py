@@ -1,4 +1,4 @@
-"""Who has a queue open, and who holds a named consumer: locks that end with their process."""
+"""Locks that end with their process: on an open queue, and on a named consumer."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ class Presence(Lock):
         super().__init__(directory / PRESENCE, look=look)
 
     def join(self) -> None:
-        """Hold it, shared with the others.
+        """Acquire the lock, shared with other processes.
 
         Raises:
-            StoreBusy: somebody holds it alone: the queue is being salvaged, say.
+            StoreBusy: a process holds it exclusively: for example, it salvages the queue.
         """
         if not self._lock(shared=True, seconds=JOIN_SECONDS):
             self.leave()
             raise StoreBusy("another process has exclusive access to the queue", shard=-1, hint=hints.SALVAGE_RUNS)
 
     def is_last(self) -> bool:
-        """Return whether no other process holds it; asked by an object that is about to leave.
+        """Return whether no other process holds it. Called by an object that is about to leave.
 
-        If another process holds it, this object's share ends here: of two that ask at once, the second is the last.
+        If another process holds it, this object's share ends here. If two ask at once, the second is therefore the last.
         """
         return self._lock(shared=False, seconds=0.0) and self._lock(shared=True, seconds=0.0)
 
     def split(self) -> None:
-        """Take a share of its own, in a forked child. With the one that came through the fork, parent and child do not
-        see each other."""
+        """Acquire an own share in a forked child. With the share that came through the fork, parent and child would not exclude
+        each other."""
         inherited, self._fd = self._fd, None
         if inherited is None:
             return
@@ -58,14 +58,14 @@ class Presence(Lock):
 
 
 class ConsumerLock(Lock):
-    """Held by the one holder of a named consumer. The name is hashed: it may hold what a file name may not."""
+    """The lock of a named consumer's single holder. The name is hashed: it may contain characters that a file name may not."""
 
     def __init__(self, directory: Path, consumer: str, *, look: bool = False) -> None:
         super().__init__(named(directory, CONSUMER, consumer), look=look)
 
 
 class PrivateLock:
-    """The same for a queue in memory, which one process has for itself."""
+    """The same for an in-memory queue, which a single process uses."""
 
     def __init__(self, taken: set[str], consumer: str) -> None:
         self._taken = taken
@@ -73,7 +73,7 @@ class PrivateLock:
         self._held = False
 
     def alone(self, seconds: float) -> bool:  # noqa: ARG002 - nobody else could let go of it meanwhile
-        """Hold it, unless somebody does."""
+        """Acquire the lock, unless it is held."""
         if not self._held and self._consumer in self._taken:
             return False
         self._taken.add(self._consumer)
@@ -81,7 +81,7 @@ class PrivateLock:
         return True
 
     def leave(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         if self._held:
             self._held = False
             self._taken.discard(self._consumer)

@@ -1,7 +1,7 @@
-"""Pages of a shard, read without SQLite: what is left of a damaged file, and nothing that is not verified.
+"""Read pages of a shard without SQLite, to recover the verifiable part of a damaged file.
 
-SQLite gives up at the first damaged page. Here each page is verified by itself, and what lies below a damaged one is found
-again where that can be done for sure. The formats are SQLite's (https://sqlite.org/fileformat2.html).
+SQLite stops at the first damaged page. This module verifies each page separately, and recovers the pages below a damaged one
+where their place is certain. The formats are SQLite's (https://sqlite.org/fileformat2.html).
 Source: docs/howto/damage.md
 """
 
@@ -24,7 +24,7 @@ USABLE: Final = PAGE_BYTES - SUM_BYTES
 _SUM: Final = struct.Struct("<II")
 _WORD: Final = 0xFFFFFFFF
 _LOWER: Final = frozenset(1 << bit for bit in range(23))
-"""The bits of a word whose flips the checksum tells apart: for bit k it repeats after 3 << 30 - k pairs of words."""
+"""The bits of a word whose flips the checksum distinguishes: for bit k it repeats after 3 << 30 - k pairs of words."""
 _LOCAL_MIN: Final = (USABLE - 12) * 32 // 255 - 23
 _LOCAL_MAX_TABLE: Final = USABLE - 35
 _LOCAL_MAX_INDEX: Final = (USABLE - 12) * 64 // 255 - 23
@@ -34,29 +34,29 @@ Row = tuple[Any, ...]
 
 
 class Unreadable(Exception):
-    """A page is damaged, or says what no page says."""
+    """A page is damaged, or has impossible content."""
 
 
 def sum_of(page: bytes) -> bytes:
-    """The checksum that belongs at the end of a page."""
+    """Return the checksum that belongs at the end of a page."""
     return _SUM.pack(*running(page[:USABLE], (0, 0), "<"))
 
 
 def sound(page: bytes) -> bool:
-    """Is its checksum right?"""
+    """Return whether a page's checksum is right."""
     return len(page) == PAGE_BYTES and sum_of(page) == page[USABLE:]
 
 
 def mended(page: bytes) -> bytes | None:
-    """Return the page as it was before a single bit of it flipped; None: the checksum does not say which, or more is wrong.
+    """Return the page as it was before one bit flipped. None: the checksum does not identify the bit, or more is wrong.
 
     The checksum is linear. So the difference between the two sums is followed back, word by word, to one that a single bit
-    makes. For the lower bits of a word that is nearly always unique.
+    causes. For the lower bits of a word that is nearly always unique.
     """
     wanted, computed = _SUM.unpack(page[USABLE:]), _SUM.unpack(sum_of(page))
     a, b = (wanted[0] - computed[0]) & _WORD, (wanted[1] - computed[1]) & _WORD
     if a == 0:
-        return None  # in the page's last word, or in the sum
+        return None  # the flip is in the page's last word, or in the sum
     found: list[bytes] = []
     if b == 0 and wanted[0] ^ computed[0] in _LOWER:
         found.append(page[:USABLE] + _SUM.pack(*computed))
@@ -73,14 +73,14 @@ def mended(page: bytes) -> bytes | None:
 
 
 class Cell(NamedTuple):
-    """Of a page of a tree.
+    """One cell of a page of a tree.
 
     Attributes:
         child: the page left of it, in interior pages.
         rowid: in tables.
-        payload: the part of its record that lies in the page; None in interior pages of tables.
+        payload: the part of its record that the page holds; None in interior pages of tables.
         size: of the whole record.
-        overflow: the page where it goes on.
+        overflow: the page with the next part of the record.
     """
 
     child: int | None
@@ -91,7 +91,7 @@ class Cell(NamedTuple):
 
 
 class Pages(Protocol):
-    """Where a record that goes on in other pages finds them."""
+    """A source of the pages in which a record continues."""
 
     def page(self, number: int) -> bytes: ...
 
@@ -100,7 +100,8 @@ class File:
     """The newest committed pages: a database, and its WAL over it."""
 
     def __init__(self, database: Path, mark: Mark | None, unsynced: int | None) -> None:
-        """
+        """Open the files.
+
         Args:
             database: files that no process has open.
             unsynced: how many commits a power cut may have torn, besides the last one; None: any number.
@@ -108,23 +109,27 @@ class File:
         self._fd = files.open_regular(database, os.O_RDONLY)
         self.pages = os.fstat(self._fd).st_size // PAGE_BYTES
         self._newest: dict[int, bytes | None] = {}
-        """Page → what the WAL says of it; None: that is damaged, or may be."""
+        """Page → its content in the WAL. None: that is damaged, or may be."""
         self.notes: list[str] = []
         self.readable: Callable[[], bool] = lambda: False
-        """Does SQLite read the database, whatever its checksums say? Asked when a page has a wrong one."""
+        """Whether SQLite reads the database if checksums are ignored. Called when a page has a wrong one."""
         self.unverified: set[int] = set()
-        """Pages that were read although their checksum is wrong."""
+        """Pages that were read in spite of a wrong checksum."""
         with Wal.of(database) as wal:
             if wal is not None:
                 self._read_wal(wal, mark, unsynced)
             else:
-                files.require_descriptors()  # or what it holds would be lost without a word
+                files.require_descriptors()  # or the content of the WAL would be lost silently
 
     def close(self) -> None:
         os.close(self._fd)
 
     def page(self, number: int) -> bytes:
-        """Raises: Unreadable."""
+        """Return a page.
+
+        Raises:
+            Unreadable: it does not exist, or is damaged.
+        """
         if not 1 <= number <= self.pages:
             raise Unreadable(f"there is no page {number}")
         page = self._newest.get(number, b"")
@@ -136,7 +141,7 @@ class File:
         return page
 
     def _believed(self, number: int, page: bytes) -> bytes:
-        """A page whose checksum is wrong: as it was before a bit flipped, or as it is where SQLite reads it."""
+        """Return a page whose checksum is wrong: as it was before a bit flipped, or as it is if SQLite reads the database."""
         if len(page) == PAGE_BYTES:
             if (whole := mended(page)) is not None:
                 self._newest[number] = whole
@@ -166,7 +171,7 @@ class File:
                 if frame.instead:
                     self._newest[frame.instead] = None
             self._newest[frame.page] = wal.frame(number, PAGE_BYTES, page=True)[FRAME_HEADER_BYTES:] if frame.good else None
-        for number in range(len(frames) + 1, known + 1):  # they were there, and nothing behind them tells what they were
+        for number in range(len(frames) + 1, known + 1):  # these frames existed, and no later frame determines their content
             self.notes.append(f"frame {number} of the WAL is damaged")
             page = wal.page_of(number, PAGE_BYTES)
             if page <= max([self.pages, *self._newest]):
@@ -176,9 +181,10 @@ class File:
 
 
 def _end(frames: list[Frame], known: int, unsynced: int | None) -> int:
-    """How many frames were committed: at least those of the mark, and as far as they can be read without a hole.
+    """Return how many frames were committed: at least those of the mark, and all up to the first hole.
 
-    Behind a hole, a commit was one if another continues it, and so many others before it that not all of them can be unsynced.
+    Behind a hole, a commit counts if another one continues it and so many commits precede it that not all of them can be
+    unsynced.
     """
     end = continued = 0
     whole = True
@@ -188,7 +194,7 @@ def _end(frames: list[Frame], known: int, unsynced: int | None) -> int:
         if frame.commit and frame.good:
             continued += number < len(frames) and frames[number].good
             if whole or number <= known or (unsynced is not None and continued > unsynced):
-                end, whole = number, True  # from here on it is without a hole again
+                end, whole = number, True  # from here on the frames have no hole again
     return max(end, min(known, len(frames)))
 
 
@@ -197,20 +203,20 @@ def _end(frames: list[Frame], known: int, unsynced: int | None) -> int:
 
 @attrs.define
 class Tree:
-    """One table, read from its root: what can be read of it, and between which keys something is missing."""
+    """One table, read from its root: its readable rows, and the key ranges in which rows are missing."""
 
     file: File
     root: int
     key_columns: int = 2
-    """Of a table without rowids, and of an index."""
+    """In a table without rowids, and in an index."""
     reached: set[int] = attrs.Factory(set)
     lost: list[tuple[Row | None, Row | None]] = attrs.Factory(list)
-    """Keys before and after a damaged page; None: it is the first, or the last."""
+    """The keys before and after a damaged page. None: the page is the first, or the last."""
     unverified: bool = False
-    """A page of the row that was yielded last has a wrong checksum."""
+    """Whether a page of the row that was yielded last has a wrong checksum."""
 
     def rows(self) -> Iterator[tuple[int | None, Row]]:
-        """(rowid or None, record), in the order of keys."""
+        """Yield (rowid or None, record), in the order of keys."""
         yield from self._walk(self.root, None, None, 0)
 
     def _walk(self, number: int, lo: Row | None, hi: Row | None, depth: int) -> Iterator[tuple[int | None, Row]]:
@@ -233,7 +239,7 @@ class Tree:
             if cell.child is not None:
                 beyond = key if key is not before else hi
                 if cell.rowid is not None:
-                    beyond = (cell.rowid + 1,)  # of a table with rowids, the child has the key itself, too
+                    beyond = (cell.rowid + 1,)  # in a table with rowids, the child includes the key itself
                 yield from self._walk(cell.child, before, beyond, depth + 1)
             if cell.payload is not None:
                 if row is None:
@@ -247,7 +253,7 @@ class Tree:
             yield from self._walk(right, before, hi, depth + 1)
 
     def _overflows(self, cell: Cell) -> bool:
-        """Does its record go on in a page whose checksum is wrong?"""
+        """Return whether the cell's record continues in a page whose checksum is wrong."""
         page, left = cell.overflow, cell.size - len(cell.payload or b"")
         while page and left > 0 and self.file.unverified:
             if page in self.file.unverified:
@@ -259,11 +265,12 @@ class Tree:
         return None if cell.payload is None else record(self.file, cell.payload, cell.size, cell.overflow)
 
     def found_again(self, free: set[int] | None, is_ours: Callable[[int | None, Row], bool]) -> Iterator[tuple[int | None, Row]]:
-        """Rows of pages below damaged ones: of this tree for sure, for they lie between its lost keys and nothing else has them.
+        """Yield rows of pages below damaged ones. They belong to this tree: they fit between its lost keys, and no other tree has
+        them.
 
         Args:
-            free: the pages that hold nothing; None: nobody knows, and then an old page can't be told from one that is used.
-            is_ours: can this be a row of this table?
+            free: the pages of the free list. None: it is unknown, so an old page can't be distinguished from a used one.
+            is_ours: returns whether a row can belong to this table.
         """
         if free is None or not self.lost:
             return
@@ -293,10 +300,10 @@ class Tree:
 
 
 def cells(page: bytes, number: int) -> Iterator[Cell]:
-    """The cells of a page of a tree.
+    """Yield the cells of a page of a tree.
 
     Raises:
-        Unreadable: it is none.
+        Unreadable: it is not such a page.
     """
     start = 100 if number == 1 else 0
     kind = page[start]
@@ -328,7 +335,7 @@ def cells(page: bytes, number: int) -> Iterator[Cell]:
 
 
 def first_row(page: bytes) -> Row:
-    """The first record of a leaf, all of which lies in the page."""
+    """Return the first record of a leaf, which is stored entirely in the page."""
     for cell in cells(page, 0):
         assert cell.payload is not None
         return record(None, cell.payload, cell.size, cell.overflow)
@@ -342,7 +349,7 @@ def right_child(page: bytes, number: int) -> int | None:
 
 
 def _local(size: int, most: int) -> int:
-    """How much of a record lies in its page; the rest overflows."""
+    """Return how many bytes of a record its page holds. The rest overflows."""
     if size <= most:
         return size
     local = _LOCAL_MIN + (size - _LOCAL_MIN) % (USABLE - 4)
@@ -350,7 +357,7 @@ def _local(size: int, most: int) -> int:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where the next one begins."""
+    """Return a number, and the offset of the next one."""
     value = 0
     try:
         for i in range(8):
@@ -365,7 +372,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def record(file: Pages | None, payload: bytes, size: int, overflow: int | None) -> Row:
-    """The values of a record, its overflow pages fetched."""
+    """Return the values of a record. Reads its overflow pages."""
     parts = [payload]
     missing = size - len(payload)
     while missing > 0:
@@ -407,7 +414,7 @@ def _value(data: bytes, kind: int, at: int) -> tuple[Any, int]:
 
 
 def free_pages(file: File) -> set[int] | None:
-    """The pages of the free list; None: it can't be read to its end."""
+    """Return the pages of the free list. None: it can't be read to its end."""
     try:
         trunk, count = struct.unpack_from(">II", file.page(1), 32)
         free: set[int] = set()

@@ -1,4 +1,4 @@
-"""The reserve: disk space that is given up when the disk is full, so that consumers can still ack."""
+"""The reserve: disk space that is released when the disk is full, so that consumers can still ack."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from ... import _files as files
 from .layout import RESERVE
 
 RESERVE_BYTES: Final = 2 * 1024 * 1024
-"""Kept so that consumers can still ack when the disk is full; deleted then, and sends are refused until it is back."""
+"""Kept so that consumers can still ack when the disk is full. It is then deleted, and sends are refused until it is restored."""
 SMALL_RESERVE_BYTES: Final = RESERVE_BYTES // 4
-"""Made instead where the queue's own files, which do not shrink, leave no room for more."""
+"""The size made instead if the queue's own files, which do not shrink, leave no room for more."""
 RESERVE_ROOM_BYTES: Final = 3 * RESERVE_BYTES
-"""The reserve is made again when the disk has so much room: with less, it would take back what a consumer was just given."""
+"""The free space at which the reserve is made again. With less, it would take back the space that a consumer was just given."""
 
 
 class Room(Protocol):
-    """What a queue's own files have left, on a disk that they have filled. They do not shrink by themselves."""
+    """The room that a queue's own files have left on a disk that they have filled. They do not shrink by themselves."""
 
     def has_room(self, size: int) -> bool:
-        """Would so many bytes more leave the disk with what short WALs take, once these are cut?"""
+        """Return whether this many more bytes leave the disk enough room for short WALs, once the WALs are truncated."""
         ...
 
     def is_drained(self) -> bool:
-        """Are half of the databases' pages, or more, free for the next messages?"""
+        """Return whether at least half of the databases' pages are free for new messages."""
         ...
 
     def cut_wals(self) -> None: ...
 
 
 class Reserve:
-    """A file of a fixed size that is given up when the disk is full.
+    """A file of a fixed size that is deleted when the disk is full.
 
     Args:
-        tell: called with whether the reserve is in use, each time that this object learns it.
-        queue: whose files are on the disk; without it, only the whole reserve is made.
+        tell: called with whether the reserve is in use, each time that this object finds out.
+        queue: whose files are on the disk. Without it, only the full reserve is made.
     """
 
     def __init__(self, directory: Path, tell: Callable[[bool], None] | None = None, queue: Room | None = None) -> None:
@@ -50,13 +50,13 @@ class Reserve:
         self._next_try = 0.0
 
     def there(self) -> bool:
-        """Is it there? If not, make it again if there is room; a failing try is repeated after a second."""
+        """Return whether the reserve exists. If it does not, try to make it, at most once a second."""
         there = self._look()
         self._tell(not there)
         return there
 
     def size(self) -> int:
-        """Bytes that it would free. One with another name frees none when it is deleted; `make` puts a new file in its place."""
+        """Return how many bytes its deletion would free. A file with another hard link frees none; `make` replaces it."""
         try:
             found = os.lstat(self._path)
         except FileNotFoundError:
@@ -79,20 +79,20 @@ class Reserve:
         return self.make(wanted) or size >= SMALL_RESERVE_BYTES
 
     def _affordable(self, size: int) -> int:
-        """How large a reserve the disk has room for; 0: no larger one than there is."""
+        """Return the size of the reserve that the disk has room for; 0: no larger one than the present one."""
         if (files.free_bytes(self._path) or 0) >= RESERVE_ROOM_BYTES:
             return RESERVE_BYTES
         small = size < SMALL_RESERVE_BYTES and self._queue is not None and self._queue.has_room(SMALL_RESERVE_BYTES)
         return SMALL_RESERVE_BYTES if small and self._queue is not None and self._queue.is_drained() else 0
 
     def make(self, size: int = RESERVE_BYTES) -> bool:
-        """Write it in full; False if the disk has not room for it."""
+        """Write the reserve in full. Return False if the disk has no room for it."""
         part = self._path.with_name(f"{RESERVE}.{os.urandom(4).hex()}.new")
         try:
             fd = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, files.FILE_MODE)
             try:
                 for _ in range(size // 65536):
-                    block = os.urandom(65536)  # a file system that compresses must not make it small
+                    block = os.urandom(65536)  # random, so that a compressing file system does not shrink it
                     if os.write(fd, block) != len(block):
                         raise OSError(28, "short write")
                 os.fsync(fd)
@@ -106,8 +106,8 @@ class Reserve:
         return True
 
     def give_up(self) -> bool:
-        """Delete it; False if it was gone already."""
-        self._tell(True)  # first, or a sender that asks in between takes the room
+        """Delete the reserve. Return False if it did not exist."""
+        self._tell(True)  # report first, or a sender that asks in between takes the room
         try:
             os.unlink(self._path)
         except FileNotFoundError:

@@ -1,10 +1,10 @@
-"""Waking those who wait for messages: at once within the process, within 50 ms from another one.
+"""Wake waiting receivers: at once within the process, within 50 ms from another one.
 
-Across processes it is one small memory-mapped file: whoever commits something claimable writes a value that was never
-there before, and whoever waits compares eight bytes every few milliseconds. The cost does not grow with shards or messages.
-In the same file whoever waits in vain leaves the time, for workers that hold more than they can begin with; whoever saw a
-sync fail says so there, for the processes that were not told; and whoever commits without a sync counts that. These outlive the
-process that wrote them, but not the machine's boot.
+Processes share one small memory-mapped file. A process that commits something claimable writes a value that was never there
+before, and waiting receivers compare eight bytes every few milliseconds. The cost does not grow with shards or messages.
+The same file holds three more facts: when a consumer last waited in vain, for workers that hold more than they can begin; which
+shards had a failed sync, for the processes that did not see the error; and how many commits of a shard are unsynced. These
+outlive the process that wrote them, but not the machine's boot.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from ... import _files as files
 POLL_SECONDS: Final = 0.02
 _SLOT: Final = struct.Struct("=Q")
 _SHORT: Final = _SLOT.size
-"""Where the mapped file says that the reserve for a full disk is in use."""
+"""Offset of the flag that the reserve for a full disk is in use."""
 _IDLE: Final = 2 * _SLOT.size
-"""Where it says who waited in vain last, and when."""
+"""Offset of the consumer that last waited in vain, and when."""
 _BOOT: Final = 3 * _SLOT.size
-"""Where it says of which boot the bytes behind it are."""
+"""Offset of the boot that the following bytes belong to."""
 _SUSPECTS: Final = 4 * _SLOT.size
-"""A byte for each shard: whether its WAL is to be written again."""
+"""Offset of a byte for each shard: not 0 if its WAL must be rewritten."""
 SUSPECTS_MAX: Final = 256
 _UNSYNCED: Final = _SUSPECTS + SUSPECTS_MAX
-"""A byte for each shard: how many commits since the last one that was synced."""
+"""Offset of a byte for each shard: the number of commits since the last synced one."""
 _BYTES: Final = _UNSYNCED + SUSPECTS_MAX
 _READ_BYTES: Final = 3 * _SLOT.size
-"""What those need that only look."""
+"""The part that read-only users need."""
 NAME_BITS: Final = 24
 NAMES: Final = (1 << NAME_BITS) - 1
 IDLE_SECONDS: Final = 0.1
-"""So long after it showed itself, a consumer counts as idle. It does so several times in that."""
+"""How long a consumer counts as idle after it showed itself. It does so several times within that."""
 
 
 class Waker:
-    """Tells waiters that something may be claimable now."""
+    """Wakes waiters when a message may be claimable."""
 
     def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
         self._map: mmap.mmap | bytearray | None = None
@@ -52,7 +52,7 @@ class Waker:
         if path is not None:
             try:
                 self._map = _map(path, read_only)
-            except (OSError, ValueError):  # without it, waiters look for themselves once a second
+            except (OSError, ValueError):  # without the file, waiters look by themselves once a second
                 files.require_descriptors()
         self._count = 0
         self._name = int.from_bytes(os.urandom(4), "little")
@@ -63,23 +63,23 @@ class Waker:
         self._idle_here = 0
         self.users: WeakSet[object] = WeakSet()
         self.ended = False
-        """The last user has left: the file is not mapped any more."""
+        """Whether the last user has left, so that the file is not mapped any more."""
 
     def leave(self, user: object) -> None:
-        """Be one user less; the last one lets go of the file. Whoever still waits hears this process only."""
+        """Remove a user. The last one unmaps the file; remaining waiters are then woken by this process only."""
         with _lock:
             self.users.discard(user)
             if not self.users and not self.ended:
                 self.ended = True
                 if self._map is not None:
-                    # Another thread may be reading the mapping: it is closed with the last reference to it.
+                    # Another thread may be reading the mapping. It is closed with the last reference to it.
                     self._map = bytearray(self._map)
 
     def notify(self) -> None:
-        """Something became claimable. Cheap when nobody waits."""
+        """Wake waiters because something became claimable. Cheap if there is no waiter."""
         self._count += 1
         if self._map is not None and not self._read_only:
-            # Never a value that was there before: a random name of this object, and a count of its own.
+            # A value that was never there before: a random name of this object, and its own count.
             _SLOT.pack_into(self._map, 0, (self._name << 32) | (self._count & 0xFFFFFFFF))
         if self._waiting:
             with self._condition:
@@ -88,7 +88,7 @@ class Waker:
             listener()
 
     def seen(self) -> tuple[int, int]:
-        """What to hand to `wait`: taken before looking for messages, so that nothing is missed in between."""
+        """Return the state to pass to `wait`. Take it before looking for messages, so that none is missed in between."""
         return self._count, self._shared()
 
     def _shared(self) -> int:
@@ -96,7 +96,7 @@ class Waker:
         return value
 
     def wait(self, seen: tuple[int, int], seconds: float, *, idle: bool = False) -> None:
-        """Return when `notify` was called since `seen`, here or in another process, or when the time is over.
+        """Wait until `notify` is called after `seen`, here or in another process, or until the time is over.
 
         Args:
             idle: the caller would take any message: see `somebody_idle`.
@@ -119,10 +119,10 @@ class Waker:
                 self._idle_waiting -= idle
 
     def show_idle(self, name: int | None = None) -> None:
-        """Some consumer would take any message, and there is none. To be repeated while that is so.
+        """Show that a consumer waits in vain and would take any message. Must be repeated while that is so.
 
         Args:
-            name: the consumer's, NAME_BITS bits chosen at random; None: one that holds nothing when it shows itself.
+            name: the consumer's, NAME_BITS random bits. None: a consumer that holds nothing when it shows itself.
         """
         name = self._name & NAMES if name is None else name
         stamp = (time.monotonic_ns() // 1_000_000 << NAME_BITS | name) & 0xFFFFFFFF_FFFFFFFF
@@ -131,33 +131,33 @@ class Waker:
             _SLOT.pack_into(self._map, _IDLE, stamp)
 
     def somebody_idle(self, name: int) -> bool:
-        """Does a consumer other than `name` wait in vain, in this or another process? Costs nothing to speak of.
+        """Return whether a consumer other than `name` waits in vain, in this or another process. Costs next to nothing.
 
-        Only the last one that showed itself is known: enough, because a worker hands back in small steps, and looks again.
+        Only the last one that showed itself is known. That suffices: a worker releases messages in small steps, and looks again.
         """
         if self._idle_waiting:
             return True
         stamp = self._idle_here if self._map is None else _SLOT.unpack_from(self._map, _IDLE)[0]
-        # In another time namespace the clock may show anything: then nobody is idle.
+        # In another time namespace the clock may show anything: then no consumer counts as idle.
         age = time.monotonic_ns() // 1_000_000 - (stamp >> NAME_BITS)
         return stamp & NAMES != name and 0 <= age < 1000 * IDLE_SECONDS
 
     @property
     def short_of_space(self) -> bool:
-        """Has some process given the reserve up, as far as can be told without asking the file system?
+        """Whether a process has released the reserve, as far as is known without asking the file system.
 
-        Asking it at every send would let go of the interpreter's lock each time, which costs threads a quarter of their speed.
+        Asking it at every send would release the interpreter's lock each time, which costs threads a quarter of their speed.
         """
         return self._map is None or self._map[_SHORT] != 0
 
     def tell_space(self, short: bool) -> None:
-        """Let every process know whether the reserve is in use."""
+        """Publish to all processes whether the reserve is in use."""
         if self._map is not None and not self._read_only:
             self._map[_SHORT] = short
 
     def begin_boot(self, boot: str) -> None:
-        """Forget what failed before the machine booted: what is in the files now is what is on the disk."""
-        from hashlib import blake2b  # only those who write need it
+        """Clear the failures of the previous boot: what the files hold after a boot is what is on the disk."""
+        from hashlib import blake2b  # only writers need it
 
         tag = int.from_bytes(blake2b(boot.encode(), digest_size=_SLOT.size).digest(), "big")
         if self._map is not None and not self._read_only and _SLOT.unpack_from(self._map, _BOOT)[0] != tag:
@@ -165,26 +165,29 @@ class Waker:
             _SLOT.pack_into(self._map, _BOOT, tag)
 
     def suspects(self, shard: int) -> int:
-        """Did a sync of this shard's WAL fail, in any process, and nobody wrote it again since? Not 0: which failure it was."""
+        """Return a number other than 0 if a sync of this shard's WAL failed in any process and it was not rewritten.
+
+        Identifies the failure.
+        """
         return self._map[_SUSPECTS + shard] if self._map is not None and not self._read_only else 0
 
     def suspect(self, shard: int) -> None:
-        """A sync of this shard's WAL failed: the kernel may take for written what it could not write."""
+        """Record that a sync of this shard's WAL failed. The kernel may consider pages written that it could not write."""
         if self._map is not None and not self._read_only:
             self._map[_SUSPECTS + shard] = self._map[_SUSPECTS + shard] % 255 + 1
 
     def trust(self, shard: int, failure: int) -> None:
-        """What that failure left unsure was written again, and synced. Another failure since then stays."""
+        """Clear this failure after the WAL was rewritten and synced. A later failure remains."""
         if failure and self.suspects(shard) == failure:
             assert self._map is not None
             self._map[_SUSPECTS + shard] = 0
 
     def unsynced(self, shard: int) -> int:
-        """How many commits of this shard followed its last synced one, at most. Unknown: more than there may be."""
+        """Return the most commits that may have followed this shard's last synced one. If unknown, more than are permitted."""
         return self._map[_UNSYNCED + shard] if self._map is not None and not self._read_only else 255
 
     def count_unsynced(self, shard: int, commits: int) -> None:
-        """Say so, with the shard's write lock held: before a commit that is not synced, and after one that is."""
+        """Set that count, with the shard's write lock held: before an unsynced commit, and after a synced one."""
         if self._map is not None and not self._read_only:
             self._map[_UNSYNCED + shard] = commits
 
@@ -196,7 +199,7 @@ class Waker:
         self._listeners.discard(listener)
 
     def after_fork_in_child(self) -> None:
-        """The threads that waited exist in the parent only; and what this side writes must be its own."""
+        """Reset what a child must not share: waiting threads exist in the parent only, and the child needs its own name."""
         self._name = int.from_bytes(os.urandom(4), "little")
         self._condition = threading.Condition()
         self._waiting = self._idle_waiting = 0
@@ -204,16 +207,17 @@ class Waker:
 
 
 def _map(path: Path, read_only: bool) -> mmap.mmap:
-    """
+    """Map the file.
+
     Raises:
-        StoreError: it is not a regular file, or has another name and is to be written.
+        StoreError: it is not a regular file, or is to be written and has another name.
         OSError, ValueError: it can't be mapped.
     """
     fd = files.open_regular(path, os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT)
     try:
         size = os.fstat(fd).st_size
         if size < _BYTES and not read_only:
-            # Written, not truncated to size: storing into a hole that a full disk has no block for kills the process.
+            # Write zeros instead of truncating to size: storing into a hole for which a full disk has no block kills the process.
             os.pwrite(fd, bytes(_BYTES - size), size)
         if read_only:
             return mmap.mmap(fd, _READ_BYTES, access=mmap.ACCESS_READ)
@@ -223,11 +227,11 @@ def _map(path: Path, read_only: bool) -> mmap.mmap:
 
 
 _shared_wakers: WeakValueDictionary[tuple[int, int, bool], Waker] = WeakValueDictionary()
-_lock = threading.RLock()  # a signal's handler may close a queue
+_lock = threading.RLock()  # re-entrant, because a signal handler may close a queue
 
 
 def _after_fork_in_child() -> None:
-    """The thread that held the lock at the fork exists in the parent only."""
+    """Replace the lock: the thread that held it at the fork exists in the parent only."""
     global _lock
     _lock = threading.RLock()
 
@@ -237,10 +241,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def waker_of(directory: Path, name: str, user: object, *, read_only: bool) -> Waker:
-    """The waker of a queue's directory: one for all queue objects of this process that use it.
+    """Return the waker of a queue's directory, shared by all queue objects of this process that use it.
 
     Args:
-        user: keeps the file mapped until it calls `leave`, or is gone.
+        user: keeps the file mapped until it calls `leave`, or is freed.
     """
     status = os.stat(directory)
     place = (status.st_dev, status.st_ino, read_only)

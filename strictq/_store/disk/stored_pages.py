@@ -1,4 +1,4 @@
-"""The pages of a shard's database file, as they lie on the disk."""
+"""The pages of a shard's database file, as they are on the disk."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .pages import PAGE_BYTES, SUM_BYTES, USABLE, sum_of
 
 
 class StoredPages:
-    """The pages of a database file, through the layer of checksums; what its WAL says is not seen.
+    """The pages of a database file, read through the checksum layer. The contents of its WAL are ignored.
 
-    SQLite opens the file, so no lock that it holds for a connection of this process is dropped. The layer verifies whole pages
-    only; a page is read in two parts.
+    SQLite opens the file, so that this process keeps SQLite's locks on it. The layer verifies only reads of whole pages, so a
+    page is read in two parts.
     """
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
@@ -36,15 +36,15 @@ class StoredPages:
         return self._file.xRead(USABLE, at) + self._file.xRead(SUM_BYTES, at + USABLE)
 
     def says(self, number: int, content: bytes) -> bool:
-        """Does a page have this content? Checksums apart: a page in a WAL has none."""
+        """Return whether a page has this content, apart from the checksum, which a page in a WAL does not have."""
         return self.read(number)[:USABLE] == content[:USABLE]
 
     def sound(self, number: int) -> bool:
-        """Is its checksum right? By the layer's own function: in Python it takes fifty times as long."""
+        """Return whether the page's checksum is right. Uses the layer's function; Python takes fifty times as long."""
         return bool(self._sums.execute("SELECT verify_checksum(?)", (self.read(number),)).get)
 
     def seal(self, numbers: Iterable[int]) -> None:
-        """Write the checksums of these pages, and nothing else of them; durable on return."""
+        """Write only the checksums of these pages. Durable on return."""
         for number in numbers:
             self._file.xWrite(sum_of(self.read(number)), number * PAGE_BYTES - SUM_BYTES)
         self._file.xSync(apsw.SQLITE_SYNC_FULL)

@@ -1,17 +1,19 @@
-"""What a WAL must still hold. SQLite takes the first damaged frame for its end, as if the power had failed there: what was
-committed behind it would be gone, with nobody told; and where some of it is in the database already, old pages would mix
-with new ones. So a shard is quarantined when its WAL ends too early, which is known from two things:
+"""Verify that a WAL still holds what was committed.
 
-- **The mark.** After a checkpoint, and when a shard is closed, a few bytes beside the shards say: of the WAL that began with
-  this salt, so many frames were on the disk. A lower bound, true for as long as the WAL has that salt. It is not synced:
-  a power cut may leave an older mark, or none, and those are true as well.
-- **Commits with successors.** At "full" no process writes after a commit that is to be synced before it is. A receive is not
-  synced; but of such commits, at most UNSYNCED_MAX follow each other. A power cut may tear these and the one behind them. So
-  where more commits than that lie behind the end that SQLite found, and what follows each continues its running checksum,
-  one of them was on the disk, and with it everything before it. Within a boot nothing is torn, and one such commit is
-  enough. What an interrupted commit, or an undone one, leaves behind has no successor.
+SQLite treats the first damaged frame as the end of the WAL, as if the power had failed there. Later commits would be lost
+silently; and if some of them are in the database already, old pages would mix with new ones. So a shard is quarantined when its
+WAL ends too early, which is known from two things:
 
-What neither tells: damage to the last few commits before a power cut. It looks as the power cut does.
+- **The mark.** After a checkpoint, and when a shard is closed, a few bytes beside the shards record how many frames of the WAL
+  with this salt were on the disk. That is a lower bound, true as long as the WAL has that salt. It is not synced: a power cut
+  may leave an older mark, or none, and those are true as well.
+- **Commits with successors.** At "full" no process writes after a commit that must be synced before it is. A receive is not
+  synced, but at most UNSYNCED_MAX such commits follow each other. A power cut may tear these and the one behind them. So if more
+  commits than that lie behind the end that SQLite found, each continued by the running checksum of its successor, then one of
+  them was on the disk, and with it everything before it. Within a boot nothing is torn, and one such commit is enough. What an
+  interrupted or rolled back commit leaves behind has no successor.
+
+Neither detects damage to the last few commits before a power cut: it looks like the power cut's own effect.
 
 The format of the WAL is SQLite's (https://sqlite.org/fileformat2.html#walformat).
 Source: docs/explanation/storage.md
@@ -36,9 +38,9 @@ from ..._errors import StoreError
 HEADER_BYTES: Final = 32
 FRAME_HEADER_BYTES: Final = 24
 UNSYNCED_MAX: Final = 4
-"""At "full", so many commits at most follow each other without a sync."""
+"""The maximum number of consecutive unsynced commits, at "full"."""
 HOLE_FRAMES_MAX: Final = 1000
-"""Where so many frames in a row can't be verified, a WAL is taken to end."""
+"""The number of consecutive unverifiable frames after which a WAL is taken to end."""
 _MAGIC: Final = 0x377F0682
 _HEADER: Final = struct.Struct(">IIII8sII")
 _FRAME: Final = struct.Struct(">II8sII")
@@ -50,11 +52,11 @@ Sums = tuple[int, int]
 
 
 class Header(NamedTuple):
-    """Of a WAL.
+    """The header of a WAL.
 
     Attributes:
-        order: of bytes in the checksums, as struct names it.
-        sound: its own checksum is right.
+        order: byte order of the checksums, as struct names it.
+        sound: whether its own checksum is right.
     """
 
     raw: bytes
@@ -66,10 +68,10 @@ class Header(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Of a WAL: whose page it has, the size of the database if it commits (else 0), and whether it is what was written.
+    """A frame of a WAL: its page, the size of the database if it commits (else 0), and whether it is intact.
 
     Attributes:
-        instead: of a frame that is not good: it may have been this page's; 0: it was not.
+        instead: for a frame that is not intact, another page that it may have held; 0: there is none.
     """
 
     page: int
@@ -79,11 +81,11 @@ class Frame(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What strictq records of a shard's WAL.
+    """What strictq records about a shard's WAL.
 
     Attributes:
-        salts, frames: so many frames of the WAL with these salts were on the disk.
-        boot: in this boot a process wrote to the WAL, or opened it to write; no frame need have been on the disk.
+        salts, frames: this many frames of the WAL with these salts were on the disk.
+        boot: in this boot a process wrote to the WAL, or opened it to write. No frame need have been on the disk.
     """
 
     salts: bytes
@@ -91,12 +93,12 @@ class Mark(NamedTuple):
     boot: bytes = _NO_BOOT
 
     def had_frames(self, boot: bytes) -> bool:
-        """May the WAL have had frames that a power cut cannot have taken, if this is the boot?"""
+        """Return whether, in this boot, the WAL may have had frames that a power cut can't have taken."""
         return self.frames > 0 or self.boot == boot
 
 
 def unsynced_max(mark: Mark | None, durability: str, boot: bytes) -> int | None:
-    """How many commits of a WAL a power cut may have torn, besides the last one; None: any number."""
+    """Return how many commits of a WAL a power cut may have torn, besides the last one. None: any number."""
     if durability != "full":
         return None
     return 0 if mark is not None and mark.boot == boot else UNSYNCED_MAX
@@ -107,29 +109,29 @@ EMPTY: Final = Mark(bytes(8), 0)
 
 
 def boot_tag(boot: str) -> bytes:
-    """The name of a boot in a mark."""
+    """Return the name of a boot in a mark."""
     raw = boot.encode()
-    return struct.pack(">II", crc32(raw), adler32(raw))  # hashlib would have to be imported for it
+    return struct.pack(">II", crc32(raw), adler32(raw))  # avoids importing hashlib
 
 
 def has_header(path: Path) -> bool:
-    """Is there a WAL, and is it long enough to hold anything?"""
+    """Return whether there is a WAL that is long enough to hold anything."""
     with Wal.of(path) as wal:
         return wal is not None and wal.header() is not None
 
 
 def salts_of(path: Path | None) -> bytes:
-    """The salts of a shard's WAL; empty where it has none, or none that can be read."""
+    """Return the salts of a shard's WAL; empty if it has none, or none that can be read."""
     header = None
     if path is not None:
-        # Called when a commit is done already: that there is no file left to open must not make it look as if it had failed.
+        # Called after a commit: an error when opening the file must not make it look as if the commit had failed.
         with suppress(OSError), Wal.of(path) as wal:
             header = None if wal is None else wal.header()
     return header.salts if header is not None and header.sound else b""
 
 
 def frames_behind(path: Path, known: tuple[str, int]) -> int:
-    """How many frames the WAL has behind the known ones, as far as can be told from the frames' headers without a connection.
+    """Return how many committed frames the WAL has behind the known ones, judged by frame headers without a connection.
 
     Args:
         known: salts, hexadecimal, and the number of frames of the WAL with these salts.
@@ -153,7 +155,7 @@ def frames_behind(path: Path, known: tuple[str, int]) -> int:
 
 
 def end_of(path: Path, *known: Mark | None) -> int:
-    """The byte of a shard's WAL behind the frames that are on the disk by what is known; 0 if nothing is known of this WAL."""
+    """Return the offset in a shard's WAL behind the frames known to be on the disk; 0 if nothing is known of this WAL."""
     with Wal.of(path) as wal:
         header = None if wal is None else wal.header()
     if header is None or not header.sound:
@@ -163,7 +165,7 @@ def end_of(path: Path, *known: Mark | None) -> int:
 
 
 def running(data: bytes, sums: Sums, order: str) -> Sums:
-    """SQLite's checksum of the WAL, continued over some more bytes."""
+    """Continue SQLite's WAL checksum over more bytes."""
     a, b = sums
     for x, y in struct.iter_unpack(f"{order}II", data):
         a = (a + x + b) & 0xFFFFFFFF
@@ -179,7 +181,7 @@ def parse_header(raw: bytes) -> Header:
 
 
 class Wal:
-    """The WAL of a shard as a plain file, which may be opened and closed beside SQLite (its database must never be)."""
+    """The WAL of a shard as a plain file. It may be opened and closed beside SQLite; its database must never be."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -187,7 +189,7 @@ class Wal:
     @staticmethod
     @contextmanager
     def of(path: Path) -> Iterator[Wal | None]:
-        """The WAL of the shard at this path; None: it has none."""
+        """Open the WAL of the shard at this path. None: it has none."""
         try:
             fd = files.open_regular(f"{path}-wal", os.O_RDONLY)
         except (OSError, StoreError):
@@ -199,23 +201,23 @@ class Wal:
             os.close(fd)
 
     def header(self) -> Header | None:
-        """None: the file is too short to have one."""
+        """Return the header. None: the file is too short to have one."""
         raw = os.pread(self._fd, HEADER_BYTES, 0)
         return parse_header(raw) if len(raw) == HEADER_BYTES else None
 
     def frame(self, number: int, page_bytes: int, *, page: bool = False) -> bytes:
-        """A frame's header, numbered from 1, and its page if asked for; shorter at the end of the file."""
+        """Return a frame's header, numbered from 1, and its page if asked for. The result is shorter at the end of the file."""
         at = HEADER_BYTES + (number - 1) * (FRAME_HEADER_BYTES + page_bytes)
         return os.pread(self._fd, FRAME_HEADER_BYTES + (page_bytes if page else 0), at)
 
     def page_of(self, number: int, page_bytes: int) -> int:
-        """The page that a frame says that it has; 0 behind the end of the file."""
+        """Return the page number in a frame's header; 0 behind the end of the file."""
         raw = self.frame(number, page_bytes)
         page: int = _FRAME.unpack(raw)[0] if len(raw) == FRAME_HEADER_BYTES else 0
         return page
 
     def mended(self, header: Header) -> Header | None:
-        """A header whose checksum is wrong by one bit, as it was; None: more is wrong with it, or it is not these frames' own."""
+        """Correct one flipped bit in a header. None: more is wrong with it, or the frames do not belong to it."""
         for bit in range(HEADER_BYTES * 8):
             raw = bytearray(header.raw)
             raw[bit // 8] ^= 1 << bit % 8
@@ -225,7 +227,7 @@ class Wal:
         return None
 
     def commits(self, header: Header) -> Iterator[int]:
-        """The numbers of the frames that commit, up to where it can't be read on. Slow: 0.1 ms a frame."""
+        """Yield the numbers of the frames that commit, up to the first unreadable one. Slow: 0.1 ms a frame."""
         sums = header.sums
         for number in count(1):
             raw = self.frame(number, header.page_bytes, page=True)
@@ -239,8 +241,11 @@ class Wal:
                 yield number
 
     def frames(self, header: Header) -> Iterator[Frame]:
-        """Every frame of this WAL, up to the last one that can be verified: by the checksum of the one before it, or, where
-        only its header is damaged, by what it must have said. Slow: 0.1 ms a frame, 6 ms a damaged one."""
+        """Yield every frame of this WAL, up to the last one that can be verified.
+
+        A frame is verified by the checksum of the one before it, or, if only its header is damaged, by what that must have
+        been. Slow: 0.1 ms a frame, 6 ms a damaged one.
+        """
         held: list[Frame] = []
         sums = header.sums
         for number in count(1):
@@ -265,10 +270,10 @@ class Wal:
                 return
 
     def _mended_frame(self, raw: bytes, sums: Sums, header: Header) -> Frame | None:
-        """The frame, if one bit of its page number or size is wrong and nothing else.
+        """Return the frame if exactly one bit of its page number or size is wrong.
 
-        To SQLite's sum, a bit in the highest byte of a word of the page can look like the same bit of the numbers: its effect
-        repeats within the length of a page. So for such a bit nobody knows which of the two it was.
+        In SQLite's sum, a bit in the highest byte of a word of the page can have the same effect as the same bit of the
+        numbers: its effect repeats within the length of a page. For such a bit it is unknown which of the two flipped.
         """
         stored = _FRAME.unpack_from(raw)[3:]
         for bit in range(64):
@@ -287,7 +292,7 @@ class Wal:
         return running(frame[FRAME_HEADER_BYTES:], running(frame[:8], sums, header.order), header.order)
 
     def goes_on_after(self, frames: int, header: Header, unsynced: int) -> bool:
-        """Are there more commits than `unsynced` behind so many frames that another commit continues?"""
+        """Return whether more than `unsynced` commits behind this many frames are each continued by another frame."""
         before: Sums | None = None
         for number in count(frames + 1):
             raw = self.frame(number, header.page_bytes)
@@ -302,7 +307,7 @@ class Wal:
         raise AssertionError
 
     def _continues(self, number: int, header: Header, sums: Sums) -> bool:
-        """Does this frame follow one with that checksum?"""
+        """Return whether this frame follows one with that checksum."""
         raw = self.frame(number, header.page_bytes, page=True)
         if len(raw) < FRAME_HEADER_BYTES + header.page_bytes:
             return False
@@ -310,7 +315,7 @@ class Wal:
         return salts == header.salts and self._sums(raw, sums, header) == (a, b)
 
     def images(self, header: Header) -> Iterator[tuple[int, bytes]]:
-        """Each page that its commits wrote, and what the last of them wrote there."""
+        """Yield each page that the WAL's commits wrote, with its last content there."""
         last = {}
         for number in range(1, max(self.commits(header), default=0) + 1):
             page, *_ = _FRAME.unpack(self.frame(number, header.page_bytes))
@@ -327,11 +332,11 @@ def damage(
     unsynced: int | None,
     in_database: Callable[[Iterator[tuple[int, bytes]]], bool],
 ) -> str | None:
-    """What is wrong with a shard's WAL, as this connection, which has read the database, sees it; None: nothing that shows.
+    """Return what is wrong with a shard's WAL, as seen by this connection, which has read the database. None: no visible damage.
 
     Args:
         unsynced: as from `unsynced_max`.
-        in_database: given pages with what the WAL says of them: does the database file say the same already?
+        in_database: given pages with their content in the WAL, returns whether the database file already has that content.
     """
     with Wal.of(path) as wal:
         header = wal.header() if wal is not None else None
@@ -340,18 +345,18 @@ def damage(
         if not header.sound:
             mended = wal.mended(header)
             if mended is None or in_database(wal.images(mended)):
-                # A power cut tore it when the WAL was to begin anew, and then everything is in the database; or as good as that.
+                # A power cut tore the header when the WAL was restarted. Then everything is in the database, or might as well be.
                 return None
             return "the header of its WAL is damaged"
         frames = _frames(db, wal, header)
         if wal.header() != header:
-            return None  # another process began it anew, which it does only if it could read all of it
+            return None  # another process restarted it, which it does only if it could read all of it
         if not frames and any(wal.commits(header)):
-            return None  # it is to begin anew, and nothing was written since: what it holds is in the database
+            return None  # it is to be restarted, and nothing was written since: its contents are in the database
         if mark is not None and mark.salts == header.salts and frames < mark.frames:
             return f"its WAL is damaged: {frames} frames can be read, {mark.frames} were written"
         while unsynced is not None and wal.goes_on_after(frames, header, unsynced):
-            # Perhaps somebody commits just now. But a commit is published before it has a successor.
+            # Another process may be committing now. But a commit is published before it has a successor.
             before, frames = frames, _frames(db, wal, header)
             if wal.header() != header:
                 return None
@@ -361,29 +366,29 @@ def damage(
 
 
 def end(db: apsw.Connection, page_bytes: int) -> int:
-    """The byte of the WAL behind its newest commit, as a connection that has read the database sees it."""
+    """Return the offset in the WAL behind its newest commit, as seen by a connection that has read the database."""
     frames = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]
     return HEADER_BYTES + frames * (FRAME_HEADER_BYTES + page_bytes) if frames > 0 else 0
 
 
 def _frames(db: apsw.Connection, wal: Wal, header: Header) -> int:
-    """How many frames of the WAL are committed, as SQLite sees it."""
+    """Return how many frames of the WAL are committed, as SQLite sees it."""
     try:
         return db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]
     except apsw.ReadOnlyError:
-        return max(wal.commits(header), default=0)  # on a medium that can't be written to SQLite does not say
+        return max(wal.commits(header), default=0)  # SQLite does not report it on a read-only medium
 
 
 # ---- marks
 
 
 def marks_bytes(shards: int) -> int:
-    """The size of the file of marks."""
+    """Return the size of the file of marks."""
     return shards * _MARK.size
 
 
 def read_mark(file: Path, shard: int) -> Mark | None:
-    """The mark of a shard; None: there is none, or it is damaged itself."""
+    """Return the mark of a shard. None: it does not exist, or is damaged itself."""
     with suppress(OSError, StoreError), _opened(file, os.O_RDONLY) as fd:
         raw = os.pread(fd, _MARK.size, shard * _MARK.size)
         if len(raw) == _MARK.size:
@@ -394,14 +399,14 @@ def read_mark(file: Path, shard: int) -> Mark | None:
 
 
 def write_mark(file: Path, shard: int, mark: Mark) -> None:
-    """Keep a mark. If it can't be written, the one before it stays, and stays true."""
+    """Write a mark. If that fails, the previous one remains, and remains true."""
     raw = struct.pack(">I8sI8s", shard, mark.salts, mark.frames, mark.boot)
     with suppress(OSError, StoreError), _opened(file, os.O_WRONLY | os.O_CREAT) as fd:
         os.pwrite(fd, _MARK.pack(shard, mark.salts, mark.frames, mark.boot, crc32(raw)), shard * _MARK.size)
 
 
 def current_mark(path: Path, db: apsw.Connection, boot: bytes) -> Mark | None:
-    """How far the WAL goes now. The caller knows that this much is on the disk, or sees to it before the mark is written."""
+    """Return a mark of the WAL's present end. The caller ensures that this part is on the disk before the mark is written."""
     with Wal.of(path) as wal:
         header = wal.header() if wal is not None else None
         if wal is None or header is None or not header.sound:

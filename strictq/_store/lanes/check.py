@@ -1,4 +1,4 @@
-"""fsck of one shard: every invariant that the tables must obey, found by reading them, not by trusting them."""
+"""A consistency check of one shard: every invariant of the tables, verified by reading them."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 Fix = Callable[[Tx], None]
 Finding = tuple[str, str, Fix | None]
-"""rule, detail, and how to put it right, if nothing is lost by it."""
+"""rule, detail, and the repair, if one is possible without a loss."""
 
 FINDINGS_MAX: Final = 1000
 
 
 def check(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: int) -> list[tuple[Problem, Fix | None]]:
-    """Every broken invariant of a shard, at most FINDINGS_MAX, in one read transaction.
+    """Return every broken invariant of a shard, at most FINDINGS_MAX, in one read transaction.
 
     Args:
         owns: whether a hash belongs to this shard.
-        shards: how many the queue has.
+        shards: the number of the queue's shards.
     """
     damage = [row[0] for row in db.execute(CHECK.integrity) if row[0] != "ok"]
     if damage:
-        # What the tables say is not worth reading.
+        # The contents of the tables are not reliable.
         return [(Problem(shard, "integrity", text), None) for text in damage]
     if db.execute(SHARD.read_counter).get is None:
         return [(Problem(shard, "counter", "the counter row is missing"), None)]
@@ -58,9 +58,9 @@ def check(db: apsw.Connection, shard: int, owns: Callable[[int], bool], shards: 
 
 
 def check_logs(db: apsw.Connection, shard: int) -> list[tuple[Problem, Fix | None]]:
-    """What is wrong with the logs of hot lanes. If anything is, what follows from them is not worth reading."""
+    """Return what is wrong with the logs of hot lanes. If anything is, the tables can't be checked."""
     if db.execute(SHARD.read_counter).get is None:
-        return []  # found again
+        return []  # `check` reports it
     return [(Problem(shard, "log", text), None) for text in islice(Audit(db).findings(), FINDINGS_MAX)]
 
 
@@ -87,7 +87,7 @@ def _keys(db: apsw.Connection, owns: Callable[[int], bool]) -> Iterator[Finding]
 
 
 def _is_key(key: bytes) -> bool:
-    """Is it what `encode_key` writes, or the key of a lane for keyless messages?"""
+    """Return whether it is a key that `encode_key` writes, or the key of a lane for keyless messages."""
     if is_keyless(key):
         return len(key) > 1
     try:
@@ -159,7 +159,7 @@ def _replace(lane: int) -> Fix:
 def _revive(lane: int, seq: int) -> Fix:
     def fix(tx: Tx) -> None:
         if not tx.run(CHECK.redrive_stuck, (lane, seq)).get:
-            return  # somebody did it meanwhile
+            return  # another caller has repaired it
         lanes.revive(tx, lane, seq)
         lanes.unlist(tx, lane)
         if lanes.lease_of(tx, lane) is None:
@@ -267,13 +267,13 @@ def _counter(db: apsw.Connection) -> Iterator[Finding]:
 
 
 def _look_at_leases(tx: Tx) -> None:
-    tx.totals.next_deadline = 0  # the next claim looks at them all
+    tx.totals.next_deadline = 0  # the next claim reads them all
     tx.dirty = True
 
 
 def _set_total(name: str) -> Fix:
     def fix(tx: Tx) -> None:
-        # Counted again: what was found before this transaction may be of yesterday.
+        # Count again: the finding was made before this transaction.
         counted = dict(zip(("pending", "dead", "lanes"), tx.run(CHECK.totals).get, strict=True))
         setattr(tx.totals, name, counted[name])
         tx.dirty = True
@@ -289,10 +289,10 @@ def _run(tx: Tx, statement: str, values: tuple[Any, ...]) -> None:
 
 
 def check_queue(store: Store, *, fix: bool) -> list[Problem]:
-    """Every broken invariant of queue.db, of each shard, and between them.
+    """Return every broken invariant of queue.db, of each shard, and between them.
 
     Args:
-        fix: put right what can be put right without losing anything.
+        fix: repair what can be repaired without a loss.
     Raises:
         StoreError: no file descriptor is left to read with.
     """
@@ -304,7 +304,7 @@ def check_queue(store: Store, *, fix: bool) -> list[Problem]:
                 found = shard.look(bound(check_logs, shard.number), hot=False)
             if not found:
                 if fix:
-                    shard.cool()  # a repair names lanes of the tables
+                    shard.cool()  # a repair refers to lanes of the tables
                 found = shard.look(bound(check, shard.number, shard.range.owns, len(store.shards)))
         except StoreError as e:
             files.require_descriptors()
@@ -319,7 +319,7 @@ def check_queue(store: Store, *, fix: bool) -> list[Problem]:
 
 
 def check_catalog(store: Store) -> list[Problem]:
-    """What is wrong with queue.db."""
+    """Return what is wrong with queue.db."""
     if store.directory is None:
         return []
     try:
@@ -335,7 +335,7 @@ def check_catalog(store: Store) -> list[Problem]:
 
 
 def check_inlets(store: Store) -> list[Problem]:
-    """Does a shard believe to have had more from another one than that ever sent? Then it would swallow what comes."""
+    """Return shards that have recorded more arrivals from another shard than it ever sent. They would discard later sends."""
     sent: dict[str, int] = {}
     had: list[tuple[int, str, int]] = []
     for shard in store.healthy():
@@ -344,7 +344,7 @@ def check_inlets(store: Store) -> list[Problem]:
         except (StrictqError, TypeError):
             continue  # reported as unreadable, or as a missing counter row
         had += [(shard.number, origin, high) for origin, high in rows]
-    # What was sent is read after what has arrived: meanwhile more may have been sent, and have arrived.
+    # Read what was sent after what has arrived: more may be sent, and arrive, in between.
     for shard in store.healthy():
         with suppress(StrictqError, TypeError):
             sent[shard.incarnation] = shard.look(lambda db: Totals.read(db).last_outbox)

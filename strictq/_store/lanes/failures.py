@@ -1,4 +1,4 @@
-"""The errors that the attempts of a message left: the newest few, with the message, bounded in bytes.
+"""The errors of a message's attempts: the newest few, stored with the message, bounded in bytes.
 
 They are stored as JSON, [[attempt, queue time in microseconds, error, traceback or null], …], oldest first, in a column of the
 message. A message that never fails has NULL there, and nothing is written or read for it.
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 KEPT_MAX: Final = 5
 ERROR_BYTES_MAX: Final = 2_000
-"""Of each error: its beginning."""
+"""The maximum size of an error. Its beginning is kept."""
 TRACEBACK_BYTES_MAX: Final = 4_000
-"""Of each traceback: its end, where the error was raised."""
+"""The maximum size of a traceback. Its end is kept, where the error was raised."""
 TOTAL_BYTES_MAX: Final = 32_000
-"""Of the column: the oldest errors go first. JSON makes some characters longer. `LANES.note_lost` adds the error of an expired
-lease to many messages at once, and does not enforce this limit: the text is short."""
+"""The maximum size of the column. The oldest errors are dropped first. JSON makes some characters longer. `LANES.note_lost` adds
+the error of an expired lease to many messages at once, and does not enforce this limit: the text is short."""
 
 
 class AttemptFailure(NamedTuple):
-    """What an attempt left.
+    """The error and output of an attempt.
 
     Attributes:
-        error: None: it left none.
-        output: what the handler had to say.
+        error: None: there was none.
+        output: the handler's output.
         traceback: where the error was raised.
     """
 
@@ -40,7 +40,7 @@ class AttemptFailure(NamedTuple):
 
 
 def with_failure(stored: str | None, attempt: int, now: int, failure: AttemptFailure) -> str | None:
-    """Return what is stored once an attempt failed. Without an error that is what was stored before."""
+    """Return the stored errors after an attempt. Without an error they are unchanged."""
     if failure.error is None:
         return stored
     trace = failure.traceback
@@ -62,7 +62,7 @@ def of_lost_lease(consumer: str, leased_at: int, deadline: int, now: int) -> tup
 
 
 def shown(stored: str | None, time: QueueTime) -> tuple[AttemptError, ...]:
-    """The errors as they are reported, oldest first."""
+    """Return the errors for reports, oldest first."""
     if not stored:
         return ()
     from ..._findings import AttemptError

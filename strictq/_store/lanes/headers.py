@@ -1,4 +1,4 @@
-"""The headers of a message, read from their stored text: it is what a send wrote, or the file is damaged."""
+"""A message's headers, read from their stored text. If no send could have written it, the file is damaged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..._errors import StoreCorrupt
 
 
 def headers(text: str | None, shard: int) -> dict[str, str]:
-    """A message's headers.
+    """Return a message's headers.
 
     Raises:
         StoreCorrupt: no send wrote these.

@@ -1,7 +1,7 @@
-"""Records of finished messages, where the queue is configured to keep them.
+"""Records of finished messages, if the queue is configured to keep them.
 
-They are written in the transaction in which a message leaves its lane, just before it does. How many stay is bounded by age
-and by number; every transaction that adds some removes a few of the oldest that are over.
+They are written in the transaction in which a message leaves its lane, just before it does. Their age and number are bounded:
+every transaction that adds records removes a few of the oldest expired ones.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from ..._sql import HISTORY
 from ..commit.tx import SECOND, Tx
 
 TRIM_STEP_MIN: Final = 64
-"""Records that may be removed with each addition, at least; more where more were added."""
+"""The minimum number of records that may be removed with each addition; more if more were added."""
 PURGE_STEP: Final = 2_000
 PAGE_BYTES: Final = 32 * 1024 * 1024
-"""Of bodies in one page, about; a page has one record at least."""
+"""The approximate size of the bodies in one page. A page has at least one record."""
 LOOK_STEP: Final = 20_000
-"""Records that one transaction of a key's purge looks at."""
+"""The number of records that one transaction of a key's purge reads."""
 
 
 class End:
-    """How messages end: what their records say.
+    """The end of messages, as their records describe it.
 
     Attributes:
-        attempts: how many the rows do not count yet.
-        prepare_seconds, process_seconds: what their handler took; None: unknown.
-        output: what it had to say; None: what is stored with the message.
+        attempts: how many the rows do not include yet.
+        prepare_seconds, process_seconds: the durations of their handler; None: unknown.
+        output: the handler's output. None: what is stored with the message.
     """
 
     __slots__ = ("attempts", "outcome", "output", "prepare_seconds", "process_seconds")
@@ -56,7 +56,7 @@ PURGED: Final = End("purged")
 
 
 def keep(tx: Tx, ranges: Sequence[tuple[int, int, int, End]]) -> None:
-    """Record messages that are about to go: (lane, first seq, last seq, how they end). Nothing, where none are kept."""
+    """Record messages before they are removed: (lane, first seq, last seq, end). Does nothing if no records are kept."""
     config = tx.config
     if config.history == "off" or not ranges:
         return
@@ -83,7 +83,7 @@ def _trim(tx: Tx, added: int) -> None:
 
 
 def page(db: apsw.Connection, after: int, key: bytes | None, limit: int) -> list[tuple[Any, ...]]:
-    """Records in the order in which they were written; fewer than there are where their bodies are too much for one page."""
+    """Return records in the order in which they were written. The page ends early if the bodies are too large."""
     rows: list[tuple[Any, ...]] = []
     room = PAGE_BYTES
     cursor = db.execute(HISTORY.page, (after, limit)) if key is None else db.execute(HISTORY.page_of, (after, key, limit))
@@ -99,7 +99,7 @@ def page(db: apsw.Connection, after: int, key: bytes | None, limit: int) -> list
 
 
 def numbers(db: apsw.Connection) -> tuple[int, int] | None:
-    """Of the oldest and the newest record; None: there are none."""
+    """Return the numbers of the oldest and the newest record. None: there are none."""
     first, last = db.execute(HISTORY.bounds).get
     return None if first is None else (first, last)
 
@@ -110,13 +110,13 @@ def newest(db: apsw.Connection) -> int:
 
 
 def issued(db: apsw.Connection) -> int:
-    """The last number ever given to a record."""
+    """Return the last number that a record ever got."""
     last: int | None = db.execute(HISTORY.issued).get
     return last or 0
 
 
 def purge_step(tx: Tx, after: int, upto: int, key: bytes | None) -> tuple[int, int]:
-    """One bounded step: remove records up to a number. Returns how many, and the number from which to go on."""
+    """Remove records up to a number in one bounded step. Return how many, and the number from which to continue."""
     before = tx.db.total_changes()
     if key is None:
         tx.run(HISTORY.delete_step, (upto, PURGE_STEP))

@@ -1,4 +1,4 @@
-"""Looking at a shard without changing it. Every function runs in one read transaction."""
+"""Read-only reports on a shard. Every function runs in one read transaction."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from ..._findings import AttemptError, Explanation, KeyDepth, MessageStatus, PeekedMessage
 
 AGES_OVER: Final = 10_000
-"""Lanes in one state whose heads are looked at for ages."""
+"""The number of lanes in one state whose heads are read for ages."""
 
 
 AFTER_ASIDES: Final = bytes([ASIDE[0] + 1])
-"""Behind the key of a lane for keyless messages, this comes after the keys of all lanes that hold one message of it."""
+"""Appended to the key of a lane for keyless messages, it sorts after the keys of all lanes with a single message of it."""
 
 
 class _View:
-    """One lane as a read transaction sees it."""
+    """One lane, as a read transaction sees it."""
 
     def __init__(self, db: apsw.Connection, lane: int, now: int) -> None:
         self.db = db
@@ -45,14 +45,14 @@ class _View:
         self.lane = Lane._make(db.execute(LANES.get, (lane,)).get)
         row = db.execute(LANES.lease, (lane,)).get
         self.last_lease = lease = None if row is None else LeaseRow._make(row)
-        """The lease, whether or not its time is over: its starts count until it is retaken."""
+        """The lease, even if its time is over: its starts count until it is retaken."""
         self.lease = lease if lease is not None and not lease.expired and lease.deadline > now else None
         self.due: int | None = db.execute(INSPECT.delayed, (lane,)).get
         self.tail = max(db.execute(LANES.tail, (lane,)).get or 0, self.lane.last_seq)
         self.depth = self.tail - self.lane.resolved
 
     def state_of(self, seq: int, due: int | None) -> State:
-        """State of an unresolved message."""
+        """Return the state of an unresolved message."""
         if self.lease is not None and self.lease.lo <= seq <= self.lease.hi and not self.lease.ack_first:
             return "in_flight"
         behind = self.state_behind()
@@ -81,7 +81,7 @@ def peek(db: apsw.Connection, key: bytes, limit: int, time: QueueTime, shard: in
 
 
 def peek_oldest(db: apsw.Connection, limit: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
-    """The oldest messages, whatever their lanes, of the first lanes of each state. Each lane's come in its order."""
+    """Return the oldest messages of the first lanes of each state. A lane's messages are in its order."""
     heads = {lane: (arrival, lane, seq) for lane, seq, arrival in db.execute(INSPECT.heads, (AGES_OVER,))}
     waiting = list(heads.values())
     heapq.heapify(waiting)
@@ -101,15 +101,16 @@ def peek_oldest(db: apsw.Connection, limit: int, time: QueueTime, shard: int) ->
 
 
 def peek_keyless(db: apsw.Connection, arrival: int, time: QueueTime, shard: int) -> list[PeekedMessage]:
-    """The unresolved keyless message with an arrival number; none, if there is none."""
+    """Return the unresolved keyless message with an arrival number, if there is one."""
     found = find_keyless(db, INSPECT.next_message, arrival)
     return [] if found is None else _peeked(_View(db, found[0], time.now()), found[1], 1, time, shard)
 
 
 def find_keyless(db: apsw.Connection, following: str, arrival: int) -> tuple[int, int] | None:
-    """Lane and seq of the keyless message with an arrival number: some seeks for each lane for keyless messages.
+    """Return lane and seq of the keyless message with an arrival number. Costs a few seeks per lane for keyless messages.
 
-    Arrival numbers ascend in a lane, so it is looked for by halves; a message in a lane of its own has it in its lane's key.
+    Arrival numbers ascend in a lane, so it is found by bisection. A message in a lane of its own has the number in the lane's
+    key.
 
     Args:
         following: INSPECT.next_message or next_dead.
@@ -127,7 +128,7 @@ def find_keyless(db: apsw.Connection, following: str, arrival: int) -> tuple[int
 
 
 def _seq_of(db: apsw.Connection, following: str, lane: int, arrival: int) -> int | None:
-    """The seq of the message of a lane that has an arrival number."""
+    """Return the seq of a lane's message with an arrival number."""
     row = db.execute(following, (lane, 1)).get
     if row is None or row[1] > arrival:
         return None
@@ -168,7 +169,7 @@ def status(db: apsw.Connection, key: bytes, seq: int, time: QueueTime) -> Messag
 
 
 def status_of_keyless(db: apsw.Connection, arrival: int, time: QueueTime, shard: int) -> MessageStatus | None:
-    """The same of a keyless message by its arrival number. None: it is resolved, or has a key.
+    """Return the status of a keyless message by its arrival number. None: it is resolved, or has a key.
 
     Raises:
         UnknownMessage: the number was never issued.
@@ -275,7 +276,7 @@ def _why_delayed(view: _View, seq: int, starts: int, head: tuple[Any, ...], conf
 
 
 def _end(lease: LeaseRow) -> int | None:
-    """When a lease ends by itself; None: a hand-out's does not."""
+    """Return when a lease ends by itself. None: it belongs to a batch, and does not."""
     return None if lease.deadline == NEVER else lease.deadline
 
 
@@ -285,7 +286,7 @@ def _span(microseconds: int) -> str:
 
 
 def waiting(db: apsw.Connection, now: int) -> tuple[int, int | None]:
-    """Messages that are ready, as `stats` counts them, and when the oldest head of their lanes was sent."""
+    """Return the number of ready messages, as in `stats`, and when the oldest head of their lanes was sent."""
     apart: int = sum(db.execute(sql, (now,)).get for sql in (INSPECT.in_flight, INSPECT.in_delayed, INSPECT.in_held))
     ready = db.execute(INSPECT.oldest_ready, (AGES_OVER,)).get
     over = db.execute(INSPECT.oldest_over, (now, AGES_OVER)).get
@@ -322,7 +323,7 @@ def _age(now: int, sent: int | None) -> float | None:
 
 
 def _sizes(path: Path | None) -> tuple[int, int]:
-    """Bytes of the database and of its WAL; looked at without opening them."""
+    """Return the sizes of the database and of its WAL, without opening them."""
     if path is None:
         return 0, 0
     wal = 0
@@ -332,7 +333,7 @@ def _sizes(path: Path | None) -> tuple[int, int]:
 
 
 def top_keys(db: apsw.Connection, n: int, by: str, time: QueueTime) -> list[KeyDepth]:
-    """The n deepest lanes, or those with the oldest heads: three seeks for each lane that has messages."""
+    """Return the n deepest lanes, or those with the oldest heads. Costs three seeks for each lane that has messages."""
     from ..._findings import KeyDepth
 
     now = time.now()

@@ -1,10 +1,10 @@
-"""Lanes and how they change state: every other operation moves a lane through the functions here.
+"""Lanes and their state: every other operation moves a lane through the functions here.
 
-A lane with messages is in exactly one place: listed in `ready`, listed in `delayed`, held (`lane.hold`), or under a lease
-that has not expired. `place` puts a lane that nobody holds where it belongs; `unlist` takes it out of both lists.
-Messages leave `message` through `remove` (some of one lane) and `remove_acked` (whole ranges of many lanes) alone, so that the
-lane's `last_seq` and `resolved`, the running totals, the bodies that lie apart and the records of the history always follow.
-(`salvage` removes rows, too: those of a damaged file whose body is lost.)
+A lane with messages is in exactly one place: listed in `ready`, listed in `delayed`, held (`lane.hold`), or under a lease that
+has not expired. `place` puts an unleased lane where it belongs; `unlist` removes it from both lists. Messages leave `message`
+only through `remove` (some of one lane) and `remove_acked` (whole ranges of many lanes), so that the lane's `last_seq` and
+`resolved`, the running totals, bodies stored out of line and history records always stay consistent. (`salvage` removes rows,
+too: those of a damaged file whose body is lost.)
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ..hot import cooling
 from . import failures, history, retries
 
 REVIVE_STEP: Final = 500
-"""Waiting redrives that one transaction puts back."""
+"""The number of waiting redrives that one transaction puts back."""
 FORGET_STEP: Final = 8
-"""Dedup ids, or lanes, that a send looks at to forget them."""
+"""The number of dedup ids, or lanes, that a send checks for expiry."""
 POISON_HOLD: Final = "poison"
 READY: Final = repeated(LANES.add_ready, 64, 16, 4, 1)
 NEW: Final = repeated(LANES.insert, 64, 16, 4, 1)
 REPEATED_WITHIN: Final = 60 * SECOND
-"""For so long the end of an aside is remembered: see `remember`."""
+"""How long the end of an aside is remembered: see `end_aside`."""
 SAYS_STARTS: Final = 2
 """How far `lease.started` is before `lo` while nothing is started, if the holder calls start before each handler. It is 1 before
-`lo` if the holder may run a handler without."""
+`lo` if the holder may run a handler without calling start."""
 ENDED: Final = ""
-"""The dedup id that keeps the lane of an aside that ended. No message is sent to such a lane, so no other id is there."""
+"""The dedup id that keeps the lane of an ended aside. No message is sent to such a lane, so it has no other id."""
 
 
 class Lane(NamedTuple):
@@ -73,14 +73,14 @@ class LeaseRow(NamedTuple):
 
 
 def find(tx: Tx, key: bytes) -> int | None:
-    """The lane of a key, if it exists. If it was hot, it is cold now."""
+    """Return the lane of a key, if it exists. A hot lane is cooled first."""
     cooling.cool_key(tx, key)
     lane: int | None = tx.run(LANES.by_key, (key,)).get
     return lane
 
 
 def number(tx: Tx, key: bytes) -> int | None:
-    """The id of a key's lane for what only refers to it: if it is hot, it stays so. None: it has no row."""
+    """Return the id of a key's lane, to refer to it. A hot lane stays hot. None: it has no row."""
     hot = None if tx.hot is None else tx.hot.lanes.get(key)
     if hot is not None:
         return cooling.number(tx, hot)
@@ -93,12 +93,12 @@ def get(tx: Tx, lane: int) -> Lane:
 
 
 def create(tx: Tx, key: bytes) -> int:
-    """A new lane. It starts above the floor, so that a lane that was forgotten never issues a seq twice."""
+    """Create a lane. It starts above the floor, so that a forgotten lane never issues a seq twice."""
     return create_many(tx, [key])
 
 
 def create_many(tx: Tx, keys: Sequence[bytes]) -> int:
-    """A new lane for each key, their numbers ascending from the one returned."""
+    """Create a lane for each key, with ascending numbers from the one returned."""
     totals = tx.totals
     first, floor = totals.last_lane + 1, totals.seq_floor
     insert_rows(tx, NEW, [(first + n, key, floor, floor, tx.now) for n, key in enumerate(keys)])
@@ -113,12 +113,12 @@ def lease_of(tx: Tx, lane: int) -> LeaseRow | None:
 
 
 def tail(tx: Tx, lane: Lane) -> int:
-    """The newest seq the lane ever issued."""
+    """Return the newest seq that the lane ever issued."""
     newest: int | None = tx.run(LANES.tail, (lane.id,)).get
     return max(newest or 0, lane.last_seq)
 
 
-# ---- where a lane is listed
+# ---- the place of a lane
 
 
 def unlist(tx: Tx, lane: int) -> None:
@@ -127,10 +127,10 @@ def unlist(tx: Tx, lane: int) -> None:
 
 
 def place(tx: Tx, lane: int, *, at_end: bool = False) -> None:
-    """List a lane that nobody holds, and that is not listed, where it belongs.
+    """List an unleased and unlisted lane where it belongs.
 
     A lane that was retried, or whose delay is over, goes to the end of the order (`at_end`), so that it can't keep others
-    waiting; any other stands where its oldest message arrived.
+    waiting. Any other lane is listed at the arrival of its oldest message.
     """
     more = revive_some(tx, lane)
     head = tx.run(LANES.head, (lane,)).get
@@ -145,7 +145,7 @@ def place(tx: Tx, lane: int, *, at_end: bool = False) -> None:
         tx.run(LANES.add_delayed, (lane, due))
     else:
         list_ready(tx, lane, tx.new_position() if at_end else arrival, careful=more or row.solo_to >= head[0])
-    tx.wake = True  # a new delay, too, is something that a waiting receive must know
+    tx.wake = True  # a waiting receive must know of a new delay, too
 
 
 def list_ready(tx: Tx, lane: int, position: int, *, careful: bool) -> None:
@@ -154,7 +154,7 @@ def list_ready(tx: Tx, lane: int, position: int, *, careful: bool) -> None:
 
 
 def list_first(tx: Tx, lane: int, arrival: int, due: int | None) -> None:
-    """List a free lane that just got its first message."""
+    """List a free lane that has just received its first message."""
     if due is not None and due > tx.now:
         tx.run(LANES.add_delayed, (lane, due))
         tx.wake = True
@@ -163,7 +163,10 @@ def list_first(tx: Tx, lane: int, arrival: int, due: int | None) -> None:
 
 
 def end_aside(tx: Tx, lane: int, *, forget: bool = False) -> None:
-    """A lane of one keyless message ends with it. Where it remembers how, a little later (`forget`): the call may be repeated."""
+    """Delete the lane of one keyless message after its end.
+
+    If it has a last resolution, that is kept for repeated calls until `forget`.
+    """
     found = tx.run(LANES.get, (lane,)).get
     if found is None:
         return
@@ -177,7 +180,7 @@ def end_aside(tx: Tx, lane: int, *, forget: bool = False) -> None:
 
 
 def release_lane(tx: Tx, lease: LeaseRow, *, at_end: bool = False) -> None:
-    """End a lease: its row goes, and the lane is listed again, with the redrives that waited."""
+    """End a lease: delete its row, and list the lane again, with the redrives that waited."""
     tx.run(LANES.delete_lease, (lease.lane,))
     unlist(tx, lease.lane)  # an expired lease leaves its lane listed
     place(tx, lease.lane, at_end=at_end)
@@ -187,15 +190,15 @@ def release_lane(tx: Tx, lease: LeaseRow, *, at_end: bool = False) -> None:
 
 
 FAILURE_MARK: Final = 63
-"""The low six bits of `due`, microseconds, where a failure caused the delay. No other delay of a retry has them, so that they
-can be told apart without a column: see `sweeps.end_failure_delays`."""
+"""The low six bits of `due`, in microseconds, if a failure caused the delay. No other delay of a retry has these bits, so no
+column is needed to distinguish them: see `sweeps.end_failure_delays`."""
 
 
 def due_after(tx: Tx, delay: int, *, failed: bool) -> int | None:
-    """When a message that is given back may be delivered again; None: now. At most 63 µs earlier or 1 µs later than asked.
+    """Return when a message that is given back is due; None: now. At most 63 µs earlier or 1 µs later than asked.
 
     Args:
-        failed: it failed, and nobody said how long it has to wait.
+        failed: it failed, and the delay is the queue's retry delay.
     """
     if delay <= 0:
         return None
@@ -205,16 +208,16 @@ def due_after(tx: Tx, delay: int, *, failed: bool) -> int | None:
     return due + 1 if due & FAILURE_MARK == FAILURE_MARK else due
 
 
-# ---- what leaves `message`
+# ---- removal from `message`
 
 
 def remove(
     tx: Tx, lane: int, rows: Sequence[tuple[int, int, bool]], end: history.End | None, *, keep_bodies: bool = False
 ) -> None:
-    """Take messages out of a lane: rows of (seq, id, body lies apart), ascending. The caller counts why.
+    """Remove messages from a lane: rows of (seq, id, body is out of line), ascending. The caller counts the reason.
 
     Args:
-        end: what a record of them says; None: they go on elsewhere.
+        end: the content of their records. None: they continue elsewhere.
     """
     if not rows:
         return
@@ -233,12 +236,12 @@ def remove(
 
 
 class Acked(Protocol):
-    """What a holder acks of one lane: unresolved messages that follow one another, or the whole lease.
+    """A holder's acks in one lane: consecutive unresolved messages, or the whole lease.
 
     Attributes:
         seqs: ascending.
-        apart: arrival ids of the bodies that lie apart.
-        end: what a record of them says.
+        apart: arrival ids of the bodies that are stored out of line.
+        end: the content of their records.
     """
 
     lane: int
@@ -249,15 +252,15 @@ class Acked(Protocol):
 
 
 def remove_acked(tx: Tx, acks: Sequence[Acked], leases: str, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]] | None:
-    """Take what is acked out of many lanes, in a few statements for all of them, and count and remember the acks.
+    """Remove acked messages from many lanes with a few statements for all of them, and count and remember the acks.
 
     Args:
         acks: in lane order, so that neighbours in the tables are written together.
-        leases, rows: the statement that changes or ends the lease of each, which changes one row if it is live and as it was
-            handed out; and its arguments.
+        leases, rows: the statement that changes or ends each lease, and its arguments. It changes one row if the lease is live
+            and as it was delivered.
     Returns:
-        For each lane what `SETTLE.finish_lane` was given; None: a lease, or a range of messages, is not as it was handed out,
-        and what was done is to be undone by the caller.
+        The arguments of `SETTLE.finish_lane` for each lane. None: a lease, or a range of messages, differs from its delivery,
+        and the caller must roll back.
     """
     now, db = tx.now, tx.db
     ranges = []
@@ -298,7 +301,7 @@ def bury(tx: Tx, lane: int, key: bytes, seq: int, *, kind: str, reason: str | No
 
 
 def revive(tx: Tx, lane: int, seq: int) -> None:
-    """Put a dead message back at its seq: attempts 0, no TTL, no delay."""
+    """Put a dead message back at its seq, with 0 attempts, no TTL and no delay."""
     tx.run(LANES.redrive, (lane, seq))
     tx.run(LANES.delete_dead, (lane, seq))
     tx.run(LANES.unresolve, (1, lane))
@@ -308,9 +311,9 @@ def revive(tx: Tx, lane: int, seq: int) -> None:
 
 
 def revive_some(tx: Tx, lane: int) -> bool:
-    """A bounded step: put back dead letters whose redrive waited for a lease. True: more of them wait.
+    """Put back dead letters whose redrive waited for a lease, in one bounded step. Return whether more of them wait.
 
-    Until they are back nothing of the lane may be handed out: the lane is listed as one to be claimed carefully.
+    Until all are back nothing of the lane may be delivered: the lane is listed as one to be claimed carefully.
     """
     rows = tx.run(LANES.waiting_redrives, (lane, REVIVE_STEP)).fetchall()
     for (seq,) in rows:
@@ -319,8 +322,8 @@ def revive_some(tx: Tx, lane: int) -> bool:
 
 
 def create_aside(tx: Tx, key: bytes, arrival: int) -> int:
-    """A lane for one keyless message. It starts at 1 whatever the floor: its key is never used again."""
-    forget_dedups(tx)  # new ones pay for the end of old ones
+    """Create a lane for one keyless message. It starts at 1 whatever the floor is: its key is never used again."""
+    forget_dedups(tx)  # each new one pays for the removal of old ones
     totals = tx.totals
     totals.last_lane += 1
     totals.lanes += 1
@@ -329,11 +332,11 @@ def create_aside(tx: Tx, key: bytes, arrival: int) -> int:
 
 
 def move_aside(tx: Tx, lane: Lane, seq: int, due: int | None) -> int:
-    """Give a keyless message a lane of its own, so that what happens to it holds nobody up. Returns that lane."""
+    """Move a keyless message to a lane of its own, so that it blocks no other message. Return that lane."""
     arrival = tx.run(LANES.message, (lane.id, seq)).get[1]
     aside = create_aside(tx, lane.key, arrival)
     tx.run(LANES.move, (aside, due, lane.id, seq))
-    tx.run(LANES.set_charged, (1, aside))  # its attempts came along: a release must find them
+    tx.run(LANES.set_charged, (1, aside))  # its attempts move with it, and a release must find them
     remove(tx, lane.id, [(seq, arrival, False)], None, keep_bodies=True)
     tx.totals.pending += 1
     return aside
@@ -343,7 +346,7 @@ def move_aside(tx: Tx, lane: Lane, seq: int, due: int | None) -> int:
 
 
 def apply_poison(tx: Tx, lane: int, key: bytes, seq: int, stored: int, reason: str) -> bool:
-    """A message is out of attempts: dead-letter it, drop it, or hold its lane. True: the lane is held now."""
+    """Dead-letter or drop a message that is out of attempts, or hold its lane. Return whether the lane is held now."""
     policy = tx.config.on_poison
     if policy == "dead_letter":
         bury(tx, lane, key, seq, kind="poison", reason=reason, starts=retries.starts(stored))
@@ -360,7 +363,7 @@ def apply_poison(tx: Tx, lane: int, key: bytes, seq: int, stored: int, reason: s
         tx.report("poison", key, seq, detail=f"held: {reason}")
         return False
     tx.run(LANES.set_hold, (POISON_HOLD, tx.now, lane))
-    unlist(tx, lane)  # a late nack: the lane of a lease that ran out is listed
+    unlist(tx, lane)  # a late nack: the lane of an expired lease is listed
     tx.report("poison", key, seq, detail=f"held: {reason}")
     return True
 
@@ -371,7 +374,7 @@ def _id_and_place(tx: Tx, lane: int, seq: int) -> tuple[int, bool]:
 
 
 def charge_started(tx: Tx, lease: LeaseRow) -> None:
-    """The attempts of a lease that ends by expiry become permanent, and the end of the lease is the error of each."""
+    """Make the attempts of a lease that ends by expiry permanent, and record its end as the error of each."""
     if lease.started >= lease.lo:
         tx.run(LANES.charge, (lease.lane, lease.lo, lease.started, retries.crashed(tx.config)))
         error, at = failures.of_lost_lease(lease.consumer, lease.leased_at, lease.deadline, tx.now)
@@ -379,22 +382,22 @@ def charge_started(tx: Tx, lease: LeaseRow) -> None:
 
 
 def _suspects_to(tx: Tx, lease: LeaseRow) -> int:
-    """Return the last message of an expired lease that may have killed its holder; 0 if there is none to look for."""
+    """Return the last message of an expired lease that may have killed its holder; 0 if there is no such message."""
     if tx.config.max_attempts is None:
-        return 0  # no message is ever given up, so finding one changes nothing
+        return 0  # messages are never given up, so finding one changes nothing
     if lease.started >= lease.lo:
         return lease.started
     if lease.started == lease.lo - SAYS_STARTS:
         return 0
-    # The holder may have run handlers without start(). If it settled something, it settles as it goes: only the first
-    # message that is left was in a handler. If that is wrong, each crash still leaves fewer messages, until none is settled.
+    # The holder may have run handlers without start(). If it settled some messages, it settles as it goes: then only the first
+    # remaining message was in a handler. If that is wrong, each crash leaves fewer messages, until none is settled.
     head = tx.run(LANES.head, (lease.lane,)).get  # None: the shard is damaged
     return head[0] if head is not None and head[0] > lease.lo else lease.hi
 
 
 def retake(tx: Tx, lease: LeaseRow) -> None:
-    """End an expired lease: its token dies here. Charge what was started, and deliver what may have killed the holder one
-    message at a time from now on. The caller places the lane.
+    """End an expired lease, and thereby its token. Charge started messages, and deliver those that may have killed the holder one
+    at a time from now on. The caller places the lane.
     """
     charge_started(tx, lease)
     tx.run(LANES.set_solo, (_suspects_to(tx, lease), lease.started, lease.lane))
@@ -407,7 +410,7 @@ def retake(tx: Tx, lease: LeaseRow) -> None:
 
 
 def forget_dedups(tx: Tx, limit: int = FORGET_STEP) -> None:
-    """A bounded step: forget dedup ids whose window is over, and the asides that ended so long ago."""
+    """Delete dedup ids whose window is over, and equally old ended asides, in one bounded step."""
     old: list[Any] = tx.run(SEND.old_dedups, (tx.now, limit)).fetchall()
     if old:
         tx.many(SEND.delete_dedup, old)
@@ -417,12 +420,12 @@ def forget_dedups(tx: Tx, limit: int = FORGET_STEP) -> None:
 
 
 def forget_some_idle(tx: Tx, *, keep: Container[int]) -> None:
-    """A bounded step at a random place. Every new lane pays for one, so idle lanes stay a small part of all."""
+    """Forget idle lanes at a random place, in one bounded step. Every new lane pays for one, so few lanes are idle."""
     forget_idle(tx, randint(1, tx.totals.last_lane), FORGET_STEP, keep=keep)
 
 
 def forget_idle(tx: Tx, first: int, count: int, *, keep: Container[int] = ()) -> None:
-    """A bounded step: look at some lanes, and forget those that were empty for `idle_lane_seconds`."""
+    """Read some lanes, and forget those that were empty for `idle_lane_seconds`, in one bounded step."""
     if tx.config.idle_lane_seconds is None:
         return
     oldest = tx.now - int(tx.config.idle_lane_seconds * SECOND)

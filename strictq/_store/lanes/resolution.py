@@ -1,4 +1,4 @@
-"""The last resolution of a lane, which lets a retried call succeed if the first one did."""
+"""The last resolution of a lane, with which a retried call succeeds if the first one did."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 def remember(tx: Tx, lane: int, token: int, kind: str, seqs: Sequence[int]) -> None:
-    """Record what was done, under which token, and to which seqs, ascending."""
+    """Record an operation, its token, and its seqs in ascending order."""
     tx.run(LANES.remember, (token, kind, seqs[0], seqs[-1], gaps(seqs), lane))
 
 
 def gaps(seqs: Sequence[int]) -> str | None:
-    """The seqs between the first and the last that are not among these, as JSON; None: there is none."""
+    """Return the seqs missing between the first and the last, as JSON. None: there are none."""
     lo, hi = seqs[0], seqs[-1]
     return None if hi - lo + 1 == len(seqs) else json.dumps(sorted(set(range(lo, hi + 1)) - set(seqs)))
 
 
 def remembers(lane: Lane, token: int, kind: str, seqs: Iterable[int]) -> bool:
-    """Return whether exactly this was done under this token by the lane's last resolution."""
+    """Return whether the lane's last resolution did exactly this under this token."""
     if lane.done_token != token or lane.done_kind != kind or lane.done_lo is None or lane.done_hi is None:
         return False
     missing: set[int] = set(json.loads(lane.done_gaps)) if lane.done_gaps else set()

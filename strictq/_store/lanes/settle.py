@@ -1,7 +1,7 @@
-"""What a holder does with what it leased: start, ack, nack, defer, reject, extend, grow, release.
+"""A holder's operations on its leases: start, ack, nack, defer, reject, extend, grow, release.
 
-Every operation carries the token and is refused when it is dead. The common case of `ack`, leases that are acked whole,
-is a few statements over all lanes; whatever does not fit it is undone and done lane by lane.
+Every operation carries the token and is refused if that is dead. The common case of `ack`, leases that are acked whole, is a
+few statements over all lanes. If a lease does not fit that case, it is rolled back and done lane by lane.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Ack:
         return ack(tx, self._batches)
 
     def together(self, tx: Tx, others: list[Ack]) -> list[list[Lost]]:
-        """One pass over the leases of all of them."""
+        """Ack the leases of all of them in one pass."""
         lost = iter(ack(tx, [batch for each in others for batch in each._batches]))
         return [[next(lost) for _ in each._batches] for each in others]
 
@@ -66,7 +66,7 @@ class AckClaimed(Ack):
 
 
 def ack(tx: Tx, batches: Sequence[Settlement]) -> list[Lost]:
-    """Resolve messages for good. The valid ones take effect, the others come back."""
+    """Ack messages. The valid acks take effect; the others are returned."""
     hot = tx.hot
     if hot is not None and hot.lanes and tx.config.history == "off":
         left = tier.ack(tx, hot, batches)
@@ -87,9 +87,9 @@ def ack(tx: Tx, batches: Sequence[Settlement]) -> list[Lost]:
 
 
 def locate(tx: Tx, batches: Sequence[Settlement]) -> None:
-    """Find the lanes where their holder knows only the keys. What has no lane is refused as lost.
+    """Find the lanes of settlements whose holder knows only the keys. A settlement without a lane is refused as lost.
 
-    Each time anew: an earlier transaction that found it may have been undone, and with it the lane.
+    This is repeated at each call: an earlier transaction that found the lane may have been rolled back, and the lane with it.
     """
     for b in batches:
         if not b.given:
@@ -97,7 +97,7 @@ def locate(tx: Tx, batches: Sequence[Settlement]) -> None:
 
 
 def _ack_each(tx: Tx, batch: Settlement) -> Lost:
-    """Ack the batch; if it is refused, message by message, so that the valid ones take effect."""
+    """Ack the batch. If it is refused, ack message by message, so that the valid ones take effect."""
     try:
         ack_lane(tx, batch)
     except LeaseLost as e:
@@ -111,7 +111,7 @@ def _ack_each(tx: Tx, batch: Settlement) -> Lost:
 
 
 def _one_by_one(tx: Tx, batches: Sequence[Settlement], act: Callable[[Settlement], T]) -> list[T | LeaseLost]:
-    """Do it for each. What is refused changed nothing; the others take effect."""
+    """Call `act` for each. A refused one changed nothing; the others take effect."""
     locate(tx, batches)
     results: list[T | LeaseLost] = []
     for b in batches:
@@ -129,11 +129,11 @@ def _hot_first(
     done: T,
     act: Callable[[Settlement], T],
 ) -> list[T | LeaseLost]:
-    """The same for what hot lanes know, too.
+    """Do the same, first with the leases of hot lanes.
 
     Args:
-        on_hot: does it for leases of hot lanes, and returns the settlements of others.
-        done: the outcome of each that it did.
+        on_hot: handles the leases of hot lanes, and returns the other settlements.
+        done: the result for each that it handled.
     """
     left = batches
     if tx.hot is not None and tx.hot.lanes:
@@ -148,8 +148,8 @@ def _hot_first(
 
 
 def ack_whole(tx: Tx, batches: Sequence[Settlement]) -> bool:
-    """All of these leases, each acked whole, in one go. False: one of them is not as it was handed out, and what was done is
-    to be undone.
+    """Ack all of these leases in one pass, each of them whole. Return False if one differs from its delivery; the caller must
+    then roll back.
     """
     ordered = sorted(batches, key=_LANE) if len(batches) > 1 else batches
     leases = [(b.lane, b.token, b.seqs[0], b.seqs[-1], len(b.seqs)) for b in ordered]
@@ -161,7 +161,7 @@ def ack_whole(tx: Tx, batches: Sequence[Settlement]) -> bool:
 
 
 def list_rest(tx: Tx, lane_rows: list[tuple[Any, ...]], batches: Sequence[Settlement]) -> None:
-    """List the lanes that have messages left, where their new heads arrived."""
+    """List the lanes that have messages left, at the arrival of their new heads."""
     rest = tx.run(SETTLE.next_heads, (apsw.carray(array("q", [row[-1] for row in lane_rows])),)).fetchall()
     list_heads(tx, rest)
     if len(rest) < len(lane_rows):
@@ -171,7 +171,7 @@ def list_rest(tx: Tx, lane_rows: list[tuple[Any, ...]], batches: Sequence[Settle
 
 
 def list_heads(tx: Tx, rest: Sequence[tuple[Any, ...]]) -> None:
-    """List lanes where their heads arrived: rows of `next_heads`."""
+    """List lanes at the arrival of their heads, from rows of `next_heads`."""
     ready = []
     for lane, seq, arrival, due, held, solo_to in rest:
         if held:
@@ -187,7 +187,7 @@ def list_heads(tx: Tx, rest: Sequence[tuple[Any, ...]]) -> None:
 
 
 def ack_lane(tx: Tx, batch: Settlement) -> bool:
-    """Resolve messages of one lane. False: exactly this was done before, under this token.
+    """Ack messages of one lane. Return False if exactly this was done before, under this token.
 
     Raises:
         LeaseLost: nothing changed.
@@ -210,7 +210,7 @@ def is_held(tx: Tx, batch: Settlement) -> bool:
     """Return whether a live lease holds these messages, all unresolved. False: they were acked before, under this token.
 
     Raises:
-        LeaseLost: neither.
+        LeaseLost: neither is the case.
     """
     if tx.hot is not None and tier.holds(tx.hot, batch):
         return True
@@ -219,7 +219,7 @@ def is_held(tx: Tx, batch: Settlement) -> bool:
 
 
 def done_before(tx: Tx, batch: Settlement) -> bool:
-    """Was this batch acked by the lane's last resolution?"""
+    """Return whether the lane's last resolution acked this batch."""
     locate(tx, [batch])
     row = tx.run(LANES.get, (batch.lane,)).get
     return row is not None and resolution.remembers(lanes.Lane._make(row), batch.token, "ack", batch.seqs)
@@ -235,10 +235,10 @@ def _lost(batch: Settlement, seq: int | None = None, why: str = "the lease was l
 
 
 def _held_rows(tx: Tx, batch: Settlement, kind: str) -> tuple[lanes.LeaseRow | None, list[tuple[int, int, bool]]]:
-    """The lease and the batch's unresolved rows, all of them; (None, []) if exactly this was done before.
+    """Return the lease and all of the batch's unresolved rows, or (None, []) if exactly this was done before.
 
     Raises:
-        LeaseLost: the token is dead, or a message is resolved or not of this lease. Nothing changed.
+        LeaseLost: the token is dead, or a message is resolved or not part of this lease. Nothing changed.
     """
     lease = _live(tx, batch)
     seqs = batch.seqs
@@ -261,7 +261,7 @@ def _held_rows(tx: Tx, batch: Settlement, kind: str) -> tuple[lanes.LeaseRow | N
 def shrink(
     tx: Tx, lease: lanes.LeaseRow, gone: int, *, hi: int | None = None, start: int | None = None, at_end: bool = False
 ) -> None:
-    """A lease has fewer messages (up to `hi`, where its end was given back); with none left it ends."""
+    """Reduce a lease's messages (to those up to `hi`, if its end was given back). End it if none is left."""
     left = lease.pending - gone
     if left == 0:
         lanes.release_lane(tx, lease, at_end=at_end)
@@ -275,7 +275,7 @@ def shrink(
 
 
 def start(tx: Tx, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
-    """Handlers of these messages start, one of each batch: charge them, durably."""
+    """Charge an attempt of these messages, one of each batch, durably: their handlers start."""
     return _hot_first(tx, batches, tier.start, None, lambda b: _start_lane(tx, b))
 
 
@@ -288,10 +288,10 @@ def _start_lane(tx: Tx, batch: Settlement) -> None:
 
 
 def nack(tx: Tx, batches: Sequence[Settlement], delay: int | None, failure: AttemptFailure) -> list[int | LeaseLost | None]:
-    """Give back each batch's one message and everything later that its lease holds, to be tried again first.
+    """Give back each batch's one message and everything later that its lease holds, to be retried first.
 
     Returns:
-        For each: microseconds until the next try; None: the message was out of attempts.
+        For each: microseconds until the next attempt. None: the message was out of attempts.
     """
     return _one_by_one(tx, batches, lambda b: _nack_lane(tx, b, delay, failure))
 
@@ -301,7 +301,7 @@ def _nack_lane(tx: Tx, batch: Settlement, delay: int | None, failure: AttemptFai
     if lease is None:
         return 0
     lane, seq = batch.lane, batch.seqs[0]
-    # The message was in a handler, whether or not its start was told; those behind it are charged only if it was.
+    # The message was in a handler, whether or not its start was reported. Later ones are charged only if theirs was.
     started = max(seq, lease.started)
     rows = tx.run(SETTLE.rows_between, (lane, seq, lease.hi)).fetchall()
     tx.run(LANES.charge, (lane, seq, started, retries.FAILED))
@@ -323,18 +323,18 @@ def _nack_lane(tx: Tx, batch: Settlement, delay: int | None, failure: AttemptFai
 def defer(
     tx: Tx, batches: Sequence[Settlement], delay: int, failed: Sequence[AttemptFailure] | None = None
 ) -> list[LeaseLost | None]:
-    """Give back each batch's one message and everything later that its lease holds, and charge no attempt.
+    """Give back each batch's one message and everything later that its lease holds, without charging an attempt.
 
     Args:
-        failed: they failed, though not by their own fault: what each left. Their delays are over when
-            `sweeps.end_failure_delays` says so.
+        failed: what each message that failed through no fault of its own left. `sweeps.end_failure_delays` may end their
+            delays.
     """
     left = iter(failed or [AttemptFailure()] * len(batches))
     return _one_by_one(tx, batches, lambda b: _defer_lane(tx, b, delay, next(left)))
 
 
 def _defer_lane(tx: Tx, batch: Settlement, delay: int, failure: AttemptFailure) -> None:
-    # Recorded as a nack: both give back the same messages, and a retried call has to find no more than that.
+    # Recorded as a nack: both give back the same messages, and a retried call must find the same record.
     lease, _ = _held_rows(tx, batch, "nack")
     if lease is None:
         return
@@ -347,7 +347,7 @@ def _defer_lane(tx: Tx, batch: Settlement, delay: int, failure: AttemptFailure) 
 
 
 def _note_failure(tx: Tx, lane: int, seq: int, due: int | None, attempt: int, failure: AttemptFailure) -> None:
-    """Keep when the message is due again, and what its attempt left."""
+    """Store when the message is due again, and the error and output of its attempt."""
     errors = None if failure.error is None else _errors_with(tx, lane, seq, attempt, failure)
     tx.run(LANES.set_due, (due, failure.error, errors, failure.output, lane, seq))
 
@@ -360,7 +360,7 @@ def _give_back(tx: Tx, lease: lanes.LeaseRow, batch: Settlement, n: int, due: in
     """End the lease's hold of the batch's first message and everything later, `n` messages in all.
 
     Args:
-        aside: move that message, if it is keyless, to a lane of its own, so that it holds up no other.
+        aside: move that message, if it is keyless, to a lane of its own, so that it blocks no other message.
     """
     seq = batch.seqs[0]
     moved = None
@@ -368,7 +368,7 @@ def _give_back(tx: Tx, lease: lanes.LeaseRow, batch: Settlement, n: int, due: in
         moved = lanes.move_aside(tx, lanes.get(tx, batch.lane), seq, due)
     shrink(tx, lease, n, hi=max(seq - 1, lease.lo), at_end=True)
     if moved is not None:
-        lanes.place(tx, moved, at_end=True)  # behind those that it held up
+        lanes.place(tx, moved, at_end=True)  # behind the messages that it blocked
 
 
 def reject(tx: Tx, batches: Sequence[Settlement], failure: AttemptFailure) -> list[LeaseLost | None]:
@@ -390,7 +390,7 @@ def _reject_lane(tx: Tx, batch: Settlement, failure: AttemptFailure) -> None:
 
 
 def note(tx: Tx, batches: Sequence[Settlement], said: Sequence[str]) -> list[LeaseLost | None]:
-    """Keep what the handlers of these messages, one of each batch, have had to say so far."""
+    """Store the output so far of the handlers of these messages, one of each batch."""
     texts = iter(said)
     return _one_by_one(tx, batches, lambda b: _note_lane(tx, b, next(texts)))
 
@@ -403,7 +403,7 @@ def _note_lane(tx: Tx, batch: Settlement, said: str) -> None:
 
 
 def extend(tx: Tx, batches: Sequence[Settlement], length: int) -> list[int | LeaseLost]:
-    """New deadlines, counted from now, each for the lane's whole lease."""
+    """Move the deadline of each lane's whole lease, counted from now. Return the new deadlines."""
     deadline = tx.now + length
     return _hot_first(
         tx, batches, lambda tx, hot, some: tier.extend(tx, hot, some, deadline), deadline, lambda b: _extend_lane(tx, b, length)
@@ -415,7 +415,7 @@ def _extend_lane(tx: Tx, batch: Settlement, length: int) -> int:
     if lease is None or lease.token != batch.token:
         raise _lost(batch)
     if lease.expired:
-        lanes.unlist(tx, batch.lane)  # nobody took the lane meanwhile: it is this holder's again
+        lanes.unlist(tx, batch.lane)  # no other consumer has taken the lane: this holder continues
     deadline = tx.now + length
     tx.run(SETTLE.set_deadline, (deadline, batch.lane))
     tx.totals.next_deadline = min(tx.totals.next_deadline, deadline)
@@ -424,10 +424,10 @@ def _extend_lane(tx: Tx, batch: Settlement, length: int) -> int:
 
 
 def more(tx: Tx, batch: Settlement, limit: int) -> list[Row]:
-    """Grow a live lease over later messages of its lane, under the same token.
+    """Extend a live lease over later messages of its lane, under the same token.
 
-    Returns nothing where the lane may not be handed out further: past a delayed, held, expired or solo message, before a
-    redriven one, or when the deadline is over.
+    Return nothing if no more of the lane may be delivered: behind a delayed, held, expired or solo message, before a redriven
+    one, or after the deadline.
 
     Raises:
         LeaseLost: nothing changed.
@@ -459,7 +459,7 @@ def more(tx: Tx, batch: Settlement, limit: int) -> list[Row]:
 
 
 def release(tx: Tx, batches: Sequence[Settlement]) -> list[LeaseLost | None]:
-    """Give back, unused, each batch's first message and everything later that its lease holds: no attempt is charged."""
+    """Release each batch's first message and everything later that its lease holds, unused. No attempt is charged."""
     return _hot_first(tx, batches, tier.release, None, lambda b: _release_lane(tx, b))
 
 
@@ -468,7 +468,7 @@ def _release_lane(tx: Tx, batch: Settlement) -> None:
     if lease is None or lease.token != batch.token:
         raise _lost(batch)
     if not lease.ack_first and batch.seqs[0] > lease.hi:
-        return  # given back before, with an earlier message
+        return  # given back before, together with an earlier message
     rows = [] if lease.ack_first else tx.run(SETTLE.rows_between, (batch.lane, batch.seqs[0], lease.hi)).fetchall()
     shrink(tx, lease, len(rows), hi=max(batch.seqs[0] - 1, lease.lo))
 
@@ -491,7 +491,7 @@ def set_key_state(tx: Tx, key: bytes, value: bytes | None) -> None:
 
 
 def lowest_unresolved(tx: Tx, batch: Settlement) -> int | None:
-    """The first message that a live lease still holds; None: the token is dead, or the batch was given back."""
+    """Return the first message that a live lease still holds. None: the token is dead, or the batch was given back."""
     if tx.hot is not None and (first := tier.lowest(tx.hot, batch)) is not None:
         return first
     locate(tx, [batch])

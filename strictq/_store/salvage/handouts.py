@@ -1,7 +1,7 @@
-"""Saving what named consumers were handed: whole hand-outs go on as they were, and of the others nothing can be read.
+"""Salvage the batches of named consumers: complete ones are kept, incomplete ones are released.
 
-A hand-out names the same messages for ever. So one of which anything is lost, here, is released: whoever reads it is told,
-instead of being given less than there was, and what is left of its messages is ready again.
+A batch contains the same messages for ever. So if any part of one is lost, the batch is released: its reader gets an error
+instead of fewer messages, and its remaining messages are ready again.
 Source: docs/howto/damage.md
 """
 
@@ -17,17 +17,17 @@ from ..disk.pages import Row
 Rows = Callable[[str, list[tuple[Row | None, Row | None]] | None], Iterator[tuple[int | None, Row]]]
 Put = Callable[[str, Iterable[Row]], None]
 DEADLINE: Final = 8
-"""The column of `lease`."""
+"""The index of that column of `lease`."""
 MARKERS_MAX: Final = 10_000
 
 
 def is_handed_out(lease: Row) -> bool:
-    """Does a hand-out hold it? Those leases have no deadline."""
+    """Return whether a batch holds this lease. Such leases have no deadline."""
     return bool(lease[DEADLINE] == NEVER)
 
 
 def copy(rows: Rows, put: Put, leases: Mapping[int, Row]) -> bool:
-    """Copy everything there is. Returns whether the list of hand-outs has a hole."""
+    """Copy all readable rows. Return whether the list of batches has a hole."""
     lost: list[tuple[Row | None, Row | None]] = []
     put(SALVAGE.consumer, (row for _, row in rows("consumer", None)))
     put(SALVAGE.handout, (row for _, row in rows("handout", lost)))
@@ -38,9 +38,9 @@ def copy(rows: Rows, put: Put, leases: Mapping[int, Row]) -> bool:
 
 
 def settle(tx: Tx, note: Callable[[str], None], *, hole: bool) -> frozenset[int]:
-    """Release what is not whole, once the messages are copied. Returns the lanes that stay held."""
+    """Release incomplete batches, after the messages were copied. Return the lanes that stay held."""
     for name, last in tx.run(SALVAGE.handouts_unknown).fetchall():
-        # The row of its consumer is lost: that these numbers were given is all that is known.
+        # The consumer's row is lost: all that is known is that these batch numbers were issued.
         tx.run(SALVAGE.consumer, (name, 0, last, last, 0))
     broken = set(tx.run(SALVAGE.handouts_beyond).fetchall())
     for name, n, _, messages, size, blocks, packed, stored, newest in tx.run(CHECK.handout_blocks).fetchall():
@@ -65,7 +65,7 @@ def settle(tx: Tx, note: Callable[[str], None], *, hole: bool) -> frozenset[int]
 
 
 def _release(tx: Tx, name: str, broken: set[int], known: dict[int, Any], note: Callable[[str], None]) -> None:
-    """Open ones before a broken one go with it: a consumer's are acked in order."""
+    """Release the broken batches, and open ones before a broken one: a consumer's batches are acked in order."""
     last_open = max((n for n in broken if known[n] == "open"), default=0)
     for n in sorted(broken | {n for n, state in known.items() if state == "open" and n <= last_open}):
         if known[n] != "released":

@@ -1,7 +1,7 @@
-"""Saving what can be saved of a damaged queue into a new one. The damaged files are read, never written to.
+"""Salvage the readable part of a damaged queue into a new one. The damaged files are read, and never written.
 
-Each shard's pages are read one by one and verified (pages.py), and the rows put into a new queue, in ordinary transactions.
-What could not be read is told; nothing is guessed.
+Each shard's pages are read and verified one by one (pages.py), and their rows are inserted into a new queue in ordinary
+transactions. What could not be read is reported; nothing is guessed.
 Source: docs/howto/damage.md
 """
 
@@ -45,13 +45,13 @@ from . import handouts
 
 BATCH: Final = 2000
 UNKNOWN_SEQS: Final = 1 << 40
-"""How far a lane's next seq is moved where nobody knows which were issued: none is to be issued twice."""
+"""How far a lane's next seq is moved if it is unknown which were issued, so that none is issued twice."""
 RANGES_MAX: Final = 10_000
 ALONE_SECONDS: Final = 5.0
-# What the rows of a table are like: (types of the key, or None where it is the rowid; of the columns after it).
+# The expected rows of a table.
 _NUMBER, _NUMBER_OR_NULL = (int,), (int, type(None))
 _SHAPES: Final[dict[str, tuple[int, tuple[tuple[type, ...], ...], int]]] = {
-    # table: (columns of the key; 0: the rowid), (types of the first columns), (columns)
+    # table: (number of key columns; 0: the rowid), (types of the first columns), (number of columns)
     "message": (2, (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _NUMBER_OR_NULL, _NUMBER_OR_NULL), 16),
     "dead": (2, (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _NUMBER, (str,)), 16),
     "lane": (0, ((type(None),), (bytes,)), 14),
@@ -64,13 +64,13 @@ _SHAPES: Final[dict[str, tuple[int, tuple[tuple[type, ...], ...], int]]] = {
     "inbox": (0, ((type(None),), (bytes,), _NUMBER, _NUMBER), 10),
     "journal": (0, ((type(None),), _NUMBER, _NUMBER, _NUMBER), 11),
 }
-"""Those whose pages can be told from those of any other table. (Of `key_state`, whose rows look like bodies, they can't.)"""
+"""Tables whose pages differ from those of any other table. Those of `key_state` do not: its rows look like bodies."""
 _ADDED: Final = {"message": 1, "dead": 1, "history": 2}
-"""Columns that format 2 added at the end. Rows that format 1 wrote do not have them; SQLite reads NULL."""
+"""Columns that format 2 appended. Rows that format 1 wrote lack them; SQLite reads NULL."""
 
 
 def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
-    """Make a new queue at `out` of what is left of the one at `path`, which nobody may have open.
+    """Make a new queue at `out` from the readable part of the one at `path`, which no process may have open.
 
     Raises:
         QueueNotFound, InvalidArgument, StoreBusy, StoreFull, StoreError: nothing was made.
@@ -99,7 +99,7 @@ def salvage(path: Path, out: Path, clock: Clock) -> Salvaged:
 
 
 def _known(path: Path, clock: Clock, notes: list[str]) -> Catalog:
-    """What queue.db says; or, if it is damaged, what the shards say of it."""
+    """Return the contents of queue.db, or, if it is damaged, what the shards record of it."""
     try:
         return catalog.read(path, read_only=True)
     except StrictqError as e:
@@ -120,7 +120,7 @@ def _known(path: Path, clock: Clock, notes: list[str]) -> Catalog:
 
 
 def _roots() -> dict[str, int]:
-    """Where a shard's own tables begin."""
+    """Return the root pages of a shard's own tables."""
     db = connect(MEMORY, durability="process")
     try:
         db.execute(SHARD_SCHEMA).fetchall()
@@ -201,7 +201,7 @@ class _Salvage:
         return _Source(self, part, file)
 
     def _readable(self, database: Path) -> bool:
-        """Does SQLite find nothing wrong with a shard, apart from the checksums of its pages? It looks at a copy."""
+        """Return whether SQLite finds nothing wrong with a shard except the checksums of its pages. Checks a copy."""
         place = self.working.with_suffix(".look")
         try:
             place.mkdir(mode=0o700)
@@ -226,7 +226,7 @@ class _Salvage:
             self.notes.append(f"the program's own tables are not saved: their definitions can't be read ({e})")
 
     def _check(self, store: Store) -> None:
-        """What the new queue's own check says: what it can put right is put right, the rest is told."""
+        """Run the new queue's own check. Apply its fixes, and note the other problems."""
         hashes = {part.shard: part for part in self.known.topology}
         for shard in store.shards:
             part = hashes[shard.number]
@@ -238,7 +238,7 @@ class _Salvage:
 
 
 def _not_regular(directory: str, names: list[str]) -> set[str]:
-    """What `copytree` leaves out: nothing of ours, and reading a FIFO would wait for ever."""
+    """Return what `copytree` must skip: other file types are not strictq's, and reading a FIFO would wait for ever."""
     modes = {name: os.lstat(os.path.join(directory, name)).st_mode for name in names}
     return {name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))}
 
@@ -250,7 +250,7 @@ def _fits(table: str, rowid: int | None, row: Row) -> bool:
 
 
 def _whole(table: str, row: Row) -> Row:
-    """The row with NULL in the columns that its format did not have."""
+    """Return the row with NULL in the columns that its format did not have."""
     added = _ADDED.get(table, 0)
     missing = _SHAPES[table][2] - len(row) if added else 0
     return (*row, *[None] * missing) if missing == added else row
@@ -268,27 +268,27 @@ class _Source:
         self.app: list[tuple[str, int]] = []
         self.keys: dict[int, bytes] = {}
         self.tree: Tree | None = None
-        """What `rows` reads now."""
+        """The tree that `rows` reads now."""
         self.unverified: set[tuple[str, int]] = set()
-        """Lanes and bodies that are from pages whose checksum is wrong."""
+        """Lanes and bodies from pages whose checksum is wrong."""
         self.open_ended: set[int] = set()
         """Lanes whose newest messages may be lost."""
         self.issued: dict[int, int] = {}
-        """The highest seq of a lane that is known to have been issued, where its row in `lane` does not say so."""
+        """The highest seq of a lane that is known to have been issued, if it exceeds the one in its row."""
         self.last_id = 0
         """The newest arrival number in the logs."""
         self.schema_lost = False
         self.unknown_lanes = False
-        """There may have been lanes of which nothing is left, not even their keys."""
+        """Whether there may have been lanes of which nothing remains, not even their keys."""
         self.last_seqs: dict[int, int] = {}
-        """The newest seq of each lane that its row, its messages and its dead letters say was issued."""
+        """The newest issued seq of each lane, according to its row, its messages and its dead letters."""
         if file is not None:
             self._read_schema(file)
         self.totals = self._read_totals()
 
     def close(self) -> None:
         if self.file is not None:
-            for note in self.file.notes:  # now: pages were read until here
+            for note in self.file.notes:  # last, because pages were read until now
                 self.note(note)
             self.file.close()
 
@@ -307,7 +307,7 @@ class _Source:
                     del self.roots[name]
             return
         self.app = [(name, root) for name, root in tables.items() if str(name).startswith("app_")]
-        for name in ("inbox", "journal"):  # a shard that was migrated has them elsewhere, an older one has none
+        for name in ("inbox", "journal"):  # a migrated shard has them elsewhere, an older one has none
             if name in tables:
                 self.roots[name] = tables[name]
             else:
@@ -322,7 +322,7 @@ class _Source:
         return not tree.lost if first is None else _fits(table, *first)
 
     def _pages_of_others(self, table: str) -> set[int]:
-        """The pages of all other tables and indexes, as far as they can be read."""
+        """Return the pages of all other tables and indexes, as far as they can be read."""
         assert self.file is not None
         found: set[int] = set()
         for name, root in [*self.roots.items(), *self.app]:
@@ -334,7 +334,7 @@ class _Source:
         return found
 
     def rows(self, table: str, lost: list[tuple[Row | None, Row | None]] | None = None) -> Iterator[tuple[int | None, Row]]:
-        """What can be read of a table, with what is found again below its damaged pages."""
+        """Yield the readable rows of a table, including rows recovered below its damaged pages."""
         if self.file is None:
             return
         shape = _SHAPES.get(table)
@@ -431,7 +431,7 @@ class _Source:
             self.unverified.add((table, rowid))
 
     def _lanes_by_key(self) -> Iterator[Row]:
-        """Lanes whose row is lost, by the index of keys. What they issued is lost."""
+        """Yield lanes whose row is lost, from the index of keys. What they issued is unknown."""
         for _, row in self.rows("sqlite_autoindex_lane_1"):
             key, lane = row
             if lane not in self.keys:
@@ -454,7 +454,7 @@ class _Source:
             lease = leases.get(lane)
             started = lease is not None and not handouts.is_handed_out(lease) and lease[3] <= row[1] <= lease[5]
             if table == "message" and started:
-                row = (*row[:6], row[6] + 1, *row[7:])  # its handler was started: that counts
+                row = (*row[:6], row[6] + 1, *row[7:])  # its handler was started, which counts as an attempt
             yield row
         self._tell_unverified(unverified)
         if unknown:
@@ -462,7 +462,7 @@ class _Source:
             self.whole.lost.append(LostRange(self.part.shard, None, 1, None))
 
     def _save_hot(self, shard: Any) -> None:
-        """The messages of hot lanes: as far as the journal says, they are neither acked nor in the tables. Leases are over."""
+        """Save the messages of hot lanes that, according to the journal, are neither acked nor in the tables. Leases are over."""
         lost: list[tuple[Row | None, Row | None]] = []
         acked: set[int] = set()
         cooled: dict[bytes, int] = {}
@@ -489,7 +489,7 @@ class _Source:
             if lane is not None:
                 arrivals.setdefault(lane, []).append((rowid, seq))
             if rowid <= cooled.get(key, 0) or (lane is not None and seq <= self.last_seqs.get(lane, 0)):
-                continue  # it is in the tables, or was
+                continue  # it is, or was, in the tables
             if lane is None:
                 lane = numbers[key] = max(self.keys, default=0) + 1
                 self.keys[lane] = key
@@ -538,7 +538,7 @@ class _Source:
         shard.run(lambda tx: tx.run(SHARD.write_meta, ("incarnation", incarnation)) and None)
 
     def _save_app(self, shard: Any, name: str, root: int) -> None:
-        """A table of the program's, as far as its rows are stored as they were inserted."""
+        """Save a table of the program's, if its columns are stored in the order of their definition."""
         assert self.file is not None
         columns = shard.read(lambda db: db.execute(SALVAGE.columns, (name,)).fetchall())
         keyed = [i for i, (_, pk) in enumerate(columns) if pk]
@@ -562,7 +562,7 @@ class _Source:
     # ---- what is lost
 
     def _tell(self, table: str, lost: list[tuple[Row | None, Row | None]]) -> None:
-        """The seqs in which something may be missing: those between the keys around a damaged page that were not found."""
+        """Report the seqs that may be missing: those between the keys around a damaged page that were not recovered."""
         if self.file is None and table == "message":
             self.whole.lost.append(LostRange(self.part.shard, None, 1, None))
         for lo, hi in lost:
@@ -581,13 +581,13 @@ class _Source:
             self.whole.unverified.append(self._range(lane, min(some), max(some)))
 
     def _tell_arrivals(self, arrivals: dict[int, list[tuple[int, int]]], lost: list[tuple[int | None, int | None]]) -> None:
-        """The same for the inbox, whose rows are of every lane: between the rows of each lane that were found around a hole.
+        """Report the same for the inbox, whose pages hold rows of every lane: gaps between the lane's rows around a hole.
 
-        Where these are not as many as the holes have, newer messages of any lane may be lost, and lanes of which nothing is left.
+        If these are fewer than the rows lost, newer messages of any lane may be lost, and lanes of which nothing remains.
 
         Args:
-            arrivals: arrival number and seq of the rows that were found, of each lane.
-            lost: the arrival numbers around each hole; None: nothing was found there.
+            arrivals: arrival number and seq of the rows that were found, by lane.
+            lost: the arrival numbers around each hole. None: no row was found there.
         """
         told = 0
         for lane, found in list(arrivals.items())[:RANGES_MAX]:

@@ -1,4 +1,5 @@
-"""What replication must know of files: the pages that commits changed (`tail`, `capture`), and a queue made of pages (`rebuild`).
+"""What replication needs from the files: the pages that commits changed (`tail`, `capture`), and a queue made of pages
+(`rebuild`).
 
 Where the pages go, and when, is decided above the store (strictq/replication).
 """

@@ -1,8 +1,8 @@
-"""What changed in a whole queue since it was looked at last: cuts that are states the queue really had.
+"""Capture what changed in a whole queue since the last capture, as cuts: states that the queue really had.
 
-A cut is a point of queue time, taken before any shard is looked at: of each shard it has the commits that are not later. Every
-transaction takes its time under its shard's write lock, so with each commit a cut has all that had returned before that commit
-began; no lock over several shards is needed. queue.db is read after the shards.
+A cut is a point of queue time, taken before any shard is read. It contains those commits of each shard that are not later. Every
+transaction takes its time under its shard's write lock, so a cut that contains a commit also contains all that had returned
+before that commit began. No lock over several shards is needed. queue.db is read after the shards.
 Source: docs/explanation/replication.md
 """
 
@@ -28,10 +28,10 @@ from .values import CATALOG_FILE, PAGE_BYTES, ChangedFile, Position, QueueCut, W
 
 
 class Capture:
-    """All shards of one queue, as the shipper sees them. For one thread.
+    """All shards of one queue, as the shipper sees them. Not thread-safe.
 
     Args:
-        suspect: told the number of a shard whose WAL could not be synced.
+        suspect: called with the number of a shard whose WAL could not be synced.
     """
 
     def __init__(self, directory: Path, clock: Clock, suspect: Callable[[int], Any]) -> None:
@@ -56,7 +56,7 @@ class Capture:
             raise
 
     def close(self) -> None:
-        """Let go of every shard: from now on processes may checkpoint what was not captured."""
+        """Release every shard. From now on processes may checkpoint what was not captured."""
         for tail in self._tails:
             tail.close()
         self._tails = []
@@ -70,16 +70,16 @@ class Capture:
 
     @property
     def shards(self) -> int:
-        """How many the queue has."""
+        """The number of the queue's shards."""
         return len(self.known.topology)
 
     # ---- where to begin
 
     def begin(self, positions: Mapping[int, Position] | None) -> int:
-        """Go on from these positions; a shard that can't is shipped whole. None: ship everything.
+        """Continue from these positions. A shard that can't is shipped whole. None: ship everything.
 
         Returns:
-            How many shards go on.
+            How many shards continue.
         Raises:
             WentBack: the queue is an older copy than the one that was shipped.
         """
@@ -97,11 +97,11 @@ class Capture:
     # ---- cuts
 
     def now(self) -> int:
-        """Queue time."""
+        """Return the queue time."""
         return self._clock.boot() + self.known.time_offset
 
     def seal(self) -> bool:
-        """Checkpoint the shards whose WAL has grown. Nothing that was captured may be unconfirmed. Returns whether one had."""
+        """Checkpoint the shards whose WAL has grown and has nothing unconfirmed. Return whether there was one."""
         sealed = False
         with _translated():
             for tail in self._tails:
@@ -111,15 +111,15 @@ class Capture:
         return sealed
 
     def cut(self) -> QueueCut | None:
-        """What changed until now. None: nothing.
+        """Return what changed until now, or None.
 
-        What it gives stays until `confirm`: an attempt to ship it that failed is repeated with the next cut.
+        Changes stay in the result until `confirm`: after a failed attempt to ship them, the next cut repeats them.
         """
         with _translated():
             x = self.now()
             wall = self._clock.wall()
             while not all(self._guarded(tail, partial(tail.advance, x)) for tail in self._tails):
-                x = self.now()  # a shard that is captured whole may have commits that are later than the x before
+                x = self.now()  # a shard that is captured whole may have commits that are later than the previous x
                 wall = self._clock.wall()
             for tail in self._tails:
                 sync_or_suspect(tail, self._suspect)
@@ -137,7 +137,7 @@ class Capture:
 
     @staticmethod
     def _guarded(tail: WalTail, work: Callable[[], None]) -> bool:
-        """Return False where the shard's WAL could not be read on, so that all of the shard is captured."""
+        """Run `work`. Return False if the shard's WAL could not be read further; the whole shard is then captured."""
         try:
             work()
         except WalMovedOn:
@@ -146,7 +146,7 @@ class Capture:
         return True
 
     def _changed_catalog(self) -> bytes | None:
-        """The image of queue.db, if it is another one than the confirmed one."""
+        """Return the image of queue.db, if it differs from the confirmed one."""
         assert self._catalog is not None
         self._catalog_seen = self._catalog.pragma("data_version")
         if self._catalog_seen == self._catalog_version:
@@ -155,24 +155,24 @@ class Capture:
         return self._catalog.serialize("main")
 
     def confirm(self) -> None:
-        """The last cut is at the target."""
+        """Mark the last cut as stored at the target."""
         for tail in self._tails:
             tail.confirm()
         self._catalog_version = self._catalog_seen
 
     def kept_bytes(self) -> int:
-        """The size of all WALs, and of what is kept of earlier ones in memory."""
+        """Return the size of all WALs, and of the pages of earlier WALs that are kept in memory."""
         with _translated():
             return sum(tail.carried_bytes + tail.wal_bytes() for tail in self._tails)
 
     def captured(self) -> list[tuple[str, int]]:
-        """Of each shard: the salts of its WAL, and how many frames of it were captured."""
+        """Return, for each shard, the salts of its WAL and how many of its frames were captured."""
         return [(tail.salts.hex(), tail.frames) for tail in self._tails]
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Raise our errors for SQLite's and the system's."""
+    """Translate errors of SQLite and of the operating system into strictq's."""
     try:
         yield
     except apsw.Error as e:

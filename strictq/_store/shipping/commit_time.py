@@ -1,7 +1,7 @@
-"""When a commit was made, read from the pages that it wrote.
+"""The time of a commit, read from the pages that it wrote.
 
-Every transaction takes its time under the shard's write lock. Most write the counter row, whose `last_time` it is.
-One that writes to the logs of hot lanes alone is as late as the newest row that it added to them.
+Every transaction takes its time under the shard's write lock. Most write the counter row, whose `last_time` is that time.
+The time of one that writes only to the logs of hot lanes is that of the newest row that it added to them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from ..disk.pages import Cell, Row, Unreadable, cells, first_row, record
 
 LAST_TIME: Final = 4
-"""Where the counter row's record has it."""
+"""The index of that column in the counter row's record."""
 _LEAF_TABLE: Final = 13
 _JOURNAL_COLUMNS: Final = 11
 _JOURNAL_AT: Final = 2
@@ -21,13 +21,13 @@ _INBOX_SENT_AT: Final = 3
 
 
 def time_of(pages: Mapping[int, Callable[[], bytes]], counter: int) -> int | None:
-    """The queue time of a commit.
+    """Return the queue time of a commit.
 
     Args:
-        pages: what the commit wrote; each page is read when it is needed.
+        pages: the pages that the commit wrote. Each is read when it is needed.
         counter: the page of the counter row.
     Returns:
-        None: the commit changed no messages (it defined tables of the program), so its time says nothing.
+        None: the commit changed no messages (it defined tables of the program) and has no time.
     """
     if counter in pages:
         at = first_row(pages[counter]())[LAST_TIME]
@@ -39,7 +39,7 @@ def time_of(pages: Mapping[int, Callable[[], bytes]], counter: int) -> int | Non
 
 
 def _newest_of_log(page: bytes, pages: Mapping[int, Callable[[], bytes]]) -> int | None:
-    """The time of the last row of a leaf of the inbox or the journal; None: it is no such leaf."""
+    """Return the time of the last row of a leaf of the inbox or the journal. None: it is not such a leaf."""
     if page[0] != _LEAF_TABLE:
         return None
     last: Cell | None = None
@@ -63,7 +63,7 @@ def _record(cell: Cell, pages: Mapping[int, Callable[[], bytes]]) -> Row:
     try:
         return record(_Written(pages), cell.payload, cell.size, cell.overflow)
     except Unreadable:
-        return ()  # an older row: its record goes on in a page that this commit did not write
+        return ()  # an older row: its record continues in a page that this commit did not write
 
 
 class _Written:
@@ -73,7 +73,8 @@ class _Written:
         self._pages = pages
 
     def page(self, number: int) -> bytes:
-        """
+        """Return a page.
+
         Raises:
             Unreadable: the commit did not write it.
         """

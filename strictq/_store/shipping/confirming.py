@@ -1,11 +1,12 @@
 """Confirmed mode: a call returns when the replica has on its disk what the call wrote, and what it saw.
 
-The process that ships counts its rounds in a small mapped file. A call that has committed reads which round began last, and
-waits for the end of the next one: that round began after the commit, so it has the commit, and all that the call could see. No
-clock and no number of a message is compared, so it is the same for a call that wrote nothing, as a repeated ack.
+The process that ships counts its rounds in a small mapped file. A call that has committed reads the number of the last round
+that began, and waits for the end of the next one. That round began after the commit, so it includes the commit and all that the
+call could see. No clocks or message numbers are compared, so this also holds for a call that wrote nothing, such as a repeated
+ack.
 
-The file says nothing of another target, history or term, nor of another boot of the machine. Which mode the queue is in is stored
-in queue.db alone. A process learns of a change as of all settings: with its next write, before that returns.
+The file is valid for one target, history, term and boot of the machine. The queue's mode is stored in queue.db alone. A process
+notices a change of it like that of any setting: with its next write, before that returns.
 Source: docs/explanation/replication.md
 """
 
@@ -30,11 +31,11 @@ from .shipping import Shipping
 from .status import ShipStatus
 
 WAIT_STEP_SECONDS: Final = 0.0002
-"""How often one of the threads that wait looks at the file. The others wait for that one."""
+"""How often one of the waiting threads reads the file. The others wait for that thread."""
 TEND_SECONDS: Final = 0.05
-"""How often it looks whether a process ships at all, and takes over from one that was killed."""
+"""How often it checks whether any process ships, and takes over from one that was killed."""
 LOOK_SECONDS: Final = 0.5
-"""How often it looks whether the queue is still in confirmed mode."""
+"""How often it checks whether the queue is still in confirmed mode."""
 _SLOT_BYTES: Final = 8
 _TAG, _BEGUN, _ENDED, _WANTED, _ANSWERED = range(5)
 _BYTES: Final = 5 * _SLOT_BYTES
@@ -43,7 +44,7 @@ _BYTES: Final = 5 * _SLOT_BYTES
 class Rounds:
     """The rounds of a queue's shipper, as every process sees them.
 
-    A slot is read and written by one machine instruction, so no process sees half of a number.
+    A slot is read and written by one machine instruction, so no process sees a partly written number.
     """
 
     def __init__(self, directory: Path, replication: Replication, boot_id: str) -> None:
@@ -64,7 +65,7 @@ class Rounds:
     # ---- for the process that ships
 
     def take_over(self) -> None:
-        """This process, which holds ship.lock, ships from now on."""
+        """Register this process, which holds ship.lock, as the shipper."""
         slots = self._slots
         if slots[_TAG] != self._tag:
             slots[_BEGUN] = slots[_ENDED] = max(slots[_BEGUN], slots[_ENDED])
@@ -72,35 +73,35 @@ class Rounds:
             slots[_TAG] = self._tag
 
     def begin(self) -> None:
-        """A round begins: nothing of the queue was looked at yet."""
+        """Begin a round, before anything of the queue is read."""
         self._slots[_BEGUN] += 1
 
     def end(self) -> None:
-        """The target has on its disk all that the round saw."""
+        """End the round: the target has everything that the round saw on its disk."""
         self._slots[_ENDED] = self._slots[_BEGUN]
 
     def answered(self, at: int) -> None:
-        """The target answered, at this time of the machine's clock since it booted."""
+        """Record that the target answered, at this time since the machine booted."""
         self._slots[_ANSWERED] = at
 
     @property
     def wanted(self) -> bool:
-        """Does a call wait for a round that did not begin yet?"""
+        """Whether a call waits for a round that has not begun yet."""
         return self._slots[_WANTED] > self._slots[_BEGUN]
 
-    # ---- for those who wait
+    # ---- for waiting calls
 
     @property
     def next(self) -> int | None:
-        """The number of the next round to begin; None: it can't be said, because no process ships."""
+        """The number of the next round to begin. None: it is unknown, because no process ships."""
         return self._slots[_BEGUN] + 1 if self._slots[_TAG] == self._tag else None
 
     def has_ended(self, number: int) -> bool:
-        """Has this round, or a later one, ended?"""
+        """Return whether this round, or a later one, has ended."""
         return self._slots[_TAG] == self._tag and self._slots[_ENDED] >= number
 
     def want(self, number: int) -> bool:
-        """Ask for this round. Returns whether no call had asked for it."""
+        """Request this round. Return whether it is the first request for it."""
         if self._slots[_WANTED] >= number:
             return False
         self._slots[_WANTED] = number
@@ -113,7 +114,7 @@ class Rounds:
 
 
 class ConfirmingHost(Protocol):
-    """What this asks of the queue."""
+    """What confirmation needs from the queue."""
 
     directory: Path | None
     read_only: bool
@@ -128,7 +129,7 @@ class ConfirmingHost(Protocol):
 class Confirming:
     """How the calls of one queue object wait for the replica.
 
-    `active` is False for a queue that is not in confirmed mode, and nothing else is asked then.
+    `active` is False for a queue that is not in confirmed mode. Callers then need not call anything else.
     """
 
     def __init__(self, host: ConfirmingHost) -> None:
@@ -140,16 +141,16 @@ class Confirming:
         self._later = threading.local()
         self.after_fork_in_child()
         self.active = False
-        """Perhaps every write is to be confirmed, or refused: ask `wait` behind it."""
+        """Whether writes may have to be confirmed or refused. If so, call `wait` after each."""
         self.look()
 
     def after_fork_in_child(self) -> None:
-        """A thread of the parent may have had its turn."""
+        """Replace the locks: a thread of the parent may have held them."""
         self._turn = threading.Lock()
         self._guard = threading.Lock()
 
     def look(self) -> None:
-        """What the queue's replication says now, as far as this process knows."""
+        """Adopt the queue's replication, as far as this process knows it."""
         known = self._host.replication
         confirmed = known is not None and known.mode == "confirmed"
         self.active = known is not None and known.mode in ("confirmed", "fenced")
@@ -160,12 +161,12 @@ class Confirming:
             self._since = self._host.clock.boot()
 
     def rounds(self, known: Replication) -> Rounds:
-        """The rounds of whoever ships to this target."""
+        """Return the rounds of the process that ships to this target."""
         assert self._host.directory is not None
         return Rounds(self._host.directory, known, self._host.clock.boot_id())
 
     def _current(self) -> Replication | None:
-        """What is stored, after a change that this process has seen."""
+        """Return the stored replication, after a change that this process has noticed."""
         with self._guard:
             self._host.refresh_replication()
             self.look()
@@ -174,7 +175,7 @@ class Confirming:
     # ---- before a write
 
     def require(self) -> None:
-        """Refuse every write of a queue whose replica was promoted.
+        """Refuse every write to a queue whose replica was promoted.
 
         Raises:
             Fenced: nothing was changed.
@@ -184,7 +185,7 @@ class Confirming:
             raise Fenced("the replica of this queue was promoted; nothing was changed", known.term + 1)
 
     def require_answers(self) -> None:
-        """Refuse what could not be confirmed, before it is written: a caller that tries again and again would fill the disk.
+        """Refuse a write that can't be confirmed, before it is made: a caller that retries again and again would fill the disk.
 
         Raises:
             TargetUnavailable, Fenced: nothing was changed.
@@ -200,11 +201,11 @@ class Confirming:
                 known.target, hint=hints.CONFIRMING_TARGET,
             )  # fmt: skip
 
-    # ---- behind it
+    # ---- after a write
 
     @contextmanager
     def later(self) -> Iterator[None]:
-        """In the block, nothing that this thread does is waited for."""
+        """Skip the waits of this thread's calls within the block."""
         before = self._quiet
         self._later.quiet = True
         try:
@@ -214,10 +215,10 @@ class Confirming:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What this thread does in the block is waited for once, at its end, whether the block raises an error or not.
+        """Wait once for all of this thread's calls in the block, at its end, also if the block raises an error.
 
         Raises:
-            NotConfirmed: in place of what the block raised.
+            NotConfirmed: in place of the block's error.
         """
         if self._quiet:
             yield
@@ -235,7 +236,7 @@ class Confirming:
         return getattr(self._later, "quiet", False)
 
     def wait(self) -> None:
-        """Return when the replica has all that is committed now.
+        """Wait until the replica has everything that is committed now.
 
         Raises:
             NotConfirmed: it is committed here.
@@ -254,7 +255,8 @@ class Confirming:
         held: list[bool] = []
         until = time.monotonic() + self._timeout_seconds
         try:
-            # One of the threads that wait looks at the file; where its round has ended, the others' have, or nearly.
+            # One of the waiting threads reads the file. When its round has ended, the others' rounds have ended, too, or soon
+            # will.
             held += map(self._turn.acquire, (True,), (self._timeout_seconds,))
             if not held[0]:
                 raise self._not_confirmed(known)
@@ -287,10 +289,10 @@ class Confirming:
             self._host.shipping.nudge()
 
     def _was_left(self, known: Replication) -> bool:
-        """Has an operator ended confirmed mode meanwhile? Then there is nothing to wait for.
+        """Return whether an operator has ended confirmed mode meanwhile, so that there is nothing to wait for.
 
         Raises:
-            NotConfirmed: the replica was promoted, or the queue ships elsewhere now.
+            NotConfirmed: the replica was promoted, or the queue now ships to another target.
         """
         with suppress(StrictqError):
             self._host.refresh_replication(surely=True)

@@ -1,6 +1,6 @@
-"""What was unresolved when a queue left the history that it goes on from: a file beside queue.db, for the report of a merge.
+"""What was unresolved when a queue left the history that it continues: a file beside queue.db, for the report of a merge.
 
-Without it a merge can't say what was processed on both sides, and does all else.
+Without the file, a merge can't report what was processed on both sides. Everything else works.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ..disk import layout
 from ..hot.look import Shadows
 
 PENDING_MAX: Final = 200_000
-"""Unresolved messages of a shard, above which none are noted: a promotion must not wait for that."""
+"""If a shard has more unresolved messages, none are noted: a promotion must not wait for that."""
 BYTES_MAX: Final = 1 << 26
 
 Unresolved = Mapping[bytes, list[tuple[int, int]]]
-"""Of each key: ranges of seqs."""
+"""Ranges of seqs, by key."""
 
 
 def unresolved(db: apsw.Connection, shard: int) -> Unresolved | None:
-    """The unresolved messages that have a key. None: there are too many."""
+    """Return the unresolved messages that have a key. None: there are too many."""
     if db.execute(HOT.pending).get > PENDING_MAX:
         return None
     db.execute("BEGIN")
@@ -41,7 +41,7 @@ def unresolved(db: apsw.Connection, shard: int) -> Unresolved | None:
 
 
 def ranges(messages: Iterable[tuple[bytes, int]]) -> Unresolved:
-    """The seqs of each key, as ranges."""
+    """Return the seqs of each key, as ranges."""
     found: dict[bytes, list[tuple[int, int]]] = {}
     for key, seq in sorted(messages):
         known = found.setdefault(key, [])
@@ -53,7 +53,7 @@ def ranges(messages: Iterable[tuple[bytes, int]]) -> Unresolved:
 
 
 def write(directory: Path, history_id: str, shards: Mapping[int, Unresolved | None]) -> None:
-    """Note them; no reason to fail."""
+    """Write the file. Errors are ignored."""
     known = {n: {key.hex(): spans for key, spans in found.items()} for n, found in shards.items() if found is not None}
     if len(known) == len(shards):
         with suppress(OSError, StoreError):
@@ -61,7 +61,7 @@ def write(directory: Path, history_id: str, shards: Mapping[int, Unresolved | No
 
 
 def read(directory: Path, history_id: str) -> dict[int, Unresolved] | None:
-    """What was noted when this history was left. None: nothing."""
+    """Return what was noted when this history was left, or None."""
     raw = files.content(directory / layout.FORK, BYTES_MAX)
     with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
         said = json.loads(raw or b"")

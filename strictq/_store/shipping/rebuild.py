@@ -1,6 +1,6 @@
 """A queue's directory, made of pages that were shipped.
 
-Pages in a WAL carry no valid checksums. They are written through the layer of checksums, which makes them.
+Pages in a WAL have no valid checksums. They are written through the checksum layer, which adds them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from . import fork_point
 from .values import CATALOG_FILE, PAGE_BYTES
 
 EPOCH_STEP: Final = 1024
-"""A restored queue's epoch is the next multiple of this, which reboots of its original can't reach: no token is issued twice."""
+"""A restored queue's epoch is the next multiple of this. Reboots of its original can't reach it, so no token is issued twice."""
 
 
 class PageFiles:
@@ -37,7 +37,7 @@ class PageFiles:
         checksums.vfs()
 
     def write(self, shard: int, size: int, pages: Iterator[tuple[int, bytes]]) -> None:
-        """Put pages of a shard, or of queue.db, in their places, and give the file its size in pages.
+        """Write pages of a shard, or of queue.db, and set the file's size in pages.
 
         Raises:
             StoreFull, StoreError: they can't be written.
@@ -45,7 +45,7 @@ class PageFiles:
         with _typed(shard):
             file = self._file(shard)
             for number, image in pages:
-                file.xWrite(bytearray(image), (number - 1) * PAGE_BYTES)  # the layer writes the sum into it
+                file.xWrite(bytearray(image), (number - 1) * PAGE_BYTES)  # the layer writes the checksum into the image
             if size * PAGE_BYTES < file.xFileSize():
                 file.xTruncate(size * PAGE_BYTES)
 
@@ -58,13 +58,13 @@ class PageFiles:
             flags = [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READWRITE, 0]
             file = self._files[shard] = apsw.VFSFile(checksums.VFS, str(path), flags)
             if file.xFileSize():
-                # From the first page the layer learns that it has sums to make. It may be torn: the log has it whole then.
+                # The first page shows the layer that it has checksums to make. It may be torn: then the log has it whole.
                 with suppress(apsw.IOError):
                     file.xRead(PAGE_BYTES, 0)
         return self._files[shard]
 
     def sync(self) -> None:
-        """Bring what was written to the disk, names included.
+        """Sync everything that was written, file names included.
 
         Raises:
             StoreError: it failed.
@@ -75,7 +75,7 @@ class PageFiles:
             files.sync_directory(self._directory)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         opened, self._files = self._files, {}
         for file in opened.values():
             with suppress(apsw.Error):
@@ -83,16 +83,16 @@ class PageFiles:
 
 
 class Rebuild(PageFiles):
-    """A queue while it is made of what was shipped. No process may have its directory open."""
+    """A queue that is being made of what was shipped. No process may have its directory open."""
 
     def finish(self, replication: Replication, boot: tuple[str, int] | None = None) -> None:
-        """Bring all of it to the disk, as a queue of its own history: with tokens above those of its original.
+        """Sync all of it, as a queue of its own history whose tokens are above those of its original.
 
         Args:
-            boot: the boot of this machine that it begins in, and what is added to the boot clock for queue time. None: the next
-                process that opens it decides that; timed leases are over then.
+            boot: the machine's present boot, and what is added to the boot clock for queue time. None: the next process that
+                opens it decides that, and timed leases are then over.
         Raises:
-            StoreCorrupt, SchemaMismatch: what was shipped makes no queue.
+            StoreCorrupt, SchemaMismatch: what was shipped is not a queue.
         """
         self.sync()
         self.close()
@@ -104,7 +104,7 @@ class Rebuild(PageFiles):
                 ends.append(end)
             own = {layout.PRESENCE: 0, layout.WAKE: 0, layout.MARKS: wal_file.marks_bytes(len(known.topology))}
             for name, size in own.items():
-                with suppress(FileExistsError):  # a promotion that was interrupted made it
+                with suppress(FileExistsError):  # an interrupted promotion made it
                     files.create_empty(self._directory / name, size)
             reserve.Reserve(self._directory).make()
             before = known.replication
@@ -124,10 +124,10 @@ class Rebuild(PageFiles):
             catalog.set_replication(self._directory, replication, fork)
 
     def _verified(self, known: Catalog, part: Range) -> tuple[tuple[int, int], fork_point.Unresolved | None]:
-        """The last numbers that a shard issued, and its unresolved messages.
+        """Return the last numbers that a shard issued, and its unresolved messages.
 
         Raises:
-            StoreCorrupt, SchemaMismatch: it is not the shard that queue.db says.
+            StoreCorrupt, SchemaMismatch: it is not the shard that queue.db names.
         """
         if not (self._directory / part.file).exists():
             raise StoreCorrupt("nothing of it was shipped", shard=part.shard)
@@ -141,7 +141,7 @@ class Rebuild(PageFiles):
 
 
 def epoch_behind(known: Catalog) -> int:
-    """The epoch of a queue that goes on from another one's state: reboots of that one can't reach it."""
+    """Return the epoch of a queue that continues another one's state. Reboots of the other one can't reach it."""
     return (known.epoch // EPOCH_STEP + 1) * EPOCH_STEP
 
 

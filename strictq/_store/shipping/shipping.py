@@ -1,6 +1,6 @@
-"""Which process ships a queue: the one that holds its ship.lock. All that have the queue open look at the lock in their upkeep.
+"""Which process ships a queue: the one that holds its ship.lock. Every process with the queue open checks that in its upkeep.
 
-What ships lies above the store, which is given a function that starts it.
+The shipper itself is implemented above the store, which receives a function that starts it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ..catalog import Replication
 
 
 class Ships(Protocol):
-    """What ships, in a thread of its own."""
+    """A shipper, which runs in its own thread."""
 
     @property
     def ended(self) -> bool:
-        """Has its thread ended?"""
+        """Whether its thread has ended."""
         ...
 
     @property
     def lapsed(self) -> bool:
-        """Did it let go of the WAL?"""
+        """Whether it has released the WAL."""
         ...
 
     def nudge(self) -> None:
@@ -33,12 +33,12 @@ class Ships(Protocol):
         ...
 
     def stop(self, *, flush: bool) -> None:
-        """End, and wait for that; flush: after a last round."""
+        """Stop, and wait for the thread. flush: ship a last round first."""
         ...
 
 
 class ShippingHost(Protocol):
-    """What this asks of the queue."""
+    """What shipping needs from the queue."""
 
     directory: Path | None
     read_only: bool
@@ -49,7 +49,7 @@ class ShippingHost(Protocol):
 
 
 class Shipping:
-    """Shipping, as one queue object of this process has to do with it."""
+    """The shipping of one queue object of this process."""
 
     def __init__(self, host: ShippingHost) -> None:
         self._host = host
@@ -57,29 +57,32 @@ class Shipping:
         self._ships: Ships | None = None
         self._paused = False
         self._lock = threading.Lock()
-        """Held while what ships is started or taken away."""
+        """Held while the shipper is started or removed."""
 
     @property
     def wanted(self) -> bool:
-        """Is the queue replicated?"""
+        """Whether the queue is replicated."""
         replication = self._host.replication
         return replication is not None and replication.ships
 
     @property
     def keeps_wal(self) -> bool:
-        """Is the WAL kept for the shipper, which alone checkpoints it?"""
+        """Whether the WAL is kept for the shipper, which alone checkpoints it."""
         if self._host.replication is None or not self.wanted or self._host.short_of_space:
             return False
         return self._ships is None or not self._ships.lapsed
 
     def start_with(self, start: Callable[[], Ships | None]) -> None:
-        """How to start what ships; it returns None where another process ships, or shipping has stopped for good."""
+        """Set the function that starts the shipper.
+
+        It returns None if another process ships, or shipping has stopped for good.
+        """
         self._start = start
         if self.wanted:
             self.tend()
 
     def tend(self) -> None:
-        """See that somebody ships. Called every two seconds; costs nothing where the queue is not replicated."""
+        """Ensure that some process ships. Called every two seconds. Costs nothing if the queue is not replicated."""
         if self._host.read_only or self._paused:
             return
         with suppress(StrictqError):
@@ -102,14 +105,14 @@ class Shipping:
             self._ships.nudge()
 
     def stop(self, *, flush: bool) -> None:
-        """End what ships here; another process may take over."""
+        """Stop this process's shipper. Another process may take over."""
         with self._lock:
             ships, self._ships = self._ships, None
         if ships is not None:
             ships.stop(flush=flush)
 
     def end(self, *, last: bool, flush: bool) -> None:
-        """The queue object is closed. The last one ships what is left, if it can."""
+        """Stop shipping because the queue object is closed. The last one ships the rest, if it can."""
         if last and flush:
             self.tend()
         self._paused = True
@@ -118,12 +121,12 @@ class Shipping:
     # ---- forks
 
     def pause(self) -> None:
-        """Before a fork: a child must not share the thread's connections, nor its lock."""
+        """Stop before a fork: a child must not share the thread's connections, nor its lock."""
         self._paused = True
         self.stop(flush=False)
 
     def resume(self, *, child: bool) -> None:
-        """After a fork. The parent goes on at once; a child has a look in its upkeep."""
+        """Continue after a fork. The parent ships again at once; a child checks in its upkeep."""
         self._paused = False
         if child:
             self._lock = threading.Lock()

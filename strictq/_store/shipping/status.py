@@ -1,8 +1,8 @@
-"""What the shipper of a queue leaves for every process to see: how far it is, and what went wrong.
+"""What the shipper of a queue publishes for every process: its progress, and its errors.
 
-The lock file holds a few bytes: the queue time up to which everything is at the target, written after every round, and the hashes
-of the last segments that were put from this directory. The rest changes with a segment or an error, and is a file of its own.
-Where to go on is what the target says; the hashes only tell whether it was this directory that shipped there last.
+The lock file holds a few bytes: the queue time up to which everything is at the target, written after every round, and the
+hashes of the last segments that were put from this directory. The rest changes with a segment or an error, and has its own file.
+The target determines where to continue. The hashes only show whether it was this directory that shipped there last.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ STATUS_BYTES_MAX: Final = 1 << 16
 _X: Final = struct.Struct(">q")
 _HASH_BYTES: Final = 32
 _HASHES: Final = 2
-"""The last two: a process may be killed before or after it puts a segment."""
+"""The last two hashes: a process may be killed before or after it puts a segment."""
 
 
 @attrs.frozen
 class ShipStatus:
-    """How shipping goes.
+    """The state of shipping.
 
     Attributes:
-        history_id: of the queue; a status of another history says nothing.
+        history_id: of the queue. A status of another history is ignored.
         segment: the number of the newest segment; -1: there is none.
         wall: the wall time of its cut, microseconds; 0: there is none.
-        captured: of each shard, the salts of its WAL and the frames of it that are at the target.
+        captured: for each shard, the salts of its WAL and the number of its frames at the target.
         error: the last failure, if the last attempt failed.
-        stopped: shipping ended until it is configured again.
-        lapsed: the WAL is not kept for the target any more, because it was out of reach for too long.
+        stopped: shipping has ended until it is configured again.
+        lapsed: the WAL is no longer kept for the target, because it was unreachable for too long.
     """
 
     history_id: str
@@ -50,13 +50,13 @@ class ShipStatus:
     lapsed: bool = False
 
     def write(self, directory: Path) -> None:
-        """Show it. Not synced, and no reason to fail."""
+        """Publish the status. Not synced; errors are ignored."""
         with suppress(OSError, StoreError):
             files.replace(directory / layout.SHIP_STATUS, json.dumps(attrs.asdict(self)).encode())
 
     @classmethod
     def read(cls, directory: Path, history_id: str) -> ShipStatus:
-        """What is shown of this history."""
+        """Return the published status of this history."""
         raw = files.content(directory / layout.SHIP_STATUS, STATUS_BYTES_MAX)
         with suppress(ValueError, TypeError, KeyError, RecursionError):
             values = json.loads(raw or b"{}")
@@ -68,7 +68,10 @@ class ShipStatus:
 
 
 class ShipProgress:
-    """How far shipping is, in the lock file. A copy of the directory has a copy of it, which does not go on with the original."""
+    """The progress of shipping, in the lock file.
+
+    A copy of the directory has its own copy, which does not follow the original.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._fd = files.open_regular(directory / layout.SHIP_LOCK, os.O_RDWR | os.O_CREAT)
@@ -78,12 +81,12 @@ class ShipProgress:
             os.pwrite(self._fd, _X.pack(x), 0)
 
     def attempt(self, n: int, digest: str) -> None:
-        """Segment `n`, with this hash, is put next."""
+        """Record that segment `n` with this hash is put next."""
         with suppress(OSError):
             os.pwrite(self._fd, bytes.fromhex(digest), _X.size + n % _HASHES * _HASH_BYTES)
 
     def attempted(self, n: int, digest: str) -> bool:
-        """Was segment `n`, with this hash, put from this directory, as one of the last?"""
+        """Return whether segment `n` with this hash was one of the last put from this directory."""
         return os.pread(self._fd, _HASH_BYTES, _X.size + n % _HASHES * _HASH_BYTES).hex() == digest
 
     def close(self) -> None:
@@ -91,19 +94,19 @@ class ShipProgress:
 
     @staticmethod
     def read(directory: Path) -> int:
-        """0: nothing was shipped yet."""
+        """Return the progress in queue time; 0: nothing was shipped yet."""
         raw = files.content(directory / layout.SHIP_LOCK, _X.size)
         x: int = _X.unpack(raw)[0] if raw is not None and len(raw) == _X.size else 0
         return x
 
 
 def lock(directory: Path) -> files.Lock:
-    """Held by whoever ships."""
+    """Return the lock that the shipping process holds."""
     return files.Lock(directory / layout.SHIP_LOCK)
 
 
 def somebody_ships(directory: Path) -> bool:
-    """Does a process hold the lock?"""
+    """Return whether a process holds the lock."""
     probe = files.Lock(directory / layout.SHIP_LOCK, look=True)
     try:
         return not probe.alone(0.0)

@@ -1,10 +1,10 @@
-"""The end of one shard's WAL: which pages commits changed since the last capture, and when the WAL may begin again.
+"""The end of one shard's WAL: which pages commits changed since the last capture, and when the WAL may restart.
 
-A read transaction is open on the shard at all times (a pin), and the next one begins before the last one ends. So SQLite lets no
-process, of any version, begin the WAL again before it was captured.
+A read transaction (a pin) is always open on the shard, and the next one begins before the last one ends. So SQLite lets no
+process, of any version, restart the WAL before it was captured.
 
-Two rules make that hold. A pin is replaced only behind a capture whose time was taken after the pin began: then all that a
-checkpoint could have completed under the old pin was captured. And the WAL begins again only by `seal`, which captures the rest
+Two rules ensure that. A pin is replaced only after a capture whose time was taken after the pin began: then everything that a
+checkpoint could have completed under the old pin was captured. And the WAL restarts only through `seal`, which captures the rest
 while no process may write.
 Source: docs/explanation/replication.md
 """
@@ -37,9 +37,9 @@ LOCK_PAGE: Final = (1 << 30) // PAGE_BYTES + 1
 BLOCK_FRAMES: Final = 256
 BULK_PASSES: Final = 3
 REST_FRAMES: Final = 256
-"""What a seal may leave for the part in which no process writes."""
+"""The most frames that a seal leaves for its second part, in which no process may write."""
 _FRAME: Final = struct.Struct(">II8s")
-"""Page number, size of the database after a commit (0: no commit), salts; the running checksum follows."""
+"""Page number, size of the database after a commit (0: no commit), salts. The running checksum follows."""
 _SALT: Final = struct.Struct(">I")
 _SALTS: Final = slice(16, 24)
 
@@ -58,11 +58,11 @@ class WalTail:
     def __init__(self, directory: Path, part: Range, durability: Durability) -> None:
         self.shard = part.shard
         self.size = 0
-        """Pages of the database behind what was captured."""
+        """The database's pages after what was captured."""
         self.whole = False
-        """What was captured is all of the shard, not only what changed."""
+        """Whether the whole shard was captured, not only its changes."""
         self.sealed = False
-        """The next write begins the WAL again."""
+        """Whether the next write restarts the WAL."""
         self._path = directory / part.file
         self._readers: list[apsw.Connection] = []
         self._pinned: int | None = None
@@ -72,9 +72,9 @@ class WalTail:
         self._last = ""
         self._time = 0
         self._changed: dict[int, int] = {}
-        """Page → the last captured frame that has it, not confirmed yet."""
+        """Page → its last captured frame, not confirmed yet."""
         self._carried: dict[int, bytes] = {}
-        """Pages of a WAL that may have begun again by now, not confirmed yet."""
+        """Pages of a WAL that may have been restarted since, not confirmed yet."""
         try:
             check_file(self._path, self.shard, writing=True)
             for _ in range(2):
@@ -88,7 +88,7 @@ class WalTail:
     def _connect(self, durability: Durability) -> apsw.Connection:
         db = connect(str(self._path), durability=durability, cache_kib=256)
         try:
-            # A connection that never read the database checkpoints nothing, and its layer of checksums makes none.
+            # A connection that never read the database checkpoints nothing, and its checksum layer makes none.
             checksums.require(db, self.shard)
             db.execute(SHARD.has_meta).fetchall()
         except BaseException:
@@ -97,7 +97,7 @@ class WalTail:
         return db
 
     def close(self) -> None:
-        """Let go of everything, the pin included."""
+        """Close everything, the pin included."""
         self._pinned = None
         for db in (*self._readers, getattr(self, "_writer", None)):
             if db is not None:
@@ -116,7 +116,7 @@ class WalTail:
         return self._readers[1 if self._pinned == 0 else 0]
 
     def _pin(self) -> None:
-        """A new pin, before the old one is let go."""
+        """Begin a new pin, and then end the old one."""
         new = 1 if self._pinned == 0 else 0
         self._readers[new].execute("BEGIN")
         try:
@@ -129,7 +129,7 @@ class WalTail:
         self._pinned = new
 
     def _look(self) -> tuple[bytes, int, int]:
-        """The header of the WAL, how many frames of it are committed, and how many of those are in the database."""
+        """Return the header of the WAL, the number of its committed frames, and how many of those are in the database."""
         if self._fd is None:
             try:
                 self._fd = files.open_regular(f"{self._path}-wal", os.O_RDONLY)
@@ -144,7 +144,7 @@ class WalTail:
     # ---- where to begin
 
     def begin_whole(self) -> None:
-        """Capture all of the shard, as it is now."""
+        """Capture the whole shard as it is now."""
         self._writer.execute("BEGIN IMMEDIATE")
         try:
             self._pin()
@@ -157,11 +157,11 @@ class WalTail:
             self._writer.execute("ROLLBACK")
         self.whole, self.sealed = True, False
         self._changed, self._carried = {}, {}
-        if checkpointed < self._done:  # else the database has it all, and the WAL may begin again
+        if checkpointed < self._done:  # otherwise the database has everything, and the WAL may restart
             self._changed = {frame.page: frame.number for frame in self._frames(0, self._done)}
 
     def begin_at(self, position: Position) -> bool:
-        """Go on from where another shipper stood. False: this WAL does not have it any more.
+        """Continue from another shipper's position. Return False if this WAL does not contain it any more.
 
         Raises:
             WentBack: the shard is an older copy than the one that was captured.
@@ -185,16 +185,16 @@ class WalTail:
             self.size = _FRAME.unpack_from(last)[1] if last else int(pinned.pragma("page_count"))
             self.whole, self.sealed, self._changed, self._carried = False, False, {}, {}
             if checkpointed == frames:
-                self._carry()  # the next write may begin the WAL again
+                self._carry()  # the next write may restart the WAL
         finally:
             self._writer.execute("ROLLBACK")
         return True
 
     def _follows(self, header: bytes, frames: int, known: bytes, position: Position) -> bool:
-        """Is this WAL the one after that WAL, of which everything had been captured?
+        """Return whether this WAL follows the known one, and everything of that one had been captured.
 
-        What a WAL leaves behind the frames of the next one shows how far it went: the frame behind the last captured one is not
-        of that WAL, so there was none.
+        Old frames behind those of the new WAL show how far the known one went. The frame behind the last captured one does not
+        belong to the known WAL, so there was none.
         """
         if len(known) != HEADER_BYTES or len(header) != HEADER_BYTES or not parse_header(header).sound:
             return False
@@ -207,7 +207,7 @@ class WalTail:
         return frames == position.frames or self._frame_header(position.frames) == position.last
 
     def _newest(self, db: apsw.Connection) -> int:
-        """The queue time of the newest write that a connection sees."""
+        """Return the queue time of the newest write that a connection sees."""
         at: int = db.execute(HOT.last_time).get
         return at
 
@@ -215,33 +215,33 @@ class WalTail:
 
     @property
     def frames(self) -> int:
-        """How many frames of the WAL were captured."""
+        """The number of captured frames of the WAL."""
         return self._done
 
     @property
     def salts(self) -> bytes:
-        """Of the WAL that is captured."""
+        """The salts of the captured WAL."""
         return self._header[_SALTS]
 
     @property
     def has_changes(self) -> bool:
-        """Was anything captured that is not confirmed?"""
+        """Whether anything captured is unconfirmed."""
         return bool(self._changed or self._carried or self.whole)
 
     def position(self) -> Position:
-        """How far it is captured."""
+        """Return the position up to which the shard is captured."""
         return Position(self._header.hex(), self._done, self._last, self._time)
 
     def sync(self) -> None:
-        """Bring what was captured to the disk of the primary: a replica must never have what a power cut takes from it."""
+        """Sync what was captured on the primary: a replica must never have what a power cut takes from its primary."""
         if (self._changed or self.whole) and self._fd is not None:
             os.fsync(self._fd)
 
     def advance(self, until: int | None) -> None:
-        """Capture the commits whose time is not after `until`; None: all.
+        """Capture the commits whose time is not after `until`. None: all.
 
         Raises:
-            WalMovedOn: the WAL is not the one that follows.
+            WalMovedOn: the WAL is not the next one.
             StoreCorrupt: it is damaged.
         """
         header, frames, _ = self._look()
@@ -278,18 +278,18 @@ class WalTail:
                 raise StoreCorrupt(f"its WAL lacks page {min(new)}, by which the database grew", shard=self.shard)
 
     def _within(self, found: list[WalFrame], until: int) -> int:
-        """How many of these frames belong to commits that are not after `until`."""
+        """Return how many of these frames belong to commits that are not after `until`."""
         for begin, end in _commits(found):
             at = self._commit_time(found[begin:end])
             if at is None:
-                continue  # it goes with the one before
+                continue  # it belongs with the previous one
             if at <= until:
                 self._time = max(self._time, at)
                 return self._end_before(found, end)
         return self._end_before(found, 0)
 
     def _end_before(self, found: list[WalFrame], accepted: int) -> int:
-        """The end of the commits that follow `accepted` and have no time of their own."""
+        """Return the end of the commits that follow `accepted` and have no time of their own."""
         last = accepted
         for begin, end in reversed(list(_commits(found[accepted:]))):
             if self._commit_time(found[accepted + begin : accepted + end]) is not None:
@@ -312,7 +312,7 @@ class WalTail:
             raise StoreCorrupt(f"a page of its WAL can't be read: {e}", shard=self.shard) from e
 
     def images(self) -> Iterator[Image]:
-        """What was captured and is not confirmed: (page, content), pages ascending."""
+        """Yield (page, content) of everything captured and unconfirmed, in ascending order of pages."""
         if not self.whole:
             for page in sorted({*self._changed, *self._carried}):
                 number = self._changed.get(page)
@@ -321,7 +321,7 @@ class WalTail:
         database = apsw.VFSFile(checksums.vfs(), str(self._path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
         try:
             if database.xFileSize():
-                database.xRead(PAGE_BYTES, 0)  # from the first page the layer learns that there are checksums to verify
+                database.xRead(PAGE_BYTES, 0)  # the first page shows the layer that there are checksums to verify
             for page in range(1, self.size + 1):
                 if page == LOCK_PAGE:
                     continue
@@ -335,30 +335,30 @@ class WalTail:
 
     @property
     def carried_bytes(self) -> int:
-        """What is kept in memory."""
+        """The size of the pages that are kept in memory."""
         return len(self._carried) * PAGE_BYTES
 
     def wal_bytes(self) -> int:
-        """The committed part of the WAL."""
+        """Return the size of the committed part of the WAL."""
         return self._look()[1] * FRAME_BYTES
 
     def count(self) -> int:
-        """How many pages `images` gives."""
+        """Return how many pages `images` yields."""
         if self.whole:
             return self.size - (self.size >= LOCK_PAGE)
         return len({*self._changed, *self._carried})
 
     def confirm(self) -> None:
-        """What was captured is at the target."""
+        """Mark what was captured as stored at the target."""
         self._changed, self._carried, self.whole = {}, {}, False
 
-    # ---- letting the WAL begin again
+    # ---- restarting the WAL
 
     def seal(self) -> None:
-        """Bring the WAL into the database, and let the next write begin it again. Nothing that was captured may be unconfirmed.
+        """Checkpoint the WAL, and let the next write restart it. Nothing captured may be unconfirmed.
 
-        The bulk first, while others write; then, while no process may write: capture the rest, checkpoint it, and take a pin that
-        lets the WAL begin again but not be checkpointed.
+        Most of it is checkpointed while others write. Then, while no process may write, the rest is captured and checkpointed,
+        and a pin is begun that lets the WAL restart but not be checkpointed.
         """
         assert not self.has_changes
         for _ in range(BULK_PASSES):
@@ -379,14 +379,17 @@ class WalTail:
             self._writer.execute("ROLLBACK")
 
     def _checkpoint(self) -> tuple[int, int]:
-        """The frames of the WAL, and how many of them are in the database now; (0, -1) if another process is at it."""
+        """Return the frames of the WAL, and how many of them are in the database now.
+
+        (0, -1) if another process is checkpointing.
+        """
         try:
             return self._idle.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
         except apsw.BusyError:
             return 0, -1
 
     def _carry(self) -> None:
-        """Capture what there is, and keep it in memory: the WAL may begin again before it is confirmed."""
+        """Capture everything, and keep it in memory: the WAL may restart before it is confirmed."""
         self.advance(None)
         if self._changed and self._fd is not None:
             os.fsync(self._fd)
@@ -425,13 +428,13 @@ class WalTail:
 
 
 def _salt(header: bytes) -> int:
-    """The first salt of a WAL: one more each time that it begins again."""
+    """Return the first salt of a WAL, which grows by one at each restart."""
     value: int = _SALT.unpack_from(header, 16)[0] if len(header) == HEADER_BYTES else -1
     return value
 
 
 def _commits(found: list[WalFrame]) -> Iterator[tuple[int, int]]:
-    """The commits in these frames, the newest first: where each begins and ends in the list."""
+    """Yield the begin and end of each commit in these frames, the newest first."""
     end = len(found)
     while end:
         begin = end - 1
@@ -445,7 +448,7 @@ def sync_or_suspect(tail: WalTail, suspect: Callable[[int], Any]) -> None:
     """Sync what was captured.
 
     Raises:
-        StoreError: it failed, and every process knows: nothing is written before the WAL is on the disk.
+        StoreError: the sync failed. Every process is notified: nothing is written before the WAL is on the disk.
     """
     try:
         tail.sync()

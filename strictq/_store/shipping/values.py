@@ -1,4 +1,4 @@
-"""What capturing gives and takes: light, for those that look whether there is anything to ship."""
+"""The values that capturing takes and returns. Cheap to import, for code that only checks whether there is anything to ship."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..disk.wal_file import FRAME_HEADER_BYTES
 PAGE_BYTES: Final = 4096
 FRAME_BYTES: Final = FRAME_HEADER_BYTES + PAGE_BYTES
 CATALOG_FILE: Final = -1
-"""queue.db, where shards are numbered."""
+"""queue.db, in place of a shard's number."""
 Image = tuple[int, bytes]
 """A page: its number from 1, and its content."""
 
 
 class WalMovedOn(Exception):
-    """The WAL can't be read on from where the capture stands: the shard has to be shipped whole."""
+    """The WAL can't be read further from the capture's position. The whole shard has to be shipped."""
 
 
 class WentBack(Exception):
@@ -24,13 +24,13 @@ class WentBack(Exception):
 
 
 class Position(NamedTuple):
-    """How far a shard was captured.
+    """The position up to which a shard was captured.
 
-    A frame's header holds the running checksum of all frames before it: where it is equal, so is all of the history of that WAL.
+    A frame's header holds the running checksum of all frames before it. If it is equal, so is the whole history of that WAL.
 
     Attributes:
         header: of the WAL, hexadecimal; "": there was none.
-        frames: captured of it.
+        frames: how many of them were captured.
         last: the header of the last one, hexadecimal.
         time: queue time of the newest commit in it.
     """
@@ -46,8 +46,8 @@ class ChangedFile(NamedTuple):
 
     Attributes:
         shard: its number; CATALOG_FILE for queue.db.
-        size: of the file, pages.
-        pages: how many `images` gives.
+        size: of the file, in pages.
+        pages: how many `images` yields.
     """
 
     shard: int
@@ -57,13 +57,13 @@ class ChangedFile(NamedTuple):
 
 
 class QueueCut(NamedTuple):
-    """A state of the queue, as what changed since the one before.
+    """A state of the queue, as its changes since the previous cut.
 
     Attributes:
         x: its point in queue time.
         wall: the same by the wall clock, microseconds since 1970.
-        whole: it has all of every file, and needs no cut before it.
-        positions: how far each shard is captured.
+        whole: whether it contains every file completely, and needs no earlier cut.
+        positions: the position up to which each shard is captured.
     """
 
     x: int
