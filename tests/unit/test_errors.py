@@ -198,6 +198,8 @@ def test_a_handler_in_another_process_names_it_too(q: Queue) -> None:
 
 # ---- arguments that are nearly right
 
+A_DICT: Any = {"max_attempts": 2}
+
 
 @pytest.mark.parametrize(
     ("call", "said", "code"),
@@ -212,7 +214,7 @@ def test_a_handler_in_another_process_names_it_too(q: Queue) -> None:
         (lambda q: q.send(b"", "k", delay="5"), "delay must be a number of seconds, not str", ""),
         (lambda q: q.send(b"", "k", headers={"a": "b", "n": 1}), "headers must map str to str: 'n' maps to 1", ""),
         (lambda q: q.send(b"", "k", headers="n"), "headers must map str to str, not be str", ""),
-        (lambda q: strictq.open(q.path, config={"max_attempts": 2}), "config must be a QueueConfig, not dict", "make_config"),
+        (lambda q: strictq.open(q.path, config=A_DICT), "config must be a QueueConfig, not dict", "make_config"),
     ],
     ids=["uuid", "no key", "timedelta", "str", "header", "headers", "config"],
 )
