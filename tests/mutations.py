@@ -165,8 +165,8 @@ MUTATIONS = [
     _store(
         "the logs are read in the order in which they were written",
         "hot/memory.py",
-        "            while arrival is not None and arrival[ID] <= before:\n",
-        "            while arrival is not None:\n",
+        "following = bisect_right(arrivals, before, at_row, key=_ID_OF)",
+        "following = len(arrivals)",
         *HOT_LANES,
     ),
     _store(
