@@ -107,7 +107,7 @@ def receipt_of(q: strictq.Queue, arrival: int, shard: int | None) -> strictq.Rec
         Failure: its shard is missing or does not exist.
     """
     if shard is None and q.shards > 1:
-        raise Failure("an id is of one shard: say which with --shard", USAGE, "the receipt has it")
+        raise Failure("ids are per shard; give the shard with --shard", USAGE, "the receipt has the shard's number")
     if shard is not None and shard >= q.shards:
         raise Failure(f"there is no shard {shard}; the last one is {q.shards - 1}", USAGE)
     return strictq.Receipt(None, 0, arrival, shard=shard or 0)
@@ -170,7 +170,7 @@ def hint_of_type(q: strictq.Queue, key: Key | None) -> None:
                 kind = type(other).__name__
                 what = f"{kind} {shown_key(other)}"
                 tell(f"strictq: nothing was ever sent to the {type(key).__name__} key {shown_key(key)}; there is a key {what}")
-                tell(f"  hint: give --key-type {kind}")
+                tell(f"  hint: use --key-type {kind}")
                 return
 
 

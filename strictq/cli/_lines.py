@@ -187,7 +187,7 @@ class Lines:
         try:
             return os.read(self._descriptor, READ_BYTES)
         except OSError as e:
-            raise Damaged(f"cannot be read on: {e.strerror}") from None
+            raise Damaged(f"cannot read further: {e.strerror}") from None
 
     def _more_is_there(self) -> bool:
         """Return whether a read would return at once."""

@@ -232,7 +232,7 @@ def row_of(raw: bytes, longest: int) -> dict[str, Any]:
 
 def too_long(size: int, longest: int) -> BadInput:
     """Return the error for a line of this size."""
-    return BadInput(f"{size:,} bytes are too many; a message may have {longest:,}")
+    return BadInput(f"the line has {size:,} bytes; the maximum is {longest:,}")
 
 
 def _no_constant(name: str) -> NoReturn:

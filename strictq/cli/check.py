@@ -30,15 +30,15 @@ strictq check orders.strictq --json | jq '.problems[] | select(.fixed | not)'
     "--salvage",
     type=PATH,
     metavar="OUT",
-    help="Save what is readable in a new queue, OUT. No process may have QUEUE open.",
+    help="Copy the readable messages to a new queue, OUT. No process may have QUEUE open.",
 )
 @quiet_option
 @json_option
 def check(queue: Path, fix: bool, salvage: Path | None, quiet: bool, as_json: bool) -> int:
     """Read the whole queue and report every broken invariant, like fsck. Other programs may use the queue meanwhile.
 
-    --salvage does not change the damaged files. It copies every message that it can read to a new queue, and lists what may
-    be lost and what it could not verify.
+    --salvage does not change the damaged files. It copies every readable message to a new queue, and lists the messages that
+    may be lost and those that it could not verify.
 
     Exit code 0: no problems, or all were fixed, or all messages were saved. 1: problems remain. 2: there is no such queue.
     """
@@ -61,8 +61,7 @@ def check(queue: Path, fix: bool, salvage: Path | None, quiet: bool, as_json: bo
         listing(("shard", "rule", "", "detail"), rows)
         fixable = sum(p.fixable for p in wrong)
         print(
-            f"{many(len(problems), 'problem')}, {len(wrong):,} not fixed"
-            + (f", --fix would repair {fixable:,}" if fixable else "")
+            f"{many(len(problems), 'problem')}, {len(wrong):,} not fixed" + (f"; --fix can repair {fixable:,}" if fixable else "")
         )
     elif not quiet:
         print("no problems found")

@@ -46,10 +46,10 @@ settings_argument: Final[Decorator] = click.argument(
 )
 @json_option
 def create(queue: Path, settings: tuple[str, ...], shards: int, durability: Durability, as_json: bool) -> int:
-    """Create a queue. If a queue with these settings exists, do nothing; its other settings may differ.
+    """Create a queue. If a queue with these settings exists, do nothing; settings that are not given may differ.
 
-    Exit code 0: the queue exists. 1: the disk is full or the system refused; nothing was left behind. 2: invalid usage, or the
-    path holds a queue with other values of these settings, or something else.
+    Exit code 0: the queue exists. 1: the disk is full, or the operating system refused; nothing was created. 2: invalid usage,
+    or the path has a queue with different settings, or something that is not a queue.
     """
     wanted = QueueConfig().evolve(**changes(settings))
     with _made(queue, shards, durability, wanted) as q:

@@ -56,7 +56,7 @@ EXAMPLES: Final = {
     """,
     "query": """
         strictq query orders.strictq 'SELECT account, cents FROM app_balance WHERE cents < 0'
-        strictq query orders.strictq 'SELECT * FROM app_balance WHERE account = ?' --param account-7 --json
+        strictq query orders.strictq 'SELECT * FROM app_balance WHERE account = ?' --param account-7
     """,
 }
 
@@ -131,9 +131,9 @@ def explain(queue: Path, key: str, key_type: KeyType, as_json: bool) -> int:
 def peek(
     queue: Path, key: str | None, arrival: int | None, shard: int | None, key_type: KeyType, limit: int, as_json: bool
 ) -> int:
-    """Show the first unresolved messages of a key, in order; without KEY, the oldest of all keys. Read-only.
+    """Show the first unresolved messages of a key, in order. Without KEY, show the oldest of all keys. Read-only.
 
-    Without KEY it reads up to 10,000 keys per shard that are ready, and as many leased, delayed and held ones.
+    Without KEY, it reads at most 10,000 ready keys per shard, and as many leased, delayed and held ones.
     """
     _require_one(key, arrival, shard)
     with looking(queue) as q:
@@ -165,9 +165,9 @@ def peek(
 
 def _require_one(key: str | None, arrival: int | None, shard: int | None) -> None:
     if key is not None and arrival is not None:
-        raise Failure("KEY and --id: one of them", USAGE)
+        raise Failure("use either KEY or --id, not both", USAGE)
     if shard is not None and arrival is None:
-        raise Failure("--shard is for --id", USAGE)
+        raise Failure("--shard requires --id", USAGE)
 
 
 @command(EXAMPLES["status"])
@@ -193,12 +193,12 @@ def status(
     """
     _require_one(key, arrival, shard)
     if arrival is None and (key is None or seq is None):
-        raise Failure("say which message: KEY SEQ, or --id of a keyless one", USAGE)
+        raise Failure("give KEY and SEQ, or --id for a keyless message", USAGE)
     with looking(queue) as q:
         if arrival is not None:
             keyless = q._operations.status_of_keyless(receipt_of(q, arrival, shard))
             if keyless is None:
-                hint = "a message with a key is found by KEY and SEQ; strictq history may have the record of a resolved one"
+                hint = "to find a message that has a key, give KEY and SEQ; strictq history may have the record of a resolved one"
                 raise Failure(f"no keyless message has id {arrival}: it is resolved, or has a key", WRONG, hint)
             found = keyless
         else:
@@ -226,10 +226,10 @@ def status(
 
 def _attempt(error: AttemptError) -> Fact:
     """Return one failed attempt: its time, error and traceback."""
-    told = [moment(error.at), printable_lines(error.error)]
+    lines = [moment(error.at), printable_lines(error.error)]
     if error.traceback:
-        told.append(printable_lines(error.traceback))
-    return f"attempt {error.attempt}", "\n".join(told)
+        lines.append(printable_lines(error.traceback))
+    return f"attempt {error.attempt}", "\n".join(lines)
 
 
 @command(EXAMPLES["dead"])
@@ -237,7 +237,7 @@ def _attempt(error: AttemptError) -> Fact:
 @optional_key_argument
 @key_type_option
 @limit_option(100)
-@click.option("--errors", is_flag=True, help="Show why the last attempts of each failed, with tracebacks. (--json always does.)")
+@click.option("--errors", is_flag=True, help="Show the errors of the last attempts, with tracebacks. Always in --json.")
 @json_option
 def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, errors: bool, as_json: bool) -> int:
     """List the dead letters of a key or of the queue: messages that were rejected, ran out of attempts, or expired."""
@@ -283,9 +283,9 @@ def dead(queue: Path, key: str | None, key_type: KeyType, limit: int, errors: bo
 @key_type_option
 @json_option
 def query(queue: Path, sql: str, param: tuple[str, ...], key: str | None, key_type: KeyType, as_json: bool) -> int:
-    """Query a program's own app_* tables. The query runs on each shard separately, and the rows are concatenated.
+    """Query your own app_* tables. Read-only.
 
-    So sums and sort orders are per shard.
+    The query runs on each shard separately, and the rows are concatenated. So sums and sort orders are per shard.
 
     Exit code 0: done. 1: a shard could not be read; the rows of the others are printed. 2: the SQL is invalid.
     """

@@ -27,18 +27,18 @@ strictq adopt copy.strictq
 
 @command(EXAMPLES["merge"])
 @click.argument("old", type=PATH, metavar="OLD", help="The queue that is out of service. It is not changed.")
-@click.argument("into", type=PATH, metavar="INTO", help="The promoted or restored queue that took its place.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+@click.argument("into", type=PATH, metavar="INTO", help="The promoted or restored queue that replaced it.")
+@click.option("--dry-run", is_flag=True, help="Report what would be done; change nothing.")
 @quiet_option
 @json_option
 def merge(old: Path, into: Path, dry_run: bool, quiet: bool, as_json: bool) -> int:
-    """Merge what the old primary has, and its promoted replica does not, into the promoted queue.
+    """Merge changes that the old primary has and the promoted queue lacks into the promoted queue.
 
-    Unresolved sends are appended in order per key, with new seqs. What the old queue resolved is resolved. Key states and app_*
-    tables that differ are listed and never merged. Merging again sends nothing twice.
+    Unresolved sends are appended in order per key, with new seqs. Messages that the old queue resolved are resolved. Key states
+    and app_* tables that differ are listed but not merged. Repeating a merge sends nothing twice.
 
-    Exit code 0: done. 1: a shard cannot be read or written, or a process has OLD open. 2: wrong usage, or INTO was not promoted
-    or restored from OLD.
+    Exit code 0: done. 1: a shard cannot be read or written, or a process has OLD open. 2: invalid usage, or INTO was not
+    promoted or restored from OLD.
     """
     done = strictq.merge(old, into, dry_run=dry_run)
     if as_json:
@@ -58,15 +58,15 @@ def _show(done: strictq.Merged) -> None:
     print(f"{many(len(done.sent), 'send')} {what[0]}, {done.earlier:,} appended by an earlier merge")
     print(f"{many(len(done.acked), 'message')} {what[1]} because the old queue resolved them")
     for title, names in (
-        ("held by a consumer of the new queue, and resolved in the old one", done.leased),
-        ("resolved on both sides, and so probably processed twice", done.twice or ()),
+        ("resolved in the old queue, but held by a consumer of the new one", done.leased),
+        ("resolved in both queues, so probably processed twice", done.twice or ()),
         ("dead letters that only the old queue has; they stay there", done.dead),
     ):
         if names:
             print(f"{title}:")
             listing(("key", "seq"), [(_shown(name.key), f"{name.seq}") for name in names], right=("seq",))
     if done.twice is None:
-        print("which messages were processed twice is not known: too many were unresolved at the fork")
+        print("cannot say which messages were processed twice: too many were unresolved when the queues diverged")
     if done.key_states:
         print(f"keys whose states differ: {', '.join(_shown(state.key) for state in done.key_states)}")
     for row in done.app_rows:
@@ -89,16 +89,16 @@ def _number(seq: int | None) -> str:
 @quiet_option
 @json_option
 def adopt(queue: Path, quiet: bool, as_json: bool) -> int:
-    """Make a copied directory a queue of its own, so that replicas and Spark checkpoints tell it from its original.
+    """Give a copied queue its own identity, so that replicas and Spark checkpoints can distinguish it from its original.
 
-    Use it after cp -r, or after restoring a backup of the directory beside its original. The copy is then replicated nowhere,
-    and its leases are over.
+    Use it after cp -r, or after restoring a backup of the directory beside its original. The copy then has no replica, and its
+    leases have ended.
 
-    Exit code 0: done. 1: a process has it open, or it cannot be written. 2: there is no queue.
+    Exit code 0: done. 1: a process has the queue open, or it cannot be written. 2: there is no such queue.
     """
     done = strictq.adopt(queue)
     if as_json:
         emit(done.to_dict())
     elif not quiet:
-        print(f"{printable(done.path)} is a history of its own: {done.history_id}")
+        print(f"{printable(done.path)} has a new history id: {done.history_id}")
     return OK

@@ -88,7 +88,7 @@ def redrive(
 @quiet_option
 @json_option
 def hold(queue: Path, key: str, key_type: KeyType, reason: str | None, quiet: bool, as_json: bool) -> int:
-    """Stop delivering a key until it is released. A consumer that holds it may finish; sends are accepted."""
+    """Stop delivering a key's messages until it is released. A consumer that holds the key may finish. Sends are accepted."""
     chosen = key_of(key, key_type)
     with operating(queue) as q:
         hint_of_type(q, chosen)
@@ -112,7 +112,7 @@ def hold(queue: Path, key: str, key_type: KeyType, reason: str | None, quiet: bo
 def release(
     queue: Path, key: str | None, key_type: KeyType, keyless: bool, consumer: str | None, force: bool, quiet: bool, as_json: bool
 ) -> int:
-    """End a hold. The attempts of the held messages restart at 0.
+    """End a hold on a key. The attempts of the held messages restart at 0.
 
     With --consumer, release the unacked batches of a named consumer, such as a Spark stream. Any consumer can then receive
     the messages, and the stream cannot continue from its checkpoint.

@@ -82,7 +82,7 @@ def receive(
 ) -> int:
     """Print the oldest ready messages, one per line, and ack them after writing.
 
-    Messages are acked when the operating system has accepted the output; the reader of a pipe may not have read it yet.
+    Messages are acked when the operating system has accepted the output. The reader of a pipe may not have read it yet.
     Messages that could not be written are released. To process messages with a command, use `strictq work`.
 
     Exit code 0: done, even if there was no message. 1: some messages were printed but not acked, because their lease was lost.

@@ -67,25 +67,25 @@ class Moment(click.ParamType[datetime]):
 @click.option(
     "--to",
     metavar="TARGET",
-    help="Replicate to this directory, s3://BUCKET/PREFIX or tcps://HOST:PORT from now on. Stored with the queue.",
+    help="The replica: a directory, s3://BUCKET/PREFIX or tcps://HOST:PORT. Stored with the queue.",
 )
 @click.option("--interval", type=Seconds(min=0.01), default=1.0, help="With --to: seconds between two segments.")
-@click.option("--keep", type=Seconds(min=0), default=86400.0, help="With --to: seconds that a restore can go back.")
+@click.option("--keep", type=Seconds(min=0), default=86400.0, help="With --to: how many seconds a restore can go back.")
 @click.option(
     "--max-lag",
     type=click.IntRange(min=1 << 20),
     default=1 << 30,
-    help="With --to: bytes of changes to keep while the target is unreachable.",
+    help="With --to: keep at most this many bytes of changes while the target is unreachable.",
 )
 @click.option("--key-file", type=PATH, metavar="FILE", help="With --to: authenticate segments with the secret in this file.")
-@click.option("--token-file", type=PATH, metavar="FILE", help="With --to tcps://: the token of the replica.")
+@click.option("--token-file", type=PATH, metavar="FILE", help="With --to tcps://: the file with the replica's token.")
 @click.option("--authority", type=PATH, metavar="FILE", help="With --to tcps://: the authority of the replica's certificate.")
 @click.option("--plaintext", is_flag=True, help="With --to tcp://: the network is private; do not require TLS.")
-@click.option("--confirmed", is_flag=True, help="With --to: every call waits until the replica has what it did.")
-@click.option("--timeout", type=Seconds(min=0.001), default=10.0, help="With --confirmed: seconds that a call waits.")
-@click.option("--once", is_flag=True, help="Exit when everything is shipped.")
+@click.option("--confirmed", is_flag=True, help="With --to: every call waits until the replica has stored its changes.")
+@click.option("--timeout", type=Seconds(min=0.001), default=10.0, help="With --confirmed: how many seconds a call waits.")
+@click.option("--once", is_flag=True, help="Exit when all changes are shipped.")
 @click.option("--detach", is_flag=True, help="Stop replicating this queue, and exit.")
-@click.option("--force", is_flag=True, help="With --detach: also if a confirmed replica cannot be reached, or was promoted.")
+@click.option("--force", is_flag=True, help="With --detach: even if a confirmed replica is unreachable or was promoted.")
 @click.option("--alone", is_flag=True, help="Put a restored queue in service without a replica, and exit.")
 @quiet_option
 @json_option
@@ -94,10 +94,10 @@ def replicate(
     authority: Path | None, plaintext: bool, confirmed: bool, timeout: float, once: bool, detach: bool, force: bool, alone: bool,
     quiet: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Ship a queue's changes to its replica until Ctrl-C. Every process that has the queue open for writing does this too.
+    """Ship a queue's changes to its replica until Ctrl-C.
 
-    One process ships at a time. This command takes over when the other processes exit, and so keeps the replica current
-    while no program runs. On a restored queue, --to also puts the queue in service.
+    Every process that has the queue open for writing ships too, but only one at a time. This command keeps the replica current
+    when no other program runs. On a restored queue, --to also puts the queue in service.
 
     Exit code 0: done. 1: shipping failed. 2: invalid usage, there is no such queue, or it has no replica and --to is missing.
     """
@@ -155,8 +155,8 @@ def status_line(found: ReplicationStatus | None) -> str:
     """Return a replica's state as one line of text."""
     if found is not None and found.mode == "replica":
         heard = "never" if found.lag_seconds is None else f"{span(found.lag_seconds)} ago"
-        text = f"a replica: segment {found.segment:,}, primary last heard of {heard}"
-        return text if found.shipping else f"{text}, no process receives"
+        text = f"a replica: segment {found.segment:,}, last contact with the primary: {heard}"
+        return text if found.shipping else f"{text}, no process is receiving"
     if found is not None and found.mode == "fenced":
         return f"{printable(found.target)}: the replica was promoted; this queue refuses every write"
     if found is None or found.mode == "off":
@@ -245,5 +245,5 @@ def restore(
         of = f"{many(done.segments, 'segment')}, {size(done.stored_bytes)}"
         print(f"{printable(done.path)} {what} the queue as of {utc(done.at)} (state {done.segment}, of {of})")
         if done.waiting and not dry_run:
-            print("when the original is out of service, put this one in service: strictq replicate QUEUE --alone, or --to TARGET")
+            print("the queue is read-only; to put it in service, run strictq replicate QUEUE --alone, or --to TARGET")
     return OK

@@ -73,10 +73,10 @@ class Look(NamedTuple):
 @click.option("--shards", is_flag=True, help="Show the counts of each shard.")
 @json_option
 def stats(queue: Path, watch: bool, interval: float | None, count: int | None, shards: bool, as_json: bool) -> int:
-    """Show the state and totals of a queue. Does not block other clients. The cost does not depend on the number of messages.
+    """Show the state and totals of a queue. Does not block other clients.
 
-    It grows with the number of delayed and held keys. With --watch, a terminal shows a live table; a pipe or a file gets one
-    line (with --json, one object) per refresh.
+    The cost depends on the number of delayed and held keys, not on the number of messages. With --watch, a terminal shows a
+    live table; a pipe or a file gets one line (with --json, one object) per refresh.
 
     Exit code 0: every shard was read. 1: a shard could not be read; the output says which. 2: there is no such queue.
     """

@@ -148,12 +148,12 @@ def test_keyless_messages_are_found_by_id(q: strictq.Queue, path: Path) -> None:
     ("args", "code", "said"),
     [
         (("status", "--id", 99, "--shard", 0), 1, "shard 0 has issued no id 99"),
-        (("status", "--id", 1), 2, "an id is of one shard: say which with --shard"),
+        (("status", "--id", 1), 2, "ids are per shard; give the shard with --shard"),
         (("peek", "--id", 1, "--shard", 2), 2, "there is no shard 2; the last one is 1"),
-        (("status", "k", "--id", 1), 2, "KEY and --id: one of them"),
-        (("status", "k"), 2, "say which message"),
-        (("status",), 2, "say which message"),
-        (("peek", "--shard", 1), 2, "--shard is for --id"),
+        (("status", "k", "--id", 1), 2, "use either KEY or --id, not both"),
+        (("status", "k"), 2, "give KEY and SEQ"),
+        (("status",), 2, "give KEY and SEQ"),
+        (("peek", "--shard", 1), 2, "--shard requires --id"),
         (("status", "--id", 0), 2, "--id"),
     ],
 )
@@ -575,7 +575,7 @@ def test_check_fixes(q: strictq.Queue, path: Path) -> None:
     found = json.loads(result.stdout)
     assert (result.exit_code, found["ok"]) == (1, False)
     assert all(p["fixable"] and not p["fixed"] for p in found["problems"])
-    assert "--fix would repair" in in_process("check", path).stdout
+    assert "--fix can repair" in in_process("check", path).stdout
     result = in_process("check", path, "--fix", "--json")
     assert (result.exit_code, json.loads(result.stdout)["ok"]) == (0, True)
     assert all(p["fixed"] for p in json.loads(result.stdout)["problems"])

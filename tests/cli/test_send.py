@@ -252,7 +252,7 @@ def test_a_line_of_100_mb_is_refused_without_being_kept(path: Path, tmp_path: Pa
         cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE_SECONDS,
     )  # fmt: skip
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
-    assert "in: line 2: 100,000,009 bytes are too many; a message may have 16,777,216" in done.stderr
+    assert "in: line 2: the line has 100,000,009 bytes; the maximum is 16,777,216" in done.stderr
     assert sorted(body for bodies in contents(path).values() for body in bodies) == [b'{"k": 1}', b'{"k": 2}']
 
 
@@ -261,7 +261,7 @@ def test_the_limit_of_the_queue_counts(path: Path) -> None:
         q.configure(max_body_bytes=20)
     text = '{"k": "a"}\n{"k": "a", "pad": "xxxxxxxx"}\n'
     result = in_process("send", path, "-k", "k", input=text)
-    assert (result.exit_code, "line 2: 29 bytes are too many; a message may have 20" in result.stderr) == (1, True), result.stderr
+    assert (result.exit_code, "line 2: the line has 29 bytes; the maximum is 20" in result.stderr) == (1, True), result.stderr
 
 
 # ---------------------------------------------------------------- a queue that does not take everything

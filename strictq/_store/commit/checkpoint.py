@@ -24,7 +24,7 @@ WAL_PAGES: Final = 8000
 """The number of pages in a queue's WALs at which they are checkpointed, shared by its shards: 31 MiB."""
 WAL_PAGES_MIN: Final = 250
 SHORT_WAL_PAGES: Final = 64
-"""The same for each shard while the disk is full: the space that a consumer freed must suffice for all shards."""
+"""The same for each shard while the disk is full: the space released for consumers must suffice for all shards."""
 ROOM_BYTES: Final = 8 << 20
 """The disk space that a WAL leaves free, besides the room for its pages in the database."""
 WAL_GROWTH: Final = 3
@@ -164,9 +164,8 @@ class ShardWal:
         A checkpoint instead would bring the database ahead of the WAL that is really on the disk; a power cut would then mix
         the two.
 
-        What lies behind the newest commit is dropped. A commit whose sync failed may be complete there, and a power cut would
-        bring it
-        back after readers saw that it had not happened.
+        What follows the newest commit is dropped. A commit whose sync failed may be complete there, and a power cut would bring
+        it back after readers saw that it had not happened.
 
         Commits may be lost, among them leases. Their tokens are never issued again.
         """

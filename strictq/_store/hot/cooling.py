@@ -1,32 +1,36 @@
-"""Hot lanes cool: what they hold moves to the tables of `lanes/`, and the logs behind it are cut.
+"""Cooling: the contents of hot lanes move to the tables of `lanes/`, and their rows are deleted from the logs.
 
-A lane cools when something is wanted of it that only those tables know (`cool`), or when its oldest row in the inbox is old
-(`fold`). A row of the journal says so to every other memory, in the same transaction.
+A lane cools when an operation needs what only those tables have (`cool`), or when its oldest row in the inbox is old (`fold`). A
+row of the journal records that for every other process's memory, in the same transaction.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import Final
 
 from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_rows
 from ..lanes import resolution
 from ..lanes.leases import ID
-from .memory import COOL, DONE_LOW, ENTRY_HI, ENTRY_ID, HotLane, Memory, encoded_keys
+from .memory import COOL, DONE_LOW, ENTRY_HI, ENTRY_ID, Done, HotLane, Memory, encoded_keys
 
-WINDOW: Final = 16_384
-"""Rows of the inbox behind which lanes cool."""
+WINDOW: Final = 12_288
+"""The number of rows in the inbox beyond which lanes cool."""
 STEP: Final = 1_024
-"""Rows of the inbox that one transaction folds, unless it adds more."""
-EVENTS_MAX: Final = 4 * WINDOW
-"""Rows of the journal: with more, every lane cools."""
+"""The number of rows of the inbox that one transaction folds, unless it adds more."""
+SLICES: Final = 8
+"""The number of steps that are folded together. Each has a transaction of its own, which updates rows that are neighbors."""
+EVENTS_MAX: Final = 8 * WINDOW
+"""The number of rows in the journal beyond which every lane cools."""
 TAILS_MAX: Final = 131_072
-"""Lanes that cooled empty and whose last seq memory keeps, so that a send need not look for them."""
+"""The number of lanes that cooled empty whose last seq memory keeps, so that a send need not look for them."""
 LANE_ROWS_MAX: Final = 4_096
 """A lane with more unresolved messages is a backlog, and cools."""
+_NUMBER_OF: Final = attrgetter("number")
 _IDS: Final = repeated(HOT.lanes_of, 64, 16, 4, 1)
 _NEW: Final = repeated(LANES.insert, 64, 16, 4, 1)
 _READY: Final = repeated(LANES.add_ready, 64, 16, 4, 1)
@@ -40,7 +44,7 @@ def cool(tx: Tx, some: Iterable[HotLane]) -> None:
 
 
 def cool_key(tx: Tx, key: bytes) -> None:
-    """Move the lane of this key to the tables, if it is hot. Whatever is written to the row of a lane is preceded by this."""
+    """Move the lane of this key to the tables, if it is hot. Must precede every write to the row of a lane."""
     hot = tx.hot
     if hot is not None:
         if (lane := hot.lanes.get(key)) is not None:
@@ -49,13 +53,13 @@ def cool_key(tx: Tx, key: bytes) -> None:
 
 
 def forget_rows(tx: Tx) -> None:
-    """Rows of lanes were removed."""
+    """Forget row numbers in memory: rows of lanes were deleted."""
     if tx.hot is not None:
         tx.hot.forget_numbers()
 
 
 def cool_lane(tx: Tx, lane: int) -> None:
-    """The same for the lane with this id."""
+    """Do the same for the lane with this id."""
     if tx.hot is not None and tx.hot.lanes and (row := tx.run(LANES.get, (lane,)).get) is not None:
         cool_key(tx, row[1])
 
@@ -67,7 +71,7 @@ def cool_all(tx: Tx) -> None:
 
 
 def cool_some(tx: Tx) -> bool:
-    """A bounded step towards `cool_all`. Returns whether no lane is hot any more."""
+    """Take a bounded step towards `cool_all`. Return whether no lane is hot any more."""
     hot = tx.hot
     if hot is not None and hot.lanes:
         if len(hot.ids) > STEP:
@@ -78,7 +82,7 @@ def cool_some(tx: Tx) -> bool:
 
 
 def cut(tx: Tx) -> None:
-    """Cut the rows that no lane needs: on a full disk, they take the room of what is sent next."""
+    """Delete the rows that no lane needs: on a full disk, they take the room of new messages."""
     hot = tx.hot
     if hot is not None and hot.ids:
         needed = min((lane.low for lane in hot.lanes.values() if lane.rows), default=hot.top + 1)
@@ -88,49 +92,84 @@ def cut(tx: Tx) -> None:
 
 
 def fold(tx: Tx) -> None:
-    """A bounded step, where the logs are long: cool the lanes whose oldest row is oldest, and cut the rows that no lane needs."""
+    """Cool the lanes with the oldest rows, and delete rows that no lane needs, in one bounded step.
+
+    Does nothing if the logs are short.
+    """
     hot = tx.hot
     if hot is None:
         return
     if len(hot.events) > EVENTS_MAX:
         cool_all(tx)
-    elif (over := len(hot.ids) - WINDOW) >= STEP:
-        _cool_to(tx, hot, hot.ids[over - 1], over)
+        return
+    over = len(hot.ids) - WINDOW
+    due = (SLICES + hot.slices) * STEP
+    if over < due:
+        return
+    if not hot.slices:
+        hot.sweep_to = hot.ids[over - 1]
+        leaving = [lane for lane in hot.owners(over) if lane.low <= hot.sweep_to]
+        hot.deep = 2 * sum(len(lane.rows) for lane in leaving) > over
+        hot.sweep = sorted(leaving, key=_NUMBER_OF, reverse=True)
+    hot.slices += 1
+    part: list[HotLane] = []
+    left = STEP + over - due
+    while hot.sweep and left > 0:
+        lane = hot.sweep.pop()
+        if not lane.gone and lane.low <= hot.sweep_to:
+            part.append(lane)
+            left -= 1 + len(lane.rows)
+    if hot.sweep and hot.slices < SLICES:
+        _cool(tx, hot, part, 0)
+    else:  # the last slice also cuts the logs
+        deep = hot.deep
+        _cool_to(tx, hot, hot.sweep_to, bisect_right(hot.ids, hot.sweep_to))
+        hot.deep = deep
 
 
-def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:
-    owners = hot.owners(rows)
-    leaving = [lane for lane in owners if lane.low <= upto]
-    # Lanes that stay hot: those of their last acks whose messages are cut are kept in their rows, for a retried call.
-    known = [lane for lane in owners if lane.low > upto and lane.done is not None and lane.done[DONE_LOW] <= upto]
-    for lane in known:
-        assert lane.done is not None
-        token, _, seqs = lane.done
-        resolution.remember(tx, number(tx, lane), token, "ack", seqs)
-    hot.deep = 2 * sum(len(lane.rows) for lane in leaving) > rows
-    _cool(tx, hot, leaving, upto, known)
+def is_fold_due(hot: Memory) -> bool:
+    """Return whether `fold` has work to do."""
+    return len(hot.ids) - WINDOW >= (SLICES + hot.slices) * STEP or len(hot.events) > EVENTS_MAX
+
+
+def _cool_to(tx: Tx, hot: Memory, upto: int, count: int) -> None:
+    owners = hot.owners(count)
+    leaving: list[HotLane] = []
+    known: dict[HotLane, Done] = {}
+    for lane in owners:
+        if lane.low <= upto:
+            leaving.append(lane)
+        elif lane.done is not None and lane.done[DONE_LOW] <= upto:
+            known[lane] = lane.done  # the lane stays hot, and its row keeps its last acks, for a retried call
+    if known:
+        hot.unsure = True
+        _number(tx, list(known))
+        rows = [resolution.row(lane.number, token, "ack", seqs) for lane, (token, _, seqs) in known.items()]
+        tx.many(LANES.remember, rows)
+    hot.deep = 2 * sum(len(lane.rows) for lane in leaving) > count
+    _cool(tx, hot, leaving, upto, list(known))
 
 
 def number(tx: Tx, lane: HotLane) -> int:
-    """The id of the row of a lane that stays hot. It is made if there is none."""
+    """Return the id of the row of a lane that stays hot. The row is created if there is none."""
     assert tx.hot is not None
-    tx.hot.unsure = True  # the id is not known if this is undone
-    _numbered(tx, [lane])
+    tx.hot.unsure = True  # the id becomes unknown if this is rolled back
+    _number(tx, [lane])
     return lane.number
 
 
 def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int, known: Sequence[HotLane] = ()) -> None:
-    """Write what lanes hold to the tables, and take them out of the logs.
+    """Write the contents of lanes to the tables, and remove them from the logs.
 
     Args:
-        upto: rows of the inbox up to here are cut: no other lane needs one.
+        upto: rows of the inbox up to here are deleted: no other lane needs them.
         known: lanes that stay hot, and whose last acks are in their rows now.
     """
     if not leaving and not upto:
         return
     hot.unsure = True
-    numbered = sorted(_numbered(tx, leaving), key=lambda each: each[0])
-    _write(tx, hot, numbered)
+    _number(tx, leaving)
+    _write(tx, hot, sorted(leaving, key=_NUMBER_OF))
     keys = [lane.key for lane in leaving if lane.touched > upto]
     told = [lane.key for lane in known]
     hot.seen += 1
@@ -144,11 +183,11 @@ def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int, known: Seq
             cut = hot.events.popleft()[ENTRY_ID]
         if cut:
             tx.run(HOT.cut_journal, (cut,))
-    tx.dirty = True  # the counter row includes what was cut
+    tx.dirty = True  # the counter row includes what was deleted
 
 
-def _numbered(tx: Tx, leaving: Sequence[HotLane]) -> list[tuple[int, HotLane]]:
-    """The lanes with their ids; rows of `lane` are made where there are none."""
+def _number(tx: Tx, leaving: Sequence[HotLane]) -> None:
+    """Find the ids of lanes. Rows of `lane` are created where there are none."""
     unknown = {lane.key: lane for lane in leaving if not lane.number}
     keys = sorted(unknown)
     at, left = 0, len(keys)
@@ -166,17 +205,20 @@ def _numbered(tx: Tx, leaving: Sequence[HotLane]) -> list[tuple[int, HotLane]]:
         insert_rows(tx, _NEW, [(lane.number, lane.key, 0, 0, tx.now) for lane in new])
         tx.totals.last_lane += len(new)
         tx.totals.lanes += len(new)
-    return [(lane.number, lane) for lane in leaving]
 
 
-def _write(tx: Tx, hot: Memory, numbered: Sequence[tuple[int, HotLane]]) -> None:
-    insert_rows(tx, _MESSAGES, [row for number, lane in numbered if lane.rows for row in lane.message_rows(number)])
-    tx.many(HOT.write_lane, [(*lane.resolution_row(), *lane.state_row(number)) for number, lane in numbered])
-    if leases := [row for number, lane in numbered if (row := lane.lease_row(number)) is not None]:
-        tx.many(HOT.insert_lease, leases)
-        tx.totals.next_deadline = min(tx.totals.next_deadline, *(row[-1] for row in leases))
-    insert_rows(tx, _READY, [(lane.rows[0][ID], number, 0) for number, lane in numbered if lane.rows and lane.lease is None])
-    hot.tails.update((lane.key, (number, lane.seq)) for number, lane in numbered if not lane.rows and lane.lease is None)
+def _write(tx: Tx, hot: Memory, leaving: Sequence[HotLane]) -> None:
+    """Write what lanes hold. They are in the order of their ids."""
+    tails = {lane.key: lane.tail for lane in leaving if not lane.rows and lane.lease is None}
+    if len(tails) < len(leaving):
+        insert_rows(tx, _MESSAGES, [row for lane in leaving for row in lane.message_rows(lane.number)])
+    tx.many(HOT.write_lane, [lane.lane_row(lane.number) for lane in leaving])
+    if len(tails) < len(leaving):
+        if leases := [row for lane in leaving if (row := lane.lease_row(lane.number)) is not None]:
+            tx.many(HOT.insert_lease, leases)
+            tx.totals.next_deadline = min(tx.totals.next_deadline, *(row[-1] for row in leases))
+        insert_rows(tx, _READY, [(lane.rows[0][ID], lane.number, 0) for lane in leaving if lane.rows and lane.lease is None])
+    hot.tails.update(tails)
     if len(hot.tails) > TAILS_MAX:
         for key in list(islice(hot.tails, TAILS_MAX // 4)):
             del hot.tails[key]

@@ -1,8 +1,8 @@
-"""What is done with hot lanes by one statement, which is a transaction of its own.
+"""Operations on hot lanes with one statement, which is its own transaction.
 
 A send, a receive or an ack of hot lanes writes one row of a log. The statement that writes it compares both logs and the gate
-with memory, as every transaction does when it begins, and writes nothing if they differ. So BEGIN, that look and COMMIT are left
-out. Memory changes behind the statement. None means that nothing changed: it can't be done so, and an operation has to do it.
+with memory, as every transaction does when it begins, and writes nothing if they differ. So BEGIN, that read and COMMIT are
+omitted. Memory changes after the statement. A result of None means that nothing changed, and a normal operation must do it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from ..lanes.send import INLINE_BYTES_MAX, Item, Sent
 from . import cooling, tier
 from .memory import ACK, CLAIM, Claim, HotLane, Memory
 
-# Past the constructor's argument handling, which costs as much again.
+# Bypasses the constructor's argument handling, which costs as much again.
 _claim_of: Final = tuple.__new__
-_Taken = list[tuple[HotLane, list[Row]]]
 
 
 class DirectHost(Protocol):
-    """What it asks of the queue it belongs to."""
+    """What this needs from its queue."""
 
     settings: tuple[QueueConfig, int]
     observers: Observers
@@ -41,23 +40,23 @@ class DirectHost(Protocol):
 
 
 class Commit(Protocol):
-    """What a claim was committed by."""
+    """The transaction of a claim."""
 
     @property
     def committed(self) -> bool:
-        """Whether it is."""
+        """Whether it is committed."""
         ...
 
 
 Brought = tuple[Any, Commit, Claimed]
-"""What a claim leased, in which Shard, and whether that is committed."""
+"""The Shard of a claim, its transaction, and its leases."""
 
 
 class Attempt:
-    """A receive from one shard that is tried.
+    """An attempted receive from one shard.
 
     Attributes:
-        brought: gets what it leases just before that is committed, for a caller that is interrupted on the way.
+        brought: gets the claim just before it is committed, for a caller that is interrupted.
     """
 
     __slots__ = ("brought", "committed", "lease", "request", "shard")
@@ -84,7 +83,7 @@ class Direct:
         self._lease = 0
 
     def _may(self, settings: tuple[QueueConfig, int]) -> bool:
-        """Do the settings allow it, and has no observer to be called?"""
+        """Return whether the settings permit it, and no observer must be called."""
         if settings is not self._settings:
             config = settings[0]
             self._settles = config.history == "off"
@@ -97,7 +96,7 @@ class Direct:
         """Append a plain message.
 
         Args:
-            checked: the settings that it was checked against.
+            checked: the settings that it was validated against.
         """
         settings = self._host.settings
         if (
@@ -116,7 +115,7 @@ class Direct:
         """Lease from hot lanes alone, as `claim.claim` would.
 
         Args:
-            seconds: how long to wait for the write lock; None: as every call does.
+            seconds: how long to wait for the write lock; None: BUSY_SECONDS.
         """
         settings, request = self._host.settings, attempt.request
         if (
@@ -128,7 +127,7 @@ class Direct:
         return self._writer.direct(self._claim, attempt, settings, seconds)
 
     def ack(self, batches: Sequence[Settlement]) -> list[Lost] | None:
-        """Resolve what live leases of hot lanes hold, all of it."""
+        """Ack these messages if live leases of hot lanes hold all of them."""
         settings = self._host.settings
         if not self._may(settings):
             return None
@@ -140,7 +139,7 @@ class Direct:
         return [{}] if len(batches) == 1 else [{} for _ in batches]
 
     def ack_one(self, key: bytes, token: int, seq: int) -> bool:
-        """Resolve the only message that a live lease of a hot lane holds. False: it is to be done as any other ack."""
+        """Ack the only message that a live lease of a hot lane holds. Return False if a normal ack must do it."""
         settings = self._host.settings
         ready = self._writer.direct(_ack_one, (key, token, seq), settings) if self._may(settings) else None
         if ready:
@@ -152,7 +151,10 @@ class Direct:
             return None
         request = attempt.request
         hot.unsure = True
-        taken, room = _take(hot, request.room, request.per_key or request.room, now)
+        taken, messages, room = hot.take_first(request.room, request.per_key or request.room, now)
+        if room > 0 and taken and hot.head() is not None:
+            hot.release(taken)  # the next lane is not for hot lanes alone
+            taken = []
         if not taken:
             hot.unsure = False
             return None
@@ -160,12 +162,12 @@ class Direct:
         token, deadline, n = (totals.epoch << TOKEN_BITS) + counter, now + length, request.room - room
         before = SAYS_STARTS if request.starts else 1
         claim = _claim_of(Claim, (token, now, deadline, before, request.charge, request.consumer))
-        data, newest = _numbers(taken)
+        data, newest = _numbers(messages)
         event = hot.seen + 1
         row = (event, CLAIM, now, hot.top, n, token, deadline, before, request.charge, request.consumer, data, hot.gate)
         claimed = Claimed(self._shard, length)
         claimed.messages, claimed.token, claimed.deadline = n, token, deadline
-        claimed.hot, claimed.ids = [rows for _, rows in taken], array("q", data)
+        claimed.hot, claimed.ids = messages, array("q", data)
         changes = db.total_changes()
         attempt.brought.append((attempt.shard, attempt, claimed))
         try:
@@ -174,7 +176,7 @@ class Direct:
                 _refused(hot, taken)
                 return None
             hot.seen = event
-            hot.lease(taken, claim)
+            hot.lease(zip(taken, messages, strict=True), claim)
             totals.last_token = counter
             totals.receives += n
             totals.claims += 1
@@ -190,41 +192,18 @@ class Direct:
         return claimed
 
 
-def _take(hot: Memory, room: int, most: int, now: int) -> tuple[_Taken, int]:
-    """Take the next lanes out of the order, and their first messages. Nothing, if one of them is not for hot lanes alone.
-
-    Returns:
-        What was taken, and how much room is left.
-    """
-    taken: _Taken = []
-    while room > 0 and (head := hot.head()) is not None:
-        lane = head[1]
-        rows = lane.rows[: min(most, room)]
-        if now >= lane.expires or None in [row[BODY] for row in rows]:
-            _put_back(hot, taken)
-            return [], room
-        hot.pop()
-        taken.append((lane, rows))
-        room -= len(rows)
-    return taken, room
-
-
-def _put_back(hot: Memory, taken: _Taken) -> None:
-    hot.release(lane for lane, _ in taken)
-
-
-def _refused(hot: Memory, taken: _Taken) -> None:
-    """Nothing was written."""
-    _put_back(hot, taken)
+def _refused(hot: Memory, taken: list[HotLane]) -> None:
+    """Restore memory: nothing was written."""
+    hot.release(taken)
     hot.unsure = hot.is_current = False
 
 
-def _numbers(taken: _Taken) -> tuple[bytes, int]:
-    """The arrival numbers of these messages, as a row of the journal has them, and the largest."""
-    if len(taken) == 1 and len(rows := taken[0][1]) == 1:
+def _numbers(messages: Sequence[Sequence[Row]]) -> tuple[bytes, int]:
+    """Return the arrival numbers of these messages as the journal stores them, and the largest."""
+    if len(messages) == 1 and len(rows := messages[0]) == 1:
         newest: int = rows[0][ID]
         return newest.to_bytes(8, sys.byteorder), newest
-    ids = array("q", [row[ID] for _, rows in taken for row in rows])
+    ids = array("q", [row[ID] for rows in messages for row in rows])
     return ids.tobytes(), max(ids)
 
 
@@ -239,9 +218,9 @@ def _send(db: apsw.Connection, hot: Memory, totals: Totals, now: int, item: Item
         tail = hot.tails.get(key)
         if tail is None or hot.deep:
             return None
-        lane = HotLane(key, tail[1], tail[0])
-    if len(hot.ids) >= cooling.WINDOW + cooling.STEP or len(hot.events) > cooling.EVENTS_MAX:
-        return None  # it is time to fold
+        lane = HotLane.of_tail(key, tail)
+    if cooling.is_fold_due(hot):
+        return None  # it must be folded first
     arrival, seq = totals.last_id + 1, lane.seq + 1
     hot.unsure = True
     try:
@@ -265,7 +244,8 @@ def _send(db: apsw.Connection, hot: Memory, totals: Totals, now: int, item: Item
 
 
 def _ack(db: apsw.Connection, hot: Memory, totals: Totals, now: int, batches: Sequence[Settlement]) -> bool | None:
-    taken: _Taken = []
+    lanes: list[HotLane] = []
+    messages: list[list[Row]] = []
     for batch in batches:
         lane = hot.lanes.get(batch.key)
         if lane is None or batch.start is not None:
@@ -273,10 +253,11 @@ def _ack(db: apsw.Connection, hot: Memory, totals: Totals, now: int, batches: Se
         rows = tier.held(lane, batch)
         if rows is None or None in [row[BODY] for row in rows]:
             return None
-        taken.append((lane, rows))
-    if len(taken) > 1 and len({lane for lane, _ in taken}) < len(taken):
+        lanes.append(lane)
+        messages.append(rows)
+    if len(lanes) > 1 and len(set(lanes)) < len(lanes):
         return None
-    return _resolve(db, hot, totals, now, taken)
+    return _resolve(db, hot, totals, now, lanes, messages)
 
 
 def _ack_one(db: apsw.Connection, hot: Memory, totals: Totals, now: int, what: tuple[bytes, int, int]) -> bool | None:
@@ -287,12 +268,14 @@ def _ack_one(db: apsw.Connection, hot: Memory, totals: Totals, now: int, what: t
     row = lane.rows[0]
     if row[SEQ] != seq or row[BODY] is None:
         return None
-    return _resolve(db, hot, totals, now, [(lane, [row])])
+    return _resolve(db, hot, totals, now, [lane], [[row]])
 
 
-def _resolve(db: apsw.Connection, hot: Memory, totals: Totals, now: int, taken: _Taken) -> bool | None:
-    """Write that these are acked. Returns whether a lane is ready now; None: nothing was written."""
-    data, newest = _numbers(taken)
+def _resolve(
+    db: apsw.Connection, hot: Memory, totals: Totals, now: int, lanes: list[HotLane], messages: list[list[Row]]
+) -> bool | None:
+    """Write the ack of these messages. Return whether a lane is ready now. None: nothing was written."""
+    data, newest = _numbers(messages)
     event, n = hot.seen + 1, len(data) // 8
     hot.unsure = True
     try:
@@ -307,7 +290,7 @@ def _resolve(db: apsw.Connection, hot: Memory, totals: Totals, now: int, taken: 
     totals.pending -= n
     totals.acks += n
     totals.ack_rate, totals.ack_rate_at = add_acks(totals.ack_rate, totals.ack_rate_at, now, n)
-    ready = hot.ack(taken, now)
+    ready = hot.ack(zip(lanes, messages, strict=True), now)
     hot.note((event, ACK, now, n, newest), totals)
     hot.unsure = False
     return ready

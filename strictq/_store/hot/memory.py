@@ -1,12 +1,12 @@
-"""What the logs of a shard say, as one process knows it: its hot lanes, their messages, their leases and their order.
+"""One process's view of the logs of a shard: its hot lanes, their messages, their leases and their order.
 
-A lane is hot or cold, never both. A cold lane lies in the tables of `lanes/`. A hot lane has no row in `message`, `ready`,
-`delayed` or `lease`: its messages are rows of `inbox`, and what became of them is rows of `journal`. Memory is a function of
-these two tables, read in the order in which they were written: each row of the journal says which row of the inbox was the
-newest then (`top`). It is the same function for what this process writes, for what others wrote, and for a process that begins.
+A lane is either hot or cold. A cold lane is in the tables of `lanes/`. A hot lane has no row in `message`, `ready`, `delayed` or
+`lease`: its messages are rows of `inbox`, and what happened to them is rows of `journal`. Memory is a function of these two
+tables, read in the order in which they were written: each row of the journal has the newest row of the inbox at its time (`top`).
+The function is the same for this process's writes, for those of others, and for a process that begins.
 
 A transaction changes memory before its COMMIT, with the shard's write lock held. `unsure` is set before the first change and
-cleared after the COMMIT. Where it is found set, by an error, an interrupt or a fork, memory is built anew from the tables.
+cleared after the COMMIT. If it is found set, after an error, an interrupt or a fork, memory is rebuilt from the tables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import apsw
 
@@ -28,12 +28,19 @@ from ..commit.tx import NEVER, TOKEN_BITS, Totals, Tx, add_acks
 from ..lanes import resolution
 from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, KEY, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT, Row
 
+if TYPE_CHECKING:
+    from ..lanes.send import Item
+
 CLAIM, ACK, START, COOL, EXTEND, RELEASE = 1, 2, 3, 4, 5, 6
 """Kinds of rows of the journal."""
 ID_BYTES: Final = 8
 _ID_OF: Final = itemgetter(ID)
+_SEQ_BITS: Final = 64
+_SEQ_MASK: Final = (1 << _SEQ_BITS) - 1
+_NO_ROWS: Final[list[Row]] = []
+"""The rows of every lane without messages. Never changed: a lane gets its own list with its first message."""
 _KEY_BYTES: Final = 2
-"""How the length of a key is written in a row that names keys."""
+"""The size of a key's length in a row that names keys."""
 
 
 class Claim(NamedTuple):
@@ -41,7 +48,7 @@ class Claim(NamedTuple):
 
     Attributes:
         before: how far before its first message `started` of a lease is, while nothing is started. See `lanes.SAYS_STARTS`.
-        charged: a message that is alone in its lease counts as started.
+        charged: a single message in its lease counts as started.
     """
 
     token: int
@@ -53,7 +60,7 @@ class Claim(NamedTuple):
 
 
 class HotLease:
-    """Who holds the first messages of a hot lane.
+    """The lease on the first messages of a hot lane.
 
     Attributes:
         lo, hi: its messages are those of the lane with lo <= seq <= hi.
@@ -64,33 +71,32 @@ class HotLease:
 
     __slots__ = ("claim", "hi", "lo", "low", "pending", "started")
 
-    def __init__(self, claim: Claim, rows: Sequence[Row]) -> None:
-        self.claim = claim
-        self.lo = lo = rows[0][SEQ]
-        self.hi = rows[-1][SEQ]
-        self.low = rows[0][ID]
-        self.pending = len(rows)
-        self.started = lo if claim.charged and self.pending == 1 else lo - claim.before
+    claim: Claim
+    lo: int
+    hi: int
+    low: int
+    started: int
+    pending: int
 
 
-# A plain tuple: the garbage collector does not look at it again.
+# A plain tuple, because the garbage collector does not traverse it again.
 Done = tuple[int, int, Sequence[int]]
-"""The acks of a hot lane in the last row of the journal that has any, for a retried call: the token, the lowest of their arrival
+"""A hot lane's acks in the last row of the journal that has any, for a retried call: the token, the lowest of their arrival
 numbers, and the seqs, ascending."""
 DONE_LOW: Final = 1
 
 
 class HotLane:
-    """One hot lane. `send.issue` numbers its messages, as those of a `Tail`.
+    """One hot lane. `send.issue` numbers its messages like those of a `Tail`.
 
     Attributes:
-        seq: the newest seq that was issued.
-        next: of the seqs that `issue` reserved last, the first that no message has yet.
+        seq: the newest issued seq.
+        next: the first unused seq of those that `issue` reserved last.
         rows: unresolved messages, seq ascending; the lease's first.
         touched: the arrival number of its newest message, resolved or not.
-        listed: the arrival number under which it has a place in the order, which may be stale; 0: it has none.
-        expires: no message of it expires before.
-        number: the id of its row in `lane`; 0: it is not known, or there is none.
+        listed: the arrival number of its place in the order, which may be stale; 0: it has none.
+        expires: the time before which no message of it expires.
+        number: the id of its row in `lane`; 0: it is unknown, or there is none.
         gone: it has cooled. Its key may be hot again, as another object.
     """
 
@@ -101,7 +107,7 @@ class HotLane:
         self.number = number
         self.seq = seq
         self.next = seq + 1
-        self.rows: list[Row] = []
+        self.rows: list[Row] = _NO_ROWS
         self.lease: HotLease | None = None
         self.done: Done | None = None
         self.touched = 0
@@ -109,6 +115,16 @@ class HotLane:
         self.expires = NEVER
         self.listed = 0
         self.gone = False
+
+    @classmethod
+    def of_tail(cls, key: bytes, tail: int) -> HotLane:
+        """Create the lane that has this tail, when it becomes hot again."""
+        return cls(key, tail & _SEQ_MASK, tail >> _SEQ_BITS)
+
+    @property
+    def tail(self) -> int:
+        """The id of its row, and its last seq, as one number: the garbage collector skips a dict of numbers."""
+        return self.number << _SEQ_BITS | self.seq
 
     @property
     def low(self) -> int:
@@ -121,33 +137,36 @@ class HotLane:
         return low
 
     def is_over(self, now: int) -> bool:
-        """May a message of it have expired?"""
+        """Return whether one of its messages may have expired."""
         return now >= self.expires
 
-    # What it would be in the tables, if its number were this one.
+    # Its rows in the tables, under a given number.
 
     def state_row(self, number: int) -> tuple[int, int, int, int]:
-        """last_seq, resolved, active_at and the number."""
+        """Return last_seq, resolved, active_at and the number."""
         rows = self.rows
         last_seq = rows[0][SEQ] - 1 if rows and rows[-1][SEQ] == self.seq else self.seq
         return last_seq, self.seq - len(rows), self.active_at, number
 
-    def resolution_row(self) -> tuple[int | None, int | None, int | None, str | None]:
-        """Its last acks: token, lowest and highest seq, gaps; None: those that its row has."""
-        if self.done is None:
-            return None, None, None, None
-        token, _, seqs = self.done
-        return token, seqs[0], seqs[-1], resolution.gaps(seqs)
+    def lane_row(self, number: int) -> tuple[int | None, int | None, int | None, str | None, int, int, int, int]:
+        """Return its last acks (token, lowest and highest seq, gaps; all None: those in its row), and its state."""
+        seq, done = self.seq, self.done
+        state = self.state_row(number) if self.rows else (seq, seq, self.active_at, number)
+        if done is None:
+            return None, None, None, None, *state
+        seqs = done[2]
+        lo, hi = seqs[0], seqs[-1]
+        return done[0], lo, hi, resolution.gaps(seqs) if hi - lo >= len(seqs) else None, *state
 
     def message_rows(self, number: int) -> list[tuple[Any, ...]]:
-        """Of each message: number, seq, id, sent_at, expires, headers, size_hint, prepare_seconds, process_seconds, body."""
+        """Return rows of (number, seq, id, sent_at, expires, headers, size_hint, prepare_seconds, process_seconds, body)."""
         return [
             (number, r[SEQ], r[ID], r[SENT_AT], r[EXPIRES], r[HEADERS], r[SIZE_HINT], r[PREPARE], r[PROCESS], r[BODY])
             for r in self.rows
         ]
 
     def lease_row(self, number: int) -> tuple[int, int, str, int, int, int, int, int, int] | None:
-        """The number, token, consumer, lo, hi, started, pending, leased_at and deadline of its lease; None: it has none."""
+        """Return number, token, consumer, lo, hi, started, pending, leased_at and deadline of its lease. None: it has none."""
         lease = self.lease
         if lease is None:
             return None
@@ -157,65 +176,76 @@ class HotLane:
         )  # fmt: skip
 
 
-# A row of the journal without its data. A plain tuple of numbers: the garbage collector does not look at it again.
+# A row of the journal without its data. A plain tuple of numbers, because the garbage collector does not traverse it again.
 Entry = tuple[int, int, int, int, int]
-"""Its id, kind and time, how many messages it is about, and the highest row of the inbox that it is about."""
+"""Its id, kind and time, its number of messages, and the highest of their rows in the inbox."""
 ENTRY_ID, ENTRY_HI = 0, 4
 
 
 class Memory:
-    """The hot lanes of one shard. Only who holds the shard's write lock uses it, but for `is_behind` and `looks_ready`."""
+    """The hot lanes of one shard. Only the holder of the write lock uses it, except for `is_behind` and `looks_ready`."""
 
     def __init__(self, shard: int) -> None:
         self._shard = shard
         self.unsure = True
         self.cramped = False
-        """The disk has little room: what is sent now goes to the tables, which give theirs back with each ack."""
+        """Whether the disk has little room. New messages then go to the tables, which free their space with each ack."""
         self.is_current = False
-        """The last transaction found the tables as memory has them: no other process is likely to write just now."""
+        """Whether the last transaction found the tables equal to memory. Then other processes are probably not writing."""
         self.rebuilds = 0
         self._clear()
 
     def _clear(self) -> None:
         self.lanes: dict[bytes, HotLane] = {}
-        self.tails: dict[bytes, tuple[int, int]] = {}
-        """Lanes that cooled while they were empty and free, and are so still: the ids of their rows, and their last seqs."""
+        self.tails: dict[bytes, int] = {}
+        """The `HotLane.tail` of lanes that cooled while they were empty and free, and still are."""
         self.seen = 0
         self.top = 0
         """The newest row of the journal, and of the inbox, that memory has."""
         self.events: deque[Entry] = deque()
         self.deep = False
-        """Most of what was folded last was still unresolved: there is a backlog, and what is sent now would be written twice."""
+        """Whether most of what was folded last was unresolved.
+
+        Then there is a backlog, and new messages would be written twice.
+        """
+        self.sweep: list[HotLane] = []
+        """The lanes that this process is folding, the lowest id last."""
+        self.sweep_to = 0
+        """The last row of the inbox that the fold will delete: lanes that need a row up to here cool."""
+        self.slices = 0
+        """The number of transactions of this fold so far; 0: none is under way."""
         self.last_token = 0
         self.next_deadline = NEVER
-        """No lease ends before it."""
+        """The time before which no lease ends."""
         self.ids: list[int] = []
         """Rows of the inbox."""
         self._owners: list[HotLane] = []
-        """Whose they are."""
+        """The lanes of these rows."""
         # Lanes that may be ready, by the arrival numbers of their heads: those that were empty, and those that had a lease.
-        self._fifo: deque[tuple[int, HotLane]] = deque()
+        self._fifo: deque[HotLane] = deque()
+        self._fifo_at: deque[int] = deque()
+        """Their arrival numbers. A tuple for each lane would be another object for the garbage collector."""
         self._heap: list[tuple[int, HotLane]] = []
         self.gate = -1
-        """How often the counter row was written, as far as memory knows; -1: it does not know."""
+        """How often the counter row was written, as far as memory knows; -1: unknown."""
         self._counts = False
-        """The counts below are to be added to the counter row with this gate."""
+        """Whether the counts below are to be added to the counter row with this gate."""
         self._quiet_from = -1
         self._quiet_to = 0
-        """With the gate that it was looked at, the tables list no lane that is ready, nor a delay that ends before a time."""
+        """While the gate has this value, the tables list no ready lane, and no delay that ends before this time."""
         self.totals: Totals | None = None
-        """Of the last transaction, where it was committed: what the next one begins with, if no other process writes in between.
-        Whoever commits a transaction sets it, and unsets `unsure`."""
+        """Those of the last committed transaction. The next one begins with them if no other process writes in between. The
+        committer sets them and clears `unsure`."""
         self._sends = self._receives = self._claims = self._acks = 0
         self._rate, self._rate_at = 0.0, 0
 
     # ---- agreeing with the tables
 
     def begin(self, db: apsw.Connection, most: float = math.inf) -> Totals | None:
-        """Learn what other processes wrote, and return the totals that a write transaction begins with.
+        """Read what other processes wrote, and return the totals that a write transaction begins with.
 
         Args:
-            most: how many rows of the logs to learn. Returns None, and learns nothing, if there may be more.
+            most: how many rows of the logs to read. Returns None, and reads nothing, if there may be more.
         """
         newest = db.execute(HOT.newest).get
         totals, self.totals = self.totals, None
@@ -230,7 +260,7 @@ class Memory:
         return totals
 
     def agree(self, db: apsw.Connection, totals: Totals) -> None:
-        """Learn what other processes wrote, and add to the totals of a counter row what it does not include."""
+        """Read what other processes wrote, and add to the totals of a counter row what it does not include."""
         self.totals = None
         self._agree(db, totals, *db.execute(HOT.newest).get)
 
@@ -254,11 +284,11 @@ class Memory:
         totals.ack_rate, totals.ack_rate_at = self._rate, self._rate_at
 
     def _lag(self, seen: int, top: int, _gate: int) -> int:
-        """How many rows it is behind, at most."""
+        """Return an upper bound of the number of rows that memory lacks."""
         return seen + top - (0 if self.unsure else self.seen + self.top)
 
     def forget_numbers(self) -> None:
-        """What is known of rows of `lane` may not be true any more."""
+        """Forget what is known of rows of `lane`, which may have changed."""
         self.tails.clear()
         for lane in self.lanes.values():
             lane.number = 0
@@ -269,7 +299,7 @@ class Memory:
         return self.head() is not None, self.next_deadline
 
     def undone(self, db: apsw.Connection) -> None:
-        """An operation of a group was undone, in a transaction that goes on."""
+        """Adapt to the rollback of an operation of a group, in a transaction that continues."""
         if self.unsure:
             self._catch_up(db, *db.execute(HOT.newest).get[:2])
             self.unsure = True  # until the COMMIT
@@ -281,7 +311,7 @@ class Memory:
         events: list[Any] = db.execute(HOT.events, (self.seen,)).fetchall()
         knows = self.seen or self.top
         if knows and any(e[0] != self.seen + 1 + n or (e[1] == COOL and e[6] > self.top) for n, e in enumerate(events)):
-            self._clear()  # rows that it does not have were cut
+            self._clear()  # rows that memory lacks were deleted
             events = db.execute(HOT.events, (0,)).fetchall()
         if not self.seen:
             self.rebuilds += 1
@@ -321,7 +351,7 @@ class Memory:
         self.arrive(lanes, rows)
 
     def _happened(self, event: int, kind: int, claim: Claim, ids: array[int]) -> None:
-        """A row of the journal: its messages are grouped lane by lane. What belonged to lanes that have cooled is left out."""
+        """Apply a row of the journal, its messages grouped lane by lane. Messages of cooled lanes are ignored."""
         groups: dict[HotLane, set[int]] = {}
         known = self.ids
         for i in ids:
@@ -353,7 +383,7 @@ class Memory:
             raise StoreCorrupt(f"row {event} of its journal is of the unknown kind {kind}", shard=self._shard)
 
     def _recount(self, totals: Totals, inbox_top: int, journal_top: int) -> None:
-        """Another transaction wrote the counter row: what does that not include yet?"""
+        """Count what the counter row does not include yet, after another transaction wrote it."""
         self._sends = len(self.ids) - bisect_right(self.ids, inbox_top)
         self._receives = self._claims = self._acks = 0
         self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
@@ -375,7 +405,7 @@ class Memory:
             self._rate, self._rate_at = add_acks(self._rate, self._rate_at, at, messages)
 
     def note(self, event: Entry, totals: Totals) -> None:
-        """A row of the journal was written by this process. The totals of its transaction include it."""
+        """Note a row of the journal that this process wrote. The totals of its transaction include it."""
         self.events.append(event)
         _, kind, _, messages, _ = event
         if kind == CLAIM:
@@ -386,31 +416,34 @@ class Memory:
             self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
 
     def counted(self, db: apsw.Connection, totals: Totals) -> None:
-        """A transaction writes the counter row now, with everything that memory has."""
+        """Note that a transaction writes the counter row now, including everything that memory has."""
         self.unsure = True
         self.gate = db.execute(HOT.write_counted, (self.top, self.seen)).get
         self._counts = True
         self._sends = self._receives = self._claims = self._acks = 0
         self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
 
-    # ---- what happens: the same for what this process writes and for what it reads
+    # ---- changes: the same for what this process writes and for what it reads
 
     def enter(self, key: bytes, first: int) -> HotLane:
-        """A lane becomes hot. Its next message has the seq `first`."""
+        """Make a lane hot. Its next message has the seq `first`."""
         lane = self.lanes[key] = HotLane(key, first - 1)
         return lane
 
     def arrive(self, lanes: Sequence[HotLane], arrivals: Sequence[Row]) -> bool:
-        """Messages were sent, each to the lane beside it. Returns whether a lane had none."""
+        """Add sent messages, each to the lane beside it. Return whether a lane was empty."""
         first = False
         for lane, row in zip(lanes, arrivals, strict=True):
             arrival = lane.touched = row[ID]
             rows = lane.rows
             if not rows:
-                self._fifo.append((arrival, lane))
+                self._fifo.append(lane)
+                self._fifo_at.append(arrival)
                 lane.listed = arrival
+                lane.rows = [row]
                 first = True
-            rows.append(row)
+            else:
+                rows.append(row)
             if row[EXPIRES] is not None and row[EXPIRES] < lane.expires:
                 lane.expires = row[EXPIRES]
         self.ids += map(_ID_OF, arrivals)
@@ -419,60 +452,126 @@ class Memory:
         self._sends += len(arrivals)
         return first
 
+    def arrive_plain(
+        self, lanes: dict[bytes, HotLane], items: Sequence[Item], first: int, now: int, expires: int | None
+    ) -> tuple[list[int], bool]:
+        """Add messages without options, as `arrive` does, and create their rows.
+
+        Args:
+            lanes: by key. `issue` has reserved their seqs.
+            items: key and body of each message.
+            first: the arrival number of the first one.
+        Returns:
+            Their seqs, and whether a lane had none.
+        """
+        ready = False
+        arrival = first
+        fifo, fifo_at = self._fifo, self._fifo_at
+        owners: list[HotLane] = []
+        seqs: list[int] = []
+        for key, body, _, _ in items:
+            lane = lanes[key]
+            seq = lane.next
+            lane.next = seq + 1
+            rows = lane.rows
+            row = (arrival, 0, key, 0, seq, None, expires, 0, arrival, now, None, None, None, None, body)
+            if rows:
+                rows.append(row)
+            else:
+                lane.rows = [row]
+                fifo.append(lane)
+                fifo_at.append(arrival)
+                lane.listed = arrival
+                ready = True
+            lane.touched = arrival
+            owners.append(lane)
+            seqs.append(seq)
+            arrival += 1
+        if expires is not None:
+            for lane in lanes.values():
+                lane.expires = min(lane.expires, expires)
+        self.ids += range(first, arrival)
+        self._owners += owners
+        self.top = arrival - 1
+        self._sends += len(seqs)
+        return seqs, ready
+
     def lease(self, taken: Iterable[tuple[HotLane, Sequence[Row]]], claim: Claim) -> None:
-        """The first messages of some lanes were leased."""
+        """Lease the first messages of some lanes."""
+        new, before, charged = HotLease.__new__, claim.before, claim.charged
         for lane, rows in taken:
-            lane.lease = HotLease(claim, rows)
+            first = rows[0]
+            lease = lane.lease = new(HotLease)  # its fields are set here, because a call costs as much as they do
+            lease.claim = claim
+            lease.lo = lo = first[SEQ]
+            lease.low = first[ID]
+            lease.pending = n = len(rows)
+            if n == 1:
+                lease.hi = lo
+                lease.started = lo if charged else lo - before
+            else:
+                lease.hi = rows[-1][SEQ]
+                lease.started = lo - before
         self.next_deadline = min(self.next_deadline, claim.deadline)
         self.last_token = max(self.last_token, claim.token & ((1 << TOKEN_BITS) - 1))
 
     def ack(self, picked: Iterable[tuple[HotLane, Sequence[Row]]], at: int) -> bool:
-        """Messages of some leases were acked; each lane occurs once. Returns whether a lane is ready now."""
+        """Ack messages of some leases. Each lane occurs once. Return whether a lane is ready now."""
         ready = False
+        claim: Claim | None = None
+        token = 0
         for lane, rows in picked:
             lease = lane.lease
             assert lease is not None
+            if lease.claim is not claim:
+                claim = lease.claim
+                token = claim.token
             n = len(rows)
-            if n == len(lane.rows):
-                lane.rows = []
-            elif rows[-1] is lane.rows[n - 1]:
-                del lane.rows[:n]
+            first = rows[0]
+            waiting = lane.rows
+            if n == len(waiting):
+                lane.rows = waiting = _NO_ROWS
+            elif rows[-1] is waiting[n - 1]:
+                del waiting[:n]
             else:
                 gone = {row[ID] for row in rows}
-                lane.rows = [row for row in lane.rows if row[ID] not in gone]
+                lane.rows = waiting = [row for row in waiting if row[ID] not in gone]
             lane.active_at = at
-            lo, hi = rows[0][SEQ], rows[-1][SEQ]
-            seqs = range(lo, hi + 1) if hi - lo + 1 == n else [row[SEQ] for row in rows]
-            lane.done = (lease.claim.token, rows[0][ID], seqs)
-            lease.pending -= n
-            if not lease.pending:
+            lo = first[SEQ]
+            if n == 1:
+                lane.done = (token, first[ID], (lo,))
+            else:
+                hi = rows[-1][SEQ]
+                lane.done = (token, first[ID], range(lo, hi + 1) if hi - lo + 1 == n else [row[SEQ] for row in rows])
+            lease.pending = n = lease.pending - n
+            if not n:
                 lane.lease = None
-                if lane.rows:
+                if waiting:
                     self._list(lane)
                     ready = True
         return ready
 
     def start(self, some: Iterable[tuple[HotLane, int]]) -> None:
-        """Handlers of messages were started."""
+        """Note that handlers of messages were started."""
         for lane, seq in some:
             assert lane.lease is not None
             lane.lease.started = max(lane.lease.started, seq)
 
     def extend(self, some: Iterable[HotLane], deadline: int) -> None:
-        """Leases last longer, or shorter."""
+        """Change the deadlines of leases."""
         for lane in some:
             assert lane.lease is not None
             lane.lease.claim = lane.lease.claim._replace(deadline=deadline)
         self.next_deadline = min(self.next_deadline, deadline)
 
     def release(self, some: Iterable[HotLane]) -> None:
-        """Leases were given back whole."""
+        """Release whole leases."""
         for lane in some:
             lane.lease = None
             self._list(lane)
 
     def cool(self, keys: Iterable[bytes], upto: int, told: Iterable[bytes]) -> None:
-        """Lanes left the logs: those of these keys, and those whose newest message is a row of the inbox up to `upto`.
+        """Remove cooled lanes: those of these keys, and those whose newest message is a row of the inbox up to `upto`.
 
         Args:
             told: keys whose lanes stay hot, and have their last acks in their rows.
@@ -483,6 +582,8 @@ class Memory:
         for key in keys:
             if (lane := self.lanes.get(key)) is not None:
                 self._leave(lane)
+        if upto >= self.sweep_to:
+            self.sweep, self.slices = [], 0
         n = bisect_right(self.ids, upto)
         for lane in self._owners[:n]:
             if lane.touched <= upto and not lane.gone:
@@ -496,24 +597,73 @@ class Memory:
     # ---- the order of ready lanes
 
     def head(self) -> tuple[int, HotLane] | None:
-        """The lane whose head is the oldest of all that are ready, and that head's arrival number; None: none is ready."""
-        fifo, heap = self._fifo, self._heap
+        """Return the ready lane with the oldest head, and that head's arrival number. None: no lane is ready."""
+        fifo, fifo_at, heap = self._fifo, self._fifo_at, self._heap
         while fifo or heap:
-            first = heap and (not fifo or heap[0][0] < fifo[0][0])
-            entry = heap[0] if first else fifo[0]
-            arrival, lane = entry
+            first = heap and (not fifo or heap[0][0] < fifo_at[0])
+            arrival, lane = heap[0] if first else (fifo_at[0], fifo[0])
             if lane.listed == arrival:
                 if lane.rows and lane.rows[0][ID] == arrival and lane.lease is None and not lane.gone:
-                    return entry
+                    return arrival, lane
                 lane.listed = 0
             if first:
                 heappop(heap)
             else:
-                fifo.popleft()
+                self._shift()
         return None
 
+    def _shift(self) -> HotLane:
+        """Remove the first lane from `_fifo`."""
+        self._fifo_at.popleft()
+        return self._fifo.popleft()
+
+    def take_first(self, room: int, most: int, now: int) -> tuple[list[HotLane], list[Sequence[Row]], int]:
+        """Remove the next lanes from the order, with the first `most` messages of each.
+
+        Stops when the room is used up, or at a lane whose messages may have expired or have bodies stored out of line.
+
+        Returns:
+            The lanes, their messages, and the remaining room.
+        """
+        taken: list[HotLane] = []
+        messages: list[Sequence[Row]] = []
+        fifo, fifo_at, heap = self._fifo, self._fifo_at, self._heap
+        while room > 0:
+            if heap or not fifo:
+                head = self.head()
+                if head is None:
+                    break
+                lane = head[1]
+                waiting = lane.rows
+            else:  # as `head`, written out, because it runs for every lane
+                arrival, lane = fifo_at[0], fifo[0]
+                waiting = lane.rows
+                if lane.listed != arrival:
+                    self._shift()
+                    continue
+                if not waiting or waiting[0][ID] != arrival or lane.lease is not None or lane.gone:
+                    lane.listed = 0
+                    self._shift()
+                    continue
+            rows = waiting[: most if most < room else room]
+            if now >= lane.expires or (rows[0][BODY] is None if len(rows) == 1 else None in [row[BODY] for row in rows]):
+                break
+            if heap:
+                self.pop()
+            else:
+                fifo.popleft()
+                fifo_at.popleft()
+                lane.listed = 0
+            taken.append(lane)
+            messages.append(rows)
+            room -= len(rows)
+        return taken, messages, room
+
     def are_tables_quiet(self, tx: Tx) -> bool:
-        """Is there nothing to claim in the tables? They are looked at once after each transaction that wrote to them."""
+        """Return whether there is nothing to claim in the tables.
+
+        They are read once after each transaction that wrote to them.
+        """
         if tx.now >= tx.totals.next_deadline or self.gate < 0 or tx.db.total_changes() - tx.changes_before != tx.hot_changes:
             return False
         if self._quiet_from != self.gate:
@@ -522,26 +672,26 @@ class Memory:
         return tx.now < self._quiet_to
 
     def is_known_quiet(self, now: int) -> bool:
-        """The same, without a look at them; False: it is not known."""
+        """Return the same without reading them. False: it is unknown."""
         return self._quiet_from == self.gate and now < self._quiet_to
 
     def pop(self) -> None:
-        """Take what `head` returned out of the order."""
-        if self._heap and (not self._fifo or self._heap[0][0] < self._fifo[0][0]):
+        """Remove what `head` returned from the order."""
+        if self._heap and (not self._fifo or self._heap[0][0] < self._fifo_at[0]):
             _, lane = heappop(self._heap)
         else:
-            _, lane = self._fifo.popleft()
+            lane = self._shift()
         lane.listed = 0
 
     def _list(self, lane: HotLane) -> None:
-        """Into the order, where its head arrived, unless it stands there."""
+        """Insert a lane into the order, at the arrival of its head, unless it is there."""
         arrival = lane.rows[0][ID]
         if lane.listed != arrival:
             lane.listed = arrival
             heappush(self._heap, (arrival, lane))
 
     def expired(self, now: int, limit: int) -> list[HotLane]:
-        """Lanes whose leases are over by time, `limit` at most; `next_deadline` has come."""
+        """Return at most `limit` lanes whose leases have expired. Called once `next_deadline` has passed."""
         ends = [(lane.lease.claim.deadline, lane) for lane in self.lanes.values() if lane.lease is not None]
         self.next_deadline = min((deadline for deadline, _ in ends), default=NEVER)
         return [lane for deadline, lane in ends if deadline <= now][:limit]
@@ -549,16 +699,16 @@ class Memory:
     # ---- from any thread
 
     def is_behind(self, seen: int, top: int) -> bool:
-        """Was something written that memory does not have?"""
+        """Return whether something was written that memory lacks."""
         return self.unsure or (seen, top) != (self.seen, self.top)
 
     @property
     def looks_ready(self) -> bool:
-        """May a lane be ready?"""
+        """Whether a lane may be ready."""
         return bool(self._fifo or self._heap)
 
     def owners(self, n: int) -> list[HotLane]:
-        """Whose the first n rows of the inbox are, each once, without those that have cooled."""
+        """Return the lanes of the first n rows of the inbox, without duplicates and without those that have cooled."""
         return [lane for lane in dict.fromkeys(self._owners[:n]) if not lane.gone]
 
 

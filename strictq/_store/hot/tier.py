@@ -1,7 +1,7 @@
-"""What is done with hot lanes: messages are sent to them, leased from them, acked and started there.
+"""Operations on hot lanes: messages are sent to them, leased from them, acked and started there.
 
-Each function does what it can here and leaves the rest to the tables: the lanes it can't serve cool, or are named in what it
-returns. Everything is checked before anything changes, so what is refused costs no rebuilding of memory.
+Each function does what it can here and leaves the rest to the tables: lanes that it can't serve cool, or are named in its result.
+Everything is checked before anything changes, so a refusal does not require memory to be rebuilt.
 """
 
 from __future__ import annotations
@@ -9,73 +9,98 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_values
 from ..lanes.leases import BODY, ID, KEY, SEQ, Claimed, Row, Settlement
 from .memory import ACK, CLAIM, EXTEND, RELEASE, START, Claim, HotLane, HotLease, Memory
 
+if TYPE_CHECKING:
+    from ..lanes.send import Item
+
 _SEQ_OF: Final = itemgetter(SEQ)
+_KEY_OF, _BODY_OF = itemgetter(0), itemgetter(1)
 INSERTS: Final = repeated(HOT.insert_plain, 128, 16, 4, 1)
 _INSERT: Final = INSERTS[1]
-_WIDTH: Final = 6
-"""Values of a plain message in the inbox."""
+_WIDTH: Final = 4
+"""The number of values of a plain message in the inbox, without those that all messages of a statement share."""
+
+
+def write_plain(
+    tx: Tx, hot: Memory, lanes: dict[bytes, HotLane], items: Sequence[Item], first: int, expires: int | None
+) -> list[int]:
+    """Add messages without options, with bodies that fit into a row, to the inbox and to their lanes.
+
+    Args:
+        lanes: by key. `issue` has reserved their seqs.
+        first: the arrival number of the first one.
+    Returns:
+        Their seqs.
+    """
+    hot.unsure = True
+    seqs, ready = hot.arrive_plain(lanes, items, first, tx.now, expires)
+    n = len(items)
+    values: list[Any] = [None] * (_WIDTH * n)  # one list: a tuple for each would trigger the garbage collector more often
+    values[::_WIDTH] = range(first, first + n)
+    values[1::_WIDTH] = map(_KEY_OF, items)
+    values[2::_WIDTH] = seqs
+    values[3::_WIDTH] = map(_BODY_OF, items)
+    insert_values(tx, INSERTS, values, _WIDTH, (tx.now, expires))
+    tx.hot_changes += n
+    if ready:
+        tx.wake = True
+    return seqs
 
 
 def write_arrivals(tx: Tx, hot: Memory, lanes: Sequence[HotLane], arrivals: Sequence[Row]) -> None:
     """Add numbered messages to the inbox, their arrival numbers ascending, and to their lanes."""
     hot.unsure = True
-    plain: list[Any] = []  # one list: with a tuple for each, the garbage collector would come more often
     for i, _, key, _, seq, _, expires, _, _, at, headers, size, prepare, process, body in arrivals:
         if headers is None and size is None and prepare is None and process is None:
-            plain += (i, key, seq, at, expires, body)
+            tx.run(_INSERT, (at, expires, i, key, seq, body))
         else:
             tx.run(HOT.insert_full, (i, key, seq, at, expires, headers, size, prepare, process, body))
-    if len(plain) == _WIDTH:
-        tx.run(_INSERT, plain)
-    else:
-        insert_values(tx, INSERTS, plain, _WIDTH)
     tx.hot_changes += len(arrivals)
     if hot.arrive(lanes, arrivals):
         tx.wake = True
 
 
-def take(tx: Tx, hot: Memory, taken: Sequence[tuple[HotLane, Sequence[Row]]], claim: Claim) -> array[int]:
+def take(tx: Tx, hot: Memory, taken: Sequence[HotLane], messages: Sequence[Sequence[Row]], claim: Claim) -> array[int]:
     """Lease the first messages of some lanes, which were popped from the order. Return their arrival numbers."""
-    ids = array("q", [row[ID] for _, rows in taken for row in rows])
+    ids = array("q", [row[ID] for rows in messages for row in rows])
     _note(tx, hot, CLAIM, ids, claim)
-    hot.lease(taken, claim)
+    hot.lease(zip(taken, messages, strict=True), claim)
     return ids
 
 
 def ack_claimed(tx: Tx, hot: Memory, claimed: Claimed) -> bool:
-    """Resolve everything that a claim leased from hot lanes, all bodies among its rows.
+    """Ack everything that a claim leased from hot lanes. All bodies are among its rows.
 
     Returns:
-        Whether all of it is leased still, and unresolved. Otherwise nothing is done.
+        Whether all of it is still leased and unresolved. Otherwise nothing is done.
     """
     token, lanes = claimed.token, hot.lanes
-    picked: list[tuple[HotLane, Sequence[Row]]] = []
+    picked: list[HotLane] = []
     for rows in claimed.hot:
         lane = lanes.get(rows[0][KEY])
         if lane is None or (lease := lane.lease) is None or lease.claim.token != token or lease.pending != len(rows):
             return False
-        picked.append((lane, rows))
+        picked.append(lane)
     hot.unsure = True
     tx.totals.pending -= claimed.messages
     tx.count_acks(claimed.messages)
     _note(tx, hot, ACK, claimed.ids)
-    if hot.ack(picked, tx.now):
+    if hot.ack(zip(picked, claimed.hot, strict=True), tx.now):
         tx.wake = True
     return True
 
 
 def ack(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
-    """Resolve what live leases of hot lanes hold unresolved.
+    """Ack messages that live leases of hot lanes hold unresolved.
 
     Returns:
-        The settlements of which that can't be said. Nothing of those is done.
+        The other settlements. Nothing is done for those.
     """
     picked: dict[HotLane, list[Row]] = {}
     starting: list[tuple[HotLane, int]] = []
@@ -118,19 +143,19 @@ def ack(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
 
 
 def holds(hot: Memory, batch: Settlement) -> bool:
-    """Does a live lease of a hot lane hold these messages, all of them unresolved?"""
+    """Return whether a live lease of a hot lane holds these messages, all of them unresolved."""
     lane = _held(hot, batch)
     return lane is not None and lane.lease is not None and _unresolved(lane, lane.lease, batch.seqs, None) is not None
 
 
 def held(lane: HotLane, batch: Settlement) -> list[Row] | None:
-    """The rows of a settlement, all of which the lane's live lease holds unresolved; None: it does not."""
+    """Return the rows of a settlement if the lane's live lease holds all of them unresolved, else None."""
     lease = lane.lease
     return None if lease is None or lease.claim.token != batch.token else _unresolved(lane, lease, batch.seqs, None)
 
 
 def lowest(hot: Memory, batch: Settlement) -> int | None:
-    """The first message that the live lease of a hot lane holds unresolved; None: the token is not that of one."""
+    """Return the first message that the live lease of a hot lane holds unresolved. None: the token is not that of one."""
     lane = _held(hot, batch)
     return None if lane is None else int(lane.rows[0][SEQ])
 
@@ -150,7 +175,7 @@ def extend(tx: Tx, hot: Memory, batches: Sequence[Settlement], deadline: int) ->
 
 
 def release(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
-    """Give leases of hot lanes back, unused.
+    """Release leases of hot lanes, unused.
 
     Returns:
         The settlements that are not of live leases of hot lanes, or of a part of one.
@@ -166,7 +191,7 @@ def release(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settleme
 def _leased(
     hot: Memory, batches: Sequence[Settlement], fits: Callable[[HotLane, Settlement], bool]
 ) -> tuple[list[HotLane], list[Settlement]]:
-    """The hot lanes whose live leases are meant, each once, and the settlements that mean others or do not fit."""
+    """Return the hot lanes with these settlements' live leases, each once, and the settlements that have none or do not fit."""
     found: dict[HotLane, None] = {}
     left: list[Settlement] = []
     for batch in batches:
@@ -179,7 +204,7 @@ def _leased(
 
 
 def start(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
-    """Handlers of messages of hot lanes start.
+    """Record that handlers of messages of hot lanes start.
 
     Returns:
         The settlements that are not of live leases of hot lanes.
@@ -212,7 +237,7 @@ def _start(tx: Tx, hot: Memory, starting: Iterable[tuple[HotLane, int]]) -> None
 
 
 def _held(hot: Memory, batch: Settlement) -> HotLane | None:
-    """The hot lane of a settlement, if its token is live there."""
+    """Return the hot lane of a settlement, if its token is live there."""
     lane = hot.lanes.get(batch.key)
     if lane is None or lane.lease is None or lane.lease.claim.token != batch.token:
         return None
@@ -220,7 +245,7 @@ def _held(hot: Memory, batch: Settlement) -> HotLane | None:
 
 
 def _unresolved(lane: HotLane, lease: HotLease, seqs: Sequence[int], known: Sequence[Row] | None) -> list[Row] | None:
-    """The rows of these seqs, all of which the lane's lease holds unresolved; None: it does not."""
+    """Return the rows of these seqs if the lane's lease holds all of them unresolved, else None."""
     n = lease.pending
     rows = lane.rows
     if known is None and len(seqs) <= n and rows[len(seqs) - 1][SEQ] == seqs[-1] and rows[0][SEQ] == seqs[0]:
