@@ -540,6 +540,13 @@ MUTATIONS = [
         "tests/unit/test_leases.py",
         "tests/unit/test_retries.py",
     ),
+    Mutation(
+        "the number of the attempt whose lease expired",
+        "strictq/_sql/lanes.sql",
+        "'$[#]', json_array(attempts & 4294967295, ?2",
+        "'$[#]', json_array(attempts, ?2",
+        ("tests/unit/test_attempt_errors.py",),
+    ),
     # What is resolved once.
     _store(
         "an ack resolves what is there",

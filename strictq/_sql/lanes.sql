@@ -127,6 +127,16 @@ UPDATE message SET due = ?, error = ifnull(?, error), errors = ifnull(?, errors)
 -- settle: the errors of its attempts. Takes lane, seq. Index: primary key.
 SELECT errors FROM message WHERE lane = ? AND seq = ?;
 
+-- name: note_lost
+-- lanes.retake: what the attempts of an expired lease left: its end, like the other errors, with the newest ones of each message.
+-- After `charge`, so attempts has the number of the attempt. Takes error, at, how many are kept, lane, first and last seq.
+-- Index: primary key.
+UPDATE message SET error = ?1, errors = json_insert(
+    CASE WHEN NOT ifnull(json_valid(errors), 0) THEN '[]'
+         WHEN json_array_length(errors) >= ?3 THEN json_remove(errors, '$[0]') ELSE errors END,
+    '$[#]', json_array(attempts & 4294967295, ?2, ?1, NULL))
+WHERE lane = ?4 AND seq BETWEEN ?5 AND ?6;
+
 -- name: set_outcome
 -- settle.reject: the errors of its attempts, and what the handler printed. Takes errors, output (kept where NULL is given), lane, seq.
 -- Index: primary key.
