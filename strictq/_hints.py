@@ -148,6 +148,10 @@ ELECTED_OTHER: Final = Coded("elected_other", "use the queue of the member that 
 DECIDER: Final = Coded("decider", "the decider ends with 0 for the one host that may be the primary in a term")
 FORM_CHAIN: Final = Coded("form_chain", "form it on the primary's host: `strictq members QUEUE --form TARGET --form TARGET`")
 SHOW_MEMBERS: Final = Coded("show_members", "show the members: `strictq members PATH`")
+FORWARD_OR_DROP: Final = Coded(
+    "forward_or_drop",
+    "start it with --forward-to, or drop that member on the primary's host: `strictq members QUEUE --drop TARGET`",
+)
 FEED_FIRST: Final = Coded(
     "feed_first", "let the queue ship to it first, or the replica before it with --forward-to, until it has a first segment"
 )

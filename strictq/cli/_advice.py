@@ -78,6 +78,9 @@ WORDS: Final[dict[str, str]] = {
     "majority": "start the members that do not answer; if they are lost for good: strictq promote PATH --force",
     "form_chain": "form it on the primary's host: strictq members QUEUE --form TARGET --form TARGET",
     "no_member": "promote a member, see strictq members PATH; to use this host again, start an empty replica",
+    "forward_or_drop": (
+        "start it with --forward-to, or drop that member on the primary's host: strictq members QUEUE --drop TARGET"
+    ),
     "show_members": "show the members: strictq members PATH",
     "replica_gap": "restore an earlier state; list them with strictq replicas TARGET --points",
     "lane_held": "the key is held ({by}); release it with strictq release{rest}",
