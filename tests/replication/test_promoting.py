@@ -165,7 +165,7 @@ def test_what_is_no_replica(tmp_path: Path, q: Queue, token: Path) -> None:
         with pytest.raises(InvalidArgument):
             promote(odd)  # type: ignore[arg-type]
     Replica(tmp_path / "new", token_file=token).close()
-    with pytest.raises(QueueNotFound, match="no whole state"):
+    with pytest.raises(QueueNotFound, match="no complete state"):
         promote(tmp_path / "new")
     assert ReplicaState.read(tmp_path / "new").term == 1
 
@@ -185,7 +185,7 @@ def test_a_receiver_that_does_not_let_go(q: Queue, home: Path, token: Path, monk
         until_level(q, home)
         q.close()
         receiver.signal(signal.SIGSTOP)
-        with pytest.raises(StoreBusy, match="does not let go") as e:
+        with pytest.raises(StoreBusy, match="does not close it") as e:
             promote(home, force=True)
         assert "strictq replica" in e.value.hint
         receiver.signal(signal.SIGCONT)

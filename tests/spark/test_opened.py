@@ -60,7 +60,7 @@ def test_who_asks_for_another_queue_closes_none(tmp_path: Path) -> None:
 def test_another_queue_than_was_planned_is_an_error(tmp_path: Path) -> None:
     make(tmp_path / "q", "k")
     for _ in range(2):
-        with pytest.raises(QueueNotFound, match="is another one than when this was planned"):
+        with pytest.raises(QueueNotFound, match="was replaced since this was planned"):
             _opened.looking(str(tmp_path / "q"), "0" * 32)
     shutil.rmtree(tmp_path / "q")
     with pytest.raises(QueueNotFound, match="there is no queue at"):

@@ -211,7 +211,7 @@ GOOD = "SELECT 'k' AS key, 'b' AS body"
     [
         ("SELECT 'b' AS body", {}, "the column key is missing"),
         ("SELECT 'k' AS key", {}, "the column body is missing"),
-        ("SELECT 'k' AS key, 'b' AS body, 1 AS seq", {}, "the column seq is no part of a message"),
+        ("SELECT 'k' AS key, 'b' AS body, 1 AS seq", {}, "the column seq is not part of a message"),
         ("SELECT 'k' AS key, 1 AS body", {}, "the column body must be binary or string, not int"),
         ("SELECT 1.5D AS key, 'b' AS body", {}, "the column key must be binary or string or .*, not double"),
         ("SELECT 'k' AS key, 'b' AS body, 'soon' AS delay", {}, "the column delay must be .*, not string"),
