@@ -181,9 +181,7 @@ def verify_shard(db: apsw.Connection, catalog: Catalog, part: Range) -> None:
     for name, expected in _identity(catalog, part).items():
         found = db.execute(SHARD.read_meta, (name,)).get
         if found != expected:
-            raise StoreCorrupt(
-                f"{part.file} has {name} {found!r}, not {expected!r}: it belongs to another queue", shard=part.shard
-            )
+            raise StoreCorrupt(f"{part.file} has {name} {found!r}, not {expected!r}: it is of another queue", shard=part.shard)
 
 
 def read(directory: Path, *, read_only: bool = False, older: bool = False) -> Catalog:
