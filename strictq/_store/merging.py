@@ -81,8 +81,7 @@ class Merging:
         return self._store.shards[shard].look(merging.listed)
 
     def sends_behind(self, shard: int, fork: Fork, messages: Sequence[Listed]) -> Iterator[list[Arriving]]:
-        """Yield the unresolved sends of a shard after the fork in the order of their arrival, then those in outboxes on their
-        way to it.
+        """Yield the unresolved sends of a shard after the fork, by arrival, then those in outboxes on their way to it.
 
         Args:
             messages: what `listed` returned for the shard.

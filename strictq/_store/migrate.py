@@ -60,8 +60,7 @@ def _plain_version(found: int, kind: int) -> int:
 
 
 def require(db: apsw.Connection, kind: int, shard: int, *, older: bool = False) -> bool:
-    """Refuse a file that is not of this version's format. Return whether it is the queue.db of a queue that was ever
-    replicated.
+    """Refuse a file of another format. Return whether it is the queue.db of a queue that was ever replicated.
 
     Args:
         older: accept an older format, too.

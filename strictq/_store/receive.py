@@ -1,4 +1,4 @@
-"""Receiving: the shards are asked in turn, and where a receive is interrupted, nothing that it leased stays leased."""
+"""Receiving: claim from the shards in turn. If a receive is interrupted, nothing that it leased stays leased."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .shard import Shard
 from .store import Store
 
 PASSING_SECONDS: Final = 0.02
-"""So long a receive waits for a shard that other calls are writing to before it goes on to the next one."""
+"""How long a receive waits for a shard that other calls are writing to before it claims from the next one."""
 BUSY_LOOK: Final = 5_000
-"""Microseconds after which a waiting receive comes back to a shard that it passed over."""
+"""The microseconds after which a waiting receive returns to a shard that it skipped."""
 
 
 class Joined:
-    """Acks that a receive commits together with what it leases, in the shards that it leases from.
+    """Acks that a receive commits together with its leases, in the shards that it leases from.
 
     Attributes:
-        work: of each shard, what is not committed yet.
-        done: of each shard that committed it, what was refused.
+        work: the uncommitted acks of each shard.
+        done: the refused acks of each shard that committed.
     """
 
     __slots__ = ("done", "work")
@@ -43,7 +43,7 @@ class Joined:
     def of(
         cls, work: dict[int, tuple[Sequence[tuple[Settlement, int, int]], Sequence[Settlement], Sequence[Settlement]]]
     ) -> Joined:
-        """Of each shard, `last`, `heads` and `starting` of `Storage.advance`."""
+        """Return the acks from each shard's `last`, `heads` and `starting` of `Storage.advance`."""
         return cls({shard: Advance(*some) for shard, some in work.items()})
 
 
@@ -81,9 +81,9 @@ def _receive(
     joined: Joined | None = None,
 ) -> int | None:
     if store.directory is None:
-        store.forget()  # a queue in memory has no thread for it
+        store.forget()  # an in-memory queue has no thread for it
     elif time.monotonic() >= store.dead_at:
-        with suppress(StrictqError):  # it is tried again
+        with suppress(StrictqError):  # it is retried
             store.end_dead()
     failures: list[StrictqError] = []
     soonest: int | None = None
@@ -125,7 +125,7 @@ def _receive(
 
 
 def _receive_directly(store: Store, request: Request, into: list[Claimed], brought: list[Brought]) -> bool:
-    """Receive from a single shard, which is likely to have something, by one statement. False: it can't be done so now."""
+    """Receive from a single shard, which probably has messages, with one statement. Return False if that is not possible now."""
     shard = store.shards[0]
     fast = shard.fast
     if fast is None or not shard.gave or time.monotonic() >= store.dead_at:
@@ -145,12 +145,12 @@ def _receive_directly(store: Store, request: Request, into: list[Claimed], broug
 
 
 def failures(store: Store, keys: Sequence[bytes] | None) -> list[StoreError | None]:
-    """Why shards that a receive of these keys would ask are quarantined; None for each that serves."""
+    """Return why the shards that a receive of these keys reads are quarantined; None for each that serves."""
     return [shard.failed for shard in _claimable(store, keys)]
 
 
 def more(shard: Shard, held: Held, seq: int, limit: int) -> list[Row]:
-    """Grow a lease. See Storage.more."""
+    """Extend a lease. See Storage.more."""
     batch = held.some([seq])
     rows = shard.lease(bound(settle.more, batch, limit), lambda rows: [row[ID] for row in rows[:1]])
     apart = {row[SEQ]: row[ID] for row in rows if len(row[BODY]) > INLINE_BYTES_MAX}
@@ -162,10 +162,10 @@ def more(shard: Shard, held: Held, seq: int, limit: int) -> list[Row]:
 def _claim_from(
     store: Store, shard: Shard, request: Request, brought: list[Brought], seconds: float | None, joined: Joined | None
 ) -> tuple[Claimed | None, int | None]:
-    """Claim what one shard has ready. Also when that may change by itself, if it has nothing.
+    """Claim what one shard has ready. If it has nothing, return when that may change by itself.
 
     Raises:
-        StoreBusy: the shard's write lock could not be had within so many seconds; nothing changed.
+        StoreBusy: the shard's write lock was not free within that many seconds; nothing changed.
     """
     if shard.gave or store.outlook(shard, seconds)[0]:
         got = _claim(shard, request, brought, seconds, joined)
@@ -179,11 +179,11 @@ def _claim_from(
 def _claim(
     shard: Shard, request: Request, brought: list[Brought], seconds: float | None, joined: Joined | None = None
 ) -> Claimed:
-    """Lease from one shard until it gives something or nothing is ready.
+    """Lease from one shard until the claim returns something or nothing is ready.
 
     Args:
-        brought: gets what was leased as soon as it is, for a caller that is interrupted on the way.
-        seconds: how long to wait for the shard's write lock; None: as every call does.
+        brought: gets each claim as soon as it is made, for a caller that is interrupted.
+        seconds: how long to wait for the shard's write lock; None: BUSY_SECONDS.
     """
 
     work = None if joined is None else joined.work.get(shard.number)
@@ -221,13 +221,13 @@ def _heads(claimed: Claimed) -> list[int]:
 
 
 def _renew_worn(store: Store, shard: Shard, got: Claimed, request: Request) -> None:
-    """Where the commit took so long that little is left of the leases: no consumer has them yet, so they start again now."""
+    """Renew leases if the commit took so long that little of them is left. No consumer has them yet, so they restart now."""
     worn = store.now() + got.lease // 2
     if not got.deadline < worn:
         return
     batches = [held.some([held.rows[0][SEQ]]) for held in got.leases]
     if request.ack_first:
-        # Resolved already: the messages are this consumer's, whoever has the lanes by now.
+        # They are resolved, so the messages are this consumer's even if another one leases the lanes.
         with suppress(StrictqError):
             _renewed(shard, got, batches)
         return
@@ -235,7 +235,7 @@ def _renew_worn(store: Store, shard: Shard, got: Claimed, request: Request) -> N
 
 
 def _renewed(shard: Shard, got: Claimed, batches: list[Settlement]) -> list[Held]:
-    """Those whose deadline could be moved."""
+    """Return the leases whose deadline could be moved."""
     kept: list[Held] = []
     for held, deadline in zip(got.leases, shard.drain(bound(settle.extend, batches, got.lease), synced=False), strict=True):
         if not isinstance(deadline, LeaseLost):
@@ -245,21 +245,21 @@ def _renewed(shard: Shard, got: Claimed, batches: list[Settlement]) -> list[Held
 
 
 def _give_back(brought: list[Brought]) -> None:
-    """An interrupted receive: nothing it leased may stay leased.
+    """Release everything that an interrupted receive leased.
 
-    What was not committed is left alone: the next claim may have been given the same token.
+    Uncommitted leases are not touched: the next claim may have got the same token.
     """
     for shard, tx, got in brought:
         if not tx.committed:
             continue
         for held in got.leases:
             batch = held.some([held.rows[0][SEQ]])
-            with suppress(StrictqError):  # then the deadline ends it
+            with suppress(StrictqError):  # the deadline ends it then
                 shard.drain(bound(settle.release, [batch]), synced=False)
 
 
 def _claimable(store: Store, keys: Sequence[bytes] | None) -> Sequence[Shard]:
-    """The shards to ask, in rotation. Quarantined ones are passed over, unless there are no others."""
+    """Return the shards to claim from, in rotation. Quarantined ones are skipped, unless there are no others."""
     shards = store.rotation()
     if len(shards) == 1:
         return shards

@@ -458,8 +458,9 @@ class Store(Settings):
     # ---- claiming
 
     def outlook(self, shard: Shard, seconds: float | None = None) -> tuple[bool, int | None]:
-        """Return whether anything is claimable in this shard, and the queue time at which that may change by itself. Takes no
-        write lock.
+        """Return whether anything is claimable in this shard, and the queue time at which that may change by itself.
+
+        Takes no write lock.
 
         Args:
             seconds: in memory, where a shard has one connection, how long to wait for it; None: BUSY_SECONDS.

@@ -1,6 +1,4 @@
-"""The engine's own thread: checkpoints grown WALs, forwards what other processes left in outboxes, and deletes what has
-expired.
-"""
+"""The engine's own thread: checkpoints grown WALs, forwards sends left in outboxes, and deletes what has expired."""
 
 from __future__ import annotations
 
@@ -68,9 +66,7 @@ class Upkeep:
         self.pause()
 
     def pause(self) -> None:
-        """End the thread before a fork, and wait until its current work is done: a child would inherit the locks of a working
-        thread.
-        """
+        """End the thread before a fork, and wait until its work is done: a child would inherit the locks of a working thread."""
         with self._condition:
             self._stopped = True
             self._condition.notify()

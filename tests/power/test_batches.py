@@ -1,4 +1,4 @@
-"""A batch that is written as a whole, and a power cut at any moment: what is decided can be done, what is whole is there."""
+"""A batch, and a power cut at any moment: a decided batch can be completed, and a complete one is stored."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 def stage(staging: Staging, shard: int) -> str:
-    """A staged file with one message of a shard. Past Python's own buffers, so that it is recorded."""
+    """Stage a file with one message of a shard. Bypasses Python's own buffers, so that it is recorded."""
     name, file = staging.create(0, new_run())
     with file:
         os.write(file.fileno(), json.dumps([shard, BODY.decode()]).encode())
@@ -41,7 +41,7 @@ def stage(staging: Staging, shard: int) -> str:
 
 
 def bring(q: strictq.Queue, path: Path, names: list[str]) -> None:
-    """The parts of a decided batch, each into its shard, and then the end."""
+    """Write the parts of a decided batch, each to its shard, and finish it."""
     for name in names:
         shard, body = json.loads(Staging(path, TOKEN.writer).path(name).read_bytes())
         item: Item = (encode_key(KEYS[shard]), body.encode(), None, None)
@@ -50,7 +50,7 @@ def bring(q: strictq.Queue, path: Path, names: list[str]) -> None:
 
 
 def record(place: Path, clock: FakeClock) -> Journal:
-    """A batch over both shards, from its staged files to its end."""
+    """Write a batch over both shards, from its staged files to its end."""
     (place / "recorded").mkdir()
     with recording(place / "recorded", clock) as journal:
         path = journal.root / PLACE
@@ -68,7 +68,7 @@ def record(place: Path, clock: FakeClock) -> Journal:
 
 
 def images(journal: Journal) -> Iterator[tuple[bool, Disk]]:
-    """At any moment, each shard's WAL is on the disk, or only what was synced; and was the program told that all is done?"""
+    """Yield whether the program knows that all is done, and a disk: each shard's WAL is complete, or only synced parts are."""
     platter = Platter(journal.start)
     wals = [journal.number(journal.root / PLACE / f"shard-{shard:04d}.db-wal") for shard in KEYS]
     begun = done = False

@@ -1,4 +1,4 @@
-"""The power goes while the last process closes a queue: its checkpoint, and the truncation of its WAL."""
+"""The power is cut while the last process closes a queue: during its checkpoint, and the truncation of its WAL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 def record(place: Path, clock: FakeClock, level: Level) -> Journal:
-    """Some messages sent and acked, each in a commit of its own, and then the end."""
+    """Send and ack some messages, each in its own commit, and close the queue."""
     (place / "recorded").mkdir()
     with recording(place / "recorded", clock) as journal:
         q = strictq.open(journal.root / PLACE, durability=level, clock=clock)
@@ -41,7 +41,7 @@ def record(place: Path, clock: FakeClock, level: Level) -> Journal:
 
 
 def images(journal: Journal) -> Iterator[tuple[bool, Disk]]:
-    """Whatever is on the disk at any moment from the beginning of the close on; and was it over?"""
+    """Yield whether the close was over, and a possible disk, for every moment from the beginning of the close."""
     platter = Platter(journal.start)
     begun = done = False
     for n, op in enumerate(journal.ops):
@@ -65,7 +65,7 @@ def test_nothing_is_lost_whenever_the_power_goes(level: Level, place: Path) -> N
         put_out(disk, place / "image", random.Random(0))
         with quiet(clock), strictq.open(place / "image" / PLACE, clock=clock, create=False) as q:
             assert q.check() == []
-            left = [m.seq for m in q.peek("k", 100)]  # a receive gives the one alone that a lease of before the cut had started
+            left = [m.seq for m in q.peek("k", 100)]  # a receive delivers a started message alone
             assert left == list(range(left[0], left[-1] + 1)) if left else True, "in order, without a hole"
             if level == "full" or done:
                 assert left == list(range(ACKED + 1, SENT + 1))

@@ -1,4 +1,4 @@
-"""A worker's acks share a commit with its receives, and its starts are not synced: what a power cut and kill -9 leave of that."""
+"""A worker's acks share a commit with its receives, and its starts are not synced: the effects of power cuts and kill -9."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 def test_no_power_cut_brings_an_acked_message_or_a_token_back(place: Path) -> None:
     clock = FakeClock()
     known: list[tuple[int, WorkerEvent]] = []
-    """What the worker reported, and how much was written by then."""
+    """The worker's events, and how much was written by then."""
     root = place / "first"
     root.mkdir()
     with recording(root, clock) as journal:
@@ -42,7 +42,7 @@ def test_no_power_cut_brings_an_acked_message_or_a_token_back(place: Path) -> No
         def note(event: WorkerEvent) -> None:
             known.append((len(journal.ops), event))
 
-        for n in range(6):  # in between the worker runs out of messages
+        for n in range(6):  # the worker runs out of messages in between
             queue.send_many([strictq.Message(b"%d" % n, key=key) for key in KEYS for _ in range(1 + n % 3)])
             Worker(queue, lambda _job: None, batch=4, low_water=3, concurrency=2, on_event=note).run(drain=True)
         journal.recording = False
@@ -92,7 +92,7 @@ def test_a_start_is_not_synced_unless_the_message_was_there_at_the_boot(place: P
     counted.clear()
 
     def works_on_the_old_one(queue: strictq.Queue, journal: Journal) -> None:
-        queue.send(b"", "first")  # the first write after a boot is synced by itself
+        queue.send(b"", "first")  # the first write after a boot is synced anyway
         before = syncs(journal)
         works(queue, journal)
         assert dict(counted)[b"old"] > before

@@ -1,4 +1,4 @@
-"""Whenever the power of a replica's host goes, what it confirmed is there, and receiving and promoting go on."""
+"""After a power cut of a replica's host, everything confirmed is stored, and receiving and promoting continue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.shipping import shipping_to, until
 
 MESSAGES = 4
 EVERY = 10
-"""Of the points at which the power may go, while all is well."""
+"""One of so many points is cut in the normal case."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 @attrs.frozen
 class ReceivedRun:
-    """What was recorded: entries "confirmed" say how many messages the replica has by then, for certain; "promoted" ends it."""
+    """The recording. Entries "confirmed" have the number of messages that the replica certainly has; "promoted" ends it."""
 
     start: Any
     ops: list[Op]
@@ -49,7 +49,7 @@ class ReceivedRun:
 
 
 def shipped(place: Path, clock: FakeClock) -> list[bytes]:
-    """The segments of a queue that has a message more with each."""
+    """Return the segments of a queue that gets one more message with each."""
     with quiet(clock), strictq.open(place / "q", durability="process", clock=clock) as q, shipping_to(q, place / "t") as shipper:
         for n in range(MESSAGES):
             q.send(b"%d" % n, key="k")
@@ -63,12 +63,12 @@ def begin(home: Path, clock: FakeClock) -> ReceivedSegments:
 
 
 def record(place: Path, clock: FakeClock) -> ReceivedRun:
-    """Receive a segment after the other, in two processes' lives, and promote."""
+    """Receive one segment after the other, in two processes, and promote."""
     data = shipped(place, clock)
     header = decode_header(data[0], 0)
     (place / "recorded").mkdir()
     with recording(place / "recorded", clock) as journal, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replica_log, "ROTATE_BYTES", 1)  # so that the log is emptied behind each segment
+        patch.setattr(replica_log, "ROTATE_BYTES", 1)  # so that the log is emptied after each segment
         home = journal.root / "r"
         for part in (range(MESSAGES // 2), range(MESSAGES // 2, MESSAGES)):
             replica = begin(home, clock)
@@ -90,10 +90,10 @@ def _until_applied(home: Path, n: int, clock: FakeClock) -> None:
 
 
 def judge(run: ReceivedRun, image: Path, clock: FakeClock, *, every: int) -> int:
-    """Cut the power at each point, start again, and see what is there. Returns how many images there were.
+    """Cut the power at each point, start again, and verify the result. Return the number of images.
 
     Raises:
-        Broken: something that was confirmed is not there, or receiving or promoting does not go on.
+        Broken: something confirmed is missing, or receiving or promoting does not continue.
     """
     platter, confirmed, promoted, judged = Platter(run.start), 0, False, set()
     for i, op in enumerate(run.ops):
@@ -148,7 +148,7 @@ def _go_on(run: ReceivedRun, home: Path, confirmed: int, promoted: bool, clock: 
 
 
 def _look(home: Path, clock: FakeClock) -> None:
-    """Before the replica is started: a look is refused, or sees a state of the queue."""
+    """Look before the replica is started: that is refused, or shows a state of the queue."""
     try:
         look = strictq.open(home, read_only=True, clock=clock)
     except (StoreBusy, QueueNotFound):
@@ -170,7 +170,7 @@ def test_what_a_replica_confirmed_survives_a_power_cut(place: Path) -> None:
 
 
 class UnsyncedLog:
-    """The module os, as the log sees it, whose fdatasync does nothing."""
+    """The module os for the log, with an fdatasync that does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
@@ -197,7 +197,7 @@ def _unsynced_state(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unsynced_mark(patch: pytest.MonkeyPatch) -> None:
-    """That live/ was synced is not taken back before it is written to."""
+    """Keep the mark that live/ was synced when it is written to."""
 
     def begin(self: ApplyingMark) -> None:
         self._write(False, self._boot)

@@ -1,4 +1,4 @@
-"""The power fails in the middle of a migration: the next run finishes it, and nothing is lost."""
+"""The power is cut in the middle of a migration: the next run finishes it, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Whenever the power goes, what was acknowledged is there, and what is there is right.
+"""After a power cut at any moment, everything acknowledged is stored, and everything stored is right.
 
-A program works on a queue while everything that is written to disk is recorded; then disks are built as a power cut at any
-point of the recording may leave them, and a queue is opened on each (`tests/support/powercut_verify.py` says what must be
-true of it). Some are cut a second time while they are opened.
+A program works on a queue while everything that is written to disk is recorded. Then disks are built as a power cut at any point
+of the recording may leave them, and a queue is opened on each (`tests/support/powercut_verify.py` has the invariants). Some are
+cut a second time while they are opened.
 
-Some six thousand images. For a long campaign set STRICTQ_POWERCUT_IMAGES to their number (shared by the kinds of queue),
-and STRICTQ_POWERCUT_SEED to start from other random numbers; with pytest-xdist it uses several processors:
+There are some six thousand images. For a long campaign set STRICTQ_POWERCUT_IMAGES to their number (shared by the kinds of
+queue), and STRICTQ_POWERCUT_SEED to start from other random numbers. With pytest-xdist it uses several processors:
 
     STRICTQ_POWERCUT_IMAGES=1000000 python -m pytest -n 4 tests/power
 """
@@ -46,7 +46,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 def fresh(place: Path, name: str) -> Path:
-    """An empty directory to record in."""
+    """Return an empty directory to record in."""
     shutil.rmtree(place / name, ignore_errors=True)
     (place / name).mkdir()
     return place / name
@@ -88,7 +88,7 @@ def test_a_second_cut_while_the_queue_is_opened(level: Level, shards: int, place
 
 
 def test_a_queue_in_a_new_directory_is_there_after_a_cut(place: Path) -> None:
-    """Its name is durable, and so are those of the directories that were made for it."""
+    """Its name is durable, and so are the names of the directories that were created for it."""
     root = fresh(place, "recorded")
     clock = FakeClock()
     with recording(root, clock) as journal:

@@ -1,4 +1,4 @@
-"""A receive at "full" is not synced: what a power cut may forget of it, and what it may not."""
+"""A receive at "full" is not synced: what a power cut may lose of it, and what it may not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 def boot(root: Path, clock: FakeClock, program: Callable[[strictq.Queue, Journal], None]) -> Path:
     """Run a program on the queue under `root`, cut the power at its end, and boot.
 
-    Returns a new root, with what was synced and nothing else.
+    Return a new root, with only what was synced.
     """
     root.mkdir(exist_ok=True)
     with recording(root, clock) as journal:
@@ -90,7 +90,8 @@ def test_an_ack_takes_the_receive_before_it_along(place: Path) -> None:
 
 
 def test_a_message_that_brings_the_machine_down_is_found(place: Path) -> None:
-    """What was there when the machine booted is leased with a sync, so each power cut after the first one charges it."""
+    """Messages stored when the machine booted are leased with a sync, so each power cut after the first one charges an attempt.
+    """
     clock = FakeClock()
     attempts: list[int] = []
 
@@ -123,7 +124,7 @@ def test_what_was_sent_since_the_boot_is_leased_without_a_sync(place: Path) -> N
 
 
 def test_of_many_receives_some_are_synced(place: Path) -> None:
-    """So that a power cut can't tear more commits than the detector of damage allows for, in however many processes."""
+    """So a power cut can't tear more commits than the damage detector allows for, in any number of processes."""
     clock = FakeClock()
     synced: list[int] = []
 
@@ -164,7 +165,7 @@ def test_what_a_receive_resolves_or_records_is_synced(verb: str, place: Path) ->
 
 
 def torn(queue: Path, behind: int) -> None:
-    """Damage the frame that so many of the WAL's commits follow, of one page each."""
+    """Damage the frame that is followed by this many of the WAL's commits, of one page each."""
     wal = queue / "shard-0000.db-wal"
     raw = bytearray(wal.read_bytes())
     frames = (len(raw) - wal_file.HEADER_BYTES) // FRAME
@@ -175,13 +176,13 @@ def torn(queue: Path, behind: int) -> None:
 
 
 def filled(queue: Path, clock: FakeClock) -> None:
-    """A killed process leaves a WAL that ends in commits of one page."""
+    """Make a queue of a killed process, whose WAL ends in commits of one page."""
     with quiet(clock), strictq.open(queue, clock=clock) as q:
         for n in range(30):
             q.send(b"%d" % n, "k")
         marks = (queue / layout.MARKS).read_bytes()
         store_of(q).die()
-    (queue / layout.MARKS).write_bytes(marks)  # it is killed before it can note how far the WAL goes
+    (queue / layout.MARKS).write_bytes(marks)  # it is killed before it can record the end of the WAL
 
 
 @pytest.mark.parametrize(("behind", "rebooted", "damaged"), [(1, False, True), (4, True, False), (5, True, True)])

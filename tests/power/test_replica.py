@@ -1,4 +1,4 @@
-"""Whenever the power of a target goes, what was shipped is there, and shipping goes on; and a restored queue is all there."""
+"""After a power cut of a target, everything shipped is stored, and shipping continues. A restored queue is complete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.shipping import ship_once, shipping_to
 
 ROUNDS = 10
 EVERY = 2
-"""Of the points at which the power may go, while all is well."""
+"""One of so many points is cut in the normal case."""
 
 
 @pytest.fixture
@@ -39,16 +39,16 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 @attrs.frozen
 class ShippedRun:
-    """What was recorded: entries "shipped" say how many messages the target has by then, for certain."""
+    """The recording. Entries "shipped" have the number of messages that the target certainly has by then."""
 
     start: Any
     ops: list[Op]
     queues: list[Path]
-    """The queue, by how many messages it had."""
+    """Copies of the queue, by its number of messages."""
 
 
 def record(place: Path, clock: FakeClock) -> ShippedRun:
-    """Ship a message a round; now and then a base, behind which old segments are deleted."""
+    """Ship a message per round, and sometimes a base, after which old segments are deleted."""
     (place / "recorded").mkdir()
     queues = [place / "none"]
     with recording(place / "recorded", clock) as journal, pytest.MonkeyPatch.context() as patch:
@@ -76,10 +76,10 @@ def _copied(queue: Path, to: Path) -> Path:
 
 
 def judge(run: ShippedRun, image: Path, clock: FakeClock, *, every: int) -> int:
-    """Cut the power at each point, and see what is left. Returns how many images there were.
+    """Cut the power at each point, and verify the result. Return the number of images.
 
     Raises:
-        Broken: something that was shipped is not there, or shipping does not go on.
+        Broken: something shipped is missing, or shipping does not continue.
     """
     platter, shipped, judged = Platter(run.start), 0, set()
     for n, op in enumerate(run.ops):
@@ -98,7 +98,7 @@ def judge(run: ShippedRun, image: Path, clock: FakeClock, *, every: int) -> int:
             try:
                 if shipped:
                     require(image, shipped, clock)
-                # The queue is where it was, with the message that was under way.
+                # The queue is in its last state, including the message in transit.
                 live = run.queues[min(shipped + 1, ROUNDS)]
                 shutil.copytree(live, image / "q")
                 with quiet(clock), strictq.open(image / "q", durability="process", clock=clock) as q:
@@ -116,7 +116,7 @@ def _is_ours(target: Path) -> bool:
 
 
 def require(image: Path, least: int, clock: FakeClock) -> None:
-    """Restore the newest state: it has the first messages, this many at least."""
+    """Restore the newest state, and require its first messages: at least this many."""
     shutil.rmtree(image / "r", ignore_errors=True)
     with quiet(clock):
         restore(image / "t", image / "r")
@@ -166,7 +166,7 @@ def test_each_sync_of_the_target_is_needed(
 
 
 def record_restore(place: Path, clock: FakeClock) -> tuple[Any, list[Op]]:
-    """Restore a queue, and nothing after that."""
+    """Restore a queue, and do nothing after that."""
     with quiet(clock), strictq.open(place / "q", durability="process", shards=2, clock=clock) as q:
         for n in range(ROUNDS):
             q.send(b"%d" % n, key="k")
@@ -180,7 +180,7 @@ def record_restore(place: Path, clock: FakeClock) -> tuple[Any, list[Op]]:
 
 
 def judge_restored(start: Any, ops: list[Op], image: Path, clock: FakeClock) -> None:
-    """A queue with this name is whole; and when the restore has returned, it is there.
+    """Require a queue with this name to be complete, and to exist once the restore has returned.
 
     Raises:
         Broken: it is not.

@@ -1,4 +1,4 @@
-"""What one power cut took of a WAL does not come back after the next one, which may make the torn WAL whole."""
+"""What one power cut took from a WAL does not return after the next cut, which may complete the torn WAL."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def bodies(queue: Path, clock: FakeClock) -> list[bytes]:
 
 
 def first_boot(place: Path, clock: FakeClock) -> tuple[Path, bytes]:
-    """Send five messages at "process", and cut the power: the frames of the third are lost, those behind it are not.
+    """Send five messages at "process", and cut the power: the frames of the third are lost, and later ones are not.
 
-    Returns the queue, and the WAL as it would have been.
+    Return the queue, and the complete WAL.
     """
     queue = place / PLACE
     with quiet(clock), strictq.open(queue, durability="process", clock=clock) as q:
@@ -61,9 +61,9 @@ def first_boot(place: Path, clock: FakeClock) -> tuple[Path, bytes]:
 
 
 def second_boot(queue: Path, clock: FakeClock, place: Path) -> tuple[list[bytes], Path]:
-    """Open the queue, let it commit, and cut the power again: nothing that was not synced is on the disk.
+    """Open the queue, let it commit, and cut the power again: only what was synced is on the disk.
 
-    Returns what it delivered first, and the disk that is left.
+    Return what it delivered first, and the remaining disk.
     """
     with recording(queue.parent, clock) as journal:
         q = strictq.open(queue, clock=clock, create=False)
@@ -80,9 +80,9 @@ def second_boot(queue: Path, clock: FakeClock, place: Path) -> tuple[list[bytes]
 
 
 def make_whole(queue: Path, whole: bytes) -> None:
-    """What the second cut may do: the sectors where the WAL was torn hold what the first boot meant to write there.
+    """Complete the WAL, as the second cut may: the sectors where it was torn hold what the first boot was to write there.
 
-    A commit of the second boot writes these sectors; of two writes of one page most sectors are equal.
+    A commit of the second boot writes these sectors. Of two writes of one page most sectors are equal.
     """
     raw = bytearray(wal_of(queue).read_bytes())
     torn = next((at for at in range(0, min(len(raw), len(whole)), 512) if raw[at : at + 512] != whole[at : at + 512]), None)
@@ -102,7 +102,7 @@ def test_what_a_cut_took_stays_away_after_the_next_cut(place: Path) -> None:
 
 
 def test_the_old_way_brings_it_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test before this one would notice."""
+    """The previous test would notice it."""
     monkeypatch.setattr(checkpoint.ShardWal, "drop_torn", lambda *_args: None)
     (place / "recorded").mkdir()
     clock = FakeClock()
@@ -114,7 +114,7 @@ def test_the_old_way_brings_it_back(place: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_only_what_lies_behind_the_last_commit_is_dropped(place: Path) -> None:
-    """By the first open of a boot, and before anything is written."""
+    """The first open of a boot drops it, before anything is written."""
     clock = FakeClock()
     queue, whole = first_boot(place, clock)
     torn = wal_of(queue).stat().st_size

@@ -1,4 +1,4 @@
-"""Named consumers, workers, operators, restarts and reboots in any order: every message is done once, and batches repeat."""
+"""Named consumers, workers, operators, restarts and reboots in any order: every message is processed once, and batches repeat."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEEP = 3
 
 
 class HandoutsMachine(RuleBasedStateMachine):
-    """What was sent, what each hand-out had, and what is done; compared with the queue after every step."""
+    """What was sent, the contents of each batch, and what is processed; compared with the queue after every step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class HandoutsMachine(RuleBasedStateMachine):
         self.dead: set[tuple[str, int]] = set()
         self.released: set[int] = set()
         self.working: list[Delivery] = []
-        self.offset = 0  # what the stream's checkpoint says
+        self.offset = 0  # the offset in the stream's checkpoint
         self.q = self._open()
         self.h = holder(self.q, keep=KEEP)
 
@@ -50,7 +50,7 @@ class HandoutsMachine(RuleBasedStateMachine):
             self.q.close()
             shutil.rmtree(self.place, ignore_errors=True)
 
-    # --- what happens
+    # --- rules
 
     @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=12))
     def send(self, keys: list[str]) -> None:
@@ -59,7 +59,7 @@ class HandoutsMachine(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 8), committed=st.booleans())
     def take(self, most: int, committed: bool) -> None:
-        """The stream takes the next batch, or asks for the one it has again."""
+        """Let the stream take the next batch, or its present one again."""
         start = self.offset if not committed else min(self.h.last, self.offset + 1)
         before = self.h.last
         n = self.h.take(start, messages_max=most)
@@ -92,7 +92,7 @@ class HandoutsMachine(RuleBasedStateMachine):
 
     @rule()
     def listener(self) -> None:
-        """The driver hears that the newest batch is committed."""
+        """Notify the driver that the newest batch is committed."""
         if self.h.last == 0 or self.h.last in self.released:
             return
         acknowledge(self.q._storage, "etl", self.h.last)
@@ -100,7 +100,7 @@ class HandoutsMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """The holder and everybody else die; the queue is opened again."""
+        """Kill the holder and all other processes, and reopen the queue."""
         self.q.close()
         self.working.clear()
         self.q = self._open()
@@ -120,7 +120,7 @@ class HandoutsMachine(RuleBasedStateMachine):
 
     @rule(back=st.integers(1, KEEP + 3))
     def old_checkpoint(self, back: int) -> None:
-        """Spark's newest files are lost: it asks for a batch that was acked."""
+        """Lose Spark's newest files, so that it requests a batch that was acked."""
         n = self.offset - back
         if n < 0:
             return
@@ -166,7 +166,7 @@ class HandoutsMachine(RuleBasedStateMachine):
 
     @rule()
     def release(self) -> None:
-        """An operator gives up what is open; the stream starts with a new checkpoint."""
+        """Release what is open, as an operator. The stream starts with a new checkpoint."""
         acked, last = self.h.acked, self.h.last
         self.h.close()
         self.q.release_consumer("etl")
@@ -175,7 +175,7 @@ class HandoutsMachine(RuleBasedStateMachine):
         assert self.h.acked == last
         self.offset = last
 
-    # --- what must hold
+    # --- invariants
 
     @invariant()
     def the_queue_is_sound(self) -> None:
@@ -196,7 +196,7 @@ class HandoutsMachine(RuleBasedStateMachine):
             except strictq.LeaseLost:
                 continue
         self.working.clear()
-        self.clock.advance(100.0)  # the leases of workers that died are over
+        self.clock.advance(100.0)  # the leases of dead workers have expired
         self.fresh_checkpoint()
         while True:
             before = self.offset

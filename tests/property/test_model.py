@@ -1,11 +1,10 @@
-"""Random walks over the public interface, step by step compared with a model written from the documentation.
+"""Random walks over the public interface, compared step by step with a model written from the documentation.
 
-Two consumers work on one directory (or in memory), over one to four shards, in blocking and in awaited form. Time moves
-only when the walk says so; the wall clock jumps; the machine reboots. After every step each lane, the dead letters, the
-statistics, the program's own table and `check()` must agree with the model; at the end everything is drained, and every
-message must have come to its end.
+Two consumers work on one directory (or in memory), over one to four shards, in blocking and in awaited form. Time moves only when
+the walk says so, the wall clock jumps, and the machine reboots. After every step each lane, the dead letters, the statistics, the
+program's own table and `check()` must agree with the model. At the end everything is drained, and every message must be resolved.
 
-STRICTQ_HYPOTHESIS_EXAMPLES=2000 runs that many walks of 80 steps per form instead of the few short ones of every day.
+STRICTQ_HYPOTHESIS_EXAMPLES=2000 runs that many walks of 80 steps per form instead of the default few short ones.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ PROFILE = settings(
     max_examples=EXAMPLES or 50,
     stateful_step_count=80 if EXAMPLES else 30,
     deadline=None,
-    derandomize=not EXAMPLES,  # every day the same walks; the long form takes others each time
+    derandomize=not EXAMPLES,  # the default runs the same walks each time; the long form takes others
     database=None,
     print_blob=True,
     report_multiple_bugs=False,
@@ -44,7 +43,7 @@ PROFILE = settings(
 )
 
 KEYS: list[Key] = ["a", b"a", 1, "ключ"]
-# Time passes in whole seconds, everything else ends at a fraction of one: nothing is due exactly now.
+# Time passes in whole seconds, and everything else ends at a fraction of one, so nothing is due exactly now.
 key = st.sampled_from(KEYS)
 delay = st.sampled_from([0.0] * 8 + [3.5, 40.5])
 ttl = st.sampled_from([None] * 6 + [10.5, 50.5])
@@ -54,11 +53,11 @@ handle = st.integers(0, 1)
 
 
 class Failure(Exception):
-    """What goes wrong inside a transaction of these tests."""
+    """A failure inside a transaction of these tests."""
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """The walk. Subclasses say where the queue is and how it is called."""
+    """The walk. Subclasses define where the queue is and how it is called."""
 
     in_memory: ClassVar[bool] = False
     awaited: ClassVar[bool] = False
@@ -139,7 +138,7 @@ class QueueMachine(RuleBasedStateMachine):
                 shutil.rmtree(self.place)
 
     def _drain(self) -> None:
-        """Whatever is not resolved comes out, once the operator lets it and time has passed."""
+        """Receive everything unresolved, once the operator permits it and time has passed."""
         for _ in range(3_000):
             for lane_key in list(self.model.lanes):
                 self._let_go(lane_key)
@@ -228,7 +227,7 @@ class QueueMachine(RuleBasedStateMachine):
     # --- a holder's verbs --------------------------------------------------------------------------------------------
 
     def _chosen(self, n: int) -> Any:
-        # The newest first: smaller numbers are tried first, and the newest is the one most likely still alive.
+        # The newest first: smaller numbers are tried first, and the newest is most likely still alive.
         return self.deliveries[-1 - n % len(self.deliveries)][1]
 
     def _settle(self, d: Any, call: Callable[[], object], tell: Callable[[], object]) -> None:
@@ -259,25 +258,25 @@ class QueueMachine(RuleBasedStateMachine):
     def _start(self, n: int, _: Any) -> None:
         d = self._chosen(n)
         if self.model.valid(d) and not self.model.lowest(d):
-            return  # work starts in order
+            return  # handlers start in order
 
         if self.model.valid(d):
             d.start()
             assert d.attempt == self.model.started(d)
         else:
-            # Where the attempt was charged at hand-out, there is nothing to write, and so nothing that must notice.
+            # If the attempt was charged at delivery, there is nothing to write, and so nothing that must notice.
             with suppress(LeaseLost):
                 d.start()
 
     def _extend(self, n: int, seconds: float | None) -> None:
         d = self._chosen(n)
-        seconds = 120.5 if seconds is None else 500.5  # never less than what is left
+        seconds = 120.5 if seconds is None else 500.5  # never less than the remaining time
         try:
             d.extend(seconds)
         except LeaseLost:
             assert not self.model.valid(d)
         else:
-            # Through a delivery that is settled, too: it is the lease that is extended.
+            # Also through a settled delivery, because it is the lease that is extended.
             assert self.model.alive(d)
             self.model.extended(d, seconds)
 
@@ -316,7 +315,7 @@ class QueueMachine(RuleBasedStateMachine):
         outcomes=st.lists(st.sampled_from(["start", "ack", "ack", "nack", "defer", "reject", "leave"]), min_size=1, max_size=4),
     )
     def work(self, h: int, outcomes: list[str]) -> None:
-        """A consumer takes a batch and goes through it in order."""
+        """Let a consumer take a batch and handle it in order."""
         ds = self._receive(h, len(outcomes), None, None, 5.5)
         self.deliveries += [(h, d) for d in ds]
         for place, outcome in zip(range(len(ds) - 1, -1, -1), outcomes, strict=False):
@@ -325,7 +324,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(h=handle, max_messages=st.integers(1, 4), start=st.booleans(), seconds=st.sampled_from([6, 6, 31]))
     def consumer_dies(self, h: int, max_messages: int, start: bool, seconds: int) -> None:
-        """A consumer takes a batch, perhaps begins to work, and is never heard of again until its lease is over."""
+        """Let a consumer take a batch, perhaps begin to work, and disappear until its lease has expired."""
         ds = self._receive(h, max_messages, None, None, 5.5)
         self.deliveries += [(h, d) for d in ds]
         if ds and start:
@@ -456,7 +455,7 @@ class QueueMachine(RuleBasedStateMachine):
     def _reboot(self, down_seconds: int) -> None:
         for q in self.queues:
             q.close()
-        # Between two boots only the wall clock counts; the model has no opinion on a wrong one.
+        # Between two boots only the wall clock counts. The model does not predict the effects of a wrong one.
         self.clock.jump_wall(-self.skew)
         self.skew = 0.0
         self.clock.reboot(float(down_seconds))
@@ -528,7 +527,7 @@ class DiskMachine(QueueMachine):
 
 
 class MemoryMachine(QueueMachine):
-    """Two consumers of one queue in memory."""
+    """Two consumers of one in-memory queue."""
 
     in_memory = True
 

@@ -1,6 +1,6 @@
 """Every sequence of a few steps of two consumers on two keys: tests/support/small_scope.py.
 
-`python -m tests.campaigns enumerate` runs all of five steps. STRICTQ_SMALL_SCOPE_SEED chooses others of them for the test.
+`python -m tests.campaigns enumerate` runs all sequences of five steps. STRICTQ_SMALL_SCOPE_SEED selects others for the test.
 """
 
 from __future__ import annotations

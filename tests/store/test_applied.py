@@ -1,4 +1,4 @@
-"""Batches that are written once: decided, put in parts, finished; and messages that come by columns."""
+"""Batches that are written once: decided, put in parts, finished; and messages sent by columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.queues import Opener, ack_all, drain, keys_by_shard, labels
 
 
 def rows(pairs: list[tuple[str, bytes]]) -> PlainRows:
-    """Messages in columns, from pairs of key and body in the order of their arrival."""
+    """Return messages in columns, from pairs of key and body in the order of their arrival."""
     keys = list(dict.fromkeys(key for key, _ in pairs))
     places = [[n for n, (key, _) in enumerate(pairs) if key == each] for each in keys]
     flat = [n for some in places for n in some]
@@ -117,7 +117,7 @@ def test_parts_go_on_where_they_stopped(disk: Opener) -> None:
     put(q, token, 1, parts[0][1], shard=0)
     q.close()  # the writer died here
     q = disk()
-    # Another try would have brought other files: the first decision stays.
+    # Another attempt would have other files: the first decision stays.
     known = bulk(q).decide(token, Size(99), "other files")
     assert known.rows == 6
     assert known.files == "these files"
@@ -136,7 +136,7 @@ def test_parts_go_on_where_they_stopped(disk: Opener) -> None:
 
 
 def test_a_writer_that_comes_back_late_writes_nothing(disk: Opener) -> None:
-    """It was stopped between its decision and its part, and another process has gone on to later batches."""
+    """Its writer was stopped between its decision and its part, and another process has continued with later batches."""
     q = disk()
     late = Token.query("a", 0)
     bulk(q).decide(late, Size(1), "files")

@@ -1,4 +1,4 @@
-"""A shard that is being written holds up no call that another shard can answer."""
+"""Writing to one shard blocks no call that another shard can serve."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ with strictq.open(sys.argv[1]) as q, q.transaction(key=sys.argv[2]) as tx:
 
 @pytest.fixture(autouse=True)
 def forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that waits for a lock does not give up while the test runs."""
+    """Let a call that waits for a lock wait for as long as the test runs."""
     monkeypatch.setattr(writer, "BUSY_SECONDS", 3600.0)
     monkeypatch.setattr(connection, "BUSY_SECONDS", 3600.0)
 
 
 @pytest.fixture(params=["thread", "process", "memory"])
 def holder(request: pytest.FixtureRequest) -> str:
-    """Who holds shard B."""
+    """Return what holds shard B."""
     return str(request.param)
 
 
 @pytest.fixture(params=["full", "process"])
 def q(request: pytest.FixtureRequest, holder: str, tmp_path: Path) -> Iterator[Queue]:
-    """A queue of two shards, whose depth is limited."""
+    """Yield a queue of two shards, whose depth is limited."""
     path = ":memory:" if holder == "memory" else tmp_path / "queue"
     config = QueueConfig(max_depth=1000)
     with strictq.open(path, shards=2, durability=request.param, config=config) as opened:
@@ -62,7 +62,7 @@ def q(request: pytest.FixtureRequest, holder: str, tmp_path: Path) -> Iterator[Q
 
 @contextmanager
 def held(q: Queue, holder: str) -> Iterator[Callable[[], None]]:
-    """Another thread, or another process, is inside a transaction on shard B; the function given ends it."""
+    """Keep another thread, or another process, inside a transaction on shard B, until the yielded function is called."""
     if holder == "process":
         command = [sys.executable, "-c", HOLDER, q.path, B]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -95,7 +95,7 @@ def held(q: Queue, holder: str) -> Iterator[Callable[[], None]]:
 
 
 class Started:
-    """A call in a thread of its own."""
+    """A call in its own thread."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._outcome: list[Any] = []
@@ -110,7 +110,7 @@ class Started:
             self._outcome.append(e)
 
     def result(self) -> Any:
-        """What it returned, by now or soon."""
+        """Return its result, which comes soon."""
         self._thread.join(PATIENCE_SECONDS)
         assert self._outcome, "it waits for shard B"
         if isinstance(self._outcome[0], BaseException):
@@ -123,7 +123,7 @@ class Started:
 
 
 def unhindered(call: Callable[[], T]) -> T:
-    """The call's result, which must come while shard B is held."""
+    """Return the call's result, which must come while shard B is held."""
     result: T = Started(call).result()
     return result
 
@@ -200,7 +200,7 @@ def test_an_empty_queue_is_reported_without_waiting(q: Queue, holder: str) -> No
 def test_what_is_ready_only_in_the_held_shard_is_waited_for(
     q: Queue, holder: str, wait: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A receive whose time is over waits for the lock, and one whose time is not looks again and again."""
+    """A receive whose time is over waits for the lock. One with time left looks repeatedly."""
     q.send(b"", B)
     tries: list[float | None] = []
     claim_from = receiving._claim_from
@@ -305,7 +305,7 @@ def test_the_engines_thread_checkpoints_another_shard(tmp_path: Path, monkeypatc
     with strictq.open(tmp_path / "queue", shards=2, durability="process") as q:
         a, b = (store_of(q).shard_of(encode_key(key)) for key in (A, B))
         with held(q, "process"):
-            b.wal.pages = 1000  # there is something to finish, for which nobody else may write
+            b.wal.pages = 1000  # there is something to finish, which needs the write lock
             store_of(q).wal_grew(b.number)
             q.send_many([Message(b"x" * 700, key=A)] * 1000)
             store_of(q).wal_grew(a.number)

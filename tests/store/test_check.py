@@ -1,4 +1,4 @@
-"""check() finds every broken invariant, puts right what can be without losing anything, and never breaks itself."""
+"""check() finds every broken invariant, repairs what it can without a loss, and never fails itself."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from strictq.testing import FakeClock
 from tests.support.internals import connected, connection_of, fold, seal, store_of, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard, shard_file
 
-pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
+pytestmark = pytest.mark.usefixtures("cold")  # they read the tables
 
 PAGE = 4096
 
 
 def furnish(disk: Opener, clock: FakeClock) -> tuple[Queue, dict[str, int]]:
-    """A queue with a lane in every state, and the lanes' numbers."""
+    """Return a queue with a lane in every state, and the lanes' numbers."""
     q = disk(shards=2)
     keys = _keys(0)
     q.send_many([Message(b"%d" % n, key=keys[name]) for name in NAMES for n in range(4)])
@@ -57,7 +57,7 @@ NAMES = ["ready", "leased", "dead", "waiting", "held", "once", "expired"]
 
 
 def _keys(shard: int) -> dict[str, str]:
-    """A key for each purpose, all in one shard."""
+    """Return a key for each purpose, all in one shard."""
     found: dict[str, str] = {}
     with strictq.open(":memory:", shards=2) as q:
         for name in [*NAMES, "delayed", "nobody"]:
@@ -70,7 +70,7 @@ def _keys(shard: int) -> dict[str, str]:
 
 @attrs.frozen
 class Seed:
-    """One broken invariant: what reports it, how it is made, and whether check(fix=True) puts it right."""
+    """One broken invariant: the rule that reports it, how it is made, and whether check(fix=True) repairs it."""
 
     rule: str
     sql: tuple[str, ...]
@@ -162,7 +162,7 @@ SEEDS = [
         "integrity", "PRAGMA ignore_check_constraints = ON", "UPDATE message SET seq = -1 WHERE lane = {ready} AND seq = 1",
         name="a constraint",
     ),
-    # What no rule names yet, and an operator would want to know.
+    # What no specific rule covers, and an operator would want to know.
     seed("counter", "DELETE FROM counter", name="it is gone"),
     seed("counter", "UPDATE dead SET id = 999999", name="arrival of a dead letter"),
     seed("lease", "UPDATE lease SET hi = 60, pending = 4 WHERE lane = {leased}", name="past the tail"),
@@ -188,7 +188,7 @@ def _shard(key: str) -> int:
 
 
 def contents(disk: Opener) -> dict[str, list[tuple[Any, ...]]]:
-    """What must not be lost: every message, dead letter and body of the damaged shard."""
+    """Return what must not be lost: every message, dead letter and body of the damaged shard."""
     file = shard_file(disk.path, 0)
     rows = tamper(file, "SELECT lane, seq, id, body FROM message UNION ALL SELECT lane, seq, id, body FROM dead ORDER BY 3")
     return {"messages": rows, "bodies": tamper(file, "SELECT data FROM body WHERE id <> 7777 ORDER BY id")}
@@ -200,7 +200,7 @@ def test_a_broken_invariant_is_reported_and_mended_where_nothing_is_lost(disk: O
     q.close()
     _harm(disk, broken, lanes)
     before = contents(disk)
-    # An open forwards what waits, so that is looked at by somebody who only looks.
+    # Opening forwards what waits, so read that through a read-only queue.
     q = disk.open(read_only=True, durability=None) if "outbox" in broken.sql[0] else disk()
     problems = q.check()
     assert broken.rule in {p.rule for p in problems}, problems
@@ -217,7 +217,7 @@ def test_a_broken_invariant_is_reported_and_mended_where_nothing_is_lost(disk: O
     left = q.check()
     assert [p for p in left if p.fixable] == []
     q.close()
-    if broken.rule != "redrive":  # there it moves a message back into its lane
+    if broken.rule != "redrive":  # that repair moves a message back into its lane
         assert contents(disk) == before, "mending loses nothing"
     if broken.fixable:
         assert left == []
@@ -225,7 +225,7 @@ def test_a_broken_invariant_is_reported_and_mended_where_nothing_is_lost(disk: O
 
 
 def _use_up(disk: Opener, clock: FakeClock, before: dict[str, list[tuple[Any, ...]]]) -> None:
-    """After mending the queue works: everything in it is handed out once, in order."""
+    """Use a repaired queue: everything in it is delivered once, in order."""
     q = disk()
     for name in NAMES:
         q.release(_keys(0)[name])
@@ -279,7 +279,7 @@ MEANWHILE: list[tuple[str, str, Callable[[Queue, dict[str, str]], object]]] = [
 def test_mending_beside_a_running_queue_does_no_harm(
     disk: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, sql: str, act: Callable[[Queue, dict[str, str]], object]
 ) -> None:
-    """Between looking and mending others go on: what is mended is what is broken then."""
+    """Other writers continue between check and repair. What is broken at the time of the repair is repaired."""
     q, lanes = furnish(disk, clock)
     q.close()
     tamper(shard_file(disk.path, 0), sql.format(**lanes))
@@ -306,7 +306,7 @@ def test_mending_beside_a_running_queue_does_no_harm(
 
 @pytest.fixture
 def folded(disk: Opener) -> Path:
-    """A shard's file, alone and large enough to be hit anywhere."""
+    """Return a shard's file, alone and large enough to be damaged anywhere."""
     q = disk()
     q.send_many([Message(b"x" * (n % 900), key=f"k{n % 30}", headers={"h": "é"}) for n in range(400)])
     q.receive(20)
@@ -342,7 +342,7 @@ def test_flipped_bits_are_reported_or_unseen_but_never_crash(disk: Opener, folde
 def test_a_damaged_page_is_reported_by_its_place(disk: Opener, folded: Path) -> None:
     damaged = bytearray(folded.read_bytes())
     for page in range(2, len(damaged) // PAGE):
-        damaged[page * PAGE] = 0xFF  # no such kind of page
+        damaged[page * PAGE] = 0xFF  # there is no such kind of page
     folded.write_bytes(damaged)
     problems = disk.open(durability=None).check()
     assert {p.rule for p in problems} <= {"integrity", "unreadable"}

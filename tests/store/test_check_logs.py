@@ -1,4 +1,4 @@
-"""check() finds what is wrong with the logs of hot lanes, and says whether it can put it right."""
+"""check() finds what is wrong with the logs of hot lanes, and reports whether it can repair it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.queues import Opener, fill, shard_file
 
 
 def furnish(disk: Opener, monkeypatch: pytest.MonkeyPatch, *, cut: bool) -> None:
-    """A closed queue with hot lanes in every state: some have cooled, and of one the logs were cut."""
+    """Make a closed queue with hot lanes in every state: some have cooled, and the logs of one were cut."""
     q = disk(shards=1, hot_lanes=True)
     if cut:
         fill(q, "cut", 3)
@@ -53,7 +53,7 @@ def furnish(disk: Opener, monkeypatch: pytest.MonkeyPatch, *, cut: bool) -> None
 
 @attrs.frozen
 class Seed:
-    """What is changed, which rule reports it, and whether check(fix=True) puts it right."""
+    """A change, the rule that reports it, and whether check(fix=True) repairs it."""
 
     name: str
     sql: tuple[str, ...]
@@ -71,12 +71,12 @@ def lane(key: str) -> str:
 
 
 def named(key: str, seq: int) -> str:
-    """The data of a row of the journal that names a message. (Ids are small here.)"""
+    """Return the data of a journal row that names a message. (Ids are small here.)"""
     return f"unhex(printf('%02x%014x', {message(key, seq)}, 0))"
 
 
 def row(kind: int, data: str, *, count: int = 1, token: str = "0", top: str = "9999", at: str = "max(at)") -> str:
-    """One more row of the journal."""
+    """Return one more row of the journal."""
     top = "(SELECT max(id) FROM inbox)" if top == "9999" else top
     return (
         f"INSERT INTO journal SELECT max(id) + 1, {kind}, {at}, {top}, {count}, {token}, 1 << 60, 1, 0, 'c', {data}"
@@ -210,7 +210,7 @@ def test_no_memory_is_built_of_what_makes_no_sense(disk: Opener, monkeypatch: py
 
 
 def use(q: strictq.Queue) -> None:
-    """Whatever is wrong, a call does what it should or fails as documented."""
+    """Verify that each call works or fails as documented, whatever is wrong."""
     calls: list[Any] = [
         lambda: q.send(b"", "a"),
         lambda: q.ack_many(q.receive(100)),
@@ -228,7 +228,7 @@ def use(q: strictq.Queue) -> None:
 def test_what_is_right_is_left_alone(disk: Opener, monkeypatch: pytest.MonkeyPatch, cut: bool) -> None:
     furnish(disk, monkeypatch, cut=cut)
     file = shard_file(disk.path)
-    tamper(file, "UPDATE counted SET gate = gate + 7")  # it says only that something else was written
+    tamper(file, "UPDATE counted SET gate = gate + 7")  # it means only that something else was written
     before = tamper(file, "SELECT * FROM journal ORDER BY id")
     q = disk()
     assert q.check() == []

@@ -1,4 +1,4 @@
-"""Every page on the disk is verified, and nobody else's database is touched by that."""
+"""Every page on the disk is verified, and other databases of the process are not affected."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_every_connection_verifies(disk: Opener) -> None:
 
 
 def test_a_queue_without_checksums_is_refused_and_not_touched(disk: Opener) -> None:
-    """As one was made before there were any."""
+    """Such a queue was made before there were checksums."""
     q = disk(shards=2)
     keys = keys_by_shard(2)
     fill(q, keys[1], 2)
@@ -142,7 +142,7 @@ def test_a_queue_made_to_measure_the_cost_of_checksums_has_none(disk: Opener) ->
 
 
 def test_damage_is_met_while_the_queue_is_open_too(disk: Opener) -> None:
-    """What lies in no cache any more is verified when it is read again."""
+    """A page that is in no cache is verified when it is read again."""
     q = disk(shards=2)
     keys = keys_by_shard(2)
     for key in keys.values():

@@ -1,4 +1,4 @@
-"""Queue time: one scale made of two clocks."""
+"""Queue time: one scale, derived from two clocks."""
 
 from __future__ import annotations
 

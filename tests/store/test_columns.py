@@ -12,7 +12,7 @@ SIZE = BlockSize(ROWS, BYTES)
 
 
 def row(seq: int, body: bytes = b"x", headers: str | None = None, attempts: int = 0) -> tuple[Any, ...]:
-    """A message's row, as a claim gives it."""
+    """Return a message's row, as a claim returns it."""
     return (0, 0, b"", 1, seq, None, None, attempts, 100 + seq, 1_000_000 * seq, headers, None, None, None, body)
 
 

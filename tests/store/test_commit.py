@@ -1,4 +1,4 @@
-"""How callers share a commit, what a failure of one means for the others, and what a failed COMMIT means."""
+"""How callers share a commit, what one caller's failure means for the others, and what a failed COMMIT means."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tests.support.running import PATIENCE_SECONDS
 
 @pytest.fixture
 def q(disk: Opener) -> Queue:
-    """A queue whose callers share commits."""
+    """Return a queue whose callers share commits."""
     return disk.open(durability="full")
 
 
 class Crowd:
-    """Callers that come while a leader is busy, and so share one commit.
+    """Callers that arrive while a leader is busy, and so share one commit.
 
-    The first operation occupies the shard; `join` lets others queue up behind it, in order; `go` lets it finish.
+    The first operation occupies the shard. `join` adds waiting callers, in order. `go` lets the operation finish.
     """
 
     def __init__(self, q: Queue) -> None:
@@ -53,7 +53,7 @@ class Crowd:
 
     @property
     def commits(self) -> list[str]:
-        """The COMMITs so far."""
+        """Return the COMMITs so far."""
         return [sql for sql in self.statements if sql == "COMMIT"]
 
     def _occupy(self, tx: Tx) -> str:
@@ -76,14 +76,14 @@ class Crowd:
         thread.start()
 
     def join(self, *operations: Callable[[Tx], Any]) -> None:
-        """Callers that wait, in this order."""
+        """Add waiting callers, in this order."""
         for operation in operations:
             waiting = len(self.writer._grouping._waiting)
             self._start(operation)
             wait_until(lambda n=waiting: len(self.writer._grouping._waiting) > n, "a caller to queue up")  # type: ignore[misc]
 
     def go(self) -> list[Any]:
-        """Let them all; what each got."""
+        """Let all of them run. Return the result of each."""
         self._go.set()
         for thread in self.threads:
             thread.join(PATIENCE_SECONDS)
@@ -95,7 +95,7 @@ class Crowd:
 
 
 def putting(name: str, value: object = 1) -> Callable[[Tx], str]:
-    """An operation that leaves a trace."""
+    """Return an operation that leaves a trace."""
 
     def operation(tx: Tx) -> str:
         tx.run("INSERT INTO meta VALUES (?, ?)", (name, value))
@@ -105,7 +105,7 @@ def putting(name: str, value: object = 1) -> Callable[[Tx], str]:
 
 
 def then_raising(name: str, error: BaseException) -> Callable[[Tx], str]:
-    """An operation that leaves a trace and fails."""
+    """Return an operation that leaves a trace and fails."""
 
     def operation(tx: Tx) -> str:
         putting(name)(tx)
@@ -115,7 +115,7 @@ def then_raising(name: str, error: BaseException) -> Callable[[Tx], str]:
 
 
 def traces(q: Queue) -> set[str]:
-    """The traces that were committed."""
+    """Return the committed traces."""
     rows = shard_of(q).look(lambda db: db.execute("SELECT name FROM meta").fetchall())
     return {name for (name,) in rows if name.startswith("t")}
 
@@ -132,13 +132,13 @@ UNBINDABLE = [10**300, "\ud800", object(), 1j]
 
 
 def selecting(*values: object) -> Callable[[Any], object]:
-    """A look that binds these values to one place."""
+    """Return a read that binds these values to one placeholder."""
     return lambda db: db.execute("SELECT ?", values).get
 
 
 @pytest.mark.parametrize("value", UNBINDABLE, ids=lambda value: type(value).__name__)
 def test_a_value_that_cannot_be_bound_is_no_damage(q: Queue, value: object) -> None:
-    """Wherever it is bound, the shard stays in service, its connection stays open, and nothing changes."""
+    """The shard stays in service, its connection stays open, and nothing changes, wherever the value is bound."""
     fill(q, "k", 1)
     db, shard = connection_of(q), shard_of(q)
     calls: list[Callable[[], object]] = [
@@ -208,7 +208,7 @@ def test_sends_from_many_threads_share_commits_and_keep_their_order(q: Queue) ->
 
 
 def whole_lease(d: Delivery) -> Settlement:
-    """A lease of one message, as its ack gives it to the store."""
+    """Return a lease of one message, as its ack passes it to the store."""
     return d.lease._held.whole(range(d.seq, d.seq + 1))
 
 
@@ -227,7 +227,7 @@ def test_acks_from_many_threads_are_one_pass(q: Queue) -> None:
 
 
 def test_acks_sends_and_others_that_wait_together_each_take_effect(q: Queue) -> None:
-    """And one that lost its lease is told so, alone."""
+    """Only the one that lost its lease gets an error."""
     for n in range(6):
         q.send(b"%d" % n, f"k{n}")
     first, second, lost, partly = q.receive(4)
@@ -273,7 +273,7 @@ def test_one_callers_failure_undoes_only_its_own_work(q: Queue) -> None:
 
 
 def test_what_a_failing_caller_counted_is_undone_with_it(q: Queue) -> None:
-    """Totals and events live in memory until the commit: a savepoint does not bring them back."""
+    """Totals and events are in memory until the commit, so a savepoint does not restore them."""
     events: list[strictq.Event] = []
     q.on_event(events.append)
 
@@ -292,7 +292,7 @@ def test_what_a_failing_caller_counted_is_undone_with_it(q: Queue) -> None:
 
 
 def test_verbs_that_fail_in_a_group_leave_the_others_alone(q: Queue) -> None:
-    """The same through the public verbs: a dead token, a full queue, a send."""
+    """The public verbs behave the same: a dead token, a full queue, a send."""
     q.configure(max_depth=3)
     fill(q, "a", 2)
     (first, *_) = q.receive(1)
@@ -327,11 +327,11 @@ def test_verbs_that_fail_in_a_group_leave_the_others_alone(q: Queue) -> None:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C that reaches the thread which leads."""
+    """Ctrl-C that reaches the leader's thread."""
 
 
 def test_followers_survive_a_leader_that_is_interrupted(q: Queue) -> None:
-    """The interrupt hits the leader while it works for others: nothing is committed, and they are tried again without it."""
+    """The interrupt hits the leader while it works for others. Nothing is committed, and the others are retried without it."""
     crowd = Crowd(q)
     hits = 0
 
@@ -360,7 +360,7 @@ def test_followers_survive_a_leader_that_is_interrupted_in_its_own_operation(q: 
 
 @pytest.mark.parametrize("behind", [True, False], ids=["behind the COMMIT", "before it"])
 def test_nothing_that_a_leader_has_committed_is_run_again(q: Queue, monkeypatch: pytest.MonkeyPatch, behind: bool) -> None:
-    """The interrupt hits the leader as its COMMIT returns: it happened, and its followers must not do it once more."""
+    """The interrupt hits the leader as its COMMIT returns. The commit happened, and the followers must not repeat it."""
     runs: list[str] = []
 
     def counted(name: str) -> Callable[[Tx], str]:
@@ -428,7 +428,7 @@ def test_a_follower_that_is_interrupted_while_it_waits_takes_its_call_with_it(q:
     woken = threading.Event()
 
     class Interrupting:
-        """The lock the follower sleeps on, as Ctrl-C finds it."""
+        """The lock on which the follower sleeps, interrupted by Ctrl-C."""
 
         def __init__(self, real: Any) -> None:
             self.real = real
@@ -475,7 +475,7 @@ def test_a_group_whose_commit_fails_knows_for_everybody(q: Queue, after: bool) -
     count = 0
 
     class GroupsCommitFails:
-        """The caller in front has the real connection in hand, so the first COMMIT here is the group's."""
+        """Fails the group's COMMIT: the caller before it uses the real connection, so the first COMMIT here is the group's."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(real, name)
@@ -499,7 +499,7 @@ def test_a_group_whose_commit_fails_knows_for_everybody(q: Queue, after: bool) -
 
 
 def test_a_begin_that_fails_is_the_leaders_alone(q: Queue) -> None:
-    """The others have time left: the next of them tries again."""
+    """The others have time left: the next of them retries."""
     crowd = Crowd(q)
     crowd.join(putting("t1"), putting("t2"))
     real = crowd.writer._db
@@ -525,7 +525,7 @@ def test_a_begin_that_fails_is_the_leaders_alone(q: Queue) -> None:
 
 
 def test_a_misplaced_call_does_not_hold_up_other_threads(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call inside the thread's own transaction can never be served: it is refused at once, even while others wait."""
+    """A call inside the thread's own transaction can never be served. It is refused at once, even while others wait."""
     monkeypatch.setattr(strictq._store.commit.writer, "BUSY_SECONDS", 2.0)
     other: list[Any] = []
 
@@ -548,7 +548,7 @@ def test_a_misplaced_call_does_not_hold_up_other_threads(q: Queue, monkeypatch: 
 
 @pytest.mark.parametrize("durability", ["full", "process"])
 def test_a_misplaced_call_is_refused_without_waiting_for_itself(disk: Opener, durability: str) -> None:
-    """Until it gave up, nobody else could write to the shard, in any process."""
+    """While it waited, no other caller could write to the shard, in any process."""
     q = disk.open(durability=durability)
     writer = writer_of(q)
     waits: list[float] = []
@@ -580,7 +580,7 @@ LOST = apsw.IOError("the disk did not answer")
 
 @pytest.fixture(params=["full", "process"])
 def held(request: pytest.FixtureRequest, disk: Opener) -> tuple[Queue, list[Delivery]]:
-    """A queue with a ledger, and three messages of one key in hand."""
+    """Return a queue with a ledger, and three leased messages of one key."""
     q = disk.open(durability=request.param, shards=1)
     q.app_schema("CREATE TABLE app_effects (x INTEGER) STRICT")
     fill(q, "k", 4)
@@ -588,7 +588,7 @@ def held(request: pytest.FixtureRequest, disk: Opener) -> tuple[Queue, list[Deli
 
 
 def settle(q: Queue, verb: str, ds: list[Delivery]) -> None:
-    """Use a verb on what is in hand."""
+    """Use a verb on the leased messages."""
     if verb == "ack":
         ds[0].ack()
     elif verb == "ack_many":
@@ -626,7 +626,7 @@ VERBS = [
 @pytest.mark.parametrize("after", [False, True], ids=["it did not happen", "it happened"])
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_retried_call_after_a_lost_answer_happens_once(held: tuple[Queue, list[Delivery]], verb: str, after: bool) -> None:
-    """P8: the COMMIT raised; the caller repeats the call under the same token, and it succeeds either way."""
+    """P8: the COMMIT raised. The caller repeats the call under the same token, and it succeeds in both cases."""
     q, ds = held
     with failing(q, "COMMIT", LOST, after=after) as failed, pytest.raises(OutcomeUnknown) as caught:
         settle(q, verb, ds)
@@ -675,7 +675,7 @@ def test_a_retried_send_is_safe_with_a_dedup_id(q: Queue, after: bool) -> None:
 
 
 def test_after_a_failed_commit_the_shard_is_opened_anew(q: Queue) -> None:
-    """After a failed fsync the page cache says what the disk does not."""
+    """After a failed fsync the page cache may differ from the disk."""
     q.send(b"", "k")
     before = writer_of(q)._db
     with failing(q, "COMMIT", LOST), pytest.raises(OutcomeUnknown):
@@ -699,7 +699,7 @@ def test_an_error_inside_the_transaction_changes_nothing_and_drops_the_connectio
 
 
 def test_a_full_disk_at_the_commit_is_not_unknown(q: Queue) -> None:
-    """The frame that commits is written last: without room for all of them, nothing happened."""
+    """The commit frame is written last: without room for all frames, nothing happened."""
     with failing(q, "COMMIT", apsw.FullError("full")), pytest.raises(StoreFull):
         q.send(b"", "k")
     assert q.send(b"", "k").seq == 1
@@ -761,7 +761,7 @@ def test_an_interrupted_commit_is_not_reported_as_success(disk: Opener) -> None:
 @pytest.mark.parametrize("memory", [False, True], ids=["disk", "memory"])
 @pytest.mark.parametrize("behind", [True, False], ids=["behind the COMMIT", "before it"])
 def test_an_interrupt_at_a_commit_costs_nothing(disk: Opener, memory: bool, behind: bool) -> None:
-    """What was there stays, and a receive that was interrupted gives back what it committed."""
+    """Stored messages stay, and an interrupted receive releases what it committed."""
     q = strictq.open(":memory:") if memory else disk()
     fill(q, "precious", 3)
     before = connection_of(q)
@@ -777,7 +777,7 @@ def test_an_interrupt_at_a_commit_costs_nothing(disk: Opener, memory: bool, behi
 
 
 def test_an_interrupt_behind_the_commit_of_a_connection_that_is_gone_is_told_as_it_is(disk: Opener) -> None:
-    """As a fork leaves it, in the handler of a signal."""
+    """A fork in a signal handler leaves the connection like this."""
     q = disk()
     q.send(b"", "k")
     writer = writer_of(q)
@@ -819,7 +819,7 @@ def test_an_error_of_sqlite_empties_no_queue_in_memory(statement: str, error: ap
 
 
 def test_a_claim_whose_answer_was_lost_ends_with_its_deadline(disk: Opener, clock: Any) -> None:
-    """Nobody has those tokens; the lanes come back by themselves, and in order."""
+    """No consumer has those tokens. The lanes become ready again by their deadlines, and in order."""
     q = disk()
     fill(q, "k", 3)
     with failing(q, "COMMIT", LOST, after=True), pytest.raises(strictq.StoreError):
@@ -831,7 +831,7 @@ def test_a_claim_whose_answer_was_lost_ends_with_its_deadline(disk: Opener, cloc
 
 
 def test_a_real_fsync_that_fails(tmp_path: Path) -> None:
-    """Through SQLite itself: its file system reports a failed sync of the WAL at the COMMIT."""
+    """SQLite's own file system reports a failed sync of the WAL at the COMMIT."""
     pytest.importorskip("apsw")
     trouble = threading.Event()
 
@@ -875,7 +875,7 @@ def test_a_real_fsync_that_fails(tmp_path: Path) -> None:
 
 
 def test_a_commit_path_that_came_through_a_fork_unprepared_touches_nothing(disk: Opener) -> None:
-    """The queue's own guard stands before it; the background's calls do not pass there."""
+    """The queue's own guard normally prevents this. Background calls bypass it."""
     q = disk()
     q.send(b"", "k")
     writer = writer_of(q)
@@ -891,7 +891,7 @@ def test_a_commit_path_that_came_through_a_fork_unprepared_touches_nothing(disk:
 
 class Counting(Observer):
     def count(self, name: str, n: int, shard: int) -> None:
-        """Nothing: that it is there is enough."""
+        """Do nothing: the observer only has to exist."""
 
 
 def test_what_nobody_watches_is_not_looked_at(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The counts of rounds by which calls wait for the replica."""
+"""The counts of rounds on which calls wait for the replica."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_rounds_of_something_else_say_nothing(tmp_path: Path, other: tuple[Repli
 
 
 def test_a_file_that_says_more_ended_than_began_confirms_nothing(tmp_path: Path) -> None:
-    """As a power cut may leave it: its parts need not reach the disk together."""
+    """A power cut may leave such a file: its parts need not reach the disk together."""
     (tmp_path / "ship-rounds").write_bytes(b"".join(n.to_bytes(8, "little") for n in (1, 3, 9, 9, 9)))
     shipper, caller = rounds_of(tmp_path), rounds_of(tmp_path)
     shipper.take_over()

@@ -1,4 +1,4 @@
-"""How connections are set up, which SQLite is let in, and what reaches the disk when."""
+"""The setup of connections, the accepted versions of SQLite, and what reaches the disk when."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_no_connection_checkpoints_by_itself(disk: Opener) -> None:
 def test_a_connection_that_fails_while_it_is_set_up_leaves_the_wal(
     step: str, disk: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When it goes, whenever that is, it may be the last one: SQLite would checkpoint then, and delete the WAL by its name."""
+    """The connection may be the last one to close. SQLite would then checkpoint, and delete the WAL by its name."""
     q = disk()
     fill(q, "a", 20)
     store_of(q).die()
@@ -95,7 +95,7 @@ def test_a_connection_that_fails_while_it_is_set_up_leaves_the_wal(
 
 
 def test_the_wal_keeps_its_size_over_a_checkpoint(disk: Opener) -> None:
-    """A commit into a WAL that grows costs twice as much as one into a WAL of its full size."""
+    """A commit into a growing WAL costs twice as much as one into a WAL of its full size."""
     q = disk()
     q.send_many([Message(b"x" * 500, key=f"k{n % 50}") for n in range(2000)])
     wal = Path(f"{shard_file(q.path)}-wal")
@@ -107,7 +107,7 @@ def test_the_wal_keeps_its_size_over_a_checkpoint(disk: Opener) -> None:
 
 
 def test_a_checkpoint_is_one_even_on_a_fresh_connection(disk: Opener) -> None:
-    """On a connection that never read, SQLite checkpoints nothing and says (-1, -1)."""
+    """On a connection that has never read, SQLite checkpoints nothing and returns (-1, -1)."""
     q = disk()
     q.send(b"", "k")
     assert shard_of(q).wal._checkpointer is None
@@ -151,7 +151,7 @@ def test_the_linked_sqlite_is_looked_at_on_import() -> None:
 
 
 def test_the_package_requires_what_it_accepts() -> None:
-    """apsw's versions are SQLite's, with a fourth number."""
+    """apsw's version numbers are SQLite's, plus a fourth number."""
     (required,) = [r for r in requires("strictq") or [] if r.startswith("apsw")]
     assert sorted(re.findall(r"(?:>=|!=)[\d.]+", required)) == ["!=3.52.0.0", ">=3.51.3.0"]
 
@@ -163,7 +163,7 @@ THRESHOLD = 100
 
 @pytest.fixture
 def small_wal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints at 100 pages instead of 8,000, so that a short load makes many."""
+    """Checkpoint at 100 pages instead of 8,000, so that a short load causes many checkpoints."""
     monkeypatch.setattr(checkpoint, "WAL_PAGES", THRESHOLD)
     monkeypatch.setattr(checkpoint, "WAL_PAGES_MIN", THRESHOLD)
 
@@ -189,7 +189,7 @@ def test_the_wal_stays_small_under_a_load_that_never_pauses(disk: Opener) -> Non
 
 
 def _counting(q: Queue, commits: list[int]) -> Any:
-    """The shard's WAL hook, which also counts the pages written."""
+    """Return the shard's WAL hook, which also counts the pages written."""
     last = 0
 
     def hook(db: apsw.Connection, name: str, pages: int) -> int:
@@ -277,7 +277,10 @@ def test_a_long_query_delays_the_checkpoint_and_the_next_one_catches_up(disk: Op
 
 
 def test_locks_survive_whatever_else_this_process_does_with_the_queue(disk: Opener) -> None:
-    """POSIX locks of a process drop when it closes any descriptor of the file. Nothing may do that, not even a second queue."""
+    """A process loses its POSIX locks on a file when it closes any descriptor of it.
+
+    Nothing may do that, not even a second queue.
+    """
     q = disk()
     fill(q, "k", 3)
     script = (

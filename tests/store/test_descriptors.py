@@ -1,4 +1,4 @@
-"""No file descriptor left, or no room on the disk: every call fails with a typed error, and leaves nothing half-made."""
+"""Without free file descriptors or disk space, every call fails with a typed error, and leaves nothing incomplete."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ print(json.dumps(found))
 
 
 def limited(path: Path, verb: str, first: int, last: int) -> list[tuple[int, Any, Any]]:
-    """What a verb met with `first` to `last` - 1 descriptors left, in a process of its own."""
+    """Return a verb's results with `first` to `last` - 1 free descriptors, in its own process."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(path), verb, str(first), str(last)],
         capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
@@ -175,7 +175,7 @@ def test_a_queue_is_made_whole_or_not_at_all(place: Path, fault: str) -> None:
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EIO])
 @pytest.mark.parametrize("read_only", [False, True], ids=["writing", "read_only"])
 def test_each_file_that_cannot_be_opened(path: Path, monkeypatch: pytest.MonkeyPatch, code: int, *, read_only: bool) -> None:
-    """The n-th of our own opens fails; the queue opens all the same, or says why, and the next try works."""
+    """The n-th of strictq's own opens fails. The queue opens all the same, or reports why, and the next attempt works."""
     real = os.open
     number, seen = 0, 0
 
@@ -207,7 +207,7 @@ def test_each_file_that_cannot_be_opened(path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A small file system."""
+    """Mount a small file system."""
     place = tmp_path / "small"
     place.mkdir()
     if not mounted("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)):
@@ -218,7 +218,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("free", [0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 96])
 def test_a_queue_on_a_disk_with_so_many_pages_left(small: Path, free: int) -> None:
-    """It is made, or nothing of it is left; the command says so in one line."""
+    """The queue is created, or nothing of it is left. The command reports that in one line."""
     stuffing = stuff(small)
     with stuffing.open("r+b") as file:
         file.truncate(max(0, stuffing.stat().st_size - 4096 * free))

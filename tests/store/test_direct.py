@@ -1,4 +1,4 @@
-"""What one statement does with hot lanes: only where memory is right, and never by halves."""
+"""Single-statement operations on hot lanes: only where memory is current, and always completely."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARRIVAL, EVENT = HOT.append_arrival, HOT.append_event
 
 @pytest.fixture
 def q(queue_path: str) -> Iterator[Queue]:
-    """A queue whose memory is right, with hot lanes "a" and "b", both empty."""
+    """Yield a queue with current memory, and empty hot lanes "a" and "b"."""
     with strictq.open(queue_path, durability="process", shards=1) as q:
         for _ in range(2):
             q.send_many([Message(b"", key=key) for key in ("a", "b")])
@@ -31,7 +31,7 @@ def q(queue_path: str) -> Iterator[Queue]:
 
 
 def statements(q: Queue, act: Callable[[], object]) -> list[str]:
-    """What runs on the writing connection."""
+    """Return what runs on the writing connection."""
     seen: list[str] = []
     db = connection_of(q)
     tracer: Any = lambda event: seen.append(event["sql"])  # noqa: E731
@@ -94,7 +94,7 @@ def test_where_another_process_wrote_nothing_is_written(q: Queue, queue_path: st
 
 
 def test_settings_that_change_on_the_way_count(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread changes them when they were looked at already."""
+    """Another thread changes the settings after they were checked."""
     q.send(b"1", key="a")
     (d,) = q.receive(1)
     look = Direct._may
@@ -115,7 +115,7 @@ class Interrupted(BaseException):
 
 
 def interrupted(number: int, act: Callable[[], object]) -> bool:
-    """Interrupt at the given one of the moments at which the interpreter looks for signals. False: there are fewer."""
+    """Interrupt at the n-th point at which the interpreter checks for signals. Return False if there are fewer."""
     left = number
 
     def count(frame: FrameType, event: str, _arg: object) -> None:

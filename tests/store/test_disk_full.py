@@ -1,7 +1,7 @@
-"""A full disk: sends are refused and nothing changed, consumers drain through the reserve, and sends resume by themselves.
+"""A full disk: sends are refused and nothing changes, consumers drain through the reserve, and sends then resume.
 
-Most of it runs on a small file system of its own, mounted for the test; where mounting is not permitted these are
-skipped, and a limit on the database's pages stands in.
+Most tests run on a small file system, mounted for the test. Where mounting is not permitted they are skipped, and a limit on the
+database's pages is used instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MEGABYTES = 32
 
 @pytest.fixture
 def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A small file system, of as many megabytes as the test's parameter says."""
+    """Mount a small file system, of as many megabytes as the test's parameter says."""
     place = tmp_path / "small"
     place.mkdir()
     if not mounted("-t", "tmpfs", "-o", f"size={getattr(request, 'param', MEGABYTES)}m", "tmpfs", str(place)):
@@ -37,14 +37,14 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def make(small: Path) -> Iterator[Callable[..., Queue]]:
-    """Opens the queue on the small file system, as often as wanted."""
+    """Yield a function that opens the queue on the small file system."""
     opened: list[Queue] = []
 
     def open_it(**options: object) -> Queue:
         options.setdefault("durability", "process")
         q = strictq.open(small / "queue", **options)  # type: ignore[arg-type]
         opened.append(q)
-        store_of(q).waker.notify()  # what becomes of a wake file without a block has a test of its own
+        store_of(q).waker.notify()  # a wake file without a block is tested separately
         return q
 
     yield open_it
@@ -53,13 +53,13 @@ def make(small: Path) -> Iterator[Callable[..., Queue]]:
 
 
 def soon(q: Queue) -> None:
-    """The next send looks again whether there is room for the reserve, without waiting for the second to pass."""
+    """Let the next send check for room for the reserve at once, instead of after a second."""
     assert store_of(q).reserve is not None
     store_of(q).reserve._next_try = store_of(q).reserve._next_look = 0.0
 
 
 def send_until_full(q: Queue, size: int = 700) -> int:
-    """How many messages of "k" were taken before the disk was full."""
+    """Return how many messages of "k" were accepted before the disk was full."""
     for n in range(100_000):
         try:
             q.send(b"x" * size, "k")
@@ -96,7 +96,7 @@ def test_consumers_drain_through_the_reserve_and_sends_resume(make: Callable[...
     depth = q.stats().depth
     assert (small / "queue" / "reserve").exists()
 
-    got = drain(q)  # every receive and every ack, one by one
+    got = drain(q)  # every receive and every ack succeeds, one by one
     assert len(got) == len(set(got)) == depth
     assert not (small / "queue" / "reserve").exists()
     stuff(small, "more")
@@ -117,7 +117,7 @@ def test_consumers_drain_through_the_reserve_and_sends_resume(make: Callable[...
 @pytest.mark.parametrize("size", [200, 5000])
 @pytest.mark.parametrize("durability", ["process", "full"])
 def test_a_disk_that_the_queue_itself_filled_can_be_drained(make: Callable[..., Queue], durability: str, size: int) -> None:
-    """Nothing but its messages is on it: what the WAL has, a checkpoint must be able to add to the database."""
+    """Only the queue's messages are on it. A checkpoint must be able to add the WAL's pages to the database."""
     q = make(durability=durability)
     sent = 0
     with pytest.raises(StoreFull):
@@ -136,7 +136,7 @@ def test_a_disk_that_the_queue_itself_filled_can_be_drained(make: Callable[..., 
 @pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("small", [6, 8, 32], indirect=True)
 def test_the_next_send_after_the_drain_is_taken_however_small_the_disk(make: Callable[..., Queue], shards: int) -> None:
-    """The database does not shrink: what its messages left to the next ones counts as room. No other thread helps."""
+    """The database does not shrink, so the space of deleted messages counts as room. No other thread helps."""
     q = make(shards=shards)
     store_of(q)._upkeep.stop()
     for _ in range(3):
@@ -172,7 +172,7 @@ def test_rounds_of_filling_and_draining_level_off(make: Callable[..., Queue], sm
         while not full:
             try:
                 q.send_many([Message(b"x" * size, key=f"k{n % 7}") for n in range(14)])
-            except (StoreFull, strictq.PartialFailure) as e:  # in some shards, that is
+            except (StoreFull, strictq.PartialFailure) as e:  # in some shards
                 full.append(e)
         depth, got = q.stats().depth, 0
         while batch := q.receive(100):
@@ -190,7 +190,7 @@ def test_rounds_of_filling_and_draining_level_off(make: Callable[..., Queue], sm
 
 @pytest.mark.parametrize("small", [8], indirect=True)
 def test_sends_are_refused_until_consumers_have_got_somewhere(make: Callable[..., Queue], small: Path) -> None:
-    """The room that they were given is not taken back at the first ack."""
+    """The released space is not taken back at the first ack."""
     q = make()
     with pytest.raises(StoreFull):
         while True:
@@ -206,7 +206,7 @@ def test_sends_are_refused_until_consumers_have_got_somewhere(make: Callable[...
 
 
 def test_sends_resume_by_themselves(make: Callable[..., Queue], small: Path) -> None:
-    """The engine's own thread makes the reserve again, within seconds; here it is called."""
+    """The engine's own thread restores the reserve within seconds. The test calls it."""
     q = make()
     stuffing = stuff(small)
     send_until_full(q)
@@ -225,7 +225,7 @@ def test_each_verb_of_a_holder_works_on_a_full_disk(make: Callable[..., Queue], 
     q.send_many([Message(b"x" * 700, key=f"k{n}") for n in range(20)])
     got = q.receive(20)
     d = got[0]
-    store_of(q)._upkeep.stop()  # no checkpoint makes room in the WAL meanwhile
+    store_of(q)._upkeep.stop()  # prevents checkpoints, which would make room in the WAL
     stuff(small)
     while True:  # until not even the smallest write fits
         try:
@@ -254,7 +254,7 @@ def test_each_verb_of_a_holder_works_on_a_full_disk(make: Callable[..., Queue], 
 
 
 def test_the_reserve_may_be_made_again_under_a_consumers_hands(make: Callable[..., Queue], small: Path) -> None:
-    """A sender that looks for the reserve just after a consumer gave it up takes the room away again."""
+    """A sender that checks the reserve just after a consumer released it takes the space again."""
     q, sender = make(), make()
     q.send_many([Message(b"x" * 700, key=f"k{n}") for n in range(20)])
     stuff(small)
@@ -275,7 +275,7 @@ def test_the_reserve_may_be_made_again_under_a_consumers_hands(make: Callable[..
 
 
 def test_two_consumers_that_meet_the_full_disk_together_both_go_on(make: Callable[..., Queue], small: Path) -> None:
-    """The one that is second finds the reserve gone, but the room is there."""
+    """The second consumer finds no reserve, but the space is free."""
     q, first = make(), make()
     q.send_many([Message(b"x" * 700, key=f"k{n}") for n in range(40)])
     stuff(small)
@@ -339,11 +339,11 @@ def test_a_process_that_starts_on_a_full_disk_can_drain_it(make: Callable[..., Q
 
 
 def test_waking_on_a_full_disk_does_not_kill_the_process(small: Path) -> None:
-    """Storing into the hole of a mapped file is a bus error where the disk has no block for it."""
+    """Storing into a hole of a mapped file is a bus error if the disk has no block for it."""
     strictq.open(small / "queue").close()
     script = (
         "import os, sys, strictq\nfrom pathlib import Path\nfrom tests.support.running import stuff\n"
-        "Path(sys.argv[1], 'queue', 'wake').write_bytes(b'')\n"  # as a new queue has it
+        "Path(sys.argv[1], 'queue', 'wake').write_bytes(b'')\n"  # like a new queue's
         "q = strictq.open(Path(sys.argv[1], 'queue'))\nstuff(Path(sys.argv[1]))\nq.close()\nprint('alive')\n"
     )
     assert run_python(script, small) == "alive\n"
@@ -387,7 +387,7 @@ def test_a_kill_on_a_full_disk_loses_nothing_that_was_acknowledged(make: Callabl
 
 
 def test_a_database_that_may_not_grow(tmp_path: Path) -> None:
-    """SQLITE_FULL in the middle of a statement, not at the COMMIT."""
+    """SQLITE_FULL occurs in the middle of a statement, not at the COMMIT."""
     with strictq.open(tmp_path / "queue", durability="full") as q:
         fill(q, "k", 3)
         db = connection_of(q)
@@ -427,7 +427,7 @@ def test_sends_are_refused_while_the_reserve_is_gone(tmp_path: Path, monkeypatch
 
 
 def test_senders_elsewhere_do_not_use_up_what_consumers_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another object, or process, saw the reserve a moment ago; the room it has become is not for sends."""
+    """Another object, or process, saw the reserve a moment ago. The space that it released is not for sends."""
     with strictq.open(tmp_path / "queue", durability="process") as q, strictq.open(tmp_path / "queue") as sender:
         fill(sender, "k", 2)
         assert store_of(q).reserve is not None
@@ -453,7 +453,7 @@ def test_the_room_is_looked_for_once_a_second_at_most(tmp_path: Path, monkeypatc
 
 
 def test_a_reserve_that_is_too_small_is_not_one(tmp_path: Path) -> None:
-    """A crash while it was written, by whatever means, must not pass for a reserve."""
+    """A reserve whose writing was interrupted must not count as one."""
     reserve = reserve_file.Reserve(tmp_path)
     (tmp_path / layout.RESERVE).write_bytes(b"\0" * 10)
     assert reserve.there()
@@ -462,7 +462,7 @@ def test_a_reserve_that_is_too_small_is_not_one(tmp_path: Path) -> None:
 
 
 def test_the_wal_of_a_failed_commit_is_not_read(make: Callable[..., Queue], small: Path) -> None:
-    """Frames of a transaction that did not fit lie in the WAL; nobody may ever take them for committed."""
+    """Frames of a transaction that did not fit are in the WAL. They must never count as committed."""
     q = make()
     fill(q, "k", 2)
     stuff(small)

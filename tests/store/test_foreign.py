@@ -1,4 +1,4 @@
-"""Another SQLite program opens a shard and closes it last: what it checkpointed is repaired, and damage stays damage."""
+"""Another SQLite program opens a shard and closes it last: its checkpoint is repaired, and damage remains damage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.internals import PAGE_BYTES
 from tests.support.queues import shard_file
 from tests.support.running import ROOT, run_python
 
-pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
+pytestmark = pytest.mark.usefixtures("cold")  # they read the tables
 SENT = 40
 KILLED = """
 import os, strictq, sys
@@ -36,13 +36,13 @@ BODIES = [b"%d" % n for n in range(SENT)]
 
 
 def look(queue: Path, mode: str = "rw") -> int:
-    """Count the messages with Python's own SQLite, in a process of its own."""
+    """Count the messages with Python's own SQLite, in its own process."""
     return int(run_python(LOOK, f"file:{shard_file(queue)}?mode={mode}"))
 
 
 @pytest.fixture(params=["full", "process"])
 def closed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A queue in which everything was sent, and that was closed."""
+    """Return a queue in which everything was sent, and that was closed."""
     path = tmp_path / "queue"
     with strictq.open(path, durability=request.param) as q:
         for body in BODIES:
@@ -51,7 +51,7 @@ def closed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def killed(path: Path, durability: str = "full", how: str = "") -> Path:
-    """A queue whose process was killed after its last send."""
+    """Return a queue whose process was killed after its last send."""
     strictq.open(path, durability=durability).close()  # type: ignore[arg-type]
     done = subprocess.run([sys.executable, "-c", KILLED, str(path), durability, how], cwd=ROOT, capture_output=True, timeout=60)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -59,7 +59,7 @@ def killed(path: Path, durability: str = "full", how: str = "") -> Path:
 
 
 def wrong_pages(queue: Path) -> int:
-    """Pages of a shard whose checksum is wrong."""
+    """Return the number of a shard's pages whose checksum is wrong."""
     script = """
 import sys
 from strictq._store.disk import pages
@@ -113,7 +113,7 @@ def test_what_a_foreign_checkpoint_did_is_repaired_and_reported(
 
 
 def test_what_a_foreign_checkpoint_did_to_hot_lanes_is_repaired(tmp_path: Path) -> None:
-    """The newest commits wrote to the logs alone, and not to the page of the counter row."""
+    """The newest commits wrote only to the logs, and not to the page of the counter row."""
     path = tmp_path / "queue"
     strictq.open(path, config=strictq.QueueConfig(hot_lanes=True)).close()
     done = subprocess.run(
@@ -129,7 +129,7 @@ def test_what_a_foreign_checkpoint_did_to_hot_lanes_is_repaired(tmp_path: Path) 
 
 
 def test_a_read_only_look_does_not_checkpoint(tmp_path: Path) -> None:
-    """Which is what the documentation recommends."""
+    """The documentation recommends this."""
     path = killed(tmp_path / "queue")
     before = shard_file(path).read_bytes(), Path(f"{shard_file(path)}-wal").read_bytes()
     assert look(path, "ro") == SENT + 20
@@ -172,7 +172,7 @@ def hit(queue: Path, chance: random.Random, bits: int = 1) -> None:
 
 
 def outcome(queue: Path) -> tuple[list[bytes], list[str]]:
-    """What is delivered, and what is reported."""
+    """Return what is delivered, and what is reported."""
     told: list[str] = []
     got: list[bytes] = []
     with strictq.open(queue, on_event=lambda e: told.append(e.kind)) as q:
@@ -213,7 +213,7 @@ def test_a_look_with_nothing_to_checkpoint_excuses_no_flipped_bit(closed: Path, 
 
 
 def test_a_bit_that_flipped_before_a_foreign_checkpoint_is_found(tmp_path: Path) -> None:
-    """Where the checksum tells it: this is one of the lower bits of a word, in a page that no later commit wrote."""
+    """The checksum identifies it: a lower bit of a word, in a page that no later commit wrote."""
     path = killed(tmp_path / "queue", "full", "checkpointed")
     raw = bytearray(shard_file(path).read_bytes())
     with wal_file.Wal.of(shard_file(path)) as found:

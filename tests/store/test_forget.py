@@ -1,4 +1,4 @@
-"""Idle lanes and dedup ids whose window is over are forgotten though nothing new comes."""
+"""Idle lanes, and dedup ids whose window is over, are forgotten even if nothing new arrives."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.support.injection import maintain, maintain_every
 from tests.support.internals import connection_of, store_of
 from tests.support.queues import Opener, fill
 
-pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
+pytestmark = pytest.mark.usefixtures("cold")  # they read the tables
 
 
 @pytest.fixture(autouse=True)
 def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine's thread never comes to its turn by itself: the tests take it."""
+    """Keep the engine's thread from running: the tests call its work."""
     maintain_every(monkeypatch, 3600.0)
 
 
 def pass_turn(q: Queue) -> None:
-    """What the engine's thread does now and then; a queue in memory does it when something is received."""
+    """Do the periodic work of the engine's thread. An in-memory queue does it at a receive."""
     if q.path is None:
         assert q.receive(1, keys=["no such key"]) == []
     else:

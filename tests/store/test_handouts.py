@@ -1,4 +1,4 @@
-"""Batches of named consumers whose statements fail in the middle, and rows of theirs that are damaged."""
+"""Batches of named consumers whose statements fail in the middle, and damaged rows of batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.queues import Opener, fill, keys_by_shard, shard_file
 
 
 def one_shard_each(disk: Opener, n: int) -> tuple[Queue, dict[int, str], Holder]:
-    """A queue of two shards, n messages of a key in each, and a holder."""
+    """Return a queue of two shards, n messages of a key in each, and a holder."""
     q = disk(shards=2)
     keys = keys_by_shard(2)
     for key in keys.values():

@@ -1,4 +1,4 @@
-"""What a worker leases ends with its process, and with the children that work for it."""
+"""A worker's leases end with its process, and with the children that work for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
 @contextmanager
 def worker(path: Path, script: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A worker process that is in its first handler."""
+    """Run a worker process until it is in its first handler."""
     script.write_text(WORKER)
     process = subprocess.Popen([sys.executable, str(script), str(path), *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
@@ -51,7 +51,7 @@ def files(path: Path) -> list[str]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A queue with messages of two keys, and leases that last long."""
+    """Return a queue with messages of two keys, and long leases."""
     with strictq.open(tmp_path / "queue", config=strictq.QueueConfig(lease_seconds=3600.0), shards=2) as q:
         q.send_many([strictq.Message(b"%d" % n, key=f"k{n % 2}") for n in range(4)])
     return tmp_path / "queue"
@@ -74,7 +74,7 @@ def test_a_killed_workers_lanes_go_on_at_once(path: Path, tmp_path: Path, hot: b
 
 
 def test_a_child_that_is_at_work_keeps_the_leases(path: Path, tmp_path: Path) -> None:
-    """A handler's process may outlive its worker for as long as it does not look."""
+    """A handler's process may outlive its worker until it notices that."""
     with strictq.open(path) as q, worker(path, tmp_path / "worker.py", "process") as process:
         q.receive(10)
         (name,) = files(path)
@@ -106,7 +106,7 @@ def test_a_worker_that_stops_leaves_no_file(path: Path) -> None:
 
 
 def test_plain_receives_keep_their_leases(path: Path) -> None:
-    """A handle may be used by another process: only a worker's leases end with its process."""
+    """Another process may use a handle, so only a worker's leases end with its process."""
     program = (
         "import strictq, sys; print(len(strictq.open(sys.argv[1]).receive(10)), flush=True); import os; os.kill(os.getpid(), 9)"
     )
@@ -122,7 +122,7 @@ def test_claims_beyond_those_that_are_noted(tmp_path: Path) -> None:
     holder.begin()
     holder.note((n % 3, n) for n in range(1, holders.CLAIMS + 10))
     assert list(holders.dead(tmp_path)) == []
-    holder.leave()  # as the end of the process would
+    holder.leave()  # like the end of the process
     (claims,) = holders.dead(tmp_path)
     assert sorted(token for tokens in claims.values() for token in tokens) == list(range(10, holders.CLAIMS + 10))
     assert all(token % 3 == shard for shard, tokens in claims.items() for token in tokens)
@@ -136,7 +136,7 @@ def test_a_file_that_was_not_done_with_is_met_again(tmp_path: Path) -> None:
     holder.leave()
     for claims in holders.dead(tmp_path):
         assert claims == {0: [7]}
-        break  # whoever ends the leases fails
+        break  # the caller that ends the leases fails
     assert [dict(claims) for claims in holders.dead(tmp_path)] == [{0: [7]}]
 
 

@@ -1,4 +1,4 @@
-"""Hot lanes: whatever happened, every memory says what the logs say, and the logs say what happened."""
+"""Hot lanes: after any operation, every memory equals the logs, and the logs record what happened."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WARM = [
     "send", "send_many", "receive", "receive", "receive", "ack", "ack", "ack_many", "ack_many", "ack_part", "start", "extend",
     "release", "look", "transact", "transact_any", "ttl", "drain_some", "drain_some",
 ]  # fmt: skip
-"""What leaves a lane hot."""
+"""Operations that leave a lane hot."""
 ACTS = [
     *WARM, "nack", "defer", "reject", "hold", "delayed", "dedup", "wait", "transaction", "transact", "at_most_once", "more",
 ]  # fmt: skip
@@ -43,7 +43,7 @@ ACTS = [
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logs that are folded after a few rows, in small steps."""
+    """Fold the logs after a few rows, in small steps."""
     monkeypatch.setattr(cooling, "WINDOW", 24)
     monkeypatch.setattr(cooling, "STEP", 8)
     monkeypatch.setattr(cooling, "EVENTS_MAX", 60)
@@ -51,7 +51,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Walk:
-    """A random program of two queue objects over one directory, and what it may expect."""
+    """A random program of two queue objects on one directory, with its expectations."""
 
     def __init__(self, path: str, seed: int, shards: int, acts: list[str] = ACTS) -> None:
         self.random = random.Random(seed)
@@ -123,7 +123,7 @@ class Walk:
             if self._settle(d.ack, d):
                 self._acked(d)
                 again = self.queues[0].delivery(d.handle)
-                again.ack()  # the same call once more does nothing
+                again.ack()  # repeating the call does nothing
 
     def ack_many(self, q: strictq.Queue) -> None:
         self._ack_all(self._pick(len(self.hands)))
@@ -201,7 +201,7 @@ class Walk:
         self.sent[key] += 1
 
     def transact(self, _q: strictq.Queue) -> None:
-        """An ack, a state and a send at once; the state counts the transactions of its key."""
+        """Ack, set a state and send in one transaction. The state counts the transactions of its key."""
         for d in self._pick():
             key = self.random.choice(KEYS)
             try:
@@ -217,7 +217,7 @@ class Walk:
             self._acked(d)
 
     def transact_any(self, _q: strictq.Queue) -> None:
-        """Some of a lease."""
+        """Ack a part of a lease in a transaction."""
         if not self.hands:
             return
         lease = self.random.choice(self.hands).lease
@@ -246,13 +246,13 @@ class Walk:
                 self.owners |= {id(each): self.owners[id(d)] for each in got}
 
     def drain_some(self, q: strictq.Queue) -> None:
-        """What is ready is acked, so that lanes are empty again."""
+        """Ack everything that is ready, so that lanes are empty again."""
         got = q.receive(100)
         self.owners |= {id(d): q for d in got}
         self._ack_all([*got, *self._pick(len(self.hands))])
 
     def drain(self) -> None:
-        """Everything that was sent is acked in the end, in order."""
+        """Ack everything that was sent, in order."""
         q = self.queues[0]
         self.hands.clear()
         for key in KEYS:
@@ -288,7 +288,7 @@ def test_every_memory_agrees(queue_path: str, acts: list[str], seed: int, shards
 
 @pytest.mark.usefixtures("narrow")
 def test_rows_that_were_cut_before_a_memory_had_any(queue_path: str) -> None:
-    """It knew messages, and no row of the journal: the first one that it finds is not the first there was."""
+    """It knew messages, and no row of the journal. The first row that it finds is not the first that existed."""
     with strictq.open(queue_path, config=HOT, shards=1) as q, strictq.open(queue_path) as other:
         q.send(b"1", key="a")
         assert other.peek("a")[0].body == b"1"
@@ -319,7 +319,7 @@ def test_what_others_wrote_is_learned_before_the_write_lock_is_taken(queue_path:
 
 
 def test_a_receive_beside_a_thread_that_commits_learns_from_its_memory(queue_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another memory would have to learn all that this one knows: hundreds of milliseconds, beside busy threads."""
+    """Another memory would have to read everything that this one knows: hundreds of milliseconds, beside busy threads."""
     monkeypatch.setattr(shard_module, "OUTLOOK_SECONDS", 60.0)
     with strictq.open(queue_path, config=HOT, shards=1) as q:
         looking = threading.Event()
@@ -357,11 +357,11 @@ def test_what_an_undone_transaction_counted_is_forgotten(queue_path: str) -> Non
 
 @pytest.mark.usefixtures("narrow")
 def test_a_tail_is_not_trusted_where_another_process_went_on(queue_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cooling, "EVENTS_MAX", 10_000)  # lanes cool one after the other, and no memory has to begin anew
+    monkeypatch.setattr(cooling, "EVENTS_MAX", 10_000)  # lanes cool one after the other, and no memory has to be rebuilt
     with strictq.open(queue_path, config=HOT, shards=1) as q, strictq.open(queue_path) as other:
 
         def pass_over(through: strictq.Queue, name: str) -> None:
-            """Messages of other keys, until all that was sent before has cooled; both see each of them."""
+            """Send and ack messages of other keys until everything earlier has cooled. Both objects see each of them."""
             for n in range(60):
                 through.send(b"", key=f"{name}{n}")
                 for d in through.receive(10):
@@ -384,7 +384,7 @@ def test_a_tail_is_not_trusted_where_another_process_went_on(queue_path: str, mo
 
 
 def settle_others(q: strictq.Queue, names: range) -> None:
-    """Messages of other keys go through."""
+    """Send and ack messages of other keys."""
     for n in names:
         q.send(b"", key=f"x{n}")
         for d in q.receive(1, keys=[f"x{n}"]):
@@ -426,7 +426,7 @@ def test_an_ack_is_repeated_after_its_rows_were_cut(queue_path: str) -> None:
 
 
 def test_a_settlement_that_was_undone_finds_its_lane_anew(queue_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first try of a nack makes the lane a row; on a full disk that is undone, and the call is repeated."""
+    """The first attempt of a nack gives the lane a row. On a full disk that is rolled back, and the call is repeated."""
     with strictq.open(queue_path, config=HOT, shards=1) as q:
         q.send(b"1", key="a")
         q.send(b"2", key="b")
@@ -461,7 +461,7 @@ def test_a_settlement_that_was_undone_finds_its_lane_anew(queue_path: str, monke
 
 
 def test_a_lane_that_cools_between_cold_ones_keeps_its_place(queue_path: str) -> None:
-    """A claim takes the cold lane behind it out of the order, with all in between: it must have been one of them."""
+    """A claim removes the cold lane behind it from the order, and all in between. This lane must be one of those."""
     clock = FakeClock()
     with strictq.open(queue_path, config=HOT, clock=clock, shards=1) as q:
         q.send(b"1", key="cold")
@@ -483,7 +483,7 @@ class Interrupted(BaseException):
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("seed", range(6))
 def test_interrupts_between_any_two_statements(queue_path: str, seed: int) -> None:
-    """Whatever is interrupted, memory is never ahead of the tables or behind them."""
+    """After any interrupt, memory is neither ahead of the tables nor behind them."""
     walk = Walk(queue_path, seed, 1)
     r = random.Random(seed)
     for _ in range(150):
@@ -559,7 +559,7 @@ while True:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_kills_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
-    """Two processes, killed again and again: what was acked is not handed out again, what was sent is there, and in order."""
+    """Two processes are killed repeatedly. Acked messages are not delivered again, and sent ones are stored in order."""
     path = tmp_path / "q"
     strictq.open(path, config=HOT, durability="process").close()
     sent: dict[str, set[int]] = defaultdict(set)
@@ -631,7 +631,7 @@ def test_a_hole_in_the_journal_is_corruption(queue_path: str) -> None:
 
 
 def test_salvage_saves_hot_messages(tmp_path: Path) -> None:
-    """What is not acked is there again, at its seq; what is acked is not, and its seq is not issued again."""
+    """Unacked messages are saved at their seqs. Acked ones are not, and their seqs are not issued again."""
     path, out = tmp_path / "q", tmp_path / "out"
     q = strictq.open(path, config=HOT, durability="process")
     for n in range(4):

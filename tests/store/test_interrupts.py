@@ -64,7 +64,7 @@ def test_a_fork_elsewhere_does_not_break_a_close(disk) -> None:
 
 @pytest.mark.parametrize("durability", ["full", "process"])
 def test_tasks_that_began_inside_a_transaction_are_not_inside_it_when_it_is_over(tmp_path: Path, durability: str) -> None:
-    """They inherit its name; one of them that writes must not look to the others like the transaction that they are in."""
+    """They inherit its name. A write by one of them must not look to the others like the transaction that they are in."""
 
     async def main() -> None:
         async with strictq.open_async(tmp_path / "queue", durability=durability) as q:  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ def test_a_look_that_is_interrupted_costs_later_looks_nothing(tmp_path: Path, st
 
 
 class InterruptBehindCalls:
-    """Raises where Ctrl-C is heard: behind the n-th call that the code of some modules makes."""
+    """Interrupts where Ctrl-C is noticed: after the n-th call that the code of some modules makes."""
 
     def __init__(self, n: int, *modules: ModuleType) -> None:
         self.files = {module.__file__ for module in modules}
@@ -194,7 +194,7 @@ class InterruptBehindCalls:
 @pytest.mark.parametrize("verb", ["receive", "consume"])
 def test_an_interrupt_behind_any_call_of_a_receive_leaves_nothing_leased(verb: str) -> None:
     interrupted = 0
-    public = [strictq.queue] if verb == "receive" else []  # a generator that hands on what another yields calls nothing
+    public = [strictq.queue] if verb == "receive" else []  # a generator that delegates to another one calls nothing
     for n in itertools.count(1):
         with strictq.open(":memory:") as q:
             q.send_many([strictq.Message(b"", key=k) for k in "abb"])

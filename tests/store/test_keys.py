@@ -1,4 +1,4 @@
-"""Keys as bytes: what goes in comes out, different keys stay different, and hashes are for ever."""
+"""Keys as bytes: encoding is reversible, different keys stay different, and hashes never change."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ def stop_forwarding(patch: pytest.MonkeyPatch) -> None:
 
 
 def keys_apart(q: Queue) -> tuple[str, str]:
-    """A key of the first shard, and one of the second."""
+    """Return a key of the first shard, and one of the second."""
     found = {q.send(b"", key=f"t{n}").shard: f"t{n}" for n in range(20)}
     q.purge()
     return found[0], found[1]
 
 
 def test_sends_in_an_outbox_come_along_once(q: Queue, new: Path) -> None:
-    """Those behind the fork that did not arrive; not those that arrived; and of those before it the new queue has its own."""
+    """Unarrived sends behind the fork come along, arrived ones do not, and the new queue has its own copies of earlier ones."""
     near, far = keys_apart(q)
     with pytest.MonkeyPatch.context() as patch:
         stop_forwarding(patch)

@@ -1,4 +1,4 @@
-"""From an older format to this one: forward only, the whole queue at once, one transaction a step and file."""
+"""Migration from an older format: forward only, the whole queue at once, one transaction per step and file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.running import ROOT, run_python
 
 @pytest.fixture
 def old(disk: Opener) -> Opener:
-    """A queue of two shards, of this format, which is about to be the older one."""
+    """Return a queue of two shards in this format, which becomes the older one."""
     q = disk(shards=2)
     fill(q, "k", 3)
     fill(q, "other", 2)
@@ -32,7 +32,7 @@ def old(disk: Opener) -> Opener:
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes this strictq one of the next format."""
+    """Return a function that makes this strictq one of the next format."""
 
     def to(shard_step: Callable[[apsw.Connection], None] = add_column, formats: int = 1) -> None:
         become_next(monkeypatch, shard_step, formats)
@@ -41,7 +41,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def version(file: Path) -> int:
-    """The format of a closed file."""
+    """Return the format of a closed file."""
     ((found,),) = tamper(file, "PRAGMA user_version")
     return int(found)
 
@@ -155,7 +155,7 @@ def test_a_file_that_another_process_migrates_while_it_is_verified_is_not_damage
         real(db, kind, shard, version)
 
     monkeypatch.setattr(migrate, "require_schema", late)
-    strictq.migrate(old.path)  # looks at queue.db, which is migrated meanwhile
+    strictq.migrate(old.path)  # looks at queue.db, which another process migrates at the same time
     assert came == [-1]
     with old.open(durability=None) as q:
         assert q.check() == []
@@ -238,7 +238,7 @@ def test_a_way_that_is_missing_is_a_typed_error(old: Opener, monkeypatch: pytest
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_newer_file_is_refused_and_not_touched(old: Opener, which: int) -> None:
-    """queue.db refuses the queue; a shard alone is quarantined, and the others serve."""
+    """queue.db refuses the queue. A single shard is quarantined, and the others serve."""
     file = files_of(old.path)[which]
     tamper(file, f"PRAGMA user_version = {NEXT}")
     before = file.read_bytes()
@@ -312,14 +312,14 @@ def test_an_idle_queue_of_format_1_goes_on_with_its_seqs_on_hot_lanes(tmp_path: 
 
 
 def test_the_version_before_refuses_this_format(tmp_path: Path) -> None:
-    """As it does every format that it does not know: by the number alone."""
+    """It refuses every unknown format by its number alone."""
     path = unpacked("idle", tmp_path / "q")
     strictq.migrate(path, clock=FakeClock())
     assert [version(file) for file in files_of(path)] == [2, 2, 2]
 
 
 def test_a_million_messages_are_not_rewritten(tmp_path: Path) -> None:
-    """The size of a shard does not matter: its pages stay as they are, but for the schema's and the new ones."""
+    """The size of a shard does not matter: its pages stay unchanged, except for the schema's and the new ones."""
     path = unpacked("busy", tmp_path / "q")
     sizes = [file.stat().st_size for file in files_of(path)]
     strictq.migrate(path, clock=FakeClock())

@@ -15,7 +15,7 @@ from tests.support.queues import Opener
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The settings that are stored are compared with the defaults, so the queues have those."""
+    """Use default settings, with which the stored ones are compared."""
     monkeypatch.setattr("tests.support.queues.AT_ONCE", {})
 
 
@@ -30,7 +30,7 @@ STORED = {
 
 
 def stored_settings(disk: Opener) -> list[dict[str, Any]]:
-    """The configuration as queue.db and each shard have it."""
+    """Return the configuration stored in queue.db and in each shard."""
     found = [
         tamper(Path(disk.path) / name, f"SELECT {column} FROM {table} WHERE {which}")
         for name, (table, column, which) in STORED.items()
@@ -39,7 +39,7 @@ def stored_settings(disk: Opener) -> list[dict[str, Any]]:
 
 
 def with_newer_settings(disk: Opener) -> None:
-    """A queue whose configuration a newer version of strictq wrote."""
+    """Make a queue whose configuration a newer version of strictq wrote."""
     disk(shards=2, max_attempts=3).close()
     newer = json.dumps(stored_settings(disk)[0] | NEWER)
     for name, (table, column, which) in STORED.items():

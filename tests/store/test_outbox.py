@@ -1,4 +1,4 @@
-"""Sends of a transaction to other shards: written with it, forwarded after it, and exactly once whatever fails between."""
+"""Sends of a transaction to other shards: written with it, forwarded after it, and exactly once after any failure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def q(disk: Opener) -> Queue:
 
 
 def hand_on(q: Queue, bodies: list[bytes], to: str = THERE, **options: Any) -> None:
-    """One transaction on HERE that acks a message and sends to another shard."""
+    """Run one transaction on HERE that acks a message and sends to another shard."""
     q.send(b"", HERE)
     (d,) = q.receive(1, keys=[HERE])
     with q.transaction(d) as tx:
@@ -40,13 +40,13 @@ def hand_on(q: Queue, bodies: list[bytes], to: str = THERE, **options: Any) -> N
 
 
 def waiting(q: Queue, number: int = 0) -> int:
-    """Sends of a shard that have not arrived yet."""
+    """Return the number of a shard's sends that have not arrived yet."""
     return q.stats().shards[number].outbox
 
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Forwarding does nothing, as if the process had died after the commit. Call it to end that."""
+    """Disable forwarding, as if the process had died after the commit. The returned function ends that."""
     monkeypatch.setattr(Store, "forward", lambda self, origins=None: None)
     return monkeypatch.undo
 
@@ -146,7 +146,7 @@ def test_two_forwarders_at_once_deliver_once(q: Queue, disk: Opener, stuck: Call
 
 @pytest.mark.parametrize("count", [3, 1200])
 def test_forwarding_is_first_in_first_out(q: Queue, stuck: Callable[[], None], count: int) -> None:
-    """Also over several steps of it."""
+    """The order holds over several steps."""
     sent: dict[str, list[bytes]] = {THERE: [], ELSEWHERE: []}
     for n in range(0, count, 200):
         for to, got in sent.items():
@@ -287,7 +287,7 @@ def test_an_outbox_that_names_no_shard_does_not_keep_the_queue_from_opening(disk
 
 
 def test_the_origins_wal_is_synced_before_it_forwards(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a power cut could take the ack and leave the send: at durability "process" too."""
+    """Otherwise a power cut could take the ack and leave the send, at durability "process", too."""
     steps: list[str] = []
     sync_wal = layout.sync_wal
     monkeypatch.setattr(layout, "sync_wal", lambda path: (steps.append(f"sync {path.name}"), sync_wal(path)))
@@ -339,7 +339,7 @@ def test_max_depth_does_not_stop_what_arrives(disk: Opener, stuck: Callable[[], 
 
 
 def test_a_check_beside_forwarding_finds_nothing(disk: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent from one shard to the other between two looks of the check is no invention of the destination."""
+    """A send between two reads of the check must not look like an arrival that was never sent."""
     q = disk(shards=2)
     here, there = keys_by_shard(2).values()
     look = Shard.look

@@ -1,4 +1,4 @@
-"""Files in a queue's directory that are none, or have another name: refused before one is written, and never waited for."""
+"""Irregular files, and files with another name, in a queue's directory: refused before a write, and never waited for."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bound_socket(file: Path) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A closed queue with three messages."""
+    """Return a closed queue with three messages."""
     with strictq.open(tmp_path / "queue") as q:
         fill(q, "k", 3)
     return tmp_path / "queue"
@@ -194,7 +194,7 @@ def test_a_linked_staging_file_is_not_written_through(path: Path) -> None:
 
 
 def test_a_refused_open_holds_nothing(path: Path) -> None:
-    """The same process can salvage the queue afterwards, which needs it for itself."""
+    """The same process can then salvage the queue, which requires exclusive access."""
     os.link(path / "wake", path.with_name("other"))
     with pytest.raises(StoreError):
         strictq.open(path)

@@ -1,4 +1,4 @@
-"""Hand-outs whose messages come column by column, beside what was sent, and beside the same as rows."""
+"""Batches whose messages are packed column by column, compared with what was sent, and with batches of rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def small_steps(patch: pytest.MonkeyPatch, step: int) -> None:
 
 
 def few_lanes(patch: pytest.MonkeyPatch, step: int) -> None:
-    """So few lanes are packed together, if each has less than three messages."""
+    """Let lanes with fewer than three messages each be packed together, from `step` lanes on."""
     patch.setattr(packing, "SAMPLE", step)
     patch.setattr(packing, "PAYS", 3)
     patch.setattr(packing, "LANES_FIRST", step)
@@ -51,7 +51,7 @@ def few_lanes(patch: pytest.MonkeyPatch, step: int) -> None:
 
 
 def noting(h: Holder, patch: pytest.MonkeyPatch) -> list[tuple[bytes, int, int]]:
-    """Key, messages that come as rows, and messages that come packed, of each lease that is recorded from now on."""
+    """Record the key, the number of rows and the number of packed messages of each later lease."""
     seen: list[tuple[bytes, int, int]] = []
 
     def note(leases: Sequence[Held | PackedColumns], shard: int) -> Iterator[Block]:
@@ -113,7 +113,7 @@ def test_every_message_comes_once_and_in_order(
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(KEYED, max_size=40), st.integers(1, 30), st.sampled_from([5, 40, 1 << 20]))
 def test_hand_outs_have_the_messages_that_rows_make(sent: list[Any], most: int, bytes_max: int) -> None:
-    """Lanes that are packed together come in another order among each other."""
+    """Lanes that are packed together have another order among each other."""
     made = []
     for packed in (True, False):
         with pytest.MonkeyPatch.context() as patch, strictq.open(":memory:", clock=FakeClock()) as q:
@@ -261,7 +261,7 @@ def test_lanes_of_few_messages_come_as_rows(q: Queue, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def sparse(q: Queue, monkeypatch: pytest.MonkeyPatch) -> Queue:
-    """A queue with twelve lanes of one message each, a to l, that are packed together but for the first two."""
+    """Return a queue with twelve lanes of one message each, a to l. All but the first two are packed together."""
     few_lanes(monkeypatch, 2)
     q.send_many([strictq.Message(b"1", key=key) for key in "abcdefghijkl"])
     return q
@@ -280,7 +280,7 @@ def test_lanes_of_few_messages_are_leased_together(sparse: Queue, monkeypatch: p
     monkeypatch.setattr(h, "encode", note)
     assert h.take(0, messages_max=9) == 1
     assert sorted(by_key(read(sparse, h, 1))) == [f"s{key}" for key in "abcdefghi"]
-    assert sorted(leased) == [f"s{key}".encode() for key in "cdefghi"]  # the first two show that packing each does not pay
+    assert sorted(leased) == [f"s{key}".encode() for key in "cdefghi"]  # for two lanes it does not pay
     assert sparse.check() == []
     assert [d.key for d in sparse.receive(10)] == ["j", "k", "l"]
     sparse.send(b"2", "d")
@@ -292,7 +292,7 @@ def test_lanes_of_few_messages_are_leased_together(sparse: Queue, monkeypatch: p
 
 
 def test_an_ack_of_many_lanes_leaves_the_messages_of_others(sparse: Queue) -> None:
-    """Also of lanes that lie between them, and what came behind the messages that were handed out."""
+    """That includes lanes between them, and messages after the delivered ones."""
     (e,) = sparse.receive(1, keys=["e"])
     sparse.hold("g")
     h = holder(sparse)

@@ -1,4 +1,4 @@
-"""How SQLite runs our statements: by which index, without scanning messages, and prepared once."""
+"""How SQLite runs the engine's statements: with an index, without scanning messages, and prepared once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.queues import Opener, shard_file
 
 @pytest.fixture(scope="module")
 def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apsw.Connection]:
-    """A shard with something in every table, its statistics as SQLite gathers them: none, or all."""
+    """Yield a shard with rows in every table, without statistics or with all that SQLite gathers."""
     path = tmp_path_factory.mktemp("plans") / "queue"
     with strictq.open(path, durability="process", config=strictq.QueueConfig(hot_lanes=False)) as q:
         q.send_many([Message(b"", key=f"k{n % 40}") for n in range(400)])
@@ -52,7 +52,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apsw.Connection]:
 
 
 def plan(db: apsw.Connection, sql: str) -> list[str]:
-    """The steps of EXPLAIN QUERY PLAN."""
+    """Return the steps of EXPLAIN QUERY PLAN."""
     if "{{" in sql:
         sql = repeat(sql, 4)
     names = max([int(n) for n in re.findall(r"\?(\d+)", sql)] or [sql.count("?")])
@@ -189,7 +189,7 @@ def test_stats_of_held_and_delayed_lanes_walk_those_lanes_alone(db: apsw.Connect
 
 
 def test_looking_at_keyless_messages_scans_nothing_where_hot_lanes_are_shown(q: Queue) -> None:
-    """A look shows them by views over the tables and what is in memory: no index may be lost by that."""
+    """They are shown by views over the tables and memory, which must not lose an index."""
     q.configure(keyless="round_robin")
     q.send_many([Message(b"") for _ in range(20)])
     receipt = q.send(b"")
@@ -241,7 +241,7 @@ def test_no_statement_scans_messages_or_sorts(db: apsw.Connection, name: str, sq
 
 @pytest.mark.parametrize(("name", "sql"), STATEMENTS, ids=[name for name, _ in STATEMENTS])
 def test_plans_do_not_depend_on_statistics(db: apsw.Connection, name: str, sql: str, tmp_path: Path) -> None:
-    """Somebody's ANALYZE must not change how the queue runs."""
+    """A user's ANALYZE must not change how the queue runs."""
     before = plan(db, sql)
     db.execute("SAVEPOINT analyzed")
     try:
@@ -327,12 +327,12 @@ ROUNDS: list[Callable[[Queue], None]] = [_send_receive_ack, _settle_one_by_one, 
 @pytest.mark.parametrize("work", ROUNDS, ids=lambda f: f.__name__[1:])
 @pytest.mark.parametrize("durability", ["process", "full"])
 def test_statements_are_not_prepared_again_at_each_call(disk: Opener, work: Callable[[Queue], None], durability: str) -> None:
-    """The authorizer is asked whenever SQLite prepares. With statistics and bound values it would do so at half of the calls."""
+    """SQLite calls the authorizer whenever it prepares. With statistics and bound values it would do so at half of the calls."""
     q = disk.open(durability=durability, config=strictq.QueueConfig(max_attempts=None))
     asked: list[Any] = []
 
     def authorize(*what: Any) -> int:
-        if what[:2] != (apsw.SQLITE_PRAGMA, "synchronous"):  # before a receive and behind it, and cheap
+        if what[:2] != (apsw.SQLITE_PRAGMA, "synchronous"):  # cheap, before and after a receive
             asked.append(what)
         return apsw.SQLITE_OK
 

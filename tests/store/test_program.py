@@ -1,4 +1,4 @@
-"""The fence around programs' SQL. What programs may do with the public verbs is in tests/unit/test_transactions.py."""
+"""The restrictions of programs' SQL. What programs may do with the public verbs is in tests/unit/test_transactions.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENGINES |= {"BEGIN IMMEDIATE": "BEGIN IMMEDIATE", "COMMIT": "COMMIT", "ROLLBACK"
 
 @pytest.fixture
 def q(disk: Opener) -> Queue:
-    """A queue that has run its statements, so that they lie prepared in the cache."""
+    """Return a queue that has run its statements, so that they are in the statement cache."""
     queue = disk()
     queue.app_schema("CREATE TABLE app_t (x INTEGER PRIMARY KEY, y TEXT) STRICT")
     fill(queue, "k", 6)
@@ -46,7 +46,7 @@ def q(disk: Opener) -> Queue:
 
 @pytest.fixture(scope="module")
 def used(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
-    """One such queue for many refusals."""
+    """Yield one such queue for many refusals."""
     with strictq.open(tmp_path_factory.mktemp("program") / "queue", durability="process") as queue:
         queue.app_schema("CREATE TABLE app_t (x INTEGER PRIMARY KEY, y TEXT) STRICT")
         fill(queue, "k", 6)
@@ -64,12 +64,15 @@ def test_no_program_adds_a_column_to_the_engines_tables(used: Queue, table: str)
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_text_of_the_engines_own_is_refused_to_programs(used: Queue, name: str) -> None:
-    """The engine's statement lies prepared, and allowed, in the connection's cache: an identical text must not find it."""
+    """The engine's statement is prepared, and permitted, in the connection's cache.
+
+    The same text of a program must not find it.
+    """
     sql = ENGINES[name]
     before = used.stats().depth
     refusal = "more than the program's own"
     if name.startswith("catalog.") and name != "catalog.schema":
-        refusal = "no such table"  # those of queue.db are not even there
+        refusal = "no such table"  # the tables of queue.db do not exist there
     if name == "shard.format_2":
         refusal = "duplicate column name"  # found before the authorizer is asked; see below
     with pytest.raises(InvalidArgument, match=refusal), used.transaction(key="k") as tx:
@@ -82,7 +85,7 @@ def test_a_text_of_the_engines_own_is_refused_to_programs(used: Queue, name: str
 
 
 def test_the_engines_statements_are_not_spoiled_by_a_programs(q: Queue) -> None:
-    """Nor does a refused, or an allowed, program's statement get into the cache that the engine reads."""
+    """A program's statement, refused or permitted, does not enter the cache that the engine reads."""
     for sql in ENGINES.values():
         with pytest.raises(InvalidArgument), q.transaction(key="k") as tx:
             tx.execute(sql)
@@ -205,14 +208,14 @@ def _names(q: Queue) -> list[str]:
     ],
 )
 def test_names_that_a_later_format_may_want_are_not_taken(q: Queue, sql: str) -> None:
-    """Programs' tables, indexes and views have names that start with app_, all of them."""
+    """Names of programs' tables, indexes and views must start with app_."""
     with pytest.raises(InvalidArgument):
         q.app_schema(sql)
     assert "later" not in _names(q)
 
 
 def test_a_view_gives_no_way_around(q: Queue) -> None:
-    """SQLite looks at what a view reads when the view is used."""
+    """SQLite checks what a view reads when the view is used."""
     try:
         q.app_schema("CREATE VIEW app_v AS SELECT * FROM message")
     except InvalidArgument:
@@ -279,7 +282,7 @@ def test_sql_that_never_ends_is_stopped_wherever_it_runs(q: Queue, monkeypatch: 
 
 @pytest.mark.parametrize("then", ["nothing", "key_state", "read", "send", "execute"])
 def test_after_sql_undid_the_transaction_nothing_of_it_is_written(q: Queue, then: str) -> None:
-    """What the program catches must not let the rest run outside of a transaction, statement by statement."""
+    """If the program catches the error, the rest must not run outside of a transaction, statement by statement."""
     fill(q, "undone", 2)
     (d,) = q.receive(1, keys=["undone"])
     with q.transaction(key="k") as tx:
@@ -338,7 +341,7 @@ def test_the_fence_is_down_for_the_engine_and_up_for_the_next_program(q: Queue) 
 
 
 def test_the_same_schema_a_second_time_does_nothing(disk: Opener) -> None:
-    """A program says it at every start, without IF NOT EXISTS."""
+    """A program repeats it at every start, without IF NOT EXISTS."""
     for _ in range(2):
         q = disk()
         q.app_schema("CREATE TABLE app_t (x INTEGER) STRICT")

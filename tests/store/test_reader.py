@@ -1,4 +1,4 @@
-"""Another program reads a shard by docs/explanation/storage.md and hot-lanes.md alone, with Python's own sqlite3."""
+"""Another program reads a shard, following docs/explanation/storage.md and hot-lanes.md alone, with Python's own sqlite3."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLAIM, ACK, START, COOL, EXTEND, RELEASE = range(1, 7)
 
 @attrs.define
 class Lane:
-    """What the files say about one key."""
+    """The files' information about one key."""
 
     waiting: dict[int, tuple[int, bytes]] = attrs.Factory(dict)
     """Arrival number: seq and body, in the order of seqs."""
@@ -33,7 +33,7 @@ class Lane:
 
 
 class Reader:
-    """The state of one shard. Knows nothing of strictq."""
+    """The state of one shard. Uses nothing of strictq."""
 
     def __init__(self, path: Path) -> None:
         self.lanes: dict[bytes, Lane] = defaultdict(Lane)
@@ -59,7 +59,7 @@ class Reader:
             self.lanes[keys[number]].place = position
 
     def _read_logs(self, db: sqlite3.Connection) -> None:
-        """In the order of the journal; before each of its rows, the rows of the inbox up to its `top`."""
+        """Read in the order of the journal, and before each of its rows the rows of the inbox up to its `top`."""
         hot: dict[bytes, Lane] = {}
         newest: dict[bytes, int] = {}
         owner: dict[int, bytes] = {}
@@ -118,7 +118,7 @@ class Reader:
 
 
 def use(q: Queue, rng: random.Random, leases: list[Delivery]) -> None:
-    """One step of a program that uses the queue in every way that keeps lanes hot, and in some that cool them."""
+    """Run one step of a program that uses the queue in every way that keeps lanes hot, and in some that cool them."""
     key = f"k{rng.randrange(6)}"
     what = rng.choice("ssssssbrrraaaaAxedlhf")
     if what == "s":

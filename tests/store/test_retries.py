@@ -1,4 +1,4 @@
-"""How attempts are packed in a row, and how long a retry waits."""
+"""How attempts are packed in a row, and the delay of a retry."""
 
 from __future__ import annotations
 

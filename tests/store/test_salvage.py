@@ -1,4 +1,4 @@
-"""What a damaged queue still says is saved; what it does not say is told, and never made up."""
+"""The readable part of a damaged queue is saved. The rest is reported, and never invented."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.powercut import quiet
 from tests.support.powercut_campaign import fast_directory
 from tests.support.queues import fill, keys_by_shard, shard_file
 
-pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
+pytestmark = pytest.mark.usefixtures("cold")  # they read the tables
 
 FLIPS = int(os.environ.get("STRICTQ_FLIPS", "100")) // 2
 SEED = int(os.environ.get("STRICTQ_FLIP_SEED", "1"))
@@ -50,7 +50,7 @@ class Told:
 
 @attrs.define
 class Made:
-    """A queue with something in every table, closed; and what is in it."""
+    """A closed queue with rows in every table, and its contents."""
 
     path: Path
     clock: FakeClock
@@ -94,7 +94,7 @@ def make(directory: Path, *, checkpointed: bool, hot: bool = False) -> Made:
         if checkpointed:
             for shard in store_of(q).shards:
                 shard.checkpoint()
-        store_of(q).die()  # closed, it would leave empty WALs
+        store_of(q).die()  # closing it would empty the WALs
     return made
 
 
@@ -140,7 +140,7 @@ def test_an_undamaged_queue_comes_through_whole(place: Path, checkpointed: bool,
 
 
 def test_what_else_a_queue_remembers_comes_through(place: Path) -> None:
-    """Sends that wait in an outbox, dedup ids, records of what is finished."""
+    """Sends in an outbox, dedup ids and history records are saved."""
     clock = FakeClock()
     here, there = keys_by_shard(2).values()
     config = QueueConfig(history="bodies", dedup_window_seconds=3600.0)
@@ -170,7 +170,7 @@ def test_what_else_a_queue_remembers_comes_through(place: Path) -> None:
 
 
 def handed_out(place: Path, clock: FakeClock) -> list[list[Label]]:
-    """A queue with a named consumer in the middle of its work, closed; its hand-outs 1 and 2 (acked), and 3 (open)."""
+    """Make a closed queue with a named consumer at work: batches 1 and 2 are acked, 3 is open."""
     with quiet(clock), strictq.open(place / "queue", shards=2, clock=clock) as q:
         for key in keys_by_shard(2).values():
             fill(q, key, 9)
@@ -199,7 +199,7 @@ def test_errors_and_outputs_come_through(place: Path) -> None:
 
 
 def test_rows_that_format_1_wrote_come_through(place: Path) -> None:
-    """They lack the columns that were added since."""
+    """They lack the columns that were added later."""
     clock = FakeClock()
     old = unpacked("busy", place / "old")
     strictq.migrate(old, clock=clock)
@@ -246,7 +246,7 @@ def test_a_named_consumer_goes_on_where_it_was(place: Path) -> None:
 
 @pytest.mark.parametrize("table", ["handout_block", "lease", "handout", "consumer", "message"])
 def test_a_hand_out_that_is_not_whole_is_released_and_told(place: Path, table: str) -> None:
-    """Its messages go to whoever comes, and it can't be read as less than it was."""
+    """Its messages become ready, and it can't be read as a smaller batch."""
     clock = FakeClock()
     labels = handed_out(place, clock)
     file = shard_file(place / "queue", 0)
@@ -327,7 +327,7 @@ def test_what_is_saved_is_what_was_sent_and_what_is_lost_is_told(place: Path, na
 
 
 def of_shard_1() -> set[Any]:
-    """The keys that lie in the undamaged shard."""
+    """Return the keys in the undamaged shard."""
     with strictq.open(":memory:", shards=2) as q:
         return {f"k{n}" for n in range(KEYS) if store_of(q).shard_of(encode_key(f"k{n}")).number == 1}
 
@@ -336,7 +336,7 @@ HOT = QueueConfig(hot_lanes=True)
 
 
 def arrived(path: Path, clock: FakeClock) -> list[tuple[str, int]]:
-    """Send to three hot lanes in turns, in messages of which five fill a page; what was sent, in order of arrival."""
+    """Send to three hot lanes in turn, five messages per page. Return them in order of arrival."""
     with quiet(clock), strictq.open(path, clock=clock, durability="process", config=HOT) as q:
         sent = [(f"k{n % 3}", q.send(b"x" * 700, key=f"k{n % 3}").seq) for n in range(60)]
         q.ack_many(q.receive(2, per_key=2))
@@ -344,7 +344,7 @@ def arrived(path: Path, clock: FakeClock) -> list[tuple[str, int]]:
 
 
 def page_of_the_inbox(path: Path, which: int) -> tuple[int, set[int]]:
-    """One of the pages with rows of the inbox, and the arrival numbers in it, as SQLite's own statistics say."""
+    """Return a page with rows of the inbox, and the arrival numbers in it, according to SQLite's own statistics."""
     rows = tamper(
         shard_file(path),
         "SELECT pageno, ncell FROM dbstat WHERE name = 'inbox' AND pagetype = 'leaf' ORDER BY path",
@@ -356,7 +356,7 @@ def page_of_the_inbox(path: Path, which: int) -> tuple[int, set[int]]:
 
 @pytest.mark.parametrize("which", [0, 4, -1])
 def test_what_a_page_of_the_inbox_held_is_told_by_key(place: Path, which: int) -> None:
-    """At its end nobody knows how much there was: of no lane, and whether there were others. No seq is given twice."""
+    """At its end the number of lost messages is unknown, for any lane and for lost lanes. No seq is issued twice."""
     clock = FakeClock()
     sent = arrived(place / "queue", clock)
     page, numbers = page_of_the_inbox(place / "queue", which)
@@ -393,7 +393,7 @@ def test_a_shard_that_is_gone_leaves_the_others(place: Path) -> None:
 
 
 def test_the_first_page_may_be_lost(place: Path) -> None:
-    """Where the tables begin is known without it."""
+    """The roots of the tables are known without it."""
     made = make(place, checkpointed=True)
     file = shard_file(made.path, 0)
     raw = file.read_bytes()

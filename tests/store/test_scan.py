@@ -1,4 +1,4 @@
-"""Reading what is pending without leasing it, while others work: none twice, none missed that stays."""
+"""Read pending messages without leasing them while consumers work: none is read twice, and none that stays is missed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from strictq._store.lanes.leases import BODY, ID, KEY, SEQ
 from tests.support.internals import shard_of
 from tests.support.queues import Opener, fill
 
-pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
+pytestmark = pytest.mark.usefixtures("cold")  # they read the tables
 
 
 def read(q: Queue, plan: scan.Plan, between: Callable[[], object] = lambda: None, *, dead: bool = False) -> Iterator[Any]:
-    """Every row of a plan; something else happens before each step."""
+    """Yield every row of a plan. Calls `between` before each step."""
     between()
     for task in plan.tasks:
         for segment in task:
@@ -143,7 +143,7 @@ def test_keyless_messages_that_are_put_aside_are_read_once(disk: Opener) -> None
     q.send(b"aside before", delay=50.0)
     q.send(b"keyed", "k")
     (d,) = q.receive(1)
-    d.nack(delay=50.0)  # put aside before the plan
+    d.nack(delay=50.0)  # parked before the plan
     plan = scan.plan_shard(shard_of(q), dead=False, per_task=5)
 
     def put_aside() -> None:

@@ -1,4 +1,4 @@
-"""What is captured of a WAL: the times of commits, the frames that belong to a cut, and where a WAL began again."""
+"""What is captured of a WAL: the times of commits, the frames of a cut, and where a WAL restarted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def wal(q: Queue) -> Iterator[WalTail]:
 
 
 def work(q: Queue, clock: FakeClock) -> list[int]:
-    """Commits of every kind, a second apart; their times."""
+    """Make commits of every kind, a second apart. Return their times."""
     times = []
 
     def at(step: Any) -> None:
@@ -91,7 +91,7 @@ def test_a_commit_that_defines_tables_goes_with_the_one_before(q: Queue, wal: Wa
 
 
 def test_what_is_captured_is_what_sqlite_reads(q: Queue, clock: FakeClock) -> None:
-    """Page by page: of the whole shard, and of what changed since."""
+    """Compare page by page: the whole shard, and later changes."""
     shard = tail_of(q)
     work(q, clock)
     shard.begin_whole()
@@ -105,7 +105,7 @@ def test_what_is_captured_is_what_sqlite_reads(q: Queue, clock: FakeClock) -> No
     pages |= changed
     image = connection_of(q).serialize("main")
     assert shard.size == len(image) // 4096
-    # Pages in a WAL carry no valid checksums: the last eight bytes do not count.
+    # Pages in a WAL have no valid checksums: ignore the last eight bytes.
     for number in range(1, shard.size + 1):
         assert pages[number][:4088] == image[(number - 1) * 4096 : number * 4096 - 8], number
     shard.close()
@@ -145,7 +145,7 @@ def test_a_seal_keeps_what_it_captured(q: Queue, wal: WalTail, clock: FakeClock)
     wal.seal()
     kept = dict(wal.images())
     assert kept
-    q.send(b"2", key="a")  # begins the WAL again
+    q.send(b"2", key="a")  # restarts the WAL
     assert dict(wal.images()) == kept
     wal.advance(None)
     assert kept.keys() <= dict(wal.images()).keys()
@@ -183,7 +183,7 @@ def test_a_wal_that_began_again_behind_what_was_captured_is_followed(q: Queue, c
 
 
 def test_another_copy_is_told_by_the_checksum_of_its_last_frame(q: Queue, disk: Opener, clock: FakeClock, tmp_path: Path) -> None:
-    """Both have the same WAL up to the copy, and as many frames behind it."""
+    """Both have the same WAL up to the copy, and the same number of later frames."""
     q.configure_replication(tmp_path / "t")  # so that the WAL stays
     work(q, clock)
     disk.close()

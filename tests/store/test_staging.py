@@ -1,4 +1,4 @@
-"""Files that wait to become messages: private, named, and deleted when nobody needs them."""
+"""Staged files: private, named, and deleted when they are no longer needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strictq._store.bulk.staging import ABANDONED_SECONDS, Staging, new_file, ne
 
 
 def left(root: Path) -> list[str]:
-    """Every file below the staging directory."""
+    """Return every file in the staging directory."""
     return sorted(str(p.relative_to(root / "staging")) for p in root.rglob("*") if p.is_file())
 
 

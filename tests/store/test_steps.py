@@ -1,4 +1,4 @@
-"""What takes long goes in bounded steps, between which others write: what they find, and what is left for the next step."""
+"""Long operations run in bounded steps, between which others write: the state that a step finds, and what it leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.queues import Opener, fill, labels
 
 
 def test_dedup_ids_go_in_bounded_steps(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lane may have very many, and nobody can write while one step deletes."""
+    """A lane may have very many, and other writers wait during a step."""
     monkeypatch.setattr(operate, "PURGE_STEP", 3)
     for n in range(7):
         q.send(b"", "k", dedup_id=str(n))
@@ -35,7 +35,7 @@ def test_dedup_ids_go_in_bounded_steps(q: Queue, monkeypatch: pytest.MonkeyPatch
 def test_a_purge_between_two_steps_of_which_another_receives_still_finds_who_kills(
     make: Opener, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The purge ends a lease that ran out: what its holder had is one message at a time from then on, as for anybody."""
+    """The purge ends an expired lease. Its messages are then delivered one at a time, as after any expiry."""
     monkeypatch.setattr(operate, "PURGE_STEP", 1)
     q = make()
     fill(q, "k", 4)
@@ -57,7 +57,7 @@ def test_a_purge_between_two_steps_of_which_another_receives_still_finds_who_kil
 
 
 def test_a_redrive_that_waits_for_a_lane_without_messages_is_purged(q: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where ack_first resolved all messages, only the dead letters are left to find the lane by."""
+    """If ack_first resolved all messages, the lane can be found only by its dead letters."""
     monkeypatch.setattr(operate, "PURGE_STEP", 2)
     q.send_many([Message(b"x" * 900, key="k")] * 5)
     for d in q.receive(5):
@@ -103,7 +103,7 @@ def test_a_run_of_expired_lanes_does_not_hold_the_lock(make: Opener, clock: Fake
 
     writer_of(q)._commit = commit
     q.receive()
-    assert max(moved) < 10 * CULL_STEP  # 9,601 more lanes' rows are moved in the first of them
+    assert max(moved) < 10 * CULL_STEP  # the first of them moves the rows of 9,601 more lanes
 
 
 def test_the_end_of_a_lease_with_many_redrives_is_bounded(q: Queue) -> None:

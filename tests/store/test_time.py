@@ -58,7 +58,7 @@ def test_delays_ttls_and_dedup_windows_do_not_follow_the_wall_clock(disk: Opener
 
 
 def test_a_machine_that_boots_in_1970_and_then_learns_the_time_expires_nothing(tmp_path: Path) -> None:
-    """An edge device without a battery behind its clock."""
+    """An edge device without a battery for its clock."""
     clock = FakeClock(wall_seconds=60.0, boot_seconds=60.0)
     opener = Opener(str(tmp_path / "queue"), clock)
     q = opener()
@@ -147,7 +147,7 @@ def test_tokens_ascend_over_many_boots_even_where_nothing_was_written(disk: Open
 
 
 def test_a_power_cut_that_takes_the_newest_commits_repeats_no_token(disk: Opener, clock: FakeClock) -> None:
-    """The shard forgets what it issued; the epoch does not, for it is synced before the first token of a boot."""
+    """The shard loses what it issued. The epoch does not: it is synced before the first token of a boot."""
     q = disk()
     fill(q, "k", 1)
     shard_of(q).checkpoint()
@@ -184,7 +184,7 @@ HOLDER = "import sys, strictq\nwith strictq.open(sys.argv[1]) as q:\n print('ope
 
 @contextmanager
 def held_elsewhere(path: str) -> Iterator[None]:
-    """Another process has the queue open."""
+    """Keep the queue open in another process."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, path], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -208,7 +208,7 @@ def test_another_boot_while_somebody_has_it_open_is_another_kernel(
     with held_elsewhere(path):
         before = tamper(Path(path) / "queue.db", "SELECT * FROM queue")
         with pytest.raises(ConfigError) as caught:
-            strictq.open(path, clock=clock)  # says that the machine has booted since
+            strictq.open(path, clock=clock)  # the clock says that the machine has booted since
         assert caught.value.hint
         assert tamper(Path(path) / "queue.db", "SELECT * FROM queue") == before
         with strictq.open(path) as same, strictq.open(path, read_only=True, clock=clock) as looker:

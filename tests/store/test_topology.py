@@ -1,4 +1,4 @@
-"""Which shard a key belongs to: for ever, on every platform; and files that are not what the topology says."""
+"""The shard of a key, which never changes, on any platform; and files that differ from the topology."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.internals import fold, store_of, tamper
 from tests.support.queues import Opener, drain, fill, keys_by_shard, shard_file
 from tests.support.running import in_threads
 
-# Computed once, and never to change: what is stored on disks lies where these say. (key, hash)
+# Computed once, and never to change: the place of stored messages depends on them. (key, hash)
 VECTORS: list[tuple[str | bytes | int, int]] = [
     ("a", 0xA4E5032C0D419313),
     ("customer-42", 0x6EE41B463B2D49F4),

@@ -1,4 +1,4 @@
-"""Traps of SQLite, of files and of transactions, each of which was met once; none may be met again.
+"""Traps of SQLite, of files and of transactions. Each was met once; none may be met again.
 
 Those of connections and checkpoints are in test_connection.py, of a full disk in test_disk_full.py, of clocks in
 test_time.py, of shared and failed commits in test_commit.py, of programs' SQL in test_program.py, of forks in
@@ -31,7 +31,7 @@ from tests.support.internals import at_rest, connection_of, shard_of, store_of, 
 from tests.support.queues import Opener, ack_all, drain, fill, keys_by_shard, seqs, shard_file
 from tests.support.running import in_threads, mounted, run_python, unmounted
 
-pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
+pytestmark = pytest.mark.usefixtures("cold")  # they read the tables
 
 # --- numbers that are never used twice ----------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ def _raises(call: Callable[[], object], *errors: type[BaseException]) -> None:
 
 
 def _verbs(q: Queue, clock: FakeClock) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Every verb, in an order in which each has something to do."""
+    """Yield every verb, in an order in which each has something to do."""
 
     def one(key: str) -> Delivery:
         q.send(b"", key)
@@ -214,14 +214,14 @@ def test_no_verb_leaves_a_transaction_open(disk: Opener, clock: FakeClock, durab
         verb()
         assert at_rest(q), name
         for db in rival:
-            db.execute("BEGIN IMMEDIATE")  # with no patience at all
+            db.execute("BEGIN IMMEDIATE")  # without waiting for a lock
             db.execute("ROLLBACK")
     for db in rival:
         db.close()
 
 
 class Traced:
-    """Every statement that reaches a connection, in order."""
+    """Records every statement that reaches a connection, in order."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self.statements: list[str] = []
@@ -393,7 +393,7 @@ def test_keys_never_name_files(disk: Opener, tmp_path: Path, key: Any) -> None:
 
 @pytest.fixture
 def read_only_directory(disk: Opener) -> Iterator[Callable[[], None]]:
-    """Makes the queue's directory read-only, as a medium would be, so that not even root can write to it."""
+    """Make the queue's directory read-only, like a medium, so that not even root can write to it."""
     place = Path(disk.path)
     done = False
 
@@ -411,7 +411,7 @@ def read_only_directory(disk: Opener) -> Iterator[Callable[[], None]]:
 
 
 def test_a_read_only_medium_without_shm_says_what_to_do(disk: Opener, read_only_directory: Callable[[], None]) -> None:
-    """SQLite can't make the -shm, and its immutable mode would miss what lies in the WAL."""
+    """SQLite can't create the -shm, and its immutable mode would miss what is in the WAL."""
     q = disk()
     fill(q, "k", 3)
     q.close()
@@ -515,7 +515,7 @@ def test_nan_never_reaches_sqlite_where_it_would_be_null(disk: Opener, bad: floa
 
 
 def test_max_depth_lets_a_handlers_sends_through(disk: Opener) -> None:
-    """Else a full queue could never be drained by handlers that hand on, here or to another shard."""
+    """Otherwise handlers that forward messages, here or to another shard, could never drain a full queue."""
     q = disk(shards=2, max_depth=2)
     keys = keys_by_shard(2)
     q.send(b"", keys[0])
@@ -556,7 +556,7 @@ def test_a_lock_that_is_never_had_is_a_busy_store_and_nothing_changed(disk: Open
 def test_a_lock_is_looked_for_again_in_steps_short_enough_for_the_gaps_of_a_busy_process(
     disk: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite's own steps grow to 100 ms; a process that is never idle lets go of the lock for less than one."""
+    """SQLite's own steps grow to 100 ms. A process that is never idle releases the lock for less than one."""
     q = disk()
     q.send(b"", "k")
     steps: list[float] = []
@@ -610,7 +610,7 @@ def test_thresholds_of_checkpoints_are_shared_by_the_shards() -> None:
 
 
 def test_a_whole_lease_is_not_acked_if_a_message_of_it_is_not_there(disk: Opener) -> None:
-    """It cannot be, unless the shard is damaged; then those that are there are acked, and nobody is told that it was, too."""
+    """It can be missing only if the shard is damaged. The others are acked, and the missing one is not reported as acked."""
     q = disk()
     fill(q, "k", 3)
     ds = q.receive(3)

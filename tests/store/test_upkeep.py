@@ -1,4 +1,4 @@
-"""The engine's own thread, where it can't be had; and what a queue leaves when it is closed."""
+"""The engine's own thread, also when it can't start, and the state of a queue after its close."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.internals import connected, connections, store_of
 from tests.support.queues import Opener, shard_file
 from tests.support.running import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.usefixtures("cold")  # they look into the tables
+pytestmark = pytest.mark.usefixtures("cold")  # they read the tables
 
 PAGES = 20
 PAGE_BYTES = 4096
@@ -27,13 +27,13 @@ PAGE_BYTES = 4096
 
 @pytest.fixture(autouse=True)
 def small_wal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints at 20 pages instead of 8,000."""
+    """Checkpoint at 20 pages instead of 8,000."""
     monkeypatch.setattr(checkpoint, "WAL_PAGES", PAGES)
     monkeypatch.setattr(checkpoint, "WAL_PAGES_MIN", PAGES)
 
 
 def refuse(_thread: threading.Thread) -> None:
-    """What starting a thread does where there are too many, or where the interpreter is shutting down."""
+    """Fail like the start of a thread if there are too many, or the interpreter is shutting down."""
     raise RuntimeError("can't start new thread")
 
 
@@ -43,7 +43,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(q: Queue, rounds: int) -> None:
-    """Writes about eight pages a round."""
+    """Write about eight pages per round."""
     for n in range(rounds):
         sent = q.send_many([Message(b"x" * 600, key=f"k{n}-{i}") for i in range(30)])
         assert len(sent) == 30
@@ -113,7 +113,7 @@ def test_who_only_looks_leaves_the_wal_alone(disk: Opener) -> None:
 
 
 def test_a_reader_keeps_the_wal(disk: Opener) -> None:
-    """Of another program, say. Closing does not wait for it, and the commits stay where they are."""
+    """A reader of another program, for example. Closing does not wait for it, and the commits stay in the WAL."""
     q = disk()
     q.send(b"", "k")
     (wal,) = wals_of(q)
@@ -133,7 +133,7 @@ def test_a_reader_keeps_the_wal(disk: Opener) -> None:
 
 @pytest.mark.parametrize("first", ["parent", "child"])
 def test_a_fork_counts_as_a_process_of_its_own(disk: Opener, first: str) -> None:
-    """Of parent and child the one that closes last empties the WAL, whichever that is."""
+    """Of parent and child, the one that closes last empties the WAL."""
     q = disk()
     q.send(b"", "k")
     (wal,) = wals_of(q)
@@ -202,7 +202,7 @@ def test_a_signal_whose_handler_closes_may_come_while_the_queue_is_closed(disk: 
 
     def leave(self: checkpoint.ShardWal, db: apsw.Connection, *, last: bool) -> None:
         real(self, db, last=last)
-        interrupted.append(q.close())  # as a handler would, in this thread
+        interrupted.append(q.close())  # like a handler, in this thread
 
     monkeypatch.setattr(checkpoint.ShardWal, "leave", leave)
     q.close()

@@ -1,4 +1,4 @@
-"""Waking those who wait, within a process and through the mapped file."""
+"""Wake waiting receivers, within a process and through the mapped file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.running import PATIENCE_SECONDS, in_threads, run_python
 
 
 def in_background(waker: Waker, seen: tuple[int, int], seconds: float = PATIENCE_SECONDS) -> threading.Thread:
-    """A thread that waits; it is alive as long as nothing woke it."""
+    """Start a waiting thread, which lives until it is woken."""
     thread = threading.Thread(target=waker.wait, args=(seen, seconds), daemon=True)
     thread.start()
     return thread
@@ -28,7 +28,7 @@ def in_background(waker: Waker, seen: tuple[int, int], seconds: float = PATIENCE
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A wake file as a new queue has it."""
+    """Return a wake file like a new queue's."""
     files.create_empty(tmp_path / "wake")
     return tmp_path / "wake"
 
@@ -59,7 +59,7 @@ def test_a_wait_ends_with_its_time(file: Path) -> None:
 
 
 def test_another_object_on_the_file_is_woken(file: Path) -> None:
-    """As in another process: nothing but the file connects them."""
+    """As between processes, only the file connects them."""
     one, two = Waker(file), Waker(file)
     thread = in_background(two, two.seen())
     wait_until(lambda: two._waiting == 1, "the waiter")
@@ -87,7 +87,7 @@ def test_another_process_wakes_this_one(tmp_path: Path) -> None:
 
 
 def test_two_writers_never_restore_a_value_that_was_seen(file: Path) -> None:
-    """Two processes may well have the same id: each is number 1 of its container, and they share a volume."""
+    """Two processes may have the same id: each is number 1 of its container, and they share a volume."""
     one, two = Waker(file), Waker(file)
     values = []
     for n in range(50):
@@ -130,7 +130,7 @@ def test_queues_on_one_directory_share_a_waker_and_a_map(tmp_path: Path) -> None
 
 
 def test_the_file_has_its_block_before_it_is_mapped(file: Path) -> None:
-    """A store into a hole of a mapped file kills the process where the disk is full."""
+    """A store into a hole of a mapped file kills the process if the disk is full."""
     waker = Waker(file)
     assert file.stat().st_size == 544
     with file.open("rb") as f:
@@ -223,7 +223,7 @@ def test_a_failed_sync_is_known_to_every_process_until_somebody_has_put_it_right
         waker.begin_boot("boot")
     one.suspect(3)
     assert (two.suspects(2), bool(two.suspects(3))) == (0, True)
-    failure = Waker(file).suspects(3)  # whoever comes after both are gone
+    failure = Waker(file).suspects(3)  # for a process that comes after both are gone
     two.suspect(3)
     two.trust(3, failure)
     assert one.suspects(3), "another failure since then"
@@ -263,13 +263,13 @@ def test_who_only_looks_is_told_of_no_failure(file: Path) -> None:
 
 
 def mapped(path: Path) -> list[str]:
-    """What this process has mapped or open of the wake file of a queue, as the kernel lists it."""
+    """Return the mappings and descriptors of this process for the wake file of a queue, as the kernel lists them."""
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(f"{path}/wake")]
     return maps + descriptors(path)
 
 
 def descriptors(path: Path) -> list[str]:
-    """The files of a queue that this process has open."""
+    """Return the files of a queue that this process has open."""
     found = []
     for fd in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
@@ -352,7 +352,7 @@ def test_opening_and_closing_many_times_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_who_waits_on_a_waker_that_ends_is_woken_and_reads_on(tmp_path: Path) -> None:
-    """One thread closes the queue while others wait, look and notify."""
+    """One thread closes the queue while others wait, read and notify."""
     for _ in range(20):
         q = strictq.open(tmp_path / "queue", durability="process")
         waker = store_of(q).waker

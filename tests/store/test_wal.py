@@ -1,4 +1,4 @@
-"""A WAL that was damaged is told from one that a power cut tore, and from what ordinary work leaves behind its end."""
+"""A damaged WAL is distinguished from one that a power cut tore, and from what ordinary work leaves behind its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FRAME = wal_file.FRAME_HEADER_BYTES + PAGE_BYTES
 
 @pytest.fixture
 def left(tmp_path: Path) -> Path:
-    """A queue of ten commits as a crash leaves it: its files, copied while it is open."""
+    """Return a queue of ten commits as a crash leaves it: its files, copied while it is open."""
     return crashed(tmp_path, "full")
 
 
@@ -46,7 +46,7 @@ def wal_of(queue: Path) -> Path:
 
 
 def commits_of(queue: Path) -> list[int]:
-    """The numbers of the frames that commit."""
+    """Return the numbers of the frames that commit."""
     with wal_file.Wal.of(shard_file(queue)) as found:
         assert found is not None
         header = found.header()
@@ -78,7 +78,7 @@ def test_what_a_crash_leaves_is_whole(left: Path) -> None:
 @pytest.mark.parametrize("commit", range(9))
 @pytest.mark.parametrize("at", [0, 5, 9, 13, 3000])
 def test_a_hole_before_the_last_commit_is_damage(left: Path, commit: int, at: int) -> None:
-    """Whatever part of a frame is hit: page number, size, salt, checksum, content."""
+    """Any part of a frame may be damaged: page number, size, salt, checksum, content."""
     hit(left, commits_of(left)[commit], at)
     if commit == 8 and at == 13:  # what the last commit continued
         pytest.skip("its checksum is damaged, which the last commit continued: told by the mark only")
@@ -88,7 +88,7 @@ def test_a_hole_before_the_last_commit_is_damage(left: Path, commit: int, at: in
 
 
 def test_what_a_power_cut_tears_is_not_damage(left: Path) -> None:
-    """The last commit, of which any part may be missing."""
+    """Any part of the last commit may be missing."""
     last = commits_of(left)[-1]
     hit(left, last)
     assert bodies(left) == ALL[:-1]
@@ -113,7 +113,7 @@ def test_after_a_process_ended_every_commit_is_known(tmp_path: Path, durability:
 
 
 def test_after_a_checkpoint_every_commit_before_it_is_known(tmp_path: Path) -> None:
-    """Or old pages from the WAL would hide newer ones of the database."""
+    """Otherwise old pages of the WAL would hide newer ones of the database."""
     with quiet(FakeClock()), strictq.open(tmp_path / "live", durability="process") as q:
         for body in ALL:
             q.send(body, "k")
@@ -141,7 +141,7 @@ def test_a_wal_that_began_anew_is_not_compared_with_an_old_mark(tmp_path: Path) 
 
 
 def test_a_wal_that_is_about_to_begin_anew_is_whole(tmp_path: Path) -> None:
-    """SQLite says that it is empty before it writes the first byte; a failure in between leaves it so."""
+    """SQLite reports it as empty before it writes the first byte. A failure in between leaves it like that."""
     live = tmp_path / "live"
     with quiet(FakeClock()), strictq.open(live) as q:
         for body in ALL:
@@ -175,7 +175,7 @@ def _fail_the_truncation(live: Path) -> None:
 
 
 def test_what_is_undone_leaves_nothing_that_looks_like_a_commit(tmp_path: Path) -> None:
-    """Frames that a transaction spilled before it was rolled back lie behind the end, with the right salts."""
+    """Frames that a transaction spilled before its rollback are behind the end, with the right salts."""
     with quiet(FakeClock()), strictq.open(tmp_path / "live") as q:
         q.send(ALL[0], "k")
         db = connection_of(q)
@@ -192,7 +192,7 @@ def test_what_is_undone_leaves_nothing_that_looks_like_a_commit(tmp_path: Path) 
 
 
 def test_a_bit_that_flips_in_a_page_is_not_taken_for_one_of_its_frames_numbers(left: Path) -> None:
-    """To SQLite's sum, the highest bits of words of the page can look like those of the numbers."""
+    """In SQLite's sum, the highest bits of words of the page can look like those of the numbers."""
     with wal_file.Wal.of(shard_file(left)) as found:
         assert found is not None
         header = found.header()
@@ -220,7 +220,7 @@ def test_a_flipped_bit_of_the_header_is_damage(left: Path, bit: int) -> None:
 
 @pytest.mark.parametrize("torn_at", [4, 12, 16, 20, 24, 28])
 def test_a_header_that_a_power_cut_tore_is_not(tmp_path: Path, torn_at: int) -> None:
-    """The WAL began anew, and only a part of its new header was written."""
+    """The WAL was restarted, and only a part of its new header was written."""
     live = tmp_path / "live"
     with quiet(FakeClock()), strictq.open(live) as q:
         for body in ALL:
@@ -272,7 +272,7 @@ def test_what_is_no_file_of_marks_is_refused(tmp_path: Path, stand_in: str) -> N
 
 
 def test_a_medium_that_nobody_can_write_to_is_verified_by_reading_it(left: Path) -> None:
-    """SQLite does not say there how far it could read."""
+    """SQLite does not report there how far it could read."""
     with wal_file.Wal.of(shard_file(left)) as found:
         assert found is not None
         header = found.header()
@@ -286,7 +286,7 @@ def test_a_medium_that_nobody_can_write_to_is_verified_by_reading_it(left: Path)
 
 
 def test_what_was_synced_is_not_written_again(tmp_path: Path) -> None:
-    """The repair after a failed sync begins behind the last commit that returned, in the WAL that is there now."""
+    """The repair after a failed sync begins behind the last commit that returned, in the present WAL."""
     with quiet(FakeClock()), strictq.open(tmp_path / "live", durability="full") as q:
         shard = shard_of(q)
         assert shard.path is not None
@@ -297,7 +297,7 @@ def test_what_was_synced_is_not_written_again(tmp_path: Path) -> None:
                 == wal_file.HEADER_BYTES + commits_of(tmp_path / "live")[-1] * FRAME
             )
         shard.checkpoint()
-        q.send(b"", "k")  # the WAL begins again, under other salts
+        q.send(b"", "k")  # restarts the WAL, under other salts
         synced = shard.wal._synced
         assert synced is not None
         assert wal_file.end_of(shard.path, synced, None) == wal_file.HEADER_BYTES + synced.frames * FRAME

@@ -1,4 +1,4 @@
-"""The awaited interface, called from code that does not await: so one test suite serves both."""
+"""The awaited interface, called from synchronous code, so that one test suite covers both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _bare(value: Any) -> Any:
 
 
 class Blocking:
-    """Stands before an object of the awaited interface and runs its verbs in the portal's event loop."""
+    """A proxy for an object of the awaited interface. It runs the object's verbs in the portal's event loop."""
 
     def __init__(self, target: Any, portal: BlockingPortal) -> None:
         object.__setattr__(self, "_target", target)
@@ -37,7 +37,7 @@ class Blocking:
 
     @property
     def key_state(self) -> bytes | None:
-        """A property where nobody awaits, a verb where somebody does: it may have to be read."""
+        """A property of the synchronous interface, and verbs of the awaited one, which may have to read it."""
         target = self._target
         read = target.get_key_state if isinstance(target, strictq.AsyncTransaction) else target.key_state
         state: bytes | None = self._verb(read)()
@@ -72,7 +72,7 @@ class Blocking:
 
 
 def open_blocking(portal: BlockingPortal, path: str, **options: Any) -> Any:
-    """`strictq.open_async`, entered in the portal's event loop; has the verbs of a Queue."""
+    """Open with `strictq.open_async`, entered in the portal's event loop. The result has the verbs of a Queue."""
     target = portal.call(_finish, strictq.open_async, (path,), options)
     portal.call(_finish, target.__aenter__, (), {})
     return Blocking(target, portal)

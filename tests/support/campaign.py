@@ -1,4 +1,4 @@
-"""Stress campaigns: start worker processes on one queue, disturb them, and account for everything afterwards."""
+"""Stress campaigns: start worker processes on one queue, disturb them, and verify the whole history at the end."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ ROOT = Path(__file__).resolve().parents[2]
 DEDUP_SECONDS = 2.0
 EXPECTED = {"ok", "LeaseLost", "StoreBusy", "ForwardPending", "PartialFailure", "Raised"}
 PATIENCE_SECONDS = 60.0
-"""How long anything may take on a machine that does ten other things."""
+"""A generous limit for any step, on a busy machine."""
 
 
 def spawn(module: str, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
-    """Start a module of tests/support as a process of its own."""
+    """Start a module of tests/support in its own process."""
     command = [sys.executable, "-m", f"tests.support.{module}", *map(str, arguments)]
     return subprocess.Popen(command, cwd=ROOT, **options)
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for other processes.
+    """Wait for a condition that other processes fulfil.
 
     Raises:
         AssertionError: it took too long.
@@ -50,7 +50,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 @attrs.define(eq=False)
 class Campaign:
-    """A queue in `directory`, and the processes at work on it."""
+    """A queue in `directory`, and the processes that work on it."""
 
     directory: Path
     shards: int = 1
@@ -72,7 +72,7 @@ class Campaign:
         return self.directory / "history"
 
     def create(self) -> None:
-        """Make the queue. Unlimited attempts: kills we never see would make messages poisonous at unknown times."""
+        """Create the queue. Attempts are unlimited, because unseen kills would make messages poisonous at unknown times."""
         self.histories.mkdir()
         config = QueueConfig(
             lease_seconds=self.lease, max_attempts=None, dedup_window_seconds=DEDUP_SECONDS, on_expire="dead_letter"
@@ -97,7 +97,7 @@ class Campaign:
         return worker
 
     def written(self, worker: subprocess.Popen[bytes]) -> int:
-        """How much history a worker has written: it grows while the worker lives and works."""
+        """Return the size of a worker's history. It grows while the worker lives and works."""
         return sum(path.stat().st_size for path in self.histories.glob(f"{worker.pid}-*.jsonl"))
 
     def assert_alive(self) -> None:
@@ -109,7 +109,7 @@ class Campaign:
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.directory.glob("worker-*.log")))
 
     def progress(self, least: int = 4_000) -> None:
-        """Wait until every worker has got something done since now: none is dead, and none hangs."""
+        """Wait until every worker has made progress, so that none is dead and none hangs."""
         before = [(worker, self.written(worker)) for worker in self.workers]
 
         def done() -> bool:
@@ -119,14 +119,14 @@ class Campaign:
         wait_until(done, "every worker to get on with its work")
 
     def kill(self, worker: subprocess.Popen[bytes]) -> None:
-        """kill -9 at whatever it does."""
+        """Kill a worker with SIGKILL, whatever it is doing."""
         worker.kill()
         worker.wait()
         self.workers.remove(worker)
         self.kills += 1
 
     def freeze(self, worker: subprocess.Popen[bytes]) -> None:
-        """Stop it for longer than its leases last; others take over; then it comes back and knows nothing of it."""
+        """Stop a worker for longer than its leases last, so that others take over, and let it continue unaware of that."""
         worker.send_signal(signal.SIGSTOP)
         try:
             time.sleep(self.lease * 1.5)
@@ -135,7 +135,7 @@ class Campaign:
         self.stops += 1
 
     def disturb(self, processes: int, seconds: float) -> None:
-        """Keep so many workers at work for so long, killing and stopping one after the other."""
+        """Keep this many workers running for this long, and kill or stop one after the other."""
         chance = random.Random(self.seed)
         end = time.monotonic() + seconds
         for _ in range(processes):
@@ -156,7 +156,7 @@ class Campaign:
         """Let every worker finish.
 
         Raises:
-            AssertionError: one had failed.
+            AssertionError: one has failed.
         """
         for worker in self.workers:
             worker.terminate()
@@ -165,7 +165,7 @@ class Campaign:
         self.workers.clear()
 
     def abandon(self) -> None:
-        """Clean up whatever still runs."""
+        """Kill all workers that still run."""
         for worker in self.workers:
             worker.kill()
             worker.wait()
@@ -173,9 +173,10 @@ class Campaign:
     # The accounts.
 
     def settle(self) -> list[Event]:
-        """Drain the queue, look at what is left, and check everything that was ever answered.
+        """Drain the queue, and verify what is left and every answer. Return the history.
 
-        Returns the history; raises AssertionError for anything wrong.
+        Raises:
+            AssertionError: anything is wrong.
         """
         recorder = Recorder(self.histories / f"{os.getpid()}-final.jsonl")
         with strictq.open(self.queue, durability=self.durability, create=False) as queue:
@@ -199,7 +200,7 @@ class Campaign:
         return events
 
     def killed(self, events: list[Event]) -> dict[int, int]:
-        """Processes whose leases ended with them, and when each did something last."""
+        """Return the processes whose leases ended with them, and the time of their last action."""
         return {}
 
     def _drain(self, recorded: Recorded) -> None:
@@ -211,7 +212,7 @@ class Campaign:
                 recorded.act_many("ack", got)
 
     def _key_states(self, recorded: Recorded) -> None:
-        """Each key's state counted its transactions: exactly those whose effects are there, one after the other."""
+        """Verify that each key's state counted its transactions: exactly those whose effects exist, without gaps."""
         rows: dict[str, list[int]] = defaultdict(list)
         for lane, n in recorded.queue.query("SELECT lane, n FROM app_effects"):
             rows[lane].append(n)
@@ -230,7 +231,7 @@ def _outcomes(events: list[Event]) -> Iterator[str]:
 
 
 def tally(events: list[Event]) -> Counter[str]:
-    """How many calls of each verb came back with "ok", and how many were invoked and never answered ("lost")."""
+    """Count the calls of each verb that returned "ok", and those that never returned ("lost")."""
     returned = {e.call for e in events if isinstance(e, Return)}
     counts = Counter(e.verb for e in events if isinstance(e, Return) and e.outcome == "ok")
     counts["lost"] = sum(1 for e in events if isinstance(e, Invoke) and e.call not in returned)

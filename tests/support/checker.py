@@ -1,7 +1,7 @@
-"""The history checker: does what a queue answered obey its promises?
+"""The history checker: verifies that a queue's answers obey its promises.
 
-Every rule is checked for each key by itself, in one pass over its events sorted once. Nothing is assumed of what a call
-without an answer did: a rule is broken only if no choice would have kept it.
+Every rule is checked for each key separately, in one pass over its events sorted once. Nothing is assumed about a call without
+an answer: a rule is broken only if every possible outcome of such calls breaks it.
 
 | rule | says |
 |---|---|
@@ -16,13 +16,13 @@ without an answer did: a rule is broken only if no choice would have kept it.
 | T2 | a dead token never succeeds |
 | A1 | what was acked or purged is never delivered again |
 | A2 | nothing is resolved twice |
-| L1 | a message whose send returned is resolved, dead, expired, purged or still there |
+| L1 | a message whose send returned is resolved, dead, expired, purged or still pending |
 | D1 | the same dedup id within its window gives the same seq |
 | W1 | nothing is delivered before its delay is over, or while its key is held |
-| X1 | the effects of a transaction are there once if it returned, never if it failed, else once or never, all or none |
+| X1 | the effects of a transaction exist once if it returned, never if it failed, else once or never, all or none |
 | H1 | a holder whose lease is surely alive is not refused (not one of the promises' rules, but their other side) |
 
-L1, and the part of X1 that counts effects, need a `final` event: what was found at the end.
+L1, and the part of X1 that counts effects, need a `final` event with what was found at the end.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class Violation(NamedTuple):
 
 @attrs.frozen
 class Policy:
-    """What the checker must know of the queue's configuration. Times in nanoseconds.
+    """The configuration that the checker needs. Times in nanoseconds.
 
     Attributes:
         max_attempts: starts after which a message may be dead-lettered or dropped; None: never.
         dedup_window: how long a dedup id is remembered.
         ttl: age at which a message may expire; None: never.
-        retry_delay: the least delay of a nack that gives none.
-        gapless: seqs of a key have no gaps (False where idle lanes are forgotten).
-        killed: processes whose leases end with them, and when each was still alive.
+        retry_delay: the minimum delay of a nack without an explicit one.
+        gapless: seqs of a key have no gaps (False if idle lanes are forgotten).
+        killed: processes whose leases end with them, and when each was last alive.
         slack: how much earlier than computed a deadline may be: the queue counts microseconds.
     """
 
@@ -86,7 +86,7 @@ class Policy:
 
 
 def check(events: Iterable[Event], policy: Policy | None = None) -> list[Violation]:
-    """Every broken rule in a history, in whatever order its events are given."""
+    """Return every broken rule in a history. Its events may be in any order."""
     return _Checker(policy or Policy()).run(events)
 
 
@@ -120,7 +120,7 @@ class _Checker(Gatherer):
             self._loss(lane)
         return [Violation(*broken) for broken in self.found]
 
-    # X1: each transaction's effect as often as its answer says.
+    # X1: each transaction's effect occurs as often as its answer says.
 
     def _effects(self) -> None:
         if not self.final:
@@ -135,7 +135,7 @@ class _Checker(Gatherer):
             if not least <= count <= most:
                 self.broken("X1", "", f"effect {effect!r} was found {count} times, not {least} to {most}")
             if YES not in states and UNKNOWN in states:
-                # What did not answer is known now by its effect: all of it must have happened, or nothing.
+                # The effect decides about a transaction without an answer: all of it must have happened, or nothing.
                 for act in acts:
                     if act.state == UNKNOWN and (count == 0 or len(acts) == 1):
                         act.state = YES if count else NO
@@ -143,7 +143,7 @@ class _Checker(Gatherer):
                     for send in self.sent_by.get(effect, ()):
                         send.state = YES
 
-    # Before the rules: what is known of each act and of each seq.
+    # Before the rules: what is known about each act and each seq.
 
     def _acts(self, lane: Lane) -> None:
         lane.acts.sort(key=lambda a: a.start)
@@ -177,7 +177,7 @@ class _Checker(Gatherer):
                     lane.resolved[seq].append(act)
 
     def _identity(self, lane: Lane) -> None:
-        """S1, S2, P1: one message, one seq; and learn the seqs of sends without an answer."""
+        """Check S1, S2 and P1: one message, one seq. Also determine the seqs of sends without an answer."""
         key, by_seq = lane.key, lane.by_seq
         for send in lane.sends:
             if send.seq is not None and not send.duplicate:
@@ -309,7 +309,7 @@ class _Checker(Gatherer):
         gone: set[int],
         handed: dict[int, Lease],
     ) -> int:
-        """F2, F3: whatever is smaller is resolved, or in this lease. Returns how much of `known` is done with."""
+        """Check F2 and F3: every smaller seq is resolved, or in this lease. Return how much of `known` needs no more checks."""
         at, follower, together = first, 0, True
         while at < len(known) and known[at] < seqs[-1]:
             seq = known[at]
@@ -339,7 +339,7 @@ class _Checker(Gatherer):
         return first
 
     def _may_be_gone(self, lane: Lane, seq: int | None, by: int, send: Send | None = None) -> bool:
-        """Whether a message can have left its lane by then without any holder resolving it."""
+        """Return whether a message can have left its lane by then without being resolved by a holder."""
         send = send or (None if seq is None else lane.by_seq.get(seq))
         start = 0 if send is None else send.start
         ttl = self.policy.ttl if send is None or send.ttl is None else send.ttl
@@ -358,18 +358,18 @@ class _Checker(Gatherer):
         return starts >= self.policy.max_attempts
 
     def _uncharged(self, lease: Lease, seq: int | None) -> bool:
-        """Whether the lease ended for this message by a defer, which takes back its start."""
+        """Return whether the lease ended for this message by a defer, which takes back its start."""
         return any(a.verb == "defer" and a.seq == seq and a.state == YES for a in lease.acts)
 
     def _took(self, wanted: Wanted | None, key: str) -> bool:
         return wanted is not None and wanted.ack_first and (wanted.keys is None or key in wanted.keys)
 
     def _repeated(self, lane: Lane, before: Lease, lease: Lease, seq: int) -> None:
-        """A1, F1, W1: a seq was delivered again."""
+        """Check A1, F1 and W1 for a seq that was delivered again."""
         by = lease.handed[seq][1]
         redriven = lane.redrive_from <= by
         for act in lane.resolved.get(seq, ()):
-            # Its token was dead once this lease began: the ack came before, whatever the clocks say.
+            # Its token was dead once this lease began, so the ack came before, whatever the clocks say.
             if act.token < lease.token and act.verb != "reject":
                 rule = "X1" if act.verb == "transact" else "A1"
                 self.broken(rule, lane.key, f"seq {seq} was resolved under token {act.token}, then delivered again")
@@ -398,7 +398,7 @@ class _Checker(Gatherer):
         return any(o.verb == "unhold" and o.end >= start and o.start <= end for o in lane.operations)
 
     def _deadline(self, lease: Lease) -> int:
-        """The earliest moment at which the lease can run out by itself."""
+        """Return the earliest moment at which the lease can expire."""
         return min(self._by_time(lease), self.policy.killed.get(lease.process, FOREVER))
 
     def _by_time(self, lease: Lease) -> int:
@@ -406,7 +406,7 @@ class _Checker(Gatherer):
         if not extends:
             return lease.deadline
         surely = max((a.start for a in extends if a.state == YES and not a.retry), default=0)
-        # An earlier deadline counts no more once a later extend surely replaced it.
+        # An earlier deadline no longer counts once a later extend has certainly replaced it.
         possible = [a.start + a.arg for a in extends if a.end >= surely and a.arg is not None]
         if lease.end >= surely:
             possible.append(lease.deadline)
@@ -416,7 +416,7 @@ class _Checker(Gatherer):
         return bisect_right(self.reboots, by) > bisect_right(self.reboots, lease.start)
 
     def _free_from(self, lease: Lease) -> int:
-        """The earliest moment at which the lane can have been free again."""
+        """Return the earliest moment at which the lane can have been free again."""
         free = self._deadline(lease)
         if self.reboots:
             free = min([free, *(at for at in self.reboots if at > lease.start)])
@@ -446,7 +446,7 @@ class _Checker(Gatherer):
         return latest
 
     def _redriven(self, lane: Lane, lease: Lease, redrives: list[Operation], reopened: dict[int, Operation]) -> None:
-        """F2 after a redrive: what came back goes before anything later."""
+        """Check F2 after a redrive: redriven messages go before anything later."""
         while redrives and redrives[0].end < lease.start:
             redrive = redrives.pop(0)
             for seq in lane.rejected:
@@ -468,7 +468,7 @@ class _Checker(Gatherer):
         return any(o.verb == "purge" and o.dead and o.start <= by for o in lane.operations)
 
     def _held_or_purged(self, lane: Lane, lease: Lease) -> None:
-        """W1: nothing of a held key. A1: nothing that was purged. The last hold and purge before the lease count."""
+        """Check W1 and A1: nothing of a held key, and nothing purged. The last hold and purge before the lease count."""
         before = [o for o in lane.operations if o.state == YES and o.end < lease.start]
         hold = max((o for o in before if o.verb == "hold"), key=lambda o: o.start, default=None)
         if hold is not None and not self._released(lane, hold.start, lease.end):
@@ -484,7 +484,7 @@ class _Checker(Gatherer):
                 self.broken("A1", lane.key, f"seq {seq} was purged, then delivered")
 
     def _held_unseen(self, key: str, purge: Operation) -> bool:
-        """A receive may have leased it then, and lost it again before it returned."""
+        """Return whether a receive may have leased it at that time, and lost it again before it returned."""
         return any(
             start <= purge.end and purge.start <= end and (wanted.keys is None or key in wanted.keys)
             for start, end, wanted in self.slow
@@ -494,7 +494,7 @@ class _Checker(Gatherer):
 
     def _tokens(self, lane: Lane) -> None:
         tokens = sorted(lane.leases)
-        dead_from = [FOREVER] * (len(tokens) + 1)  # of tokens below tokens[i]: when a later one was surely given
+        dead_from = [FOREVER] * (len(tokens) + 1)  # for tokens below tokens[i]: when a later one was certainly issued
         for i in range(len(tokens) - 1, -1, -1):
             dead_from[i] = min(dead_from[i + 1], lane.leases[tokens[i]].end)
         for act in lane.acts:
@@ -560,7 +560,7 @@ class _Checker(Gatherer):
         acts = lane.resolved.get(seq, [])
         if len(acts) != 1 or acts[0].verb != "reject":
             return True
-        # Rejected means dead, and the dead are among what is left unless somebody took them away.
+        # Rejected means dead, and dead letters are among the remaining messages unless an operator removed them.
         if self._purged_dead(lane, FOREVER) or any(o.verb == "redrive" for o in lane.operations):
             return True
         return any(a.state == UNKNOWN for a in lane.settled[seq])

@@ -1,6 +1,6 @@
-"""A driver program on a local cluster whose executors must not touch the queues' files: `… PLACE HOME SCENARIO…`.
+"""A driver program on a local cluster whose executors must not access the queues' files: `… PLACE HOME SCENARIO…`.
 
-Each scenario is a function; how it ended is added to PLACE/outcomes as a line of JSON. HOME: for Spark's own files.
+Each scenario is a function. Its outcome is appended to PLACE/outcomes as a line of JSON. HOME: for Spark's own files.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def scenario(function: Callable[[World], None]) -> Callable[[World], None]:
 
 @attrs.define
 class World:
-    """What a scenario has.
+    """What a scenario works with.
 
     Attributes:
-        queues: the directory that executors must not touch.
-        place: for everything else of this scenario.
+        queues: the directory that executors must not access.
+        place: the directory for everything else of this scenario.
     """
 
     spark: SparkSession
@@ -69,7 +69,7 @@ class World:
         streams.run(df, self.place / "checkpoint", sink)
 
     def once(self, name: str) -> Callable[[], bool]:
-        """For functions on executors: True the first time that any of them asks."""
+        """Return a function for executors that returns True only at its first call, in any of them."""
         mark = str(self.place / name)
 
         def first() -> bool:
@@ -82,7 +82,7 @@ class World:
         return first
 
     def fails(self, action: Callable[[], object]) -> str:
-        """The text of what an action fails with."""
+        """Return the text of the error that an action raises."""
         try:
             action()
         except Exception as e:
@@ -91,7 +91,7 @@ class World:
 
 
 def streamed(world: World, change: Callable[[DataFrame], DataFrame] = lambda df: df, **tls: Any) -> None:
-    """A stream through a server, and everything compared. Executors may do something to it on the way."""
+    """Run a stream through a server, and compare everything. `change` may alter it on executors."""
     with world.queue() as q:
         send_chains(q, KEYS, SENT)
         with strictq.spark.serve(q, **tls) as server:
@@ -103,7 +103,7 @@ def streamed(world: World, change: Callable[[DataFrame], DataFrame] = lambda df:
 
 
 def kill_server(server: BlockServer) -> int:
-    """Kill the process that serves now, or the one that comes after it. Returns which it was."""
+    """Kill the serving process, or its successor. Return its pid."""
     until = time.monotonic() + streams.END_SECONDS
     while time.monotonic() < until:
         pid = server.pid
@@ -116,12 +116,12 @@ def kill_server(server: BlockServer) -> int:
     raise AssertionError("no server comes")
 
 
-# ---- what would be noticed
+# ---- what the guard notices
 
 
 @scenario
 def without_a_server_executors_touch_the_files(world: World) -> None:
-    """The guard sees a source, a table and a sink that go to the files: what passes under it does not."""
+    """Verify that the guard notices a source, a table and a sink that use the files. What passes under it therefore does not."""
     with world.queue(history="records") as q:
         q.send(b"one", key="done")
         with q.receive()[0]:
@@ -205,7 +205,7 @@ def _write(world: World, server: BlockServer, job: str, rows: int = 2_000, **mor
 
 
 def _few(world: World) -> DataFrame:
-    """Rows of one task."""
+    """Return rows of one task."""
     return ledger(world.spark, 10, partitions=1).select("key", "body")
 
 
@@ -269,7 +269,7 @@ def large_bodies(world: World) -> None:
 
         world.run(world.stream(server.options), sink)
         assert found == [(size, "00"), (size, "01")]
-        # Not a constant: Spark would put it into the plan.
+        # Not a constant, which Spark would put into the plan.
         df = world.spark.range(1).selectExpr("'k' AS key", f"repeat('x', {size} + CAST(id AS INT)) AS body")
         df.write.format("strictq").options(**server.options, jobId="large").mode("append").save()
         (message,) = q.peek("k")
@@ -278,7 +278,7 @@ def large_bodies(world: World) -> None:
 
 @scenario
 def a_message_that_was_rejected(world: World) -> None:
-    """It is left out of a batch that was recorded with it."""
+    """Verify that it is omitted from a batch that was recorded with it."""
     with world.queue() as q, strictq.spark.serve(q) as server:
         q.send_many([Message(b"%d" % n, key=f"k{n % 3}") for n in range(30)])
 
@@ -298,7 +298,7 @@ def a_message_that_was_rejected(world: World) -> None:
 
 @scenario
 def the_server_is_killed_in_every_batch(world: World) -> None:
-    """By a driver between batches, and by an executor in the middle of a task."""
+    """Kill it from the driver between batches, and from an executor in the middle of a task."""
     with world.queue() as q:
         send_chains(q, KEYS, SENT)
         with strictq.spark.serve(q) as server:
@@ -350,7 +350,7 @@ def the_server_is_killed_under_a_table_and_a_sink(world: World) -> None:
 
 @scenario
 def another_server_takes_the_place(world: World) -> None:
-    """The one that a query began with is closed in mid-query; tasks wait until there is one at the same address again."""
+    """Close a query's server while it runs. Tasks wait until another one has the same address."""
     with world.queue() as q:
         send_chains(q, KEYS, SENT)
         token = "a-token-of-ones-own"
@@ -366,7 +366,7 @@ def another_server_takes_the_place(world: World) -> None:
             servers[0].close()
             waiting.append(threading.Timer(1.0, lambda: servers.append(strictq.spark.serve(q, port=port, token=token))))
             waiting[0].start()
-            sink.write(df, batch)  # its tasks find nobody at first
+            sink.write(df, batch)  # its tasks find no server at first
 
         world.run(world.stream(servers[0].options), write)
         sink.require(dict.fromkeys(KEYS, SENT))
@@ -423,7 +423,7 @@ def _tell(file: Path, served: _block_protocol.Served) -> None:
 
 @scenario
 def the_token_is_nowhere(world: World) -> None:
-    """Not in plans, progress, checkpoints, Spark's event log or the settings: only in the file beside the queue."""
+    """Verify that it is not in plans, progress, checkpoints, Spark's event log or the settings, but only in the queue's file."""
     with world.queue() as q:
         q.send_many([Message(b"%d" % n, key="k") for n in range(10)])
         with strictq.spark.serve(q) as server:

@@ -1,4 +1,4 @@
-"""The `strictq` command as a process of its own: with pipes, or in a terminal."""
+"""The `strictq` command in its own process, with pipes or in a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import strictq
 from strictq.cli import app
 
 MAIN = "from _strictq_command import main; main()"
-"""What the script of an installed strictq does."""
+"""The content of an installed strictq's script."""
 PATIENCE_SECONDS = 60.0
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*[349]\d(?:;\d+)*m")
 
@@ -71,9 +71,9 @@ def in_a_terminal(tmp_path: Path, *args: str, main: str = MAIN, **env: str) -> t
 
 
 def wait_until_asleep(process: subprocess.Popen[str]) -> None:
-    """Until it waits in the kernel.
+    """Wait until a process sleeps in the kernel.
 
-    A signal that comes just before it does so is handled only after the wait. Whoever calls this knows what it does next.
+    A signal that arrives just before that is handled only after the wait. The caller knows what the process does next.
     """
     end = time.monotonic() + PATIENCE_SECONDS
     while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
@@ -82,10 +82,10 @@ def wait_until_asleep(process: subprocess.Popen[str]) -> None:
 
 
 def in_process(*args: object, input: bytes | str | None = None) -> Result:
-    """The command in this process: quick, and monkeypatch reaches it."""
+    """Run the command in this process, which is fast and lets monkeypatch reach it."""
     return CliRunner().invoke(app(), [str(a) for a in args], input=input)
 
 
 def json_lines(text: str) -> list[Any]:
-    """What --json printed."""
+    """Parse the output of --json."""
     return [json.loads(line) for line in text.splitlines()]

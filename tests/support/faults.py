@@ -1,4 +1,4 @@
-"""Failures of the disk, of memory and of locks at a chosen moment, under a program that goes on."""
+"""Failures of the disk, of memory and of locks at a chosen moment, under a running program."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ CODES: Final[dict[str, tuple[str, int]]] = {
     "fsync": ("fsync", 5),
     "put": ("put", 28),
 }
-"""What fails → which calls it is, and how it fails: SQLite's code, or an errno for calls that are not SQLite's."""
+"""Fault → the calls that fail, and the error: SQLite's code, or an errno for calls that are not SQLite's."""
 
 
 @attrs.define
 class Plan:
-    """Fails calls number `first` to `first + times - 1` of a kind, counted from when it is armed."""
+    """Fails calls number `first` to `first + times - 1` of a kind, counted from its activation."""
 
     fault: str
     first: int
@@ -71,7 +71,7 @@ class Plan:
 
 @attrs.define
 class Count:
-    """Counts calls instead."""
+    """Counts calls instead of failing them."""
 
     kinds: Counter[str] = attrs.Factory(Counter)
 
@@ -80,7 +80,7 @@ class Count:
 
 
 class Disturbed(Named):
-    """A recorded queue whose operator's calls take several steps: those that failed did perhaps some of them."""
+    """A recorded queue whose operators' calls take several steps. A failed one may have done some of them."""
 
     def operate(self, verb: str, key: Any, *, dead: bool = False) -> str:
         before = len(self.recorder.events)
@@ -92,7 +92,7 @@ class Disturbed(Named):
 
 
 class Disturbance(Program):
-    """The program of the power cuts; what its seldom calls raise is not its concern here, if it is one of ours."""
+    """The program of the power cuts. It ignores strictq's own errors from its rare calls."""
 
     failed = 0
     steps = 0
@@ -100,7 +100,7 @@ class Disturbance(Program):
     def keep(self) -> None:
         try:
             if self.random.random() < 0.4:
-                # As another process that comes: what it needs is read from the disk again.
+                # Like another process that joins: everything is read from the disk again.
                 self.random.choice(store_of(self.queue).shards)._writer._drop_connection()
             else:
                 super().keep()
@@ -115,7 +115,7 @@ class Disturbance(Program):
             self._seldom()
 
     def _seldom(self) -> None:
-        """What writes queue.db, and the reserve."""
+        """Write queue.db, and release the reserve."""
         try:
             self.queue.configure(retry_delay_max_seconds=float(self.random.randint(10, 1000)))
         except strictq.StrictqError:
@@ -129,7 +129,7 @@ class Disturbance(Program):
 
 @attrs.define
 class Scene:
-    """A queue at work, with a disk that can fail."""
+    """A working queue, with a disk that can fail."""
 
     root: Path
     journal: Journal
@@ -144,7 +144,7 @@ class Scene:
             self.program.step()
 
     def heal(self) -> None:
-        """The failures are over. The same object must be able to do everything again, at once."""
+        """End the failures. The same object must be able to do everything again, at once."""
         self.journal.fault = None
         if store_of(self.queue).reserve is not None:
             store_of(self.queue).reserve._next_try = 0.0  # it is looked for once a second of real time
@@ -156,7 +156,7 @@ class Scene:
         assert self.recorder.events[-1].outcome == OK  # type: ignore[union-attr]
 
     def account(self) -> None:
-        """Open it again, on a disk that works: everything that returned holds, what raised changed nothing."""
+        """Reopen the queue on a working disk, and verify that everything that returned holds and what raised changed nothing."""
         self.journal.fault = None
         self.journal.recording = False
         self.queue.close()
@@ -183,7 +183,7 @@ def settle(queue: Queue, recorder: Recorder, clock: FakeClock) -> list[Event]:
     recorded.final(ALL_KEYS)
     assert queue.check() == []
     with pytest.MonkeyPatch.context() as patch:
-        strict = history_lanes.HARMLESS | {"StoreError", "StoreCorrupt"}  # none but OutcomeUnknown leaves anything open
+        strict = history_lanes.HARMLESS | {"StoreError", "StoreCorrupt"}  # only OutcomeUnknown leaves the outcome open
         patch.setattr(history_lanes, "HARMLESS", strict)
         found = check(recorder.events, Policy())
     assert not found, found[:3]
@@ -201,7 +201,7 @@ def play(
     watch: Callable[[Scene], None] | None = None,
     busy_seconds: float = 0.02,
 ) -> Scene:
-    """Work, then work on with failures, then without; account for all of it."""
+    """Work without failures, then with them, then without them again, and verify all of it."""
     clock = FakeClock()
     with recording(root, clock) as journal, pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection, "BUSY_SECONDS", busy_seconds)
@@ -223,15 +223,13 @@ def play(
 
 
 def fail_some(place: Path, fault: str, *, seed: int, calls: int) -> tuple[int, int]:
-    """Fail some of the calls of a seed's program, each once and then more often.
-
-    Returns the runs, and those in which it did fail.
+    """Fail some of the calls of a seed's program, each once and then more often. Return the runs, and those with a failure.
 
     Args:
-        place: where queues are made.
-        calls: how many calls, at most, spread over all of that kind.
+        place: the directory for the queues.
+        calls: the maximum number of calls to fail, spread over all calls of that kind.
     Raises:
-        AssertionError: saying which failure broke which promise.
+        AssertionError: names the failure that broke a promise.
     """
     count = Count()
     play(fresh(place), lambda: count, seed=seed, steps=STEPS)
@@ -251,7 +249,7 @@ def fail_some(place: Path, fault: str, *, seed: int, calls: int) -> tuple[int, i
 
 
 def fresh(place: Path) -> Path:
-    """An empty directory to work in."""
+    """Return an empty directory to work in."""
     shutil.rmtree(place / "work", ignore_errors=True)
     (place / "work").mkdir()
     return place / "work"

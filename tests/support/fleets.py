@@ -1,7 +1,7 @@
-"""Fleets of queues, and a stand-in for Spark's micro-batch loop that can be killed anywhere: fast, because it starts no JVM.
+"""Fleets of queues, and a substitute for Spark's micro-batch loop that can be killed anywhere. It is fast: it starts no JVM.
 
-It calls a stream reader as Spark does (docs of the order: latestOffset, offsets logged, commit of the batch before, partitions,
-read, sink, commit logged), keeps its checkpoint as JSON text, and has a sink that a batch number replaces in.
+It calls a stream reader in Spark's documented order (latestOffset, log offsets, commit the previous batch, partitions, read,
+sink, log the commit), keeps its checkpoint as JSON text, and has a sink in which a batch number replaces earlier rows.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Killed(Exception):
 
 
 def make(place: Path, names: Iterable[str], shards: int = 1) -> dict[str, Queue]:
-    """Queues in a directory, open for sending."""
+    """Create queues in a directory, open for sending."""
     return {name: strictq.open(place / name, shards=shards, durability="process") for name in names}
 
 
 class Loop:
-    """A query over processes that die. Each `process()` is a new one with the same checkpoint.
+    """A query over processes that die. Each `process()` starts a new one with the same checkpoint.
 
     Attributes:
-        offsets: the checkpoint's log; commits: how many batches it has committed.
+        offsets: the checkpoint's log; commits: the number of batches that it has committed.
         sink: batch number → rows.
     """
 
@@ -52,7 +52,7 @@ class Loop:
     # ---- one process
 
     def process(self, *, available_now: bool = False) -> None:
-        """Begin in a new process."""
+        """Start a new process."""
         from pyspark.sql.datasource import CaseInsensitiveDict
 
         from strictq.spark.datasource import StrictqDataSource
@@ -65,7 +65,7 @@ class Loop:
         self._limit = self.reader.getDefaultReadLimit()
 
     def kill(self) -> None:
-        """Nothing of the process is left: what it held is free, as after its death."""
+        """Discard the process. What it held is free, as after its death."""
         if self.reader is not None:
             self.reader.stop()
             self.reader = None
@@ -74,7 +74,7 @@ class Loop:
         return json.loads(self.offsets[batch - 1]) if batch else self.reader.initialOffset()
 
     def step(self, die: str = "") -> bool:
-        """Run the next batch, or the one that was not finished. False: there is nothing to do.
+        """Run the next batch, or the unfinished one. Return False if there is nothing to do.
 
         Args:
             die: "planned" (before the offset is logged), "logged", "read", "written" (by the sink, before Spark's commit).
@@ -110,7 +110,7 @@ class Loop:
             raise Killed(here)
 
     def run(self) -> None:
-        """Everything that is available, in a new process."""
+        """Process everything that is available, in a new process."""
         self.process(available_now=True)
         while self.step():
             pass
@@ -119,14 +119,14 @@ class Loop:
         self.kill()
 
     def lose(self, batches: int) -> None:
-        """A power cut takes the newest files of the checkpoint."""
+        """Drop the newest files of the checkpoint, as a power cut does."""
         self.offsets = self.offsets[: max(1, len(self.offsets) - batches)]
         self.commits = min(self.commits, len(self.offsets))
 
-    # ---- what came out
+    # ---- the results
 
     def chains(self) -> dict[tuple[str, str], list[str]]:
-        """Bodies by queue and key, in the order of the batches."""
+        """Return bodies by queue and key, in the order of the batches."""
         found: dict[tuple[str, str], list[str]] = {}
         for batch in sorted(self.sink):
             for queue, key, _, body in self.sink[batch]:
@@ -134,7 +134,7 @@ class Loop:
         return found
 
     def require(self, sent: dict[tuple[str, str], int]) -> None:
-        """Every message of these chains exactly once, each in its order."""
+        """Require every message of these chains exactly once, each chain in its order."""
         found = self.chains()
         assert found.keys() == {each for each, n in sent.items() if n}, "queues or keys"
         for (queue, key), count in sent.items():

@@ -1,4 +1,4 @@
-"""Bits that flip in the files of a queue that no process has open, and what is handed out then."""
+"""Flipped bits in the files of a queue that no process has open, and what is delivered afterwards."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ FILES: Final = (
     (CATALOG, True, "full"),
     (MARKS, False, "full"),
 )
-"""Which file, whether all of the queue is in its databases, and its durability."""
+"""The file, whether all of the queue is in its databases, and its durability."""
 Sent = dict[tuple[Any, int], tuple[bytes, dict[str, str]]]
 
 
 @attrs.define
 class Outcome:
-    """What became of a queue with a flipped bit."""
+    """The outcome of opening a queue with a flipped bit."""
 
     got: Sent = attrs.Factory(dict)
     told: list[str] = attrs.Factory(list)
-    """The errors that were raised, and the events."""
+    """The raised errors, and the events."""
 
 
 @attrs.frozen
@@ -51,7 +51,7 @@ class Original:
     keys: dict[int, str]
 
     def damaged(self, damage: Callable[[Path], None]) -> Outcome:
-        """Damage a copy, and take everything out of it."""
+        """Damage a copy, and receive everything from it."""
         copy = self.path.with_name("copy")
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(self.path, copy)
@@ -83,7 +83,7 @@ class Original:
 
 
 def flip(file: Path, chance: random.Random) -> None:
-    """One bit, anywhere."""
+    """Flip one random bit."""
     bit = chance.randrange(file.stat().st_size * 8)
     with file.open("r+b") as f:
         f.seek(bit // 8)
@@ -93,7 +93,7 @@ def flip(file: Path, chance: random.Random) -> None:
 
 
 def original(directory: Path, *, checkpointed: bool, durability: Any = "full") -> Original:
-    """A queue of two shards with some messages; all of it in the databases, or the newest part in the WALs."""
+    """Create a queue of two shards with some messages: all in the databases, or the newest part in the WALs."""
     clock = FakeClock()
     chance = random.Random(7)
     keys = keys_by_shard(2)
@@ -111,12 +111,12 @@ def original(directory: Path, *, checkpointed: bool, durability: Any = "full") -
             if checkpointed or part < 4:
                 for shard in store_of(queue).shards:
                     shard.checkpoint()
-        store_of(queue).die()  # closed, it would leave empty WALs
+        store_of(queue).die()  # closing it would empty the WALs
     return Original(path, clock, sent, keys)
 
 
 def flip_some(made: Original, name: str, chance: random.Random, flips: int) -> int:
-    """Flip bits of a file, one in each copy of the queue. Returns how often somebody was told.
+    """Flip bits of a file, one in each copy of the queue. Return how many were reported.
 
     Raises:
         AssertionError: one was silent, or the other shard stopped.

@@ -1,7 +1,7 @@
 """Programs that fork with a live queue: `python -m tests.support.fork_program STATE QUEUE HISTORY`.
 
-Each runs as a process of its own, so that a fork never copies the test runner. Exit code 0: parent and children could
-all go on. What they did is in the history.
+Each runs in its own process, so that a fork never copies the test runner. Exit code 0: parent and children could all continue.
+Their calls are in the history.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEYS = ["k0", "k1", "k2", "k3", "k4", "k5", "elsewhere"]
 
 
 def fork(child: Callable[[], None]) -> int:
-    """Fork; the child does its work and ends without any of the parent's cleaning up."""
+    """Fork. The child does its work and ends without the parent's cleanup."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -41,7 +41,7 @@ def fork(child: Callable[[], None]) -> int:
 
 
 def join(pid: int) -> None:
-    """Wait for a child that must have done well."""
+    """Wait for a child that must succeed."""
     end = time.monotonic() + 60
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -68,7 +68,7 @@ def work(recorded: Recorded, rounds: int = 5) -> None:
 
 
 def work_or_reopen(recorded: Recorded) -> None:
-    """The same in a child of a fork inside a transaction, which may have to open the queue again."""
+    """Do the same in a child of a fork inside a transaction, which may have to reopen the queue."""
     try:
         recorded.queue.stats()
     except (ForkedProcess, InvalidArgument):
@@ -79,7 +79,7 @@ def work_or_reopen(recorded: Recorded) -> None:
 
 
 def idle(queue: Queue, recorded: Recorded) -> None:
-    """Nothing goes on while forking; children fork again."""
+    """Fork while nothing runs. Children fork again."""
     work(recorded, 1)
 
     def grandparent() -> None:
@@ -96,7 +96,7 @@ def idle(queue: Queue, recorded: Recorded) -> None:
 
 
 def child_closes(queue: Queue, recorded: Recorded) -> None:
-    """A child closes the queue, or loses it; that is no business of its parent's."""
+    """Close the queue in a child, or free it there. The parent is not affected."""
     work(recorded, 1)
     got = queue.receive(1, keys=["k0"], lease_seconds=60.0)
 
@@ -114,7 +114,7 @@ def child_closes(queue: Queue, recorded: Recorded) -> None:
 
 
 def threads_sending(queue: Queue, recorded: Recorded) -> None:
-    """Other threads are in the middle of everything while this one forks; in the child they do not exist."""
+    """Fork while other threads work. They do not exist in the child."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -144,7 +144,7 @@ def threads_sending(queue: Queue, recorded: Recorded) -> None:
 
 
 def waiting(queue: Queue, recorded: Recorded) -> None:
-    """A thread waits for messages while this one forks; the child's message wakes it."""
+    """Fork while a thread waits for messages. The child's message wakes it."""
     got: list[int] = []
 
     def wait() -> None:
@@ -168,11 +168,11 @@ CHILD_COMMITTED = 3
 
 
 class Leave(Exception):
-    """How a child gets out of its parent's block."""
+    """Raised to leave the parent's block in a child."""
 
 
 def in_transaction(queue: Queue, recorded: Recorded) -> None:
-    """Fork inside a transaction block that has read: it happens once, whichever way and whenever the child leaves it."""
+    """Fork inside a transaction block that has read. It happens once, however and whenever the child leaves the block."""
     queue.send_many([strictq.Message(b"%d" % n, key="main") for n in range(6)])
     for leaves_by in ("exit", "exception", "end"):
         for child_first in (False, True):
@@ -230,7 +230,7 @@ def _leave(queue: Queue, recorded: Recorded, leaves_by: str, child_first: bool) 
 
 
 def in_run(queue: Queue, recorded: Recorded) -> None:
-    """Fork in the program's function inside the write transaction, the worst moment there is."""
+    """Fork in the program's function inside the write transaction, which is the worst moment."""
     queue.send(b"0", "main")
     d = queue.receive(1, keys=["main"], lease_seconds=60.0)[0]
     pids: list[int] = []
@@ -244,7 +244,7 @@ def in_run(queue: Queue, recorded: Recorded) -> None:
             tx.execute("INSERT INTO app_effects VALUES (?, 'main', 0)", (f"{d.seq}",))
             tx.run(forks)
     except StrictqError:
-        # The fork closed the connection under the transaction: then nothing of it happened, and it can be repeated.
+        # The fork closed the connection under the transaction. Then nothing of it happened, and it can be repeated.
         assert queue.query("SELECT * FROM app_effects WHERE lane = 'main'") == []
         with queue.transaction(d) as tx:
             tx.send(d.body, "handed-on")
@@ -255,7 +255,7 @@ def in_run(queue: Queue, recorded: Recorded) -> None:
 
 
 def memory(queue: Queue, recorded: Recorded) -> None:
-    """A queue in memory stays its maker's alone."""
+    """Verify that an in-memory queue stays private to its creator."""
     with strictq.open(":memory:") as volatile:
         volatile.send(b"1", "k")
 

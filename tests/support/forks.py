@@ -1,4 +1,4 @@
-"""Two histories of one queue: a directory that went on, and the queue that took its place."""
+"""Two histories of one queue: a directory that continued, and the queue that took its place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.shipping import until
 
 
 def fork(q: Queue, into: Path) -> Path:
-    """Make a queue of what this one has now, which goes on as if it had not."""
+    """Create a queue from the present state of this one, which continues independently."""
     target = into.with_name(f"{into.name}.target")
     q.configure_replication(target, interval_seconds=FAST)
     until(lambda: is_shipped(q))
@@ -21,7 +21,7 @@ def fork(q: Queue, into: Path) -> Path:
 
 
 def drained(path: Path) -> dict[str | bytes | int | None, list[bytes]]:
-    """What a queue delivers, by key, and nothing is wrong with it. All of it is acked."""
+    """Return what a queue delivers, by key. Acks all of it, and verifies the queue."""
     found: dict[str | bytes | int | None, list[bytes]] = {}
     with strictq.open(path) as q:
         assert q.check() == []

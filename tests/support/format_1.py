@@ -1,4 +1,4 @@
-"""Directories that the last version of format 1 made, on a FakeClock: one that was closed, and one whose process was killed."""
+"""Directories made by the last version of format 1, on a FakeClock: one was closed, and the process of the other was killed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ OLD: Final = ROOT / "tests" / "store" / "format_1"
 
 
 def unpacked(name: str, place: Path) -> Path:
-    """A directory that the version before made."""
+    """Unpack a directory that the earlier version made."""
     with tarfile.open(OLD / f"{name}.tar.xz") as tar:
         tar.extractall(place, filter="data")
     return place
 
 
 def require_busy(q: Queue) -> None:
-    """All that busy.tar.xz holds, in a queue that was just opened; it is used up, but for the lane that was leased."""
+    """Verify everything in busy.tar.xz, in a queue that was just opened. Consumes it, except for the leased lane."""
     assert q.check() == []
     assert q.config.hot_lanes
     stats = q.stats()

@@ -1,4 +1,4 @@
-"""A later version of strictq, which has one more format: what it does to the files of this one."""
+"""A later version of strictq with one more format, and its effect on this version's files."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ NEXT = FORMAT + 1
 
 
 def add_column(db: apsw.Connection) -> None:
-    """A step as a later version might have it."""
+    """Run a step that a later version might have."""
     db.execute("ALTER TABLE lane ADD COLUMN colour TEXT")
     db.execute("UPDATE lane SET colour = 'blue'")
 
 
 def note(db: apsw.Connection) -> None:
-    """A step of queue.db."""
+    """Run a step of queue.db."""
     db.execute("CREATE TABLE note (text TEXT) STRICT")
 
 
 def become_next(patch: pytest.MonkeyPatch, shard_step: Callable[[apsw.Connection], None] = add_column, formats: int = 1) -> None:
-    """Make this strictq one of the next format, or of one some formats later."""
+    """Make this strictq one of the next format, or of one several formats later."""
     for n in range(formats):
         patch.setitem(migrate.STEPS[SHARD_ID], FORMAT + n, shard_step)
         patch.setitem(migrate.STEPS[CATALOG_ID], FORMAT + n, note if n == 0 else lambda _db: None)

@@ -1,6 +1,6 @@
 """Programs around a named consumer, to be killed: `python -m tests.support.handout_programs NAME PLACE`.
 
-They keep what they saw in files of their own: a ledger by number, as an idempotent sink would, and a checkpoint.
+They record what they saw in their own files: a ledger by number, like an idempotent sink, and a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ def open_queue(place: Path) -> strictq.Queue:
 
 
 def publish(file: Path, value: object) -> None:
-    """Write a file whole."""
+    """Write a file atomically."""
     part = file.with_suffix(f".{os.getpid()}")
     part.write_text(json.dumps(value))
     os.replace(part, file)
 
 
 def stream(place: Path) -> None:
-    """Take, write to the ledger, note it in the checkpoint, and again for ever; a hand-out that comes again must be the same."""
+    """Take a batch, write it to the ledger and the checkpoint, and repeat for ever. A repeated batch must be the same."""
     with open_queue(place) as q:
         h = holder(q, keep=3)
         checkpoint = place / "checkpoint.json"
@@ -47,7 +47,7 @@ def stream(place: Path) -> None:
 
 
 def work(place: Path) -> None:
-    """Receive and ack beside it, one by one; what is acked is noted before, and counts if the queue says so."""
+    """Receive and ack beside it, one by one. Each ack is recorded in advance, and counts if the queue confirms it."""
     with open_queue(place) as q, open(place / f"worker-{os.getpid()}.jsonl", "a", encoding="utf-8") as notes:
         print("going", flush=True)
         while True:

@@ -1,4 +1,4 @@
-"""Hand-outs in tests: messages packed as JSON lines, and read back."""
+"""Batches of named consumers in tests: messages packed as JSON lines, and read back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PER_BLOCK = 4
 
 
 def encode(leases: Sequence[Held | PackedColumns], shard: int) -> Iterator[Block]:
-    """Blocks of a few messages of one lane each."""
+    """Yield blocks of a few messages of one lane each."""
     for held in leases:
         for key, found in [(held.key, list(one_by_one(held)))] if isinstance(held, Held) else by_lane(held):
             for at in range(0, len(found), PER_BLOCK):
@@ -26,14 +26,14 @@ def encode(leases: Sequence[Held | PackedColumns], shard: int) -> Iterator[Block
 
 
 def one_by_one(held: Held) -> Iterator[tuple[int, bytes, int]]:
-    """seq, body, arrival number of each message of a lease."""
+    """Yield seq, body and arrival number of each message of a lease."""
     yield from ((Fields.seq(r), Fields.body(r), Fields.id(r)) for r in held.rows)
     for piece in held.pieces:
         yield from unpacked(piece)
 
 
 def by_lane(columns: PackedColumns) -> Iterator[tuple[bytes, list[tuple[int, bytes, int]]]]:
-    """The same of each of many lanes, with its key."""
+    """Yield the same for each of many lanes, with its key."""
     found = unpacked(columns)
     for key, depth in zip(columns.keys, columns.depths, strict=True):
         yield key, list(islice(found, depth))
@@ -41,7 +41,7 @@ def by_lane(columns: PackedColumns) -> Iterator[tuple[bytes, list[tuple[int, byt
 
 
 def unpacked(piece: Piece | PackedColumns) -> Iterator[tuple[int, bytes, int]]:
-    """seq, body, arrival number of each message of some columns."""
+    """Yield seq, body and arrival number of each message of some columns."""
     at = 0
     for seq, arrival, size in zip(piece.seqs.split(","), piece.ids.split(","), map(int, piece.sizes.split(",")), strict=True):
         yield int(seq), piece.bodies[at : at + size], int(arrival)
@@ -50,14 +50,14 @@ def unpacked(piece: Piece | PackedColumns) -> Iterator[tuple[int, bytes, int]]:
 
 
 def holder(q: Queue, consumer: str = "etl", *, packed: bool = True, **options: int) -> Holder:
-    """The holder of a consumer, attached."""
+    """Return the attached holder of a consumer."""
     h = Holder(q, consumer, encode, packed=packed, **options)
     h.attach(0.0)
     return h
 
 
 def read(q: Queue, h: Holder, n: int) -> list[Label]:
-    """What a hand-out gives whoever reads it."""
+    """Return what reading a batch yields."""
     labels: list[Label] = []
     for p in h.parts(n):
         out = set(rejected(q, h.name, n, p.shard))
@@ -67,7 +67,7 @@ def read(q: Queue, h: Holder, n: int) -> list[Label]:
 
 
 def drain(q: Queue, h: Holder, **options: Any) -> list[Label]:
-    """Take and ack until nothing is ready; what came, in order."""
+    """Take and ack until nothing is ready. Return the messages in order."""
     got: list[Label] = []
     n = h.last
     while (following := h.take(n, **options)) != n:
@@ -77,7 +77,7 @@ def drain(q: Queue, h: Holder, **options: Any) -> list[Label]:
 
 
 def by_key(labels: Sequence[Label]) -> dict[str, list[int]]:
-    """The seqs of each key, in order of their coming."""
+    """Return the seqs of each key, in order of delivery."""
     out: dict[str, list[int]] = {}
     for key, seq, _ in labels:
         out.setdefault(key, []).append(seq)

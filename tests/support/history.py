@@ -1,24 +1,24 @@
-"""Histories: what many threads and processes asked of a queue, and what it answered.
+"""Histories: the calls of many threads and processes to a queue, and its answers.
 
-A call is two events: `Invoke`, recorded before the call, and `Return`, recorded after it. A call without a `Return`
-(its process was killed) may or may not have happened. Times are nanoseconds of the clock that the queue takes its
-leases from, which all processes of a machine share. What an event carries depends on its verb:
+A call is two events: `Invoke`, recorded before the call, and `Return`, recorded after it. A call without a `Return` (its process
+was killed) may or may not have happened. Times are nanoseconds of the clock of the queue's leases, which all processes of a
+machine share. The contents of an event depend on its verb:
 
 | verb | items of the Invoke | items of the Return |
 |---|---|---|
-| send | `Sent`, one a message | `Stored` for each of them, or the name of the error it met |
-| receive | one `Wanted` | `Handed`, one a delivery |
-| more | one `Act` | `Handed`, one a delivery |
-| ack nack defer reject start extend done release | `Act`, one a delivery | "ok" or an error's name for each, or nothing |
+| send | `Sent`, one per message | `Stored` for each of them, or the name of its error |
+| receive | one `Wanted` | `Handed`, one per delivery |
+| more | one `Act` | `Handed`, one per delivery |
+| ack nack defer reject start extend done release | `Act`, one per delivery | "ok" or an error's name for each, or nothing |
 | transact | one `Tx` | nothing |
 | hold unhold purge redrive | one `Operated` | nothing |
 | reboot | nothing: every lease ends here | nothing |
-| final | nothing | `Left`, one a message that is still there, and `Effect`, one an effect found |
+| final | nothing | `Left`, one per remaining message, and `Effect`, one per effect found |
 
-Where a Return has no items, its outcome is that of every item of the Invoke.
+If a Return has no items, its outcome is that of every item of the Invoke.
 
-A file holds one event a line as JSON, appended with one write each, so that a process can be killed at any point: at
-most its last line is torn, and a torn line is as good as none.
+A file holds one event per line as JSON, each appended with one write, so that a process can be killed at any point: at most its
+last line is torn, and a torn line is ignored.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OK = "ok"
 
 
 class Sent(NamedTuple):
-    """A message to send. `mid` names this one attempt to send it, and is in its body."""
+    """A message to send. `mid` names this attempt to send it, and is in its body."""
 
     key: str
     mid: str
@@ -56,7 +56,7 @@ class Stored(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a receive asked for; `lease` in nanoseconds."""
+    """The arguments of a receive; `lease` in nanoseconds."""
 
     lease: int
     ack_first: bool = False
@@ -64,7 +64,7 @@ class Wanted(NamedTuple):
 
 
 class Handed(NamedTuple):
-    """A delivery. `deadline`: the earliest that its lease can end; None: count from the call."""
+    """A delivery. `deadline`: the earliest end of its lease; None: count from the call."""
 
     key: str
     seq: int
@@ -74,7 +74,7 @@ class Handed(NamedTuple):
 
 
 class Act(NamedTuple):
-    """Something a holder does. `seq` None: to the whole lease. `arg`: the delay of a nack or a defer, extend's length."""
+    """A holder's call. `seq` None: on the whole lease. `arg`: the delay of a nack or a defer, or the length of an extend."""
 
     key: str
     seq: int | None
@@ -93,7 +93,7 @@ class Tx(NamedTuple):
 
 
 class Operated(NamedTuple):
-    """What an operator did to a key (None: to all). `dead`: a purge of dead letters."""
+    """An operator's call on a key (None: on all). `dead`: a purge of dead letters."""
 
     key: str | None
     seqs: Sequence[int] | None = None
@@ -153,31 +153,35 @@ _RESULTS: dict[str, type[Any]] = {"send": Stored, "receive": Handed, "more": Han
 if hasattr(time, "CLOCK_BOOTTIME"):
 
     def now() -> int:
-        """Nanoseconds on the clock of the leases."""
+        """Return nanoseconds on the clock of the leases."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 else:
 
     def now() -> int:
-        """Nanoseconds on the clock of the leases."""
+        """Return nanoseconds on the clock of the leases."""
         return time.monotonic_ns()
 
 
 class Recorder:
-    """Writes the history of one process. Any number of threads may use it.
+    """Records the history of one process. Thread-safe.
 
-    An event is in the kernel's hands before the call that it announces begins, so that it outlives a kill.
+    An event is written to the kernel before its call begins, so that it survives a kill.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Args: path: file to append to; None: keep the events in `events`."""
+        """Record to a file.
+
+        Args:
+            path: the file to append to. None: keep the events in `events`.
+        """
         self.events: list[Event] = []
         self._file = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._process = 0
         self._calls = itertools.count()
 
     def invoke(self, verb: str, items: Iterable[Any] = ()) -> int:
-        """Note that a call begins; returns the number to give to `result`."""
+        """Record that a call begins. Return the number to pass to `result`."""
         process = os.getpid()
         if process != self._process:  # the first call, or the first after a fork
             self._process, self._calls = process, itertools.count(secrets.randbits(40) << 22)
@@ -186,7 +190,7 @@ class Recorder:
         return call
 
     def result(self, call: int, verb: str, outcome: str = OK, items: Iterable[Any] = ()) -> None:
-        """Note that it ended."""
+        """Record that it ended."""
         self._put(Return(call, now(), verb, outcome, list(items)))
 
     def _put(self, event: Event) -> None:
@@ -204,7 +208,7 @@ class Recorder:
 
 
 def encode(event: Event) -> bytes:
-    """An event as a line."""
+    """Encode an event as a line."""
     if isinstance(event, Invoke):
         row = [0, event.call, event.at, event.process, event.thread, event.verb, event.items]
     else:
@@ -213,10 +217,10 @@ def encode(event: Event) -> bytes:
 
 
 def decode(line: bytes) -> Event:
-    """A line as an event.
+    """Decode a line.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: it is not an event.
     """
     match json.loads(line):
         case [0, int() as call, int() as at, int() as process, int() as thread, str() as verb, list() as items]:
@@ -243,10 +247,10 @@ def write(path: Path, events: Iterable[Event]) -> None:
 
 
 def read(path: Path) -> Iterator[Event]:
-    """The events of a file; what follows its last newline was torn by a kill and counts for nothing.
+    """Yield the events of a file. What follows its last newline was torn by a kill and is ignored.
 
     Raises:
-        ValueError: a line before that is not an event.
+        ValueError: an earlier line is not an event.
     """
     whole, _, _torn = path.read_bytes().rpartition(b"\n")
     for line in whole.splitlines():
@@ -254,5 +258,5 @@ def read(path: Path) -> Iterator[Event]:
 
 
 def read_all(directory: Path) -> list[Event]:
-    """The events of every file of a directory."""
+    """Return the events of every file in a directory."""
     return [event for path in sorted(directory.glob("*.jsonl")) for event in read(path)]

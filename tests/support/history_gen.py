@@ -1,8 +1,8 @@
-"""Histories to try the checker on: a small simulated queue with many clients, correct or with one seeded fault.
+"""Histories to test the checker: a small simulated queue with many clients, correct or with one seeded fault.
 
-`generate(seed)` gives a history that keeps every promise. `generate(seed, rule)` gives one in which the queue broke
-that rule once, as a faulty engine would: at the next moment at which the fault must show in the answers. Clients
-overlap, lose answers, are killed, come back late, and retry.
+`generate(seed)` returns a history that keeps every promise. `generate(seed, rule)` returns one in which the queue broke that rule
+once, like a faulty engine, at the next moment at which the fault must show in the answers. Clients overlap, lose answers, are
+killed, return late, and retry.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LATENCY = 50_000
 WINDOW = 20 * MS
 RULES = ("S1", "S2", "S3", "P1", "F1", "F2", "F3", "M1", "T1", "T2", "A1", "A2", "L1", "D1", "W1", "X1", "H1")
 
-# What would explain a fault away, and so must not happen in its history.
+# Operations that would explain a fault, and so must not occur in its history.
 WITHOUT = {
     "F1": {"redrive", "purge"},
     "F2": {"purge", "ack_first"},
@@ -57,7 +57,7 @@ class _Message:
     known: bool  # its sender has the receipt
     delivered: bool = False
     nacked: bool = False  # since its last delivery, with an answer
-    doubted: bool = False  # somebody may have resolved it: the answer is lost
+    doubted: bool = False  # it may have been resolved: the answer is lost
 
 
 @attrs.define(eq=False)
@@ -68,8 +68,8 @@ class _Lease:
     ack_first: bool
     given: int  # when its receive returned
     known: bool  # that receive was answered
-    top: int  # the highest seq handed out under it
-    cut: bool = False  # something was given back: it grows no more
+    top: int  # the highest seq delivered under it
+    cut: bool = False  # something was given back, so it no longer grows
     doubtful: bool = False  # something without an answer was done under it
 
 
@@ -105,12 +105,12 @@ class _Refused(Exception):
 def generate(
     seed: int, fault: str | None = None, *, calls: int = 150, keys: int = 4, clients: int = 4, batch: int = 6
 ) -> list[Event]:
-    """A history of about so many calls.
+    """Return a history of about this many calls.
 
     Args:
         fault: a rule to break, or None.
     Raises:
-        LookupError: the fault found no occasion to show in a reasonable time.
+        LookupError: the fault found no opportunity to show in a reasonable time.
     """
     simulation = _Simulation(seed, fault, keys, clients, batch)
     simulation.run(calls)
@@ -135,7 +135,7 @@ class _Simulation:
         self.effects: dict[str, int] = {}
         self.names = 0
         self.turns = 0
-        self.answered = True  # the call being done now will have an answer
+        self.answered = True  # whether the present call will have an answer
         self.retrying = False
         self.start = self.now = self.end = 0  # of that call
         self.clients = [_Client(i // 2, i, MS + i * 1000) for i in range(clients)]
@@ -178,7 +178,7 @@ class _Simulation:
             if items and isinstance(items[0], Act | Tx):
                 self._doubt(items)
             if self.random.random() < 0.5:
-                client.holds = []  # killed; somebody else takes its place
+                client.holds = []  # killed; another one takes its place
                 client.process += 100
                 client.time += self.random.randrange(3 * MS)
             else:
@@ -193,11 +193,11 @@ class _Simulation:
                 client.holds.append((item.key, item.seq, item.token, self.now))
 
     def _retry(self, client: _Client, verb: str, items: list[Any], act: Callable[[], list[Any]], done: bool) -> None:
-        """Repeat a call whose outcome is unknown; succeeds at once if it happened."""
+        """Repeat a call whose outcome is unknown. It succeeds at once if the first one happened."""
         number = self._name()
         self.start = self.end + 1000
         self.now = self.start + 1000
-        # Nobody else moves in between: their turns are later than this one, or were earlier.
+        # No other client moves in between: their turns are later than this one, or were earlier.
         if self.agenda and self.agenda[0][0] <= self.now:
             return
         self.end = self.now + 1000
@@ -287,7 +287,7 @@ class _Simulation:
     # The queue.
 
     def _fire(self, fault: str, variant: int = 0, of: int = 1) -> bool:
-        """Whether to break this rule now; asked only where the break will show."""
+        """Return whether to break this rule now. Called only if the break will show."""
         if self.fault == fault and not self.fired and self.answered and not self.retrying and self.variant % of == variant:
             self.fired = True
             return True
@@ -537,7 +537,7 @@ class _Simulation:
     # The end.
 
     def _drain(self) -> None:
-        """Deliver and ack nearly everything once all leases are over; then tell what is there."""
+        """Deliver and ack nearly everything once all leases are over, and report what is left."""
         client = _Client(99, 99, max(c.time for c in self.clients) + 60 * MS)
         self.clients.append(client)
         for key, lane in self.lanes.items():

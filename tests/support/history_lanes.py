@@ -1,4 +1,4 @@
-"""From the events of a history to what happened to each key, for the checker."""
+"""Convert the events of a history to each key's events, for the checker."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Lane:
     rejected: set[int] = attrs.Factory(set)
     redrive_from: int = FOREVER
     purge_from: int = FOREVER
-    resolved: dict[int, list[Act]] = attrs.Factory(lambda: defaultdict(list))  # surely
-    settled: dict[int, list[Act]] = attrs.Factory(lambda: defaultdict(list))  # surely, or perhaps
+    resolved: dict[int, list[Act]] = attrs.Factory(lambda: defaultdict(list))  # certainly
+    settled: dict[int, list[Act]] = attrs.Factory(lambda: defaultdict(list))  # certainly, or possibly
 
 
 def state_of(outcome: str) -> int:
@@ -101,7 +101,7 @@ def state_of(outcome: str) -> int:
 
 
 class Gatherer:
-    """Joins invokes and returns, and sorts what was done by key."""
+    """Joins invokes and returns, and sorts them by key."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, str, str]] = []
@@ -110,7 +110,7 @@ class Gatherer:
         self.operations: list[Operation] = []
         self.reboots: list[int] = []
         self.hidden: list[tuple[int, Wanted | None]] = []  # receives without an answer, when; None: a `more`
-        self.slow: list[tuple[int, int, Wanted]] = []  # receives that outlasted their leases: what they lost, nobody saw
+        self.slow: list[tuple[int, int, Wanted]] = []  # receives that outlasted their leases: what they lost is unknown
         self.attempts: dict[str, list[Act]] = defaultdict(list)  # effect → its transactions
         self.sent_by: dict[str, list[Send]] = defaultdict(list)
         self.effects: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Hot lanes: queues without any, for tests that look into the tables, and what every memory must be."""
+"""Hot lanes: queues without any, for tests that read the tables, and the invariants of every memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.internals import shard_of, store_of
 
 
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the end of a test a QueueConfig has no hot lanes unless it says otherwise."""
+    """Give QueueConfig no hot lanes until the end of a test, unless it requests them."""
     before = QueueConfig.__init__
 
     @functools.wraps(before)
@@ -30,7 +30,7 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def state(memory: Memory) -> dict[bytes, Any]:
-    """All that a memory knows of its lanes."""
+    """Return everything that a memory knows of its lanes."""
     return {
         key: (
             lane.seq,
@@ -46,7 +46,7 @@ def state(memory: Memory) -> dict[bytes, Any]:
 
 
 def ready(memory: Memory) -> list[bytes]:
-    """The order of ready lanes, as claims would meet them."""
+    """Return the order of ready lanes in which claims would meet them."""
     waiting = [(lane.rows[0][ID], key) for key, lane in memory.lanes.items() if lane.rows and lane.lease is None]
     head = memory.head()
     assert (None if head is None else head[1].key) == (min(waiting)[1] if waiting else None)
@@ -54,20 +54,20 @@ def ready(memory: Memory) -> list[bytes]:
 
 
 def require_totals(tx: Tx, fresh: Memory) -> None:
-    """What a transaction begins with is the counter row, and what the logs add to it."""
+    """Require that a transaction begins with the counter row plus what the logs add to it."""
     totals = Totals.read(tx.db)
     fresh.agree(tx.db, totals)
     assert [getattr(totals, name) for name in SUMS] == [getattr(tx.totals, name) for name in SUMS]
 
 
 def require_agreement(*queues: strictq.Queue) -> None:
-    """The memories of all queue objects are equal, and equal to one that is built from the tables; check() finds nothing."""
+    """Require the memories of all queue objects to equal one that is built from the tables, and check() to find nothing."""
     require_memories(*queues)
     assert queues[0].check() == []
 
 
 def require_memories(*queues: strictq.Queue) -> None:
-    """The memories of all queue objects are equal, and equal to one that is built from the tables."""
+    """Require the memories of all queue objects to equal one that is built from the tables."""
     for number in range(len(store_of(queues[0]).shards)):
         fresh: Memory | None = None
         for q in queues:

@@ -1,4 +1,4 @@
-"""Fault injection for tests of every layer: a queue or a path goes in, and nothing of the store's inside comes out."""
+"""Fault injection for tests of every layer: it takes a queue or a path, and returns nothing internal to the store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def commit_fails(q: Queue, *, happened: bool, number: int = 0) -> Iterator[None]
 
 
 def behind_next_commit(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
-    """The next commit is slow: this happens when it is done, and before its caller is told."""
+    """Call a function after the next commit, before its caller continues."""
     end = Writer._end
     _no_shortcuts(monkeypatch)
 
@@ -43,15 +43,15 @@ def behind_next_commit(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], ob
 
 
 def _no_shortcuts(patch: pytest.MonkeyPatch) -> None:
-    """Everything is run as an operation in a transaction."""
+    """Run everything as an operation in a transaction."""
     patch.setattr(Shard, "fast", None)
 
 
 def refuse_writes(patch: pytest.MonkeyPatch, refusal: Callable[[int], StoreError | None]) -> None:
-    """Ask before each write, receive and settlement of a shard whether it fails, and how.
+    """Decide before each write, receive and settlement of a shard whether it fails, and how.
 
     Args:
-        refusal: given the shard's number. After a StoreCorrupt the shard stays quarantined.
+        refusal: gets the shard's number. After a StoreCorrupt the shard stays quarantined.
     """
     _no_shortcuts(patch)
     for name in ("run", "drain"):
@@ -69,12 +69,12 @@ def refuse_writes(patch: pytest.MonkeyPatch, refusal: Callable[[int], StoreError
 
 
 def quarantine(q: Queue, number: int) -> None:
-    """Take a shard for damaged, as after a page with a wrong checksum."""
+    """Quarantine a shard as damaged, as after a page with a wrong checksum."""
     shard_of(q, number).failed = StoreCorrupt("damaged", shard=number)
 
 
 def lose_ready(q: Queue, key: Key) -> None:
-    """Take a key's lane out of the order of ready lanes, as a bug would: it is never handed out again, and check() finds it."""
+    """Remove a key's lane from the order of ready lanes, as a bug would. It is never delivered again, and check() finds it."""
     shard = store_of(q).shard_of(encode_key(key))
     shard.cool()
     shard.run(lambda tx: tx.db.execute("DELETE FROM ready WHERE lane = (SELECT id FROM lane WHERE key = ?)", (encode_key(key),)))
@@ -86,23 +86,23 @@ def maintain(q: Queue) -> None:
 
 
 def maintain_every(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Let the queue's own thread do it after so many seconds."""
+    """Let the queue's own thread do that at this interval."""
     patch.setattr(upkeep, "PERIOD_SECONDS", seconds)
 
 
 def impatient(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Wait no longer than this for a lock of SQLite's, or for another kernel to show that it uses the directory."""
+    """Limit the wait for SQLite's locks, and for a sign that another kernel uses the directory."""
     patch.setattr(connection, "BUSY_SECONDS", seconds)
     patch.setattr(epoch, "ANOTHER_KERNEL_SECONDS", seconds)
 
 
 def restamp(file: Path, by: int) -> int:
-    """Raise or lower the version of the format that a file of a closed queue names. Returns the new one."""
+    """Change the format version in a file of a closed queue. Return the new one."""
     ((version,),) = tamper(file, "PRAGMA user_version")
     tamper(file, f"PRAGMA user_version = {version + by}")
     return int(version) + by
 
 
 def record_app_schema(q_path: str, sql: str) -> None:
-    """Store the schema of a program's tables in queue.db of a closed queue, whether its shards can have it or not."""
+    """Store the schema of a program's tables in queue.db of a closed queue, even if it does not fit its shards."""
     tamper(Path(q_path) / "queue.db", f"INSERT INTO app_schema (sql) VALUES ('{sql}')")

@@ -1,4 +1,4 @@
-"""What the tests of the store need from inside: its connections, its files, and failures at a chosen moment."""
+"""The internals that tests of the store need: connections, files, and failures at a chosen moment."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ PAGE_BYTES = 4096
 
 
 def store_of(q: Queue) -> Store:
-    """The store of an open queue, behind its api."""
+    """Return the store of an open queue, which is behind its api."""
     return q._storage._store
 
 
 def shard_of(q: Queue, number: int = 0) -> Shard:
-    """One shard of an open queue."""
+    """Return one shard of an open queue."""
     return store_of(q).shards[number]
 
 
 def writer_of(q: Queue, number: int = 0) -> Writer:
-    """The commit path of one shard."""
+    """Return the commit path of one shard."""
     return shard_of(q, number)._writer
 
 
 def connection_of(q: Queue, number: int = 0) -> apsw.Connection:
-    """The writing connection of one shard, opened if need be."""
+    """Return the writing connection of one shard, opened if necessary."""
     return writer_of(q, number).use(lambda db: db)
 
 
 def connections(q: Queue) -> Iterator[apsw.Connection]:
-    """Every connection that the queue has open now."""
+    """Yield every connection that the queue has open now."""
     for shard in store_of(q).shards:
         for db in (shard._writer._db, shard._reader.db, shard._glances.db, shard.wal._checkpointer):
             if db is not None:
@@ -49,7 +49,7 @@ def connections(q: Queue) -> Iterator[apsw.Connection]:
 
 
 def at_rest(q: Queue) -> bool:
-    """No connection of the queue is inside a transaction, and none of its locks is held."""
+    """Return whether no connection of the queue is inside a transaction, and none of its locks is held."""
     for shard in store_of(q).shards:
         if any(part._lock.locked() for part in (shard._writer, shard._reader, shard._glances)):
             return False
@@ -57,12 +57,12 @@ def at_rest(q: Queue) -> bool:
 
 
 def connected(file: Path, **options: Any) -> apsw.Connection:
-    """A connection to a file of a closed queue, or any other, that keeps the checksums of its pages."""
+    """Connect to a file of a closed queue, or any other, with page checksums."""
     return apsw.Connection(str(file), vfs=checksums.vfs(), **options)
 
 
 def tamper(file: Path, *statements: str) -> list[tuple[Any, ...]]:
-    """Run SQL on a file of a closed queue, past all that guards it. Returns the rows of the last statement."""
+    """Run SQL on a file of a closed queue, without its safeguards. Return the rows of the last statement."""
     db = connected(file)
     try:
         rows: list[tuple[Any, ...]] = []
@@ -74,7 +74,7 @@ def tamper(file: Path, *statements: str) -> list[tuple[Any, ...]]:
 
 
 def seal(file: bytearray, number: int) -> None:
-    """Make the checksum of a page right again, numbered from 1: what it says was written so."""
+    """Correct the checksum of a page, numbered from 1, so that its content counts as written."""
     a = b = 0
     end = number * PAGE_BYTES
     for x, y in struct.iter_unpack("<II", file[end - PAGE_BYTES : end - 8]):
@@ -84,7 +84,7 @@ def seal(file: bytearray, number: int) -> None:
 
 
 def fold(file: Path) -> None:
-    """Bring a closed queue's WAL back into the file, so that the file is the only copy."""
+    """Checkpoint a closed queue's WAL, so that the file is the only copy."""
     db = connected(file)
     db.execute("SELECT count(*) FROM sqlite_schema").fetchall()
     db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -92,7 +92,7 @@ def fold(file: Path) -> None:
 
 
 class Faulty:
-    """Stands before a connection and lets chosen statements fail, before or after they took effect."""
+    """A proxy for a connection in which chosen statements fail, before or after they took effect."""
 
     def __init__(self, db: apsw.Connection, fails: Callable[[str], BaseException | None], *, after: bool = False) -> None:
         self._db = db
@@ -103,7 +103,7 @@ class Faulty:
         return getattr(self._db, name)
 
     def execute(self, sql: str, *args: Any, **options: Any) -> Any:
-        """The connection's, unless it is to fail."""
+        """Run the statement, unless it must fail."""
         error = self._fails(sql)
         if error is not None and not self._after:
             raise error
@@ -116,11 +116,9 @@ class Faulty:
 
 @contextmanager
 def failing(q: Queue, statement: str, error: BaseException, *, after: bool = False, number: int = 0) -> Iterator[list[str]]:
-    """In this block the next run of `statement` on the shard's writing connection fails, once.
+    """Let the next run of `statement` on the shard's writing connection fail, once. Yield the statements that failed.
 
-    Where that is "COMMIT", a statement that is a transaction of its own counts as one.
-
-    Gives the list of statements that failed.
+    For "COMMIT", a statement that is its own transaction counts, too.
     """
     connection_of(q, number)
     writer = writer_of(q, number)

@@ -1,6 +1,6 @@
-"""Messages that prove their own order, and an idempotent sink that keeps what came: independent of the queue's own numbers.
+"""Messages that prove their own order, and an idempotent sink that keeps them, independent of the queue's own numbers.
 
-The body of a key's message n holds n and the hash of the body before it, so a lost, doubled or swapped message breaks the chain.
+The body of a key's message n holds n and the hash of the previous body, so a lost, doubled or swapped message breaks the chain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from strictq import Message, Queue
 
 
 def bodies(key: str, count: int, first: int = 1) -> list[bytes]:
-    """Bodies number `first` and on of a key's chain."""
+    """Return the bodies of a key's chain from number `first`."""
     out: list[bytes] = []
     before = b""
     for n in range(1, first + count):
@@ -28,20 +28,20 @@ def bodies(key: str, count: int, first: int = 1) -> list[bytes]:
 
 
 def send_chains(q: Queue, keys: Iterable[str], count: int, first: int = 1) -> None:
-    """Send so many messages to each key, the keys in turn."""
+    """Send this many messages to each key, the keys in turn."""
     chains = {key: bodies(key, count, first) for key in keys}
     q.send_many([Message(chain[n], key=key) for n in range(count) for key, chain in chains.items()])
 
 
 class Ledger:
-    """A directory with a file for each batch; writing one again replaces it."""
+    """A directory with a file for each batch. Writing a batch again replaces it."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
         place.mkdir(parents=True, exist_ok=True)
 
     def write(self, df: Any, batch: int) -> None:
-        """For foreachBatch. A batch that comes again must be the same."""
+        """Write a batch, for foreachBatch. A repeated batch must be the same."""
         rows = [[row.key, row.seq, bytes(row.body).decode()] for row in df.select("key", "seq", "body").collect()]
         file = self._place / f"{batch}.json"
         if file.exists():
@@ -51,16 +51,16 @@ class Ledger:
         os.replace(part, file)
 
     def batches(self) -> dict[int, list[tuple[str, int, str]]]:
-        """What was written, batch by batch."""
+        """Return what was written, batch by batch."""
         found = sorted((int(file.stem), file) for file in self._place.glob("*.json"))
         return {n: [(k, s, b) for k, s, b in json.loads(file.read_text())] for n, file in found}
 
     def sizes(self) -> list[int]:
-        """How many messages each batch had."""
+        """Return the number of messages in each batch."""
         return [len(rows) for rows in self.batches().values()]
 
     def chains(self) -> dict[str, list[str]]:
-        """The bodies of each key, in the order of the batches and of the rows in them."""
+        """Return the bodies of each key, in the order of the batches and of their rows."""
         out: dict[str, list[str]] = {}
         for rows in self.batches().values():
             for key, _, body in rows:
@@ -68,7 +68,7 @@ class Ledger:
         return out
 
     def require(self, sent: Mapping[str, int]) -> None:
-        """Every message of these chains exactly once, each chain in its order."""
+        """Require every message of these chains exactly once, each chain in its order."""
         found = self.chains()
         assert found.keys() == sent.keys(), f"keys {sorted(found.keys() ^ sent.keys())}"
         for key, count in sent.items():

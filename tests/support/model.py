@@ -1,10 +1,10 @@
-"""The queue as its documentation tells it: lists and dictionaries, no files, no SQL.
+"""The queue as documented: lists and dictionaries, no files, no SQL.
 
-The model is told what was done and what came back, and asserts that the documentation allows it. Where the
-documentation leaves a choice (the order of lanes, when an expired message is noticed, whether a lane is still handed
-out one message at a time after an operator's intervention), both ways are accepted; then the model looks which it was.
+The model gets each call and its result, and asserts that the documentation permits it. If the documentation leaves a choice (the
+order of lanes, when an expired message is noticed, whether a lane is still delivered one message at a time after an operator's
+action), both outcomes are accepted, and the model finds out which one occurred.
 
-Times are whole microseconds on a scale of the model's own, which only `advance` moves.
+Times are whole microseconds on the model's own scale, which only `advance` moves.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Look = Callable[[Key, int], MessageStatus]
 
 
 def micros(seconds: float) -> int:
-    """Seconds as whole microseconds."""
+    """Convert seconds to whole microseconds."""
     return round(seconds * SECOND)
 
 
 @dataclass
 class Settings:
-    """The part of the configuration that the model knows of."""
+    """The part of the configuration that the model implements."""
 
     lease_seconds: float = 30.5
     max_attempts: int | None = 3
@@ -39,12 +39,12 @@ class Settings:
     on_expire: Literal["drop", "dead_letter"] = "drop"
 
     def retry_delay(self, attempts: int) -> tuple[float, float]:
-        """The wait doubles with each attempt, up to 900 seconds, and differs by up to a quarter: the least and the most."""
+        """Return the bounds of a delay, which doubles with each attempt up to 900 seconds, and deviates by up to a quarter."""
         wait = min(self.retry_delay_seconds * 2.0 ** (attempts - 1), 720.0)
         return 0.75 * wait, 1.25 * wait
 
     def worn(self, attempts: int, crashes: int, failing: int | None = None) -> bool:
-        """Whether a message is out of attempts. `failing`: for how long, where an attempt has just failed; None: at a claim."""
+        """Return whether a message is out of attempts. `failing`: since when, if an attempt has just failed; None: at a claim."""
         if self.max_attempts is None:
             return False
         if not self.retry_for_seconds:
@@ -59,9 +59,9 @@ class Stored:
     """One message.
 
     Attributes:
-        due: not handed out before.
-        doubtful_until: before this it may or may not be handed out.
-        handed_out: it was in somebody's hands before, so its TTL may no longer count.
+        due: not delivered before this.
+        doubtful_until: before this it may or may not be delivered.
+        handed_out: it was delivered before, so its TTL may no longer count.
         redriving: dead, and put back as soon as the lane's lease ends.
         maybe_one_more: whether the last start counts is the queue's choice.
     """
@@ -103,8 +103,8 @@ class Lane:
     """One key.
 
     Attributes:
-        solo_to: up to this seq it must go out one by one; maybe_solo_to: it may.
-        disturbed_to: heads up to this seq do not come in the order of arrival, because something happened to them.
+        solo_to: up to this seq messages must be delivered one by one; maybe_solo_to: they may be.
+        disturbed_to: heads up to this seq are not in the order of arrival, because of an earlier operation on them.
     """
 
     key: Key
@@ -120,15 +120,15 @@ class Lane:
     maybe_dedup: set[str] = field(default_factory=set)
 
     def unresolved(self) -> list[Stored]:
-        """What is still to be done, in order."""
+        """Return the unresolved messages, in order."""
         return [m for m in self.messages if m.state in ("queued", "leased")]
 
     def at(self, seq: int) -> Stored:
-        """A message by its seq."""
+        """Return a message by its seq."""
         return self.messages[seq - 1]
 
     def disturb(self) -> None:
-        """From here to the newest message the lane's place among the others is the queue's choice."""
+        """Leave the lane's place among the others to the queue, up to the newest message."""
         self.disturbed_to = len(self.messages)
 
 
@@ -147,7 +147,7 @@ class Model:
         self.app_rows: list[int] = []
 
     def lane(self, key: Key) -> Lane:
-        """The lane of a key, made if it is new."""
+        """Return the lane of a key, created if it is new."""
         return self.lanes.setdefault(key, Lane(key))
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Model:
         ttl: float | None = None,
         dedup_id: str | None = None,
     ) -> None:
-        """A send that returned; without a receipt where the transaction gave none."""
+        """Record a send that returned. There is no receipt if the transaction gave none."""
         lane = self.lane(key)
         if dedup_id is not None and self._is_duplicate(lane, dedup_id, receipt):
             return
@@ -205,9 +205,9 @@ class Model:
     # --- receiving ---------------------------------------------------------------------------------------------------
 
     def settle_doubts(self, look: Look, taken: Collection[tuple[Key, int]] = ()) -> None:
-        """Find out what became of expired messages, and of messages whose attempts were used up by expiry.
+        """Find out what happened to expired messages, and to messages whose attempts were used up by expiry.
 
-        Not of those that were just `taken`: they were handed out.
+        Messages that were just `taken` are excluded: they were delivered.
         """
         s = self.settings
         for lane in self.lanes.values():
@@ -249,7 +249,7 @@ class Model:
         lease_seconds: float | None,
         ack_first: bool,
     ) -> None:
-        """A receive that returned."""
+        """Record a receive that returned."""
         assert len(deliveries) <= max_messages
         order: list[Key] = []
         batches: dict[Key, list[Any]] = {}
@@ -277,7 +277,7 @@ class Model:
                 assert not left or min(left) > max(served), "an older ready head was passed over"
 
     def _plain_head(self, lane: Lane) -> int | None:
-        """The arrival id of the lane's head, if the lane is ready and nothing ever happened to that head."""
+        """Return the arrival id of the lane's head, if the lane is ready and nothing ever happened to that head."""
         if lane.lease is not None or not self._must_go_out(lane):
             return None
         head = lane.unresolved()[0]
@@ -292,7 +292,7 @@ class Model:
         return bool(batch) and batch[0][1]
 
     def _batch(self, lane: Lane, after: int = 0) -> list[tuple[Stored, bool]]:
-        """What a claim of this lane may take, in order, and whether it must if there is room."""
+        """Return what a claim of this lane may take, in order, and whether it must if there is room."""
         s = self.settings
         certain = True
         batch: list[tuple[Stored, bool]] = []
@@ -359,7 +359,7 @@ class Model:
                 self.resolved_on_receive += 1
 
     def _lapse(self, lane: Lane) -> None:
-        """The lane's lease ended by its deadline, noticed by a claim."""
+        """End the lane's lease at its deadline, as noticed by a claim."""
         lease = lane.lease
         if lease is None:
             return
@@ -374,7 +374,7 @@ class Model:
         self._end_lease(lane)
 
     def _suspect(self, lease: Held) -> int:
-        """The last message that may have killed the lease's holder; 0: none, or it does not matter."""
+        """Return the last message that may have killed the lease's holder; 0: there is none, or it does not matter."""
         if self.settings.max_attempts is None:
             return 0
         if lease.charged:
@@ -384,7 +384,7 @@ class Model:
 
     @staticmethod
     def _crashes(lane: Lane, m: Stored) -> int:
-        """Starts that ended without an outcome, with one whose lease is over and nobody has noticed."""
+        """Return the starts that ended without an outcome, including one whose lease has expired unnoticed."""
         lease = lane.lease
         return m.crashes + (lease is not None and m.seq in lease.members & lease.charged)
 
@@ -403,29 +403,29 @@ class Model:
                 m.state, m.attempts, m.expires, m.due = "queued", 0, None, 0
                 m.crashes, m.failing_since = 0, None
                 lane.disturb()
-                # Where it comes back in front of a range that goes out one by one, it may do so as well.
+                # If it returns before a range that is delivered one by one, it may be delivered alone as well.
                 lane.maybe_solo_to = max(lane.maybe_solo_to, m.seq, lane.solo_to)
                 lane.solo_to = 0
 
     # --- a holder's verbs --------------------------------------------------------------------------------------------
 
     def valid(self, d: Any) -> bool:
-        """Whether this delivery may still be settled."""
+        """Return whether this delivery may still be settled."""
         lease = self.lanes[d.key].lease
         return lease is not None and lease.token == d.token and d.seq in lease.members
 
     def alive(self, d: Any) -> bool:
-        """Whether the delivery's lease is still its holder's."""
+        """Return whether the delivery's lease is still its holder's."""
         lease = self.lanes[d.key].lease
         return lease is not None and lease.token == d.token
 
     def lowest(self, d: Any) -> bool:
-        """Whether it is the first unresolved message of its lease."""
+        """Return whether it is the first unresolved message of its lease."""
         lease = self.lanes[d.key].lease
         return lease is not None and min(lease.members, default=0) == d.seq
 
     def started(self, d: Any) -> int:
-        """start(); returns the number of the attempt."""
+        """Record start(). Return the number of the attempt."""
         lane = self.lanes[d.key]
         assert lane.lease is not None
         m = lane.at(d.seq)
@@ -436,12 +436,12 @@ class Model:
         return m.attempts
 
     def acked(self, d: Any) -> None:
-        """ack(), or the end of a transaction."""
+        """Record ack(), or the end of a transaction."""
         self._resolve(d, "gone")
         self.acks += 1
 
     def rejected(self, d: Any) -> None:
-        """reject()."""
+        """Record reject()."""
         self._resolve(d, "dead")
 
     def _resolve(self, d: Any, state: Literal["gone", "dead"]) -> None:
@@ -453,7 +453,7 @@ class Model:
             self._end_lease(lane)
 
     def nacked(self, d: Any, delay: float | None) -> None:
-        """nack()."""
+        """Record nack()."""
         s = self.settings
         lane = self.lanes[d.key]
         assert lane.lease is not None
@@ -479,7 +479,7 @@ class Model:
             self._end_lease(lane)
 
     def deferred(self, d: Any, delay: float) -> None:
-        """defer(): as if it had not been handed out, but for the wait."""
+        """Record defer(): as if it had not been delivered, except for the delay."""
         lane = self.lanes[d.key]
         lease = lane.lease
         assert lease is not None
@@ -493,13 +493,13 @@ class Model:
             self._end_lease(lane)
 
     def extended(self, d: Any, seconds: float) -> None:
-        """extend(): from now, for the whole lease."""
+        """Record extend(): from now, for the whole lease."""
         lease = self.lanes[d.key].lease
         assert lease is not None
         lease.deadline = self.now + micros(seconds)
 
     def given_back(self, d: Any, look: Look) -> None:
-        """lease.release(): a charge for having been handed out alone is undone."""
+        """Record lease.release(): a charge for being delivered alone is undone."""
         lane = self.lanes[d.key]
         lease = lane.lease
         assert lease is not None
@@ -512,7 +512,7 @@ class Model:
         self._end_lease(lane)
 
     def grown(self, d: Any, more: Sequence[Any], n: int) -> None:
-        """lease.more()."""
+        """Record lease.more()."""
         lane = self.lanes[d.key]
         lease = lane.lease
         assert lease is not None
@@ -535,18 +535,18 @@ class Model:
             lease.size += 1
 
     def done(self, d: Any) -> None:
-        """done(), after a receive with ack_first."""
+        """Record done(), after a receive with ack_first."""
         self._end_lease(self.lanes[d.key])
 
     # --- an operator's verbs -----------------------------------------------------------------------------------------
 
     def put_on_hold(self, key: Key) -> None:
-        """hold()."""
+        """Record hold()."""
         self.lanes[key].on_hold = True
         self.lanes[key].disturb()
 
     def let_go(self, key: Key, look: Look) -> None:
-        """release(): attempts start anew."""
+        """Record release(): attempts restart."""
         lane = self.lanes[key]
         if not lane.on_hold:
             return
@@ -561,7 +561,7 @@ class Model:
             if n == 0 and m.state == "queued":
                 assert seen == 0, "attempts of the head are reset"
             if m.attempts:
-                # The wait after its last nack may be over with it.
+                # The delay after its last nack may end with it.
                 m.doubtful_until = max(m.doubtful_until, m.due)
                 m.due = 0
             m.maybe_one_more = lapsed and m.state == "leased"
@@ -569,7 +569,7 @@ class Model:
             m.crashes, m.failing_since = 0, None
 
     def redriven(self, key: Key | None, count: int) -> None:
-        """redrive() of a key, or of all."""
+        """Record redrive() of a key, or of all."""
         expected = 0
         for lane in self.lanes.values():
             if key is not None and lane.key != key:
@@ -583,14 +583,16 @@ class Model:
         assert count == expected
 
     def purge_may_be_judged(self, key: Key) -> bool:
-        """Not where a lease has lapsed, the lane is held, messages are expired, or dead letters wait to be put back."""
+        """Return whether a purge is predictable: no expired lease or messages, no hold, and no dead letters that wait to be
+        redriven.
+        """
         lane = self.lanes[key]
         lapsed = lane.lease is not None and lane.lease.deadline <= self.now
         expired = any(m.expires is not None and m.expires <= self.now for m in lane.unresolved())
         return not (lapsed or lane.on_hold or expired or any(m.redriving for m in lane.messages))
 
     def purge(self, key: Key, count: int) -> None:
-        """purge() of a key."""
+        """Record purge() of a key."""
         lane = self.lanes[key]
         gone = [m for m in lane.messages if m.state == "queued"]
         assert count == len(gone)
@@ -604,20 +606,20 @@ class Model:
         self.purged += count
 
     def rebooted(self) -> None:
-        """Every timed lease is over."""
+        """End every timed lease."""
         for lane in self.lanes.values():
             if lane.lease is not None:
                 lane.lease.deadline = min(lane.lease.deadline, self.now)
                 lane.lease.rebooted = True
 
-    # --- what can be seen --------------------------------------------------------------------------------------------
+    # --- what can be observed --------------------------------------------------------------------------------------------
 
     def unresolved(self) -> int:
-        """How many messages are still to be done."""
+        """Return the number of unresolved messages."""
         return sum(len(lane.unresolved()) for lane in self.lanes.values())
 
     def compare_stats(self, stats: Any) -> None:
-        """Counts that the documentation fixes exactly, and bounds for the others."""
+        """Compare counts that the documentation fixes exactly, and bounds for the others."""
         lanes = self.lanes.values()
         waiting = sum(m.redriving for lane in lanes for m in lane.messages)
         assert self.unresolved() <= stats.depth <= self.unresolved() + waiting
@@ -640,7 +642,7 @@ class Model:
         assert stats.purged == self.purged
 
     def compare_lane(self, key: Key, peeked: Sequence[Any]) -> None:
-        """A peek at the whole lane."""
+        """Compare a peek at the whole lane."""
         lane = self.lane(key)
         waiting = {m.seq for m in lane.messages if m.redriving}
         seen = [p for p in peeked if p.seq not in waiting]
@@ -650,7 +652,7 @@ class Model:
                 assert m.attempts <= p.attempts <= m.attempts + m.maybe_one_more, f"attempts of {key!r} {m.seq}"
 
     def compare_dead(self, dead: Sequence[Any]) -> None:
-        """All dead letters."""
+        """Compare all dead letters."""
         seen = {(x.key, x.seq) for x in dead}
         all_dead = [(x.key, m) for x in self.lanes.values() for m in x.messages if m.state == "dead"]
         certain = {(k, m.seq) for k, m in all_dead if not m.redriving}

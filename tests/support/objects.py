@@ -1,4 +1,4 @@
-"""An object store on this machine: moto's S3 server, and what stands before it and breaks what it promises."""
+"""An object store on this machine: moto's S3 server, behind a proxy that breaks its promises."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 class ObjectStore:
-    """What stands before the server.
+    """The proxy in front of the server.
 
     Attributes:
-        ignores_conditions: as older stores do, it overwrites although a put says If-None-Match.
-        refuses_conditions: as other ones do, it fails such a put.
+        ignores_conditions: like older stores, it overwrites although a put says If-None-Match.
+        refuses_conditions: like other ones, it fails such a put.
         refuse: the method and a part of the path that are answered with `status`, while it is set.
         hold: requests wait while it is cleared.
     """
@@ -50,7 +50,7 @@ class ObjectStore:
 
 @contextmanager
 def object_store(patch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    """Serve an empty bucket, to which the environment points."""
+    """Serve an empty bucket, and point the environment to it."""
     from moto.backends import get_backend
     from moto.core.models import DEFAULT_ACCOUNT_ID
     from moto.server import DomainDispatcherApplication, create_backend_app
@@ -82,7 +82,7 @@ def object_store(patch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
 
 
 def stored(prefix: str) -> dict[str, bytes]:
-    """What is in the bucket behind this prefix, past the client that is tested."""
+    """Return the bucket's contents with this prefix, without the client under test."""
     from moto.backends import get_backend
     from moto.core.models import DEFAULT_ACCOUNT_ID
 
@@ -91,7 +91,7 @@ def stored(prefix: str) -> dict[str, bytes]:
 
 
 def delete_bucket() -> None:
-    """As an operator may."""
+    """Delete the bucket, as an operator may."""
     from moto.backends import get_backend
     from moto.core.models import DEFAULT_ACCOUNT_ID
 
@@ -101,7 +101,7 @@ def delete_bucket() -> None:
 
 
 def change(name: str, data: bytes) -> None:
-    """Overwrite an object behind the store's back."""
+    """Overwrite an object without the store's knowledge."""
     from moto.backends import get_backend
     from moto.core.models import DEFAULT_ACCOUNT_ID
 

@@ -1,7 +1,7 @@
-"""A driver program that runs a pipeline and is killed in it: `python -m tests.support.pipeline_driver WHEN QUEUE HOME`.
+"""A driver program that is killed while it runs a pipeline: `python -m tests.support.pipeline_driver WHEN QUEUE HOME`.
 
-WHEN: "process" (a handler in this program, in the middle of a batch), or "commit" (executors have processed a batch, and some of
-it is committed). HOME: for Spark's own files.
+WHEN: "process" (a handler in this program, in the middle of a batch), or "commit" (executors have processed a batch, and part
+of it is committed). HOME: for Spark's own files.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ DIES_AT = 45
 
 
 def main(when: str, path: str, home: Path) -> None:
-    """Never returns."""
+    """Run the pipeline until it is killed. Never returns."""
     os.environ.update(environment(home))
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.master("local[2]").config(map=settings(home)).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    count = itertools.count(1)  # its next() is one step of the interpreter's, so threads share it
+    count = itertools.count(1)  # its next() is one step of the interpreter, so threads can share it
 
     def kill() -> None:
         if next(count) == DIES_AT:

@@ -1,4 +1,4 @@
-"""Handlers of a pipeline that prove order: every message's effect carries a hash of all that its key had before."""
+"""Pipeline handlers that prove order: every message's effect carries a hash of all earlier ones of its key."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PREPARED = "doubled bigint"
 
 
 def double(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """2n for each message."""
+    """Return 2n for each message."""
     return pa.RecordBatch.from_pydict({"doubled": [2 * int(body) for body in batch.column("body").to_pylist()]})
 
 
 def chain(job: BatchJob) -> None:
-    """Links a hash of everything the key has had into its state, and sends it on; wrong order or a double breaks the chain."""
+    """Add the message to the hash in the key's state, and send that on. Wrong order or a duplicate breaks the chain."""
     assert job.prepared["doubled"] == 2 * int(job.body)
     count, digest = json.loads(job.key_state or b'[0, ""]')
     if int(job.body) != count + 1:

@@ -1,7 +1,7 @@
-"""Recording everything that a queue writes to disk, for power cuts.
+"""Records everything that a queue writes to disk, for power cuts.
 
-SQLite's files are recorded by a VFS over SQLite's own; the queue's other files, and directories, through the functions
-of `os` that make and change them. Files really are written: the recorded program runs on.
+SQLite's files are recorded by a VFS over SQLite's own. The queue's other files, and directories, are recorded in the functions of
+`os` that make and change them. Files really are written, so that the recorded program can run on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Snapshot:
     columns: dict[str, list[str]]
 
     def one(self, table: str) -> dict[str, Any]:
-        """The only row of a table."""
+        """Return the only row of a table."""
         return dict(zip(self.columns[table], self.tables[table][0], strict=True))
 
     def all(self, table: str) -> Iterator[dict[str, Any]]:
@@ -49,7 +49,7 @@ class Snapshot:
 
 
 def _tables(execute: Callable[..., Any]) -> dict[str, list[tuple[Any, ...]]]:
-    """All rows of all tables, past the engine's own code."""
+    """Return all rows of all tables, without the engine's own code."""
     names = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name"
     return {name: execute(f'SELECT * FROM "{name}"').fetchall() for (name,) in execute(names).fetchall()}
 
@@ -59,7 +59,7 @@ def _digest(tables: dict[str, list[tuple[Any, ...]]]) -> bytes:
 
 
 def digest(db: apsw.Connection) -> bytes:
-    """That of the snapshot of this database."""
+    """Return the digest of this database's snapshot."""
     return _digest(_tables(db.execute))
 
 
@@ -73,7 +73,7 @@ def snapshot(db: apsw.Connection) -> Snapshot:
 
 @contextmanager
 def opened(path: Path) -> Iterator[apsw.Connection]:
-    """An ordinary connection to a database, which changes nothing but SQLite's own recovery."""
+    """Open an ordinary connection to a database, which changes nothing except through SQLite's own recovery."""
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=checksums.vfs())
     try:
         db.wal_autocheckpoint(0)
@@ -84,13 +84,17 @@ def opened(path: Path) -> Iterator[apsw.Connection]:
 
 
 def require_whole(db: apsw.Connection) -> None:
-    """Raises apsw.CorruptError: a page is damaged, or an index says something else than its table."""
+    """Verify a database.
+
+    Raises:
+        apsw.CorruptError: a page is damaged, or an index differs from its table.
+    """
     if (found := db.execute("PRAGMA integrity_check(1)").get) != "ok":
         raise apsw.CorruptError(found)
 
 
 def read_file(path: Path) -> Snapshot:
-    """Everything in a database file."""
+    """Read everything in a database file."""
     with opened(path) as db:
         require_whole(db)
         return snapshot(db)
@@ -100,7 +104,11 @@ class Journal:
     """What happened under `root`, in order, and the snapshot that each commit of each database made."""
 
     def __init__(self, root: Path, known: dict[str, Snapshot]) -> None:
-        """Args: known: snapshots of the databases that are there already."""
+        """Begin a journal.
+
+        Args:
+            known: snapshots of the databases that exist already.
+        """
         self.root = Path(os.path.realpath(root))
         self.start = Disk()
         self._next = self.start.take_in(self.root)
@@ -111,15 +119,15 @@ class Journal:
         self.snapshots: dict[str, list[Snapshot]] = {name: [snap] for name, snap in known.items()}
         self.recording = False
         self.reads_commits = True
-        """Snapshots are wanted: they take a third of a run's time."""
+        """Whether snapshots are taken, which takes a third of a run's time."""
         self.passing = False
-        """What is committed now may be lost by a power cut, at any durability."""
+        """Whether a power cut may lose what is committed now, at any durability."""
         self.descriptors: dict[int, int] = {}
         self.fault: Callable[[str, str], None] | None = None
-        """Called with what is to be done to which path, before it is; may raise instead."""
+        """Called with an operation and its path before it is done. May raise instead."""
 
     def lose(self, path: Any) -> None:
-        """A sync of this file fails, and the kernel takes what it could not write for written."""
+        """Record that a sync of this file failed. The kernel then considers written what it could not write."""
         if self.recording and self.knows(path):
             self.ops.append(Op("lost", self.number(path)))
 
@@ -136,7 +144,7 @@ class Journal:
         return self.recording and isinstance(path, str | Path) and str(path).startswith(f"{self.root}{os.sep}")
 
     def note(self, kind: str, name: str = "", at: int = 0) -> None:
-        """An entry that is about the program, not about the disk."""
+        """Record an entry about the program, not about the disk."""
         if self.recording:
             self.ops.append(Op(kind, at=at, name=name))
 
@@ -147,7 +155,7 @@ class Journal:
         return str(path) in self._paths
 
     def create(self, path: Any, *, directory: bool = False) -> int:
-        """A new file or directory has a name."""
+        """Record the name of a new file or directory."""
         number, self._next = self._next, self._next + 1
         parent, name = os.path.split(str(path))
         self._paths[str(path)] = number
@@ -176,7 +184,7 @@ class Journal:
             self.ops.append(Op("truncate", number, size))
 
     def link(self, old: Any, new: Any) -> None:
-        """A file has another name."""
+        """Record another name of a file."""
         parent, name = os.path.split(str(new))
         number = self._paths[str(new)] = self.number(old)
         self.ops.append(Op("link", self.number(parent), name=name, other=number))
@@ -190,7 +198,7 @@ class Journal:
             self.ops.append(Op("syncdir", self.number(path)))
 
     def committing(self, name: str, db: apsw.Connection) -> int:
-        """A COMMIT begins: what it would commit is read now, inside the transaction."""
+        """Record that a COMMIT begins. Reads what it would commit, inside the transaction."""
         if not self.reads_commits:
             return -1
         made = self.snapshots.setdefault(name, [])
@@ -272,13 +280,13 @@ class _Vfs(apsw.VFS):
 
 
 class Watched(apsw.Connection):
-    """A connection that tells the journal of its commits."""
+    """A connection that records its commits in the journal."""
 
     journal: Journal
     file = ""
 
     def execute(self, statements: str, *args: Any, **options: Any) -> Any:
-        # A look that keeps temporary tables ends with a COMMIT, too, and writes nothing.
+        # A read that keeps temporary tables ends with a COMMIT, too, and writes nothing.
         if statements != "COMMIT" or not self.file or self.txn_state("main") != apsw.mapping_txn_state["SQLITE_TXN_WRITE"]:
             return super().execute(statements, *args, **options)
         number = self.journal.committing(self.file, self)
@@ -288,7 +296,7 @@ class Watched(apsw.Connection):
 
 
 class _Apsw:
-    """The module apsw as connection.py sees it, with connections that are recorded."""
+    """The module apsw for connection.py, with recorded connections."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -305,7 +313,7 @@ class _Apsw:
 
 
 class _Os:
-    """The functions of `os` that make, change and sync files."""
+    """The functions of `os` that create, change and sync files."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -378,7 +386,7 @@ class _Os:
             return
         self._journal.ops.append(Op("syncdir" if stat.S_ISDIR(os.fstat(fd).st_mode) else "sync", number))
 
-    _fdatasync = _fsync  # what is read back needs the size, too, and gets it
+    _fdatasync = _fsync  # reading back needs the size, too, which this includes
 
     def _mkdir(self, real: Any, path: Any, *args: Any, **options: Any) -> None:
         real(path, *args, **options)
@@ -404,7 +412,7 @@ class _Os:
 
 
 class Recorder(history.Recorder):
-    """A history whose events are entries of the journal as well."""
+    """A history whose events are also entries of the journal."""
 
     journal: Journal | None = None
 
@@ -416,7 +424,7 @@ class Recorder(history.Recorder):
 
 @contextmanager
 def quiet(clock: FakeClock) -> Iterator[pytest.MonkeyPatch]:
-    """No thread of the engine's own, a small reserve, and histories on the test's clock."""
+    """Disable the engine's own thread, use a small reserve, and record histories on the test's clock."""
 
     def now() -> int:
         clock.advance(0.001)
@@ -432,7 +440,7 @@ def quiet(clock: FakeClock) -> Iterator[pytest.MonkeyPatch]:
 
 @contextmanager
 def recording(root: Path, clock: FakeClock, known: dict[str, Snapshot] | None = None) -> Iterator[Journal]:
-    """In this block, what queues under `root` write is recorded. Close them inside, after `recording` is unset."""
+    """Record what queues under `root` write in this block. Close them inside it, after unsetting `recording`."""
     journal = Journal(root, known or {})
     with quiet(clock) as patch, beneath_the_checksums(_Vfs(journal)):
         patch.setattr(connection, "apsw", _Apsw(journal))
@@ -446,9 +454,10 @@ def recording(root: Path, clock: FakeClock, known: dict[str, Snapshot] | None = 
 
 @contextmanager
 def beneath_the_checksums(vfs: apsw.VFS) -> Iterator[None]:
-    """In this block, what verifies pages stands on this VFS: it sees what goes to the disk. No queue may be open around it.
+    """Put the page verification on top of this VFS in this block, so that the VFS sees what goes to the disk.
 
-    The layer of checksums stands on whatever is the default when it is loaded; so it is loaded anew.
+    The checksum layer uses the VFS that is the default when it is loaded, so it is loaded again. No queue may be open around the
+    block.
     """
     name = vfs.name  # type: ignore[attr-defined]
     default = apsw.vfs_names()[0]

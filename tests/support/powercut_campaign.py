@@ -1,4 +1,4 @@
-"""Power cuts in numbers: which images of a recorded run are built, and the loop that verifies them."""
+"""Power cuts in numbers: the choice of images of a recorded run, and the loop that verifies them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.powercut_verify import Broken, Point, Span, Verifier
 
 @attrs.frozen
 class Cut:
-    """A moment, and what the disk made of it."""
+    """A moment, and the state of the disk after a power cut at it."""
 
     index: int
     mode: Mode
@@ -32,13 +32,13 @@ class Cut:
 
 @attrs.define
 class Tally:
-    """How many images were verified.
+    """The number of verified images.
 
     Attributes:
-        modes: images, by what was done to what was not synced. Each is counted once, and only if something was opened for it.
-        files: databases that were opened and read, each with contents that no image before had.
+        modes: images, by the treatment of unsynced data. Each is counted once, and only if something was opened for it.
+        files: databases that were opened and read, each with contents that no earlier image had.
         queues: images on which the whole queue was opened, drained and judged.
-        known: images besides, for which nothing had to be opened: other moments, or other combinations, of known files.
+        known: other images, for which nothing had to be opened: other moments, or other combinations, of known files.
     """
 
     modes: Counter[str] = attrs.Factory(Counter)
@@ -60,7 +60,7 @@ class Tally:
 
 @contextmanager
 def fast_directory(fallback: Path) -> Iterator[Path]:
-    """A directory in memory, where there is one: images are many, and nobody syncs them but the engine."""
+    """Return a directory in memory, if there is one: images are many, and only the engine syncs them."""
     shared = Path("/dev/shm")
     base = shared if shared.is_dir() and os.access(shared, os.W_OK) else fallback
     place = Path(tempfile.mkdtemp(prefix="strictq-powercut-", dir=base))
@@ -86,7 +86,7 @@ class Tracker:
             self._wals[number] = name.removesuffix("-wal")
 
     def follow(self, op: Op) -> bool:
-        """One entry more has happened. Returns whether the program knows more now, or more must be durable."""
+        """Apply one more entry. Return whether the program knows more now, or more must be durable."""
         spans = self.point.spans
         if op.kind == "link":
             self._see(op.name, op.other)
@@ -98,7 +98,7 @@ class Tracker:
         elif op.kind == "end":
             spans[op.name].newest = op.at
             made = self._snapshots[op.name]
-            if op.at <= 0 or made[op.at].digest != made[op.at - 1].digest:  # else it wrote nothing, and so synced nothing
+            if op.at <= 0 or made[op.at].digest != made[op.at - 1].digest:  # otherwise it wrote nothing, and so synced nothing
                 spans[op.name].low = op.at
         elif op.kind == "sync" and op.file in self._wals:
             span = spans.get(self._wals[op.file])
@@ -114,7 +114,7 @@ class Tracker:
 
 
 def cuts(run: Run, *, seed: int, per_point: int, every: int = 1) -> Iterator[Cut]:
-    """Images of a run: at each `every`-th point of its journal, `per_point` different ones at most."""
+    """Yield images of a run: at most `per_point` different ones at each `every`-th point of its journal."""
     chance = random.Random(seed)
     platter, tracker = Platter(run.journal.start), Tracker(run.journal)
     phase = chance.randrange(every)
@@ -141,10 +141,10 @@ def cuts(run: Run, *, seed: int, per_point: int, every: int = 1) -> Iterator[Cut
 
 
 def campaign(run: Run, place: Path, *, seed: int, per_point: int, every: int = 1, limit: int = 1 << 60) -> Tally:
-    """Verify images of a run. Returns how many.
+    """Verify images of a run. Return how many.
 
     Raises:
-        Broken: saying where to look again.
+        Broken: names the cut that broke a promise.
     """
     tally = Tally()
     chance = random.Random(seed)
@@ -164,7 +164,7 @@ def campaign(run: Run, place: Path, *, seed: int, per_point: int, every: int = 1
 
 
 def cut_again(run: Run, place: Path, *, seed: int, images: int, per_point: int, every: int = 4, steps: int = 3) -> Tally:
-    """Cut, open, cut again while it recovers and goes on, and verify what is left."""
+    """Cut the power, open the queue, cut again while it recovers and works, and verify the rest."""
     tally = Tally()
     chance = random.Random(seed)
     chosen = [c for c in cuts(run, seed=seed, per_point=1, every=20) if "ready" in c.point.marks]

@@ -1,8 +1,8 @@
-"""A disk that can lose power: what was synced is on it, of everything else any part may be.
+"""A disk that can lose power: it has everything that was synced, and any part of everything else.
 
-The model is the weakest that journalling file systems promise. Data becomes durable by a sync of its file, a name by a
-sync of its directory; names of one file system become durable in the order in which they changed (metadata is
-journalled), data of unsynced writes in any order, sector by sector, or as garbage.
+The model is the weakest that journalling file systems promise. Data becomes durable by a sync of its file, a name by a sync of
+its directory. Names of one file system become durable in the order in which they changed (metadata is journalled). Data of
+unsynced writes becomes durable in any order, sector by sector, or as garbage.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MODES: Final[tuple[Mode, ...]] = ("none", "all", "prefix", "subset", "torn", "se
 class Op:
     """One entry of the journal.
 
-    `kind` is what happened to the disk (write, truncate, sync, lost, link, unlink, rename, syncdir), or a note between such
-    things. `file` is the number of the file or directory it happened to; for a link, `at` is 1 if it names a directory.
+    `kind` is a change of the disk (write, truncate, sync, lost, link, unlink, rename, syncdir), or a note between changes.
+    `file` is the number of the changed file or directory. For a link, `at` is 1 if it names a directory.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Op:
 
 SHM_BYTES: Final = 32768
 NONSENSE_SHARE: Final = 0.2
-"""How often SQLite's shared memory is full of nonsense, and not gone."""
+"""How often SQLite's shared memory is full of garbage instead of missing."""
 DATA: Final = frozenset({"write", "truncate"})
 NAMES: Final = frozenset({"link", "unlink", "rename"})
 
@@ -53,7 +53,7 @@ class Disk:
         self._own: set[int] = set()
 
     def fork(self) -> Disk:
-        """A copy."""
+        """Return a copy."""
         fork = Disk()
         fork.files = {n: bytes(data) if isinstance(data, bytearray) else data for n, data in self.files.items()}
         self.files = dict(fork.files)
@@ -107,7 +107,7 @@ class Disk:
                 (place / name).write_bytes(self.files.get(number, b""))
 
     def take_in(self, place: Path, directory: int = ROOT, first: int = 1) -> int:
-        """Read a real directory in; numbers from `first` on. Returns the next free number."""
+        """Read a real directory, with numbers from `first`. Return the next free number."""
         for entry in sorted(place.iterdir()):
             if entry.name.endswith("-shm"):
                 continue  # no disk keeps it over a reboot
@@ -121,27 +121,27 @@ class Disk:
         return first
 
     def file(self, directory: int, name: str) -> bytes | bytearray | None:
-        """What is in a file; None: no file has that name."""
+        """Return a file's content. None: no file has that name."""
         number = self.directories[directory].get(name)
         return None if number is None else self.files.get(number, b"")
 
     def contents(self, directory: int, *names: str) -> tuple[int | None, ...]:
-        """What tells these files of a directory from others with their names, within this process."""
+        """Return values that are equal if these files of a directory are equal, within this process."""
         found = [self.file(directory, name) for name in names]
         return tuple(None if data is None else hash(bytes(data)) for data in found)
 
     def freeze(self) -> None:
-        """Nothing will be written to it: contents are hashed once only."""
+        """Make the contents immutable, so that they are hashed only once."""
         for number in self._own:
             self.files[number] = bytes(self.files[number])
         self._own.clear()
 
     def names(self) -> frozenset[tuple[int, str]]:
-        """All names that there are."""
+        """Return all names."""
         return frozenset((n, name) for n, names in self.directories.items() for name in names)
 
     def fingerprint(self) -> int:
-        """Equal for equal contents, within this process."""
+        """Return a value that is equal for equal contents, within this process."""
         return hash((
             frozenset((n, bytes(data)) for n, data in self.files.items() if data),
             frozenset((n, frozenset(names.items())) for n, names in self.directories.items()),
@@ -156,13 +156,13 @@ class Platter:
         self.pending: list[Op] = []
 
     def follow(self, op: Op) -> None:
-        """One entry more has happened."""
+        """Apply one more entry."""
         if op.kind in DATA or op.kind in NAMES:
             self.pending.append(op)
         elif op.kind == "sync":
             self._settle(lambda p: p.kind in DATA and p.file == op.file)
         elif op.kind == "lost":
-            # A sync that failed: the kernel reported it once, and takes what it could not write for written.
+            # After a failed sync the kernel reports it once, and considers written what it could not write.
             self.pending = [p for p in self.pending if p.kind not in DATA or p.file != op.file]
         elif op.kind == "syncdir":
             self._settle(lambda p: p.kind in NAMES and p.file == op.file)
@@ -178,7 +178,7 @@ class Platter:
         self.pending = rest
 
     def cut(self, mode: Mode, chance: random.Random) -> Disk:
-        """What may be found after the power was cut now."""
+        """Return a possible state after a power cut now."""
         disk = self._cut(mode, chance)
         disk.freeze()
         return disk
@@ -214,7 +214,10 @@ class Platter:
 
 
 def put_out(disk: Disk, place: Path, chance: random.Random) -> None:
-    """Make the image real. SQLite's shared memory is worthless after a reboot: sometimes it is full of nonsense."""
+    """Write the image to a real directory.
+
+    SQLite's shared memory is worthless after a reboot: sometimes it is full of garbage.
+    """
     shutil.rmtree(place, ignore_errors=True)
     disk.put_out(place)
     if chance.random() < NONSENSE_SHARE:
@@ -223,7 +226,7 @@ def put_out(disk: Disk, place: Path, chance: random.Random) -> None:
 
 
 def _tear(disk: Disk, op: Op, chance: random.Random) -> None:
-    """Only the first sectors of a write arrived, or only the last ones."""
+    """Apply only the first sectors of a write, or only the last ones."""
     if op.kind != "write" or len(op.data) <= SECTOR:
         return
     middle = chance.randrange(SECTOR, len(op.data), SECTOR)
@@ -234,7 +237,7 @@ def _tear(disk: Disk, op: Op, chance: random.Random) -> None:
 
 
 def _scatter(disk: Disk, op: Op, share: float, chance: random.Random, *, garbage: bool) -> None:
-    """Each sector of a write arrived or not; what did not may be garbage or zeros, over whatever was durable there."""
+    """Apply a part of a write's sectors. The others may become garbage or zeros, over whatever was durable there."""
     if op.kind != "write":
         if chance.random() < share:
             disk.apply(op)

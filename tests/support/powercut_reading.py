@@ -1,4 +1,4 @@
-"""What SQLite, and the engine where it looks at the bytes of a WAL, find in the databases of images."""
+"""What SQLite, and the engine's own reading of WALs, find in the databases of images."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Contents = tuple[object, ...]
 
 @attrs.define
 class Reader:
-    """Opens databases of images, and remembers what was in them.
+    """Opens databases of images, and remembers their contents.
 
-    Each is opened once for each of its contents: the bytes of the file, of its WAL or journal, and of the marks. SQLite then says
-    which frames of the WAL count. If those and the file are, byte for byte, what was read before, so is everything
-    that a reader sees, and its rows and indexes are not read once more.
+    Each is opened once for each of its contents: the bytes of the file, of its WAL or journal, and of the marks. SQLite then
+    reports which frames of the WAL count. If those and the file equal, byte for byte, what was read before, so does everything
+    that a reader sees, and its rows and indexes are not read again.
 
     Attributes:
-        place: where one database after the other is made real.
+        place: where one database after the other is written.
         level: the durability of the queue.
         opened: how many databases were opened.
         read: how many of those were read, row by row, and verified.
@@ -44,10 +44,10 @@ class Reader:
     _pages: dict[Contents, bytes] = attrs.Factory(dict)
 
     def find(self, disk: Disk, directory: int, name: str, chance: random.Random, *, thorough: float) -> tuple[bytes, str | None]:
-        """The digest of a database's rows, and what is wrong with its WAL.
+        """Return the digest of a database's rows, and what is wrong with its WAL.
 
         Args:
-            thorough: how often it is read though its pages are known.
+            thorough: how often it is read although its pages are known.
         Raises:
             apsw.Error: SQLite can't read it, or it is damaged.
         """
@@ -68,7 +68,7 @@ class Reader:
         return known
 
     def _catalog(self, name: str) -> bytes:
-        """A database with a rollback journal. If that is played back is for SQLite to say, so all of it is read."""
+        """Read a database with a rollback journal. SQLite decides whether to play that back, so all of it is read."""
         with opened(self.place / name) as db:
             self.read += 1
             require_whole(db)
@@ -76,7 +76,7 @@ class Reader:
 
     def _shard(self, name: str, contents: Contents, wal: bytes | bytearray, *, reread: bool) -> tuple[bytes, str | None]:
         with opened(self.place / name) as db:
-            db.pragma("schema_version")  # reads the first page, and so finds out which frames count
+            db.pragma("schema_version")  # reads the first page, and so determines which frames count
             frames, _ = db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
             counted = wal[: WAL_HEADER_BYTES + frames * WAL_FRAME_BYTES] if frames > 0 else b""
             pages = (*contents[:2], frames, hash(bytes(counted)))
@@ -89,7 +89,7 @@ class Reader:
             return found, checkpoint.damage_of_wal(self.place / name, db, number, self.level, wal_file.boot_tag("another boot"))
 
     def _lay(self, disk: Disk, directory: int, name: str, names: Sequence[str], chance: random.Random) -> None:
-        """Make the database real, and what belongs to it. What lay there before is gone."""
+        """Write the database and the files that belong to it, in place of the previous ones."""
         self.place.mkdir(mode=0o700, exist_ok=True)
         for file in names:
             data = disk.file(directory, file)
@@ -105,7 +105,7 @@ class Reader:
 
 
 def _overwrite(path: Path, data: bytes | bytearray) -> None:
-    """Not made anew: its pages in memory are there already, which is half of the time."""
+    """Overwrite a file instead of creating it: its pages are in memory already, which saves half of the time."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(fd, data, 0)

@@ -1,4 +1,4 @@
-"""What the recorded program does: everything that one can do to a queue, chosen by a seed."""
+"""The recorded program: every operation on a queue, chosen by a seed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SHORT_LIVED: Final = "short-lived"
 AT_ONCE: Final = "at-once"
 ALL_KEYS: Final = (*KEYS, SHORT_LIVED, AT_ONCE)
 PLACE: Final = "q.strictq"
-"""Where the queue is made, under the recorded directory."""
+"""The queue's place under the recorded directory."""
 CONFIG: Final = QueueConfig(lease_seconds=20.0, max_attempts=None, dedup_window_seconds=300.0, on_expire="dead_letter")
 Level = Literal["full", "process"]
 KINDS: Final[tuple[tuple[Level, int], ...]] = (
     ("full", 1), ("full", 2), ("full", 3), ("process", 1), ("process", 2), ("process", 3),
 )  # fmt: skip
-"""Queues differ in durability and in shards."""
+"""Queues of each durability and several numbers of shards."""
 
 
 class Named(Recorded):
@@ -45,17 +45,17 @@ class Named(Recorded):
         return f"{self._prefix}-{next(self._numbers)}"
 
     def receive(self, max_messages: int = 10, *, ack_first: bool = False, **options: Any) -> list[Delivery]:
-        """A lease need not survive a power cut, unless its messages are resolved."""
+        """Receive. A lease need not survive a power cut, unless its messages are resolved."""
         with self._passing(not ack_first):
             return super().receive(max_messages, ack_first=ack_first, **options)
 
     def more(self, d: Delivery, count: int) -> list[Delivery]:
-        """The same."""
+        """Grow a lease, which need not survive either."""
         with self._passing(True):
             return super().more(d, count)
 
     def act(self, verb: str, d: Delivery, *, arg: float | None = None) -> str:
-        """The same for what changes leases only."""
+        """Settle a delivery. Changes of the lease alone need not survive."""
         with self._passing(verb in ("extend", "release", "done")):
             return super().act(verb, d, arg=arg)
 
@@ -72,7 +72,7 @@ class Named(Recorded):
             journal.passing = False
 
     def big(self, key: Any) -> Message:
-        """A message whose body takes pages of its own."""
+        """Return a message whose body takes pages of its own."""
         while len(body_of(mid := self.name())) < 5000:
             pass
         return Message(body_of(mid), key=key)
@@ -80,7 +80,7 @@ class Named(Recorded):
 
 @attrs.frozen
 class Run:
-    """What was recorded."""
+    """A recording."""
 
     journal: Journal
     events: list[Event]
@@ -89,7 +89,7 @@ class Run:
 
 
 class Program:
-    """One consumer and producer, with everything that may happen in between."""
+    """One consumer and producer, with every other operation in between."""
 
     def __init__(self, recorded: Named, clock: FakeClock, chance: random.Random) -> None:
         self.recorded = recorded
@@ -100,7 +100,7 @@ class Program:
         self.shortened: set[tuple[Any, int]] = set()
 
     def step(self) -> None:
-        """One call, or a few that belong together."""
+        """Make one call, or a few that belong together."""
         acts = [(self.send, 6), (self.receive, 4), (self.settle, 8), (self.transact, 5), (self.operate, 1), (self.keep, 2)]
         (act,) = self.random.choices([a for a, _ in acts], [w for _, w in acts])
         act()
@@ -145,7 +145,7 @@ class Program:
         d = self.held.pop(0)
         verb = self.random.choice(("ack", "ack", "ack", "nack", "defer", "reject", "start", "extend", "release", "more"))
         if verb == "extend" and (d.key, d.token) in self.shortened:
-            verb = "ack"  # to extend what was given back extends what is left of its lease
+            verb = "ack"  # an extend of what was given back extends the rest of its lease
         if verb in ("nack", "defer", "release"):
             self.shortened.add((d.key, d.token))
         if verb == "more":
@@ -172,7 +172,7 @@ class Program:
         self.recorded.operate(verb, key)
 
     def keep(self) -> None:
-        """What an engine does beside its callers, and what is seldom called."""
+        """Do what an engine does beside its callers, and make rare calls."""
         shard = self.random.choice(store_of(self.queue).shards)
         chance = self.random.random()
         if chance < 0.6:
@@ -188,7 +188,7 @@ class Program:
 
 
 def record(root: Path, *, seed: int, level: Level, shards: int, steps: int, hot_lanes: bool = True) -> Run:
-    """Make a queue under `root` and work on it."""
+    """Create a queue under `root` and work on it."""
     config = CONFIG.evolve(hot_lanes=hot_lanes)
     clock = FakeClock()
     chance = random.Random(seed)
@@ -209,7 +209,7 @@ def record(root: Path, *, seed: int, level: Level, shards: int, steps: int, hot_
 
 
 def resume(root: Path, run: Run, events: list[Event], *, seed: int, steps: int, clock: FakeClock) -> Run:
-    """Open the queue under `root` after a cut, and go on working on it; all of that recorded, for a second cut."""
+    """Open the queue under `root` after a cut, and continue working on it. All of that is recorded, for a second cut."""
     known = {file.name: read_file(file) for file in sorted((root / PLACE).glob("*.db"))}
     with recording(root, clock, known) as journal:
         recorder = Recorder()

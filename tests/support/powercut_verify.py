@@ -1,4 +1,4 @@
-"""What must be true of a queue that is opened after a power cut."""
+"""Invariants of a queue that is opened after a power cut."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CATALOG: Final = "queue.db"
 
 @attrs.define
 class Span:
-    """Which of a file's snapshots may be found: from the last one that must be durable to the last one begun."""
+    """The snapshots of a file that may be found: from the last one that must be durable to the last one begun."""
 
     low: int = -1
     high: int = -1
@@ -39,7 +39,7 @@ class Span:
 
 @attrs.define
 class Point:
-    """What a program had been told when the power went, and what must be found for it."""
+    """What a program knew when the power was cut, and what must therefore be found."""
 
     spans: dict[str, Span] = attrs.Factory(dict)
     events: int = 0
@@ -61,7 +61,7 @@ def require_sound(queue: Queue) -> None:
 
 
 class Facts:
-    """What a shard's snapshot says, by key."""
+    """The contents of a shard's snapshot, by key."""
 
     def __init__(self, snap: Snapshot) -> None:
         bodies = {row["id"]: row["data"] for row in snap.all("body")}
@@ -74,7 +74,7 @@ class Facts:
         self.dead: set[tuple[str, int]] = set()
         for row in snap.all("dead"):
             place = (repr(self.keys[row["lane"]]), row["seq"])
-            if row["redrive"]:  # it goes back when the lease ends, and a reboot ends it
+            if row["redrive"]:  # it is redriven when the lease ends, and a reboot ends it
                 self.pending[place] = row["body"] if row["body"] is not None else bodies[row["id"]]
             else:
                 self.dead.add(place)
@@ -92,7 +92,7 @@ class Facts:
             self._add_hot(snap, bodies)
 
     def _add_hot(self, snap: Snapshot, bodies: dict[int, bytes]) -> None:
-        """What the logs of hot lanes say: a message waits if no ack names it, and its lane has not cooled since."""
+        """Add the contents of hot lanes' logs: a message waits if no ack names it, and its lane has not cooled since."""
         acked: set[int] = set()
         cooled: dict[bytes, int] = {}
         leased: dict[int, int] = {}
@@ -120,19 +120,23 @@ class Facts:
 class Verifier:
     """Verifies images of one recorded run.
 
-    What a file says is a function of what is in it and beside it, and what a queue answers one of what its files say. So a
-    file is opened for each of its contents, whatever the rest of the image is; and a queue for whatever its files
-    say. Its answers are judged with each of the histories that may have been before.
+    What is read from a file depends only on its content and that of the files beside it, and a queue's answers depend only on
+    what is read from its files. So a file is opened once for each of its contents, whatever the rest of the image is, and a
+    queue once for each combination of those. Its answers are judged with each of the possible earlier histories.
 
     Attributes:
-        reader: what opened the files.
+        reader: opens the files.
         queues: how many queues were opened and drained.
     """
 
     def __init__(
         self, level: Level, snapshots: dict[str, list[Snapshot]], events: list[Event], clock: FakeClock, place: Path
     ) -> None:
-        """Args: place: where images are made real."""
+        """Prepare to verify.
+
+        Args:
+            place: where images are written.
+        """
         self.level = level
         self.snapshots = snapshots
         self.events = events
@@ -151,21 +155,21 @@ class Verifier:
         self._judged: set[tuple[object, ...]] = set()
 
     def verify(self, disk: Disk, point: Point, chance: random.Random, *, thorough: float = 0.02) -> bool:
-        """Open what a cut at `point` left, and see that it is all right.
+        """Open what a cut at `point` left, and verify it.
 
         Args:
-            thorough: how often what is known is opened, or read, nevertheless.
+            thorough: how often known contents are opened, or read, nevertheless.
         Returns:
-            whether anything was opened.
+            Whether anything was opened.
         Raises:
-            Broken: it is not all right.
+            Broken: something is wrong.
         """
         before = self.reader.opened, self.queues
         place = disk.directories[ROOT].get(PLACE)
         found: dict[str, int] = {}
         if place is None:
             require("opened" not in point.marks, "the queue is gone")
-            said: tuple[object, ...] = (disk.names(),)  # nothing reads what lies there
+            said: tuple[object, ...] = (disk.names(),)  # nothing reads what is there
         else:
             found = self._match(disk, place, point, chance, thorough)
             said = tuple(found.items())
@@ -184,10 +188,10 @@ class Verifier:
     def _shards(self) -> int:
         return sum(1 for name in self.snapshots if name != CATALOG) or 1
 
-    # ---- what is in the files
+    # ---- the contents of the files
 
     def _match(self, disk: Disk, place: int, point: Point, chance: random.Random, thorough: float) -> dict[str, int]:
-        """Each file must say what it said at some commit, and at one that is new enough."""
+        """Require each file to have the contents of some commit that is new enough. Return the numbers of these commits."""
         found: dict[str, int] = {}
         for name, span in point.spans.items():
             try:
@@ -214,7 +218,7 @@ class Verifier:
         return {int(name[6:10]): self.facts(name, n) for name, n in found.items() if name != CATALOG}
 
     def _agree_over_shards(self, found: dict[str, int]) -> None:
-        """No half of a transaction is gone, whatever each shard has lost."""
+        """Require that no half of a transaction is missing, whatever each shard has lost."""
         shards = self._of_shards(found)
         for origin, facts in shards.items():
             for destination, other in shards.items():
@@ -236,10 +240,10 @@ class Verifier:
                 known.update(self.facts(name, number).outbox)
         return known
 
-    # ---- what the queue answers
+    # ---- the queue's answers
 
     def _serve(self, disk: Disk, found: dict[str, int], chance: random.Random) -> Drained:
-        """Open the queue, drain it, and go on with it."""
+        """Open the queue, drain it, and continue to use it."""
         self.queues += 1
         put_out(disk, self._image, chance)
         clock = copy.copy(self.clock)
@@ -275,7 +279,7 @@ class Verifier:
         return got
 
     def _judge(self, got: Drained, point: Point, found: dict[str, int]) -> None:
-        """Do the answers fit to everything that was answered before the cut?"""
+        """Require the answers to agree with everything that was answered before the cut."""
         ready = "ready" in point.marks
         events = self.events[: point.events] if ready else []
         before = self._tokens(events, found)
@@ -287,7 +291,7 @@ class Verifier:
             require(not broken, f"the checker found {broken[:3]}")
 
     def _tokens(self, events: list[Event], found: dict[str, int]) -> dict[str, int]:
-        """The newest token of each key that anybody may have seen."""
+        """Return the newest token of each key that any client may have seen."""
         tokens: dict[str, int] = defaultdict(int)
         for event in events:
             if isinstance(event, Return):
@@ -316,7 +320,7 @@ class Verifier:
         raise Broken("the queue does not run dry")
 
     def _accounts(self, queue: Queue, got: Drained, found: dict[str, int]) -> None:
-        """What was handed out, or expired, is what was there, and nothing else."""
+        """Require that exactly the stored messages were delivered or expired."""
         shards = self._of_shards(found)
         expected: dict[tuple[str, int], bytes] = {}
         arriving: list[tuple[str, bytes]] = []
@@ -345,11 +349,11 @@ class Verifier:
 
 @attrs.define
 class Drained:
-    """What came out of a queue."""
+    """What was read from a queue."""
 
     bodies: dict[tuple[str, int], bytes] = attrs.Factory(dict)
     tokens: dict[str, int] = attrs.Factory(dict)
     last: dict[str, int] = attrs.Factory(lambda: defaultdict(int))
     events: list[Event] = attrs.Factory(list)
     accounted: bool = False
-    """All effects and messages that are left were looked at in the end."""
+    """Whether all remaining effects and messages were read at the end."""

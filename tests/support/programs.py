@@ -1,4 +1,4 @@
-"""Small programs that tests run as processes of their own: `python -m tests.support.programs NAME ARGUMENTS`."""
+"""Small programs that tests run in their own processes: `python -m tests.support.programs NAME ARGUMENTS`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEASE_SECONDS = 0.3
 
 
 def zombie(path: str, *verbs: str) -> None:
-    """Lease the lanes taken-VERB and quiet-VERB, stop, and, once continued, use each verb; prints what came of it."""
+    """Lease the lanes taken-VERB and quiet-VERB, stop, and use each verb once continued. Prints the outcomes."""
     outcomes = {}
     with strictq.open(path, create=False) as queue:
         deliveries = queue.receive(1000, lease_seconds=LEASE_SECONDS)
@@ -59,9 +59,9 @@ def _use(queue: Queue, d: Delivery, verb: str) -> None:
 
 
 def pipeline(path: str) -> None:
-    """Hand every message of in-N on to out-N, with an effect and a count, one transaction each, until none is left."""
+    """Forward every message of in-N to out-N, with an effect and a count, one transaction each, until none is left."""
     with strictq.open(path, create=False) as queue:
-        # Leases of those that were killed end soon: three empty looks in a row are the end.
+        # Leases of killed processes end soon: three empty receives in a row mean the end.
         empty = 0
         while empty < 3:
             got = queue.receive(5, keys=[f"in-{n}" for n in range(7)], lease_seconds=LEASE_SECONDS, wait=LEASE_SECONDS)
@@ -92,7 +92,7 @@ def killed(path: str, how: str, log: str) -> None:
         if how == "worker":
 
             def work(job: Any) -> None:
-                time.sleep(0.005)  # so long that no handler is started ahead of a free slot
+                time.sleep(0.005)  # long enough that no handler is started ahead of a free slot
                 handle(job)
 
             strictq.Worker(queue, work, concurrency=1, batch=400, lease_seconds=1.0).run(drain=True)
@@ -107,7 +107,7 @@ def killed(path: str, how: str, log: str) -> None:
 
 
 def waiter(path: str, keys: str = "") -> None:
-    """Say "waiting", then wait for a message and print its body."""
+    """Print "waiting", then wait for a message and print its body."""
     with strictq.open(path, create=False) as queue:
         print("waiting", flush=True)
         for d in queue.receive(1, wait=60.0, keys=keys.split(",") if keys else None):
@@ -116,7 +116,7 @@ def waiter(path: str, keys: str = "") -> None:
 
 
 def maker(path: str) -> None:
-    """Say "opening", make a queue, and use it."""
+    """Print "opening", create a queue, and use it."""
     print("opening", flush=True)
     with strictq.open(path, shards=4, durability="full") as queue:
         queue.send(b"hello", "k")
@@ -124,7 +124,7 @@ def maker(path: str) -> None:
 
 
 def migrator(path: str) -> None:
-    """Migrate a queue as a later version, slowly; says when it is in a shard."""
+    """Migrate a queue slowly, as a later version. Prints a line when it is in a shard."""
 
     def slow(db: apsw.Connection) -> None:
         if db.filename:
@@ -141,7 +141,7 @@ def migrator(path: str) -> None:
 
 
 def checkpointer(path: str) -> None:
-    """Send, receive, ack and checkpoint as fast as can be; prints the seq of each send that returned."""
+    """Send, receive, ack and checkpoint as fast as possible. Prints the seq of each send that returned."""
     with strictq.open(path, create=False) as queue:
         while True:
             print(queue.send(b"x" * 5000, "k").seq, flush=True)

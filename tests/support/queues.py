@@ -1,4 +1,4 @@
-"""Opening queues in tests, and the few things every test does with them."""
+"""Open queues in tests, and perform the common operations on them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Hook = Callable[[Event], None]
 
 
 AT_ONCE: dict[str, Any] = {"retry_delay_seconds": 0.0, "retry_for_seconds": 0.0}
-"""Settings for tests whose time stands still: what failed is tried again at once, and `max_attempts` alone ends it."""
+"""Settings for tests whose time stands still: failures are retried at once, and `max_attempts` alone ends that."""
 
 
 class Opener:
-    """Opens queues at one place with one clock, and closes whatever is left open when the test ends.
+    """Opens queues at one place with one clock, and closes open ones when the test ends.
 
-    Called with settings it makes them the queue's configuration; called without any it takes what is stored. What is not set is
-    as in AT_ONCE and otherwise as by default.
+    Given settings become the queue's configuration; without any, the stored one is used. Other settings are as in AT_ONCE and
+    otherwise default.
     """
 
     def __init__(self, path: str, clock: FakeClock) -> None:
@@ -37,7 +37,7 @@ class Opener:
         return self.open(shards=shards, on_event=on_event, config=config)
 
     def open(self, **options: Any) -> Queue:
-        """`strictq.open` at this place; durability "process" unless told otherwise, because tests cut no power."""
+        """Call `strictq.open` at this place. Durability defaults to "process", because tests cut no power."""
         options.setdefault("durability", "process")
         q = strictq.open(self.path, clock=self.clock, **options)
         self.opened.append(q)
@@ -55,12 +55,12 @@ def fill(q: Queue, key: Key | None, count: int, **options: Any) -> list[strictq.
 
 
 def labels(deliveries: Iterable[Any]) -> list[tuple[Any, int]]:
-    """(key, seq) of each, in order."""
+    """Return (key, seq) of each, in order."""
     return [(d.key, d.seq) for d in deliveries]
 
 
 def seqs(deliveries: Iterable[Any]) -> list[int]:
-    """seq of each, in order."""
+    """Return the seq of each, in order."""
     return [d.seq for d in deliveries]
 
 
@@ -71,7 +71,7 @@ def ack_all(deliveries: Iterable[Any]) -> None:
 
 
 def drain(q: Queue, limit: int = 1_000) -> list[tuple[Any, int]]:
-    """Receive and ack until nothing is ready; what came, in order."""
+    """Receive and ack until nothing is ready. Return (key, seq) of each message in order."""
     got: list[tuple[Any, int]] = []
     for _ in range(limit):
         batch = q.receive(100)
@@ -83,7 +83,7 @@ def drain(q: Queue, limit: int = 1_000) -> list[tuple[Any, int]]:
 
 
 def keys_by_shard(shards: int) -> dict[int, str]:
-    """For every shard of a new queue with so many of them, a key that lives in it. Asked of a queue made for it."""
+    """Return a key for every shard of a new queue with this many. Asks a queue created for that."""
     with strictq.open(":memory:", shards=shards) as scratch:
         scratch.send_many([strictq.Message(b"", key=f"key-{n}") for n in range(32 * shards)])
         found: dict[int, str] = {}
@@ -94,5 +94,5 @@ def keys_by_shard(shards: int) -> dict[int, str]:
 
 
 def shard_file(q_path: str | Path, number: int = 0) -> Path:
-    """The file of a shard."""
+    """Return the file of a shard."""
     return Path(q_path) / f"shard-{number:04d}.db"

@@ -1,4 +1,4 @@
-"""A queue whose every call is recorded in a history, for the stress tests."""
+"""A queue that records every call in a history, for the stress tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEMA = "CREATE TABLE IF NOT EXISTS app_effects (effect TEXT NOT NULL, lane TEX
 
 
 EFFECTS = "SELECT effect, count(*) FROM app_effects WHERE lane != 'main' GROUP BY effect"
-"""Those of recorded transactions: their lanes are keys as `repr` writes them."""
+"""The effects of recorded transactions: their lanes are keys as `repr` writes them."""
 
 
 class Raised(Exception):
@@ -39,23 +39,23 @@ class Raised(Exception):
 
 
 def body_of(mid: str) -> bytes:
-    """The body of a message: its name, and padding that follows from the name; sometimes several pages of it."""
+    """Return the body of a message: its name, and padding that follows from the name, sometimes several pages of it."""
     mark = zlib.crc32(mid.encode())
     size = mark % 300 if mark % 50 else mark % 20_000
     return f"{mid} ".encode() + (b"%08x" % mark) * (size // 8)
 
 
 def mid_of(body: bytes) -> str:
-    """The message's name, or a name that nobody sent if the body is not what was sent."""
+    """Return the message's name, or a name that was never sent if the body is damaged."""
     mid = body.partition(b" ")[0].decode("ascii", "replace")
     return mid if body == body_of(mid) else f"damaged:{mid}"
 
 
 class Recorded:
-    """The verbs of a queue and of its deliveries; each returns what it had to say and records it.
+    """The verbs of a queue and of its deliveries. Each records its call and returns the result.
 
-    Errors of strictq are recorded and swallowed; who reads the history looks whether they were to be expected. A call
-    whose outcome is unknown is repeated where it may be.
+    Errors of strictq are recorded and swallowed. The reader of the history checks whether they were to be expected. A call whose
+    outcome is unknown is repeated where that is permitted.
     """
 
     def __init__(self, queue: Queue, recorder: Recorder) -> None:
@@ -65,15 +65,15 @@ class Recorded:
         self._start = f"{time.time_ns():x}"
 
     def name(self) -> str:
-        """A new name for a message or an effect, in any process."""
+        """Return a new name for a message or an effect, unique over all processes."""
         return f"{os.getpid():x}-{self._start}-{threading.get_ident() & 0xFFFF:x}-{next(self._names)}"
 
     def new(self, key: Any, *, dedup_id: str | None = None, delay: float = 0.0, ttl: float | None = None) -> Message:
-        """A message to send."""
+        """Return a message to send."""
         return Message(body_of(self.name()), key=key, dedup_id=dedup_id, delay=delay, ttl=ttl)
 
     def send(self, message: Message) -> int | None:
-        """The seq, or None if it failed."""
+        """Send a message. Return its seq, or None if that failed."""
         call = self.recorder.invoke("send", [_sent(message)])
         try:
             receipt = self.queue.send(message.body, message.key, dedup_id=message.dedup_id, delay=message.delay, ttl=message.ttl)
@@ -131,7 +131,7 @@ class Recorded:
             key = repr(d.key)
             deadline = deadlines.get((key, d.token))
             if deadline is None:
-                read = now()  # before expires_in is, so that the sum is never too late
+                read = now()  # before expires_in is read, so that the sum is never too late
                 deadline = deadlines[key, d.token] = read + int(d.lease.expires_in * SECOND) - 2_000
             rows.append(Handed(key, d.seq, mid_of(d.body), d.token, deadline))
         self.recorder.result(call, verb, OK, rows)
@@ -147,7 +147,7 @@ class Recorded:
         return got
 
     def act(self, verb: str, d: Delivery, *, arg: float | None = None) -> str:
-        """ack, nack, defer, reject, start, extend, done or release; returns the outcome."""
+        """Call ack, nack, defer, reject, start, extend, done or release. Return the outcome."""
         whole = verb in ("release", "done")
         item = Act(repr(d.key), None if whole else d.seq, d.token, None if arg is None else int(arg * SECOND))
         calls: dict[str, Callable[[], Any]] = {
@@ -169,7 +169,7 @@ class Recorded:
         return outcome
 
     def act_many(self, verb: str, ds: Sequence[Delivery], *, arg: float | None = None) -> None:
-        """ack_many, nack_many or extend_many."""
+        """Call ack_many, nack_many or extend_many."""
         length = None if arg is None else int(arg * SECOND)
         call = self.recorder.invoke(verb, [Act(repr(d.key), d.seq, d.token, length) for d in ds])
         try:
@@ -188,7 +188,7 @@ class Recorded:
             self.recorder.result(call, verb)
 
     def transact(self, d: Delivery | None, key: Any, sends: Sequence[Message], *, fail: bool = False) -> str:
-        """A transaction with all that can be in one; its effect is a row, and the key's state counts the rows."""
+        """Run a transaction with every possible part. Its effect is a row, and the key's state counts the rows."""
         key = key if d is None else d.key
         effect = self.name()
         seq, token = (None, None) if d is None else (d.seq, d.token)
@@ -214,7 +214,7 @@ class Recorded:
                 raise Raised
 
     def operate(self, verb: str, key: Any, *, dead: bool = False) -> str:
-        """hold, unhold, redrive or purge."""
+        """Call hold, unhold, redrive or purge."""
         calls: dict[str, Callable[[], Any]] = {
             "hold": lambda: self.queue.hold(key, "stress"),
             "unhold": lambda: self.queue.release(key),
@@ -227,7 +227,7 @@ class Recorded:
         return outcome
 
     def final(self, keys: Iterable[Any]) -> None:
-        """Record what is there: once everybody else is gone."""
+        """Record the remaining messages and effects, once all other processes have ended."""
         call = self.recorder.invoke("final")
         rows: list[Any] = []
         for effect, count in self.queue.query(EFFECTS):

@@ -1,4 +1,4 @@
-"""A history whose every figure is known: records made up at random, and what plain Python says of them."""
+"""A history whose every figure is known: random records, and their evaluation in plain Python."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from strictq import HistoryRecord
 from strictq.history._records import CHUNK, SCHEMA, record_batch
 
 START = 1_790_000_000.0
-"""Not at the begin of any window of an hour."""
+"""Not at the beginning of an hour's window."""
 KEYS: list[Any] = ["a", "7", 7, b"7", *(f"customer-{n}" for n in range(30))]
 
 
 def generate(count: int, *, seed: int = 1, hours: float = 6.0) -> list[HistoryRecord]:
-    """Messages of some hours: most acked, some keyless, some never tried, half measured by a worker.
+    """Generate messages of some hours: most acked, some keyless, some never tried, half measured by a worker.
 
-    process takes 0.2 s and 3 ms a unit of size, prepare 0.05 s and 1 ms, give or take; there is an hour without any.
+    process takes 0.2 s plus 3 ms per unit of size, prepare 0.05 s plus 1 ms, with deviations. One hour has no messages.
     """
     r = random.Random(seed)
     made = []
@@ -32,7 +32,7 @@ def generate(count: int, *, seed: int = 1, hours: float = 6.0) -> list[HistoryRe
             done += 2.5 * 3600.0
         age = r.lognormvariate(2.0, 1.5)
         outcome = r.choices(("acked", "rejected", "poison", "expired", "dropped", "purged"), (90, 2, 2, 2, 2, 2))[0]
-        tried = outcome not in ("rejected", "expired", "purged") or r.random() < 0.2  # an operator rejects what nobody had
+        tried = outcome not in ("rejected", "expired", "purged") or r.random() < 0.2  # operators reject unread ones
         size = r.randrange(0, 2_000)
         hint = float(r.randrange(1, 500)) if r.random() < 0.3 else None
         measured = outcome == "acked" and r.random() < 0.5
@@ -52,12 +52,12 @@ def generate(count: int, *, seed: int = 1, hours: float = 6.0) -> list[HistoryRe
 
 
 def microseconds(seconds: float) -> float:
-    """What a file keeps of a time."""
+    """Round a time as a file stores it."""
     return round(seconds * 1e6) / 1e6
 
 
 def with_durations(durations: Sequence[tuple[float, float]]) -> list[HistoryRecord]:
-    """Acked messages of such sizes whose process took such seconds."""
+    """Return acked messages with these sizes and durations of process."""
     (plain,) = (r for r in generate(50) if r.n == 1)
     return [
         attrs.evolve(
@@ -68,7 +68,7 @@ def with_durations(durations: Sequence[tuple[float, float]]) -> list[HistoryReco
 
 
 def write(records: Sequence[HistoryRecord], out: Path, files: int = 2) -> Path:
-    """Files as an export makes them, but for their names."""
+    """Write files like those of an export, except for their names."""
     out.mkdir(exist_ok=True)
     step = max(1, -(-len(records) // files))
     for n in range(0, len(records), step):

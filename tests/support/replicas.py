@@ -1,4 +1,4 @@
-"""Living replicas: segments to feed them with, processes that receive and are killed, and connections that are cut."""
+"""Living replicas: segments to feed them, processes that receive and are killed, and connections that are cut."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.support.shipping import until
 TOKEN = "correct-horse-battery-staple"
 FAST = 0.02
 STEPS = ("claimed", "appended", "confirmed", "page", "applied", "synced", "stored", "trimmed")
-"""What a replica does with segments, step by step."""
+"""The steps of a replica for each segment."""
 
 
 def token_file(place: Path) -> Path:
-    """The token of all replicas here."""
+    """Return the file with the token of all replicas here."""
     file = place / "token"
     if not file.exists():
         file.write_text(f"{TOKEN}\n", encoding="ascii")
@@ -32,13 +32,13 @@ def token_file(place: Path) -> Path:
 
 
 def segments(target: Path) -> list[bytes]:
-    """What a queue shipped to a directory."""
+    """Return what a queue shipped to a directory."""
     place = DirectoryTarget(target)
     return [place.get(n) for n in place.numbers()]
 
 
 def bodies(path: Path, key: str = "k") -> list[bytes]:
-    """The messages of a key, as a look at a replica or a queue finds them; nothing is wrong with it."""
+    """Return the messages of a key, as a read-only view of a replica or a queue shows them. Also checks the queue."""
     with strictq.open(path, read_only=True) as q:
         assert q.check() == []
         return [m.body for m in q.peek(key, 100_000)]
@@ -50,7 +50,7 @@ def is_shipped(q: Queue) -> bool:
 
 
 def ship_to(q: Queue, address: str, token: Path) -> None:
-    """Ship there from now on, and return when all is there."""
+    """Ship there from now on. Return when everything is there."""
     q.configure_replication(f"tcp://{address}", interval_seconds=FAST, token_file=token)
     until(lambda: is_shipped(q))
 
@@ -62,7 +62,7 @@ def until_applied(home: Path, segment: int) -> None:
 
 
 def until_level(q: Queue, home: Path) -> None:
-    """Wait until the replica has applied all that the queue has."""
+    """Wait until the replica has applied everything that the queue has."""
     until(lambda: is_shipped(q))
     found = q.replication()
     assert found is not None
@@ -71,7 +71,7 @@ def until_level(q: Queue, home: Path) -> None:
 
 
 def forget_contact(home: Path) -> None:
-    """As if the primary had not been heard of for an hour."""
+    """Pretend that the primary was last heard of an hour ago."""
     found = LastContact.read(home)
     assert found is not None
     LastContact(found.x, found.boot - 3_600_000_000, found.boot_id, found.wall - 3_600_000_000).write(home)
@@ -109,7 +109,7 @@ class Receiver:
     """A process that receives for a replica until it is killed.
 
     Args:
-        step: it kills itself when it gets there for the `count`-th time.
+        step: it kills itself when it reaches this for the `count`-th time.
         rotate: see ROTATE_BYTES.
     """
 
@@ -135,7 +135,7 @@ class Receiver:
         self.wait()
 
     def wait(self) -> int:
-        """Wait until it has ended; with which signal."""
+        """Wait until it has ended. Return the signal."""
         code = -self._process.wait(PATIENCE_SECONDS)
         assert self._process.stdout is not None
         self._process.stdout.close()
@@ -144,7 +144,7 @@ class Receiver:
 
 @contextmanager
 def receiving(home: Path, listen: str = "127.0.0.1:0", **options: object) -> Iterator[Receiver]:
-    """A process that is killed at the end of the block, if it still lives."""
+    """Run a process that is killed at the end of the block, if it still lives."""
     receiver = Receiver(home, listen, **options)  # type: ignore[arg-type]
     try:
         yield receiver
@@ -156,7 +156,7 @@ def receiving(home: Path, listen: str = "127.0.0.1:0", **options: object) -> Ite
 
 
 class CuttingProxy:
-    """Passes connections on to an address, and cuts each after so many bytes to it."""
+    """Forwards connections to an address, and cuts each after this many bytes to it."""
 
     def __init__(self, to: str, after: int) -> None:
         self.after = after

@@ -1,4 +1,4 @@
-"""Scripts in processes of their own, calls in threads, and file systems that are mounted for a test."""
+"""Scripts in their own processes, calls in threads, and file systems that are mounted for a test."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 60.0
-"""How long anything may take on a machine that does ten other things."""
+"""A generous limit for any step, on a busy machine."""
 
 
 def run_python(script: str, *arguments: object, **options: Any) -> str:
-    """Run a script in a process of its own; what it printed.
+    """Run a script in its own process. Return its output.
 
     Raises:
-        AssertionError: it failed; with what it wrote to stderr.
+        AssertionError: it failed; contains its stderr.
     """
     done = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],
@@ -34,7 +34,7 @@ def run_python(script: str, *arguments: object, **options: Any) -> str:
 
 
 def in_threads(works: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run each in a thread of its own; what they returned or raised, in order."""
+    """Run each in its own thread. Return their results or errors, in order."""
     results: list[Any] = [None] * len(works)
 
     def run(i: int) -> None:
@@ -53,7 +53,7 @@ def in_threads(works: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def mounted(*command: str) -> bool:
-    """Run a mount command; whether this machine permits it."""
+    """Run a mount command. Return whether this machine permits it."""
     try:
         return subprocess.run(["mount", *command], capture_output=True, timeout=PATIENCE_SECONDS).returncode == 0
     except OSError:
@@ -61,7 +61,7 @@ def mounted(*command: str) -> bool:
 
 
 def unmounted(place: Path) -> None:
-    """Undo it, whoever still uses it."""
+    """Unmount it, even if it is in use."""
     subprocess.run(["umount", "--lazy", str(place)], capture_output=True, timeout=PATIENCE_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""Bulk reads in small steps, and what the files of a queue have, to compare with what is read."""
+"""Bulk reads in small steps, and the contents of a queue's files for comparison."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SELECT l.key, m.seq, ifnull(m.body, b.data), m.headers, m.sent_at, m.attempts, m
 FROM dead m JOIN lane l ON l.id = m.lane LEFT JOIN body b ON b.id = m.id
 """
 ALWAYS, AT_TWO, NEVER_AGAIN = 0, 2, 1000
-"""Messages of a lane from which on lanes are read by themselves."""
+"""Messages of a lane from which lanes are read separately."""
 SAMPLE = packing.SAMPLE
-"""Lanes after which it is asked whether they are deep."""
+"""Lanes after which their depth is considered."""
 
 
 def small_steps(patch: pytest.MonkeyPatch, step: int, by_lane: int) -> None:
-    """Steps of so many rows, or of one more message that is packed; lanes are asked at once whether they are deep."""
+    """Use steps of this many rows, or of one more packed message. The depth of lanes is considered at once."""
     patch.setattr(packing, "SAMPLE", 1)
     patch.setattr(scan, "DEEP", by_lane)
     patch.setattr(scan, "STEP", step)
@@ -36,18 +36,18 @@ def small_steps(patch: pytest.MonkeyPatch, step: int, by_lane: int) -> None:
 
 
 def packed_steps(patch: pytest.MonkeyPatch, step: int, by_lane: int) -> None:
-    """Steps of so many packed messages, and lanes that are deep from so many on."""
+    """Use steps of this many packed messages, and count lanes as deep from `by_lane` messages."""
     patch.setattr(scan, "PACKED_STEP", step)
     patch.setattr(scan, "DEEP", by_lane)
 
 
 def small_pieces(patch: pytest.MonkeyPatch, step: int) -> None:
-    """Hand-outs whose messages are packed so many at a time."""
+    """Pack the messages of batches this many at a time."""
     patch.setattr(packing, "STEP", step)
 
 
 def stored(q: Queue, statement: str) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
-    """Shard, arrival number, and the other columns as a table shows them, of every message (or dead letter), in SQL."""
+    """Yield shard, arrival number, and the other columns of every message (or dead letter), as SQL reads them."""
     skew = q._storage.skew
     for shard in store_of(q).shards:
         for key, seq, body, headers, sent_at, attempts, arrival, *died in shard.look(lambda db: db.execute(statement).fetchall()):

@@ -1,4 +1,4 @@
-"""Shipping a queue by hand, round by round, and queues of which every restored state can be judged."""
+"""Ship a queue manually, round by round, and queues whose every restored state can be judged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shipper_of(
     keep_seconds: float = 86_400.0,
     on_put: Callable[[SegmentHeader], None] = lambda _header: None,
 ) -> Shipper:
-    """A shipper of this queue that no thread runs."""
+    """Return a shipper of this queue that no thread runs."""
     place = target_of(parse(target), key)
     place.prepare(Path(q.path))
     place.claim({"format": 1, "queue_id": q.queue_id, "history_id": HISTORY})
@@ -39,7 +39,7 @@ def shipper_of(
 
 
 def ship_once(q: Queue, target: Path | str, **options: Any) -> Shipper:
-    """What a shipper does that starts, ships what there is, and ends."""
+    """Do what a shipper does that starts, ships everything, and ends."""
     shipper = shipper_of(q, target, **options)
     try:
         shipper.round()
@@ -50,7 +50,7 @@ def ship_once(q: Queue, target: Path | str, **options: Any) -> Shipper:
 
 @contextmanager
 def shipping_to(q: Queue, target: Path | str, **options: Any) -> Iterator[Shipper]:
-    """A shipper that is closed at the end of the block."""
+    """Yield a shipper that is closed at the end of the block."""
     shipper = shipper_of(q, target, **options)
     try:
         yield shipper
@@ -59,17 +59,17 @@ def shipping_to(q: Queue, target: Path | str, **options: Any) -> Iterator[Shippe
 
 
 def until(true: Callable[[], object]) -> None:
-    """Wait for what another thread or process does."""
+    """Wait for another thread or process."""
     end = time.monotonic() + PATIENCE_SECONDS
     while not true():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.01)
 
 
-# ---- a queue whose every state can be judged: each task is on its way through the stages, in one place at a time
+# ---- a queue whose every state can be judged: each task passes through the stages, and is in one place at a time
 
 STAGES = 6
-"""Keys "stage-0" … of which several lie in each shard."""
+"""Keys "stage-0" …, several of which are in each shard."""
 
 
 def begin_tasks(q: Queue, numbers: range) -> None:
@@ -78,9 +78,9 @@ def begin_tasks(q: Queue, numbers: range) -> None:
 
 
 def pass_on(q: Queue, limit: int = 20) -> int:
-    """Take tasks, and send each to the stage after its own, in one transaction with the ack."""
+    """Receive tasks, and send each to the next stage, in one transaction with the ack."""
     passed = 0
-    for d in q.receive(limit, lease_seconds=2):  # a process that is killed holds its lanes for so long
+    for d in q.receive(limit, lease_seconds=2):  # a killed process holds its lanes for that long
         stage = int(str(d.key).partition("-")[2])
         with suppress(LeaseLost), q.transaction(d) as tx:
             tx.send(d.body, key=f"stage-{(stage + 1) % STAGES}")
@@ -89,12 +89,12 @@ def pass_on(q: Queue, limit: int = 20) -> int:
 
 
 def problems_of(path: Path) -> list[str]:
-    """What is wrong with a queue of tasks: its own check, and by its messages, each task in one place, none missing.
+    """Return what is wrong with a queue of tasks: the findings of check(), and tasks that are missing or in two places.
 
     Tasks are numbered in the order in which they were sent, so a state has all of them from 0 to its newest.
     """
     wrong: list[str] = []
-    with strictq.open(path, durability="process") as q:  # opening it forwards what lay in outboxes
+    with strictq.open(path, durability="process") as q:  # opening it forwards what was in outboxes
         wrong += [f"{p.rule}: {p.detail}" for p in q.check()]
         found: list[int] = []
         for stage in range(STAGES):
@@ -122,4 +122,4 @@ with strictq.open(path, durability="process") as q:
     while True:
         pass_on(q)
 """
-"""A process that passes tasks on until it is killed; one of those that have the queue open ships."""
+"""A process that forwards tasks until it is killed. One of the processes with the queue open ships."""

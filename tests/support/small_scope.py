@@ -1,8 +1,8 @@
-"""Every sequence of a few operations of two consumers on two keys, each compared with an oracle that is lists and a dictionary.
+"""Every sequence of a few operations of two consumers on two keys, each compared with an oracle of lists and a dictionary.
 
-The consumers are two queue objects on one directory, so each works with what the other wrote. Sequences that differ only in the
-names of the consumers or of the keys are the same: the first consumer and the first key of a sequence are always A and "a".
-Time stands still but for `expire`. After its last operation each sequence is looked at from all sides, and drained.
+The consumers are two queue objects on one directory, so each works with the other's writes. Sequences that differ only in the
+names of the consumers or of the keys are equal: the first consumer and the first key of a sequence are always A and "a". Time
+stands still except for `expire`. After its last operation each sequence is examined completely, and drained.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ KEYS: Final = ("a", "b")
 LEASE_SECONDS: Final = 30.0
 MAX_ATTEMPTS: Final = 2
 ALONE: Final = 2
-"""Sequences up to this length have a queue of their own."""
+"""Sequences up to this length have their own queue."""
 TOGETHER: Final = 50
-"""So many longer ones follow each other in a queue: to open one takes as long as what is done there."""
+"""The number of longer ones that share a queue: opening one takes as long as the work in it."""
 CONFIG: Final = QueueConfig(
     lease_seconds=LEASE_SECONDS, max_attempts=MAX_ATTEMPTS, retry_delay_seconds=0.0, retry_for_seconds=0.0, hot_lanes=True
 )
 Step = tuple[str, int, str | int]
-"""A verb, which consumer does it, and with what: a key, a number of messages, or the number of a delivery."""
+"""A verb, the consumer, and the argument: a key, a number of messages, or the number of a delivery."""
 Sequence = tuple[Step, ...]
 
 
-# ---- what must be
+# ---- the oracle
 
 
 @attrs.define
 class Message:
-    """`redriving`: dead, and back as soon as the lease of its lane ends."""
+    """`redriving`: dead, and put back when the lease of its lane ends."""
 
     seq: int
     state: Literal["waiting", "leased", "gone", "dead", "redriving"] = "waiting"
@@ -54,7 +54,7 @@ class Message:
 
 @attrs.define
 class Lease:
-    """`low`: its first message. `charged`: its only message, which was charged when it was given out; 0: it had several."""
+    """`low`: its first message. `charged`: its only message, charged at its delivery; 0: it had several."""
 
     token: int
     low: int
@@ -68,7 +68,7 @@ class Lane:
     """A key.
 
     Attributes:
-        one_by_one_to, perhaps_to: up to this seq messages must, or may, come alone.
+        one_by_one_to, perhaps_to: up to this seq messages must, or may, be delivered alone.
         is_plain: it was only sent to and acked.
     """
 
@@ -81,19 +81,19 @@ class Lane:
     is_plain: bool = True
 
     def of(self, *states: str) -> list[Message]:
-        """Its messages in these states, in order."""
+        """Return its messages in these states, in order."""
         return [m for m in self.messages if m.state in states]
 
     def unresolved(self) -> list[Message]:
-        """Its messages that are still to be done, in order."""
+        """Return its unresolved messages, in order."""
         return self.of("waiting", "leased")
 
     def is_free(self) -> bool:
-        """Has it something to give out?"""
+        """Return whether it has something to deliver."""
         return not self.is_held and (self.lease is None or self.lease.is_over) and bool(self.of("waiting", "leased", "redriving"))
 
     def end_lease(self) -> None:
-        """Give back what it holds unresolved, and let dead letters in that waited for this."""
+        """Give back what it holds unresolved, and put back dead letters that waited for that."""
         self.lease = None
         for m in self.of("leased"):
             m.state = "waiting"
@@ -103,7 +103,7 @@ class Lane:
             self.perhaps_to, self.one_by_one_to = max(self.perhaps_to, self.one_by_one_to, m.seq), 0
 
     def lapse(self) -> None:
-        """A claim takes the lane: its lease, if it had one, was over."""
+        """Let a claim take the lane, whose lease, if any, was over."""
         lease = self.lease
         if lease is None:
             return
@@ -118,7 +118,7 @@ class Lane:
         self.end_lease()
 
     def settled(self, seq: int, verb: str) -> None:
-        """A holder acked, nacked or rejected a message."""
+        """Record that a holder acked, nacked or rejected a message."""
         lease, m = self.lease, self.messages[seq - 1]
         assert lease is not None
         if verb == "nack":
@@ -137,12 +137,12 @@ class Lane:
             self.end_lease()
 
 
-# ---- what is
+# ---- the queue
 
 
 @attrs.define
 class Given:
-    """A delivery: whose it is, and whether it was settled through this object."""
+    """A delivery, its consumer, and whether it was settled through this object."""
 
     consumer: int
     delivery: Delivery
@@ -150,7 +150,7 @@ class Given:
 
 
 class Place:
-    """A queue in a directory, and two queue objects. Sequences follow each other in it, each with keys of its own."""
+    """A queue in a directory, and two queue objects. Sequences follow each other in it, each with its own keys."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -159,17 +159,17 @@ class Place:
         self.queues = [self.open(), self.open()]
 
     def open(self) -> strictq.Queue:
-        """What a process does that begins."""
+        """Open it like a new process."""
         return strictq.open(self.path, durability="process", clock=self.clock)
 
     def close(self) -> None:
-        """As if both processes were killed."""
+        """Close it as if both processes were killed."""
         for q in self.queues:
             store_of(q).die()
 
 
 class World:
-    """One sequence, and what the oracle knows of it. A key is called `a` or `b`, and another number follows in the queue."""
+    """One sequence, and the oracle's state. A key is called `a` or `b`; in the queue a number follows it."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -181,7 +181,7 @@ class World:
         place.sequences += 1
 
     def enabled(self, before: Sequence) -> list[Step]:
-        """Every step that does something now, of those that differ by more than names."""
+        """Return every step that has an effect now, without those that differ only by names."""
         consumers = [0, 1] if any(who for _, who, _ in before) else [0, 1][: 1 + bool(before)]
         keys = [key for n, key in enumerate(KEYS) if n == 0 or self.lanes[KEYS[0]].messages or self.lanes[KEYS[0]].is_held]
         steps: list[Step] = []
@@ -211,7 +211,7 @@ class World:
         return lease is not None and lease.token == d.token and d.seq in lease.members
 
     def step(self, step: Step) -> None:
-        """Do it, and compare what it returns."""
+        """Run a step, and compare its result."""
         verb, who, what = step
         getattr(self, f"_{verb}")(who, what)
 
@@ -245,14 +245,14 @@ class World:
         self.given += [Given(who, d) for d in got]
 
     def _was_given_up(self, key: str) -> bool:
-        """Did a claim find the last attempt of a lane's only message used up, on its way to another lane?"""
+        """Return whether a claim of another lane found the last attempt of this lane's only message used up."""
         lane = self.lanes[key]
         if lane.lease is None or lane.lease.charged == 0 or lane.messages[lane.lease.charged - 1].attempts < MAX_ATTEMPTS:
             return False
         return self.queues[0].status(key + self.suffix, lane.lease.charged).state == "dead"
 
     def _plain_head(self, key: str) -> int:
-        """When the head of a lane arrived that was only sent to and acked, and may be given out; else 0."""
+        """Return the arrival of a deliverable head, if its lane was only sent to and acked; else 0."""
         lane = self.lanes[key]
         if not lane.is_plain or not lane.is_free() or lane.lease is not None:
             return 0
@@ -329,7 +329,7 @@ class World:
             shard_of(self.queues[who]).run(cooling.fold)
 
     def _restart(self, who: int, _: int) -> None:
-        """The process is killed, and another one begins in its place, which knows handles."""
+        """Kill the process, and start another one in its place, which knows handles."""
         store_of(self.queues[who]).die()
         self.queues[who] = q = self.place.open()
         for given in self.given:
@@ -345,7 +345,7 @@ class World:
     # ---- at the end of a sequence
 
     def look(self, who: int) -> None:
-        """What a consumer sees is what the oracle says; every memory is what the tables say."""
+        """Compare what a consumer sees with the oracle, and every memory with the tables."""
         q = self.queues[who]
         shard = shard_of(q)
         assert shard.look(lambda db: check.check_logs(db, 0), hot=False) == []
@@ -373,7 +373,7 @@ class World:
         require_memories(*self.queues)
 
     def drain(self, who: int) -> None:
-        """Everything that is not resolved comes out in order, and is acked."""
+        """Receive everything unresolved in order, and ack it."""
         for key, lane in self.lanes.items():
             if lane.is_held:
                 self._release(who, key)
@@ -395,7 +395,7 @@ class World:
 
 @contextmanager
 def _set(holder: Any, **values: object) -> Iterator[None]:
-    """In this block these attributes are others."""
+    """Set these attributes in this block."""
     before = {name: getattr(holder, name) for name in values}
     for name, value in values.items():
         setattr(holder, name, value)
@@ -406,14 +406,14 @@ def _set(holder: Any, **values: object) -> Iterator[None]:
             setattr(holder, name, value)
 
 
-# ---- all of them
+# ---- the enumeration
 
 
 class Enumeration:
     """Runs sequences in a directory, one after the other.
 
     Attributes:
-        done: how many there were, by length, and of how many steps.
+        done: how many there were, by length, and their number of steps.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -427,9 +427,9 @@ class Enumeration:
         """Run one, and return the steps that could follow it. Short ones, and some of the others, begin with an empty queue.
 
         Raises:
-            AssertionError: it is not as the oracle says.
+            AssertionError: it differs from the oracle.
         """
-        with _set(Upkeep, _start=lambda _self: None):  # nothing but the sequence happens
+        with _set(Upkeep, _start=lambda _self: None):  # nothing else runs
             place = self._place
             if place is None or len(sequence) <= ALONE or place.sequences >= TOGETHER:
                 place = self._renew()
@@ -466,14 +466,14 @@ class Enumeration:
             place.close()
 
     def beginnings(self, length: int) -> list[Sequence]:
-        """Every sequence of this length."""
+        """Return every sequence of this length."""
         found: list[Sequence] = [()]
         for _ in range(length):
             found = [(*sequence, step) for sequence in found for step in self.run(sequence)]
         return found
 
     def all_below(self, sequence: Sequence, depth: int, share: float = 1.0, seed: int = 0) -> None:
-        """Run a sequence and all that begin with it, of `depth` steps at most; of those with `depth`, this share."""
+        """Run a sequence and all that begin with it, up to `depth` steps; of those with `depth` steps, this share."""
         following = self.run(sequence)
         if len(sequence) < depth:
             for step in following:

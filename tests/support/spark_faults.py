@@ -1,7 +1,7 @@
-"""The data source of the tests, with a fault at a chosen place: what Spark calls is the real thing, until it fails.
+"""The data source of the tests, with a fault at a chosen place. Spark calls the real one until it fails.
 
-Spark makes these objects in processes of its own, so what they are to do stands in files of a directory, the option `faults`:
-a file is removed when its fault happens, and each happens once.
+Spark creates these objects in its own processes, so their faults are files in a directory, the option `faults`. A file is removed
+when its fault happens, so each happens once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COPY_SECONDS = 300.0
 
 
 def arm(place: Path, *faults: str) -> dict[str, str]:
-    """Let these happen. Returns the options of the write."""
+    """Let these happen. Return the options of the write."""
     place.mkdir(exist_ok=True)
     for fault in faults:
         (place / fault).touch()
@@ -34,7 +34,7 @@ def arm(place: Path, *faults: str) -> dict[str, str]:
 
 
 def fires(place: str, fault: str) -> bool:
-    """Is it to happen, here and now?"""
+    """Return whether it must happen here and now."""
     try:
         os.unlink(os.path.join(place, fault))
     except FileNotFoundError:
@@ -43,7 +43,7 @@ def fires(place: str, fault: str) -> bool:
 
 
 def die() -> None:
-    """What a kill -9 of this process is."""
+    """End this process like kill -9."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -59,19 +59,19 @@ def die_with_the_jvm() -> None:
 
 
 def task() -> TaskContext:
-    """The task that runs this."""
+    """Return the task that runs this."""
     context = TaskContext.get()
     assert context is not None
     return context
 
 
 def copy_of(place: str) -> Path:
-    """The file that says that another attempt of this task has written all its rows."""
+    """Return the file that marks that another attempt of this task has written all its rows."""
     return Path(place) / f"{COPY}{task().partitionId()}"
 
 
 def wait_for_copy(place: str) -> None:
-    """Be so slow that Spark runs the task a second time; go on when that attempt is through."""
+    """Wait so long that Spark runs the task a second time. Continue when that attempt has finished."""
     until = time.monotonic() + COPY_SECONDS
     while not copy_of(place).exists():
         if time.monotonic() > until:
@@ -162,5 +162,5 @@ class FaultySource(StrictqDataSource):
 
 
 def left(place: Path) -> list[str]:
-    """Faults that have not happened."""
+    """Return the faults that have not happened."""
     return sorted(p.name for p in place.iterdir() if not p.name.startswith(COPY))

@@ -1,4 +1,4 @@
-"""How tests set Spark up, in this process and in programs they start."""
+"""Spark's setup in tests, in this process and in programs that they start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(strictq.__file__).parent.parent
 
 
 def environment(place: Path) -> dict[str, str]:
-    """Variables that must be set before the session starts: nothing leaves this machine, and workers find strictq."""
+    """Return variables to set before the session starts: nothing leaves this machine, and workers find strictq."""
     return {
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(place / "local"),
@@ -38,7 +38,7 @@ def environment(place: Path) -> dict[str, str]:
 
 
 def settings(place: Path) -> dict[str, str]:
-    """Of the session: small, quiet, and all of its files under `place`."""
+    """Return the settings of a small and quiet session, with all of its files under `place`."""
     return {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -57,7 +57,7 @@ def settings(place: Path) -> dict[str, str]:
 
 @contextmanager
 def cluster(place: Path) -> Iterator[str]:
-    """A standalone cluster of this machine: its master's address. Two workers with a core each, at two addresses.
+    """Run a standalone cluster on this machine: two workers with a core each, at two addresses. Yield its master's address.
 
     Spark's own local-cluster is one host, and Spark runs no second copy of a task on the host that has the first.
     """
@@ -100,23 +100,23 @@ def cluster(place: Path) -> Iterator[str]:
                 process.wait()
 
 
-# ---- ledgers: rows that say themselves what they are, and what must have come out
+# ---- ledgers: rows that identify themselves, and the expected results
 
 
 def ledger(spark: SparkSession, rows: int, *, keys: int = 10, partitions: int = 4, start: int = 0) -> DataFrame:
-    """Columns key, n and body. Numbers of a key ascend by `keys`; a body says its key and number, with a checksum."""
+    """Return columns key, n and body. A key's numbers ascend by `keys`. A body has its key and number, with a checksum."""
     df = spark.range(start, start + rows, 1, partitions).selectExpr(f"concat('key-', id % {keys}) AS key", "id AS n")
     return df.selectExpr("key", "n", "concat(key, ':', n, ':', crc32(cast(concat(key, ':', n) AS BINARY))) AS body")
 
 
 def write(df: DataFrame, path: str, job: str, **options: str) -> None:
-    """A batch write in the order of n."""
+    """Write a batch in the order of n."""
     options = {"path": path, "jobId": job, "orderBy": "n", **options}
     df.write.format("strictq").options(**options).mode("append").save()
 
 
 def entries(path: str) -> list[tuple[str, int]]:
-    """Everything the queue hands out until it is empty: key and number, after checking each body's checksum."""
+    """Receive everything from the queue: key and number, after checking each body's checksum."""
     found: list[tuple[str, int]] = []
     with strictq.open(path) as q:
         assert q.check() == []
@@ -133,7 +133,7 @@ def entries(path: str) -> list[tuple[str, int]]:
 
 
 def assert_ledger(path: str, rows: int, *, keys: int = 10, start: int = 0) -> None:
-    """Every row of the ledger came out once, and those of a key in order. Empties the queue."""
+    """Require every row of the ledger once, and those of a key in order. Empties the queue."""
     found = entries(path)
     for key in {key for key, _ in found}:
         numbers = [n for k, n in found if k == key]
@@ -143,5 +143,5 @@ def assert_ledger(path: str, rows: int, *, keys: int = 10, start: int = 0) -> No
 
 
 def staged(path: str) -> list[str]:
-    """Files that are left in the queue's staging directory."""
+    """Return the files that are left in the queue's staging directory."""
     return [str(p) for p in (Path(path) / "staging").rglob("*.arrow")]

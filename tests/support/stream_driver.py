@@ -1,8 +1,8 @@
 """A driver program that streams a queue into a ledger and kills itself: `python -m tests.support.stream_driver WHEN PLACE HOME`.
 
-WHEN: "sink" (in batch 1, between Spark's offsets and its commit, before the sink has written), "ack" (after the sink and
-Spark's commit of batch 0, before the queue hears of it), "last" (the sink has written AvailableNow's last batch). HOME: for
-Spark's own files.
+WHEN: "sink" (in batch 1, between Spark's offsets and its commit, before the sink has written), "ack" (after the sink and Spark's
+commit of batch 0, before the queue is notified), "last" (the sink has written AvailableNow's last batch). HOME: for Spark's own
+files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MOST = 100
-"""Messages of a batch."""
+"""The maximum number of messages in a batch."""
 
 
 def kill() -> None:
@@ -31,7 +31,7 @@ def kill() -> None:
 
 
 def main(when: str, place: Path, home: Path) -> None:
-    """Never returns."""
+    """Run the stream until it is killed. Never returns."""
     os.environ.update(environment(home))
     from pyspark.sql import SparkSession
 
@@ -57,7 +57,7 @@ def main(when: str, place: Path, home: Path) -> None:
     strictq.spark.register(spark)
     stream = spark.readStream.format("strictq").option("path", str(place / "queue")).option("consumer", "etl")
     df = stream.option("maxMessagesPerTrigger", MOST).load()
-    # Once: a batch of everything, and nothing asks for the next one, which would ack it.
+    # "once" runs a batch of everything, and no request for a next one, which would ack it.
     trigger: dict[str, Any] = {"once": True} if when == "ack" else {"availableNow": True}
     writer = df.writeStream.foreachBatch(write).option("checkpointLocation", str(place / "checkpoint"))
     writer.trigger(**trigger).start().awaitTermination()

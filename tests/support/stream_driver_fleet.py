@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MOST = 120
-"""Messages of a batch."""
+"""The maximum number of messages in a batch."""
 
 
 def stream(spark: SparkSession, place: Path, **options: Any) -> DataFrame:
-    """The fleet, with keys that say the queue."""
+    """Return the fleet's stream, with keys that include the queue."""
     reader = spark.readStream.format("strictq").option("consumer", "etl").option("maxMessagesPerTrigger", MOST)
     df = reader.options(**options).load(f"{place / 'fleet'}/*/")
     return df.selectExpr("concat(queue, '/', key) AS key", "seq", "body")
 
 
 def main(place: Path, home: Path) -> None:
-    """Never returns."""
+    """Run the stream until it is killed. Never returns."""
     os.environ.update(environment(home))
     from pyspark.sql import SparkSession
 

@@ -1,9 +1,9 @@
-"""One process of the stress tests: threads that do everything one can do to a queue, until killed or told to stop.
+"""One process of the stress tests: threads that make every call to a queue, until killed or asked to stop.
 
     python -m tests.support.stress_worker QUEUE HISTORY --seed N [--threads N] [--durability D] [--lease SECONDS]
 
-QUEUE must exist. The history goes to a new file in the directory HISTORY. SIGTERM: finish the call and exit with 0; any
-error exits with a traceback.
+QUEUE must exist. The history goes to a new file in the directory HISTORY. SIGTERM: finish the call and exit with 0. Any error
+exits with a traceback.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ HANDLED = "lane-handled-at-once"
 SHORT_LIVED = "lane-short-lived"
 """A key whose messages expire."""
 PURGED = "lane-purged"
-"""A key that is purged now and then."""
+"""A key that is purged occasionally."""
 ALL_KEYS = [*KEYS, HANDLED, SHORT_LIVED, PURGED]
 
 
 class Stress:
-    """What one thread does, chosen by its own random numbers."""
+    """The work of one thread, chosen by its own random numbers."""
 
     def __init__(self, recorded: Recorded, seed: int, lease: float) -> None:
         self.recorded = recorded
@@ -65,7 +65,7 @@ class Stress:
         return self.recorded.new(key, dedup_id=dedup_id, delay=delay, ttl=0.1 if key == SHORT_LIVED else None)
 
     def messages(self) -> list[Message]:
-        """What a handler sends on: little, so that the queue does not grow without end."""
+        """Return what a handler sends: little, so that the queue does not grow without limit."""
         return [self.recorded.new(self.random.choice(KEYS)) for _ in range(self.random.choice((0, 0, 1, 2)))]
 
     def operate(self) -> None:
@@ -80,7 +80,7 @@ class Stress:
             self.recorded.operate("purge", PURGED)
 
     def look(self) -> None:
-        """What operators do; none of it may fail or disturb, whatever goes on."""
+        """Make operators' calls. None may fail or disturb, whatever else runs."""
         queue, key = self.recorded.queue, self.random.choice(ALL_KEYS)
         chance = self.random.random()
         if chance < 0.2:
@@ -127,14 +127,14 @@ class Stress:
             self.handle(lane)
 
     def handle(self, lane: list[Delivery]) -> None:
-        """Work off one lane's deliveries, or fail to."""
+        """Handle one lane's deliveries, or fail to."""
         while lane:
             d = lane[0]
             chance = self.random.random()
             if chance < 0.02:
-                return  # forgotten: the lease runs out
+                return  # abandoned: the lease expires
             if chance < 0.023:
-                time.sleep(self.lease * 1.2)  # too late, if anybody else wants the lane
+                time.sleep(self.lease * 1.2)  # too late, if another consumer wants the lane
             elif chance > 0.93:
                 time.sleep(self.lease / 8)  # longer than the short leases
             if chance < 0.2:
@@ -147,7 +147,7 @@ class Stress:
                 return
 
     def settle(self, lane: list[Delivery], d: Delivery) -> bool:
-        """Whether the lease goes on."""
+        """Settle a delivery. Return whether the lease continues."""
         chance = self.random.random()
         if chance < 0.05:
             last = self.random.choice(lane)
@@ -158,7 +158,7 @@ class Stress:
             given_back = lane[lane.index(last) :]
             del lane[lane.index(last) :]
             if self.random.random() < 0.5:
-                self.recorded.act(self.random.choice(("ack", "start", "reject")), given_back[-1])  # not its any more
+                self.recorded.act(self.random.choice(("ack", "start", "reject")), given_back[-1])  # it is no longer the holder's
             return True
         if chance < 0.07:
             self.recorded.act_many("nack", lane, arg=0.0)

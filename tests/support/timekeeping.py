@@ -1,4 +1,4 @@
-"""How long tests may take, and how long they took: no test can hang a run, and the summary names the parts that grew."""
+"""Time limits and durations of tests: no test can hang a run, and the summary names the parts that grew."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xdist.workermanage import WorkerController
 
 TESTS = Path(__file__).resolve().parent.parent
 GRACE_SECONDS = 60.0
-"""How much later than its time limit a test is killed if it did not end: it waits in C, or swallows what is raised in it."""
+"""How long after its time limit a test is killed if it did not end: it waits in C, or swallows what is raised in it."""
 
 PARTS = {
     "store and unit": ("store unit property conformance net testing", 600),
@@ -36,7 +36,7 @@ PART_OF = {folder: part for part, (folders, _) in PARTS.items() for folder in fo
 SHOWN_MODULES = 12
 FAILURE_CHARACTERS = 500
 SHOWN_FROM_SECONDS = 120.0
-"""A run that took less in all has no summary of its parts."""
+"""A shorter run has no summary of its parts."""
 LONG_FIRST = """
     spark/test_source.py spark/test_queue_faults.py spark/test_pipeline.py spark/test_cluster.py faults/test_faults.py
     power/test_powercut.py docs/test_code_blocks.py history/test_analytics.py spark/test_sink.py property/test_model.py
@@ -51,7 +51,10 @@ LONG_FIRST = """
     power/test_batches.py power/test_torn_tail.py crash/test_schedule_kill.py crash/test_handout_kill.py
     docs/test_web_workers.py docs/test_webhooks.py test_timekeeping.py
 """.split()  # noqa: SIM905
-"""The modules that a run in parallel starts with: one of them, begun last, would keep one process busy while the others wait."""
+"""The modules that a parallel run starts with.
+
+If one of them began last, it would keep one process busy while the others wait.
+"""
 
 
 def long_first(items: list[pytest.Item]) -> None:
@@ -98,7 +101,7 @@ class HardLimit:
 
 
 class ByModule(LoadFileScheduling):
-    """The tests of a module run in one process. A test whose process ended is not run again: it would end the next one, too."""
+    """Runs the tests of a module in one process. A test whose process ended is not run again: it would end the next one, too."""
 
     def remove_node(self, node: WorkerController) -> str | None:
         units = list(self.assigned_work[node].values())
@@ -112,7 +115,7 @@ class ByModule(LoadFileScheduling):
 
 @attrs.define(eq=False)
 class Times:
-    """What runs now, and what each part of the suite took."""
+    """The running tests, and the duration of each part of the suite."""
 
     running: dict[str, float] = attrs.field(factory=dict)
     modules: defaultdict[str, float] = attrs.field(factory=lambda: defaultdict(float))
@@ -172,7 +175,7 @@ class Times:
 
 
 def install(config: pytest.Config) -> None:
-    """Limit the time of every test of a session, and note what the parts of the suite take."""
+    """Limit the time of every test of a session, and record the durations of the suite's parts."""
     if not config.option.usepdb:
         config.pluginmanager.register(HardLimit())
     if not hasattr(config, "workerinput"):

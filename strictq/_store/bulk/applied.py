@@ -1,11 +1,11 @@
-"""Batches that are written exactly once, however often their writer dies and comes again with them.
+"""Batches that are written exactly once, however often their writer dies and repeats them.
 
-A batch is named by its writer and a number, and reaches the shards in parts: one transaction each, of bounded size, with a
-row of `applied` that says how many parts this shard has. So a part is committed once. What the parts are made of must not
-change from one try to the next, though. Therefore the first try to get so far records its files in the writer's home shard
-before its first part (`decide`), and every later try goes on with those files, until the batch is whole (`finish`).
-A batch that is one part of the home shard is decided, written and finished by a single transaction (`put_whole`).
-What is here runs in a transaction of one shard; `Bulk` calls it.
+A batch is named by its writer and a number. It reaches the shards in parts: one transaction each, of bounded size, with a row
+of `applied` that counts this shard's parts. So a part is committed once. But the contents of the parts must not change between
+attempts. Therefore the first attempt to get that far records its files in the writer's home shard before its first part
+(`decide`), and every later attempt continues with those files, until the batch is complete (`finish`). A batch that is one part
+of the home shard is decided, written and finished by a single transaction (`put_whole`). These functions run in a transaction
+of one shard. `Bulk` calls them.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .insert import BulkRows, append
 
 JOB: Final = "job "
 QUERY: Final = "query "
-"""How a writer's name begins."""
+"""The prefixes of writers' names."""
 JOB_SECONDS: Final = 90 * 86_400.0
 """How long a job's only batch is remembered."""
 BATCHES_KEPT: Final = 100
-"""Newest batches of a writer that a shard remembers; a repeated one that is older is refused. Spark keeps as many."""
+"""The number of a writer's newest batches that a shard remembers. Repeating an older one is refused. Spark keeps as many."""
 
 
 class Token(NamedTuple):
-    """Names a batch.
+    """The name of a batch.
 
     Attributes:
-        writer: who writes it: JOB or QUERY, and a name.
-        number: rising from batch to batch of a query; 0 for a job.
+        writer: JOB or QUERY, and a name.
+        number: increasing from batch to batch of a query; 0 for a job.
     """
 
     writer: str
@@ -42,12 +42,12 @@ class Token(NamedTuple):
 
     @classmethod
     def job(cls, name: str) -> Token:
-        """The one batch of a job."""
+        """Return the token of a job's only batch."""
         return cls(JOB + name, 0)
 
     @classmethod
     def query(cls, name: str, number: int) -> Token:
-        """A batch of a query."""
+        """Return the token of a query's batch."""
         return cls(QUERY + name, number)
 
     def __str__(self) -> str:
@@ -55,12 +55,12 @@ class Token(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What a batch must be allowed by the queue's settings.
+    """The properties of a batch that the queue's settings limit.
 
     Attributes:
-        rows: how many messages.
+        rows: the number of messages.
         body_bytes_max: size of the largest body.
-        keyless: there are messages without a key.
+        keyless: whether there are messages without a key.
     """
 
     rows: int
@@ -69,7 +69,7 @@ class Size(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """What a shard knows of a batch."""
+    """A shard's record of a batch."""
 
     parts: int
     rows: int | None
@@ -77,15 +77,15 @@ class Applied(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """In the home shard: nothing of the batch is missing any more."""
+        """Whether the batch is complete. In the home shard only."""
         return self.rows is not None and self.files is None
 
 
 def find(db: apsw.Connection, token: Token) -> Applied | None:
-    """What the home shard says was decided about a batch; None: nothing yet.
+    """Return the home shard's decision about a batch. None: there is none yet.
 
     Raises:
-        ConfigError: the batch is older than what is remembered of its writer.
+        ConfigError: the batch is older than those that are remembered of its writer.
     """
     row = db.execute(APPLIED.find, token).get
     if row is not None:
@@ -100,7 +100,7 @@ def find(db: apsw.Connection, token: Token) -> Applied | None:
 
 
 def decide(tx: Tx, token: Token, size: Size, files: str, elsewhere: int) -> Applied:
-    """In the home shard: make these files the batch, unless others are already. Returns what is decided.
+    """Make these files the batch, in the home shard, unless others already are. Return the decision.
 
     Args:
         elsewhere: unresolved messages of the other shards.
@@ -115,7 +115,7 @@ def decide(tx: Tx, token: Token, size: Size, files: str, elsewhere: int) -> Appl
 
 
 def put(tx: Tx, token: Token, part: int, rows: BulkRows) -> None:
-    """Write one part of a decided batch to this shard, unless it is there already.
+    """Write one part of a decided batch to this shard, unless it is already there.
 
     Args:
         part: 0, 1, 2 … in this shard, in order.
@@ -124,7 +124,7 @@ def put(tx: Tx, token: Token, part: int, rows: BulkRows) -> None:
     if row is None:
         newest = tx.run(APPLIED.newest, (token.writer,)).get
         if newest is not None and newest > token.number:
-            return  # another process made this batch whole, and went on to later ones
+            return  # another process has completed this batch, and later ones
     parts = 0 if row is None else row[0]
     if parts > part:
         return
@@ -136,7 +136,7 @@ def put(tx: Tx, token: Token, part: int, rows: BulkRows) -> None:
 
 
 def put_whole(tx: Tx, token: Token, size: Size, rows: BulkRows, elsewhere: int) -> Applied | None:
-    """Write a batch that is one part of its home shard. Returns what was known of it before; None: it is written now."""
+    """Write a batch that is one part of its home shard. Return an earlier record of it. None: it was written now."""
     known = find(tx.db, token)
     if known is not None:
         return known
@@ -148,17 +148,17 @@ def put_whole(tx: Tx, token: Token, size: Size, rows: BulkRows, elsewhere: int) 
 
 
 def finish(tx: Tx, token: Token) -> None:
-    """In the home shard: every part is in its shard, so the batch is whole."""
+    """Mark the batch as complete, in the home shard: every part is in its shard."""
     tx.run(APPLIED.finish, token)
 
 
 def unfinished(db: apsw.Connection) -> list[Token]:
-    """Batches that were decided in this shard and are not whole."""
+    """Return the batches that were decided in this shard and are incomplete."""
     return [Token(*row) for row in db.execute(APPLIED.open_batches)]
 
 
 def require_fits(tx: Tx, size: Size, elsewhere: int) -> None:
-    """Do the queue's settings allow the batch? Looked at once for all of it: what was begun is finished.
+    """Verify that the queue's settings permit the batch. Checked once for the whole batch, so that a begun one can be finished.
 
     Raises:
         QueueFull, MessageTooLarge, InvalidArgument: nothing changed.
@@ -178,7 +178,7 @@ def _until(tx: Tx, token: Token) -> int | None:
 
 
 def _forget(tx: Tx, token: Token) -> None:
-    """A bounded step: older batches of this writer, and those of others whose time is over."""
+    """Delete older batches of this writer, and outlived ones of others, in one bounded step."""
     tx.run(APPLIED.forget_batches, (token.writer, token.number - BATCHES_KEPT))
     if old := tx.run(APPLIED.outlived, (tx.now,)).fetchall():
         tx.many(APPLIED.delete, old)

@@ -1,4 +1,4 @@
-"""Bulk reads and writes of a queue, as those above the store call them: tables and sinks of Spark."""
+"""Bulk reads and writes of a queue, for the modules above the store: Spark's tables and sinks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _lane = itemgetter(LANE)
 
 
 class Bulk:
-    """What moves many messages at a time without leasing them: tables that are read, and batches that are written once."""
+    """Operations on many messages at a time without leases: reading tables, and writing batches exactly once."""
 
     __slots__ = ("_store",)
 
@@ -38,10 +38,10 @@ class Bulk:
     # ---- reading
 
     def plan(self, *, dead: bool, messages: int, keys: Collection[bytes] | None = None) -> list[MessageRange]:
-        """Divide what is pending (or dead) now into ranges of about so many messages. A key's messages are in one of them.
+        """Divide what is pending (or dead) now into ranges of about this many messages. A key's messages are in one range.
 
         Args:
-            keys: stored keys, each once: only their messages, in one range for each shard. None: all messages.
+            keys: stored keys, without duplicates: only their messages, in one range per shard. None: all messages.
         Raises:
             StoreError: a shard can't be read.
         """
@@ -58,15 +58,15 @@ class Bulk:
     def read(
         self, part: MessageRange, wanted: Collection[str], runs: Runs, size: BlockSize
     ) -> Iterator[PackedColumns | ListedColumns]:
-        """Read the messages of a range that are still there: each once, in order within a key. Nothing is leased.
+        """Read the messages of a range that still exist: each once, in order within a key. Nothing is leased.
 
-        Every block is a short read transaction; what is sent after the plan is left out.
+        Every block is a short read transaction. Messages sent after the plan are omitted.
 
         Args:
             wanted: of key, seq, id, sent_at, attempts, headers, body. Listed columns, and dead letters, have all of them.
-            size: of listed blocks; packed ones have some thousand messages.
+            size: of listed blocks. Packed ones have some thousand messages.
         Raises:
-            InvalidArgument: this is no range of this queue.
+            InvalidArgument: this is not a range of this queue.
             StoreError: the shard can't be read.
         """
         shard = self._shard(part.shard)
@@ -77,24 +77,24 @@ class Bulk:
                 yield from listed(_by_lane(found), shard.number, size)
 
     def record_numbers(self, shard: int) -> tuple[int, int] | None:
-        """The first and the last number of a shard's records of finished messages; None: there are none."""
+        """Return the first and the last number of a shard's records of finished messages. None: there are none."""
         return self._shard(shard).look(history.numbers)
 
     # ---- batches that are written exactly once
 
     def shard_of(self, key: bytes) -> int:
-        """The shard of a stored key."""
+        """Return the shard of a stored key."""
         return self._store.shard_of(key).number
 
     def home(self, token: Token) -> int:
-        """The shard that decides about a writer's batches."""
+        """Return the shard that decides about a writer's batches."""
         return self.shard_of(b"applied " + token.writer.encode())
 
     def known(self, token: Token) -> Applied | None:
-        """What was decided about a batch; None: nothing yet.
+        """Return the decision about a batch. None: there is none yet.
 
         Raises:
-            ConfigError: the batch is older than what is remembered of its writer.
+            ConfigError: the batch is older than those that are remembered of its writer.
         """
         shard = self._shard(self.home(token))
         found = shard.read(bound(applied.find, token), hot=False)
@@ -102,11 +102,11 @@ class Bulk:
         return found
 
     def decide(self, token: Token, size: Size, files: str) -> Applied:
-        """Make these files the batch, unless others are already. Durable on return; returns what is decided.
+        """Make these files the batch, unless others already are. Durable on return. Return the decision.
 
         Raises:
-            QueueFull: the batch would bring the queue over max_depth; nothing changed.
-            MessageTooLarge, InvalidArgument: the settings do not allow it; nothing changed.
+            QueueFull: the batch would exceed max_depth; nothing changed.
+            MessageTooLarge, InvalidArgument: the settings do not permit it; nothing changed.
             ConfigError: as for `known`.
         """
         shard = self._shard(self.home(token))
@@ -117,17 +117,17 @@ class Bulk:
         return decided
 
     def put(self, token: Token, shard: int, part: int, rows: BulkRows) -> None:
-        """Write one part of a decided batch in a transaction of its own, unless it was written before.
+        """Write one part of a decided batch in its own transaction, unless it was written before.
 
         Args:
-            part: 0, 1, 2 … in this shard, in order; a part has the same rows in every try.
+            part: 0, 1, 2 … in this shard, in order. A part has the same rows in every attempt.
         """
         to = self._shard(shard)
         self._store.require_room(to)
         to.run(bound(applied.put, token, part, rows))
 
     def put_whole(self, token: Token, size: Size, rows: BulkRows) -> Applied | None:
-        """Write a batch that is one part of its home shard. Returns what was known of it before; None: it is written now.
+        """Write a batch that is one part of its home shard. Return an earlier record of it. None: it was written now.
 
         Raises:
             QueueFull, MessageTooLarge, InvalidArgument, ConfigError: as for `decide`.
@@ -138,9 +138,9 @@ class Bulk:
         return shard.run(bound(applied.put_whole, token, size, rows, elsewhere))
 
     def finish(self, token: Token, shards: Iterable[int]) -> None:
-        """Every part is in its shard: the batch is whole.
+        """Mark the batch as complete: every part is in its shard.
 
-        The other shards are synced first, so that no power cut leaves a batch whole here and not there.
+        The other shards are synced first, so that no power cut leaves a batch complete here and incomplete there.
         """
         home = self.home(token)
         for other in shards:
@@ -149,18 +149,18 @@ class Bulk:
         self._shard(home).run(bound(applied.finish, token))
 
     def unfinished(self) -> list[Token]:
-        """Batches that were decided and are not whole: their writers died on the way."""
+        """Return the batches that were decided and are incomplete, because their writers died."""
         return [token for shard in self._store.healthy() for token in shard.read(applied.unfinished, hot=False)]
 
     # ---- their files
 
     def staging(self, writer: str) -> Staging:
-        """The staged files of a writer. The queue is on disk."""
+        """Return the staged files of a writer. The queue is on disk."""
         assert self._store.directory is not None
         return Staging(self._store.directory, writer)
 
     def sweep_staging(self, keep: Iterable[Token]) -> None:
-        """Delete what killed writers left behind and nobody will come back for, by its age.
+        """Delete what killed writers left behind, when it is old enough that they will not continue.
 
         Args:
             keep: batches whose files are needed.

@@ -1,4 +1,4 @@
-"""Messages as blocks of columns: what a bulk read gives, and what is made of the rows of a claim."""
+"""Messages as blocks of columns: the results of a bulk read, and of a claim's rows."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _BODY, _HEADERS, _ID = itemgetter(BODY), itemgetter(HEADERS), itemgetter(ID)
 _SENT_AT, _SEQ = itemgetter(SENT_AT), itemgetter(SEQ)
 
 Runs = Callable[[str, int], tuple[Sequence[int], Sequence[int]]]
-"""Reads so many numbers with commas between them: where they change, each new one, and how often it comes."""
+"""Parses this many comma-separated numbers into runs: the number of each run, and its length."""
 
 
 class PackedColumns(NamedTuple):
-    """Messages as SQLite packed them. Where these are wanted they have no headers, no attempts, and small bodies.
+    """Messages as SQLite packed them, with small bodies. If headers or attempts are wanted, these messages have none.
 
-    What is not wanted is empty.
+    Unwanted columns are empty.
 
     Attributes:
-        messages: how many.
+        messages: their number.
         keys: stored ones, of the lanes in their order.
-        depths: how many messages of each lane there are, lane by lane.
-        seqs, ids, sent_at, sizes: a number for each message, in decimal, with commas between them.
-        bodies: one behind the other, as long as `sizes` says.
+        depths: the number of messages of each lane.
+        seqs, ids, sent_at, sizes: a number for each message, in decimal, separated by commas.
+        bodies: concatenated, with the lengths in `sizes`.
     """
 
     shard: int
@@ -45,12 +45,12 @@ class ListedColumns(NamedTuple):
     """Messages as lists, with an entry for each of them.
 
     Attributes:
-        fresh: the first of them is the first of its lane that is given.
+        fresh: the first of them is the first one read of its lane.
         keys, depths: as in `PackedColumns`.
         sent_at: queue time, microseconds.
-        attempts: handlers that were started and whose lease has ended.
+        attempts: started handlers whose lease has ended.
         headers: JSON; None: there are none.
-        died: where they are dead letters: kind, reason, and time of death, of each.
+        died: for dead letters, the kind, reason and time of death of each.
     """
 
     shard: int
@@ -67,18 +67,18 @@ class ListedColumns(NamedTuple):
 
 
 class BlockSize(NamedTuple):
-    """Most messages of a block of columns, and bytes of their bodies, unless one message has more."""
+    """The maximum number of messages in a block, and of bytes in their bodies. A single message may be larger."""
 
     messages: int
     bytes: int
 
 
 class MessageRange(NamedTuple):
-    """Messages of a shard that one reader takes, as they were planned.
+    """Messages of a shard for one reader, as planned.
 
     Attributes:
         dead: they are dead letters.
-        place: which ones: whole numbers from 0 that mean something to the store alone.
+        place: whole numbers from 0 that only the store interprets.
     """
 
     shard: int
@@ -87,12 +87,12 @@ class MessageRange(NamedTuple):
 
 
 def leased_columns(leases: Iterable[Held], shard: int, size: BlockSize) -> Iterator[ListedColumns]:
-    """The messages of leases that hold them one by one, as blocks of whole lanes, where they fit."""
+    """Yield the messages of leases that hold rows, as blocks of whole lanes where they fit."""
     return listed(((held.key, held.rows) for held in leases), shard, size)
 
 
 def listed(lanes: Iterable[tuple[bytes, Sequence[Row]]], shard: int, size: BlockSize) -> Iterator[ListedColumns]:
-    """Blocks of whole lanes, where they fit.
+    """Yield blocks of whole lanes where they fit.
 
     Args:
         lanes: stored key, and rows of a claim or a scan, with their bodies.
@@ -109,7 +109,7 @@ def listed(lanes: Iterable[tuple[bytes, Sequence[Row]]], shard: int, size: Block
 
 
 def _cut(lanes: deque[tuple[bytes, int]], rows: list[Row], shard: int, size: BlockSize) -> Iterator[ListedColumns]:
-    """Rows, the first of a new lane, in blocks that are not too large."""
+    """Yield rows in blocks that are not too large. The first row begins a lane."""
     at, fresh = 0, True
     while at < len(rows):
         end = _end(rows, at, size)
@@ -127,7 +127,7 @@ def _cut(lanes: deque[tuple[bytes, int]], rows: list[Row], shard: int, size: Blo
             if not whole:
                 lanes.appendleft((key, depth - n))
         some = rows[at:end]
-        # A column at a time: zip(*rows) takes more time than all else here.
+        # Take one column at a time: zip(*rows) takes more time than everything else here.
         yield ListedColumns(
             shard, fresh, keys, depths, list(map(_SEQ, some)), list(map(_ID, some)), list(map(_SENT_AT, some)),
             [starts(row[ATTEMPTS]) for row in some], list(map(_HEADERS, some)), list(map(_BODY, some)),
@@ -137,7 +137,7 @@ def _cut(lanes: deque[tuple[bytes, int]], rows: list[Row], shard: int, size: Blo
 
 
 def _end(rows: Sequence[Row], at: int, size: BlockSize) -> int:
-    """Where a block that begins at a row ends."""
+    """Return the end of a block that begins at a row."""
     end = min(at + size.messages, len(rows))
     if sum(map(len, map(_BODY, rows[at:end]))) <= size.bytes:
         return end

@@ -1,4 +1,4 @@
-"""Sending by columns: what a large batch of plain messages costs without an object for each of them."""
+"""Sending by columns: large batches of plain messages, without an object for each message."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..lanes.send import INLINE_BYTES_MAX, Item
 
 COLUMNS: Final = 6
 CHUNK_ROWS: Final = 16_384
-"""BulkRows whose values are laid out for SQLite at once."""
+"""The number of rows whose values are prepared for SQLite at once."""
 CHUNK_KEYS: Final = 4_096
-"""Lanes that are looked up, or made, at once."""
+"""The number of lanes that are looked up, or created, at once."""
 
 
 class PlainRows(NamedTuple):
     """Messages of one shard without options, key by key.
 
     Attributes:
-        keys: stored keys, each once.
-        counts: how many messages of each there are.
-        places: of every message its place, from 0, in the order of arrival of all of these; ascending within a key.
-        bodies: of every message, those of a key in the order of its sequence.
+        keys: stored keys, without duplicates.
+        counts: the number of messages of each key.
+        places: the place of every message, from 0, in the order of arrival of all of these; ascending within a key.
+        bodies: the body of every message, those of a key in the order of its sequence.
     """
 
     keys: Sequence[bytes]
@@ -40,7 +40,7 @@ BulkRows = PlainRows | Sequence[Item]
 
 
 def append(tx: Tx, rows: BulkRows) -> None:
-    """Append messages to their lanes. All of them, or none. max_depth does not apply: the caller looked at it."""
+    """Append messages to their lanes. All of them are appended, or none. The caller has checked max_depth."""
     if not isinstance(rows, PlainRows):
         send.send(tx, rows)
         return
@@ -50,12 +50,12 @@ def append(tx: Tx, rows: BulkRows) -> None:
     expires = send.times_of(tx.now, None, tx.config).expires
     listed = array("q", bytes(8 * len(places)))  # by place: the lane that its message lists, or 0
     in_key_order = sorted(range(len(keys)), key=keys.__getitem__)
-    # Some lanes at a time: what is known of all of them would take several times the room of their messages.
+    # Handle some lanes at a time: the state of all of them would need several times the memory of their messages.
     for at in range(0, len(keys), CHUNK_KEYS):
         some = in_key_order[at : at + CHUNK_KEYS]
         known = send.tails(tx, [keys[n] for n in some])
         send.issue(tx, [(known[keys[n]], counts[n]) for n in some])
-        some.sort(key=lambda n: known[keys[n]].lane)  # neighbours in the table are written together
+        some.sort(key=lambda n: known[keys[n]].lane)  # so that neighbours in the table are written together
         _append_lanes(tx, rows, [(known[keys[n]], begins[n], counts[n]) for n in some], first, expires, listed)
     assert tx.totals.last_id == first + len(places) - 1, "nothing else issues arrival numbers meanwhile"
     for at in range(0, len(listed), CHUNK_ROWS):
@@ -68,7 +68,7 @@ def append(tx: Tx, rows: BulkRows) -> None:
 def _append_lanes(
     tx: Tx, rows: PlainRows, some: list[tuple[send.Tail, int, int]], first: int, expires: int | None, listed: array[int]
 ) -> None:
-    """The messages of some lanes: (lane, where its messages begin, how many it has). Notes which lanes are to be listed."""
+    """Append messages of some lanes, given as (lane, begin of its messages, count). Note in `listed` which lanes to list."""
     lane_of: list[int] = []
     seqs: list[int] = []
     places: list[int] = []
@@ -76,7 +76,7 @@ def _append_lanes(
     for tail, at, count in some:
         if tail.unlisted:
             listed[rows.places[at]] = tail.lane
-        if count == 1:  # a slice of each would take twice the time, and there may be a key for each message
+        if count == 1:  # slices would take twice the time, and there may be a key for each message
             lane_of.append(tail.lane)
             seqs.append(tail.next)
             places.append(rows.places[at])

@@ -1,7 +1,7 @@
-"""Claiming column by column: SQLite packs a lane's messages, which costs a fifth of making a row of each in Python.
+"""Claiming column by column: SQLite packs a lane's messages, for a fifth of the cost of making a row of each in Python.
 
-For who wants many messages at once, and not one by one: a hand-out. Only for plain messages: without headers, never attempted,
-their bodies in the row, neither delayed nor expired.
+For batches, which want many messages at once. Only for plain messages: without headers, never attempted, with their bodies in the
+row, neither delayed nor expired.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from ..._sql import CLAIM
 from ..commit.tx import Tx
 
 STEP: Final = 5_000
-"""Most messages of a piece. No body of theirs lies apart: they are some megabytes at most."""
+"""The maximum number of messages in a piece. None of their bodies is stored out of line, so they have at most some megabytes."""
 PAUSE: Final = 100
-"""Messages that are read as rows behind one that is not plain, before columns are tried again; twice as many each time."""
+"""The number of messages that are read as rows after one that is not plain, before columns are tried again. Doubles each time."""
 PAUSE_MAX: Final = 10_000
 LANES_MIN: Final = 64
-"""Lanes that are packed together; where there is room for fewer, they come as rows."""
+"""The minimum number of lanes that are packed together. If there is room for fewer, rows are read."""
 LANES_FIRST: Final = 1_000
-"""Lanes that are read together before it is known how deep they are."""
+"""The number of lanes that are read together before their depth is known."""
 SAMPLE: Final = 32
-"""Lanes after which it is asked whether packing pays."""
+"""The number of lanes after which `pays` is consulted."""
 PAYS: Final = 10
-"""Messages of a lane, on an average, from which on it does (measured)."""
+"""The average number of messages in a lane from which packing pays (measured)."""
 
 
 class Piece(NamedTuple):
-    """Messages of one lane that follow one another.
+    """Consecutive messages of one lane.
 
     Attributes:
-        careful: the lane is to be looked at message by message.
+        careful: the lane must be read message by message.
         tail: the lane's last seq.
-        unlike: one of them is not plain, and then the columns are of no use.
-        seqs, ids, sent_at, sizes: a number for each message, in decimal, with commas between them. Who uses them makes sure that
+        unlike: one of the messages is not plain; the columns are then unusable.
+        seqs, ids, sent_at, sizes: a number for each message, in decimal, separated by commas. The user of a piece verifies that
             seqs ascend.
-        bodies: one behind the other, as long as `sizes` says.
-        messages: how many.
+        bodies: concatenated, with the lengths in `sizes`.
+        messages: their number.
         lo, hi: the first and the last seq.
         newest: the last arrival number.
     """
@@ -64,10 +64,10 @@ class Piece(NamedTuple):
 
 
 def ready(tx: Tx, after: int, last: int, step: int) -> Iterator[Piece]:
-    """The first messages of each ready lane, at most `step` of each: the oldest ready head first.
+    """Yield the first messages of each ready lane, at most `step` of each, the oldest ready head first.
 
     Args:
-        after, last: positions behind which and up to which. Positions must not be changed while this is read.
+        after, last: the positions to read, excluding `after`. Positions must not change while this is read.
     """
     found = tx.run(CLAIM.ready_packed, (after, last, step, tx.now))
     try:
@@ -77,16 +77,16 @@ def ready(tx: Tx, after: int, last: int, step: int) -> Iterator[Piece]:
 
 
 def pays(lanes: int, messages: int, each: int | None = None) -> bool:
-    """Whether to go on, after so many: a lane that has one message costs more than its row does.
+    """Return whether packing pays, after this many lanes and messages. A lane with one message costs more than its row.
 
     Args:
-        each: messages of a lane from which on it pays; None: PAYS.
+        each: messages of a lane from which it pays; None: PAYS.
     """
     return lanes < SAMPLE or messages >= (PAYS if each is None else each) * lanes
 
 
 def following(tx: Tx, piece: Piece, step: int) -> Piece:
-    """At most `step` messages behind a piece that does not end its lane."""
+    """Return at most `step` messages after a piece that does not end its lane."""
     return _piece(tx.run(CLAIM.lane_packed, (piece.lane, piece.hi, step, tx.now, piece.position)).get)
 
 
@@ -95,7 +95,7 @@ class Lanes(NamedTuple):
 
     Attributes:
         lanes: ascending.
-        lows, highs, depths: the first and the last seq of each, and how many messages it has.
+        lows, highs, depths: the first and the last seq of each, and its number of messages.
         messages: of all of them.
         seqs, ids, sent_at, sizes, bodies: as in `Piece`, lane by lane.
         newest: the last arrival number of all of them.
@@ -116,15 +116,15 @@ class Lanes(NamedTuple):
 
 
 def together(tx: Tx, lanes: Sequence[int], depth: float, room: int) -> list[Lanes]:
-    """All messages of many lanes, about STEP at a time.
+    """Return all messages of many lanes, about STEP at a time.
 
-    In the order of lanes, and not of their turns: so each page of the table is read once, wherever its lanes stand.
+    They are read in the order of lanes, not of their turns, so that each page of the table is read once.
 
     Args:
         lanes: ascending.
-        depth: about how many messages each has.
+        depth: the approximate number of messages in each.
     Returns:
-        Nothing, where there are more than `room`, or one of them is not plain.
+        Nothing if there are more than `room`, or one of them is not plain.
     """
     found: list[Lanes] = []
     step = int(STEP / depth) + 1
@@ -138,7 +138,7 @@ def together(tx: Tx, lanes: Sequence[int], depth: float, room: int) -> list[Lane
 
 
 def _whole_lanes(tx: Tx, lanes: Sequence[int], limit: int) -> Lanes | None:
-    """None: there are more messages than the limit, or one of them is not plain, or a lane has none."""
+    """Return these lanes. None: there are more messages than the limit, one of them is not plain, or a lane has none."""
     given = apsw.carray(array("q", lanes))
     count, unlike, lane_text, seq_text, ids, sent_at, sizes, bodies, newest = tx.run(
         CLAIM.lanes_packed, (given, limit + 1, tx.now)
@@ -160,7 +160,7 @@ def _whole_lanes(tx: Tx, lanes: Sequence[int], limit: int) -> Lanes | None:
 
 
 def _piece(row: tuple[Any, ...]) -> Piece:
-    """What can be told from the texts is not counted by SQLite: it costs 3 % a column."""
+    """Make a piece of a row. Values that follow from the texts are computed here: in SQLite they cost 3 % per column."""
     *columns, bodies = row
     seqs, ids = columns[6], columns[7]
     return Piece._make((*columns, bodies or b"", seqs.count(",") + 1, int(seqs.partition(",")[0]), _last(seqs), _last(ids)))

@@ -1,9 +1,9 @@
-"""Reading a shard's messages without leasing them, while others work on it.
+"""Read a shard's messages without leasing them, while consumers work on it.
 
-A scan is planned once and read in steps, each a short read transaction. It is bounded by the newest arrival at the plan. A
-step goes on behind the last message of the one before, in lane order, which messages keep while they are pending: so none is
-read twice, and none is missed that stays. One kind moves: a keyless message that is put aside, into a lane of its own; so a
-keyless lane is read together with what left it since the plan, by ranges of arrival.
+A scan is planned once and read in steps, each a short read transaction. It is bounded by the newest arrival at the plan. A step
+continues after the last message of the previous one, in lane order, which messages keep while they are pending. So no message is
+read twice, and none that stays is missed. One kind moves: a keyless message that is parked in a lane of its own. So a keyless
+lane is read together with what left it since the plan, by ranges of arrival.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from .columns import MessageRange, PackedColumns, Runs
 STEP: Final = 2_000
 STEP_BYTES: Final = 16 * 1024 * 1024
 PACKED_STEP: Final = 10_000
-"""Messages of a step that SQLite packs column by column, or fewer than twice as many. No body of theirs lies apart: they are some
-megabytes at most."""
+"""The number of messages in a step that SQLite packs column by column, or fewer than twice as many. None of their bodies is
+stored out of line, so they have at most some megabytes."""
 DEEP: Final = 30
-"""Messages of a lane, on an average, from which on it pays to pack each lane by itself (measured)."""
+"""The average number of messages in a lane from which packing each lane separately pays (measured)."""
 PAUSE_MAX: Final = 32
-"""Most steps that are read as rows before columns are tried again, where they did not fit."""
+"""The maximum number of steps that are read as rows before columns are tried again, after they did not fit."""
 WALK_LANES: Final = 10_000
-"""Up to so many lanes are counted one by one for a plan; more are taken to be equally deep."""
+"""Up to this number, lanes are counted one by one for a plan. More are assumed to be equally deep."""
 
 
 @attrs.frozen
 class Segment:
-    """Lanes that one task reads: those after `after` up to `last`; or one lane for keyless messages."""
+    """Lanes that one task reads: those after `after` up to `last`, or one lane for keyless messages."""
 
     after: int
     last: int
@@ -65,12 +65,12 @@ class Plan:
 
 
 def plan(db: apsw.Connection, *, dead: bool, per_task: int) -> Plan:
-    """How to read what is pending (or dead) now, in tasks of about so many messages. A lane belongs to one task."""
+    """Plan to read what is pending (or dead) now, in tasks of about this many messages. A lane belongs to one task."""
     totals = Totals.read(db)
     messages = totals.dead if dead else totals.pending
     if not messages:
         return Plan(totals.last_id, totals.last_lane, ())
-    # Of one size: a last task with few messages would cost as much to start as any.
+    # Tasks of one size: a last task with few messages would cost as much to start as any.
     parts = max(1, round(messages / per_task))
     per_task = -(-messages // parts)
     apart: list[Any] = [] if dead else db.execute(SCAN.keyless).fetchall()
@@ -89,7 +89,7 @@ def plan(db: apsw.Connection, *, dead: bool, per_task: int) -> Plan:
 
 
 def _cuts(db: apsw.Connection, last_lane: int, per_task: int) -> Iterator[int]:
-    """Last lanes of tasks, by counting."""
+    """Yield the last lanes of tasks, by counting messages."""
     n = 0
     rows: list[Any] = db.execute(SCAN.lanes_to, (0, WALK_LANES)).fetchall()
     for lane, depth in rows:
@@ -111,7 +111,7 @@ def _segments(after: int, last: int, keyless: set[int]) -> Iterator[Segment]:
 
 
 def pending(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
-    """The messages of a segment, in steps; rows as a claim has them, with their bodies."""
+    """Yield the messages of a segment in steps, as rows of a claim with their bodies."""
     if segment.keyless:
         return _keyless(shard, plan, segment.last)
     return _walk(shard, SCAN.messages, plan, segment)
@@ -120,11 +120,11 @@ def pending(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
 def columns(
     shard: Shard, plan: Plan, segment: Segment, wanted: Collection[str], runs: Runs
 ) -> Iterator[PackedColumns | list[Row]]:
-    """What `pending` gives, column by column where the messages allow it: that costs a third of making rows of them in Python.
+    """Yield what `pending` yields, as columns where the messages permit it. That costs a third of making rows of them in Python.
 
     Args:
         wanted: of key, seq, id, sent_at, attempts, headers, body. Rows have all of them.
-        runs: there are faster ways to read many numbers than Python's, but not here.
+        runs: parses many numbers. Callers have faster ways than Python's.
     """
     if segment.keyless:
         yield from _keyless(shard, plan, segment.last)
@@ -149,10 +149,10 @@ def columns(
 
 
 class _Columns:
-    """Where a reading of columns is, and its next step: lane by lane where lanes are deep, else whatever lanes come.
+    """The position of a reading of columns, and its next step: lane by lane if lanes are deep, else across lanes.
 
     Attributes:
-        at: the lane and seq behind which the next step begins.
+        at: the lane and seq after which the next step begins.
         whole: there is nothing more.
     """
 
@@ -169,10 +169,10 @@ class _Columns:
         self._packed = choose(SCAN.packed, wanted)
 
     def step(self, db: apsw.Connection) -> PackedColumns | None:
-        """None: what comes has to be read as rows."""
+        """Read the next step. Return None if it has to be read as rows."""
         if self._many_lanes is None:
             totals = Totals.read(db)
-            # Lanes that have nothing are walked over, too: they must be few beside the messages.
+            # Empty lanes are walked over, too, so there must be few of them compared to the messages.
             self._many_lanes = totals.pending < DEEP * totals.lanes
         found = self._lanes(db) if self._deep and not self._many_lanes else self._messages(db)
         if found is not None:
@@ -228,14 +228,14 @@ class _Columns:
         return PackedColumns(self._shard, count, keys, depths, seqs, ids or "", sent_at or "", sizes or "", bodies or b"")
 
     def _is_plain(self, count: int, headed: int | None, tried: int | None, sizes: str | None) -> bool:
-        """Can so many messages be told by columns alone? Where a body lies apart, there are fewer sizes."""
+        """Return whether columns suffice for this many messages. If a body is stored out of line, there are fewer sizes."""
         if headed or tried:
             return False
         return "body" not in self._wanted or (sizes is not None and sizes.count(",") + 1 == count)
 
 
 def dead(shard: Shard, plan: Plan, segment: Segment) -> Iterator[list[Row]]:
-    """The dead letters of a segment, in the same way; then kind, reason and time of death."""
+    """Yield the dead letters of a segment in the same way, followed by kind, reason and time of death."""
     return _walk(shard, SCAN.dead, plan, segment)
 
 
@@ -251,14 +251,14 @@ def _walk(shard: Shard, statement: str, plan: Plan, segment: Segment) -> Iterato
 
 
 def _step(db: apsw.Connection, statement: str, values: tuple[int, ...]) -> tuple[list[Row], bool]:
-    """Rows with their bodies, fewer where they are large; and whether there are no more."""
+    """Return rows with their bodies, fewer if those are large, and whether there are no more."""
     found: list[Row] = db.execute(statement, values).fetchall()
     rows = _with_bodies(db, found)
     return rows, len(rows) == len(found) < values[-1]
 
 
 def _with_bodies(db: apsw.Connection, rows: list[Row]) -> list[Row]:
-    """Fetch the bodies that lie apart, as far as they are not too many bytes for one step."""
+    """Fetch the bodies that are stored out of line, up to the limit of one step."""
     if all(row[BODY] is not None for row in rows):
         return rows
     out: list[Row] = []
@@ -275,7 +275,7 @@ def _with_bodies(db: apsw.Connection, rows: list[Row]) -> list[Row]:
 
 
 def _keyless(shard: Shard, plan: Plan, lane: int) -> Iterator[list[Row]]:
-    """One keyless lane, and what left it since the plan: each step has one range of arrivals, from wherever they lie now."""
+    """Yield one keyless lane, and what left it since the plan. Each step has one range of arrivals, wherever they are now."""
     seq, seen = 0, 0
 
     def step(db: apsw.Connection) -> tuple[list[Row], list[Row], bool]:
@@ -300,7 +300,7 @@ def _keyless(shard: Shard, plan: Plan, lane: int) -> Iterator[list[Row]]:
 
 
 def plan_keys(db: apsw.Connection, keys: Collection[bytes]) -> Plan:
-    """How to read what is pending (or dead) of these keys now: one task, with a segment for each key's lane."""
+    """Plan to read what is pending (or dead) of these keys now: one task, with a segment for each key's lane."""
     totals = Totals.read(db)
     found = [db.execute(LANES.by_key, (key,)).get for key in keys]
     segments = tuple(Segment(lane - 1, lane) for lane in sorted(lane for lane in found if lane is not None))
@@ -308,17 +308,17 @@ def plan_keys(db: apsw.Connection, keys: Collection[bytes]) -> Plan:
 
 
 def plan_shard(shard: Shard, *, dead: bool, per_task: int) -> Plan:
-    """`plan`, in a short read transaction. What is pending then lies in the tables, until it is resolved."""
+    """Run `plan` in a short read transaction. Pending messages are then in the tables until they are resolved."""
     if not dead:
         _cool(shard)
     return shard.look(lambda db: plan(db, dead=dead, per_task=per_task), hot=False)
 
 
 def _cool(shard: Shard) -> None:
-    """Bring hot lanes to the tables.
+    """Move hot lanes to the tables.
 
     Raises:
-        StoreError: there are some, and the queue is open for reading only.
+        StoreError: there are some, and the queue is open read-only.
     """
     if not shard.read_only:
         shard.cool()
@@ -331,7 +331,7 @@ def _cool(shard: Shard) -> None:
 
 
 def ranges(shard: Shard, *, dead: bool, per_task: int, keys: Collection[bytes] | None = None) -> list[MessageRange]:
-    """A plan, as ranges that can be given away: one for each task.
+    """Return a plan as ranges for readers, one for each task.
 
     Args:
         keys: only the messages of these keys of the shard; None: all.
@@ -351,10 +351,10 @@ def ranges(shard: Shard, *, dead: bool, per_task: int, keys: Collection[bytes] |
 
 
 def planned(part: MessageRange) -> tuple[Plan, list[Segment]]:
-    """The plan, and the segments, of a range that was given away.
+    """Return the plan and the segments of a range.
 
     Raises:
-        InvalidArgument: it is no range of `ranges`.
+        InvalidArgument: it is not a range of `ranges`.
     """
     if len(part.place) < 2 or (len(part.place) - 2) % 3:
         raise InvalidArgument("this is no range of messages that a queue has planned")
@@ -364,7 +364,7 @@ def planned(part: MessageRange) -> tuple[Plan, list[Segment]]:
 
 
 def read(shard: Shard, part: MessageRange, wanted: Collection[str], runs: Runs) -> Iterator[PackedColumns | list[Row]]:
-    """The messages of a range that are still there, in steps."""
+    """Yield the messages of a range that still exist, in steps."""
     plan, segments = planned(part)
     for segment in segments:
         yield from dead(shard, plan, segment) if part.dead else columns(shard, plan, segment, wanted, runs)

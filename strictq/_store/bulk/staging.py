@@ -1,9 +1,9 @@
-"""Files that wait to become messages: what tasks of a batch have written, until the batch is applied or given up.
+"""Staged files: what the tasks of a batch have written, until the batch is applied or abandoned.
 
     orders.strictq/staging/<digest of the writer>/<batch number>-<run>/<file>
 
-A run is one try at a batch; its files are private to it. They are named, never found by looking, so what a killed task
-left behind is never read; it is deleted with its batch, or by `sweep`.
+A run is one attempt at a batch, and its files are private to it. Files are found by their recorded names and never by listing
+a directory, so what a killed task left behind is never read. It is deleted with its batch, or by `sweep`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ except ImportError:  # pragma: no cover - Windows
 DIRECTORY: Final = "staging"
 LOCK: Final = "lock"
 ABANDONED_SECONDS: Final = 3 * 86_400.0
-"""Age at which a run that nobody decided for is taken for dead. (A live one is as old as its batch takes.)"""
+"""The age at which an undecided run is taken for dead. (A live one is as old as its batch takes.)"""
 LOCK_SECONDS: Final = 60.0
 _MODE: Final = 0o700
 _RUN: Final = re.compile(r"(\d{1,19})-[0-9a-f]{12}")
@@ -37,18 +37,18 @@ _FILE: Final = re.compile(r"\d{1,19}-[0-9a-f]{12}/[0-9a-f]{16}\.arrow")
 
 
 def new_run() -> str:
-    """A name that no other try at a batch has."""
+    """Return a name that no other attempt at a batch has."""
     return os.urandom(6).hex()
 
 
 def new_file(number: int, run: str) -> str:
-    """A name that no other file of a batch has."""
+    """Return a name that no other file of a batch has."""
     return f"{number}-{run}/{os.urandom(8).hex()}.arrow"
 
 
 def digest(writer: str) -> str:
-    """The name of a writer's directory: whatever characters the writer's name has."""
-    from hashlib import blake2b  # late: few programs stage files
+    """Return the name of a writer's directory. The writer's name may contain any characters."""
+    from hashlib import blake2b  # imported late: few programs stage files
 
     return blake2b(writer.encode(), digest_size=16).hexdigest()
 
@@ -61,10 +61,10 @@ class Staging:
         self.place = self.root / digest(writer)
 
     def create(self, number: int, run: str) -> tuple[str, BinaryIO]:
-        """A new, empty file of a run, and the name under which `path` finds it again.
+        """Create an empty file of a run. Return its name for `path`, and the file.
 
         Raises:
-            StoreError: it can't be made.
+            StoreError: it can't be created.
         """
         name = new_file(number, run)
         path = self.place / name
@@ -75,10 +75,10 @@ class Staging:
             raise failure(f"a staging file can't be made in {self.root}", e) from e
 
     def put(self, name: str, offset: int, data: bytes) -> None:
-        """Write a piece of a file at its place. The first one makes the file; a piece that comes again changes nothing.
+        """Write a piece of a file at its offset. The first piece creates the file. A repeated piece changes nothing.
 
         Raises:
-            StoreError: it can't be written, or a piece before it is missing; or that is no name of a staged file.
+            StoreError: it can't be written, an earlier piece is missing, or the name is not that of a staged file.
         """
         path = self.path(name)
         try:
@@ -104,10 +104,10 @@ class Staging:
         _require_directory(self.root)
 
     def path(self, name: str) -> Path:
-        """Where a staged file lies.
+        """Return the path of a staged file.
 
         Raises:
-            StoreError: that is no name of a staged file.
+            StoreError: the name is not that of a staged file.
         """
         if not _FILE.fullmatch(name):
             raise StoreError(f"{name!r} is not the name of a staging file", shard=-1)
@@ -130,7 +130,7 @@ class Staging:
             raise failure("a staging file could not be synced", e) from e
 
     def drop(self, names: Iterable[str]) -> None:
-        """Delete single files, and what is empty without them."""
+        """Delete single files, and directories that are empty without them."""
         for name in names:
             with suppress(OSError):
                 self.path(name).unlink()
@@ -138,25 +138,25 @@ class Staging:
                 self.path(name).parent.rmdir()
 
     def drop_run(self, number: int, run: str) -> None:
-        """Delete all files of one try."""
+        """Delete all files of one attempt."""
         remove_tree(self.place / f"{number}-{run}")
 
     def drop_up_to(self, number: int) -> None:
-        """Delete all files of this batch and of earlier ones: it is whole, so nobody needs them."""
+        """Delete all files of this batch and of earlier ones. The batch is complete, so they are not needed."""
         for entry in _entries(self.place):
             found = _RUN.fullmatch(entry.name)
             if found and int(found[1]) <= number:
                 remove_tree(entry.path)
 
     def close(self) -> None:
-        """Delete the writer's directory if there is nothing in it any more."""
+        """Delete the writer's directory if it is empty."""
         _remove_empty(self.place)
 
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[bool]:
-        """Hold the writer's lock, so that two processes do not do the same work. False: another one holds it.
+        """Hold the writer's lock, so that two processes do not do the same work. Yield False if another one holds it.
 
-        It keeps work from being done twice at the same time, not from being committed twice: that is the tables' part.
+        The lock prevents work from being done twice at the same time. The tables prevent it from being committed twice.
         """
         if fcntl is None or not self.place.is_dir():
             yield True
@@ -170,10 +170,10 @@ class Staging:
 
 
 def sweep(queue: Path, keep: Iterable[tuple[str, int]], *, now: float | None = None) -> None:
-    """Delete what killed writers left behind and nobody will come back for, by its age.
+    """Delete what killed writers left behind, when it is old enough that they will not continue.
 
     Args:
-        keep: tokens (writer, number) of batches that were decided and are not whole.
+        keep: tokens (writer, number) of batches that are decided and incomplete.
     """
     root = queue / DIRECTORY
     decided = {(digest(writer), number) for writer, number in keep}
@@ -202,7 +202,7 @@ def _entries(path: Path) -> list[os.DirEntry[str]]:
 
 
 def _remove_empty(place: Path) -> None:
-    """Delete a writer's directory if there is nothing but its lock in it."""
+    """Delete a writer's directory if it holds nothing but its lock."""
     if all(entry.name == LOCK for entry in _entries(place)):
         with suppress(OSError):
             (place / LOCK).unlink(missing_ok=True)
@@ -210,7 +210,7 @@ def _remove_empty(place: Path) -> None:
 
 
 def _newest(run: os.DirEntry[str]) -> float:
-    """When something was last written into a run."""
+    """Return when a run was last written to."""
     times = [os.stat(run.path).st_mtime]
     for entry in _entries(Path(run.path)):
         with suppress(FileNotFoundError):

@@ -164,9 +164,8 @@ class ShardWal:
         A checkpoint instead would bring the database ahead of the WAL that is really on the disk; a power cut would then mix
         the two.
 
-        What lies behind the newest commit is dropped. A commit whose sync failed may be complete there, and a power cut would
-        bring it
-        back after readers saw that it had not happened.
+        What follows the newest commit is dropped. A commit whose sync failed may be complete there, and a power cut would bring
+        it back after readers saw that it had not happened.
 
         Commits may be lost, among them leases. Their tokens are never issued again.
         """

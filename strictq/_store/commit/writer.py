@@ -617,10 +617,9 @@ class Writer:
                 db.close()
 
     def _distrust_connection(self) -> None:
-        """Drop the connection after a failed read, write or sync, since its page cache may differ from the disk. The next call
-        reopens it.
+        """Drop the connection after a failed read, write or sync: its page cache may differ from the disk.
 
-        In memory there is no disk, and the data exists in the connection only.
+        The next call opens a new one. In memory there is no disk, and the data exists in the connection only.
         """
         if not self._in_memory:
             self._drop_connection()
@@ -716,8 +715,7 @@ class Writer:
     # ---- forks (fork.py calls these)
 
     def quiesce(self) -> bool:
-        """Wait for the running transaction and close the connection, before a fork. Return False if the lock was not free in
-        time.
+        """Wait for the running transaction and close the connection, before a fork. Return False if the lock was not free.
 
         A transaction that the forking thread itself has open is rolled back: shared by two processes, it would lose commits.
         """

@@ -41,8 +41,7 @@ class Presence(Lock):
         return self._lock(shared=False, seconds=0.0) and self._lock(shared=True, seconds=0.0)
 
     def split(self) -> None:
-        """Acquire an own share in a forked child. With the share that came through the fork, parent and child would not exclude
-        each other."""
+        """Acquire a new lock in a forked child. With the inherited one, parent and child would not exclude each other."""
         inherited, self._fd = self._fd, None
         if inherited is None:
             return
@@ -72,7 +71,7 @@ class PrivateLock:
         self._consumer = consumer
         self._held = False
 
-    def alone(self, seconds: float) -> bool:  # noqa: ARG002 - nobody else could let go of it meanwhile
+    def alone(self, seconds: float) -> bool:  # noqa: ARG002 - a wait is pointless: no other process can hold it
         """Acquire the lock, unless it is held."""
         if not self._held and self._consumer in self._taken:
             return False

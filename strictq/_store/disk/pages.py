@@ -265,8 +265,7 @@ class Tree:
         return None if cell.payload is None else record(self.file, cell.payload, cell.size, cell.overflow)
 
     def found_again(self, free: set[int] | None, is_ours: Callable[[int | None, Row], bool]) -> Iterator[tuple[int | None, Row]]:
-        """Yield rows of pages below damaged ones. They belong to this tree: they fit between its lost keys, and no other tree has
-        them.
+        """Yield rows of pages below damaged ones. They fit between this tree's lost keys, and belong to no other tree.
 
         Args:
             free: the pages of the free list. None: it is unknown, so an old page can't be distinguished from a used one.

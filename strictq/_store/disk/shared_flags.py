@@ -2,7 +2,7 @@
 
 Processes share one small memory-mapped file. A process that commits something claimable writes a value that was never there
 before, and waiting receivers compare eight bytes every few milliseconds. The cost does not grow with shards or messages.
-The same file holds three more facts: when a consumer last waited in vain, for workers that hold more than they can begin; which
+The same file holds three more facts: when a consumer last found no message, for workers that hold more than they can begin; which
 shards had a failed sync, for the processes that did not see the error; and how many commits of a shard are unsynced. These
 outlive the process that wrote them, but not the machine's boot.
 """
@@ -26,7 +26,7 @@ _SLOT: Final = struct.Struct("=Q")
 _SHORT: Final = _SLOT.size
 """Offset of the flag that the reserve for a full disk is in use."""
 _IDLE: Final = 2 * _SLOT.size
-"""Offset of the consumer that last waited in vain, and when."""
+"""Offset of the consumer that last found no message, and when."""
 _BOOT: Final = 3 * _SLOT.size
 """Offset of the boot that the following bytes belong to."""
 _SUSPECTS: Final = 4 * _SLOT.size
@@ -52,7 +52,7 @@ class Waker:
         if path is not None:
             try:
                 self._map = _map(path, read_only)
-            except (OSError, ValueError):  # without the file, waiters look by themselves once a second
+            except (OSError, ValueError):  # without the file, waiters check once a second
                 files.require_descriptors()
         self._count = 0
         self._name = int.from_bytes(os.urandom(4), "little")
@@ -119,7 +119,7 @@ class Waker:
                 self._idle_waiting -= idle
 
     def show_idle(self, name: int | None = None) -> None:
-        """Show that a consumer waits in vain and would take any message. Must be repeated while that is so.
+        """Show that a consumer finds no message and would take any. Must be repeated while that is so.
 
         Args:
             name: the consumer's, NAME_BITS random bits. None: a consumer that holds nothing when it shows itself.
@@ -131,7 +131,7 @@ class Waker:
             _SLOT.pack_into(self._map, _IDLE, stamp)
 
     def somebody_idle(self, name: int) -> bool:
-        """Return whether a consumer other than `name` waits in vain, in this or another process. Costs next to nothing.
+        """Return whether a consumer other than `name` finds no message, in this or another process. Costs next to nothing.
 
         Only the last one that showed itself is known. That suffices: a worker releases messages in small steps, and looks again.
         """

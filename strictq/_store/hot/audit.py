@@ -1,4 +1,4 @@
-"""What must be true of the logs of a shard: found by walking through them, without the code that works with them."""
+"""Check the invariants of a shard's logs by reading them, without the code that works with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from .memory import ACK, CLAIM, COOL, EXTEND, ID_BYTES, RELEASE, START, decoded_
 
 
 class _Lane:
-    """`first`, `seq`: its first and last seq in the inbox. `waiting`: what is not resolved; `leased`: so many of the first."""
+    """`first`, `seq`: its first and last seq in the inbox.
+
+    `waiting`: its unresolved messages; `leased`: how many of the first.
+    """
 
     __slots__ = ("first", "leased", "newest", "seq", "waiting")
 
@@ -27,7 +30,7 @@ class _Lane:
 
 
 class Audit:
-    """One walk, in a read transaction that sees the tables alone."""
+    """One check, in a read transaction that sees the tables alone."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
@@ -38,7 +41,7 @@ class Audit:
         self._cut = 0
 
     def findings(self) -> Iterator[str]:
-        """What is wrong. A row of the journal that can't be read ends the walk."""
+        """Yield what is wrong. Stops at a journal row that can't be read."""
         counted = self._db.execute(HOT.counted).get
         if counted is None:
             yield "the row of `counted` is missing"
@@ -106,7 +109,7 @@ class Audit:
         return None
 
     def _happens(self, kind: int, data: bytes, count: int, token: int, top: int) -> str | None:
-        """Returns what is wrong with the row."""
+        """Apply a row, and return what is wrong with it, or None."""
         if kind not in (CLAIM, ACK, START, EXTEND, RELEASE):
             return f"has the unknown kind {kind}"
         if len(data) != count * ID_BYTES or not count:
@@ -142,7 +145,7 @@ class Audit:
         return None
 
     def _tables(self) -> Iterator[str]:
-        """A lane is hot or cold, never both, and what has cooled is known to its row."""
+        """Verify that a lane is either hot or cold, and that a cooled lane's row has its last seq."""
         floor: int = self._db.execute(HOT.floor).get
         for key, lane in self._lanes.items():
             row = self._db.execute(HOT.cold_rows, (key,)).get
@@ -151,7 +154,7 @@ class Audit:
             tail = floor if row is None else row[-1]
             if row is not None and tail > lane.seq:
                 yield f"the lane of key {key!r} is hot with seq {lane.seq}, and its row has seq {tail}"
-            # Where rows were cut, its first ones may have been.
+            # If rows were deleted, its first ones may be among them.
             elif not self._cut and lane.first > tail + 1:
                 yield f"the lane of key {key!r} is hot from seq {lane.first} on, and its row has seq {tail}"
         for key, seq in self._cold.items():

@@ -1,7 +1,7 @@
-"""Hot lanes cool: what they hold moves to the tables of `lanes/`, and the logs behind it are cut.
+"""Cooling: the contents of hot lanes move to the tables of `lanes/`, and their rows are deleted from the logs.
 
-A lane cools when something is wanted of it that only those tables know (`cool`), or when its oldest row in the inbox is old
-(`fold`). A row of the journal says so to every other memory, in the same transaction.
+A lane cools when an operation needs what only those tables have (`cool`), or when its oldest row in the inbox is old (`fold`). A
+row of the journal records that for every other process's memory, in the same transaction.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..lanes.leases import ID
 from .memory import COOL, DONE_LOW, ENTRY_HI, ENTRY_ID, HotLane, Memory, encoded_keys
 
 WINDOW: Final = 16_384
-"""Rows of the inbox behind which lanes cool."""
+"""The number of rows in the inbox beyond which lanes cool."""
 STEP: Final = 1_024
-"""Rows of the inbox that one transaction folds, unless it adds more."""
+"""The number of rows of the inbox that one transaction folds, unless it adds more."""
 EVENTS_MAX: Final = 4 * WINDOW
-"""Rows of the journal: with more, every lane cools."""
+"""The number of rows in the journal beyond which every lane cools."""
 TAILS_MAX: Final = 131_072
-"""Lanes that cooled empty and whose last seq memory keeps, so that a send need not look for them."""
+"""The number of lanes that cooled empty whose last seq memory keeps, so that a send need not look for them."""
 LANE_ROWS_MAX: Final = 4_096
 """A lane with more unresolved messages is a backlog, and cools."""
 _IDS: Final = repeated(HOT.lanes_of, 64, 16, 4, 1)
@@ -40,7 +40,7 @@ def cool(tx: Tx, some: Iterable[HotLane]) -> None:
 
 
 def cool_key(tx: Tx, key: bytes) -> None:
-    """Move the lane of this key to the tables, if it is hot. Whatever is written to the row of a lane is preceded by this."""
+    """Move the lane of this key to the tables, if it is hot. Must precede every write to the row of a lane."""
     hot = tx.hot
     if hot is not None:
         if (lane := hot.lanes.get(key)) is not None:
@@ -49,13 +49,13 @@ def cool_key(tx: Tx, key: bytes) -> None:
 
 
 def forget_rows(tx: Tx) -> None:
-    """Rows of lanes were removed."""
+    """Forget row numbers in memory: rows of lanes were deleted."""
     if tx.hot is not None:
         tx.hot.forget_numbers()
 
 
 def cool_lane(tx: Tx, lane: int) -> None:
-    """The same for the lane with this id."""
+    """Do the same for the lane with this id."""
     if tx.hot is not None and tx.hot.lanes and (row := tx.run(LANES.get, (lane,)).get) is not None:
         cool_key(tx, row[1])
 
@@ -67,7 +67,7 @@ def cool_all(tx: Tx) -> None:
 
 
 def cool_some(tx: Tx) -> bool:
-    """A bounded step towards `cool_all`. Returns whether no lane is hot any more."""
+    """Take a bounded step towards `cool_all`. Return whether no lane is hot any more."""
     hot = tx.hot
     if hot is not None and hot.lanes:
         if len(hot.ids) > STEP:
@@ -78,7 +78,7 @@ def cool_some(tx: Tx) -> bool:
 
 
 def cut(tx: Tx) -> None:
-    """Cut the rows that no lane needs: on a full disk, they take the room of what is sent next."""
+    """Delete the rows that no lane needs: on a full disk, they take the room of new messages."""
     hot = tx.hot
     if hot is not None and hot.ids:
         needed = min((lane.low for lane in hot.lanes.values() if lane.rows), default=hot.top + 1)
@@ -88,7 +88,10 @@ def cut(tx: Tx) -> None:
 
 
 def fold(tx: Tx) -> None:
-    """A bounded step, where the logs are long: cool the lanes whose oldest row is oldest, and cut the rows that no lane needs."""
+    """Cool the lanes with the oldest rows, and delete rows that no lane needs, in one bounded step.
+
+    Does nothing if the logs are short.
+    """
     hot = tx.hot
     if hot is None:
         return
@@ -101,7 +104,7 @@ def fold(tx: Tx) -> None:
 def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:
     owners = hot.owners(rows)
     leaving = [lane for lane in owners if lane.low <= upto]
-    # Lanes that stay hot: those of their last acks whose messages are cut are kept in their rows, for a retried call.
+    # The last acks of lanes that stay hot move to the lanes' rows if their messages are deleted, for a retried call.
     known = [lane for lane in owners if lane.low > upto and lane.done is not None and lane.done[DONE_LOW] <= upto]
     for lane in known:
         assert lane.done is not None
@@ -112,18 +115,18 @@ def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:
 
 
 def number(tx: Tx, lane: HotLane) -> int:
-    """The id of the row of a lane that stays hot. It is made if there is none."""
+    """Return the id of the row of a lane that stays hot. The row is created if there is none."""
     assert tx.hot is not None
-    tx.hot.unsure = True  # the id is not known if this is undone
+    tx.hot.unsure = True  # the id becomes unknown if this is rolled back
     _numbered(tx, [lane])
     return lane.number
 
 
 def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int, known: Sequence[HotLane] = ()) -> None:
-    """Write what lanes hold to the tables, and take them out of the logs.
+    """Write the contents of lanes to the tables, and remove them from the logs.
 
     Args:
-        upto: rows of the inbox up to here are cut: no other lane needs one.
+        upto: rows of the inbox up to here are deleted: no other lane needs them.
         known: lanes that stay hot, and whose last acks are in their rows now.
     """
     if not leaving and not upto:
@@ -144,11 +147,11 @@ def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int, known: Seq
             cut = hot.events.popleft()[ENTRY_ID]
         if cut:
             tx.run(HOT.cut_journal, (cut,))
-    tx.dirty = True  # the counter row includes what was cut
+    tx.dirty = True  # the counter row includes what was deleted
 
 
 def _numbered(tx: Tx, leaving: Sequence[HotLane]) -> list[tuple[int, HotLane]]:
-    """The lanes with their ids; rows of `lane` are made where there are none."""
+    """Return the lanes with their ids. Rows of `lane` are created where there are none."""
     unknown = {lane.key: lane for lane in leaving if not lane.number}
     keys = sorted(unknown)
     at, left = 0, len(keys)

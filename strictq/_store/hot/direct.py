@@ -1,8 +1,8 @@
-"""What is done with hot lanes by one statement, which is a transaction of its own.
+"""Operations on hot lanes with one statement, which is its own transaction.
 
 A send, a receive or an ack of hot lanes writes one row of a log. The statement that writes it compares both logs and the gate
-with memory, as every transaction does when it begins, and writes nothing if they differ. So BEGIN, that look and COMMIT are left
-out. Memory changes behind the statement. None means that nothing changed: it can't be done so, and an operation has to do it.
+with memory, as every transaction does when it begins, and writes nothing if they differ. So BEGIN, that read and COMMIT are
+omitted. Memory changes after the statement. A result of None means that nothing changed, and a normal operation must do it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ..lanes.send import INLINE_BYTES_MAX, Item, Sent
 from . import cooling, tier
 from .memory import ACK, CLAIM, Claim, HotLane, Memory
 
-# Past the constructor's argument handling, which costs as much again.
+# Bypasses the constructor's argument handling, which costs as much again.
 _claim_of: Final = tuple.__new__
 _Taken = list[tuple[HotLane, list[Row]]]
 
 
 class DirectHost(Protocol):
-    """What it asks of the queue it belongs to."""
+    """What this needs from its queue."""
 
     settings: tuple[QueueConfig, int]
     observers: Observers
@@ -45,19 +45,19 @@ class Commit(Protocol):
 
     @property
     def committed(self) -> bool:
-        """Whether it is."""
+        """Whether it is committed."""
         ...
 
 
 Brought = tuple[Any, Commit, Claimed]
-"""What a claim leased, in which Shard, and whether that is committed."""
+"""The Shard of a claim, its commit, and its leases."""
 
 
 class Attempt:
-    """A receive from one shard that is tried.
+    """An attempted receive from one shard.
 
     Attributes:
-        brought: gets what it leases just before that is committed, for a caller that is interrupted on the way.
+        brought: gets the claim just before it is committed, for a caller that is interrupted.
     """
 
     __slots__ = ("brought", "committed", "lease", "request", "shard")
@@ -84,7 +84,7 @@ class Direct:
         self._lease = 0
 
     def _may(self, settings: tuple[QueueConfig, int]) -> bool:
-        """Do the settings allow it, and has no observer to be called?"""
+        """Return whether the settings permit it, and no observer must be called."""
         if settings is not self._settings:
             config = settings[0]
             self._settles = config.history == "off"
@@ -97,7 +97,7 @@ class Direct:
         """Append a plain message.
 
         Args:
-            checked: the settings that it was checked against.
+            checked: the settings that it was validated against.
         """
         settings = self._host.settings
         if (
@@ -116,7 +116,7 @@ class Direct:
         """Lease from hot lanes alone, as `claim.claim` would.
 
         Args:
-            seconds: how long to wait for the write lock; None: as every call does.
+            seconds: how long to wait for the write lock; None: BUSY_SECONDS.
         """
         settings, request = self._host.settings, attempt.request
         if (
@@ -128,7 +128,7 @@ class Direct:
         return self._writer.direct(self._claim, attempt, settings, seconds)
 
     def ack(self, batches: Sequence[Settlement]) -> list[Lost] | None:
-        """Resolve what live leases of hot lanes hold, all of it."""
+        """Ack these messages if live leases of hot lanes hold all of them."""
         settings = self._host.settings
         if not self._may(settings):
             return None
@@ -140,7 +140,7 @@ class Direct:
         return [{}] if len(batches) == 1 else [{} for _ in batches]
 
     def ack_one(self, key: bytes, token: int, seq: int) -> bool:
-        """Resolve the only message that a live lease of a hot lane holds. False: it is to be done as any other ack."""
+        """Ack the only message that a live lease of a hot lane holds. Return False if a normal ack must do it."""
         settings = self._host.settings
         ready = self._writer.direct(_ack_one, (key, token, seq), settings) if self._may(settings) else None
         if ready:
@@ -191,10 +191,10 @@ class Direct:
 
 
 def _take(hot: Memory, room: int, most: int, now: int) -> tuple[_Taken, int]:
-    """Take the next lanes out of the order, and their first messages. Nothing, if one of them is not for hot lanes alone.
+    """Remove the next lanes from the order, with their first messages. Takes nothing if one of them needs the tables.
 
     Returns:
-        What was taken, and how much room is left.
+        The lanes with their messages, and the remaining room.
     """
     taken: _Taken = []
     while room > 0 and (head := hot.head()) is not None:
@@ -214,13 +214,13 @@ def _put_back(hot: Memory, taken: _Taken) -> None:
 
 
 def _refused(hot: Memory, taken: _Taken) -> None:
-    """Nothing was written."""
+    """Restore memory: nothing was written."""
     _put_back(hot, taken)
     hot.unsure = hot.is_current = False
 
 
 def _numbers(taken: _Taken) -> tuple[bytes, int]:
-    """The arrival numbers of these messages, as a row of the journal has them, and the largest."""
+    """Return the arrival numbers of these messages as the journal stores them, and the largest."""
     if len(taken) == 1 and len(rows := taken[0][1]) == 1:
         newest: int = rows[0][ID]
         return newest.to_bytes(8, sys.byteorder), newest
@@ -241,7 +241,7 @@ def _send(db: apsw.Connection, hot: Memory, totals: Totals, now: int, item: Item
             return None
         lane = HotLane(key, tail[1], tail[0])
     if len(hot.ids) >= cooling.WINDOW + cooling.STEP or len(hot.events) > cooling.EVENTS_MAX:
-        return None  # it is time to fold
+        return None  # it must be folded first
     arrival, seq = totals.last_id + 1, lane.seq + 1
     hot.unsure = True
     try:
@@ -291,7 +291,7 @@ def _ack_one(db: apsw.Connection, hot: Memory, totals: Totals, now: int, what: t
 
 
 def _resolve(db: apsw.Connection, hot: Memory, totals: Totals, now: int, taken: _Taken) -> bool | None:
-    """Write that these are acked. Returns whether a lane is ready now; None: nothing was written."""
+    """Write the ack of these messages. Return whether a lane is ready now. None: nothing was written."""
     data, newest = _numbers(taken)
     event, n = hot.seen + 1, len(data) // 8
     hot.unsure = True

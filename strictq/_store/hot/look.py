@@ -1,7 +1,7 @@
-"""Looks at a shard that has hot lanes: its tables, as a connection that only reads would see them if every lane had cooled.
+"""Reads of a shard that has hot lanes: a read-only connection sees the tables as if every lane had cooled.
 
-The rows that hot lanes would have lie in temporary tables of the connection, and temporary views with the names of the shard's
-tables show both. So every statement that looks at lanes, messages and leases works on hot lanes, too, and nothing is written.
+The rows that hot lanes would have are in temporary tables of the connection. Temporary views with the names of the shard's tables
+show both. So every statement that reads lanes, messages and leases works on hot lanes, too, and nothing is written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..lanes.leases import ID
 from .memory import Memory
 
 _COUNTER: Final = SHARD.read_counter.replace("FROM counter", "FROM main.counter")
-"""The counter row itself, where a view of that name is shown."""
+"""Reads the counter row itself even if a view of that name is shown."""
 
 
 class Shadows:
@@ -26,24 +26,24 @@ class Shadows:
     def __init__(self, shard: int) -> None:
         self._memory = Memory(shard)
         self._known: apsw.Connection | None = None
-        """The connection of which it is known what temporary tables and views it has."""
+        """The connection whose temporary tables and views are known."""
         self._made = False
         self._shown = False
         self._filled: tuple[int, int, int, int] | None = None
 
     def prepare(self, db: apsw.Connection, wanted: bool | None) -> bool:
-        """Bring the views up to date with what this read transaction sees.
+        """Update the views to what this read transaction sees.
 
         Args:
-            wanted: False: the look sees the tables alone; None: it looks at neither, so nothing is read for it.
+            wanted: False: the caller reads the tables alone. None: it reads neither, so nothing is prepared.
         Returns:
-            Whether temporary tables changed: a rollback would undo that.
+            Whether temporary tables changed, which a rollback would undo.
         """
         if wanted is None:
             return self._known is db and self._hide(db)
         changed = self._known is not db
         if changed:
-            db.execute(HOT.drop_shadows).fetchall()  # what a look left that failed
+            db.execute(HOT.drop_shadows).fetchall()  # drops what a failed read left behind
             self._known, self._made, self._shown, self._filled = db, False, False, None
         totals = self._agree(db) if wanted else None
         if totals is None or not self._memory.ids:
@@ -86,12 +86,15 @@ class Shadows:
         return self._memory.head() is not None, self._memory.next_deadline
 
     def forget(self) -> None:
-        """What was prepared was undone."""
+        """Discard the state: what was prepared was rolled back."""
         self._known = None
         self._memory.unsure = True
 
     def _fill(self, db: apsw.Connection, last_lane: int) -> int:
-        """Returns how many of the lanes have no row yet. They are shown with the numbers behind the last one."""
+        """Fill the temporary tables.
+
+        Return the number of lanes without a row, which are shown with numbers after the last one.
+        """
         unnumbered = 0
         messages: list[tuple[Any, ...]] = []
         for lane in self._memory.lanes.values():

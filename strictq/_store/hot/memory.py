@@ -1,12 +1,12 @@
-"""What the logs of a shard say, as one process knows it: its hot lanes, their messages, their leases and their order.
+"""One process's view of the logs of a shard: its hot lanes, their messages, their leases and their order.
 
-A lane is hot or cold, never both. A cold lane lies in the tables of `lanes/`. A hot lane has no row in `message`, `ready`,
-`delayed` or `lease`: its messages are rows of `inbox`, and what became of them is rows of `journal`. Memory is a function of
-these two tables, read in the order in which they were written: each row of the journal says which row of the inbox was the
-newest then (`top`). It is the same function for what this process writes, for what others wrote, and for a process that begins.
+A lane is either hot or cold. A cold lane is in the tables of `lanes/`. A hot lane has no row in `message`, `ready`, `delayed` or
+`lease`: its messages are rows of `inbox`, and what happened to them is rows of `journal`. Memory is a function of these two
+tables, read in the order in which they were written: each row of the journal has the newest row of the inbox at its time (`top`).
+The function is the same for this process's writes, for those of others, and for a process that begins.
 
 A transaction changes memory before its COMMIT, with the shard's write lock held. `unsure` is set before the first change and
-cleared after the COMMIT. Where it is found set, by an error, an interrupt or a fork, memory is built anew from the tables.
+cleared after the COMMIT. If it is found set, after an error, an interrupt or a fork, memory is rebuilt from the tables.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLAIM, ACK, START, COOL, EXTEND, RELEASE = 1, 2, 3, 4, 5, 6
 ID_BYTES: Final = 8
 _ID_OF: Final = itemgetter(ID)
 _KEY_BYTES: Final = 2
-"""How the length of a key is written in a row that names keys."""
+"""The size of a key's length in a row that names keys."""
 
 
 class Claim(NamedTuple):
@@ -41,7 +41,7 @@ class Claim(NamedTuple):
 
     Attributes:
         before: how far before its first message `started` of a lease is, while nothing is started. See `lanes.SAYS_STARTS`.
-        charged: a message that is alone in its lease counts as started.
+        charged: a single message in its lease counts as started.
     """
 
     token: int
@@ -53,7 +53,7 @@ class Claim(NamedTuple):
 
 
 class HotLease:
-    """Who holds the first messages of a hot lane.
+    """The lease on the first messages of a hot lane.
 
     Attributes:
         lo, hi: its messages are those of the lane with lo <= seq <= hi.
@@ -73,24 +73,24 @@ class HotLease:
         self.started = lo if claim.charged and self.pending == 1 else lo - claim.before
 
 
-# A plain tuple: the garbage collector does not look at it again.
+# A plain tuple, because the garbage collector does not traverse it again.
 Done = tuple[int, int, Sequence[int]]
-"""The acks of a hot lane in the last row of the journal that has any, for a retried call: the token, the lowest of their arrival
+"""A hot lane's acks in the last row of the journal that has any, for a retried call: the token, the lowest of their arrival
 numbers, and the seqs, ascending."""
 DONE_LOW: Final = 1
 
 
 class HotLane:
-    """One hot lane. `send.issue` numbers its messages, as those of a `Tail`.
+    """One hot lane. `send.issue` numbers its messages like those of a `Tail`.
 
     Attributes:
-        seq: the newest seq that was issued.
-        next: of the seqs that `issue` reserved last, the first that no message has yet.
+        seq: the newest issued seq.
+        next: the first unused seq of those that `issue` reserved last.
         rows: unresolved messages, seq ascending; the lease's first.
         touched: the arrival number of its newest message, resolved or not.
-        listed: the arrival number under which it has a place in the order, which may be stale; 0: it has none.
-        expires: no message of it expires before.
-        number: the id of its row in `lane`; 0: it is not known, or there is none.
+        listed: the arrival number of its place in the order, which may be stale; 0: it has none.
+        expires: the time before which no message of it expires.
+        number: the id of its row in `lane`; 0: it is unknown, or there is none.
         gone: it has cooled. Its key may be hot again, as another object.
     """
 
@@ -121,33 +121,33 @@ class HotLane:
         return low
 
     def is_over(self, now: int) -> bool:
-        """May a message of it have expired?"""
+        """Return whether one of its messages may have expired."""
         return now >= self.expires
 
-    # What it would be in the tables, if its number were this one.
+    # Its rows in the tables, under a given number.
 
     def state_row(self, number: int) -> tuple[int, int, int, int]:
-        """last_seq, resolved, active_at and the number."""
+        """Return last_seq, resolved, active_at and the number."""
         rows = self.rows
         last_seq = rows[0][SEQ] - 1 if rows and rows[-1][SEQ] == self.seq else self.seq
         return last_seq, self.seq - len(rows), self.active_at, number
 
     def resolution_row(self) -> tuple[int | None, int | None, int | None, str | None]:
-        """Its last acks: token, lowest and highest seq, gaps; None: those that its row has."""
+        """Return its last acks: token, lowest and highest seq, gaps. All None: those in its row."""
         if self.done is None:
             return None, None, None, None
         token, _, seqs = self.done
         return token, seqs[0], seqs[-1], resolution.gaps(seqs)
 
     def message_rows(self, number: int) -> list[tuple[Any, ...]]:
-        """Of each message: number, seq, id, sent_at, expires, headers, size_hint, prepare_seconds, process_seconds, body."""
+        """Return rows of (number, seq, id, sent_at, expires, headers, size_hint, prepare_seconds, process_seconds, body)."""
         return [
             (number, r[SEQ], r[ID], r[SENT_AT], r[EXPIRES], r[HEADERS], r[SIZE_HINT], r[PREPARE], r[PROCESS], r[BODY])
             for r in self.rows
         ]
 
     def lease_row(self, number: int) -> tuple[int, int, str, int, int, int, int, int, int] | None:
-        """The number, token, consumer, lo, hi, started, pending, leased_at and deadline of its lease; None: it has none."""
+        """Return number, token, consumer, lo, hi, started, pending, leased_at and deadline of its lease. None: it has none."""
         lease = self.lease
         if lease is None:
             return None
@@ -157,65 +157,68 @@ class HotLane:
         )  # fmt: skip
 
 
-# A row of the journal without its data. A plain tuple of numbers: the garbage collector does not look at it again.
+# A row of the journal without its data. A plain tuple of numbers, because the garbage collector does not traverse it again.
 Entry = tuple[int, int, int, int, int]
-"""Its id, kind and time, how many messages it is about, and the highest row of the inbox that it is about."""
+"""Its id, kind and time, its number of messages, and the highest of their rows in the inbox."""
 ENTRY_ID, ENTRY_HI = 0, 4
 
 
 class Memory:
-    """The hot lanes of one shard. Only who holds the shard's write lock uses it, but for `is_behind` and `looks_ready`."""
+    """The hot lanes of one shard. Only the holder of the write lock uses it, except for `is_behind` and `looks_ready`."""
 
     def __init__(self, shard: int) -> None:
         self._shard = shard
         self.unsure = True
         self.cramped = False
-        """The disk has little room: what is sent now goes to the tables, which give theirs back with each ack."""
+        """Whether the disk has little room. New messages then go to the tables, which free their space with each ack."""
         self.is_current = False
-        """The last transaction found the tables as memory has them: no other process is likely to write just now."""
+        """Whether the last transaction found the tables equal to memory. Then other processes are probably not writing."""
         self.rebuilds = 0
         self._clear()
 
     def _clear(self) -> None:
         self.lanes: dict[bytes, HotLane] = {}
         self.tails: dict[bytes, tuple[int, int]] = {}
-        """Lanes that cooled while they were empty and free, and are so still: the ids of their rows, and their last seqs."""
+        """Lanes that cooled while they were empty and free, and still are: the ids of their rows, and their last seqs."""
         self.seen = 0
         self.top = 0
         """The newest row of the journal, and of the inbox, that memory has."""
         self.events: deque[Entry] = deque()
         self.deep = False
-        """Most of what was folded last was still unresolved: there is a backlog, and what is sent now would be written twice."""
+        """Whether most of what was folded last was unresolved.
+
+        Then there is a backlog, and new messages would be written twice.
+        """
         self.last_token = 0
         self.next_deadline = NEVER
-        """No lease ends before it."""
+        """The time before which no lease ends."""
         self.ids: list[int] = []
         """Rows of the inbox."""
         self._owners: list[HotLane] = []
-        """Whose they are."""
+        """The lanes of these rows."""
         # Lanes that may be ready, by the arrival numbers of their heads: those that were empty, and those that had a lease.
         self._fifo: deque[tuple[int, HotLane]] = deque()
         self._heap: list[tuple[int, HotLane]] = []
         self.gate = -1
-        """How often the counter row was written, as far as memory knows; -1: it does not know."""
+        """How often the counter row was written, as far as memory knows; -1: unknown."""
         self._counts = False
-        """The counts below are to be added to the counter row with this gate."""
+        """Whether the counts below are to be added to the counter row with this gate."""
         self._quiet_from = -1
         self._quiet_to = 0
-        """With the gate that it was looked at, the tables list no lane that is ready, nor a delay that ends before a time."""
+        """While the gate has this value, the tables list no ready lane, and no delay that ends before this time."""
         self.totals: Totals | None = None
-        """Of the last transaction, where it was committed: what the next one begins with, if no other process writes in between.
-        Whoever commits a transaction sets it, and unsets `unsure`."""
+        """Those of the last committed transaction. The next one begins with them if no other process writes in between. The
+        committer sets them and clears `unsure`."""
         self._sends = self._receives = self._claims = self._acks = 0
         self._rate, self._rate_at = 0.0, 0
 
     # ---- agreeing with the tables
 
     def begin(self, db: apsw.Connection, most: float = math.inf) -> Totals | None:
-        """Learn what other processes wrote, and return the totals that a write transaction begins with.
+        """Read what other processes wrote, and return the totals that a write transaction begins with.
 
         Args:
-            most: how many rows of the logs to learn. Returns None, and learns nothing, if there may be more.
+            most: how many rows of the logs to read. Returns None, and reads nothing, if there may be more.
         """
         newest = db.execute(HOT.newest).get
         totals, self.totals = self.totals, None
@@ -230,7 +233,7 @@ class Memory:
         return totals
 
     def agree(self, db: apsw.Connection, totals: Totals) -> None:
-        """Learn what other processes wrote, and add to the totals of a counter row what it does not include."""
+        """Read what other processes wrote, and add to the totals of a counter row what it does not include."""
         self.totals = None
         self._agree(db, totals, *db.execute(HOT.newest).get)
 
@@ -254,11 +257,11 @@ class Memory:
         totals.ack_rate, totals.ack_rate_at = self._rate, self._rate_at
 
     def _lag(self, seen: int, top: int, _gate: int) -> int:
-        """How many rows it is behind, at most."""
+        """Return an upper bound of the number of rows that memory lacks."""
         return seen + top - (0 if self.unsure else self.seen + self.top)
 
     def forget_numbers(self) -> None:
-        """What is known of rows of `lane` may not be true any more."""
+        """Forget what is known of rows of `lane`, which may have changed."""
         self.tails.clear()
         for lane in self.lanes.values():
             lane.number = 0
@@ -269,7 +272,7 @@ class Memory:
         return self.head() is not None, self.next_deadline
 
     def undone(self, db: apsw.Connection) -> None:
-        """An operation of a group was undone, in a transaction that goes on."""
+        """Adapt to the rollback of an operation of a group, in a transaction that continues."""
         if self.unsure:
             self._catch_up(db, *db.execute(HOT.newest).get[:2])
             self.unsure = True  # until the COMMIT
@@ -281,7 +284,7 @@ class Memory:
         events: list[Any] = db.execute(HOT.events, (self.seen,)).fetchall()
         knows = self.seen or self.top
         if knows and any(e[0] != self.seen + 1 + n or (e[1] == COOL and e[6] > self.top) for n, e in enumerate(events)):
-            self._clear()  # rows that it does not have were cut
+            self._clear()  # rows that memory lacks were deleted
             events = db.execute(HOT.events, (0,)).fetchall()
         if not self.seen:
             self.rebuilds += 1
@@ -323,7 +326,7 @@ class Memory:
         self.arrive(lanes, rows)
 
     def _happened(self, event: int, kind: int, claim: Claim, ids: array[int]) -> None:
-        """A row of the journal: its messages are grouped lane by lane. What belonged to lanes that have cooled is left out."""
+        """Apply a row of the journal, its messages grouped lane by lane. Messages of cooled lanes are ignored."""
         groups: dict[HotLane, set[int]] = {}
         known = self.ids
         for i in ids:
@@ -355,7 +358,7 @@ class Memory:
             raise StoreCorrupt(f"row {event} of its journal has the unknown kind {kind}", shard=self._shard)
 
     def _recount(self, totals: Totals, inbox_top: int, journal_top: int) -> None:
-        """Another transaction wrote the counter row: what does that not include yet?"""
+        """Count what the counter row does not include yet, after another transaction wrote it."""
         self._sends = len(self.ids) - bisect_right(self.ids, inbox_top)
         self._receives = self._claims = self._acks = 0
         self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
@@ -377,7 +380,7 @@ class Memory:
             self._rate, self._rate_at = add_acks(self._rate, self._rate_at, at, messages)
 
     def note(self, event: Entry, totals: Totals) -> None:
-        """A row of the journal was written by this process. The totals of its transaction include it."""
+        """Note a row of the journal that this process wrote. The totals of its transaction include it."""
         self.events.append(event)
         _, kind, _, messages, _ = event
         if kind == CLAIM:
@@ -388,22 +391,22 @@ class Memory:
             self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
 
     def counted(self, db: apsw.Connection, totals: Totals) -> None:
-        """A transaction writes the counter row now, with everything that memory has."""
+        """Note that a transaction writes the counter row now, including everything that memory has."""
         self.unsure = True
         self.gate = db.execute(HOT.write_counted, (self.top, self.seen)).get
         self._counts = True
         self._sends = self._receives = self._claims = self._acks = 0
         self._rate, self._rate_at = totals.ack_rate, totals.ack_rate_at
 
-    # ---- what happens: the same for what this process writes and for what it reads
+    # ---- changes: the same for what this process writes and for what it reads
 
     def enter(self, key: bytes, first: int) -> HotLane:
-        """A lane becomes hot. Its next message has the seq `first`."""
+        """Make a lane hot. Its next message has the seq `first`."""
         lane = self.lanes[key] = HotLane(key, first - 1)
         return lane
 
     def arrive(self, lanes: Sequence[HotLane], arrivals: Sequence[Row]) -> bool:
-        """Messages were sent, each to the lane beside it. Returns whether a lane had none."""
+        """Add sent messages, each to the lane beside it. Return whether a lane was empty."""
         first = False
         for lane, row in zip(lanes, arrivals, strict=True):
             arrival = lane.touched = row[ID]
@@ -422,14 +425,14 @@ class Memory:
         return first
 
     def lease(self, taken: Iterable[tuple[HotLane, Sequence[Row]]], claim: Claim) -> None:
-        """The first messages of some lanes were leased."""
+        """Lease the first messages of some lanes."""
         for lane, rows in taken:
             lane.lease = HotLease(claim, rows)
         self.next_deadline = min(self.next_deadline, claim.deadline)
         self.last_token = max(self.last_token, claim.token & ((1 << TOKEN_BITS) - 1))
 
     def ack(self, picked: Iterable[tuple[HotLane, Sequence[Row]]], at: int) -> bool:
-        """Messages of some leases were acked; each lane occurs once. Returns whether a lane is ready now."""
+        """Ack messages of some leases. Each lane occurs once. Return whether a lane is ready now."""
         ready = False
         for lane, rows in picked:
             lease = lane.lease
@@ -455,26 +458,26 @@ class Memory:
         return ready
 
     def start(self, some: Iterable[tuple[HotLane, int]]) -> None:
-        """Handlers of messages were started."""
+        """Note that handlers of messages were started."""
         for lane, seq in some:
             assert lane.lease is not None
             lane.lease.started = max(lane.lease.started, seq)
 
     def extend(self, some: Iterable[HotLane], deadline: int) -> None:
-        """Leases last longer, or shorter."""
+        """Change the deadlines of leases."""
         for lane in some:
             assert lane.lease is not None
             lane.lease.claim = lane.lease.claim._replace(deadline=deadline)
         self.next_deadline = min(self.next_deadline, deadline)
 
     def release(self, some: Iterable[HotLane]) -> None:
-        """Leases were given back whole."""
+        """Release whole leases."""
         for lane in some:
             lane.lease = None
             self._list(lane)
 
     def cool(self, keys: Iterable[bytes], upto: int, told: Iterable[bytes]) -> None:
-        """Lanes left the logs: those of these keys, and those whose newest message is a row of the inbox up to `upto`.
+        """Remove cooled lanes: those of these keys, and those whose newest message is a row of the inbox up to `upto`.
 
         Args:
             told: keys whose lanes stay hot, and have their last acks in their rows.
@@ -498,7 +501,7 @@ class Memory:
     # ---- the order of ready lanes
 
     def head(self) -> tuple[int, HotLane] | None:
-        """The lane whose head is the oldest of all that are ready, and that head's arrival number; None: none is ready."""
+        """Return the ready lane with the oldest head, and that head's arrival number. None: no lane is ready."""
         fifo, heap = self._fifo, self._heap
         while fifo or heap:
             first = heap and (not fifo or heap[0][0] < fifo[0][0])
@@ -515,7 +518,10 @@ class Memory:
         return None
 
     def are_tables_quiet(self, tx: Tx) -> bool:
-        """Is there nothing to claim in the tables? They are looked at once after each transaction that wrote to them."""
+        """Return whether there is nothing to claim in the tables.
+
+        They are read once after each transaction that wrote to them.
+        """
         if tx.now >= tx.totals.next_deadline or self.gate < 0 or tx.db.total_changes() - tx.changes_before != tx.hot_changes:
             return False
         if self._quiet_from != self.gate:
@@ -524,11 +530,11 @@ class Memory:
         return tx.now < self._quiet_to
 
     def is_known_quiet(self, now: int) -> bool:
-        """The same, without a look at them; False: it is not known."""
+        """Return the same without reading them. False: it is unknown."""
         return self._quiet_from == self.gate and now < self._quiet_to
 
     def pop(self) -> None:
-        """Take what `head` returned out of the order."""
+        """Remove what `head` returned from the order."""
         if self._heap and (not self._fifo or self._heap[0][0] < self._fifo[0][0]):
             _, lane = heappop(self._heap)
         else:
@@ -536,14 +542,14 @@ class Memory:
         lane.listed = 0
 
     def _list(self, lane: HotLane) -> None:
-        """Into the order, where its head arrived, unless it stands there."""
+        """Insert a lane into the order, at the arrival of its head, unless it is there."""
         arrival = lane.rows[0][ID]
         if lane.listed != arrival:
             lane.listed = arrival
             heappush(self._heap, (arrival, lane))
 
     def expired(self, now: int, limit: int) -> list[HotLane]:
-        """Lanes whose leases are over by time, `limit` at most; `next_deadline` has come."""
+        """Return at most `limit` lanes whose leases have expired. Called once `next_deadline` has passed."""
         ends = [(lane.lease.claim.deadline, lane) for lane in self.lanes.values() if lane.lease is not None]
         self.next_deadline = min((deadline for deadline, _ in ends), default=NEVER)
         return [lane for deadline, lane in ends if deadline <= now][:limit]
@@ -551,16 +557,16 @@ class Memory:
     # ---- from any thread
 
     def is_behind(self, seen: int, top: int) -> bool:
-        """Was something written that memory does not have?"""
+        """Return whether something was written that memory lacks."""
         return self.unsure or (seen, top) != (self.seen, self.top)
 
     @property
     def looks_ready(self) -> bool:
-        """May a lane be ready?"""
+        """Whether a lane may be ready."""
         return bool(self._fifo or self._heap)
 
     def owners(self, n: int) -> list[HotLane]:
-        """Whose the first n rows of the inbox are, each once, without those that have cooled."""
+        """Return the lanes of the first n rows of the inbox, without duplicates and without those that have cooled."""
         return [lane for lane in dict.fromkeys(self._owners[:n]) if not lane.gone]
 
 

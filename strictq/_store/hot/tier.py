@@ -1,7 +1,7 @@
-"""What is done with hot lanes: messages are sent to them, leased from them, acked and started there.
+"""Operations on hot lanes: messages are sent to them, leased from them, acked and started there.
 
-Each function does what it can here and leaves the rest to the tables: the lanes it can't serve cool, or are named in what it
-returns. Everything is checked before anything changes, so what is refused costs no rebuilding of memory.
+Each function does what it can here and leaves the rest to the tables: lanes that it can't serve cool, or are named in its result.
+Everything is checked before anything changes, so a refusal does not require memory to be rebuilt.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _SEQ_OF: Final = itemgetter(SEQ)
 INSERTS: Final = repeated(HOT.insert_plain, 128, 16, 4, 1)
 _INSERT: Final = INSERTS[1]
 _WIDTH: Final = 6
-"""Values of a plain message in the inbox."""
+"""The number of values of a plain message in the inbox."""
 
 
 def write_arrivals(tx: Tx, hot: Memory, lanes: Sequence[HotLane], arrivals: Sequence[Row]) -> None:
     """Add numbered messages to the inbox, their arrival numbers ascending, and to their lanes."""
     hot.unsure = True
-    plain: list[Any] = []  # one list: with a tuple for each, the garbage collector would come more often
+    plain: list[Any] = []  # one list: a tuple for each would trigger the garbage collector more often
     for i, _, key, _, seq, _, expires, _, _, at, headers, size, prepare, process, body in arrivals:
         if headers is None and size is None and prepare is None and process is None:
             plain += (i, key, seq, at, expires, body)
@@ -50,10 +50,10 @@ def take(tx: Tx, hot: Memory, taken: Sequence[tuple[HotLane, Sequence[Row]]], cl
 
 
 def ack_claimed(tx: Tx, hot: Memory, claimed: Claimed) -> bool:
-    """Resolve everything that a claim leased from hot lanes, all bodies among its rows.
+    """Ack everything that a claim leased from hot lanes. All bodies are among its rows.
 
     Returns:
-        Whether all of it is leased still, and unresolved. Otherwise nothing is done.
+        Whether all of it is still leased and unresolved. Otherwise nothing is done.
     """
     token, lanes = claimed.token, hot.lanes
     picked: list[tuple[HotLane, Sequence[Row]]] = []
@@ -72,10 +72,10 @@ def ack_claimed(tx: Tx, hot: Memory, claimed: Claimed) -> bool:
 
 
 def ack(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
-    """Resolve what live leases of hot lanes hold unresolved.
+    """Ack messages that live leases of hot lanes hold unresolved.
 
     Returns:
-        The settlements of which that can't be said. Nothing of those is done.
+        The other settlements. Nothing is done for those.
     """
     picked: dict[HotLane, list[Row]] = {}
     starting: list[tuple[HotLane, int]] = []
@@ -118,19 +118,19 @@ def ack(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
 
 
 def holds(hot: Memory, batch: Settlement) -> bool:
-    """Does a live lease of a hot lane hold these messages, all of them unresolved?"""
+    """Return whether a live lease of a hot lane holds these messages, all of them unresolved."""
     lane = _held(hot, batch)
     return lane is not None and lane.lease is not None and _unresolved(lane, lane.lease, batch.seqs, None) is not None
 
 
 def held(lane: HotLane, batch: Settlement) -> list[Row] | None:
-    """The rows of a settlement, all of which the lane's live lease holds unresolved; None: it does not."""
+    """Return the rows of a settlement if the lane's live lease holds all of them unresolved, else None."""
     lease = lane.lease
     return None if lease is None or lease.claim.token != batch.token else _unresolved(lane, lease, batch.seqs, None)
 
 
 def lowest(hot: Memory, batch: Settlement) -> int | None:
-    """The first message that the live lease of a hot lane holds unresolved; None: the token is not that of one."""
+    """Return the first message that the live lease of a hot lane holds unresolved. None: the token is not that of one."""
     lane = _held(hot, batch)
     return None if lane is None else int(lane.rows[0][SEQ])
 
@@ -150,7 +150,7 @@ def extend(tx: Tx, hot: Memory, batches: Sequence[Settlement], deadline: int) ->
 
 
 def release(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
-    """Give leases of hot lanes back, unused.
+    """Release leases of hot lanes, unused.
 
     Returns:
         The settlements that are not of live leases of hot lanes, or of a part of one.
@@ -166,7 +166,7 @@ def release(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settleme
 def _leased(
     hot: Memory, batches: Sequence[Settlement], fits: Callable[[HotLane, Settlement], bool]
 ) -> tuple[list[HotLane], list[Settlement]]:
-    """The hot lanes whose live leases are meant, each once, and the settlements that mean others or do not fit."""
+    """Return the hot lanes with these settlements' live leases, each once, and the settlements that have none or do not fit."""
     found: dict[HotLane, None] = {}
     left: list[Settlement] = []
     for batch in batches:
@@ -179,7 +179,7 @@ def _leased(
 
 
 def start(tx: Tx, hot: Memory, batches: Sequence[Settlement]) -> list[Settlement]:
-    """Handlers of messages of hot lanes start.
+    """Record that handlers of messages of hot lanes start.
 
     Returns:
         The settlements that are not of live leases of hot lanes.
@@ -212,7 +212,7 @@ def _start(tx: Tx, hot: Memory, starting: Iterable[tuple[HotLane, int]]) -> None
 
 
 def _held(hot: Memory, batch: Settlement) -> HotLane | None:
-    """The hot lane of a settlement, if its token is live there."""
+    """Return the hot lane of a settlement, if its token is live there."""
     lane = hot.lanes.get(batch.key)
     if lane is None or lane.lease is None or lane.lease.claim.token != batch.token:
         return None
@@ -220,7 +220,7 @@ def _held(hot: Memory, batch: Settlement) -> HotLane | None:
 
 
 def _unresolved(lane: HotLane, lease: HotLease, seqs: Sequence[int], known: Sequence[Row] | None) -> list[Row] | None:
-    """The rows of these seqs, all of which the lane's lease holds unresolved; None: it does not."""
+    """Return the rows of these seqs if the lane's lease holds all of them unresolved, else None."""
     n = lease.pending
     rows = lane.rows
     if known is None and len(seqs) <= n and rows[len(seqs) - 1][SEQ] == seqs[-1] and rows[0][SEQ] == seqs[0]:

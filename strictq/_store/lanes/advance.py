@@ -1,4 +1,4 @@
-"""What a worker commits in one go: messages that are done, those behind them that start now, and others that start."""
+"""What a worker commits together: acks, starts of the messages behind them, and other starts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _LANE = attrgetter("lane")
 
 
 class Advance:
-    """An operation on one shard. No lease occurs in it twice; a lane may: a worker that took a lane back may not yet know
-    that it had lost it.
+    """An operation on one shard. No lease occurs in it twice. A lane may: a worker that leased a lane again may not have noticed
+    yet that it lost the earlier lease.
     """
 
     __slots__ = ("_heads", "_last", "_starting")
@@ -26,17 +26,19 @@ class Advance:
     def __init__(
         self, last: Sequence[tuple[Settlement, int, int]], heads: Sequence[Settlement], starting: Sequence[Settlement]
     ) -> None:
-        """Args:
-        last: acks of the last message of a lease, as far as its holder knows, with the lease's range.
-        heads: acks of one message of leases that hold more; `Settlement.start` is the one that starts with it.
-        starting: a handler of these messages starts now.
+        """Prepare the operation.
+
+        Args:
+            last: acks of the last message of a lease that its holder knows, with the lease's range.
+            heads: acks of one message of leases that hold more; `Settlement.start` is the message that starts with it.
+            starting: a handler of these messages starts now.
         """
         self._last = last
         self._heads = heads
         self._starting = starting
 
     def __call__(self, tx: Tx) -> dict[Settlement, LeaseLost]:
-        """What was refused: it changed nothing. The rest took effect."""
+        """Run it. Return the refused settlements, which changed nothing. The others took effect."""
         heads, last, starting = self._heads, self._last, self._starting
         hot = tx.hot
         if hot is not None and hot.lanes and tx.config.history == "off":
@@ -61,14 +63,17 @@ class Advance:
 
 
 def _ack_heads(tx: Tx, batches: Sequence[Settlement]) -> bool:
-    """One message each of leases that go on, in three statements for all. False: one is not so; nothing changed."""
+    """Ack one message each of leases that continue, in three statements for all.
+
+    If one does not fit, change nothing, return False.
+    """
     ordered = sorted(batches, key=_LANE)
     started = [(b.seqs[0] if b.start is None else b.start, b.lane, b.token, b.seqs[0], b.seqs[0]) for b in ordered]
     return _finish(tx, ordered, SETTLE.end_head, started) is not None
 
 
 def _ack_last(tx: Tx, work: Sequence[tuple[Settlement, int, int]]) -> bool:
-    """The last message each of leases, which end with it, in a few statements for all. False: as for `_ack_heads`."""
+    """Ack the last message each of leases, which end with it, in a few statements for all. Return as `_ack_heads`."""
     work = sorted(work, key=lambda entry: entry[0].lane)
     ordered = [b for b, _, _ in work]
     finished = _finish(tx, ordered, SETTLE.end_whole_lease, [(b.lane, b.token, lo, hi, 1) for b, lo, hi in work])
@@ -79,7 +84,7 @@ def _ack_last(tx: Tx, work: Sequence[tuple[Settlement, int, int]]) -> bool:
 
 
 def _finish(tx: Tx, batches: Sequence[Settlement], leases: str, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]] | None:
-    """`lanes.remove_acked`, undone where it is None."""
+    """Run `lanes.remove_acked`, and roll it back if it returns None."""
     tx.run("SAVEPOINT advance")
     finished = lanes.remove_acked(tx, batches, leases, rows)
     if finished is None:

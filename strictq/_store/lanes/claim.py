@@ -1,8 +1,8 @@
-"""Receiving: which lanes are claimed, in which order, and what is found at their heads.
+"""Receiving: the choice and order of the lanes to claim, and the messages at their heads.
 
-The cost of a claim is that of what it hands out: ready lanes are listed in order, and a lane's messages lie together.
-Nothing is ever scanned past. Work on the side (leases that ran out, delays that are over, messages that expired or are out
-of attempts) is done in bounded steps, so that no run of them holds the lock for long or hides another lane.
+The cost of a claim is proportional to what it returns: ready lanes are listed in order, and a lane's messages are stored
+together. No messages are scanned and skipped. Maintenance (expired leases, ended delays, messages that expired or are out of
+attempts) is done in bounded steps, so that a run of it neither holds the lock for long nor hides another lane.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from . import history, lanes, retries, sweeps
 from .leases import ATTEMPTS, BODY, CAREFUL, DUE, EXPIRES, HEADERS, ID, KEY, LANE, POSITION, SEQ, Claimed, Held, Row
 
 CULL_STEP: Final = 200
-"""Messages expired or out of attempts that one claim removes; the rest is left to the next one."""
+"""The number of messages, expired or out of attempts, that one claim removes. The rest is left to the next one."""
 HEAD_PAGE: Final = 256
 
 _BODY_OF: Final = itemgetter(BODY)
@@ -33,16 +33,16 @@ _ENDLESS: Final = repeated(CLAIM.insert_endless, 128, 16, 4, 1)
 
 
 class Request(NamedTuple):
-    """What a claim may take.
+    """The limits of a claim.
 
     Attributes:
-        lease: microseconds; None: as the queue is configured.
-        charge: a message that is alone in its lease counts as started; False: only its holder's start counts.
+        lease: microseconds; None: the queue's setting.
+        charge: a single message in its lease counts as started. False: only its holder's start counts.
         starts: the holder calls start before each handler, so a message that was not started has not killed it.
-        endless: the lease has no deadline and outlives a reboot: a hand-out's.
+        endless: the lease has no deadline and outlives a reboot, because a batch holds it.
         arrived_to: only messages with an arrival number up to this one.
-        bytes_max: stop before bodies and headers come to more, but not before the first message.
-        packed: plain messages may come column by column.
+        bytes_max: stop before bodies and headers exceed this, but not before the first message.
+        packed: plain messages may be returned column by column.
     """
 
     room: int
@@ -60,7 +60,7 @@ class Request(NamedTuple):
 
 
 class _Claim:
-    """One claim while it runs."""
+    """One running claim."""
 
     def __init__(self, tx: Tx, request: Request) -> None:
         self.tx = tx
@@ -71,19 +71,19 @@ class _Claim:
         self.stop = False
         self.rows: list[tuple[Any, ...]] = []
         self.hot: list[tuple[HotLane, list[Row]]] = []
-        """Hot lanes that are leased, and their first messages."""
+        """The leased hot lanes, with their first messages."""
         self.after = -1
-        """The last position of a cold lane that was looked at."""
+        """The position of the cold lane that was read last."""
         self.positions: list[int] = []
         length = request.lease
         self.out = Claimed(tx.shard, int(tx.config.lease_seconds * SECOND) if length is None else length)
         self.deadline = self.out.deadline = NEVER if request.endless else tx.now + self.out.lease
         self.bytes_left = request.bytes_max
         self.last = 0
-        """The last position that this claim looks at: what it moves to the end of the order is left to the next one."""
+        """The last position that this claim reads. Lanes that it moves to the end of the order are left to the next claim."""
 
     def fit(self, rows: list[Row]) -> list[Row]:
-        """As many of a lane's first messages as the request's bounds on arrival and bytes allow."""
+        """Return as many of a lane's first messages as the request's limits on arrival and bytes permit."""
         newest = self.request.arrived_to
         if newest is not None and rows and rows[-1][ID] > newest:
             rows = [row for row in rows if row[ID] <= newest]  # in a lane, arrival numbers ascend
@@ -100,7 +100,7 @@ class _Claim:
         return rows
 
     def fits(self, piece: packing.Piece) -> bool:
-        """Whether all of a piece is within the request's bounds, and plain."""
+        """Return whether the whole piece is plain and within the request's limits."""
         newest = self.request.arrived_to
         return (
             not piece.unlike
@@ -110,7 +110,7 @@ class _Claim:
         )
 
     def fit_together(self, chunks: list[packing.Lanes]) -> bool:
-        """Whether all of these lanes are within the request's bounds on arrival and bytes."""
+        """Return whether all of these lanes are within the request's limits on arrival and bytes."""
         newest = self.request.arrived_to
         if newest is not None and any(of.newest > newest for of in chunks):
             return False
@@ -134,16 +134,16 @@ class _Claim:
                 return
             piece = packing.following(tx, piece, min(self.room, packing.STEP))
             if not self.fits(piece):
-                return  # the rest of this lane is for the next one who claims it
+                return  # the rest of this lane is left to the next claim
             self.room -= piece.messages
             lane, token, consumer, lo, _, started, pending, *rest = self.rows[-1]
             self.rows[-1] = (lane, token, consumer, lo, piece.hi, started, pending + piece.messages, *rest)
 
     def take_together(self, listed: list[tuple[int, int, int]], chunks: list[packing.Lanes]) -> None:
-        """Lease whole lanes that follow one another in the order.
+        """Lease whole lanes that are consecutive in the order.
 
         Args:
-            listed: position, whether it is careful, and lane, of each.
+            listed: position, carefulness and lane, of each.
             chunks: their messages.
         """
         tx, request = self.tx, self.request
@@ -169,7 +169,7 @@ class _Claim:
     def _lease(self, position: int, lane: int, key: bytes, lo: int, hi: int, n: int, rows: list[Row]) -> Held:
         token = self.token or self._new_token()
         request = self.request
-        # A handler of a single message counts as started now: so no transaction is needed to say so.
+        # The handler of a single message counts as started now, which saves the transaction of a start.
         started = lo if n == 1 and request.charge else lo - (lanes.SAYS_STARTS if request.starts else 1)
         pending = 0 if request.ack_first else n
         self.rows.append((lane, token, request.consumer, lo, hi, started, pending, self.tx.now, self.deadline, request.ack_first))
@@ -215,13 +215,13 @@ class _Claim:
 
     def _unlist(self) -> None:
         if self.request.keys is None and self.request.arrived_to is None:
-            # Every lane in between was claimed too, or has moved to the end of the order: who passes one over must stop there.
+            # All lanes in between were claimed, too, or moved to the end of the order. A claim that skips a lane must stop there.
             self.tx.run(CLAIM.drop_positions, (self.positions[0], self.positions[-1]))
         else:
             self.tx.many(CLAIM.drop_position, [(p,) for p in self.positions])
 
     def _resolve(self, held: Held) -> None:
-        """ack_first: the messages are done now, only the lane stays leased."""
+        """Resolve the messages now, for ack_first. Only the lane stays leased."""
         tx = self.tx
         gone = [(r[SEQ], r[ID], r[BODY] is None) for r in held.rows]
         held.rows = [with_body(tx, row) for row in held.rows]
@@ -259,7 +259,7 @@ def claim(tx: Tx, request: Request) -> Claimed:
 
 
 def _ready_for_hot(work: _Claim, hot: Memory) -> bool:
-    """Cool what this claim can't take hot. False: there is more to cool than one transaction may; claim again."""
+    """Cool what this claim can't take hot. Return False if one transaction can't cool all of it: then claim again."""
     tx, request = work.tx, work.request
     if tx.now >= hot.next_deadline and (over := hot.expired(tx.now, sweeps.SWEEP_STEP)):
         cooling.cool(tx, over)
@@ -270,7 +270,7 @@ def _ready_for_hot(work: _Claim, hot: Memory) -> bool:
 
 
 def _claim_both(work: _Claim, hot: Memory, *, quiet: bool) -> None:
-    """Hot and cold lanes, in one order: that of positions, which for a hot lane is its head's arrival number.
+    """Claim hot and cold lanes in one order, that of positions. The position of a hot lane is its head's arrival number.
 
     Args:
         quiet: no cold lane is listed.
@@ -285,7 +285,7 @@ def _claim_both(work: _Claim, hot: Memory, *, quiet: bool) -> None:
         if head is not None and (cold is None or head[0] < cold):
             quiet = _take_hot(work, hot, head[1], most, cold) and quiet
         elif cold is not None:
-            work.last = last if head is None else min(head[0] - 1, last)  # the hot lane may cool, and stand there
+            work.last = last if head is None else min(head[0] - 1, last)  # the hot lane may cool, and is then listed there
             if work.request.per_key is None:
                 _claim_whole(work)
             else:
@@ -296,7 +296,7 @@ def _claim_both(work: _Claim, hot: Memory, *, quiet: bool) -> None:
 
 
 def _take_hot(work: _Claim, hot: Memory, lane: HotLane, most: int, cold: int | None) -> bool:
-    """Lease a hot lane, and those behind it up to a cold lane's position. False: a lane cooled, and is the next cold one."""
+    """Lease a hot lane, and later ones up to a cold lane's position. Return False if a lane cooled and is the next cold one."""
     now = work.tx.now
     hot.unsure = True
     if work.request.ack_first:
@@ -304,7 +304,7 @@ def _take_hot(work: _Claim, hot: Memory, lane: HotLane, most: int, cold: int | N
         return False
     while True:
         if lane.is_over(now):
-            cooling.cool(work.tx, [lane])  # at its position in the cold order, where it comes next
+            cooling.cool(work.tx, [lane])  # it keeps its position in the cold order, where it is next
             return False
         hot.pop()
         work.take_hot(lane, lane.rows[: min(most, work.room)])
@@ -317,7 +317,7 @@ def _take_hot(work: _Claim, hot: Memory, lane: HotLane, most: int, cold: int | N
 
 
 def _until_full(work: _Claim, hot: Memory, most: int, cold: int | None) -> list[HotLane]:
-    """Take the next hot lanes out of the order: as many as fill the request, up to a cold lane's position."""
+    """Remove the next hot lanes from the order: as many as fill the request, up to a cold lane's position."""
     some: list[HotLane] = []
     room = work.room
     while room > 0 and (head := hot.head()) is not None and (cold is None or head[0] < cold):
@@ -328,7 +328,7 @@ def _until_full(work: _Claim, hot: Memory, most: int, cold: int | None) -> list[
 
 
 def _claim_whole(work: _Claim) -> None:
-    """Rules 1 to 3: the oldest ready head, as many more of its lane as fit, and again."""
+    """Apply rules 1 to 3: claim the oldest ready head, as many more of its lane as fit, and repeat."""
     while work.room > 0 and not work.stop:
         limit = work.room
         rows = work.tx.run(CLAIM.ready_messages, (work.after, work.last, limit)).fetchall()
@@ -341,7 +341,7 @@ def _claim_whole(work: _Claim) -> None:
 
 
 def _claim_packed(work: _Claim) -> None:
-    """The same column by column. As rows, where that does not pay, a lane is not plain, or the room ends in it: for a while."""
+    """Do the same column by column. Read rows for a while if columns do not pay, a lane is not plain, or the room ends in it."""
     after, pause = -1, packing.PAUSE
     while work.room > 0 and not work.stop:
         lanes_before, room_before = len(work.rows), work.room
@@ -368,9 +368,9 @@ def _claim_packed(work: _Claim) -> None:
 
 
 def _claim_together(work: _Claim, after: int) -> int:
-    """Claim lanes that have few messages, as many together as fit, in whole lanes. Returns the last position that was claimed.
+    """Claim lanes that have few messages, as many together as fit, in whole lanes. Return the last claimed position.
 
-    Ends before a lane that is deep or not plain, and where the room is for few lanes.
+    Stops before a lane that is deep or not plain, and when the room is for few lanes.
     """
     lanes, depth = packing.LANES_FIRST, 1.0
     while (lanes := min(lanes, work.room)) >= packing.LANES_MIN:
@@ -393,7 +393,7 @@ def _claim_together(work: _Claim, after: int) -> int:
 
 
 def _claim_moved(work: _Claim, arrived_to: int) -> None:
-    """Bounded by arrival: lanes that have moved to the end of the order since then."""
+    """Claim lanes with earlier arrivals that have moved to the end of the order since, in a claim bounded by arrival."""
     if work.room <= 0 or work.stop:
         return
     for position, careful, lane in work.tx.run(CLAIM.arrived_before, (arrived_to, work.room)).fetchall():
@@ -416,7 +416,7 @@ def _claim_heads(work: _Claim, per_key: int) -> None:
 
 
 def _claim_keys(work: _Claim, keys: Sequence[bytes]) -> None:
-    """Only these lanes, in their order of readiness."""
+    """Claim only these lanes, in their order of readiness."""
     tx = work.tx
     listed: list[tuple[int, int, int, bytes]] = []
     for key in keys:
@@ -444,10 +444,10 @@ def _claim_keys(work: _Claim, keys: Sequence[bytes]) -> None:
 
 
 def _take_lanes(work: _Claim, rows: list[Row], per_key: int | None, *, cut: bool = False) -> None:
-    """Lease lane by lane from rows that lie in order of position and seq.
+    """Lease lane by lane from rows in the order of position and seq.
 
     Args:
-        cut: the rows end where a limit cut them, so the last lane may have more.
+        cut: a limit cut the rows, so the last lane may have more.
     """
     now = work.tx.now
     bounded = work.request.arrived_to is not None or work.bytes_left is not None
@@ -463,7 +463,7 @@ def _take_lanes(work: _Claim, rows: list[Row], per_key: int | None, *, cut: bool
             stop += 1
         chunk = rows[at:stop] if stop - at < work.room else rows[at : at + work.room]
         if cut and stop == end and stop - at < work.room and plain:
-            # Lanes before it took less than their rows: there is room for more of this one than was read.
+            # Earlier lanes took fewer than their rows, so there is room for more of this one than was read.
             chunk = work.tx.run(CLAIM.lane_messages, (first[LANE], position, 0, 0, work.room)).fetchall()
             plain = all(is_plain(row, now, work.tx) for row in chunk)
         at = stop
@@ -471,13 +471,13 @@ def _take_lanes(work: _Claim, rows: list[Row], per_key: int | None, *, cut: bool
             if bounded:
                 chunk = work.fit(chunk)
                 if work.stop and not chunk:
-                    return  # the bytes are used up: the lane stays where it is
+                    return  # the byte limit is reached: the lane stays where it is
                 if not chunk:
                     continue
             work.take(chunk)
         elif work.cull <= 0:
-            # The budget of this transaction is spent. What is left stays where it is; if nothing was found, the next
-            # transaction goes on from here.
+            # This transaction's budget is spent. The rest stays where it is. If nothing was found, the next transaction continues
+            # from here.
             work.out.more = work.stop = True
             return
         else:
@@ -485,7 +485,7 @@ def _take_lanes(work: _Claim, rows: list[Row], per_key: int | None, *, cut: bool
 
 
 def is_plain(row: Row, now: int, tx: Tx) -> bool:
-    """Nothing about this message needs a second look."""
+    """Return whether this message needs no special treatment."""
     return (
         (row[DUE] is None or row[DUE] <= now)
         and (row[EXPIRES] is None or row[EXPIRES] > now)
@@ -536,19 +536,20 @@ def _end_careful(work: _Claim, first: Row, found: list[Row]) -> None:
         if fitting:
             work.take(fitting)
         elif work.stop and found[0][ID] > first[ID] == first[POSITION]:
-            # It keeps its turn. Where its head arrived is another lane's place now, if the head was put aside. Never at an
-            # earlier place: those up to the last lane that was claimed are dropped.
+            # It keeps its turn. If the head was parked, the place of its arrival belongs to another lane now. Never list it at an
+            # earlier place: those up to the last claimed lane are deleted.
             lanes.unlist(tx, lane)
             lanes.list_ready(tx, lane, found[0][ID], careful=True)
         if fitting or work.stop:
             return
-    # Nothing to hand out: delayed, held, emptied, or cut short, and then at the end of the order.
+    # There is nothing to deliver: the lane is delayed, held, empty, or cut short. In the last case it goes to the end of the
+    # order.
     lanes.unlist(tx, lane)
     lanes.place(tx, lane, at_end=True)
 
 
 def _cull(tx: Tx, lane: lanes.Lane, message: Row) -> bool:
-    """Remove a message that expired or is out of attempts. True: its lane is held now."""
+    """Remove a message that expired or is out of attempts. Return whether its lane is held now."""
     seq = message[SEQ]
     if message[EXPIRES] is not None and message[EXPIRES] <= tx.now:
         tx.totals.expired += 1
@@ -566,7 +567,7 @@ def _cull(tx: Tx, lane: lanes.Lane, message: Row) -> bool:
 
 
 def with_bodies(tx: Tx, claimed: Claimed) -> Claimed:
-    """Fetch the bodies that lie apart."""
+    """Fetch the bodies that are stored out of line."""
     if claimed.all_hot:
         if None not in map(_BODY_OF, chain.from_iterable(claimed.hot)):
             return claimed
@@ -585,23 +586,23 @@ def with_body(tx: Tx, row: Row) -> Row:
 
 
 Outlook = tuple[int, int, int | None, int, int, int, int]
-"""Is a lane listed as ready; the time before which no lease ends; the next due time; the epoch of the last write; the version of
-the settings; the newest rows of journal and inbox."""
+"""Whether a lane is listed as ready; the time before which no lease ends; the next due time; the epoch of the last write; the
+version of the settings; the newest rows of journal and inbox."""
 
 
 def outlook(db: apsw.Connection) -> Outlook:
-    """What can be claimed from the tables."""
+    """Return what can be claimed from the tables."""
     row: Outlook = db.execute(CLAIM.outlook).get
     return row
 
 
 def outlook_with_logs(db: apsw.Connection) -> Outlook:
-    """The same, for a shard that has logs."""
+    """Return the same for a shard that has logs."""
     row: Outlook = db.execute(HOT.outlook).get
     return row
 
 
 def soonest(db: apsw.Connection) -> int | None:
-    """When the next lease or delay is over, exactly; None: never."""
+    """Return exactly when the next lease or delay ends. None: never."""
     at: int | None = db.execute(CLAIM.soonest).get
     return at

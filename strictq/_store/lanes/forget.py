@@ -1,7 +1,7 @@
-"""Forgetting in the background: dedup ids whose window is over, and lanes that have been idle for long.
+"""Background removal of dedup ids whose window is over, and of lanes that have been idle for long.
 
-Sends of new ids and new lanes pay for some of it (`lanes.forget_dedups`, `lanes.forget_some_idle`). What is old when no more
-of them come is forgotten here. Reads find out whether there is anything to do, so that a shard without it is not written.
+Sends of new ids and new lanes remove some of them (`lanes.forget_dedups`, `lanes.forget_some_idle`). This module removes the
+rest. It reads first whether there is anything to do, so that a shard is written only then.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from ..shard import Shard
 from . import lanes
 
 STEP: Final = 100
-"""Dedup ids that one transaction forgets, or lanes that it looks at: a few milliseconds of the write lock."""
+"""The number of dedup ids that one transaction removes, or of lanes that it reads: a few milliseconds of the write lock."""
 STEPS_MAX: Final = 40
-"""Steps of a shard in one turn, of each kind. The rest is left to the next turn."""
+"""The maximum number of steps of each kind in one turn of a shard. The rest is left to the next turn."""
 
 
 class Forgetting:
-    """One shard's, in this process. Knows when to look again, in queue time."""
+    """The background removal in one shard, in this process. Knows when to look again, in queue time."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._dedups_at = 0
         self._lanes_at = 0
         self._next_lane = 0
-        """Where the walk over the lanes goes on; 0: at the beginning."""
+        """The lane at which the walk over the lanes continues; 0: at the first."""
 
     def turn(self, now: int, config: QueueConfig) -> int:
-        """Forget what is due, in bounded steps. Return when the next turn is due, in queue time.
+        """Remove what is due, in bounded steps. Return when the next turn is due, in queue time.
 
         Raises:
-            StoreError: the shard failed; what earlier steps forgot is forgotten.
+            StoreError: the shard failed; earlier steps took effect.
         """
         if now >= self._dedups_at:
             self._forget_dedups(now, config)
@@ -51,7 +51,7 @@ class Forgetting:
         for _ in range(STEPS_MAX):
             soonest: int | None = self._shard.glance(lambda db: db.execute(SEND.next_dedup).get)
             if soonest is None or soonest > now:
-                # Ids that come meanwhile are known for a window from now at least, and ends of asides for REPEATED_WITHIN.
+                # Ids that arrive until then are kept for at least a window from now, and ends of asides for REPEATED_WITHIN.
                 later = now + min(int(config.dedup_window_seconds * SECOND), lanes.REPEATED_WITHIN)
                 self._dedups_at = later if soonest is None else min(soonest, later)
                 return
@@ -63,7 +63,7 @@ class Forgetting:
             arguments = (first, STEP, now - idle)
             last, found = self._shard.glance(bound(_idle_among, arguments))
             if last is None:
-                # Walked over all of them: again in time to find each within half of `idle` after it became so.
+                # All lanes were read. Start again in time to find each within half of `idle` after it became idle.
                 self._next_lane, self._lanes_at = 0, now + idle // 2
                 return
             if found:

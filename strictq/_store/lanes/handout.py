@@ -1,7 +1,7 @@
-"""Hand-outs of a named consumer: numbered, recorded as blocks in the transaction that leases them, leased until they are acked.
+"""Batches of a named consumer: numbered, recorded as blocks in the transaction that leases them, and leased until acked.
 
-Every function works on one shard. A hand-out's leases have no deadline: they end by an ack, by a release, or message by
-message when an operator rejects one. What was recorded is never changed, so that reading it again gives the same.
+Every function works on one shard. A batch's leases have no deadline. They end by an ack, by a release, or message by message when
+an operator rejects one. Recorded blocks never change, so reading a batch again gives the same messages.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .claim import Request
 from .leases import Held, Settlement
 
 PRUNE_STEP: Final = 2
-"""Old hand-outs that one transaction deletes."""
+"""The number of old batches that one transaction deletes."""
 RELEASE_STEP: Final = 500
-"""Lanes that one transaction of a release gives back."""
+"""The number of lanes that one transaction of a release gives back."""
 OLDEST_OVER: Final = 10_000
-"""Lanes of a hand-out whose heads are looked at for ages."""
+"""The number of lanes of a batch whose heads are read for ages."""
 
 
 class Block(NamedTuple):
-    """Some messages of a hand-out, packed.
+    """Some messages of a batch, packed.
 
     Attributes:
         fresh: it begins with a lane that no earlier block of this shard's part has.
@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A block as it lies in a shard, without its data."""
+    """A block as it is stored in a shard, without its data."""
 
     shard: int
     part: int
@@ -53,15 +53,15 @@ class Part(NamedTuple):
 
 
 Encode = Callable[[Sequence[Held | PackedColumns], int], Iterable[Block]]
-"""Packs what was leased from a shard (its number), lane by lane and in order. Runs inside the write transaction."""
+"""Packs the leases of a shard (its number), lane by lane and in order. Runs inside the write transaction."""
 
 
 class Known(NamedTuple):
-    """What a shard knows of a consumer.
+    """A shard's state of a consumer.
 
     Attributes:
-        open: hand-outs that are neither acked nor released.
-        released: hand-outs that were given back, as far as they are remembered.
+        open: batches that are neither acked nor released.
+        released: batches that were released and are still recorded.
     """
 
     epoch: int
@@ -83,19 +83,19 @@ def look(db: apsw.Connection, name: str) -> Known:
 
 
 def pending_behind(db: apsw.Connection, name: str, n: int) -> int:
-    """About how many messages are unresolved, without those that an ack of hand-outs up to n resolves.
+    """Return an estimate of the unresolved messages, without those that an ack of batches up to n resolves.
 
-    What was rejected out of them is subtracted twice: to count it exactly would take a look at every lease.
+    Messages that were rejected from those batches are subtracted twice. An exact count would read every lease.
     """
     in_flight: Any = db.execute(HANDOUT.open_messages, (name, n)).get
     return max(Totals.read(db).pending - int(in_flight), 0)
 
 
-# ---- who holds the consumer
+# ---- the holder of the consumer
 
 
 def take_over(tx: Tx, name: str, epoch: int) -> bool:
-    """Begin an epoch of the consumer, which fences every earlier holder. False: a later one has begun meanwhile."""
+    """Begin an epoch of the consumer, which fences every earlier holder. Return False if a later one has begun."""
     tx.run(HANDOUT.add_consumer, (name,))
     if tx.run(HANDOUT.consumer, (name,)).get[0] >= epoch:
         return False
@@ -118,10 +118,11 @@ def require(tx: Tx, name: str, epoch: int) -> None:
 
 
 def record(tx: Tx, name: str, n: int, request: Request, encode: Encode) -> tuple[int, int, bool]:
-    """Lease what is ready and record it as this shard's part of hand-out n.
+    """Lease what is ready, and record it as this shard's part of batch n.
 
     Returns:
-        How many messages, the bytes of their blocks, and whether bounded work was cut short: claim again.
+        The number of messages, the bytes of their blocks, and whether bounded work was cut short, so that another claim is
+        needed.
     """
     claimed = claim.with_bodies(tx, claim.claim(tx, request))
     if not claimed.token:
@@ -129,7 +130,7 @@ def record(tx: Tx, name: str, n: int, request: Request, encode: Encode) -> tuple
     try:
         blocks = list(encode([*claimed.leases, *claimed.columns], tx.shard))
     except (TypeError, OverflowError) as e:
-        # Left as they are, they would be taken for damage to the file.
+        # Unchanged, these errors would be taken for damage to the file.
         raise InvalidArgument(f"the messages can't be packed: {e}") from e
     messages = claimed.messages
     assert sum(b.messages for b in blocks) == messages, "the encoder must pack what it was given"
@@ -141,7 +142,7 @@ def record(tx: Tx, name: str, n: int, request: Request, encode: Encode) -> tuple
 
 
 def ack(tx: Tx, name: str, upto: int) -> int:
-    """Resolve the messages of this shard's open hand-outs up to a number. Returns how many; again: 0."""
+    """Ack the messages of this shard's open batches up to a number. Return how many; a repetition returns 0."""
     resolved = 0
     for n, token in tx.run(HANDOUT.open_handouts, (name, upto)).fetchall():
         resolved += _ack_leases(tx, token)
@@ -160,11 +161,11 @@ def _ack_leases(tx: Tx, token: int) -> int:
 
 
 def _ack_together(tx: Tx, token: int, lanes_held: int, messages: int, between: tuple[int, int]) -> None:
-    """Ack many leases of few messages each by statements over all of them: a call for each lane would take most of the time.
+    """Ack many leases of few messages each, with statements over all of them. A call per lane would take most of the time.
 
     Args:
-        between: the first and the last of their lanes. Where no other lane between them has messages, as with keys that are new,
-            one range has them all.
+        between: the first and the last of their lanes. If no other lane between them has messages, as with new keys, a single
+            range contains all of the batch's messages.
     """
     before = tx.db.total_changes()
     if tx.run(HANDOUT.count_between, (*between, messages + 1)).get == messages:
@@ -182,7 +183,7 @@ def _ack_together(tx: Tx, token: int, lanes_held: int, messages: int, between: t
 
 def _ack_by_lane(tx: Tx, token: int) -> int:
     apart: dict[int, list[int]] = {}
-    if tx.run(HANDOUT.any_apart).get:  # where there is none, every message need not be looked at
+    if tx.run(HANDOUT.any_apart).get:  # if there is none, the messages need not be read
         for lane, arrival in tx.run(HANDOUT.apart, (token,)):
             apart.setdefault(lane, []).append(arrival)
     whole: list[Settlement] = []
@@ -194,14 +195,14 @@ def _ack_by_lane(tx: Tx, token: int) -> int:
             seqs = [row[0] for row in tx.run(SETTLE.rows_between, (lane, lo, hi))]
         batch = Settlement(lane, key, token, seqs, whole=True, apart=apart.get(lane, ()))
         (whole if as_handed_out else others).append(batch)
-    # Nobody else can end these leases. And with no savepoint SQLite need not copy every page that it takes messages from.
+    # No other call can end these leases. Without a savepoint SQLite need not copy every page that it deletes messages from.
     if (whole and not settle.ack_whole(tx, whole)) or (others and any(settle.ack(tx, others))):
         raise StoreCorrupt("the leases of a batch do not match its messages", shard=tx.shard)
     return sum(len(b.seqs) for b in whole) + sum(len(b.seqs) for b in others)
 
 
 def prune(tx: Tx, name: str, upto: int) -> int:
-    """A bounded step: delete resolved hand-outs up to a number. Returns the last that was deleted, or 0."""
+    """Delete resolved batches up to a number, in one bounded step. Return the last deleted one, or 0."""
     old = tx.run(HANDOUT.too_old, (name, upto, PRUNE_STEP)).fetchall()
     for (n,) in old:
         for statement in (HANDOUT.delete_blocks, HANDOUT.delete_rejected, HANDOUT.delete_handout):
@@ -210,11 +211,11 @@ def prune(tx: Tx, name: str, upto: int) -> int:
     return old[-1][0] if old else 0
 
 
-# ---- giving back
+# ---- releasing
 
 
 def release(tx: Tx, name: str, upto: int = NEVER) -> int:
-    """Mark open hand-outs up to a number as released: they can't be acked or read any more. `finish_release` ends their leases.
+    """Mark open batches up to a number as released: they can't be acked or read any more. `finish_release` ends their leases.
 
     Returns:
         How many were open.
@@ -228,10 +229,10 @@ def release(tx: Tx, name: str, upto: int = NEVER) -> int:
 
 
 def finish_release(tx: Tx, name: str) -> tuple[int, bool]:
-    """A bounded step: give back lanes of released hand-outs; nobody is charged.
+    """Give back lanes of released batches, in one bounded step, without charging an attempt.
 
     Returns:
-        How many messages, and whether there are more.
+        The number of messages, and whether there are more.
     """
     messages = 0
     for _, token in tx.run(HANDOUT.released, (name,)).fetchall():
@@ -247,7 +248,7 @@ def finish_release(tx: Tx, name: str) -> tuple[int, bool]:
 
 
 def reject(tx: Tx, key: bytes, seq: int, reason: str) -> bool:
-    """Dead-letter an unresolved message that no timed lease holds; a hand-out that holds it is read without it from now on.
+    """Dead-letter an unresolved message that no timed lease holds. A batch that holds it is read without it from now on.
 
     Returns:
         Whether it was unresolved.
@@ -263,7 +264,7 @@ def reject(tx: Tx, key: bytes, seq: int, reason: str) -> bool:
         return False
     lease = lanes.lease_of(tx, lane)
     if lease is not None and (lease.expired or lease.deadline <= tx.now):
-        # Its time is over, and nobody took the lane. What was resolved on receive was in nobody's hands to fail.
+        # Its time is over, and no consumer took the lane. Messages resolved on receive had no handler that could have failed.
         (lanes.release_lane if lease.ack_first else lanes.retake)(tx, lease)
         lease = None
     holder = lease if lease is not None and lease.lo <= seq <= lease.hi and not lease.ack_first else None
@@ -293,7 +294,7 @@ def _bury(tx: Tx, lane: int, key: bytes, seq: int, reason: str, holder: lanes.Le
 
 
 def parts(db: apsw.Connection, name: str, n: int, shard: int) -> list[Part]:
-    """This shard's blocks of a hand-out; none if it has no part of it.
+    """Return this shard's blocks of a batch; empty if it has no part of it.
 
     Raises:
         HandoutGone: it was released.
@@ -311,7 +312,7 @@ def block(db: apsw.Connection, name: str, n: int, part: int) -> bytes | None:
 
 
 def rejected(db: apsw.Connection, name: str, n: int) -> list[int]:
-    """Arrival numbers of the messages to leave out."""
+    """Return the arrival numbers of the messages to omit."""
     return [arrival for (arrival,) in db.execute(HANDOUT.rejected, (name, n))]
 
 

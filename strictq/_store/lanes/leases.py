@@ -1,4 +1,4 @@
-"""What a lease brings, and what its holder names when it settles: the values on both sides of a receive and of an ack."""
+"""The results of a receive and the arguments of a settlement."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 POSITION, CAREFUL, KEY, LANE, SEQ, DUE, EXPIRES, ATTEMPTS, ID, SENT_AT, HEADERS, SIZE_HINT, PREPARE, PROCESS, BODY = range(15)
 
 Row = tuple[Any, ...]
-"""A message that was leased. `Fields` reads it."""
+"""A leased message. `Fields` reads it."""
 
 
 class Fields:
-    """What a row says, by name: `Fields.seq(row)`. An object made of each row would cost a tenth of a receive.
+    """Access to a row by name: `Fields.seq(row)`. An object for each row would cost a tenth of a receive.
 
     Attributes:
         id: arrival number in the shard.
@@ -41,19 +41,19 @@ class Fields:
 
     @staticmethod
     def starts(row: Row) -> int:
-        """How many handlers of it were started before."""
+        """Return how many of its handlers were started before."""
         return retries.starts(row[ATTEMPTS])
 
 
 class Held:
-    """A lease as it was given: one lane's messages, in order. (Made for every lane of a receive: kept light.)
+    """A lease: one lane's messages, in order. (Made for every lane of a receive, so it is kept small.)
 
-    Its holder settles messages through it; `of_handle` makes one for a holder that knows no more than the key and the token.
+    Its holder settles messages through it. `of_handle` makes one for a holder that knows only the key and the token.
 
     Attributes:
-        lane: 0: not known; the operation finds it by the key. No one but the store uses it.
-        apart: arrival ids, by seq, of the bodies that lie apart.
-        pieces: its messages column by column, and then there are no rows.
+        lane: 0 if unknown; the operation then finds it by the key. Only the store uses it.
+        apart: arrival ids, by seq, of the bodies that are stored out of line.
+        pieces: its messages column by column. Then there are no rows.
     """
 
     __slots__ = ("apart", "deadline", "key", "lane", "pieces", "rows", "token")
@@ -75,11 +75,11 @@ class Held:
         return len(self.rows) or sum(piece.messages for piece in self.pieces)
 
     def whole(self, seqs: range) -> Settlement:
-        """All its messages, as far as its holder knows."""
+        """Return a settlement of all its messages that its holder knows."""
         return Settlement(self.lane, self.key, self.token, seqs, True, tuple(self.apart.values()) if self.apart else ())
 
     def all(self) -> Settlement:
-        """All its messages, as they were leased."""
+        """Return a settlement of all its messages, as they were leased."""
         rows = self.rows
         lo, hi = rows[0][SEQ], rows[-1][SEQ]
         if hi - lo + 1 == len(rows):
@@ -87,12 +87,12 @@ class Held:
         return self.some([row[SEQ] for row in rows])
 
     def some(self, seqs: Sequence[int], *, start: int | None = None, took: Took | None = None) -> Settlement:
-        """Some of its messages.
+        """Return a settlement of some of its messages.
 
         Args:
             seqs: ascending.
             start: the next message of the lease, whose handler starts with this ack.
-            took: what a worker measured of its handler; kept with its record.
+            took: a worker's measurements of the handler, stored with its record.
         """
         apart = tuple(self.apart[seq] for seq in seqs if seq in self.apart) if self.apart else ()
         end = history.ACKED if took is None else history.End("acked", 1, *took)
@@ -102,22 +102,22 @@ class Held:
 _NONE: Final[Mapping[int, int]] = {}
 _NO_IDS: Final = array("q")
 Took = tuple[float | None, float, str | None]
-"""Seconds that prepare (None: there was none) and process took, and what the handler had to say."""
+"""The seconds that prepare (None: there was none) and process took, and the handler's output."""
 
 
 class Claimed:
-    """What one claim brought, from one shard.
+    """The result of one claim, from one shard.
 
     Attributes:
         shard: its number.
         lease: its length, microseconds.
         messages: of all its leases.
         token, deadline: of all its leases.
-        more: bounded work was cut short: claim again, there may be something ready.
-        hot: the messages of each lease of a hot lane. `leases` makes more of them when they are asked for.
+        more: bounded work was cut short. Claim again: there may be something ready.
+        hot: the messages of each lease of a hot lane. `leases` makes lease objects of them on demand.
         ids: their arrival numbers.
-        all_hot: these are all that it leased, with their bodies.
-        columns: messages of lanes that have few: leased like the others, as a whole, without an object for each.
+        all_hot: whether these are all of its leases, with their bodies.
+        columns: messages of lanes that have few. They are leased as a whole, without an object for each lane.
     """
 
     __slots__ = (
@@ -137,15 +137,15 @@ class Claimed:
         self.columns: list[PackedColumns] = []
         self._leases: list[Held] = []
         self._made = 0
-        """Those of `hot` of which there are leases."""
+        """The number of entries of `hot` that have lease objects."""
 
     @property
     def leases(self) -> list[Held]:
-        """What it leased, in the order of the claim."""
+        """Its leases, in the order of the claim."""
         made, some = self._made, self.hot
         if made < len(some):
             rest = [Held(0, rows[0][KEY], self.token, self.deadline, rows) for rows in some[made:]]
-            self._leases, self._made = [*self._leases, *rest], len(some)  # the same, where another thread does it, too
+            self._leases, self._made = [*self._leases, *rest], len(some)  # same result in any thread
         return self._leases
 
     def add(self, held: Held) -> None:
@@ -154,22 +154,22 @@ class Claimed:
         self.all_hot = False
 
     def keep(self, leases: list[Held]) -> None:
-        """Only these are left of it."""
+        """Drop all leases except these."""
         self.hot, self._made, self._leases, self.all_hot = [], 0, leases, False
         self.messages = sum(map(len, leases))
 
 
 class Settlement:
-    """Messages of one lane under one token, to be settled. `Held` makes it. (Made for every lane of an ack: kept light.)
+    """Messages of one lane under one token, to be settled. Made by `Held`. (One for every lane of an ack, so it is kept small.)
 
     Attributes:
-        lane: 0: not known to its holder; see `settle.locate`.
-        given: its holder knew the lane.
+        lane: 0 if its holder does not know it; see `settle.locate`.
+        given: whether its holder knew the lane.
         seqs: ascending.
-        whole: these are all messages of the lease, as far as its holder knows.
-        apart: arrival ids of the bodies that lie apart; needed where it is whole, or acked by `Advance`.
+        whole: these are all messages of the lease that its holder knows.
+        apart: arrival ids of the bodies that are stored out of line; needed if it is whole, or acked by `Advance`.
         start: the next message of the lease, whose handler starts with this ack.
-        end: what is recorded of it, where history is kept.
+        end: the content of its history record.
     """
 
     __slots__ = ("apart", "end", "given", "key", "lane", "seqs", "start", "token", "whole")
@@ -197,4 +197,4 @@ class Settlement:
 
 
 Lost = dict[int, LeaseLost]
-"""The seqs of a settlement that were refused, and why; empty: all of it took effect."""
+"""The refused seqs of a settlement, with the errors. Empty: all of it took effect."""

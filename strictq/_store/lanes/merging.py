@@ -1,4 +1,4 @@
-"""The steps of a merge inside one shard: what it has, and what is resolved because another history resolved it."""
+"""The steps of a merge inside one shard: list its messages, and resolve what another history has resolved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import history, lanes
 from .headers import headers
 
 ELSEWHERE: Final = history.End("acked")
-"""How a message ends that another history has resolved."""
+"""The end of a message that another history has resolved."""
 HISTORY_HEADER: Final = "strictq-merged-history"
 TERM_HEADER: Final = "strictq-merged-term"
 SEQ_HEADER: Final = "strictq-merged-seq"
@@ -33,21 +33,21 @@ class Listed(NamedTuple):
 
 
 def listed(db: apsw.Connection) -> list[Listed]:
-    """Everything unresolved, and every dead letter."""
+    """Return every unresolved message and every dead letter."""
     return list(map(Listed._make, db.execute(MERGE.listed)))
 
 
 def dedup_ids(db: apsw.Connection, behind: int) -> dict[int, str]:
-    """The dedup ids of messages that arrived behind a number."""
+    """Return the dedup ids of messages with an arrival number above `behind`."""
     return dict(db.execute(MERGE.dedup_ids, (behind,)))
 
 
 def sends(
     db: apsw.Connection, messages: Sequence[Listed], at: int, origin: tuple[str, int], dedup_ids: dict[int, str], shard: int
 ) -> list[tuple[Listed, tuple[Any, ...]]]:
-    """Messages as rows that arrive from an outbox, with headers that say where they come from.
+    """Return messages as rows of an outbox, with headers that name their source.
 
-    Left out is what an outbox delivered from a transaction of before the fork: the other history has that transaction, too.
+    Omits what an outbox delivered from a transaction before the fork: the other history has that transaction, too.
 
     Args:
         at: queue time of the fork.
@@ -63,7 +63,7 @@ def sends(
 
 
 def on_the_way(db: apsw.Connection, destination: int, after: int, origin: tuple[str, int], limit: int) -> list[tuple[Any, ...]]:
-    """The same of what waits in an outbox."""
+    """Return the same rows for what waits in an outbox."""
     rows: list[Any] = db.execute(MERGE.outbox, (destination, after, limit)).fetchall()
     return [_named(row, headers(row[6], -1), (*origin, None), row[5]) for row in rows]
 
@@ -71,10 +71,10 @@ def on_the_way(db: apsw.Connection, destination: int, after: int, origin: tuple[
 def _named(
     row: Sequence[Any], known: dict[str, str], origin: tuple[str, int, int | None], dedup_id: str | None
 ) -> tuple[Any, ...]:
-    """The row with headers that say where it comes from. A message that was merged before keeps the first ones.
+    """Return the row with headers that name its source. A message that was merged before keeps its first ones.
 
     Args:
-        origin: history, term and seq; None: it was on its way and had no seq yet.
+        origin: history, term and seq; None: it was in an outbox and had no seq yet.
     """
     history_id, term, seq = origin
     said = {HISTORY_HEADER: history_id, TERM_HEADER: str(term)} | ({} if seq is None else {SEQ_HEADER: str(seq)})
@@ -83,7 +83,7 @@ def _named(
 
 
 class Resolved(NamedTuple):
-    """What became of messages that another history resolved: those that are resolved here, too, and those that are leased."""
+    """The outcome for messages that another history resolved: those that are resolved here now, and those that are leased."""
 
     done: list[Listed]
     leased: list[Listed]

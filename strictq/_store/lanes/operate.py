@@ -1,7 +1,7 @@
-"""What an operator does: hold and release lanes, look at dead letters and put them back, purge, end retry delays.
+"""Operators' actions: hold and release lanes, list and redrive dead letters, purge, end retry delays.
 
-First the steps inside one transaction, then the operations over many: each step is bounded, so that nobody waits long for the
-write lock.
+First the steps inside one transaction, then the operations over many. Each step is bounded, so that other writers do not wait
+long for the write lock.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from ..store import Store
 
 PURGE_STEP: Final = 1000
-"""Messages that one transaction of a purge removes."""
+"""The number of messages that one transaction of a purge removes."""
 RELEASE_STEP: Final = 200
 REDRIVE_STEP: Final = 500
 _WALK_STEP: Final = 200
 
 
 def hold(tx: Tx, key: bytes, reason: str) -> None:
-    """Hand out nothing more of this key; a lease that is live may finish."""
+    """Stop deliveries of this key. A live lease may finish."""
     lane = lanes.find(tx, key)
     if lane is None:
         lane = lanes.create(tx, key)
@@ -40,13 +40,13 @@ def hold(tx: Tx, key: bytes, reason: str) -> None:
 
 
 def release(tx: Tx, key: bytes) -> bool:
-    """End a hold; attempts start again from 0, and what was held as poison is ready. Returns whether the lane was held."""
+    """End a hold. Attempts restart from 0, and what was held as poison is ready. Return whether the lane was held."""
     lane = lanes.find(tx, key)
     return lane is not None and _release(tx, lane)
 
 
 def release_keyless(tx: Tx) -> int:
-    """A bounded step: end holds of keyless messages. Returns how many, RELEASE_STEP at most."""
+    """End holds of keyless messages, in one bounded step. Return how many, at most RELEASE_STEP."""
     held = (lane for lane, key in tx.run(OPERATE.held_lanes).fetchall() if is_keyless(key))
     return sum(_release(tx, lane) for lane in islice(held, RELEASE_STEP))
 
@@ -57,7 +57,7 @@ def _release(tx: Tx, lane: int) -> bool:
         return False
     tx.run(LANES.set_hold, (None, None, lane))
     if row.hold == lanes.POISON_HOLD:
-        tx.run(LANES.end_retry_delays, (lane, row.charged_to))  # who looked into it wants to see it done
+        tx.run(LANES.end_retry_delays, (lane, row.charged_to))  # an operator who fixed the cause wants the retry now
     tx.run(LANES.reset_attempts, (lane, row.charged_to))
     tx.run(LANES.clear_charges, (lane,))
     lease = lanes.lease_of(tx, lane)
@@ -69,7 +69,7 @@ def _release(tx: Tx, lane: int) -> bool:
 
 
 def dead_letters(db: apsw.Connection, key: bytes | None, limit: int) -> list[tuple[Any, ...]]:
-    """Dead letters of one key, or of the shard."""
+    """Return dead letters of one key, or of the shard."""
     if key is None:
         return db.execute(OPERATE.dead_letters, (limit,)).fetchall()
     lane = db.execute(LANES.by_key, (key,)).get
@@ -77,7 +77,7 @@ def dead_letters(db: apsw.Connection, key: bytes | None, limit: int) -> list[tup
 
 
 def redrive(tx: Tx, lane: int, seqs: Sequence[int] | None) -> int:
-    """Put dead messages of a lane back, now or when its lease ends. Returns how many, REDRIVE_STEP at most."""
+    """Redrive dead messages of a lane, now or when its lease ends. Return how many, at most REDRIVE_STEP."""
     cooling.cool_lane(tx, lane)
     if seqs is None:
         seqs = [seq for (seq,) in tx.run(OPERATE.dead_of, (lane, REDRIVE_STEP))]
@@ -97,20 +97,20 @@ def redrive(tx: Tx, lane: int, seqs: Sequence[int] | None) -> int:
 
 
 def lanes_with_dead(db: apsw.Connection, after: int, limit: int) -> list[int]:
-    """A step of the walk over lanes that have dead letters."""
+    """Return the next lanes that have dead letters."""
     return [lane for (lane,) in db.execute(OPERATE.lanes_with_dead, (after, limit))]
 
 
 def purge_lane(tx: Tx, lane: int) -> tuple[int, bool]:
-    """One bounded step: remove messages that nobody holds, dead letters that are on their way back, and dedup ids of the lane.
+    """Remove the lane's unleased messages, dead letters that wait to be redriven, and dedup ids, in one bounded step.
 
     Returns:
-        How many messages, and whether anything may be left.
+        The number of messages, and whether anything may be left.
     """
     cooling.cool_lane(tx, lane)
     lease = lanes.lease_of(tx, lane)
     if lease is not None and not lease.ack_first and (lease.expired or lease.deadline <= tx.now):
-        # Its time is over and nobody took the lane: it ends here, and its messages are purged with the others.
+        # Its time is over and no consumer took the lane. It ends here, and its messages are purged with the others.
         lanes.retake(tx, lease)
         lease = None
     lo, hi = (0, -1) if lease is None else (lease.lo, lease.hi)
@@ -132,7 +132,7 @@ def purge_lane(tx: Tx, lane: int) -> tuple[int, bool]:
 
 
 def purge_dead(tx: Tx, lane: int) -> tuple[int, bool]:
-    """One bounded step: remove dead letters."""
+    """Remove dead letters, in one bounded step."""
     rows = tx.run(OPERATE.dead_rows, (lane, PURGE_STEP)).fetchall()
     if rows:
         tx.run(OPERATE.delete_dead_to, (lane, rows[-1][0]))
@@ -142,7 +142,7 @@ def purge_dead(tx: Tx, lane: int) -> tuple[int, bool]:
 
 
 def _forget_dead(tx: Tx, lane: int, rows: Sequence[tuple[int, int, int]]) -> None:
-    """Purged dead letters: drop their bodies, count them, and let the lane's lease know if none of them waits for it any more."""
+    """Delete the bodies of purged dead letters, count them, and clear the lease's redrive mark if none of them waits for it."""
     tx.many(LANES.delete_body, [(i,) for _, i, apart in rows if apart])
     tx.totals.dead -= len(rows)
     tx.totals.purged += len(rows)
@@ -150,25 +150,25 @@ def _forget_dead(tx: Tx, lane: int, rows: Sequence[tuple[int, int, int]]) -> Non
 
 
 def next_lane(db: apsw.Connection, after: int) -> int | None:
-    """The next lane with messages."""
+    """Return the next lane with messages."""
     lane: int | None = db.execute(INSPECT.next_lane, (after,)).get
     return lane
 
 
 def next_dedup_lane(db: apsw.Connection, after: int) -> int | None:
-    """The next lane with dedup ids."""
+    """Return the next lane with dedup ids."""
     lane: int | None = db.execute(OPERATE.next_dedup_lane, (after,)).get
     return lane
 
 
 def next_waiting_lane(db: apsw.Connection, after: int) -> int | None:
-    """The next lane with dead letters that wait for the end of a lease, to go back."""
+    """Return the next lane with dead letters that are redriven when a lease ends."""
     lane: int | None = db.execute(OPERATE.next_waiting_lane, (after,)).get
     return lane
 
 
 def next_dead_lane(db: apsw.Connection, after: int) -> int | None:
-    """The next lane with dead letters."""
+    """Return the next lane with dead letters."""
     lane: int | None = db.execute(OPERATE.lanes_with_dead, (after, 1)).get
     return lane
 
@@ -177,7 +177,7 @@ def next_dead_lane(db: apsw.Connection, after: int) -> int | None:
 
 
 def _lane_of(shard: Shard, key: bytes) -> int | None:
-    """The lane of a key, which is not hot then."""
+    """Return the lane of a key. A hot lane is cooled first."""
     if shard.hot is not None:
         return shard.run(bound(lanes.find, key))
     lane: int | None = shard.read(lambda db: db.execute(LANES.by_key, (key,)).get)
@@ -248,7 +248,7 @@ def _purge_lane(shard: Shard, lane: int, dead: bool) -> int:
 
 
 def forget_history(store: Store, key: bytes | None, shard: int | None, upto: int | None) -> int:
-    """Remove records of finished messages, of a key, of a shard or of all: up to a number, or to those that are there now."""
+    """Remove records of finished messages, of a key, of a shard or of all, up to a number or all present ones."""
     if key is not None:
         shard = store.shard_of(key).number
     total = 0
@@ -261,11 +261,11 @@ def forget_history(store: Store, key: bytes | None, shard: int | None, upto: int
 
 
 def end_failure_delays(store: Store, keys: Sequence[bytes] | None, *, one: bool = False) -> int:
-    """Let delays that failures caused be over now, in steps.
+    """End delays that failures caused, in steps.
 
     Args:
         keys: only these keys'.
-        one: no more than one, the first to end in its shard.
+        one: at most one, the first to end in its shard.
     Returns:
         How many there were.
     """

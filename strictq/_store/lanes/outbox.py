@@ -1,9 +1,9 @@
-"""Sends of a transaction that belong to another shard: written with the transaction, forwarded after it.
+"""Sends of a transaction to other shards: written with the transaction, forwarded after it.
 
-SQLite has no atomic commit over several WAL files. So the origin records the send in its own transaction, and forwarding
-repeats until the destination has it: first in, first out per (origin, destination), and idempotent by a high-water mark
-that the destination keeps for ever. Before anything is forwarded the origin's WAL is synced, and before the origin forgets
-it the destination's is, so that no power cut leaves one half of a transaction.
+SQLite has no atomic commit over several WAL files. So the origin records the send in its own transaction, and forwarding repeats
+until the destination has it: first in, first out per (origin, destination), and idempotent by a high-water mark that the
+destination keeps for ever. The origin's WAL is synced before forwarding, and the destination's before the origin deletes the
+send, so that no power cut leaves one half of a transaction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORWARD_STEP: Final = 500
 
 
 def put(tx: Tx, destination: int, item: Item) -> int:
-    """Record a send to another shard in this transaction; return its number. Delay, TTL and age count from now."""
+    """Record a send to another shard in this transaction. Return its number. Delay, TTL and age count from now."""
     key, body, options, _ = item
     options = options or Options()
     times = times_of(tx.now, options, tx.config)
@@ -40,13 +40,13 @@ def destinations(db: Any) -> list[int]:
 
 
 def waiting(db: Any, destination: int) -> list[tuple[Any, ...]]:
-    """A bounded step of what waits for one destination, oldest first."""
+    """Return the next sends that wait for one destination, oldest first."""
     rows: list[tuple[Any, ...]] = db.execute(OUTBOX.waiting, (destination, FORWARD_STEP)).fetchall()
     return rows
 
 
 def arrive(tx: Tx, origin: str, rows: list[tuple[Any, ...]]) -> list[tuple[int, Sent]]:
-    """At the destination: send what has not arrived yet. Returns their numbers, and where they are."""
+    """Send what has not arrived yet, at the destination. Return the numbers, and their places."""
     high = tx.run(OUTBOX.high_water, (origin,)).get or 0
     items: list[Item] = []
     numbers: list[int] = []
@@ -64,18 +64,18 @@ def arrive(tx: Tx, origin: str, rows: list[tuple[Any, ...]]) -> list[tuple[int, 
 
 
 def forget(tx: Tx, destination: int, up_to: int) -> None:
-    """At the origin: what has arrived, durably, is not needed any more."""
+    """Delete what has durably arrived, at the origin."""
     tx.run(OUTBOX.delete, (destination, up_to))
 
 
-# ---- forwarding, each step synced before the next one counts on it
+# ---- forwarding; each step is synced before the next one relies on it
 
 
 def forward(shards: Sequence[Shard], origins: Iterable[Shard]) -> None:
-    """Bring what waits in the outboxes of these shards to where it goes.
+    """Forward what waits in the outboxes of these shards.
 
     Raises:
-        ForwardPending: something could not be forwarded now; it will be.
+        ForwardPending: something could not be forwarded now. It will be forwarded later.
     """
     failed: StrictqError | None = None
     for origin in origins:
@@ -88,7 +88,7 @@ def forward(shards: Sequence[Shard], origins: Iterable[Shard]) -> None:
 
 
 def _from(shards: Sequence[Shard], origin: Shard) -> None:
-    """What one shard has for the others; a destination that fails does not hold up the next one."""
+    """Forward one shard's sends to the others. A destination that fails does not block the next one."""
     failed: StrictqError | None = None
     for number in origin.read(destinations, hot=False):
         try:

@@ -1,9 +1,9 @@
-"""Attempts of a message: how they are counted, when it is given up, and how long it waits between two of them.
+"""Attempts of a message: how they are counted, when it is given up, and the delay between two of them.
 
-`message.attempts` counts starts of a handler whose lease has ended. Its high half counts those of them that ended without an
-outcome: the lease ran out, so the consumer probably died. The high half is 0 where the configuration has no `retry_for_seconds`;
-versions older than that setting refuse such a queue, so they never see another value. This module is the only one that writes
-or takes apart such a number; SQL that shows attempts masks it with 4294967295.
+`message.attempts` counts starts of a handler whose lease has ended. Its high half counts those that ended without an outcome: the
+lease expired, so the consumer probably died. The high half is 0 if the configuration has no `retry_for_seconds`. Versions older
+than that setting refuse a queue that has it, so they never see another value. Only this module writes or splits such a number;
+SQL that shows attempts masks it with 4294967295.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from ..commit.tx import SECOND
 _HALF: Final = 32
 _MASK: Final = (1 << _HALF) - 1
 FAILED: Final = 1
-"""What a failed start adds: one that was nacked."""
+"""What a failed (nacked) start adds."""
 JITTER: Final = 0.25
-"""By how much a wait may be longer or shorter, as a part of it."""
+"""The maximum deviation of a delay, as a fraction of it."""
 
 
 def starts(stored: int) -> int:
-    """All starts."""
+    """Return the number of starts."""
     return stored & _MASK
 
 
 def crashes(stored: int) -> int:
-    """Those that ended without an outcome."""
+    """Return the number of starts that ended without an outcome."""
     return stored >> _HALF
 
 
 def crashed(config: QueueConfig) -> int:
-    """What a start adds that ended without an outcome."""
+    """Return what a start adds that ended without an outcome."""
     return 1 + (1 << _HALF) if config.retry_for_seconds else 1
 
 
 def given_up(config: QueueConfig, stored: int, failing: int | None = None) -> bool:
-    """Whether a message is out of attempts.
+    """Return whether a message is out of attempts.
 
-    A crash counts against `max_attempts` alone. A failure counts only once `retry_for_seconds` have passed. That is decided when
-    an attempt has just failed, so a message that waited for long is tried once more before it is given up.
+    A crash counts against `max_attempts` alone. A failure counts only once `retry_for_seconds` have passed. That is decided
+    when an attempt has just failed, so a message that waited for long is tried once more before it is given up.
 
     Args:
-        failing: microseconds since the first failed attempt began, where one has just failed; None: at a claim.
+        failing: microseconds since the first failed attempt began, if one has just failed; None: at a claim.
     """
     limit = config.max_attempts
     if limit is None:
@@ -57,7 +57,7 @@ def given_up(config: QueueConfig, stored: int, failing: int | None = None) -> bo
 
 
 def why(config: QueueConfig, stored: int, failing: int, last: str | None) -> str:
-    """Why a message is given up, as it is kept with the dead letter."""
+    """Return the reason why a message is given up, which is stored with the dead letter."""
     if not config.retry_for_seconds:
         return last or f"failed {starts(stored)} times"
     lost = crashes(stored)
@@ -75,7 +75,7 @@ def _times(n: int) -> str:
 
 
 def span(microseconds: int) -> str:
-    """A span for a person: the two largest units of it."""
+    """Return a duration as text, in its two largest units."""
     seconds = max(microseconds, 0) // SECOND
     for unit, of, smaller, name in (("d", 86_400, 3_600, "h"), ("h", 3_600, 60, "min"), ("min", 60, 1, "s")):
         if seconds >= of:
@@ -84,13 +84,14 @@ def span(microseconds: int) -> str:
 
 
 def retry_delay(config: QueueConfig, key: bytes, attempts: int) -> int:
-    """Microseconds that a lane waits after attempt number `attempts` failed.
+    """Return the microseconds that a lane waits after attempt number `attempts` failed.
 
-    Differs by lane, so that lanes that failed together do not come back together; the same each time for a lane and an attempt.
+    The delay differs by lane, so that lanes that failed together are not retried together. It is the same each time for a lane
+    and an attempt.
     """
     if not config.retry_delay_seconds:
         return 0
     longest = config.retry_delay_max_seconds
-    # The growth ends a little below the maximum: at it, there would be no room for a difference.
+    # The growth ends a little below the maximum, which would leave no room for deviations.
     wait = min(config.retry_delay(attempts), longest / (1 + JITTER))
     return int(wait * (1 - JITTER + 2 * JITTER * crc32(key, attempts) / 2**32) * SECOND)

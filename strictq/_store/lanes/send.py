@@ -1,7 +1,7 @@
-"""Sending: messages that are new to a shard are numbered here, by `issue`, wherever they come from.
+"""Sending: `issue` numbers all messages that are new to a shard, whatever their source.
 
-Callers of `send`, sends that arrive from another shard's outbox, and bulk writes: all take their seqs and arrival numbers from
-`issue`, which counts the messages, too.
+Calls of `send`, sends that arrive from another shard's outbox, and bulk writes take their seqs and arrival numbers from `issue`,
+which also counts the messages.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from . import lanes
 from .leases import Row
 
 FORGET_STEPS_MAX: Final = 64
-"""Steps of forgetting idle lanes in one transaction, however many lanes are new."""
+"""The maximum number of steps in one transaction that forget idle lanes, however many lanes are new."""
 QUEUE_WIDE: Final = 0
-"""In place of a lane: a dedup id of the whole queue. No lane has this number."""
+"""Stands for a lane in the dedup ids of the whole queue. No lane has this number."""
 INLINE_BYTES_MAX: Final = 800
-"""Larger bodies lie in a table of their own: in `message` they would spill over a page (1,002 bytes of a 4 KiB page)."""
+"""Larger bodies are stored out of line: in `message` they would overflow a page (1,002 bytes of a 4 KiB page)."""
 _LOOKUPS: Final = repeated(SEND.lanes_by_key, 64, 16, 4, 1)
 INSERTS: Final = repeated(SEND.insert_plain, 128, 16, 4, 1)
 
 
 class Options(NamedTuple):
-    """What a message has beyond key and body, in stored units: microseconds, JSON."""
+    """A message's options, in stored units: microseconds, JSON."""
 
     dedup_id: str | None = None
     delay: int = 0
@@ -47,7 +47,7 @@ class Options(NamedTuple):
 
 
 class Times(NamedTuple):
-    """When a forwarded message was sent, and is due, and expires: fixed by its transaction, in queue time."""
+    """The queue times at which a forwarded message was sent, is due, and expires. Its transaction fixed them."""
 
     sent_at: int
     due: int | None
@@ -57,11 +57,11 @@ class Times(NamedTuple):
 Item = tuple[bytes, bytes, Options | None, Times | None]
 """Stored key, body, options (None: plain), times (None: now; only with options)."""
 Sent = tuple[int, int, bytes | None]
-"""seq, id, and the stored key of the earlier message that it repeats; None: it is new."""
+"""seq, id, and the stored key of the earlier message with the same dedup id. None: the message is new."""
 
 
 class SentInTurn(LazyList[Sent]):
-    """Of messages that follow each other in the inbox: made when it is used."""
+    """The results for consecutive messages of the inbox, computed on first use."""
 
     __slots__ = ("_first", "_seqs")
 
@@ -78,7 +78,7 @@ class SentInTurn(LazyList[Sent]):
 
 
 _PlainRow = tuple[int, int, int, int, int | None, bytes | None]
-"""Lane, seq, id, sent_at, expires, body (None: it lies apart)."""
+"""Lane, seq, id, sent_at, expires, body (None: stored out of line)."""
 
 
 _KEY, _OPTIONS = itemgetter(0), itemgetter(2)
@@ -88,9 +88,9 @@ class Tail:
     """A lane while messages are appended to it.
 
     Attributes:
-        seq: the last seq that was issued.
-        next: of the seqs that `issue` reserved last, the first that no message has yet.
-        unlisted: the lane is empty and free: its first message lists it.
+        seq: the last issued seq.
+        next: the first unused seq of those that `issue` reserved last.
+        unlisted: the lane is empty and free, so its first message lists it.
     """
 
     __slots__ = ("lane", "next", "seq", "unlisted")
@@ -103,13 +103,13 @@ class Tail:
 
 
 def issue(tx: Tx, wanted: Iterable[tuple[Tail | HotLane, int]]) -> int:
-    """Reserve numbers for new messages, and count these: the next seqs of each lane, and as many arrival numbers of the shard.
+    """Reserve numbers for new messages, and count them: the next seqs of each lane, and arrival numbers of the shard.
 
-    Nothing else issues a seq or the id of a message. (What keeps its message's id moves: a keyless message that is set aside is
-    the first of its new lane, and a redriven one comes back at its own seq.)
+    Nothing else issues a seq or the id of a message. (A message that keeps its id is moved: a keyless message in a lane of its
+    own is the first there, and a redriven one returns at its own seq.)
 
     Args:
-        wanted: lanes, each once, and how many messages each gets: `Tail.next` up to `Tail.seq`. All of them must be written.
+        wanted: lanes, each once, and the number of messages for each: `Tail.next` up to `Tail.seq`. All of them must be written.
     Returns:
         The first arrival number; the others follow. In a lane they must ascend with seq.
     """
@@ -127,7 +127,7 @@ def issue(tx: Tx, wanted: Iterable[tuple[Tail | HotLane, int]]) -> int:
 
 
 def times_of(now: int, options: Options | None, config: QueueConfig) -> Times:
-    """When a message that is sent now is due and expires."""
+    """Return when a message that is sent now is due and expires."""
     ttl = options.ttl if options is not None and options.ttl is not None else None
     if ttl is None and config.ttl_seconds is not None:
         ttl = int(config.ttl_seconds * SECOND)
@@ -151,7 +151,7 @@ class Append:
         return send(tx, self._items, depth_elsewhere=self._elsewhere)
 
     def together(self, tx: Tx, others: list[Append]) -> list[Sequence[Sent]]:
-        """One pass over the messages of all of them."""
+        """Append the messages of all of them in one pass."""
         for each in others:
             if tx.config is not each._checked:
                 require_valid(each._items, tx.config)
@@ -161,7 +161,7 @@ class Append:
 
 
 def require_valid(items: Sequence[Item], config: QueueConfig) -> None:
-    """Refuse what a configuration, newer than the one they were checked against, does not allow.
+    """Refuse messages that the configuration does not permit. It is newer than the one they were validated against.
 
     Raises:
         MessageTooLarge, InvalidArgument: nothing changed.
@@ -174,12 +174,12 @@ def require_valid(items: Sequence[Item], config: QueueConfig) -> None:
 
 
 def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -> Sequence[Sent]:
-    """Append messages to their lanes. All of them, or none.
+    """Append messages to their lanes. All of them are appended, or none.
 
     Args:
         depth_elsewhere: unresolved messages of the other shards; None: max_depth does not apply.
     Raises:
-        QueueFull: they would bring the queue over max_depth.
+        QueueFull: they would exceed max_depth.
     """
     totals = tx.totals
     counts = {items[0][0]: 1} if len(items) == 1 else Counter(map(_KEY, items))
@@ -193,7 +193,7 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
             return _send_hot(tx, hot, items, counts, lanes_of)
         if lanes_of:
             return _send_apart(tx, items, lanes_of, depth_elsewhere)
-    known = tails(tx, sorted(counts))  # in key order, so that the index is walked and not jumped about in
+    known = tails(tx, sorted(counts))  # in key order, so that the index is read sequentially
     before = totals.pending
     sent: list[Sent] = []
     rows: list[_PlainRow] = []
@@ -207,7 +207,7 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
     else:
         _number(tx, items, counts, known, rows, sent)
     if len(rows) > 1:
-        rows.sort()  # lane order: neighbours in the table are written together
+        rows.sort()  # in lane order, so that neighbours in the table are written together
     insert_rows(tx, INSERTS, rows)
     limit = tx.config.max_depth
     if limit is not None and depth_elsewhere is not None and before < totals.pending and totals.pending + depth_elsewhere > limit:
@@ -216,9 +216,9 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
 
 
 def _hot_lanes(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, int]) -> dict[bytes, HotLane]:
-    """The lanes of these keys that are hot, or will be by their next message: those that are free and empty become hot.
+    """Return those lanes of these keys that are hot, or become so with their next message because they are free and empty.
 
-    A lane that a message with options for the tables is sent to does not, and one that would have too many messages.
+    A lane does not become hot if it gets a message with options that need the tables, or too many messages.
     """
     if tx.config.history != "off" or not tx.config.hot_lanes or hot.cramped:
         return {}
@@ -302,13 +302,13 @@ def _send_hot(
 
 
 def _forget_some(tx: Tx, new: int, keep: Container[int]) -> None:
-    """New rows of lanes pay for forgetting idle ones."""
+    """Forget idle lanes in proportion to the new ones."""
     for _ in range(min(new, FORGET_STEPS_MAX)):
         lanes.forget_some_idle(tx, keep=keep)
 
 
 def _send_apart(tx: Tx, items: Sequence[Item], lanes_of: dict[bytes, HotLane], depth_elsewhere: int | None) -> Sequence[Sent]:
-    """Some lanes are hot and some are cold: two sends in one."""
+    """Send in two parts, because some lanes are hot and some are cold."""
     cold = [item for item in items if item[0] not in lanes_of]
     some = [item for item in items if item[0] in lanes_of]
     first = iter(send(tx, cold, depth_elsewhere=depth_elsewhere))
@@ -317,7 +317,7 @@ def _send_apart(tx: Tx, items: Sequence[Item], lanes_of: dict[bytes, HotLane], d
 
 
 def _look_up(tx: Tx, keys: Sequence[bytes]) -> Iterator[tuple[bytes, int, int, int, int]]:
-    """Rows of SEND.lanes_by_key, for the keys that have a lane in the tables."""
+    """Yield rows of SEND.lanes_by_key for the keys that have a lane in the tables."""
     at, left = 0, len(keys)
     for n, statement in _LOOKUPS.items():
         while left >= n:
@@ -327,10 +327,10 @@ def _look_up(tx: Tx, keys: Sequence[bytes]) -> Iterator[tuple[bytes, int, int, i
 
 
 def tails(tx: Tx, keys: Sequence[bytes]) -> dict[bytes, Tail]:
-    """The lane of each of these keys, made if there is none. No lane of theirs is hot then.
+    """Return the lane of each of these keys, created if there is none. Hot lanes are cooled first.
 
     Args:
-        keys: sorted, each once.
+        keys: sorted, without duplicates.
     """
     if tx.hot is not None:
         cooling.cool(tx, [hot for key in keys if (hot := tx.hot.lanes.get(key)) is not None])
@@ -356,7 +356,7 @@ def _is_plain(item: Item) -> bool:
 def _number(
     tx: Tx, items: Sequence[Item], counts: dict[bytes, int], known: dict[bytes, Tail], rows: list[_PlainRow], sent: list[Sent]
 ) -> None:
-    """Number messages without options, and list their lanes. What is left is to insert these rows."""
+    """Assign numbers to messages without options, and list their lanes. Appends the rows to insert to `rows`."""
     arrival = issue(tx, [(known[key], n) for key, n in counts.items()])
     now = tx.now
     expires = times_of(now, None, tx.config).expires
@@ -382,7 +382,7 @@ def _number(
 
 
 def _send_full(tx: Tx, tail: Tail, key: bytes, body: bytes, options: Options | None, times: Times | None) -> Sent:
-    """One message with options."""
+    """Append one message with options."""
     assert options is not None
     times = times or times_of(tx.now, options, tx.config)
     dedup_id = options.dedup_id
@@ -397,7 +397,7 @@ def _send_full(tx: Tx, tail: Tail, key: bytes, body: bytes, options: Options | N
                 return elsewhere
     parent = tail.lane
     if times.due is not None and times.due > tx.now and is_keyless(key):
-        # A delayed keyless message waits in a lane of its own, so that others overtake it.
+        # A delayed keyless message waits in a lane of its own, so that it does not block others.
         tail = Tail(0, 0, True)
         arrival = issue(tx, ((tail, 1),))
         tail.lane = lanes.create_aside(tx, key, arrival)

@@ -1,6 +1,6 @@
-"""What a claim does first: leases that ran out and delays that are over make their lanes ready, in bounded steps.
+"""The first step of a claim: expired leases and ended delays make their lanes ready, in bounded steps.
 
-And what a worker does when a dependency is back: delays that failures caused end now.
+Also the end of delays that failures caused, for a worker whose dependency has recovered.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from ..hot import cooling
 from . import lanes
 
 SWEEP_STEP: Final = 64
-"""Leases and delays looked at in one claim, each."""
+"""The number of leases, and of delays, that one claim handles."""
 MANY_LEASES: Final = 5_000
 END_STEP: Final = 100
-"""Delays that one transaction ends."""
+"""The number of delays that one transaction ends."""
 SCAN_PAUSE: Final = 20_000
-"""Microseconds by which the end of a lease may be noticed late where there are many."""
+"""By how many microseconds the end of a lease may be noticed late if there are many."""
 
 
 def expire_leases(tx: Tx) -> bool:
-    """List the lanes of leases that ran out, at the end of the order. The lease stays until the lane is retaken.
+    """List the lanes of expired leases, at the end of the order. The lease stays until the lane is retaken.
 
-    The counter row has a time before which no lease ends, so that leases need no index of their deadlines, which every
-    receive and every ack would have to keep.
+    The counter row has a time before which no lease ends. So leases need no index of their deadlines, which every receive and
+    every ack would have to update.
 
-    Returns: there are more than one step takes.
+    Returns:
+        Whether there are more than one step handles.
     """
     if tx.now < tx.totals.next_deadline:
         return False
@@ -51,14 +52,14 @@ def expire_leases(tx: Tx) -> bool:
     if soonest is None:
         soonest = NEVER
     elif live > MANY_LEASES:
-        soonest = max(soonest, tx.now + SCAN_PAUSE)  # so many are not looked through at every claim
+        soonest = max(soonest, tx.now + SCAN_PAUSE)  # there are too many to read at every claim
     tx.totals.next_deadline = soonest
     tx.dirty = True
     return False
 
 
 def end_claims(tx: Tx, tokens: Sequence[int]) -> None:
-    """The leases of a worker that died are over now, as if their deadlines had come."""
+    """End the leases of a worker that died, as if their deadlines had passed."""
     hot = tx.hot
     if hot is not None and hot.lanes:
         wanted = set(tokens)
@@ -71,7 +72,7 @@ def end_claims(tx: Tx, tokens: Sequence[int]) -> None:
 
 
 def wake_delayed(tx: Tx) -> bool:
-    """List the lanes whose delay is over, at the end of the order. Returns: there are more than one step takes."""
+    """List the lanes whose delay is over, at the end of the order. Return whether there are more than one step handles."""
     rows = tx.run(CLAIM.due_lanes, (tx.now, SWEEP_STEP)).fetchall()
     for (lane,) in rows:
         tx.run(LANES.drop_delayed, (lane,))
@@ -80,19 +81,19 @@ def wake_delayed(tx: Tx) -> bool:
 
 
 def failure_delays(db: apsw.Connection, after: int, now: int) -> list[int]:
-    """A step of the walk over lanes that wait because their head failed: END_STEP lanes at most, from `after` on."""
+    """Return the next lanes that wait because their head failed: at most END_STEP, after `after`."""
     return [lane for (lane,) in db.execute(CLAIM.failure_delays, (after, now, END_STEP))]
 
 
 def soonest_failure_delay(db: apsw.Connection, now: int) -> list[int]:
-    """The one of them whose delay ends first, if there is one."""
+    """Return the one whose delay ends first, if there is one."""
     return [lane for (lane,) in db.execute(CLAIM.soonest_failure_delay, (now,))]
 
 
 def end_failure_delays(tx: Tx, some: Sequence[int]) -> int:
-    """Let the delays of these lanes be over now, as far as failures caused them. Returns how many were.
+    """End the delays of these lanes that failures caused. Return how many there were.
 
-    They are listed by the claims that follow, as all whose delay is over: they do not go before lanes that are ready.
+    Later claims list them like all lanes whose delay is over, so they do not go before lanes that are ready.
     """
     ended = 0
     for lane in some:
