@@ -172,7 +172,7 @@ def test_what_is_no_replica(tmp_path: Path, q: Queue, token: Path) -> None:
 
 def test_a_look_keeps_it_from_being_promoted(lost: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOKS_SECONDS", 0.0)
-    with strictq.open(lost, read_only=True), pytest.raises(StoreBusy, match="looks at"):
+    with strictq.open(lost, read_only=True), pytest.raises(StoreBusy, match="open for reading"):
         promote(lost)
     assert ReplicaState.read(lost).role == "replica"
     promote(lost)

@@ -345,7 +345,7 @@ def test_what_was_not_applied_is_applied_at_the_next_start(
         replica.close()
         assert [m.body for m in look.peek("k", 10)] == expected(1)
     monkeypatch.setattr(module, "LOCK_SECONDS", 0.0)
-    with strictq.open(home, read_only=True), pytest.raises(StoreBusy, match="looks at"):
+    with strictq.open(home, read_only=True), pytest.raises(StoreBusy, match="open for reading"):
         begin()
     begin()
     assert bodies(home) == expected(MESSAGES)
