@@ -108,7 +108,7 @@ class ShipTarget:
         if found["queue_id"] != identity["queue_id"]:
             raise Diverged(f"{self} is the replica of another queue", hint=hints.EMPTY_TARGET)
         if found.get("history_id") != identity["history_id"]:
-            raise Diverged(f"{self} is the replica of an earlier history of this queue", hint=hints.EMPTY_TARGET)
+            raise Diverged(f"{self} is the replica of another history of this queue", hint=hints.EMPTY_TARGET)
         self.require_key(found)
 
     def require_key(self, found: dict[str, Any]) -> None:
