@@ -193,7 +193,7 @@ def _judge(code: int, said: str, defer_seconds: float | None) -> None:
     if code == 0:
         return
     if code == RETRY_CODE:
-        raise Retry(reason=said.strip() or f"the command exited with {RETRY_CODE}")
+        raise Retry(reason=said.strip() or f"the command ended with {RETRY_CODE}")
     if code == DEFER_CODE and defer_seconds is not None:
         raise Defer(defer_seconds)
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

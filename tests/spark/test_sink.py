@@ -55,7 +55,7 @@ def test_a_job_is_written_in_order_and_once(spark: SparkSession, make: Callable[
 def test_a_job_id_with_other_rows_is_refused(spark: SparkSession, make: Callable[..., str]) -> None:
     path = make()
     write(ledger(spark, 100), path, "job")
-    with pytest.raises(Exception, match="was written with 100 messages, and comes again with 101; nothing more was written"):
+    with pytest.raises(Exception, match="was written with 100 messages, and is now repeated with 101; nothing more was written"):
         write(ledger(spark, 101), path, "job")
     write(ledger(spark, 101), path, "job", onMismatch="skip")
     assert staged(path) == []
