@@ -62,7 +62,7 @@ class Holder:
             return
         self._storage.require_open()
         if not self._lock.alone(wait):
-            raise ConsumerBusy(f"consumer {self.name!r} has a holder that is alive")
+            raise ConsumerBusy(f"consumer {self.name!r} is in use by a running process")
         try:
             self.epoch = self._handouts.take_over(self.name)
         except BaseException:
@@ -142,7 +142,7 @@ class Holder:
         self._storage.require_open()
         last = self.last
         if not 0 <= start <= last:
-            raise HandoutGone(f"consumer {self.name!r} of this queue has had {last} batches, fewer than {start}")
+            raise HandoutGone(f"consumer {self.name!r} of this queue has {last} batches, fewer than {start}")
         if start < last:
             self._parts(start + 1, sync=True)
             self._ack(start)
@@ -208,7 +208,7 @@ class Holder:
             )
         found = self._handouts.parts(self.name, n, sync=sync)
         if not found:
-            raise HandoutGone(f"consumer {self.name!r} of this queue has had no batch {n}")
+            raise HandoutGone(f"consumer {self.name!r} of this queue has no batch {n}")
         return found
 
 

@@ -216,7 +216,7 @@ def item(message: Message, key: bytes, config: QueueConfig, wall: Callable[[], i
     wait = microseconds("delay", delay)
     if at is not None:
         if wait:
-            raise InvalidArgument("a message has either a delay or a time at which it is due, not both")
+            raise InvalidArgument("use either delay or at, not both")
         wait = delay_until(at, wall())
     options = Options(
         dedup_id=None if dedup is None else dedup_id(dedup, body),

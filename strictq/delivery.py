@@ -286,7 +286,7 @@ class Delivery(MessageState):
         self.lease._client.settling.nack([self], None, describe(error), None, traceback_of(error))
 
     def __reduce__(self) -> NoReturn:
-        raise InvalidArgument("a Delivery can't be pickled or copied: its lease is this process's", hint=hints.SHARE_HANDLE)
+        raise InvalidArgument("a Delivery can't be pickled or copied: its lease belongs to this process", hint=hints.SHARE_HANDLE)
 
     def __repr__(self) -> str:
         return f"Delivery(key={self.key!r}, seq={self.seq}, attempt={self.attempt}, token={self.token})"

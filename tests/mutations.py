@@ -1238,7 +1238,7 @@ MUTATIONS = [
         "tests/replication/test_promoting.py::test_leases_of_the_primary_end_by_their_deadlines",
     ),
     Mutation(
-        "token and messages do not cross a network in the clear",
+        "token and messages do not cross a network unencrypted",
         "strictq/_net/transport.py",
         '    if tls or plaintext or host == "localhost":\n',
         "    if True:\n",

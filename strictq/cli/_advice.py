@@ -49,8 +49,8 @@ WORDS: Final[dict[str, str]] = {
     "primary_alive": "stop the processes of the primary, wait ten seconds and try again; or --force if no client can reach it",
     "promote": "write to its primary, or, if that is lost: strictq promote {path}",
     "promote_again": "if no process is promoting it, run it again: strictq promote {path}",
-    "give_replica": "use the directory that strictq replica receives for",
-    "end_replica": "end the strictq replica process, which may be stopped or hang, and try again",
+    "give_replica": "use the directory that was passed to strictq replica",
+    "end_replica": "end the strictq replica process, which may be suspended or hang, and try again",
     "start_replica": "start it: strictq replica {path} --listen HOST:PORT --token-file FILE",
     "close_looks": "end the programs that have it open for reading",
     "not_to_restore": "promote the replica on its host: strictq promote PATH; restore needs a directory or s3://BUCKET/PREFIX",
@@ -66,8 +66,8 @@ WORDS: Final[dict[str, str]] = {
     "leave_confirmed": (
         "start the replica, so that it learns of this; or use --force: a promotion of that replica may then lose messages"
     ),
-    "unfence": "use the promoted queue; or --detach --force, and both queues hand out the same messages",
-    "confirms_not": "use a store that honours conditional writes, a directory or a living replica; or leave --confirmed out",
+    "unfence": "use the promoted queue; or --detach --force, and both queues deliver the same messages",
+    "confirms_not": "use a store that honours conditional writes, a directory or a replica; or leave --confirmed out",
     "diverged": (
         "decide which of the two histories to keep, and replicate it to a different, empty directory; make a copied directory a "
         "queue of its own: strictq adopt QUEUE"

@@ -297,7 +297,7 @@ class ShipKeeper:
         except (Diverged, Fenced) as e:
             if isinstance(e, Fenced) and self._rounds is not None:
                 self._fence(storage)
-            logger().error("%s is not replicated any more: %s", self._directory, e)
+            logger().error("%s is no longer replicated: %s", self._directory, e)
             self._show(error=str(e), stopped=True)
             self._tell("replication_stopped", str(e))
             return None
@@ -369,7 +369,7 @@ class ShipKeeper:
 
     def _failed(self, error: StrictqError, storage: Storage) -> float | None:
         if not self._failures:
-            logger().warning("shipping %s failed; it is tried again: %s", self._directory, error)
+            logger().warning("shipping %s failed; trying again: %s", self._directory, error)
         self._failures += 1
         shown = str(error)
         if self._behind_bytes(storage) > self._settings.max_lag_bytes:
@@ -409,7 +409,7 @@ class ShipKeeper:
         self._let_go()
         if not self.lapsed:
             self.lapsed = True
-            logger().warning("%s keeps its WAL for its replica no longer: %s", self._directory, why)
+            logger().warning("%s no longer keeps its WAL for its replica: %s", self._directory, why)
             self._tell("replication_lapsed", why)
 
     def _gap(self) -> str:

@@ -48,12 +48,12 @@ def apply(queue: Queue, token: Token, files: Sequence[StagedFile], *, skip_other
     if known is None or not known.whole:
         with place.locked() as held:
             if not held:
-                raise StoreBusy(f"another process is at {token}", shard=bulk.home(token))
+                raise StoreBusy(f"another process is writing {token}", shard=bulk.home(token))
             known = _write(bulk, _cut(queue), place, token, files)
     place.drop_up_to(token.number)
     if known is not None and known.rows != rows and not skip_others:
         raise ConfigError(
-            f"{token} was written with {known.rows:,} messages, and comes again with {rows:,}; nothing more was written",
+            f"{token} was written with {known.rows:,} messages, and is now repeated with {rows:,}; nothing more was written",
             hint=hints.BATCH_DIFFERS,
         )
 

@@ -97,11 +97,11 @@ def _asked(served: Served, method: str, target: str, body: bytes) -> Iterator[ht
 
 def _refusal(served: Served, response: http.client.HTTPResponse) -> StrictqError:
     if response.status == http.HTTPStatus.UNAUTHORIZED:
-        return ServerRefused(f"the block server at {served.address} does not take this token", served.address)
+        return ServerRefused(f"the block server at {served.address} does not accept this token", served.address)
     if response.status == http.HTTPStatus.UNPROCESSABLE_ENTITY:
         return telling.told(response.read(telling.TOLD_BYTES_MAX))
     return ServerRefused(
-        f"what answers at {served.address} is no block server of this version of strictq: {response.status}", served.address,
+        f"what answers at {served.address} is not a block server of this version of strictq: {response.status}", served.address,
         hint=hints.SAME_VERSION,
     )  # fmt: skip
 
@@ -183,7 +183,7 @@ def scanned(served: Served, request: Mapping[str, Any], patience: ServerPatience
         except LOST as e:
             if began:
                 raise ServerUnreachable(
-                    f"the block server at {served.address} was lost on the way: {_describe(e)}", served.address,
+                    f"the block server at {served.address} closed the connection: {_describe(e)}", served.address,
                     hint=hints.RUN_TASK_AGAIN,
                 ) from e  # fmt: skip
             patience.wait(e)

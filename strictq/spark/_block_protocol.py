@@ -81,12 +81,12 @@ def find(file: str | None, path: str) -> Served | None:
     try:
         served = _read(file)
     except FileNotFoundError as e:
-        raise ServerUnreachable(f"there is no block server behind {file} any more", file, hint=hints.SERVE_AGAIN) from e
+        raise ServerUnreachable(f"the block server of {file} is no longer running", file, hint=hints.SERVE_AGAIN) from e
     except (OSError, ValueError, TypeError) as e:
-        raise InvalidArgument(f"{file} is no file of a block server", hint=hints.SERVER_OPTIONS) from e
+        raise InvalidArgument(f"{file} is not a file of a block server", hint=hints.SERVER_OPTIONS) from e
     if os.path.realpath(path) != served.path:
         raise InvalidArgument(
-            f"the block server is that of {served.path}, and not of {os.path.realpath(path)}",
+            f"the block server serves {served.path}, not {os.path.realpath(path)}",
             hint=hints.SERVER_OPTIONS_PATH,
         )
     return served

@@ -42,7 +42,7 @@ def local_session(name: str) -> Iterator[SparkSession]:
 
 def _begin(name: str) -> SparkSession:
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        raise ConfigError("Spark needs Java, and there is none", hint=hints.INSTALL_JAVA)
+        raise ConfigError("Spark needs Java, and no Java was found", hint=hints.INSTALL_JAVA)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings: dict[str, bool | float | int | str | None] = {
         "spark.driver.host": "127.0.0.1",

@@ -77,7 +77,7 @@ class Member:
             held = self.reader._handouts()
             if self._epoch and held.epoch != self._epoch + 1:
                 self.close()
-                raise ConsumerLost(f"consumer {held.name!r} of the queue at {self.path} had another holder meanwhile")
+                raise ConsumerLost(f"consumer {held.name!r} of the queue at {self.path} had another holder in the meantime")
             self._epoch, self.last = held.epoch, held.last
         assert self.reader._held is not None
         return self.reader._held
@@ -210,7 +210,7 @@ class FleetMembers:
         """Log a queue's error, once."""
         if (path, reason) not in self._reported:
             self._reported.add((path, reason))
-            _log.warning("consumer %s goes on without the queue at %s: %s", self._options.consumer, path, reason)
+            _log.warning("consumer %s continues without the queue at %s: %s", self._options.consumer, path, reason)
 
     # ---- using the members
 
@@ -244,7 +244,7 @@ class FleetMembers:
                 return failed[0]  # the query fails, so the rest is skipped
             try:
                 if not member.is_there():
-                    raise QueueNotFound(f"there is no queue at {member.path} any more")
+                    raise QueueNotFound(f"the queue at {member.path} no longer exists")
                 return work(member)
             except (StrictqError, OSError) as e:
                 if not isinstance(e, UNREADABLE):

@@ -60,5 +60,5 @@ def looking(path: str, queue_id: str) -> Queue:
             _opened.pop(next(iter(_opened)))[1].close()
         known = _opened[path] = (place, open_queue(path, read_only=True))
     if known[1].queue_id != queue_id:
-        raise QueueNotFound(f"the queue at {path} is another one than when this was planned")
+        raise QueueNotFound(f"the queue at {path} was replaced since this was planned")
     return known[1]

@@ -111,7 +111,7 @@ def layout(
     unknown = [name for name in types if name not in accepted and name != order_by and name not in read_only]
     if unknown:
         raise InvalidArgument(
-            f"the column {unknown[0]} is no part of a message",
+            f"the column {unknown[0]} is not part of a message",
             hint=hints.SELECT_COLUMNS.of(columns=", ".join(accepted)),
         )
     for name, found in types.items():
@@ -156,7 +156,7 @@ def staged(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
     for name in layout.read_only:
         if given[name].null_count < len(batch):
             place = _first(pc.is_valid(given[name]))
-            _refuse(name, keys, place, InvalidArgument("the queue fills this column in", hint=hints.LEAVE_COLUMN_OUT))
+            _refuse(name, keys, place, InvalidArgument("the queue sets this column", hint=hints.LEAVE_COLUMN_OUT))
     columns = {"key": keys, "body": _bodies(given[layout.body], keys, layout)}
     if layout.order_by is not None:
         columns[ORDER] = _order(given[layout.order_by], keys, layout.order_by)

@@ -72,7 +72,7 @@ class StagedRows:
         for path, rows in paths:
             mapped, batches = _read(path)
             if sum(len(b) for b in batches) != rows:
-                raise StoreError(f"the staging file {path.name} is not whole", shard=-1, hint=hints.RUN_BATCH_AGAIN)
+                raise StoreError(f"the staging file {path.name} is incomplete", shard=-1, hint=hints.RUN_BATCH_AGAIN)
             if rows:
                 self._maps.append(mapped)
                 self._batches += (b for b in batches if len(b))

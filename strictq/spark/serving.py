@@ -142,7 +142,7 @@ class BlockServer:
             self._end(process)
             if said:
                 raise telling.told(said.encode())
-            raise StrictqError(f"the block server did not start: it ended with {process.returncode}", hint=hints.SEE_STDERR)
+            raise StrictqError(f"the block server did not start: it exited with {process.returncode}", hint=hints.SEE_STDERR)
         return process
 
     @staticmethod

@@ -160,7 +160,7 @@ def commit(target: Target, messages: Sequence[WriterCommitMessage | None]) -> No
     """Write the rows staged by the tasks as messages of the queue: all of them, exactly once."""
     done = sorted((m for m in messages if isinstance(m, TaskCommit)), key=lambda m: m.partition)
     if len(done) != len(messages):
-        raise StoreError("a task has not told what it wrote; nothing was written", shard=-1, hint=hints.RUN_BATCH_AGAIN)
+        raise StoreError("a task did not report what it wrote; nothing was written", shard=-1, hint=hints.RUN_BATCH_AGAIN)
     if not done:
         return
     token = Token(done[0].writer, done[0].number)
@@ -217,7 +217,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         task = _task()
         query, number = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
         if query is None or number is None:
-            raise StoreError("Spark does not say which query and batch this is; nothing was written", shard=-1)
+            raise StoreError("Spark did not provide the id of the query and batch; nothing was written", shard=-1)
         return stage(self._target, Token.query(query, int(number)), task.partitionId(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

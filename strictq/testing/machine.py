@@ -156,9 +156,7 @@ class Machine:
             return
         inner = plain(queue)
         if inner.path == ":memory:":
-            raise InvalidArgument(
-                "a queue in memory dies with its process: there is nothing to open again", hint=hints.MACHINE_OPEN
-            )
+            raise InvalidArgument("an in-memory queue is lost with its process: it cannot be reopened", hint=hints.MACHINE_OPEN)
         if inner not in self._opened:
             raise InvalidArgument("this queue was not opened by this machine, or has crashed already")
         self._opened.remove(inner)
