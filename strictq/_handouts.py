@@ -68,7 +68,7 @@ class Holder:
             return
         self._storage.require_open()
         if not self._lock.alone(wait):
-            raise ConsumerBusy(f"consumer {self.name!r} has a holder that is alive")
+            raise ConsumerBusy(f"consumer {self.name!r} is in use by a running process")
         try:
             self.epoch = self._handouts.take_over(self.name)
         except BaseException:
@@ -131,7 +131,7 @@ class Holder:
         recorded, in one transaction per shard; durable on return.
 
         Args:
-            start: the number of the last processed hand-out.
+            start: the number of the last processed batch.
             messages_max: 1..1,000,000.
             bytes_max: approximate size; a larger message is a batch of its own.
             arrived: only messages up to these arrival numbers.
@@ -148,7 +148,7 @@ class Holder:
         self._storage.require_open()
         last = self.last
         if not 0 <= start <= last:
-            raise HandoutGone(f"consumer {self.name!r} of this queue has had {last} batches, fewer than {start}")
+            raise HandoutGone(f"consumer {self.name!r} of this queue has {last} batches, fewer than {start}")
         if start < last:
             self._parts(start + 1, sync=True)
             self._ack(start)
@@ -230,7 +230,7 @@ class Holder:
             )
         found = self._handouts.parts(self.name, n, sync=sync)
         if not found:
-            raise HandoutGone(f"consumer {self.name!r} of this queue has had no batch {n}")
+            raise HandoutGone(f"consumer {self.name!r} of this queue has no batch {n}")
         return found
 
 

@@ -455,7 +455,7 @@ class Settling:
         self._storage.require_open()
         validate.whole("n", n, 1, validate.MESSAGES_MAX)
         if lease.ack_first:
-            raise InvalidArgument("a lease of ack_first does not grow")
+            raise InvalidArgument("a lease with ack_first=True cannot grow")
         try:
             rows = self._storage.more(lease.shard, lease._held, lease._lo, n)
         except LeaseLost as e:

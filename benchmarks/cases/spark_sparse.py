@@ -1,4 +1,4 @@
-"""Many keys with few messages each: what the source and the sink cost for every lane."""
+"""Many keys with few messages each: the cost of the source and the sink per lane."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KEYS = 0.7
-"""Keys for each message."""
+"""Keys per message."""
 SPARSE_ROWS = {"full": 1_000_000, "short": 1_000_000, "tiny": 2000}
-"""Fewer would not show what a batch costs for every lane: the fixed costs of a trigger would hide it."""
+"""With fewer rows the fixed costs of a trigger would hide the cost per lane."""
 MANY_SHARDS = 64
 FEW_SHARDS = 4
 COMMITTED_ROWS = {"full": (1_000_000, 10_000_000), "short": (1_000_000, 3_000_000), "tiny": (2000, 4000)}
 BODY_BYTES = 30
 BASE_ROWS = 1000
-"""Of the commit whose memory is taken off: what is imported and opened."""
+"""Rows of the small commit whose memory is subtracted: that of imports and an open queue."""
 
 
 def sparse(bench: Bench) -> Iterator[Figure]:
-    """A commit of rows with a key each; a stream over lanes of one or two messages; and a stream over many shards."""
+    """Measure commits of rows with a key each, a stream over lanes of one or two messages, and a stream over many shards."""
     yield from _commits(bench)
     rows, few_rows = SPARSE_ROWS[bench.sizes.name], ROWS[bench.sizes.name]
     keys, each = int(KEYS * rows), rows // BATCHES
@@ -58,7 +58,7 @@ def sparse(bench: Bench) -> Iterator[Figure]:
 
 
 def _commits(bench: Bench) -> Iterator[Figure]:
-    """The memory of a process that commits, above that of one that commits a few rows."""
+    """Measure the memory of a process that commits, above that of one that commits a few rows."""
     base = _committed(bench, BASE_ROWS)
     for rows in COMMITTED_ROWS[bench.sizes.name]:
         found = _committed(bench, rows)
@@ -81,7 +81,7 @@ def _committed(bench: Bench, rows: int) -> dict[str, Any]:
 
 
 def _triggers(spark: SparkSession, df: DataFrame, place: Path, each: int, shards: int) -> tuple[float, float]:
-    """Median seconds of a trigger and of its latestOffset, the first two and the last of a query left out."""
+    """Return the median seconds of a trigger and of its latestOffset, without the query's first two and last triggers."""
     directory = Path(tempfile.mkdtemp(prefix="sparse-", dir=place))
     path = directory / "queue"
     strictq.open(path, shards=shards, durability="process").close()

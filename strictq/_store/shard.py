@@ -127,7 +127,7 @@ class Shard:
             error = translate(e, self.number)
             if isinstance(e, apsw.CantOpenError) and host.read_only:
                 error = StoreError(
-                    "its -shm file is missing, and a read-only directory has no room to make one",
+                    "its -shm file is missing, and it cannot be created in a read-only directory",
                     shard=self.number, cause=e, hint=hints.OPEN_WRITABLE,
                 )  # fmt: skip
             if isinstance(error, StoreCorrupt | SchemaMismatch):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from .. import _hints as hints
 from .._errors import Diverged, InvalidArgument, StrictqError, TargetUnavailable
 from .keys import key_id
 from .segment import SegmentHeader
+
+TARGET_FORMAT: Final = 1
+"""Of what a target says of itself."""
 
 
 class ChainHead(NamedTuple):
@@ -106,9 +109,12 @@ class ShipTarget:
         if found is None:
             raise self._emptied()
         if found["queue_id"] != identity["queue_id"]:
-            raise Diverged(f"{self} is the replica of another queue", hint=hints.EMPTY_TARGET)
+            raise Diverged(f"{self} is the replica of another queue; nothing was changed", hint=hints.EMPTY_TARGET)
         if found.get("history_id") != identity["history_id"]:
-            raise Diverged(f"{self} is the replica of another history of this queue, before a restore", hint=hints.EMPTY_TARGET)
+            raise Diverged(
+                f"{self} is the replica of another history of this queue, before a restore; nothing was changed",
+                hint=hints.EMPTY_TARGET,
+            )
         self.require_key(found)
 
     def require_key(self, found: dict[str, Any]) -> None:
@@ -119,11 +125,11 @@ class ShipTarget:
         """
         theirs = found.get("key_id", "")
         if not self.key and theirs:
-            raise InvalidArgument(f"the segments of {self} are made with a key", hint=hints.KEY_OF_REPLICA)
+            raise InvalidArgument(f"the segments of {self} were made with a key", hint=hints.KEY_OF_REPLICA)
         if self.key and not theirs:
-            raise InvalidArgument(f"the segments of {self} are made without a key", hint=hints.KEY_OF_REPLICA)
+            raise InvalidArgument(f"the segments of {self} were made without a key", hint=hints.KEY_OF_REPLICA)
         if self.key and theirs != key_id(self.key):
-            raise InvalidArgument(f"the segments of {self} are made with another key", hint=hints.KEY_OF_REPLICA)
+            raise InvalidArgument(f"the segments of {self} were made with another key", hint=hints.KEY_OF_REPLICA)
 
     def is_write_once(self) -> bool:
         """Return whether the target refuses to overwrite a name, as is required to detect two writers.
@@ -183,7 +189,7 @@ class ShipTarget:
 
     def _emptied(self) -> TargetUnavailable:
         return TargetUnavailable(
-            f"{self} is no replica any more: it was emptied, or its disk is not mounted", str(self), hint=hints.CONFIGURE_AGAIN
+            f"{self} is no longer a replica: it was emptied, or its disk is not mounted", str(self), hint=hints.CONFIGURE_AGAIN
         )
 
     @contextmanager

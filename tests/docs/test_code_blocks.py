@@ -159,7 +159,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     if not program:
         pytest.skip("no Python to run on this page")
     if any("pyspark" in line for line in program) and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        pytest.skip("Spark needs Java, and there is none on this machine")
+        pytest.skip("Spark needs Java, and no Java was found on this machine")
     for word, package in NEEDS.items():
         if any(word in line for line in program):
             pytest.importorskip(package)

@@ -330,7 +330,7 @@ def check_catalog(store: Store) -> list[Problem]:
         return [Problem(-1, "unreadable", str(e))]
     found = [Problem(-1, "integrity", text) for text in damage]
     if (known.queue_id, known.topology) != (store.catalog.queue_id, store.catalog.topology):
-        found.append(Problem(-1, "identity", "queue.db is another queue's than when it was opened"))
+        found.append(Problem(-1, "identity", "queue.db was replaced by another queue's"))
     return found
 
 
