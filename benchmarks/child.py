@@ -1,6 +1,6 @@
-"""What runs in processes of its own: `python -m benchmarks.child ROLE ARGUMENTS`, reports as JSON lines on stdout.
+"""The roles of child processes: `python -m benchmarks.child ROLE ARGUMENTS`, with reports as JSON lines on stdout.
 
-strictq is imported inside the roles, because one of them measures just that.
+strictq is imported inside the roles, because one of them measures its import.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _report(**values: Any) -> None:
 
 
 def importing() -> None:
-    """How long the import takes."""
+    """Measure the import."""
     started = time.perf_counter()
     import strictq
 
@@ -28,7 +28,7 @@ def importing() -> None:
 
 
 def opening(path: str) -> None:
-    """How long it takes to open a queue, and until a first message is received."""
+    """Measure opening a queue, and receiving a first message."""
     import strictq
 
     started = time.perf_counter()
@@ -41,7 +41,7 @@ def opening(path: str) -> None:
 
 
 def looking(path: str) -> None:
-    """How long it takes to open a queue for reading and count what is in it."""
+    """Measure opening a queue read-only, and counting its messages."""
     import strictq
 
     started = time.perf_counter()
@@ -51,7 +51,7 @@ def looking(path: str) -> None:
 
 
 def memory(path: str, number: int, keys: int, batch: int) -> None:
-    """Resident memory of a process that opens a queue and works with it."""
+    """Measure the resident memory of a process that opens a queue and works with it."""
     import strictq
 
     from .measure import resident_mib
@@ -71,7 +71,7 @@ def memory(path: str, number: int, keys: int, batch: int) -> None:
 
 
 def everything(path: str, number: int, keys: int, batch: int, seed: int) -> None:
-    """Send, receive and ack at a signal, beside other processes that do the same, until the queue is empty."""
+    """Send, receive and ack at a signal, together with other processes, until the queue is empty."""
     import strictq
 
     from .measure import grown, prebuilt, written_bytes
@@ -87,7 +87,7 @@ def everything(path: str, number: int, keys: int, batch: int, seed: int) -> None
             if ds := q.receive(batch):
                 q.ack_many(ds)
                 acked += len(ds)
-        # What is left is leased by a neighbour or ready; wait for it as long as there is any.
+        # The remaining messages are ready, or leased by another process; wait as long as there are any.
         ended = time.perf_counter()
         while ds := q.receive(batch, wait=0.05):
             q.ack_many(ds)
@@ -127,7 +127,7 @@ def load(path: str, durability: str, keys: int, batch: int) -> None:
 
 
 def send_times(path: str, number: int) -> None:
-    """Send the time, again and again, to a worker in another process."""
+    """Send the current time repeatedly to a worker in another process."""
     import strictq
 
     with strictq.open(path, create=False) as q:
@@ -138,7 +138,7 @@ def send_times(path: str, number: int) -> None:
 
 
 def idle_worker(path: str, seconds: float) -> None:
-    """The processor time of a worker that has nothing to do."""
+    """Measure the processor time of an idle worker."""
     import strictq
 
     with strictq.open(path, create=False) as q:
@@ -155,7 +155,7 @@ def idle_worker(path: str, seconds: float) -> None:
 
 
 def holding_worker(path: str) -> None:
-    """What a worker adds to the memory of its process while 8 handlers are at work and every other lane waits."""
+    """Measure the memory that a worker adds to its process while 8 handlers run and all other lanes wait."""
     import strictq
 
     from .measure import resident_mib
@@ -182,7 +182,7 @@ def holding_worker(path: str) -> None:
 
 
 def _of_peers(role: str) -> Callable[..., None]:
-    """A role of the comparison with peers, imported when it runs: other roles measure what an import costs."""
+    """Return a role of the comparison with peers, imported when it runs, because other roles measure imports."""
 
     def run(**arguments: Any) -> None:
         from .peers import roles

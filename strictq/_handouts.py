@@ -125,7 +125,7 @@ class Holder:
         recorded, in one transaction per shard; durable on return.
 
         Args:
-            start: the number of the last processed hand-out.
+            start: the number of the last processed batch.
             messages_max: 1..1,000,000.
             bytes_max: approximate size; a larger message is a batch of its own.
             arrived: only messages up to these arrival numbers.

@@ -150,6 +150,10 @@ ELECTED_OTHER: Final = Coded("elected_other", "use the queue of the member that 
 DECIDER: Final = Coded("decider", "the decider must exit with 0 only for the host that may become primary in this term")
 FORM_CHAIN: Final = Coded("form_chain", "form it on the primary's host: `strictq members QUEUE --form TARGET --form TARGET`")
 SHOW_MEMBERS: Final = Coded("show_members", "show the members: `strictq members PATH`")
+FORWARD_OR_DROP: Final = Coded(
+    "forward_or_drop",
+    "start it with --forward-to, or drop that member on the primary's host: `strictq members QUEUE --drop TARGET`",
+)
 FEED_FIRST: Final = Coded(
     "feed_first", "let the queue ship to it first, or the replica before it with --forward-to, until it has a first segment"
 )
@@ -213,6 +217,9 @@ AFTER_COMMIT: Final = Coded("after_commit", "read it after the transaction's wit
 OTHER_QUEUE_OBJECT: Final = Coded("other_queue_object", "settle it through the queue object that received it")
 GIVE_REASON: Final = Coded("give_reason", "pass a reason; it is stored with the dead letter")
 ENCODE_BODY: Final = Coded("encode_body", "encode it, or use send_json() or Message.json()")
+CONVERT_KEY: Final = Coded("convert_key", "convert it, for example with str(key)")
+TOTAL_SECONDS: Final = Coded("total_seconds", "pass its total_seconds()")
+MAKE_CONFIG: Final = Coded("make_config", "pass strictq.QueueConfig(...), with the settings as named arguments")
 INSIDE_MESSAGE: Final = Coded("inside_message", "pass the key and the options to the Message")
 CRON_FIELDS: Final = Coded(
     "cron_fields", "use five fields: minute, hour, day of month, month, day of week; '30 3 * * MON-FRI' or '*/5 * * * *'"

@@ -206,7 +206,7 @@ def _storage(
     if durability not in (None, "full", "process"):
         raise InvalidArgument(f"durability must be 'full' or 'process', not {durability!r}")
     if config is not None and not isinstance(config, QueueConfig):
-        raise InvalidArgument(f"config must be a QueueConfig, not {type(config).__name__}")
+        raise InvalidArgument(f"config must be a QueueConfig, not {type(config).__name__}", hint=hints.MAKE_CONFIG)
     if on_mismatch not in ("warn", "error", "update"):
         raise InvalidArgument(f"on_config_mismatch must be 'warn', 'error' or 'update', not {on_mismatch!r}")
     if on_mismatch == "update" and read_only:

@@ -33,7 +33,7 @@ from typing import Final
 
 import attrs
 
-from tests.support import campaign, flips
+from tests.support import campaign, failover, flips
 from tests.support.campaign import Campaign, tally
 from tests.support.faults import CODES, fail_some, fresh
 from tests.support.powercut_campaign import Tally, cut_again, fast_directory
@@ -47,6 +47,7 @@ ROUND_SECONDS: Final = 15.0
 PATIENCE_SECONDS: Final = 600.0
 CALLS: Final = 6
 FLIPS: Final = 40
+FAILOVERS: Final = 4
 STEPS: Final = 5
 BEGINNINGS: Final = 24
 """So many sequences of two steps are not the same but for names."""
@@ -112,6 +113,13 @@ def _processes(seed: int, place: Path, work: Callable[[Campaign], None]) -> Numb
     )
 
 
+def failovers(seed: int, place: Path) -> Numbers:
+    """Primaries that are killed, one after the other, and work that goes on at a replica that was promoted."""
+    kind = failover.KINDS[seed % len(failover.KINDS)]
+    made = failover.fail_over(fresh(place), seed=seed, kind=kind, times=FAILOVERS, shards=1 + seed % 4, threads=1 + seed % 2)
+    return failover.numbers(*made)
+
+
 def flip_bits(seed: int, place: Path) -> Numbers:
     """One bit, in copies of a closed queue."""
     name, checkpointed, durability = flips.FILES[seed % len(flips.FILES)]
@@ -152,6 +160,7 @@ ATTACKS: Final = {
     "powercut": Attack(powercut, "images"),
     "faults": Attack(faults, "points"),
     "kills": Attack(kills, "kills"),
+    "failovers": Attack(failovers, "fail-overs"),
     "flips": Attack(flip_bits, "flips"),
     "stress": Attack(stress, "checked events"),
     "enumerate": Attack(enumerate_steps, "sequences", BEGINNINGS),

@@ -56,6 +56,14 @@ def _store(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
     return Mutation(name, f"strictq/_store/{file}", old, new, tests)
 
 
+def _merge(name: str, file: str, old: str, new: str) -> Mutation:
+    return Mutation(name, f"strictq/replication/{file}", old, new, ("tests/replication/test_merging.py",))
+
+
+def _chain(name: str, file: str, old: str, new: str, *tests: str) -> Mutation:
+    return Mutation(name, f"strictq/replication/{file}", old, new, tests or ("tests/replication/test_chain.py",))
+
+
 def _guard(name: str, old: str) -> Mutation:
     """A comparison of a statement that commits by itself."""
     return Mutation(name, "strictq/_sql/hot.sql", old, "", DIRECT)
@@ -539,6 +547,13 @@ MUTATIONS = [
         "tx.run(LANES.set_solo, (0, ",
         "tests/unit/test_leases.py",
         "tests/unit/test_retries.py",
+    ),
+    Mutation(
+        "the number of the attempt whose lease expired",
+        "strictq/_sql/lanes.sql",
+        "'$[#]', json_array(attempts & 4294967295, ?2",
+        "'$[#]', json_array(attempts, ?2",
+        ("tests/unit/test_attempt_errors.py",),
     ),
     # What is resolved once.
     _store(
@@ -1228,6 +1243,253 @@ MUTATIONS = [
         '    if tls or plaintext or host == "localhost":\n',
         "    if True:\n",
         ("tests/replication/test_replica.py::test_a_network_is_not_shown_tokens_unless_told",),
+    ),
+    # Merging, adopting, chains and votes. A name has one of these words, so that they can be run by it.
+    _merge(
+        "merge: sends arrive once",
+        "merging.py",
+        "        later = [each for each in sends if each.number > arrived]\n",
+        "        later = list(sends)\n",
+    ),
+    _merge(
+        "merge: the new queue goes on from the old one's history",
+        "merging.py",
+        "fork.history_id == known.history_id and len",
+        "len",
+    ),
+    _merge("merge: the queues are the same one", "merging.py", "    if left.queue_id != right.queue_id:\n", "    if False:\n"),
+    _merge(
+        "merge: the old queue is out of service",
+        "merging.py",
+        "    with api.held_alone(source), opened(",
+        "    with opened(",
+    ),
+    _merge(
+        "merge: only what was there at the fork is resolved",
+        "merging.py",
+        "if m.id <= behind and m.id not in unresolved",
+        "if m.id not in unresolved",
+    ),
+    _merge(
+        "merge: what this one resolves counts as processed once",
+        "merging.py",
+        "        self._note(shard, kept)\n        return kept\n",
+        "        return kept\n",
+    ),
+    _merge(
+        "merge: what lies in outboxes comes first",
+        "merging.py",
+        "                    self.right.forward(shard)  #",
+        "                    pass  #",
+    ),
+    _store(
+        "merge: a consumer keeps what it holds",
+        "lanes/merging.py",
+        "            if lease is not None and lease.lo <= message.seq <= lease.hi:\n",
+        "            if False:\n",
+        "tests/replication/test_merging.py",
+    ),
+    _store(
+        "adopt: an open queue is not adopted",
+        "directories.py",
+        "        if not presence.alone(ALONE_SECONDS):\n",
+        "        if False:\n",
+        "tests/replication/test_adopting.py",
+    ),
+    _store(
+        "adopt: tokens are above the original's",
+        "directories.py",
+        "    catalog.set_epoch(directory, epoch_behind(known))\n",
+        "",
+        "tests/replication/test_adopting.py",
+    ),
+    _store(
+        "adopt: a copy is another history",
+        "directories.py",
+        "Replication(history_id, 1 if before is None",
+        "Replication(history_id if before is None else before.history_id, 1 if before is None",
+        "tests/replication/test_adopting.py",
+    ),
+    _chain(
+        "adopt: a queue that nothing replaced is not moved aside",
+        "adopting.py",
+        "    if known is None:\n        raise InvalidArgument(",
+        "    if False:\n        raise InvalidArgument(",
+        "tests/replication/test_adopting.py",
+    ),
+    _chain(
+        "adopt: a replica that goes on is not moved aside",
+        "adopting.py",
+        '        if state.role != "promoted":\n            return None',
+        "        if False:\n            return None",
+        "tests/replication/test_adopting.py",
+    ),
+    _chain(
+        "chain: a segment waits for the next replica",
+        "received.py",
+        "            next_one.wait_for(n)\n        self._on_step",
+        "            pass\n        self._on_step",
+    ),
+    _chain(
+        "chain: where a shipper goes on, the next replica has all before",
+        "received.py",
+        "            next_one.wait_for(head.n)\n",
+        "            pass\n",
+        "tests/replication/test_chain.py::test_what_is_there_already_waits_for_the_next_replica",
+    ),
+    _chain(
+        "chain: a beat waits for the next replica",
+        "received.py",
+        "            next_one.wait_for(-1 if leaves else n, ticket)\n",
+        "            pass\n",
+        "tests/replication/test_chain.py::test_the_next_replica_knows_first_that_calls_do_not_wait",
+    ),
+    _chain(
+        "chain: the next replica leaves confirmed mode first",
+        "received.py",
+        "            if not leaves:\n                self._store_mode(said)\n",
+        "            self._store_mode(said)\n",
+        "tests/replication/test_chain.py::test_the_next_replica_knows_first_that_calls_do_not_wait",
+    ),
+    _chain(
+        "chain: a middle without its next replica confirms nothing",
+        "received.py",
+        "            if self._forwarding is None and self.state.forwards_to in others.values():\n",
+        "            if False:\n",
+        "tests/replication/test_chain.py::test_a_middle_that_lost_its_next_replica_confirms_nothing",
+    ),
+    _chain(
+        "chain: the log is kept until the next replica has it",
+        "received.py",
+        "return self._forwarding is None or self._forwarding.may_drop(self._log.last(file), self._log.size)",
+        "return True",
+        "tests/replication/test_chain.py::test_a_next_replica_that_was_away_gets_the_rest_of_the_log",
+    ),
+    _chain(
+        "chain: a superseded history is not shipped on",
+        "received.py",
+        "        if decided is not None and decided.history_id != self.state.history_id:\n            return attrs",
+        "        if False:\n            return attrs",
+        "tests/replication/test_chain.py::test_a_new_end_behind_a_survivor_follows_the_elected_primary",
+    ),
+    _chain(
+        "chain: a next replica that has more is not written to",
+        "forwarding.py",
+        "        if n > self._end[0]:\n",
+        "        if False:\n",
+        "tests/replication/test_chain.py::test_a_next_replica_of_another_chain_is_not_written_to",
+    ),
+    _chain(
+        "chain: a next replica with another segment is not written to",
+        "forwarding.py",
+        "        if known.get(n, digest) != digest:\n",
+        "        if False:\n",
+        "tests/replication/test_chain.py::test_a_next_replica_of_another_chain_is_not_written_to",
+    ),
+    _chain(
+        "chain: nothing is confirmed in an earlier term than the members'",
+        "received.py",
+        "voter.decided is not None and term < voter.decided.term:",
+        "False:",
+        "tests/replication/test_chain.py::test_behind_a_vote_the_old_primary_confirms_nothing",
+    ),
+    _chain(
+        "chain: nothing is confirmed to the old primary behind a vote",
+        "received.py",
+        "voter.accepted is not None and term < voter.accepted[1].term:",
+        "False:",
+        "tests/replication/test_chain.py::test_behind_a_vote_the_old_primary_confirms_nothing",
+    ),
+    _chain(
+        "chain: a member that was dropped does not follow the elected primary",
+        "received.py",
+        "None if voter is None or not voter.has_vote else voter.decided\n        return (",
+        "None if voter is None else voter.decided\n        return (",
+        "tests/replication/test_chain.py::test_a_member_that_was_dropped_does_not_follow",
+    ),
+    _chain(
+        "chain: the log of the elected host has what others have",
+        "electing.py",
+        "            round = _caught_up(round, reach, position, fetch)\n",
+        "            round = attrs.evolve(round, ahead=None)\n",
+        "tests/replication/test_chain.py::test_the_elected_host_fetches_what_it_lacks",
+    ),
+    _chain(
+        "vote: a promise is kept",
+        "voting.py",
+        "    if state.promised is not None and ballot < state.promised:\n",
+        "    if False:\n",
+        "tests/replication/test_voting.py",
+    ),
+    _chain(
+        "vote: one that is no member has none",
+        "voting.py",
+        "state.decided != message.decided or not state.has_vote:",
+        "state.decided != message.decided:",
+        "tests/replication/test_voting.py",
+    ),
+    _chain(
+        "vote: it is for the version after the newest one",
+        "voting.py",
+        " or state.decided != message.decided or not",
+        " or not",
+        "tests/replication/test_voting.py",
+    ),
+    _chain(
+        "vote: a value is for the next version",
+        "voting.py",
+        "value is None or value.version != message.decided.version + 1 or",
+        "value is None or",
+        "tests/replication/test_voting.py",
+    ),
+    _chain(
+        "vote: one that lost its directory learns nothing",
+        "voting.py",
+        "attrs.evolve(state, decided=decided) if state.id in decided.ids else state",
+        "attrs.evolve(state, decided=decided)",
+        "tests/replication/test_voting.py",
+    ),
+    _chain(
+        "vote: an older membership is not learned",
+        "voting.py",
+        " or decided.version <= state.decided.version:",
+        ":",
+        "tests/replication/test_voting.py",
+    ),
+    _chain(
+        "vote: what may be decided already is proposed again",
+        "voting.py",
+        "        value = self.wanted if self.voted_before is None else self.voted_before[1]\n",
+        "        value = self.wanted\n",
+        "tests/replication/test_voting.py",
+    ),
+    _chain(
+        "vote: a majority of the members decides",
+        "voting.py",
+        "return len(self.members) // 2 + 1",
+        "return max(len(self.members) // 2, 1)",
+        "tests/replication/test_voting.py",
+    ),
+    _chain(
+        "vote: a log that is behind does not win",
+        "voting.py",
+        "self.mine is not None and said.position.beyond(self.mine) and",
+        "False and",
+        "tests/replication/test_voting.py",
+    ),
+    _chain(
+        "vote: it is stored before it is answered",
+        "membership.py",
+        "                self.store(said.state)\n",
+        "                pass\n",
+        "tests/replication/test_chain.py::test_behind_a_vote_the_old_primary_confirms_nothing",
+    ),
+    _chain(
+        "vote: it is on the disk before it is answered",
+        "membership.py",
+        "            files.replace_durably(",
+        "            files.replace(",
+        "tests/power/test_votes.py",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Many keys with few messages each: what the source and the sink cost for every lane."""
+"""Many keys with few messages each: the cost of the source and the sink per lane."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KEYS = 0.7
-"""Keys for each message."""
+"""Keys per message."""
 MANY_SHARDS = 64
 FEW_SHARDS = 4
 
 
 def sparse(bench: Bench) -> Iterator[Figure]:
-    """A stream over lanes of one or two messages; and the same stream over many shards."""
+    """Measure a stream over lanes of one or two messages, and a stream over many shards."""
     rows = ROWS[bench.sizes.name]
     keys, each = int(KEYS * rows), rows // BATCHES
     with bench.place("sparse") as place, session(place) as spark:
@@ -50,7 +50,7 @@ def sparse(bench: Bench) -> Iterator[Figure]:
 
 
 def _triggers(spark: SparkSession, df: DataFrame, place: Path, each: int, shards: int) -> tuple[float, float]:
-    """Median seconds of a trigger and of its latestOffset, the first two and the last of a query left out."""
+    """Return the median seconds of a trigger and of its latestOffset, without the query's first two and last triggers."""
     directory = Path(tempfile.mkdtemp(prefix="sparse-", dir=place))
     path = directory / "queue"
     strictq.open(path, shards=shards, durability="process").close()

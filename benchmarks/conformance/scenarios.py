@@ -1,4 +1,4 @@
-"""The situations that users of queues complain about, each as a function that any queue can be put through."""
+"""Situations that users of queues complain about, each as a function that runs any queue through it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Harm = Literal["", "lost", "reordered", "doubled"]
 
 @attrs.frozen
 class Seen:
-    """What happened, and whether it is what was asked for.
+    """An observation, and whether it is the desired one.
 
     Attributes:
-        harm: what became of a message, where it is not: it never came again; or was handed out before an earlier one of its key
-            was done; or again though it was done or in other hands. Empty for all else, such as a message that merely waits.
+        harm: the harm to a message, if it is not: the message was lost; or delivered before an earlier one of its key
+            was done; or delivered again although it was done or held. Empty otherwise, such as for a message that only waits.
     """
 
     good: bool
@@ -42,9 +42,9 @@ class Scenario:
     """A situation.
 
     Attributes:
-        title: what a queue that passes does.
-        needs: what a queue must claim, for anything else to be a failure.
-        racy: what happens depends on timing; a repetition may see something else.
+        title: the behaviour of a queue that passes.
+        needs: the features that a queue must claim for a deviation to count as a failure.
+        racy: the observation depends on timing, and may differ in a repetition.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Scenario:
 
 
 def harm(asked: list[str], taken: list[str]) -> Harm:
-    """What is wrong with what was handed out, where everything was to be handed out, in this order; the worst of it."""
+    """Return the worst harm in what was delivered, if all of `asked` was to be delivered in this order."""
     if Counter(asked) - Counter(taken):
         return "lost"
     if Counter(taken) - Counter(asked):
@@ -64,7 +64,7 @@ def harm(asked: list[str], taken: list[str]) -> Harm:
 
 
 def harm_beside(held: str, others: list[str]) -> Harm:
-    """What is wrong with what another consumer was given beside the one that holds this one."""
+    """Return the harm in what another consumer received while this message was held."""
     if held in others:
         return "doubled"
     return "reordered" if any(body[0] == held[0] for body in others) else ""
@@ -79,7 +79,7 @@ def order(stage: Stage) -> Seen:
 
 
 def taken_in_order(taken: list[str]) -> list[str]:
-    """By key, within a key as they came."""
+    """Sort by key, keeping the order of delivery within a key."""
     return sorted(taken, key=lambda body: body[0])
 
 
@@ -247,11 +247,11 @@ def acked_stays_acked(stage: Stage) -> Seen:
     first = stage.open()
     send(first, "a1", "a2")
     first.ack(first.receive(1))
-    first.receive(1)  # held, so that there is something to recover
+    first.receive(1)  # held, so that a recovery has something to recover
     first.close()
     stage.pass_a_lease()
     taken = texts(peer := stage.open(recover=True), receive_again(peer, 10))
-    # Where a1 came, a2 may still wait behind it.
+    # If a1 was delivered again, a2 may still wait behind it.
     wrong: Harm = "doubled" if "a1" in taken else harm(["a2"], taken)
     return Seen(not wrong, f"after a restart: {' '.join(taken) or 'nothing, not even the unacked messages'}", wrong)
 

@@ -1,4 +1,4 @@
-"""Draw the diagrams of the documentation: lifecycle.svg, lease.svg, outbox.svg and confirmed.svg. Run it in this directory."""
+"""Draw the diagrams of the documentation: lifecycle, lease, outbox, confirmed and chain.svg. Run it in this directory."""
 
 from html import escape
 from pathlib import Path
@@ -293,11 +293,41 @@ def confirmed() -> str:
     return p.svg()
 
 
+def chain() -> str:
+    """Draw what a chain of three confirms, and how its members elect the next primary."""
+    p = Picture(760, 528, "A chain of three, and an election")
+    caller, a, b, c = 90.0, 280.0, 470.0, 660.0
+    for x, text in (
+        (caller, "program"),
+        (a, "A, primary"),
+        (b, "B, first replica"),
+        (c, "C, last replica"),
+    ):
+        p.box((x - 75, 12), 150, text)
+        p.line((x, 42), (x, 296 if x == a else 516))
+    steps = [
+        (caller, a, "send", False), (a, b, "segment", False), (b, b, "log, fdatasync", False), (b, c, "the same segment", False),
+        (c, c, "log, fdatasync", False), (c, b, "confirmed", True), (b, a, "confirmed", True), (a, caller, "returns", True),
+        (b, b, "strictq promote", False), (b, c, "1. prepare: ballot 1 of B", False), (c, b, "promised; how far its log is", True),
+        (c, b, "2. what the log of B lacks", True), (b, c, "3. accept: B is the primary", False),
+        (c, b, "accepted: 2 of 3, decided", True),
+    ]  # fmt: skip
+    for i, (start, end, text, dashed) in enumerate(steps):
+        y = 72 + i * 33
+        if start == end:
+            p.box((start - 70, y - 18), 140, text, height=24)
+        else:
+            p.arrow((start, y), (end, y), text=text, dashed=dashed)
+    p.box((a - 75, 300), 150, "A is lost")
+    return p.svg()
+
+
 PICTURES: Final = {
     "lifecycle.svg": lifecycle,
     "lease.svg": lease,
     "outbox.svg": outbox,
     "confirmed.svg": confirmed,
+    "chain.svg": chain,
 }
 
 if __name__ == "__main__":

@@ -78,6 +78,9 @@ WORDS: Final[dict[str, str]] = {
     "majority": "start the members that do not answer; if they are lost for good: strictq promote PATH --force",
     "form_chain": "form it on the primary's host: strictq members QUEUE --form TARGET --form TARGET",
     "no_member": "promote a member, see strictq members PATH; to use this host again, start an empty replica",
+    "forward_or_drop": (
+        "start it with --forward-to, or drop that member on the primary's host: strictq members QUEUE --drop TARGET"
+    ),
     "show_members": "show the members: strictq members PATH",
     "replica_gap": "restore an earlier state; list them with strictq replicas TARGET --points",
     "lane_held": "the key is held ({by}); release it with strictq release{rest}",
@@ -104,7 +107,8 @@ SAME: Final = frozenset(
 """Codes of hints that are the same for a program and at the command line."""
 NO_COMMAND: Final = frozenset(
     """
-    handler_shape encode_body use_async_with use_ack transaction_of_key use_tx_methods stop_worker use_threads
+    handler_shape encode_body convert_key total_seconds make_config
+    use_async_with use_ack transaction_of_key use_tx_methods stop_worker use_threads
     guard_main use_execute await_serve read_binary keyless_rows certificate_host executors_need_server option_path
     with_key_state give_queue use_worker server_options_path serve_again server_options executors_or_again make_queue
     make_token append_only make_queue_in_driver all_columns rename_to jump_wall await_drain retry_failures

@@ -55,7 +55,7 @@ class Reach:
         if self.token_file is None:
             raise InvalidArgument("token_file is needed to contact the other members of the chain", hint=hints.TOKEN_FILE)
         authority = self.authority if address.startswith("tcps:") else None
-        # The address was given to a command that required TLS, or that was told that the network is private.
+        # The command that was given the address has required TLS, or an option that declares the network private.
         return replica_at(address, token_file=self.token_file, authority=authority, key=self.key, plaintext=True)
 
     def ask(self, address: str, message: Question) -> Vote:

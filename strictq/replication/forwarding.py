@@ -57,7 +57,7 @@ class Forwarding:
 
     Args:
         read: returns the bytes at a place in the log, which may have been overwritten or removed meanwhile.
-        whose: returns the replica's current state.
+        whose: returns the replica's current state. Without a history in it, nothing is forwarded.
         on_step: the replica's hook for tests.
     """
 

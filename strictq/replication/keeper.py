@@ -339,7 +339,7 @@ class ShipKeeper:
         if self._beats and not (shipped and self._rounds is None):
             self._beat()
         if self._rounds is not None and self._shipper.level:
-            self._rounds.end()  # only after the first heartbeat has told the replica that calls wait for it
+            self._rounds.end()  # only after the first heartbeat, which informs the replica that calls wait for it
         self._captured = tuple(self._shipper.captured())
         self._progress.write(self._shipper.x)
         return shipped

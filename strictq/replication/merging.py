@@ -63,7 +63,7 @@ def merge(
     clock = clock or SystemClock()
     source, home = place_of(old, "old", clock), place_of(into, "into", clock)
     if source == home:
-        raise InvalidArgument("old and into are the same queue; nothing was changed")
+        raise InvalidArgument("old and into are the same queue; nothing was changed", hint=hints.MERGE_FORK)
     with api.held_alone(source), opened(source, clock, read_only=True) as left, opened(home, clock, read_only=dry_run) as right:
         fork = _fork_of(left, right)
         report = _Merge(left, right, fork, on_step, dry_run=dry_run).run()

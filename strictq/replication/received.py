@@ -26,6 +26,7 @@ from .._errors import (
     StoreBusy,
     StoreFull,
     StrictqError,
+    TargetUnavailable,
 )
 from .._observe import logger
 from .._store import api
@@ -134,7 +135,8 @@ class ReceivedSegments:
                 self._load()
             elif self.state.role == "replica":
                 if next_replica is not None:
-                    self._forwarding = Forwarding(next_replica, self._in_log, lambda: self.state, on_step)
+                    self._note_next(str(next_replica))
+                    self._forwarding = Forwarding(next_replica, self._in_log, self._forwarded, on_step)
                 self._load()
                 if self._forwarding is not None:
                     self._forwarding.begin()
@@ -157,6 +159,11 @@ class ReceivedSegments:
             raise InvalidArgument(
                 f"the segments of {self.home} were made with another key, or without one", hint=hints.KEY_OF_REPLICA
             )
+
+    def _note_next(self, name: str) -> None:
+        if self.state.forwards_to != name:
+            self.state = attrs.evolve(self.state, forwards_to=name)
+            self.state.write(self.home)
 
     def _key_id(self) -> str:
         return key_id(self._key) if self._key else ""
@@ -329,15 +336,35 @@ class ReceivedSegments:
         """Return the next replica if its confirmation is required, or None.
 
         A replica that the members of the chain have dropped is not required: then only the primary and this one are left.
+
+        Raises:
+            TargetUnavailable: this replica was started without the next one, which is still a member of the chain.
         """
-        if self._forwarding is None or not self.state.confirmed:
+        if not self.state.confirmed:
             return None
         voter = self._votes.look()
-        if voter is not None and voter.has_vote:
-            assert voter.decided is not None
-            if not voter.decided.ids - {voter.id, voter.decided.primary}:
+        decided = None if voter is None or not voter.has_vote else voter.decided
+        if decided is not None and voter is not None:
+            others = dict(each for each in decided.members if each[0] not in (voter.id, decided.primary))
+            if not others:
                 return None
+            if self._forwarding is None and self.state.forwards_to in others.values():
+                raise TargetUnavailable(
+                    f"the replica was started without forward_to, and {self.state.forwards_to} is a member of its chain",
+                    self.state.forwards_to, hint=hints.FORWARD_OR_DROP,
+                )  # fmt: skip
         return self._forwarding
+
+    def _forwarded(self) -> ReplicaState:
+        """Return the state for the next replica: without a history while an elected primary has not shipped here yet.
+
+        A new next replica would otherwise adopt the superseded history, and refuse the elected primary's.
+        """
+        voter = self._votes.look()
+        decided = None if voter is None else voter.decided
+        if decided is not None and decided.history_id != self.state.history_id:
+            return attrs.evolve(self.state, history_id="")
+        return self.state
 
     def _require_no_base(self) -> None:
         if self._forwarding is not None and self._forwarding.base_wanted:

@@ -71,6 +71,7 @@ class ReplicaState:
         applied_hash: the hash of that segment.
         confirmed: whether the primary's calls wait for this replica, so that it has every change that they returned.
         generation: the generation of the primary's setting for `confirmed`.
+        forwards_to: the next replica with which this one was last started; "": never with one.
     """
 
     queue_id: str = ""
@@ -83,6 +84,7 @@ class ReplicaState:
     applied_hash: str = ""
     confirmed: bool = False
     generation: int = 0
+    forwards_to: str = ""
 
     def write(self, home: Path) -> None:
         """Store the state durably.

@@ -20,7 +20,7 @@ from typing import Any, Final
 from .. import _hints as hints
 from .._errors import Diverged, InvalidArgument, ReplicaGap, SchemaMismatch, StoreError, StrictqError, TargetUnavailable
 from .segment import SEGMENT_BYTES_MAX, START_BYTES, SegmentHeader, decode_header, hash_of, header_bytes, header_of
-from .target import ChainHead, ShipTarget
+from .target import TARGET_FORMAT, ChainHead, ShipTarget
 
 IDENTITY: Final = "replica.json"
 FLOOR: Final = "floor"
@@ -111,13 +111,16 @@ class SegmentFiles(ShipTarget):
 
         Raises:
             TargetUnavailable: it can't be read.
+            SchemaMismatch: it is of a newer strictq.
         """
         raw = self._small(IDENTITY)
         if raw is None:
             return None
         try:
             found = json.loads(raw)
-            if isinstance(found, dict) and isinstance(found.get("queue_id"), str):
+            if isinstance(found, dict) and isinstance(found.get("queue_id"), str) and isinstance(found.get("format", 1), int):
+                if found.get("format", 1) > TARGET_FORMAT:
+                    raise SchemaMismatch(f"{self} was made by a newer strictq; nothing was changed", shard=-1)
                 return found
         except (ValueError, RecursionError):
             pass

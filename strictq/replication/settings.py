@@ -17,7 +17,7 @@ from .bounded import TargetThread
 from .keys import read_key
 from .members import is_dropped
 from .places import REPLICAS, parse, target_of
-from .target import ShipTarget
+from .target import TARGET_FORMAT, ShipTarget
 
 Mode = Literal["async", "confirmed"]
 INTERVAL_SECONDS: Final = 1.0
@@ -96,7 +96,7 @@ def configure(
     if known is not None and known.mode == "fenced":
         raise Fenced("the replica of this queue was promoted; nothing was changed", known.term + 1, hint=hints.UNFENCE)
     history_id = os.urandom(16).hex() if known is None else known.history_id
-    identity = {"format": 1, "queue_id": storage.queue_id, "history_id": history_id}
+    identity = {"format": TARGET_FORMAT, "queue_id": storage.queue_id, "history_id": history_id}
     calls = TargetThread(os.fspath(target) if isinstance(target, str | os.PathLike) else "the target")
     try:
         place, write_once = calls.call(lambda: _claimed(target, key, settings, directory, identity))

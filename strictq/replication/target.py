@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from .. import _hints as hints
 from .._errors import Diverged, InvalidArgument, StrictqError, TargetUnavailable
 from .keys import key_id
 from .segment import SegmentHeader
+
+TARGET_FORMAT: Final = 1
+"""Of what a target says of itself."""
 
 
 class ChainHead(NamedTuple):
@@ -106,9 +109,12 @@ class ShipTarget:
         if found is None:
             raise self._emptied()
         if found["queue_id"] != identity["queue_id"]:
-            raise Diverged(f"{self} is the replica of another queue", hint=hints.EMPTY_TARGET)
+            raise Diverged(f"{self} is the replica of another queue; nothing was changed", hint=hints.EMPTY_TARGET)
         if found.get("history_id") != identity["history_id"]:
-            raise Diverged(f"{self} is the replica of another history of this queue", hint=hints.EMPTY_TARGET)
+            raise Diverged(
+                f"{self} is the replica of another history of this queue, before a restore; nothing was changed",
+                hint=hints.EMPTY_TARGET,
+            )
         self.require_key(found)
 
     def require_key(self, found: dict[str, Any]) -> None:

@@ -236,12 +236,12 @@ class Job(Recording, MessageView):
 
     @property
     def errors(self) -> tuple[AttemptError, ...]:
-        """The errors of its last five failed attempts, oldest first, read now. An attempt whose holder died recorded none."""
+        """The errors of its last five failed attempts, oldest first, read now. An expired lease is one of them."""
         return self._delivery.errors
 
     @property
     def last_error(self) -> AttemptError | None:
-        """The error of the previous attempt, read now; None: none failed, or its holder died."""
+        """The error of the newest failed attempt, read now; None: none failed."""
         return self._delivery.last_error
 
     def output(self, text: str) -> None:
@@ -338,5 +338,5 @@ class JobBatch:
 
     @property
     def given_up(self) -> bool:
-        """Whether the worker waits for none of its messages any more."""
+        """Whether the worker has stopped waiting for all of its messages."""
         return all(job._cancelled for job in self.jobs)

@@ -14,9 +14,25 @@ from pathlib import Path
 import pytest
 
 import strictq
-from strictq import ConfigError, InvalidArgument, NotConfirmed, NotElected, Queue, QueueNotFound, Replica
-from tests.support.replicas import FAST, bodies, forget_contact, free_port, token_file
-from tests.support.running import ROOT
+from strictq import (
+    ConfigError,
+    Diverged,
+    InvalidArgument,
+    NotConfirmed,
+    NotElected,
+    Queue,
+    QueueNotFound,
+    Replica,
+    TargetUnavailable,
+)
+from strictq.replication import forwarding, replica_log
+from strictq.replication.forwarding import Forwarding
+from strictq.replication.membership import Votes
+from strictq.replication.received import ReceivedSegments
+from strictq.replication.replica_home import ReplicaState
+from strictq.replication.voting import Ballot, Membership, Question, VoterState
+from tests.support.replicas import FAST, Receiver, bodies, forget_contact, free_port, token_file
+from tests.support.running import PATIENCE_SECONDS, ROOT
 from tests.support.shipping import until
 
 
@@ -92,6 +108,11 @@ def has(home: Path, count: int) -> bool:
         return False
 
 
+def last_error(q: Queue) -> str:
+    found = q.replication()
+    return "" if found is None or found.last_error is None else found.last_error
+
+
 def fill(q: Queue, first: int, count: int) -> None:
     for n in range(first, first + count):
         q.send(b"%d" % n, key="k")
@@ -130,6 +151,29 @@ def test_the_middle_is_restarted_and_the_end_is_made_anew(chain: Chain) -> None:
     until(lambda: has(chain.c_home, 9))
 
 
+def test_a_middle_that_lost_its_next_replica_confirms_nothing(chain: Chain) -> None:
+    """It was started without `forward_to`, and the members have not dropped the replica behind it."""
+    fill(chain.q, 0, 2)
+    chain.form()
+    chain.impatient()
+    chain.stop_b()
+    chain.b = Replica(chain.b_home, listen=chain.b_address, token_file=chain.token)
+    with pytest.raises(NotConfirmed):
+        chain.q.send(b"2", key="k")
+    until(lambda: "without forward_to" in last_error(chain.q))
+    assert "--drop TARGET" in last_error(chain.q)
+    chain.stop_b()
+    chain.start_b()
+    until(lambda: sends(chain.q, 3))
+    until(lambda: has(chain.c_home, 4))
+    chain.stop_b()
+    chain.stop_c()
+    chain.b = Replica(chain.b_home, listen=chain.b_address, token_file=chain.token)
+    strictq.members(chain.q.path, drop=f"tcp://{chain.c_address}", token_file=chain.token)
+    until(lambda: sends(chain.q, 4))  # without another start
+    until(lambda: has(chain.b_home, 5))
+
+
 def test_a_majority_elects_and_the_other_is_refused(chain: Chain) -> None:
     fill(chain.q, 0, 5)
     chain.form()
@@ -145,6 +189,39 @@ def test_a_majority_elects_and_the_other_is_refused(chain: Chain) -> None:
     assert done.term == 2
     with pytest.raises(NotElected):
         strictq.promote(chain.b_home, token_file=chain.token)
+
+
+def test_a_new_end_behind_a_survivor_follows_the_elected_primary(
+    chain: Chain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the survivor knows of it before the new primary ships: the old history is not passed on any more."""
+    fill(chain.q, 0, 3)
+    chain.form()
+    chain.lose_the_primary()
+    strictq.promote(chain.c_home, token_file=chain.token)
+    monkeypatch.setattr(ReceivedSegments, "_settle", lambda _self: None)
+    chain.stop_b()  # as if it was killed: its log has the old history
+    asked, real = threading.Event(), Forwarding._step
+
+    def step(self: Forwarding) -> None:
+        try:
+            real(self)
+        finally:
+            if not self._something:
+                asked.set()
+
+    monkeypatch.setattr(Forwarding, "_step", step)
+    with Replica(tmp_path / "d", token_file=chain.token) as end:
+        chain.b = Replica(chain.b_home, listen=chain.b_address, token_file=chain.token, forward_to=f"tcp://{end.address}")
+        assert asked.wait(PATIENCE_SECONDS)
+        with strictq.open(chain.c_home, durability="process") as q:
+            q.configure_replication(
+                f"tcp://{chain.b_address}", "confirmed", token_file=chain.token, interval_seconds=FAST, timeout_seconds=20.0
+            )
+            fill(q, 3, 2)
+            until(lambda: has(tmp_path / "d", 5))
+            done = strictq.members(chain.c_home, add=f"tcp://{end.address}", token_file=chain.token)
+    assert len(done.members) == 3
 
 
 def test_a_member_that_was_dropped_is_never_elected(chain: Chain) -> None:
@@ -187,17 +264,145 @@ def test_bad_members_change_nothing(chain: Chain) -> None:
     assert len(strictq.members(chain.q.path, token_file=chain.token).members) == 3
 
 
+# ---- what the next replica must have
+
+
+def test_what_is_there_already_waits_for_the_next_replica(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shipper that asks where to go on must not take for confirmed what the middle alone has."""
+    fill(chain.q, 0, 2)
+    chain.impatient()
+    monkeypatch.setattr(forwarding, "NEXT_SECONDS", 0.2)
+    chain.stop_c()
+    with pytest.raises(NotConfirmed):
+        chain.q.send(b"2", key="k")
+    assert chain.b is not None
+    with pytest.raises(TargetUnavailable):
+        chain.b.receiving().head()
+    chain.start_c()
+    until(lambda: sends(chain.q, 3))
+    assert chain.b.receiving().head() is not None
+
+
+def test_the_next_replica_knows_first_that_calls_do_not_wait(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(chain.q, 0, 2)
+    monkeypatch.setattr(forwarding, "NEXT_SECONDS", 0.2)
+    chain.stop_c()
+    assert chain.b is not None
+    receiving = chain.b.receiving()
+    state = receiving.state
+
+    def beat(*, confirmed: bool, generation: int) -> None:
+        receiving.beat(
+            state.queue_id, state.history_id, state.term, 0, confirmed=confirmed, generation=generation
+        )  # fmt: skip
+
+    for confirmed, generation in ((True, state.generation), (False, state.generation + 1)):
+        with pytest.raises(TargetUnavailable):
+            beat(confirmed=confirmed, generation=generation)
+        assert ReplicaState.read(chain.b_home).confirmed
+    chain.start_c()
+    until(lambda: chain.b is None or chain.b.error is None)
+    chain.q.configure_replication(f"tcp://{chain.b_address}", token_file=chain.token, interval_seconds=FAST)
+    assert not ReplicaState.read(chain.b_home).confirmed
+    assert not ReplicaState.read(chain.c_home).confirmed
+
+
+def test_a_next_replica_that_was_away_gets_the_rest_of_the_log(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no second base: what it lacks is kept for it."""
+    fill(chain.q, 0, 1)
+    chain.q.configure_replication(f"tcp://{chain.b_address}", token_file=chain.token, interval_seconds=FAST)
+    monkeypatch.setattr(replica_log, "ROTATE_BYTES", 1)
+    until(lambda: has(chain.c_home, 1))
+    chain.stop_c()
+    planned: list[int | None] = []
+    real = Forwarding._goes_on_from
+
+    def goes_on_from(self: Forwarding, n: int, digest: str) -> int | None:
+        planned.append(real(self, n, digest))
+        return planned[-1]
+
+    monkeypatch.setattr(Forwarding, "_goes_on_from", goes_on_from)
+    for n in range(1, 6):
+        fill(chain.q, n, 1)
+        until(lambda n=n: has(chain.b_home, n + 1))  # type: ignore[misc]
+    chain.start_c()
+    until(lambda: has(chain.c_home, 6))
+    assert planned
+    assert None not in planned
+
+
+def test_a_next_replica_of_another_chain_is_not_written_to() -> None:
+    forward = Forwarding(None, lambda _place: b"", ReplicaState, lambda _step: None)  # type: ignore[arg-type]
+    forward.loaded((4, "d"), [])
+    assert (forward._goes_on_from(4, "d"), forward._goes_on_from(2, "b")) == (4, None)
+    with pytest.raises(Diverged, match="has more than this replica"):
+        forward._goes_on_from(5, "e")
+    with pytest.raises(Diverged, match="has another segment 4"):
+        forward._goes_on_from(4, "other")
+
+
+# ---- votes
+
+
+def voter_of(home: Path) -> VoterState:
+    found = Votes(home).look()
+    assert found is not None
+    return found
+
+
+def elected(decided: Membership, host: str) -> Membership:
+    others = tuple(each for each in decided.members if each[0] != decided.primary)
+    return Membership(decided.version + 1, decided.term + 1, decided.queue_id, others, host, "e" * 32)
+
+
+def test_behind_a_vote_the_old_primary_confirms_nothing(chain: Chain) -> None:
+    fill(chain.q, 0, 2)
+    chain.form()
+    chain.impatient()
+    assert chain.b is not None
+    decided = voter_of(chain.b_home).decided
+    assert decided is not None
+    other = voter_of(chain.c_home).id
+    ballot = Ballot(1, other)
+    assert chain.b.answered(Question("accept", decided, ballot, elected(decided, other))).yes
+    assert voter_of(chain.b_home).accepted is not None
+    with pytest.raises(NotConfirmed):
+        chain.q.send(b"2", key="k")
+    chain.b.answered(Question("learn", elected(decided, other)))
+    until(lambda: (found := chain.q.replication()) is not None and found.mode == "fenced")
+
+
+def test_a_member_that_was_dropped_does_not_follow(chain: Chain) -> None:
+    fill(chain.q, 0, 2)
+    chain.form()
+    strictq.members(chain.q.path, drop=f"tcp://{chain.c_address}", token_file=chain.token)
+    decided = voter_of(chain.b_home).decided
+    assert decided is not None
+    later = elected(decided, voter_of(chain.b_home).id)
+    assert chain.c is not None
+    chain.c.answered(Question("learn", later))
+    with pytest.raises(Diverged, match="another history"):
+        chain.c.receiving().claim(later.queue_id, later.history_id, "")
+
+
+def test_the_elected_host_fetches_what_it_lacks(chain: Chain) -> None:
+    fill(chain.q, 0, 2)
+    chain.form()
+    chain.q.configure_replication(f"tcp://{chain.b_address}", token_file=chain.token, interval_seconds=FAST)
+    until(lambda: has(chain.c_home, 2))
+    chain.stop_c()
+    fill(chain.q, 2, 3)
+    until(lambda: has(chain.b_home, 5))
+    chain.lose_the_primary()
+    chain.stop_b()
+    chain.start_c()
+    with Replica(chain.b_home, listen=chain.b_address, token_file=chain.token):  # it ships on to no one
+        strictq.promote(chain.c_home, token_file=chain.token)
+    assert bodies(chain.c_home) == expected(5)
+
+
 # ---- kill -9
 
-RECEIVER = """
-import sys
-import strictq
-
-home, listen, token, forward_to = sys.argv[1:]
-with strictq.Replica(home, listen=listen, token_file=token, forward_to=forward_to or None) as replica:
-    print(replica.address, flush=True)
-    replica.wait()
-"""
 SENDER = """
 import sys
 import strictq
@@ -215,21 +420,11 @@ def started(script: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def received_by(chain: Chain, place: str) -> subprocess.Popen[str]:
+def received_by(chain: Chain, place: str) -> Receiver:
     """The replica B or C in a process of its own."""
-    home, address = (chain.b_home, chain.b_address) if place == "middle" else (chain.c_home, chain.c_address)
-    forward_to = f"tcp://{chain.c_address}" if place == "middle" else ""
-    process = started(RECEIVER, str(home), address, str(chain.token), forward_to)
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == address
-    return process
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+    if place == "middle":
+        return Receiver(chain.b_home, chain.b_address, forward_to=f"tcp://{chain.c_address}")
+    return Receiver(chain.c_home, chain.c_address)
 
 
 def sends(q: Queue, n: int) -> bool:
@@ -253,27 +448,27 @@ def test_a_replica_that_is_killed_loses_nothing_that_was_confirmed(chain: Chain,
     moments = random.Random(place)
     sent = 0
     for _ in range(4):
-        killer = threading.Timer(moments.uniform(0.0, 0.1), process.kill)
+        killer = threading.Timer(moments.uniform(0.0, 0.1), process.signal, (signal.SIGKILL,))
         killer.start()
-        while sent % 30 != 29 or process.poll() is None:
+        while sent % 30 != 29 or process.alive:
             try:
                 chain.q.send(b"%d" % sent, key="k", dedup_id=str(sent))
             except strictq.StrictqError as e:
                 if not e.transient:
                     raise
-                if process.poll() is not None:
+                if not process.alive:
                     break
                 time.sleep(0.02)  # it was started again, and is not heard of yet
                 continue
             sent += 1
         killer.join()
-        end(process)
+        process.kill()
         process = received_by(chain, place)
     try:
         until(lambda: sends(chain.q, sent))  # what was not confirmed is repeated
         until(lambda: has(chain.c_home, sent + 1))
     finally:
-        end(process)
+        process.kill()
 
 
 def test_a_primary_that_is_killed_is_followed_by_one_with_all_that_was_confirmed(chain: Chain) -> None:

@@ -14,6 +14,7 @@ import pytest
 import strictq
 from strictq import (
     AppRowsDiffer,
+    ForwardPending,
     InvalidArgument,
     KeyStateDiffers,
     Merged,
@@ -28,6 +29,7 @@ from strictq import (
     StoreBusy,
     StrictqError,
 )
+from strictq._store.api import Storage
 from strictq.testing import FakeClock
 from tests.support.command import in_process
 from tests.support.forks import drained, fork
@@ -131,6 +133,23 @@ def test_times_options_and_large_bodies_come_along(tmp_path: Path) -> None:
         d.ack()
         clock.advance(31.0)
         assert [d.body for d in r.receive(10)] == [b"late"]
+
+
+def test_what_lies_in_outboxes_comes_first(q: Queue, new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends of transactions before the fork precede the merged ones. If they can't arrive now, nothing is merged."""
+    fork(q, new)
+    q.send(b"1", key="k")
+
+    def forward(_self: Storage, _shard: int) -> None:
+        raise ForwardPending("a shard is busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "forward", forward)
+        with pytest.raises(ForwardPending):
+            merged(q, new)
+    with strictq.open(new, read_only=True) as look:
+        assert look.stats().depth == 0
+    assert len(merged(q, new).sent) == 1
 
 
 def test_dedup_ids_are_honoured(q: Queue, new: Path) -> None:

@@ -10,7 +10,17 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from strictq import Delivery, ForwardPending, Message, OutcomeUnknown, PartialFailure, Queue, StrictqError
+from strictq import (
+    Delivery,
+    Fenced,
+    ForwardPending,
+    Message,
+    OutcomeUnknown,
+    PartialFailure,
+    Queue,
+    StrictqError,
+    TargetUnavailable,
+)
 from tests.support.history import (
     OK,
     Act,
@@ -27,6 +37,8 @@ from tests.support.history import (
 )
 
 SECOND = 10**9
+REFUSED_SECONDS = 0.02
+"""So long a receive that the replica's absence refuses pauses: else a history would have little else."""
 SCHEMA = "CREATE TABLE IF NOT EXISTS app_effects (effect TEXT NOT NULL, lane TEXT NOT NULL, n INTEGER NOT NULL) STRICT"
 
 
@@ -120,6 +132,8 @@ class Recorded:
             got = [d for d in e.results if isinstance(d, Delivery)]
         except StrictqError as e:
             self.recorder.result(call, "receive", type(e).__name__)
+            if isinstance(e, TargetUnavailable | Fenced):
+                time.sleep(REFUSED_SECONDS)
             return []
         self._handed(call, "receive", got)
         return list(got)

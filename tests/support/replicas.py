@@ -88,7 +88,7 @@ import functools, os, signal, sys
 import strictq
 from strictq.replication import replica as module, replica_log
 
-home, listen, token, step, count, rotate = sys.argv[1:]
+home, listen, token, step, count, rotate, forward_to = sys.argv[1:]
 left = [int(count)]
 
 def kill(name):
@@ -99,7 +99,7 @@ def kill(name):
 
 replica_log.ROTATE_BYTES = int(rotate)
 module.ReceivedSegments = functools.partial(module.ReceivedSegments, on_step=kill)
-with strictq.Replica(home, listen=listen, token_file=token) as replica:
+with strictq.Replica(home, listen=listen, token_file=token, forward_to=forward_to or None) as replica:
     print(replica.address, flush=True)
     replica.wait()
 """
@@ -111,17 +111,20 @@ class Receiver:
     Args:
         step: it kills itself when it reaches this for the `count`-th time.
         rotate: see ROTATE_BYTES.
+        forward_to: the next replica of the chain; "": there is none.
     """
 
     def __init__(
-        self, home: Path, listen: str = "127.0.0.1:0", *, step: str = "", count: int = 1, rotate: int = 64 << 20
-    ) -> None:
+        self, home: Path, listen: str = "127.0.0.1:0", *, step: str = "", count: int = 1, rotate: int = 64 << 20,
+        forward_to: str = "",
+    ) -> None:  # fmt: skip
         self._process = subprocess.Popen(
-            [sys.executable, "-c", RECEIVER, home, listen, token_file(home.parent), step, str(count), str(rotate)],
+            [sys.executable, "-c", RECEIVER, home, listen, token_file(home.parent), step, str(count), str(rotate), forward_to],
             stdout=subprocess.PIPE, cwd=ROOT, text=True,
         )  # fmt: skip
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
+        assert self.address, "the replica did not begin"
 
     @property
     def alive(self) -> bool:

@@ -14,11 +14,12 @@ import random
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import strictq
-from strictq import Delivery, Message
+from strictq import Delivery, Fenced, Message, NotConfirmed, TargetUnavailable
 from tests.support.history import Recorder
 from tests.support.recorded import Recorded
 
@@ -53,7 +54,8 @@ class Stress:
         elif chance < 0.37:
             self.handled_at_once()
         elif chance < 0.38:
-            self.look()
+            with suppress(NotConfirmed, TargetUnavailable, Fenced):  # its replica is away, or was promoted
+                self.look()
         else:
             self.consume()
 
