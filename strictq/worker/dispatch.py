@@ -83,7 +83,9 @@ class Handover:
                     state.failed(known[0], now, known[0]._failure)
         for job in late:
             job._undo()
-            state.tell("lost", job, seconds=seconds, detail="its handler came back too late: nothing of it happened")
+            state.tell(
+                "lost", job, seconds=seconds, detail="its handler returned after the lease was lost: its effects are discarded"
+            )
         state.wake()
 
     def prepared(self, job: Job, result: Any, error: BaseException | None, weight: int) -> None:
@@ -135,7 +137,9 @@ class Handover:
         if not known or error is not None:
             job._undo()
         if not known:
-            self._state.tell("lost", job, seconds=seconds, detail="its handler came back too late: nothing of it happened")
+            self._state.tell(
+                "lost", job, seconds=seconds, detail="its handler returned after the lease was lost: its effects are discarded"
+            )
         self._state.wake()
         return False
 
