@@ -110,11 +110,12 @@ class Handover:
     def processed(self, job: Job, error: BaseException | None) -> bool:
         """Record that a process handler returned. Return True if the caller must call `commit`, because the job has effects."""
         board, state = self._board, self._state
-        if isinstance(error, ENDING):
+        if error is not None and isinstance(error, ENDING):
             state.end(error)
         now = self._clock()
         seconds = now - job._since
-        state.took("process", job, seconds)
+        if state.observers.durations:
+            state.took("process", job, seconds)
         with board.lock:
             state.busy_seconds += seconds
             if not board.processed(job):
@@ -122,7 +123,7 @@ class Handover:
             else:
                 known = True
                 job._since = seconds
-                if state.queue.config.history != "off":
+                if state.client.storage.config.history != "off":
                     job._delivery._took = (job._prepared_in, seconds, job._said)
                 if error is not None:
                     board.failed.append((job, error))
@@ -131,7 +132,8 @@ class Handover:
                     return True
                 else:
                     board.done.append(job)
-                    state.succeeded(job, now)
+                    if board.circuit is not None:
+                        state.succeeded(job, now)
                     if seconds < FAST_SECONDS and board.ready and state.fast:
                         return False  # the keeper wakes up by itself, or the last handler wakes it
         if not known or error is not None:
