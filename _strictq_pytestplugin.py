@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 FIXTURES = ("strict_clock", "strict_machine", "strict_queue", "strict_queue_async")
 MARKER = (
-    "strictq(disk=..., shards=..., durability=..., **settings): how the fixture strict_queue is opened; "
-    "settings are those of strictq.QueueConfig"
+    "strictq(disk=..., shards=..., durability=..., config=..., **settings): how the fixture strict_queue is opened; "
+    "config is a strictq.QueueConfig, settings are single settings of one"
 )
 TOLD = pytest.StashKey[set[str]]()
 """What the terminal is told of fixtures that another plugin has, too."""

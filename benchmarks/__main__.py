@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: run the cases, print one table, write JSON beside it."""
+"""`python -m benchmarks`: run the cases, print one table, and write JSON."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .measure import Figure
 from .sizes import FULL, SHORT, TINY
 
 COMMANDS: Final = {"peers": "peers.command", "conformance": "conformance.command", "outage": "outage"}
-"""What else there is besides the cases: `python -m benchmarks peers`."""
+"""The commands other than the cases: `python -m benchmarks peers`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: every case ran, whether or not it met its goal. 1: a case failed. 2: wrong arguments."""
+    """Run a command line. Return 0: every case ran, whether or not it met its goal; 1: a case failed; 2: invalid arguments."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in COMMANDS:
-        # Imported here: what is compared must not be loaded where the import of strictq is measured.
+        # Imported late: the compared libraries must not be loaded where the import of strictq is measured.
         command: Callable[[Sequence[str]], int] = importlib.import_module(f".{COMMANDS[arguments[0]]}", __package__).main
         return command(arguments[1:])
     parser = _parser()
@@ -59,18 +59,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _keep_bytecode(directory: Path) -> None:
-    """Child processes find compiled modules, as those of an installed package do, whatever this environment says."""
+    """Make child processes use compiled modules, like those of an installed package, whatever this environment sets."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = str(directory)
 
 
 def _run(bench: Bench, cases: dict[str, Case]) -> tuple[list[Figure], dict[str, str]]:
-    """Run the cases. One that fails costs its own figures, not those of a long run."""
+    """Run the cases. A case that fails loses only its own figures."""
     figures: list[Figure] = []
     failures: dict[str, str] = {}
     for name, case in cases.items():
         started = time.perf_counter()
-        # Plain lines, no progress bar: the thread that redraws one would run beside what is measured.
+        # No progress bar, because its thread would run during the measurements.
         print(f"{name} ...", end="", file=sys.stderr, flush=True)
         try:
             figures.extend(case(bench))

@@ -1,4 +1,4 @@
-"""What a case is given: sizes, rounds, a place for its files, and the large backlog that several cases share."""
+"""The context of a case: sizes, rounds, a directory, and the large backlog that several cases share."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Bench:
     _backlog: Path | None = None
 
     def goal(self, sense: str, value: float) -> Goal | None:
-        """A goal, where the sizes are such that reaching it would mean anything."""
+        """Return a goal, unless the sizes are too small for it to be meaningful."""
         assert sense in ("at least", "below")
         if self.sizes.name == "tiny":
             return None
         return Goal("at least" if sense == "at least" else "below", value)
 
     def smaller(self, number: int, meant: int) -> str:
-        """A note that a figure is for less than its goal was set for; empty if it isn't."""
+        """Return a note that a figure uses a smaller size than its goal was set for; empty if it does not."""
         return "" if number >= meant else f"{number:,} here, goal for {meant:,}"
 
     @contextmanager
     def place(self, name: str) -> Iterator[Path]:
-        """A directory for a case, removed afterwards."""
+        """Create a directory for a case, and remove it afterwards."""
         path = self.directory / name
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
@@ -51,7 +51,7 @@ class Bench:
             shutil.rmtree(path, ignore_errors=True)
 
     def backlog(self) -> Path:
-        """A queue with the large backlog at durability "process", closed; filled when it is first asked for."""
+        """Return the path of a closed queue with the large backlog at durability "process". It is filled at the first call."""
         if self._backlog is None:
             path = self.directory / "backlog"
             with open_queue(path, "process") as q:
@@ -71,10 +71,10 @@ class Bench:
         after_ours: Callable[[Queue], object] | None = None,
         after_base: Callable[[Floor], object] | None = None,
     ) -> Pairs:
-        """A comparison with the floor: everything is built and every lane exists before the clock starts.
+        """Compare with the floor. Everything is built and every lane exists before the clock starts.
 
         Args:
-            after_ours, after_base: put each side back where it was; not measured.
+            after_ours, after_base: restore each side's initial state; not measured.
         """
         with ExitStack() as stack:
             place = stack.enter_context(self.place(name))

@@ -1,6 +1,6 @@
-"""What runs in processes of its own: `python -m benchmarks.child ROLE ARGUMENTS`, reports as JSON lines on stdout.
+"""The roles of child processes: `python -m benchmarks.child ROLE ARGUMENTS`, with reports as JSON lines on stdout.
 
-strictq is imported inside the roles, because one of them measures just that.
+strictq is imported inside the roles, because one of them measures its import.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _report(**values: Any) -> None:
 
 
 def importing() -> None:
-    """How long the import takes."""
+    """Measure the import."""
     started = time.perf_counter()
     import strictq
 
@@ -28,7 +28,7 @@ def importing() -> None:
 
 
 def opening(path: str) -> None:
-    """How long it takes to open a queue, and until a first message is received."""
+    """Measure opening a queue, and receiving a first message."""
     import strictq
 
     started = time.perf_counter()
@@ -41,7 +41,7 @@ def opening(path: str) -> None:
 
 
 def looking(path: str) -> None:
-    """How long it takes to open a queue for reading and count what is in it."""
+    """Measure opening a queue read-only, and counting its messages."""
     import strictq
 
     started = time.perf_counter()
@@ -51,7 +51,7 @@ def looking(path: str) -> None:
 
 
 def memory(path: str, number: int, keys: int, batch: int) -> None:
-    """Resident memory of a process that opens a queue and works with it."""
+    """Measure the resident memory of a process that opens a queue and works with it."""
     import strictq
 
     from .measure import resident_mib
@@ -71,7 +71,7 @@ def memory(path: str, number: int, keys: int, batch: int) -> None:
 
 
 def everything(path: str, number: int, keys: int, batch: int, seed: int) -> None:
-    """Send, receive and ack at a signal, beside other processes that do the same, until the queue is empty."""
+    """Send, receive and ack at a signal, together with other processes, until the queue is empty."""
     import strictq
 
     from .measure import grown, prebuilt, written_bytes
@@ -87,7 +87,7 @@ def everything(path: str, number: int, keys: int, batch: int, seed: int) -> None
             if ds := q.receive(batch):
                 q.ack_many(ds)
                 acked += len(ds)
-        # What is left is leased by a neighbour or ready; wait for it as long as there is any.
+        # The remaining messages are ready, or leased by another process; wait as long as there are any.
         ended = time.perf_counter()
         while ds := q.receive(batch, wait=0.05):
             q.ack_many(ds)
@@ -127,7 +127,7 @@ def load(path: str, durability: str, keys: int, batch: int) -> None:
 
 
 def send_times(path: str, number: int) -> None:
-    """Send the time, again and again, to a worker in another process."""
+    """Send the current time repeatedly to a worker in another process."""
     import strictq
 
     with strictq.open(path, create=False) as q:
@@ -138,7 +138,7 @@ def send_times(path: str, number: int) -> None:
 
 
 def idle_worker(path: str, seconds: float) -> None:
-    """The processor time of a worker that has nothing to do."""
+    """Measure the processor time of an idle worker."""
     import strictq
 
     with strictq.open(path, create=False) as q:
@@ -155,7 +155,7 @@ def idle_worker(path: str, seconds: float) -> None:
 
 
 def holding_worker(path: str) -> None:
-    """What a worker adds to the memory of its process while 8 handlers are at work and every other lane waits."""
+    """Measure the memory that a worker adds to its process while 8 handlers run and all other lanes wait."""
     import strictq
 
     from .measure import resident_mib
@@ -181,8 +181,44 @@ def holding_worker(path: str) -> None:
     _report(grown=None if before is None or after is None else after[0] - before[0], held=held)
 
 
+def staging(path: str, job: str, rows: int, files: int, body_bytes: int) -> None:
+    """Stage rows with a key of their own each, as Spark's tasks do."""
+    import numpy as np
+    import pyarrow as pa
+
+    from strictq._store.api import Staging, new_run
+
+    place, run, staged = Staging(Path(path), f"job {job}"), new_run(), []
+    schema = pa.schema({"key": pa.binary(), "body": pa.binary()})
+    for numbers in np.array_split(np.arange(rows), files):
+        name, file = place.create(0, run)
+        with file, pa.ipc.new_stream(file, schema) as writer:
+            for at in range(0, len(numbers), 10_000):
+                keys = [b"s%d" % n for n in numbers[at : at + 10_000].tolist()]
+                writer.write_batch(
+                    pa.record_batch([pa.array(keys), pa.array([k.ljust(body_bytes) for k in keys])], schema=schema)
+                )
+        staged.append((name, len(numbers)))
+    _report(files=staged)
+
+
+def committing(path: str, job: str, files: list[tuple[str, int]]) -> None:
+    """The process where Spark commits: how much memory it takes to make staged rows messages."""
+    import strictq
+    from strictq._store.api import Token
+    from strictq.spark._apply import StagedFile, apply
+
+    from .measure import resident_mib
+
+    started = time.perf_counter()
+    with strictq.open(path, create=False) as q:
+        apply(q, Token.job(job), [StagedFile(*file) for file in files], skip_others=False)
+    memory = resident_mib()
+    _report(peak=None if memory is None else memory[1], seconds=time.perf_counter() - started)
+
+
 def _of_peers(role: str) -> Callable[..., None]:
-    """A role of the comparison with peers, imported when it runs: other roles measure what an import costs."""
+    """Return a role of the comparison with peers, imported when it runs, because other roles measure imports."""
 
     def run(**arguments: Any) -> None:
         from .peers import roles
@@ -203,6 +239,8 @@ ROLES: Final[dict[str, Callable[..., None]]] = {
     "send-times": send_times,
     "idle-worker": idle_worker,
     "holding-worker": holding_worker,
+    "staging": staging,
+    "committing": committing,
     "peer-everything": _of_peers("everything"),
     "peer-backlog": _of_peers("backlog"),
     "peer-receive": _of_peers("receive_and_wait"),

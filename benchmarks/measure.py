@@ -1,4 +1,4 @@
-"""Clocks, byte counters, rounds and figures: everything the cases share that knows nothing of queues."""
+"""Clocks, byte counters, rounds and figures: the parts of the cases that are independent of queues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import IO, Any, Literal, TypeVar
 import attrs
 
 ROOT = Path(__file__).resolve().parent.parent
-"""Where children run, so that they find this package whether or not strictq is installed."""
+"""The working directory of child processes, so that they find this package whether or not strictq is installed."""
 
 Durability = Literal["full", "process"]
 T = TypeVar("T", int, float)
@@ -29,8 +29,8 @@ class Sample:
     """One timed run.
 
     Attributes:
-        written: bytes that the process passed to write() meanwhile.
-        processor: seconds of processor time that everything took that worked for it.
+        written: bytes that the process passed to write() during the run.
+        processor: seconds of processor time of everything that worked for it.
     """
 
     seconds: float
@@ -60,12 +60,12 @@ class Figure:
     """One measured figure: a line of the table.
 
     Attributes:
-        values: one per round; what is reported is their median, and their range as the spread.
-        ours, base: messages per second of strictq and of what it is compared with, medians.
-        against: what `base` is; empty where the figure is no ratio.
+        values: one per round. Their median is reported, and their range as the spread.
+        ours, base: median messages per second of strictq and of the other side.
+        against: the name of the other side; empty if the figure is not a ratio.
         ours_bytes, base_bytes: bytes written per message, checkpoints included, mean over the rounds.
         ours_processor, base_processor: microseconds of processor time per message, mean over the rounds.
-        size: what a case varies, for a plot over it: messages that wait, or keys, or a batch.
+        size: the value that a case varies, for plots: waiting messages, keys, or the batch size.
     """
 
     case: str
@@ -92,11 +92,11 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """None where there is no goal."""
+        """Whether the goal was met; None: there is no goal."""
         return None if self.goal is None else self.goal.met_by(self.median)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for the JSON file."""
+        """Return the figure as JSON values."""
         fields = attrs.asdict(self)
         return {**fields, "median": self.median, "low": min(self.values), "high": max(self.values), "met": self.met}
 
@@ -109,7 +109,7 @@ class Pairs:
     base: list[Sample]
 
     def figure(self, case: str, what: str, against: str, *, unit: Unit = "of the floor", **rest: Any) -> Figure:
-        """The ratio of the two rates."""
+        """Return the ratio of the two rates as a figure."""
         return Figure(
             case=case,
             what=what,
@@ -127,32 +127,32 @@ class Pairs:
 
 
 def bytes_per_message(samples: Sequence[Sample]) -> float | None:
-    """Mean over all samples, because checkpoints come in some rounds and not in others."""
+    """Return the mean bytes over all samples, because checkpoints happen in only some rounds."""
     if any(s.written is None for s in samples):
         return None
     return sum(s.written or 0 for s in samples) / sum(s.messages for s in samples)
 
 
 def processor_per_message(samples: Sequence[Sample]) -> float | None:
-    """Microseconds, mean over all samples."""
+    """Return the mean microseconds over all samples."""
     if any(s.processor is None for s in samples):
         return None
     return 1e6 * sum(s.processor or 0.0 for s in samples) / sum(s.messages for s in samples)
 
 
 def processor_seconds(process: int) -> float | None:
-    """Processor time of another process so far, all its threads together (Linux only)."""
+    """Return the processor seconds of another process so far, with all its threads (Linux only)."""
     try:
         times = [path.read_text(encoding="ascii") for path in Path(f"/proc/{process}/task").glob("*/schedstat")]
     except OSError:
         return None
-    # Nanoseconds: what /proc/PID/stat says has steps of 10 ms, which is a whole round here.
+    # In nanoseconds. /proc/PID/stat has steps of 10 ms, which is a whole round here.
     taken = sum(int(text.split()[0]) for text in times)
-    return taken / 1e9 if taken else None  # a kernel that does not keep it says 0
+    return taken / 1e9 if taken else None  # a kernel without this statistic reports 0
 
 
 def written_bytes(process: int | str = "self") -> int | None:
-    """Bytes a process has passed to write() so far, whatever the kernel did with them; None where nobody counts."""
+    """Return the bytes that a process has passed to write() so far; None if they are not counted."""
     try:
         text = Path(f"/proc/{process}/io").read_text(encoding="ascii")
     except OSError:
@@ -166,7 +166,7 @@ def sample(
     counter: Callable[[], int | None] = written_bytes,
     processor: Callable[[], float | None] = time.process_time,
 ) -> Sample:
-    """Run it once, timed; `counter` says how many bytes were written so far, `processor` how much processor time was taken."""
+    """Run `action` once, timed. `counter` returns the bytes written so far, `processor` the processor time used."""
     before, taken_before = counter(), processor()
     started = time.perf_counter()
     action()
@@ -175,12 +175,12 @@ def sample(
 
 
 def grown(before: T | None, after: T | None) -> T | None:
-    """What a counter counted in between; None where nobody counts."""
+    """Return the difference of two counter values; None if they were not counted."""
     return None if before is None or after is None else after - before
 
 
 def interleave(rounds: int, ours: Callable[[], Sample], base: Callable[[], Sample]) -> Pairs:
-    """Both sides in every round, taking turns at going first, after one round of each that does not count."""
+    """Run both sides in every round, alternating which goes first, after one warm-up round of each."""
     base()
     ours()
     pairs = Pairs([], [])
@@ -196,7 +196,7 @@ def interleave(rounds: int, ours: Callable[[], Sample], base: Callable[[], Sampl
 
 @contextmanager
 def prebuilt() -> Iterator[None]:
-    """Keep what exists now, such as a list of messages to send, out of the garbage collector's rounds."""
+    """Exclude the existing objects, such as messages to send, from garbage collection."""
     gc.collect()
     gc.freeze()
     try:
@@ -206,17 +206,17 @@ def prebuilt() -> Iterator[None]:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Of values already in order: the smallest one that `percent` % of them do not exceed."""
+    """Return the smallest of the ascending values that `percent` % of them do not exceed."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
 def disk_bytes(directory: Path) -> int:
-    """Size of all files under a directory."""
+    """Return the size of all files under a directory."""
     return sum(p.stat().st_size for p in directory.rglob("*") if p.is_file())
 
 
 def resident_mib(process: int | str = "self") -> tuple[float, float] | None:
-    """Resident memory of a process now and at its peak, MiB (Linux only)."""
+    """Return the resident memory of a process now and at its peak, MiB (Linux only)."""
     try:
         text = Path(f"/proc/{process}/status").read_text(encoding="ascii")
     except OSError:
@@ -226,14 +226,14 @@ def resident_mib(process: int | str = "self") -> tuple[float, float] | None:
 
 
 def run_child(role: str, **arguments: object) -> dict[str, Any]:
-    """Run a role of `benchmarks.child` in a fresh process and return what it reports."""
+    """Run a role of `benchmarks.child` in a fresh process, and return its report."""
     with child(role, **arguments) as process:
         return report_of(process)
 
 
 @contextmanager
 def child(role: str, **arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A fresh process in a role of `benchmarks.child`; a line on its stdin, or the end of it, is its signal."""
+    """Start a process in a role of `benchmarks.child`. A line on its stdin, or the end of it, is its signal."""
     command = [sys.executable, "-m", "benchmarks.child", role, json.dumps(arguments, default=os.fspath)]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -250,7 +250,7 @@ def child(role: str, **arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The next line a child prints: a JSON object."""
+    """Return the next report of a child: a JSON object from one line."""
     line = _pipe(process.stdout).readline()
     if not line:
         raise RuntimeError(f"a child process ended without a report, exit code {process.wait()}")
@@ -259,7 +259,7 @@ def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def signal_to(process: subprocess.Popen[str]) -> None:
-    """Tell a child to go on."""
+    """Signal a child to continue."""
     pipe = _pipe(process.stdin)
     pipe.write("go\n")
     pipe.flush()

@@ -1,11 +1,11 @@
-"""`python -m benchmarks outage`: a dependency of a worker's handlers is down for a while, by the machine's clock.
+"""`python -m benchmarks outage`: an outage of a dependency of a worker's handlers, in real time.
 
     python -m benchmarks outage --seconds 5
     python -m benchmarks outage --seconds 600
 
-A worker drains a queue of many keys through a dependency that fails every call for so long. What the dependency accepted is
-recorded by itself, and compared with what was sent. Exit code 1: a message died, was lost, came twice or out of order, or the
-queue was not done within 10 s of the dependency's return.
+A worker drains a queue of many keys through a dependency that fails every call during the outage. The dependency records the
+accepted calls, which are compared with the sends. Exit code 1: a message was dead-lettered, lost, duplicated or reordered, or
+the queue was not drained within 10 s of the dependency's return.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import strictq
 from strictq import Job, Message, Queue, Worker
 
 DONE_SECONDS: Final = 10.0
-"""The queue is to be done so soon after the dependency is back."""
+"""The limit for draining the queue after the dependency's return."""
 PATIENCE_SECONDS: Final = 120.0
 LOOK_SECONDS: Final = 0.02
 
@@ -38,10 +38,10 @@ class DependencyDown(Exception):
 
 
 class Dependency:
-    """What handlers call. It goes down once, with a number of calls, and comes back after a time."""
+    """The dependency of the handlers. It fails from a given call on, and recovers after a given time."""
 
     def __init__(self, down_after: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Args: down_after: it fails from this call on, the first one being 1."""
+        """Create a dependency that fails from call number `down_after` on; the first call is 1."""
         self._clock = clock
         self._lock = threading.Lock()
         self._down_after = down_after
@@ -53,12 +53,12 @@ class Dependency:
 
     @property
     def back_at(self) -> float:
-        """When it is, or was, back."""
+        """The time of its recovery."""
         assert self._back_at is not None, "it has not been down"
         return self._back_at
 
     def call(self, key: str, number: int) -> None:
-        """Do something for a key. Each key's numbers are 0, 1, 2 …, in the order in which they were sent."""
+        """Record a call for a key. Each key's numbers are 0, 1, 2 …, in the order of the sends."""
         with self._lock:
             now = self._clock()
             self.calls += 1
@@ -73,12 +73,12 @@ class Dependency:
 
 @attrs.frozen
 class Outcome:
-    """What became of the messages.
+    """The result for the messages.
 
     Attributes:
-        accepted, refused: calls of the dependency.
-        dead, lost, repeated, reordered: messages; a message is reordered if the dependency had accepted a later one of its key.
-        done_seconds: from the dependency's return to its last call.
+        accepted, refused: number of calls of the dependency.
+        dead, lost, repeated, reordered: number of messages. A message is reordered if a later one of its key was accepted before.
+        done_seconds: seconds from the dependency's return to its last call.
     """
 
     accepted: int
@@ -91,11 +91,11 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """The queue kept its promises, and was done in time."""
+        """Whether the queue kept its promises and was drained in time."""
         return not (self.dead or self.lost or self.repeated or self.reordered) and self.done_seconds <= DONE_SECONDS
 
     def line(self) -> str:
-        """It on a line."""
+        """Return the result as one line of text."""
         return (
             f"accepted {self.accepted:,}, refused {self.refused:,}: dead letters {self.dead:,}, lost {self.lost:,}, "
             f"repeated {self.repeated:,}, reordered {self.reordered:,}; all done {self.done_seconds:.1f} s after its return"
@@ -103,13 +103,13 @@ class Outcome:
 
 
 def fill(q: Queue, messages: int, keys: int) -> None:
-    """Send the messages, one key after the other."""
+    """Send the messages, one per key in turn."""
     sent = [Message(b"%d" % (n // keys), key=f"key-{n % keys}") for n in range(messages)]
     q.send_many(sent)
 
 
 def handle(dependency: Dependency) -> Callable[[Job], None]:
-    """The handler."""
+    """Return the handler."""
 
     def process(job: Job) -> None:
         assert isinstance(job.key, str)
@@ -119,7 +119,7 @@ def handle(dependency: Dependency) -> Callable[[Job], None]:
 
 
 def judge(q: Queue, dependency: Dependency, messages: int, keys: int) -> Outcome:
-    """Compare what the dependency accepted with what was sent."""
+    """Compare the calls that the dependency accepted with the sends."""
     repeated = reordered = 0
     for numbers in dependency.accepted.values():
         repeated += sum(n - 1 for n in Counter(numbers).values())
@@ -138,7 +138,7 @@ def judge(q: Queue, dependency: Dependency, messages: int, keys: int) -> Outcome
 
 
 def run(place: Path, seconds: float, messages: int, keys: int, *, breaker: bool = True) -> Outcome:
-    """One outage, by the machine's clock."""
+    """Run one outage in real time."""
     dependency = Dependency(max(1, messages // 10), seconds)
     with strictq.open(place / "outage.strictq") as q:
         fill(q, messages, keys)
@@ -154,7 +154,10 @@ def run(place: Path, seconds: float, messages: int, keys: int, *, breaker: bool 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: nothing died or changed its order, and all was done in time. 1: otherwise. 2: wrong arguments."""
+    """Run a command line. Return 0:
+
+    no message was harmed, and the queue was drained in time; 1: otherwise; 2: invalid arguments.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks outage", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0, help="how long the dependency is down [5]")
     parser.add_argument("--messages", type=int, default=2000)

@@ -1,4 +1,4 @@
-"""The table, in colour if rich is there and as plain text if not, and the JSON beside it."""
+"""The table, in colour if rich is installed and otherwise as plain text, and the JSON file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import apsw
 from .measure import Figure
 
 COLUMNS_MAX: Final = 99
-"""Of a line of the documentation."""
+"""The longest line of the documentation."""
 HEADERS: Final = (
     "Case",
     "Figure",
@@ -40,7 +40,7 @@ STYLES: Final = {"met": "green", "not met": "red"}
 
 
 def versions(directory: Path) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the versions and the environment that the figures depend on."""
     import strictq
 
     return {
@@ -56,7 +56,7 @@ def versions(directory: Path) -> dict[str, Any]:
 
 
 def filesystem(directory: Path) -> str:
-    """Type of the file system a directory lies on (Linux; elsewhere "unknown")."""
+    """Return the type of a directory's file system (Linux; elsewhere "unknown")."""
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -66,14 +66,14 @@ def filesystem(directory: Path) -> str:
     for line in lines:
         mount, _, rest = line.partition(" - ")
         point = Path(mount.split()[4].replace("\\040", " "))
-        # >=: of two mounts on one point the later one is seen.
+        # >=: of two mounts at one point, the later one is visible.
         if directory.is_relative_to(point) and len(point.parts) >= best:
             best, kind = len(point.parts), rest.split()[0]
     return kind
 
 
 def row(figure: Figure) -> tuple[str, ...]:
-    """The cells of a figure."""
+    """Return the cells of a figure."""
     return (
         figure.case,
         figure.what,
@@ -124,7 +124,7 @@ def _whole(value: float | None) -> str:
 def print_table(figures: Sequence[Figure], title: str) -> None:
     """Print all figures to stdout."""
     rows = [row(f) for f in figures]
-    # A column that no figure fills says nothing.
+    # Columns without any value are left out.
     used = [n for n, name in enumerate(HEADERS) if name in LEFT - {"Note"} or any(r[n] for r in rows)]
     try:
         from rich import box
@@ -142,7 +142,7 @@ def print_table(figures: Sequence[Figure], title: str) -> None:
     if sys.stdout.isatty():
         Console().print(table)
         return
-    # Into a file or a pipe: as wide as it gets, so that no line is folded, and without the padding.
+    # For a file or a pipe: wide enough that no line is folded, and without padding.
     console = Console(width=400)
     with console.capture() as captured:
         console.print(table)
@@ -159,7 +159,7 @@ def _print_plain(rows: Sequence[Sequence[str]], used: Sequence[int], title: str)
 
 
 def write_json(file: Path, form: str, versions: dict[str, Any], figures: Sequence[Figure], failures: dict[str, str]) -> None:
-    """Write everything that was measured, round by round."""
+    """Write everything measured, round by round."""
     content = {
         "form": form,
         "versions": versions,
@@ -170,19 +170,19 @@ def write_json(file: Path, form: str, versions: dict[str, Any], figures: Sequenc
 
 
 def put(page: Path, name: str, text: str) -> str:
-    """A page with the text between its two marks replaced: `<!-- name: written by … -->` and `<!-- name: end -->`."""
+    """Return a page with the text between its marks replaced: `<!-- name: written by … -->` and `<!-- name: end -->`."""
     content = page.read_text(encoding="utf-8")
     before, begin, rest = content.partition(f"<!-- {name}: written by ")
     how, closed, rest = rest.partition(" -->\n")
     _, end, after = rest.partition(f"<!-- {name}: end -->")
     if not (begin and closed and end):
         raise RuntimeError(f"{page.name} has no place for {name}: <!-- {name}: written by … --> and <!-- {name}: end -->")
-    # Blank lines, without which some readers of Markdown see no table.
+    # Some Markdown renderers need blank lines around a table.
     return f"{before}{begin}{how}{closed}\n{folded(text)}\n\n{end}{after}"
 
 
 def folded(text: str) -> str:
-    """Fold paragraphs and list items into lines as the documentation has them; leave tables as they are."""
+    """Fold paragraphs and list items like the documentation; leave tables unchanged."""
     return "\n".join(map(_folded, text.split("\n")))
 
 
@@ -196,7 +196,7 @@ def _folded(line: str) -> str:
 
 
 def rounds(text: str) -> int:
-    """The value of --rounds."""
+    """Parse the value of --rounds."""
     number = int(text)
     if not 1 <= number <= 1000:
         raise argparse.ArgumentTypeError("1 to 1000")

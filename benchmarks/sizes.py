@@ -1,4 +1,4 @@
-"""How much each form of the benchmarks does."""
+"""The sizes of each form of the benchmarks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ class Sizes:
     """Numbers of messages, lanes, rounds and seconds.
 
     Attributes:
-        rounds: of each comparison; --rounds replaces it.
-        keys, wide_keys: lanes of the usual and of the wide cases.
-        batches, wide_batches, large_batches, full_batches: messages a round, at batches of 1,000, of 1,000 over many
+        rounds: rounds per comparison, unless --rounds is given.
+        keys, wide_keys: number of lanes of the usual and of the wide cases.
+        batches, wide_batches, large_batches, full_batches: messages per round, in batches of 1,000, of 1,000 over many
             keys, of 10,000, and of 100 at full durability.
-        singles: messages a round where each is a commit of its own.
-        backlog, small_backlog: messages that wait.
-        blocked: messages in the blocked lane.
-        drained: messages that are sent and drained, to see what is left on disk.
-        load_seconds: how long single sends are timed under load.
-        starts: processes started to see how long starting takes.
+        singles: messages per round if each is a separate commit.
+        backlog, small_backlog: number of waiting messages.
+        blocked: number of messages in the blocked lane.
+        drained: messages that are sent and drained, to measure the disk space afterwards.
+        load_seconds: seconds for which single sends are timed under load.
+        starts: number of processes started to measure the start.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What strictq is made to do: messages to send, lanes that exist, backlogs, and a message's whole life."""
+"""The work that strictq does: messages to send, existing lanes, backlogs, and a message's whole life."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def key_name(number: int) -> str:
 
 
 def messages(number: int, keys: int, seed: int = 1) -> list[strictq.Message]:
-    """Messages over `keys` keys, uniformly random. Each has a key object of its own, as a program's messages have."""
+    """Return messages over `keys` keys, uniformly random. Each has its own key object, like a program's messages."""
     pick = random.Random(seed).randrange
     return [strictq.Message(BODY, key=key_name(pick(keys))) for _ in range(number)]
 
@@ -30,18 +30,18 @@ def messages(number: int, keys: int, seed: int = 1) -> list[strictq.Message]:
 def open_queue(
     path: Path | str, durability: Durability, *, lease_seconds: float = 3600.0, shards: int | None = None
 ) -> strictq.Queue:
-    """A queue with leases long enough that none ends during a measurement."""
+    """Open a queue with leases long enough that none ends during a measurement."""
     config = strictq.QueueConfig(lease_seconds=lease_seconds)
     return strictq.open(path, durability=durability, config=config, shards=shards)
 
 
 def warm(q: strictq.Queue, keys: int) -> None:
-    """Make every lane exist and the WAL as large as it gets; leave it empty."""
+    """Create every lane and grow the WAL to its full size. Leave the queue empty."""
     measure.warm(q, [key_name(n) for n in range(keys)])
 
 
 def fill(q: strictq.Queue, number: int, keys: int) -> None:
-    """Send a backlog. The messages are built piece by piece, so that they take no memory of note."""
+    """Send a backlog. The messages are built in pieces, to save memory."""
     for start in range(0, number, 10_000):
         q.send_many(messages(min(10_000, number - start), keys, seed=start))
 
@@ -53,7 +53,7 @@ def fill_lane(q: strictq.Queue, number: int, key: str) -> None:
 
 
 def life(q: strictq.Queue, todo: list[strictq.Message], batch: int) -> None:
-    """Send, receive and ack as many as there are, batch by batch. What is received may be older than what was sent."""
+    """Send, receive and ack, batch by batch. Received messages may be older than the sent ones."""
     for start in range(0, len(todo), batch):
         part = todo[start : start + batch]
         q.send_many(part)
@@ -67,7 +67,7 @@ def life(q: strictq.Queue, todo: list[strictq.Message], batch: int) -> None:
 
 
 def life_one_by_one(q: strictq.Queue, todo: list[strictq.Message]) -> None:
-    """The same for one message at a time, through the calls for one message."""
+    """Send, receive and ack one message at a time, through the calls for single messages."""
     for m in todo:
         q.send(m.body, m.key)
         (d,) = q.receive(1)
@@ -75,7 +75,7 @@ def life_one_by_one(q: strictq.Queue, todo: list[strictq.Message]) -> None:
 
 
 def life_in_transactions(q: strictq.Queue, todo: list[strictq.Message]) -> None:
-    """One message at a time, acked by a transaction that also writes the state of its key."""
+    """Send, receive and ack one message at a time, in a transaction that also writes the state of its key."""
     for m in todo:
         q.send(m.body, m.key)
         (d,) = q.receive(1)
@@ -84,18 +84,18 @@ def life_in_transactions(q: strictq.Queue, todo: list[strictq.Message]) -> None:
 
 
 def send_one_by_one(q: strictq.Queue, todo: list[strictq.Message]) -> None:
-    """One send each."""
+    """Send each message with one call."""
     for m in todo:
         q.send(m.body, m.key)
 
 
 def busy_messages(keys: int, batch: int, seed: int) -> list[strictq.Message]:
-    """What `keep_busy` sends."""
+    """Return the messages that `keep_busy` sends."""
     return messages(100 * batch, keys, seed)
 
 
 def keep_busy(q: strictq.Queue, todo: list[strictq.Message], batch: int, stop: threading.Event) -> None:
-    """Send, receive and ack batches until told to stop, receiving twice as much, so that others' sends drain too."""
+    """Send, receive and ack batches until stopped. Receives twice as many, so that the sends of others are drained, too."""
     at = 0
     while not stop.is_set():
         q.send_many(todo[at : at + batch])

@@ -116,7 +116,7 @@ class QueueConfig(_Remembered):
     lease_seconds: float = attrs.field(default=30.0, validator=_seconds(0.001))
     """Default length of a lease, seconds."""
     max_attempts: int | None = attrs.field(default=5, validator=_whole(1, 1_000_000, optional=True))
-    """Starts of a handler after which a message may be given up, see `retry_for_seconds`; None: never."""
+    """Starts of a handler after which a message can be out of attempts, see `retry_for_seconds`; None: never."""
     on_poison: Literal["dead_letter", "hold", "drop"] = attrs.field(
         default="dead_letter", validator=_one_of("dead_letter", "hold", "drop")
     )
@@ -134,7 +134,7 @@ class QueueConfig(_Remembered):
         default=attrs.Factory(lambda self: 0.0 if self.retry_delay_seconds == 0 else 6 * 3600.0, takes_self=True),
         validator=_seconds(0.0),
     )
-    """A failing message is not given up before this time since its first failure, seconds; 0: `max_attempts` alone decides.
+    """Minimum time from its first failure until a message is out of attempts, seconds; 0: `max_attempts` alone decides.
 
     The default is six hours, and 0 if `retry_delay_seconds` is 0, because immediate retries for hours would be a busy loop.
 

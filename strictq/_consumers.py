@@ -31,7 +31,7 @@ def release(storage: Storage, name: str, *, force: bool) -> int:
     """Release the unacked batches of a consumer. See Queue.release_consumer."""
     lock = storage.handouts.lock(name)
     if not lock.alone(0.0) and not force:
-        raise ConsumerBusy(f"consumer {name!r} has a holder that is alive", hint=hints.CONSUMER_BUSY_FORCE)
+        raise ConsumerBusy(f"consumer {name!r} is in use by a running process", hint=hints.CONSUMER_BUSY_FORCE)
     try:
         return storage.handouts.release(name)
     finally:
@@ -51,5 +51,5 @@ def acknowledge(storage: Storage, consumer: str, n: int) -> int:
     storage.require_open()
     known = storage.handouts.known(consumer)
     if n > max(k.last for k in known.values()):
-        raise HandoutGone(f"consumer {consumer!r} of this queue has had no batch {n}")
+        raise HandoutGone(f"consumer {consumer!r} of this queue has no batch {n}")
     return storage.handouts.ack(consumer, known, n)

@@ -26,7 +26,7 @@ StrictqError                     .transient  .hint
 ├── ReplicaGap                       segments of a replica are missing or damaged; nothing was changed
 ├── Diverged                         the target has data that this queue does not have; nothing was overwritten
 ├── Fenced                           the replica was promoted, or is in a later term; nothing was shipped or changed
-├── PrimaryAlive                     the replica's primary was heard of a moment ago; nothing was promoted
+├── PrimaryAlive                     the replica has received a recent sign of its primary; nothing was promoted
 ├── NotElected                       the members of a chain, or its decider, did not agree; nothing was changed
 └── StoreError                       .shard  .cause
     ├── StoreBusy                    timed out waiting for the write lock; nothing was changed

@@ -21,7 +21,7 @@ class AttemptError(Report):
 
     Attributes:
         attempt: number of the start of a handler, from 1.
-        at: time of the report, seconds since 1970.
+        at: time of the report, or the end of an expired lease; seconds since 1970.
         error: the first 2,000 bytes of the reason.
         traceback: the last 4,000 bytes of the traceback; None: there was none.
     """

@@ -65,7 +65,7 @@ def require_ran(what: str, result: T) -> T:
     Raises:
         InvalidArgument: it is a generator, an async generator or a coroutine.
     """
-    if isinstance(result, _UNRUN):
+    if result is not None and isinstance(result, _UNRUN):
         kind = type(result).__name__.replace("_", " ")
         if not isinstance(result, AsyncGeneratorType):
             result.close()  # otherwise Python warns that it was never awaited

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from . import _validate as validate
 from ._errors import ConsumerBusy, ForkedProcess, HandoutGone, InvalidArgument, StoreError
+from ._parallel import AT_ONCE
 from ._store.api import Allowance, Encode, Holding, Known, Part, Want
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 HANDOUT_MESSAGES_MAX: Final = 1_000_000
 HANDOUT_BYTES: Final = 256 * 1024 * 1024
 KEEP: Final = 100
+PART_MESSAGES: Final = 5_000
+"""Messages of a shard's part of a batch, if more shards have messages than are written to at a time."""
 LOCK_SECONDS: Final = 10
 """Seconds that a new holder waits for the lock, which a stopping process may still hold."""
 
@@ -48,6 +52,8 @@ class Holder:
         self.epoch = 0
         self._known: dict[int, Known] | None = None
         """The state of each shard; None: read it again."""
+        self._turn = -1
+        """The last shard whose turn it was: the next batch begins with the one behind it."""
 
     # ---- holding the consumer
 
@@ -62,7 +68,7 @@ class Holder:
             return
         self._storage.require_open()
         if not self._lock.alone(wait):
-            raise ConsumerBusy(f"consumer {self.name!r} has a holder that is alive")
+            raise ConsumerBusy(f"consumer {self.name!r} is in use by a running process")
         try:
             self.epoch = self._handouts.take_over(self.name)
         except BaseException:
@@ -125,7 +131,7 @@ class Holder:
         recorded, in one transaction per shard; durable on return.
 
         Args:
-            start: the number of the last processed hand-out.
+            start: the number of the last processed batch.
             messages_max: 1..1,000,000.
             bytes_max: approximate size; a larger message is a batch of its own.
             arrived: only messages up to these arrival numbers.
@@ -142,27 +148,43 @@ class Holder:
         self._storage.require_open()
         last = self.last
         if not 0 <= start <= last:
-            raise HandoutGone(f"consumer {self.name!r} of this queue has had {last} batches, fewer than {start}")
+            raise HandoutGone(f"consumer {self.name!r} of this queue has {last} batches, fewer than {start}")
         if start < last:
             self._parts(start + 1, sync=True)
             self._ack(start)
             return start + 1
         pending = self._handouts.pending(self.name, self._look(), start, every=arrived is not None)
-        ready = list(pending)
         left = Allowance(messages_max, bytes_max)
         failed: StoreError | None = None
-        if messages_max >= 2 * len(ready):
-            ready.sort(key=pending.__getitem__)  # with less room than that, the shards take turns
-        while ready:
-            # Shards with at least an even share are advanced in parallel. Shards with less go first, one by one, so that the
-            # rest of their share goes to the others.
-            even = left.messages // len(ready)
-            n = len(ready) if 2 <= even <= pending[ready[0]] else 1
-            failed = self._advance(start, _wants(ready, n, left, arrived), left) or failed
-            ready = ready[n:]
+        for ready in self._by_turn(pending, messages_max):
+            if messages_max >= 2 * len(ready):
+                ready.sort(key=pending.__getitem__)  # with less room than that, the shards take turns
+            while ready:
+                # Shards with at least an even share are advanced in parallel. Shards with less go first, one by one, so that
+                # the rest of their share goes to the others.
+                even = left.messages // len(ready)
+                n = len(ready) if left.full or 2 <= even <= pending[ready[0]] else 1
+                failed = self._advance(start, _wants(ready, n, left, arrived), left) or failed
+                ready = ready[n:]
         if failed is not None and not left.taken:
             raise failed
         return start + 1 if left.taken else start
+
+    def _by_turn(self, pending: Mapping[int, int], messages_max: int) -> list[list[int]]:
+        """Divide the shards into those that give messages first, and those that give some if there is room left.
+
+        A shard's part costs a transaction and a sync, however small it is. So a batch that cannot hold all messages has parts of
+        few shards, and the shards take turns.
+        """
+        most = max(AT_ONCE, messages_max // PART_MESSAGES)
+        ready = list(pending)
+        if len(ready) <= most:
+            return [ready]
+        ready.sort(key=lambda shard: (shard <= self._turn, shard))
+        totals = accumulate(pending[shard] for shard in ready)
+        n = next((n for n, total in enumerate(totals, 1) if n >= most and total >= messages_max), len(ready))
+        self._turn = ready[n - 1]
+        return [ready[:n], ready[n:]]
 
     def ack(self, upto: int) -> None:
         """Ack every batch up to a number. Write nothing if they are acked already.
@@ -208,7 +230,7 @@ class Holder:
             )
         found = self._handouts.parts(self.name, n, sync=sync)
         if not found:
-            raise HandoutGone(f"consumer {self.name!r} of this queue has had no batch {n}")
+            raise HandoutGone(f"consumer {self.name!r} of this queue has no batch {n}")
         return found
 
 
@@ -221,7 +243,7 @@ def _wants(ready: list[int], n: int, left: Allowance, arrived: Mapping[int, int]
     for i, shard in enumerate(ready[:n]):
         messages = (left.messages + len(ready) - 1 - i) // len(ready)
         size = -(-left.bytes // len(ready))
-        some = messages > 0 and left.bytes > 0
+        some = messages > 0 and not left.full
         wants[shard] = Want(messages, size, None if arrived is None else arrived[shard]) if some else None
     return wants
 

@@ -91,8 +91,8 @@ DIVERGED: Final = Coded(
 )
 FENCED: Final = Coded(
     "fenced",
-    "stop writing to this queue: its replica has taken its place. Keep this directory for what only it has, and ship the other "
-    "queue to a new replica",
+    "stop writing to this queue: its replica has taken its place. Keep this directory: it may have messages to merge. "
+    "Replicate the promoted queue to a new replica",
 )
 PRIMARY_ALIVE: Final = Coded(
     "primary_alive",
@@ -128,14 +128,16 @@ PROMOTE: Final = Coded(
 REPLICA_RUNS: Final = Coded(
     "replica_runs", "check that `strictq replica` runs there and that its port can be reached; shipping then resumes"
 )
-SAME_RELEASE: Final = Coded("same_release", "check what listens there, and that both hosts have the same version of strictq")
+SAME_RELEASE: Final = Coded(
+    "same_release", "check which program listens there, and that both hosts have the same version of strictq"
+)
 START_REPLICA: Final = Coded("start_replica", "start it: `strictq replica {path} --listen HOST:PORT --token-file FILE`")
 PROMOTE_AGAIN: Final = Coded("promote_again", "if no process is promoting it, run `strictq promote {path}` again")
-GIVE_REPLICA: Final = Coded("give_replica", "use the directory that `strictq replica` receives for")
-END_REPLICA: Final = Coded("end_replica", "end the `strictq replica` process, which may be stopped or hang, and try again")
+GIVE_REPLICA: Final = Coded("give_replica", "use the directory that was passed to `strictq replica`")
+END_REPLICA: Final = Coded("end_replica", "end the `strictq replica` process, which may be suspended or hang, and try again")
 REPLICA_IS: Final = Coded("replica_is", "use tcps://HOST:PORT, or tcp://HOST:PORT in a private network")
 FINISH_ELECTION: Final = Coded(
-    "finish_election", "finish the promotion: run `strictq promote` again on the host where it was begun, or on another member"
+    "finish_election", "finish the promotion: run `strictq promote` again on the host where it began, or on another member"
 )
 MAJORITY: Final = Coded(
     "majority", "start the members that do not answer; if they are lost for good, `strictq promote PATH --force`"
@@ -143,9 +145,9 @@ MAJORITY: Final = Coded(
 NO_MEMBER: Final = Coded(
     "no_member", "promote a member: `strictq members PATH` on its host shows them; to use this host again, start an empty replica"
 )
-PROMOTE_OTHER: Final = Coded("promote_other", "promote that member instead: it has what this one lacks")
+PROMOTE_OTHER: Final = Coded("promote_other", "promote that member instead: it has segments that this one lacks")
 ELECTED_OTHER: Final = Coded("elected_other", "use the queue of the member that was elected; this replica can follow it")
-DECIDER: Final = Coded("decider", "the decider ends with 0 for the one host that may be the primary in a term")
+DECIDER: Final = Coded("decider", "the decider must exit with 0 only for the host that may become primary in this term")
 FORM_CHAIN: Final = Coded("form_chain", "form it on the primary's host: `strictq members QUEUE --form TARGET --form TARGET`")
 SHOW_MEMBERS: Final = Coded("show_members", "show the members: `strictq members PATH`")
 FORWARD_OR_DROP: Final = Coded(
@@ -155,7 +157,7 @@ FORWARD_OR_DROP: Final = Coded(
 FEED_FIRST: Final = Coded(
     "feed_first", "let the queue ship to it first, or the replica before it with --forward-to, until it has a first segment"
 )
-CLOSE_LOOKS: Final = Coded("close_looks", "close what has it open with read_only=True")
+CLOSE_LOOKS: Final = Coded("close_looks", "close all programs that have it open with read_only=True")
 NOT_TO_RESTORE: Final = Coded(
     "not_to_restore", "promote the replica on its host: `strictq promote PATH`; restore needs a directory or an object store"
 )
@@ -175,11 +177,11 @@ CONFIRMING_TARGET: Final = Coded(
     "confirming_target", "check the replica and the network; acks are still committed here, and writes resume when it answers"
 )
 CONFIRMS_NOT: Final = Coded(
-    "confirms_not", "use a store that honours conditional writes, a directory or a living replica; or mode='async'"
+    "confirms_not", "use a store that honours conditional writes, a directory or a replica on another host; or mode='async'"
 )
 UNFENCE: Final = Coded(
     "unfence",
-    "stop writing to this queue: its replica has taken its place; or use force=True, and both hand out the same messages",
+    "stop writing to this queue: its replica has taken its place; or use force=True, and both queues deliver the same messages",
 )
 LEAVE_CONFIRMED: Final = Coded(
     "leave_confirmed",
@@ -215,6 +217,9 @@ AFTER_COMMIT: Final = Coded("after_commit", "read it after the transaction's wit
 OTHER_QUEUE_OBJECT: Final = Coded("other_queue_object", "settle it through the queue object that received it")
 GIVE_REASON: Final = Coded("give_reason", "pass a reason; it is stored with the dead letter")
 ENCODE_BODY: Final = Coded("encode_body", "encode it, or use send_json() or Message.json()")
+CONVERT_KEY: Final = Coded("convert_key", "convert it, for example with str(key)")
+TOTAL_SECONDS: Final = Coded("total_seconds", "pass its total_seconds()")
+MAKE_CONFIG: Final = Coded("make_config", "pass strictq.QueueConfig(...), with the settings as named arguments")
 INSIDE_MESSAGE: Final = Coded("inside_message", "pass the key and the options to the Message")
 CRON_FIELDS: Final = Coded(
     "cron_fields", "use five fields: minute, hour, day of month, month, day of week; '30 3 * * MON-FRI' or '*/5 * * * *'"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from . import _hints as hints
 from ._errors import InvalidArgument, StoreCorrupt
 
 Key = str | bytes | int
@@ -51,7 +52,8 @@ def encode_key(key: object) -> bytes:
     elif isinstance(key, int) and not isinstance(key, bool):
         return encode_key(int(key))
     else:
-        raise InvalidArgument(f"a key must be str, bytes or int, not {type(key).__name__}")
+        hint = None if key is None else hints.CONVERT_KEY
+        raise InvalidArgument(f"a key must be str, bytes or int, not {type(key).__name__}", hint=hint)
     if len(raw) == 1:
         raise InvalidArgument("a key must not be empty")
     if len(raw) > KEY_BYTES_MAX + 1:

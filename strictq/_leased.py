@@ -50,7 +50,7 @@ class LeaseState:
 
     @property
     def token(self) -> int:
-        """The fencing token, strictly increasing per key for ever."""
+        """The fencing token, strictly increasing per key for the life of the queue."""
         return self._held.token
 
     @property

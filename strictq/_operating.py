@@ -70,10 +70,10 @@ class Operations:
         storage = self._open(writing=False)
         if not isinstance(of, Receipt):
             if seq is None:
-                raise InvalidArgument("status of a key needs the seq of a message", hint=hints.KEY_AND_SEQ)
+                raise InvalidArgument("status() with a key needs the seq of a message", hint=hints.KEY_AND_SEQ)
             return storage.status(encode_key(of), validate.whole("seq", seq, 1, 2**62))
         if seq is not None:
-            raise InvalidArgument("a receipt has the seq: give none besides")
+            raise InvalidArgument("a receipt contains the seq: do not pass seqs as well")
         if of.key is not None:
             return storage.status(encode_key(of.key), validate.whole("seq", of.seq, 1, 2**62))
         return self.status_of_keyless(of) or _resolved(of)
@@ -124,7 +124,7 @@ class Operations:
     def redrive(self, key: Key | None, seqs: Iterable[int] | None) -> int:
         storage = self._open(writing=True)
         if seqs is not None and key is None:
-            raise InvalidArgument("seqs are positions in a key: give the key, too")
+            raise InvalidArgument("seqs are positions in a key: pass the key as well")
         if seqs is not None and not isinstance(seqs, Iterable):
             raise InvalidArgument("seqs must be a list of seqs")
         wanted = None if seqs is None else [validate.whole("seq", s, 1, 2**62) for s in seqs]

@@ -342,10 +342,13 @@ class Settling:
         """
         self._storage.require_open()
         by_shard: dict[int, tuple[list[tuple[M, M | None]], list[M]]] = {}
-        for pair in done:
-            by_shard.setdefault(pair[0].lease.shard, ([], []))[0].append(pair)
-        for d in starting:
-            by_shard.setdefault(d.lease.shard, ([], []))[1].append(d)
+        if self._storage.shards == 1:
+            by_shard[0] = (list(done), list(starting))
+        else:
+            for pair in done:
+                by_shard.setdefault(pair[0].lease.shard, ([], []))[0].append(pair)
+            for d in starting:
+                by_shard.setdefault(d.lease.shard, ([], []))[1].append(d)
         failed: dict[M, Exception] = {}
         steps = {shard: self._step(pairs, fresh) for shard, (pairs, fresh) in by_shard.items()}
         committed: dict[int, dict[Settlement, LeaseLost]] = {}
@@ -369,9 +372,12 @@ class Settling:
         last: list[tuple[Settlement, int, int]] = []
         heads: list[Settlement] = []
         acks: list[Settlement] = []
+        recorded = self._storage.config.history != "off"
         for d, after in pairs:
             lease = d.lease
-            batch = lease._held.some([d.seq], start=None if after is None else after.seq, took=getattr(d, "_took", None))
+            # `_took` is set only where history is kept, and asking for it otherwise costs more than the rest of this line.
+            took = getattr(d, "_took", None) if recorded else None
+            batch = lease._held.some((d.seq,), start=None if after is None else after.seq, took=took)
             acks.append(batch)
             if lease._open == 1:
                 last.append((batch, lease._lo, lease._hi))
@@ -455,7 +461,7 @@ class Settling:
         self._storage.require_open()
         validate.whole("n", n, 1, validate.MESSAGES_MAX)
         if lease.ack_first:
-            raise InvalidArgument("a lease of ack_first does not grow")
+            raise InvalidArgument("a lease with ack_first=True cannot grow")
         try:
             rows = self._storage.more(lease.shard, lease._held, lease._lo, n)
         except LeaseLost as e:

@@ -44,7 +44,8 @@ def microseconds(name: str, value: object, *, minimum: float = 0.0) -> int:
         InvalidArgument: the value is not a finite number between minimum and ten years.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidArgument(f"{name} must be a number of seconds, not {type(value).__name__}")
+        hint = hints.TOTAL_SECONDS if hasattr(value, "total_seconds") else None
+        raise InvalidArgument(f"{name} must be a number of seconds, not {type(value).__name__}", hint=hint)
     # Compared before the conversion, because an int may be too large for a float.
     if not minimum <= value <= FOREVER_SECONDS:
         raise InvalidArgument(f"{name} must be {minimum:g} to {FOREVER_SECONDS:,.10g} seconds, not {shown(value)}")
@@ -113,8 +114,11 @@ def headers(value: object) -> str | None:
     """Return headers as JSON; None if there are none."""
     if value is None:
         return None
-    if not isinstance(value, Mapping) or not all(type(k) is str and type(v) is str for k, v in value.items()):
-        raise InvalidArgument("headers must map str to str")
+    if not isinstance(value, Mapping):
+        raise InvalidArgument(f"headers must map str to str, not be {type(value).__name__}")
+    if not all(type(k) is str and type(v) is str for k, v in value.items()):
+        k, v = next((k, v) for k, v in value.items() if type(k) is not str or type(v) is not str)
+        raise InvalidArgument(f"headers must map str to str: {shown(k)} maps to {shown(v)}")
     try:
         encoded = json.dumps(dict(value), ensure_ascii=False)
         size = len(encoded.encode())
@@ -212,7 +216,7 @@ def item(message: Message, key: bytes, config: QueueConfig, wall: Callable[[], i
     wait = microseconds("delay", delay)
     if at is not None:
         if wait:
-            raise InvalidArgument("a message has either a delay or a time at which it is due, not both")
+            raise InvalidArgument("use either delay or at, not both")
         wait = delay_until(at, wall())
     options = Options(
         dedup_id=None if dedup is None else dedup_id(dedup, body),

@@ -68,7 +68,7 @@ class Registered:
         if isinstance(error, Retry | Defer | Reject):
             raise error
         if self.attempts_max is not None and job.attempt >= self.attempts_max:
-            raise Reject(f"failed {job.attempt} times, most recently: {describe(error)}"[: validate.TEXT_CHARS_MAX]) from error
+            raise Reject(f"failed {job.attempt} times; the last error: {describe(error)}"[: validate.TEXT_CHARS_MAX]) from error
         if self.retry_delay_seconds is not None:
             raise Retry(self.retry_delay_seconds, describe(error)) from error
         raise error
@@ -142,7 +142,7 @@ class App:
 
         def register(function: F) -> F:
             if name in self._handlers:
-                raise InvalidArgument(f"the type {name!r} has a handler already")
+                raise InvalidArgument(f"the type {name!r} already has a handler")
             require_runs("handler", function)
             signature = inspect.signature(function)
             if any(p.kind is p.POSITIONAL_ONLY for p in signature.parameters.values()):
@@ -197,7 +197,7 @@ class App:
                 of_type = validate.name("type", getattr(function, "__name__", ""))
             chosen = of_type if name is None else validate.name("name", name)
             if chosen in self._schedules:
-                raise InvalidArgument(f"there is a schedule {chosen!r} already", hint=hints.NAME_OF_SCHEDULE)
+                raise InvalidArgument(f"there is already a schedule {chosen!r}", hint=hints.NAME_OF_SCHEDULE)
             given: SendOptions = {} if options is None else options
             made = schedule(chosen, expression, timezone, of_type, chosen if key is None else key, arguments or {}, given)
             known = of_type in self._handlers

@@ -175,12 +175,12 @@ class Delivery(MessageState):
 
     @property
     def errors(self) -> tuple[AttemptError, ...]:
-        """The errors of its last five failed attempts, oldest first, read now. An attempt whose holder died recorded none."""
+        """The errors of its last five failed attempts, oldest first, read now. An expired lease is one of them."""
         return self.lease._client.settling.errors(self)
 
     @property
     def last_error(self) -> AttemptError | None:
-        """The error of the previous attempt, read now; None: none failed, or its holder died."""
+        """The error of the newest failed attempt, read now; None: none failed."""
         return next(reversed(self.errors), None)
 
     def json(self) -> Any:
@@ -279,14 +279,14 @@ class Delivery(MessageState):
         elif error is None:
             self.ack()
         else:
-            with suppress(LeaseLost):  # another consumer has the lane; the propagating exception says more
+            with suppress(LeaseLost):  # another consumer has the lane; the propagating exception is more informative
                 self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         self.lease._client.settling.nack([self], None, describe(error), None, traceback_of(error))
 
     def __reduce__(self) -> NoReturn:
-        raise InvalidArgument("a Delivery can't be pickled or copied: its lease is this process's", hint=hints.SHARE_HANDLE)
+        raise InvalidArgument("a Delivery can't be pickled or copied: its lease belongs to this process", hint=hints.SHARE_HANDLE)
 
     def __repr__(self) -> str:
         return f"Delivery(key={self.key!r}, seq={self.seq}, attempt={self.attempt}, token={self.token})"

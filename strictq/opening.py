@@ -174,7 +174,7 @@ def _text(path: str | os.PathLike[str]) -> str:
     if text.startswith("~"):
         text = os.path.expanduser(text)
         if text.startswith("~"):
-            raise InvalidArgument(f"the home directory of {text!r} is not known", hint=hints.NO_HOME)
+            raise InvalidArgument(f"the home directory of {text!r} is unknown", hint=hints.NO_HOME)
     try:
         resolved = text if text == MEMORY else os.path.realpath(text)
     except UnicodeEncodeError:
@@ -183,7 +183,7 @@ def _text(path: str | os.PathLike[str]) -> str:
         resolved.encode()
     except UnicodeEncodeError:
         raise InvalidArgument(
-            f"path must be UTF-8, as every name that SQLite opens, and {resolved!r} is not",
+            f"path must be valid UTF-8, because SQLite requires it; {resolved!r} is not",
             hint=hints.NAMES_IN_UTF8,
         ) from None
     return text
@@ -206,7 +206,7 @@ def _storage(
     if durability not in (None, "full", "process"):
         raise InvalidArgument(f"durability must be 'full' or 'process', not {durability!r}")
     if config is not None and not isinstance(config, QueueConfig):
-        raise InvalidArgument(f"config must be a QueueConfig, not {type(config).__name__}")
+        raise InvalidArgument(f"config must be a QueueConfig, not {type(config).__name__}", hint=hints.MAKE_CONFIG)
     if on_mismatch not in ("warn", "error", "update"):
         raise InvalidArgument(f"on_config_mismatch must be 'warn', 'error' or 'update', not {on_mismatch!r}")
     if on_mismatch == "update" and read_only:

@@ -159,6 +159,6 @@ def transaction_of(
         raise InvalidArgument("deliveries must be of one lease, each given once", hint=hints.ONE_KEY)
     (lease,) = leases
     if lease.ack_first:
-        raise InvalidArgument("a delivery of ack_first is resolved already", hint=hints.TRANSACTION_OF_KEY)
+        raise InvalidArgument("a delivery with ack_first=True is already resolved", hint=hints.TRANSACTION_OF_KEY)
     deliveries.sort(key=attrgetter("seq"))
     return Transaction(client, deliveries, lease._held.key, in_order=in_order, effects=effects)

@@ -548,6 +548,13 @@ MUTATIONS = [
         "tests/unit/test_leases.py",
         "tests/unit/test_retries.py",
     ),
+    Mutation(
+        "the number of the attempt whose lease expired",
+        "strictq/_sql/lanes.sql",
+        "'$[#]', json_array(attempts & 4294967295, ?2",
+        "'$[#]', json_array(attempts, ?2",
+        ("tests/unit/test_attempt_errors.py",),
+    ),
     # What is resolved once.
     _store(
         "an ack resolves what is there",
@@ -1231,7 +1238,7 @@ MUTATIONS = [
         "tests/replication/test_promoting.py::test_leases_of_the_primary_end_by_their_deadlines",
     ),
     Mutation(
-        "token and messages do not cross a network in the clear",
+        "token and messages do not cross a network unencrypted",
         "strictq/_net/transport.py",
         '    if tls or plaintext or host == "localhost":\n',
         "    if True:\n",

@@ -65,6 +65,6 @@ REPLICATION: Final[dict[str, Case]] = {
     "confirmed": replication.confirmed,
     "restores": replication.restores,
 }
-"""What a replica costs."""
+"""The cost of a replica."""
 
 SUITES: Final = {"queue": CASES, "replication": REPLICATION, "spark": SPARK}

@@ -1,4 +1,4 @@
-"""What waits must not slow down what flows: a large backlog, a blocked lane, and what they leave on disk."""
+"""Waiting messages must not slow down others: a large backlog, a blocked lane, and the disk space that they leave."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def blocked(bench: Bench) -> Iterator[Figure]:
 
 
 def disk(bench: Bench) -> Iterator[Figure]:
-    """What a drained backlog leaves on disk, the write-ahead log included."""
+    """Measure the disk space after a backlog was drained, including the write-ahead log."""
     sizes = bench.sizes
     with bench.place("disk") as place, open_queue(place / "queue", "process") as q:
         fill(q, sizes.drained, sizes.keys)

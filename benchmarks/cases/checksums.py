@@ -1,4 +1,4 @@
-"""What the checksums of pages cost: a message's life in a queue that has them, and in one that was made without."""
+"""The cost of page checksums: a message's life in a queue with them, and in one that was created without."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def checksums(bench: Bench) -> Iterator[Figure]:
         batch=BATCH,
         keys=keys,
     )
-    # The first of each does not count, as in the figure above. On a busy machine this is the one to believe.
+    # The first value of each is dropped, as in the figure above. On a busy machine, this figure is the more reliable one.
     yield Figure(
         case="checksums",
         what="processor time of the same",

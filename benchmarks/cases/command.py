@@ -1,4 +1,4 @@
-"""The command line: what `strictq stats` takes from its start to its end, and how fast `strictq send` reads a file."""
+"""The command line: the duration of `strictq stats`, and the rate at which `strictq send` reads a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def command(bench: Bench) -> Iterator[Figure]:
 
 
 def _program() -> list[str]:
-    """The installed script; where there is none, the module, which takes some milliseconds more to start."""
+    """Return the installed script; if there is none, the module, which takes some milliseconds more to start."""
     script = Path(sys.executable).with_name("strictq")
     return [str(script)] if script.exists() else [sys.executable, "-m", "strictq"]
 

@@ -1,4 +1,4 @@
-"""Several threads that send, and two processes that do everything."""
+"""Several threads that send, and two processes that send, receive and ack."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _sample_threads(q: Queue, todo: list[Message], count: int) -> Sample:
 
 
 def processes(bench: Bench) -> Iterator[Figure]:
-    """Two processes beside one, over one shard, where they take turns, and over several."""
+    """Compare two processes with one, over one shard, where they take turns, and over several."""
     for shards in (1, SHARDS):
         yield _processes(bench, shards)
 
@@ -110,6 +110,6 @@ def _sample_processes(path: Path, number: int, keys: int, batch: int, count: int
     acked = sum(r["acked"] for r in reports)
     if acked != part * count:
         raise RuntimeError(f"{part * count} messages were sent and {acked} acked")
-    # perf_counter is one clock for all processes of the machine.
+    # perf_counter is the same clock in all processes of the machine.
     seconds = max(r["ended"] for r in reports) - min(r["started"] for r in reports)
     return Sample(seconds, acked, sum(r["written"] for r in reports) if all(r["written"] for r in reports) else None)

@@ -1,4 +1,4 @@
-"""How long a single send takes while others send, receive and ack batches."""
+"""The duration of a single send while others send, receive and ack batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def latency(bench: Bench) -> Iterator[Figure]:
 
 
 def _time_sends(q: Queue, seconds: float, keys: int) -> list[float]:
-    """Milliseconds of each of as many sends as fit, in ascending order. The consumers under test drain them."""
+    """Return the milliseconds of each of as many sends as fit, ascending. The load's consumers drain them."""
     took: list[float] = []
     clock = time.perf_counter
     end = clock() + seconds

@@ -1,4 +1,4 @@
-"""What a replica costs the process that ships: the same work in a queue that has one, and in one that has not."""
+"""The cost of a replica for the process that ships: the same work in a queue with one, and in a queue without."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ THREADS: Final = 16
 PATIENCE_SECONDS: Final = 60.0
 Work = Callable[[Queue, list[Message]], object]
 Ships = Callable[[Queue, Path], AbstractContextManager[object]]
-"""Ships a queue to something in a directory, for as long as the block lasts."""
+"""Ships a queue to a directory's target for the duration of the block."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def to_directory(q: Queue, place: Path) -> Iterator[None]:
 
 @contextmanager
 def to_confirming_replica(q: Queue, place: Path) -> Iterator[None]:
-    """A replica in a process of its own, on this machine and its disk, for which every call waits."""
+    """Ship to a replica in a separate process on this machine and its disk. Every call waits for it."""
     (place / "token").write_text(secrets.token_urlsafe(32), encoding="ascii")
     with child("replica", path=place / "replica", token_file=place / "token") as process:
         address = report_of(process)["address"]
@@ -47,7 +47,7 @@ def to_confirming_replica(q: Queue, place: Path) -> Iterator[None]:
 
 
 def batches(bench: Bench) -> Iterator[Figure]:
-    """Send, receive and ack, in batches of 100 and of 1,000."""
+    """Measure send, receive and ack in batches of 100 and of 1,000."""
     for batch in (100, 1000):
         yield from _compared(
             bench,
@@ -61,14 +61,14 @@ def batches(bench: Bench) -> Iterator[Figure]:
 
 
 def sends(bench: Bench) -> Iterator[Figure]:
-    """Single durable sends."""
+    """Measure single durable sends."""
     yield from _compared(
         bench, "sends", "single durable sends, shipped", "full", bench.sizes.singles, send_one_by_one, after=Queue.purge, batch=1
     )
 
 
 def confirmed(bench: Bench) -> Iterator[Figure]:
-    """The same where every call waits until a replica in another process has what it did."""
+    """Measure the same with every call waiting for a replica in another process."""
     for batch, goal in ((100, 0.5), (1000, 0.8)):
         yield from _compared(
             bench,
@@ -185,7 +185,7 @@ def _processor(case: str, pairs: Pairs, durability: Durability, batch: int, keys
 
 
 def restores(bench: Bench) -> Iterator[Figure]:
-    """Making a queue of a base and what followed, in messages a second."""
+    """Measure the restore of a base and its later segments, in messages per second."""
     number = min(bench.sizes.drained, 1_000_000)
     with bench.place("restore") as place:
         with open_queue(place / "q", "process") as q:
@@ -208,7 +208,7 @@ def restores(bench: Bench) -> Iterator[Figure]:
 
 
 def until_shipped(q: Queue) -> None:
-    """Wait until the replica has everything."""
+    """Wait until the replica has all changes."""
     end = time.monotonic() + PATIENCE_SECONDS
     while (found := q.replication()) is not None and (found.lag_bytes or found.segment is None):
         if time.monotonic() > end:

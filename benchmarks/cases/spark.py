@@ -1,4 +1,4 @@
-"""Spark: what the data source costs beside Spark's own. Needs the extra `spark` and Java."""
+"""The cost of the data source compared with Spark's own. Needs the extra `spark` and Java."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = {"full": 1_000_000, "short": 200_000, "tiny": 2000}
 
 @contextmanager
 def session(directory: Path, master: str = f"local[{SHARDS}]") -> Iterator[SparkSession]:
-    """A session on two cores, with the fast settings, all of its files in a directory."""
+    """Start a session on two cores with the fast settings, and all of its files in a directory."""
     from pyspark.sql import SparkSession
 
     import strictq.spark
@@ -55,7 +55,7 @@ def session(directory: Path, master: str = f"local[{SHARDS}]") -> Iterator[Spark
 
 
 def messages(spark: SparkSession, rows: int, keys: int, place: Path) -> DataFrame:
-    """Rows with a key and a body of 100 bytes, read from parquet files."""
+    """Return rows with a key and a body of 100 bytes, read from Parquet files."""
     df = spark.range(0, rows, 1, SHARDS).selectExpr(
         f"CAST(id % {keys} AS STRING) AS key", "rpad(CAST(id AS STRING), 100, sha2(CAST(id AS STRING), 512)) AS body"
     )
@@ -75,7 +75,7 @@ def sink(bench: Bench) -> Iterator[Figure]:
         }
         samples: dict[str, list[Sample]] = {name: [] for name in writes}
         for number in range(bench.rounds + 1):
-            # One round that does not count; then every way in every round, another one first each time.
+            # One warm-up round. Then every way runs in every round, starting with another one each time.
             names = list(writes)
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 to = place / "to"

@@ -1,4 +1,4 @@
-"""A pipeline on Spark: how much of two equal stages overlaps, beside the same stages one after the other."""
+"""A pipeline on Spark: the overlap of two equal stages, compared with running them one after another."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 BATCHES = {"full": 10, "short": 6, "tiny": 2}
 STAGE_SECONDS = {"full": 1.0, "short": 0.5, "tiny": 0.02}
 MESSAGES = 64
-"""Of a batch: each of a key of its own, eight processed at a time."""
+"""Messages per batch, each of a different key, eight processed at a time."""
 CONCURRENCY = 8
 
 
 class Stages:
-    """Two stages that only wait: prepare once a batch, on an executor; process in this program, as long as prepare takes."""
+    """Two stages that only wait: prepare once per batch, on an executor; process in this program, for the same time."""
 
     def __init__(self, spark: SparkSession, queue: strictq.Queue, seconds: float) -> None:
         self._spark = spark
@@ -34,11 +34,11 @@ class Stages:
         self._prepare_seconds = self._process_seconds = seconds
 
     def send(self, batches: int) -> None:
-        """Messages for so many batches."""
+        """Send messages for this many batches."""
         self._queue.send_many(strictq.Message(b"x" * 100, key=f"k{n % MESSAGES}") for n in range(MESSAGES * batches))
 
     def run(self) -> strictq.spark.PipelineStats:
-        """Everything that is ready, batch by batch."""
+        """Process all ready messages, batch by batch."""
         wait, each = self._prepare_seconds, self._process_seconds * CONCURRENCY / MESSAGES
 
         def prepare(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -52,7 +52,7 @@ class Stages:
         return flow.run()
 
     def equal(self) -> float:
-        """Let process take what prepare really takes, what Spark needs for a job included. Returns seconds."""
+        """Set the time of process to the measured time of prepare, including Spark's overhead of a job. Return it, seconds."""
         self.run_alone(1)
         stats = [self.run_alone(1) for _ in range(3)]
         self._process_seconds = statistics.median(s.prepare_seconds / s.batches for s in stats)
@@ -80,7 +80,7 @@ def pipeline(bench: Bench) -> Iterator[Figure]:
 
         def base() -> Sample:
             seconds = 0.0
-            for _ in range(batches):  # where only one batch is there, nothing can be prepared ahead
+            for _ in range(batches):  # with a single batch, nothing can be prepared ahead
                 stages.send(1)
                 seconds += _timed(stages, 1, []).seconds
             return Sample(seconds, batches * MESSAGES)

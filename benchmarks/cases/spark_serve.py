@@ -1,4 +1,4 @@
-"""Reads through a block server beside reads of the files, on one cluster of this machine whose executors could do either."""
+"""Reads through a block server compared with reads of the files, on a local cluster whose executors can do both."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _streams(bench: Bench, spark: SparkSession, df: DataFrame, place: Path, each
         with strictq.spark.serve(queue) as server:
             options = server.options if served else {"path": str(queue)}
             reader = spark.readStream.format("strictq").options(**options).option("consumer", "benchmark")
-            # Two tasks a batch, one for each executor.
+            # Two tasks per batch, one for each executor.
             reader = reader.option("maxMessagesPerTrigger", each).option("messagesPerPartition", each // SHARDS)
             return trigger(reader.load(), place / "checkpoint", each)
 

@@ -1,4 +1,4 @@
-"""Spark's reads of a queue beside its own of files: tables, large micro-batches, and what the smallest one costs."""
+"""Spark's reads of a queue compared with its reads of files: tables, large micro-batches, and the cost of the smallest one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BATCHES = 10
 SMALL_BATCHES = 20
 SCHEMA = "key STRING, body STRING"
-"""The columns that the files have, and the queue is asked for: whoever compares reads the same of both."""
+"""The columns of the files, also requested from the queue, so that both sides read the same columns."""
 
 
 def source(bench: Bench) -> Iterator[Figure]:
@@ -75,7 +75,10 @@ def _streams(bench: Bench, spark: SparkSession, place: Path) -> Iterator[Figure]
 
 
 def _beside_json(bench: Bench, spark: SparkSession, place: Path, each: int, batches: int) -> Pairs:
-    """Median trigger times of a stream over the same rows: a queue's, and a directory's with a file for each batch."""
+    """Return the median trigger times of a stream over the same rows:
+
+    from a queue, and from a directory with a file per batch.
+    """
     df = messages(spark, each * batches, bench.sizes.keys, place / f"stream-{each}")
     files = place / f"json-{each}"
     df.repartition(batches).write.json(str(files))
@@ -93,7 +96,7 @@ def _beside_json(bench: Bench, spark: SparkSession, place: Path, each: int, batc
 
 
 def trigger(df: DataFrame, checkpoint: Path, each: int) -> Sample:
-    """The median time of a trigger, the first two of a query left out."""
+    """Return the median time of a trigger, without the first two of the query."""
     shutil.rmtree(checkpoint, ignore_errors=True)
     writer = df.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
     query = writer.start()
@@ -103,7 +106,7 @@ def trigger(df: DataFrame, checkpoint: Path, each: int) -> Sample:
 
 
 def fill(df: DataFrame, place: Path) -> Path:
-    """Make a queue of these rows. Not where another one was: the driver acks and reports when a query is over already."""
+    """Create a queue with these rows. Never reuse a path, because the driver may ack and report after a query's end."""
     path = Path(tempfile.mkdtemp(prefix="filled-", dir=place)) / "queue"
     strictq.open(path, shards=SHARDS, durability="process").close()
     df.write.format("strictq").option("path", str(path)).option("jobId", "fill").mode("append").save()
@@ -111,6 +114,6 @@ def fill(df: DataFrame, place: Path) -> Path:
 
 
 def read(df: DataFrame, rows: int) -> Sample:
-    """Read it, and throw it away."""
+    """Read all rows and discard them."""
     throw_away: Callable[[], None] = df.write.format("noop").mode("overwrite").save
     return sample(rows, throw_away)

@@ -1,4 +1,4 @@
-"""What it takes to start, and what memory a large queue takes. Fresh processes, except for `:memory:`."""
+"""The time to start, and the memory of a large queue. Measured in fresh processes, except for `:memory:`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker: how well prepares overlap, what a message costs, how soon it wakes, what it holds."""
+"""The worker: the overlap of prepares, the cost of a message, the delay of its start, and its memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Run:
 
 
 def _overlap(lanes: int, per_lane: int, scale: float, *, spread: float = 0.0, told: bool = False, learn: bool = True) -> _Run:
-    """Handlers that only sleep, for times that follow the size hint. Ideal: nothing but the first prepare is waited for."""
+    """Run handlers that sleep in proportion to the size hint. In the ideal span, only the first prepare is waited for."""
     pick = random.Random(lanes)
     sizes = {(k, n): pick.lognormvariate(0, spread) if spread else 1.0 for k in range(lanes) for n in range(1, per_lane + 1)}
     with strictq.open(":memory:") as q:
@@ -58,7 +58,7 @@ def _overlap(lanes: int, per_lane: int, scale: float, *, spread: float = 0.0, to
 
 
 def overlap(bench: Bench) -> Iterator[Figure]:
-    """Ideal span by measured span; without overlap it would be 0.62."""
+    """Compare the ideal span with the measured one. Without overlap, the ratio would be 0.62."""
     tiny = bench.sizes.name == "tiny"
     scale, per_lane = (0.1, 10) if tiny else (1.0, 60)
     rounds = min(bench.rounds, 3)
@@ -98,7 +98,10 @@ def _nothing_plain(job: Any) -> None:
 
 
 def throughput(bench: Bench) -> Iterator[Figure]:
-    """Empty handlers. A batch of the bare queue takes whole lanes; a worker acks each message before the next of its lane."""
+    """Measure empty handlers.
+
+    The bare queue's batches take whole lanes; a worker acks each message before the next of its lane.
+    """
     number, keys = bench.sizes.batches // 4, bench.sizes.keys
     kinds: tuple[tuple[str, Callable[..., Any], float | None], ...] = (
         ("async handlers", _nothing, ASYNC_GOAL),
@@ -132,7 +135,7 @@ def throughput(bench: Bench) -> Iterator[Figure]:
 
 
 def _one_at_a_time(bench: Bench, number: int, keys: int) -> Iterator[Figure]:
-    """What the buffer in front of the queue is worth: against a consumer that takes a transaction for each step."""
+    """Measure the benefit of the worker's buffer, compared with a consumer that uses one transaction per step."""
     few = max(1, number // 20)
     with bench.place("worker") as place, open_queue(place / "queue", "process") as q:
         fill(q, keys, keys)
@@ -158,7 +161,7 @@ def _one_at_a_time(bench: Bench, number: int, keys: int) -> Iterator[Figure]:
 
 
 def wake(bench: Bench) -> Iterator[Figure]:
-    """An idle worker: what it costs, and how soon it begins with what is sent."""
+    """Measure an idle worker: its cost, and the delay until it starts a sent message."""
     sends = 5 if bench.sizes.name == "tiny" else 50
     with bench.place("worker") as place, open_queue(place / "queue", "process") as q:
         begun: list[float] = []
@@ -201,7 +204,7 @@ def wake(bench: Bench) -> Iterator[Figure]:
 
 
 def memory(bench: Bench) -> Iterator[Figure]:
-    """Many lanes wait, few are at work: the worker holds what its limits say, not what there is."""
+    """Measure a worker with many waiting lanes and few running ones. It must hold only as many messages as its limits allow."""
     keys = bench.sizes.wide_keys
     with bench.place("worker") as place:
         with open_queue(place / "queue", "process") as q:

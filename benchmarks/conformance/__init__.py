@@ -1,1 +1,1 @@
-"""What strictq and its peers do in the situations that users complain about: `python -m benchmarks conformance`."""
+"""The behaviour of strictq and its peers in situations that users complain about: `python -m benchmarks conformance`."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks conformance`: what strictq and its peers do where users of queues complain."""
+"""`python -m benchmarks conformance`: the behaviour of strictq and its peers in situations that users complain about."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tables import JSON, details, pages, table, versions
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0: strictq passes everything. 1: it does not. 2: wrong arguments."""
+    """Run a command line. Return 0: strictq passes every scenario; 1: it does not; 2: invalid arguments."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.record is not None:

@@ -1,4 +1,4 @@
-"""Putting queues through the scenarios, and what is said of each: passes, fails, or not offered."""
+"""Run queues through the scenarios and judge each: passes, fails, or not offered."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Outcome = Literal["passes", "fails", "not offered"]
 
 @attrs.frozen
 class Judgement:
-    """What a queue did in a scenario.
+    """The result of a queue in a scenario.
 
     Attributes:
-        seen: what happened; empty where there is no call for it.
-        harm: what became of a message by that, if it is that bad; also where nothing better is claimed.
+        seen: the observation; empty if the queue has no call for the scenario.
+        harm: the harm to a message, if any, even if the queue makes no claim.
     """
 
     outcome: Outcome
@@ -35,9 +35,9 @@ class Judgement:
 
 
 def judge(scenario: Scenario, name: str, directory: Path) -> Judgement:
-    """Put one queue through one scenario, in an empty directory.
+    """Run one queue through one scenario, in an empty directory.
 
-    What a queue does not claim it can't fail: then it is "not offered", and what happened is told all the same.
+    A queue cannot fail at a feature that it does not claim. The outcome is then "not offered", with the observation.
     """
     kind = ALL[name]
     lacks = [f for f in scenario.needs if f not in kind.about.offers]
@@ -45,7 +45,7 @@ def judge(scenario: Scenario, name: str, directory: Path) -> Judgement:
         with staged(name, kind, directory) as stage:
             seen = scenario.run(stage)
     except NotOffered as error:
-        # An adapter that claims a feature and has no call for it is wrong.
+        # An adapter that claims a feature without a call for it is wrong.
         if error.args[0] in kind.about.offers:
             raise
         return Judgement("not offered", "")
@@ -59,7 +59,7 @@ def judge(scenario: Scenario, name: str, directory: Path) -> Judgement:
 
 
 def judge_all(names: Sequence[str], place: Path | None) -> Iterator[tuple[str, str, Judgement]]:
-    """(scenario, queue, judgement) of every scenario and queue."""
+    """Yield (scenario, queue, judgement) for every scenario and queue."""
     for scenario in SCENARIOS.values():
         for name in names:
             directory = Path(tempfile.mkdtemp(prefix="strictq-conformance-", dir=place))
@@ -70,7 +70,7 @@ def judge_all(names: Sequence[str], place: Path | None) -> Iterator[tuple[str, s
 
 
 def versions(name: str) -> dict[str, str]:
-    """Versions of everything that a judgement depends on."""
+    """Return the versions of everything that a judgement depends on."""
     found = ALL[name].about.versions()
     if name == "redis":
         directory = Path(tempfile.mkdtemp(prefix="strictq-conformance-"))
@@ -85,7 +85,7 @@ def versions(name: str) -> dict[str, str]:
 
 
 def as_json(judgements: Sequence[tuple[str, str, Judgement]], names: Sequence[str]) -> dict[str, Any]:
-    """What is kept: docs/reference/conformance.json."""
+    """Return the record, as stored in docs/reference/conformance.json."""
     results: dict[str, dict[str, Any]] = {}
     for scenario, name, judgement in judgements:
         results.setdefault(scenario, {})[name] = attrs.asdict(judgement)

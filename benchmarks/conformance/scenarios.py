@@ -1,4 +1,4 @@
-"""The situations that users of queues complain about, each as a function that any queue can be put through."""
+"""Situations that users of queues complain about, each as a function that runs any queue through it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Harm = Literal["", "lost", "reordered", "doubled"]
 
 @attrs.frozen
 class Seen:
-    """What happened, and whether it is what was asked for.
+    """An observation, and whether it is the desired one.
 
     Attributes:
-        harm: what became of a message, where it is not: it never came again; or was handed out before an earlier one of its key
-            was done; or again though it was done or in other hands. Empty for all else, such as a message that merely waits.
+        harm: the harm to a message, if it is not: the message was lost; or delivered before an earlier one of its key
+            was done; or delivered again although it was done or held. Empty otherwise, such as for a message that only waits.
     """
 
     good: bool
@@ -42,9 +42,9 @@ class Scenario:
     """A situation.
 
     Attributes:
-        title: what a queue that passes does.
-        needs: what a queue must claim, for anything else to be a failure.
-        racy: what happens depends on timing; a repetition may see something else.
+        title: the behaviour of a queue that passes.
+        needs: the features that a queue must claim for a deviation to count as a failure.
+        racy: the observation depends on timing, and may differ in a repetition.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Scenario:
 
 
 def harm(asked: list[str], taken: list[str]) -> Harm:
-    """What is wrong with what was handed out, where everything was to be handed out, in this order; the worst of it."""
+    """Return the worst harm in what was delivered, if all of `asked` was to be delivered in this order."""
     if Counter(asked) - Counter(taken):
         return "lost"
     if Counter(taken) - Counter(asked):
@@ -64,7 +64,7 @@ def harm(asked: list[str], taken: list[str]) -> Harm:
 
 
 def harm_beside(held: str, others: list[str]) -> Harm:
-    """What is wrong with what another consumer was given beside the one that holds this one."""
+    """Return the harm in what another consumer received while this message was held."""
     if held in others:
         return "doubled"
     return "reordered" if any(body[0] == held[0] for body in others) else ""
@@ -79,7 +79,7 @@ def order(stage: Stage) -> Seen:
 
 
 def taken_in_order(taken: list[str]) -> list[str]:
-    """By key, within a key as they came."""
+    """Sort by key, keeping the order of delivery within a key."""
     return sorted(taken, key=lambda body: body[0])
 
 
@@ -99,7 +99,7 @@ def one_holder(stage: Stage) -> Seen:
     held = texts(first, first.receive(1))
     others = texts(second, second.receive(5))
     good = held == ["a1"] and others == ["b1"]
-    text = f"while one held {' '.join(held)}, the other was given {' '.join(others) or 'nothing'}"
+    text = f"while one held {' '.join(held)}, the other received {' '.join(others) or 'nothing'}"
     return Seen(good, text, harm_beside("a1", others))
 
 
@@ -108,7 +108,7 @@ def other_keys(stage: Stage) -> Seen:
     send(first, "a1", "b1", "c1")
     first.receive(1)
     others = texts(second, second.receive(5))
-    text = f"the other consumer was given {' '.join(others) or 'nothing'}"
+    text = f"the other consumer received {' '.join(others) or 'nothing'}"
     return Seen(others == ["b1", "c1"], text, harm_beside("a1", others))
 
 
@@ -119,7 +119,7 @@ def deep_backlog(stage: Stage) -> Seen:
     first.receive(1)
     others = texts(second, second.receive(10))
     good = "b1" in others
-    text = f"the other consumer was given {', '.join(others[:3])}{' …' if len(others) > 3 else ''}"
+    text = f"the other consumer received {', '.join(others[:3])}{' …' if len(others) > 3 else ''}"
     return Seen(good, text, "" if good else harm_beside("a1", others))
 
 
@@ -150,7 +150,7 @@ def lease_ends(stage: Stage) -> Seen:
     first.receive(1)
     stage.pass_a_lease()
     taken = texts(second, second.receive_again(1))
-    return Seen(taken == ["a1"], f"the other consumer was given {' '.join(taken) or 'nothing'}")
+    return Seen(taken == ["a1"], f"the other consumer received {' '.join(taken) or 'nothing'}")
 
 
 def late_ack_refused(stage: Stage) -> Seen:
@@ -159,17 +159,17 @@ def late_ack_refused(stage: Stage) -> Seen:
     held = first.receive(1)
     stage.pass_a_lease()
     second.receive_again(1)
-    told = "was not told"
+    outcome = "was not refused"
     try:
         first.ack(held)
     except Exception as error:
-        told = f"got {type(error).__name__}"
+        outcome = f"got {type(error).__name__}"
     second.close()  # it dies before its own ack
     stage.pass_a_lease()
     third = stage.open()
     left = texts(third, third.receive_again(1))
-    good = left == ["a1"] and told != "was not told"
-    text = f"the late consumer {told}; the message {'was kept' if left else 'was lost'} when the one that had it died"
+    good = left == ["a1"] and outcome != "was not refused"
+    text = f"the late ack {outcome}; the message {'was kept' if left else 'was lost'} when its holder died"
     return Seen(good, text, "" if left else "lost")
 
 
@@ -239,7 +239,7 @@ def several_processes(stage: Stage) -> Seen:
             taken.update(report_of(p)["taken"])
     twice = sum(1 for count in taken.values() if count > 1)
     missing = TAKEN - len(taken)
-    text = f"of {TAKEN}, {twice} were handed out twice and {missing} to nobody"
+    text = f"of {TAKEN}, {twice} were delivered twice and {missing} not at all"
     return Seen(not twice and not missing, text, "lost" if missing else "doubled" if twice else "")
 
 
@@ -247,13 +247,13 @@ def acked_stays_acked(stage: Stage) -> Seen:
     first = stage.open()
     send(first, "a1", "a2")
     first.ack(first.receive(1))
-    first.receive(1)  # held, so that there is something to recover
+    first.receive(1)  # held, so that a recovery has something to recover
     first.close()
     stage.pass_a_lease()
     taken = texts(peer := stage.open(recover=True), receive_again(peer, 10))
-    # Where a1 came, a2 may still wait behind it.
+    # If a1 was delivered again, a2 may still wait behind it.
     wrong: Harm = "doubled" if "a1" in taken else harm(["a2"], taken)
-    return Seen(not wrong, f"after a restart: {' '.join(taken) or 'nothing, not even what was in hand'}", wrong)
+    return Seen(not wrong, f"after a restart: {' '.join(taken) or 'nothing, not even the unacked messages'}", wrong)
 
 
 def batch_mates(stage: Stage) -> Seen:
@@ -265,7 +265,7 @@ def batch_mates(stage: Stage) -> Seen:
     peer = stage.open()
     (handed, *_) = peer.receive_again(1)
     attempt = peer.attempt(handed)
-    return Seen(attempt == 1, f"a message that nobody had started was at attempt {attempt}")
+    return Seen(attempt == 1, f"a message that was never started was at attempt {attempt}")
 
 
 def dedup(stage: Stage) -> Seen:

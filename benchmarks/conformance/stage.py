@@ -1,4 +1,4 @@
-"""Where a scenario plays: one queue, the processes that use it, and time."""
+"""The environment of a scenario: one queue, the processes that use it, and time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from benchmarks.peers.strict import Strictq
 
 DURABILITY: Final[Durability] = "process"
 SHORT_LEASE_SECONDS: Final = 0.3
-"""Of peers. They can't be told what time it is, so a scenario waits. They look at it only in `receive_again`."""
+"""The lease of peers. Their clock cannot be set, so a scenario waits. Leases are only checked in `receive_again`."""
 LEASE_SECONDS: Final = 3600.0
-"""Of strictq, which goes by the clock it is given."""
+"""The lease of strictq, which uses the clock that it is given."""
 
 
 class ShiftedClock(strictq.SystemClock):
-    """The machine's clocks, ahead of time."""
+    """The machine's clocks, shifted ahead."""
 
     def __init__(self) -> None:
         self._ahead = 0
@@ -37,7 +37,7 @@ class ShiftedClock(strictq.SystemClock):
 
 
 class Stage:
-    """One queue, empty at first."""
+    """One queue, initially empty."""
 
     def __init__(self, name: str, kind: type[Peer], directory: Path, host: Host, stack: ExitStack) -> None:
         self.name, self.kind, self.directory, self.host = name, kind, directory, host
@@ -46,14 +46,14 @@ class Stage:
         self.lease_seconds = LEASE_SECONDS if issubclass(kind, Strictq) else SHORT_LEASE_SECONDS
 
     def open(self, *, recover: bool = False) -> Peer:
-        """One more consumer; closed at the end at the latest."""
+        """Open one more consumer. It is closed at the end of the stage at the latest."""
         opening = Opening(self.directory, DURABILITY, lease_seconds=self.lease_seconds, recover=recover, clock=self._clock)
         peer = self.kind(opening)
         self._stack.callback(peer.close)
         return peer
 
     def pass_a_lease(self) -> None:
-        """Let more time go by than a lease lasts."""
+        """Advance the time by more than a lease."""
         if issubclass(self.kind, Strictq):
             self._clock.advance(self.lease_seconds + 1.0)
         else:
@@ -61,12 +61,12 @@ class Stage:
 
     @contextmanager
     def process(self, role: str, **arguments: Any) -> Iterator[Any]:
-        """A process in a role of `benchmarks.child`, on this queue."""
+        """Run a process in a role of `benchmarks.child` on this queue."""
         with child(role, peer=self.name, path=self.directory, durability=DURABILITY, **arguments) as process:
             yield process
 
     def killed_while_holding(self, number: int) -> int:
-        """A process receives so many, and is killed with -9; how many it had."""
+        """Let a process receive messages, and kill it with -9. Return the number that it held."""
         with self.process("peer-receive", number=number, lease_seconds=self.lease_seconds) as process:
             received = int(report_of(process)["received"])
             process.kill()
@@ -76,7 +76,7 @@ class Stage:
 
 @contextmanager
 def staged(name: str, kind: type[Peer], directory: Path) -> Iterator[Stage]:
-    """A stage; everything that was opened on it is closed at the end."""
+    """Create a stage. Everything opened on it is closed at the end."""
     with kind.hosted(directory, DURABILITY) as host, ExitStack() as stack:
         yield Stage(name, kind, directory, host, stack)
 
@@ -88,12 +88,12 @@ def send(peer: Peer, *bodies: str) -> None:
 
 
 def texts(peer: Peer, handed: Sequence[Any]) -> list[str]:
-    """The bodies."""
+    """Return the bodies as text."""
     return [peer.content(h)[1].decode() for h in handed]
 
 
 def receive_again(peer: Peer, number: int) -> list[Any]:
-    """What was held too long by others, or, from a peer that knows no such thing, what waits."""
+    """Receive messages that others held for longer than the lease; from a peer without leases, waiting messages."""
     try:
         return peer.receive_again(number)
     except NotOffered:
@@ -101,7 +101,7 @@ def receive_again(peer: Peer, number: int) -> list[Any]:
 
 
 def one_by_one(peer: Peer, most: int = 100) -> list[str]:
-    """Receive and ack one by one until nothing comes; the bodies."""
+    """Receive and ack one by one until none is left. Return the bodies."""
     taken: list[str] = []
     while len(taken) < most and (handed := peer.receive(1)):
         taken += texts(peer, handed)

@@ -1,4 +1,4 @@
-"""The judgements as tables in Markdown, and where they stand in the documentation."""
+"""The judgements as Markdown tables, and their places in the documentation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY: Final = (
 
 
 def table(record: dict[str, Any]) -> str:
-    """A line for each scenario, a column for each queue."""
+    """Return a table with a row per scenario and a column per queue."""
     names = list(record["versions"])
     lines = [f"| | {' | '.join(_heading(name, record) for name in names)} |", f"|---|{'---|' * len(names)}"]
     for scenario, about in record["scenarios"].items():
@@ -31,19 +31,19 @@ def table(record: dict[str, Any]) -> str:
 
 
 def _mark(result: dict[str, Any]) -> str:
-    """What is not claimed can't fail; that a message came to harm is said all the same."""
+    """Return the mark of a result. A queue cannot fail at a feature that it does not claim, but harm is shown anyway."""
     mark = MARKS[result["outcome"]]
     return f"{mark} {result['harm']}" if result["outcome"] == "not offered" and result["harm"] else mark
 
 
 def _heading(name: str, record: dict[str, Any]) -> str:
     found = record["versions"][name]
-    # Of a server the server counts, not its client.
+    # For a server, the server's version is shown, not its client's.
     return f"{ALL[name].about.name} {found.get('redis-server') or next(iter(found.values()))}"
 
 
 def details(record: dict[str, Any]) -> str:
-    """What was seen where a queue did not pass."""
+    """Return the observations where a queue did not pass."""
     lines = []
     for scenario, about in record["scenarios"].items():
         seen: dict[tuple[str, str], list[str]] = {}
@@ -57,12 +57,12 @@ def details(record: dict[str, Any]) -> str:
 
 
 def versions(record: dict[str, Any]) -> str:
-    """Versions of everything, in a sentence."""
+    """Return all versions as a sentence."""
     return "; ".join(", ".join(f"{d} {v}" for d, v in found.items()) for found in record["versions"].values()) + "."
 
 
 def pages(record: dict[str, Any]) -> dict[Path, str]:
-    """The pages with their tables put in anew."""
+    """Return the pages with their tables replaced."""
     short = f"{table(record)}\n\n{KEY}."
     long = f"{short}\n\nVersions: {versions(record)}\n\nObservations where the answer is not yes:\n\n{details(record)}"
     return {README: put(README, "conformance", short), PAGE: put(PAGE, "conformance", long)}

@@ -1,6 +1,6 @@
-"""Other queues on one machine, each behind the same protocol: what strictq is compared with.
+"""Other queues on one machine, each behind the same protocol, for comparison with strictq.
 
-`python -m benchmarks peers` measures them, `python -m benchmarks conformance` shows what each of them does.
+`python -m benchmarks peers` measures their speed, `python -m benchmarks conformance` their behaviour.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ PEERS: Final[dict[str, type[Peer]]] = {
     "diskcache": Diskcache,
     "redis": Redis,
 }
-"""By the name that the command line takes."""
+"""The peers by their names on the command line."""
 
 ALL: Final[dict[str, type[Peer]]] = {"strictq": Strictq, **PEERS}

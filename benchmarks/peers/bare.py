@@ -1,4 +1,4 @@
-"""The bare database: rows appended, an INSERT each, read and deleted: as if a queue did nothing else."""
+"""The bare database: rows are inserted one by one, read and deleted, without the other work of a queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Read = tuple[int, int, int, int, bytes]
 
 
 class Bare(SqlitePeer):
-    """It stands in the table beside the peers, and is none: it is not asked for what a queue does."""
+    """The floor in the table of peers. It is not a queue, and takes no part in the conformance scenarios."""
 
     about = About(
         name=BARE,

@@ -1,4 +1,4 @@
-"""`python -m benchmarks peers`: strictq and other queues in one run, in turns, at the same durability."""
+"""`python -m benchmarks peers`: compare strictq with other queues, alternately in one run, at the same durability."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORMS = {"long": (LONG, sizes.FULL), "short": (SHORT, sizes.SHORT), "tiny": (TIN
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0: every pattern ran, whatever came of it. 1: a pattern failed. 2: wrong arguments."""
+    """Run a command line. Return 0: every pattern ran; 1: a pattern failed; 2: invalid arguments."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.figures is not None:
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
 
         for name in options.only or PATTERNS:
             _run(contest, name, figures, failures)
-            if options.json is not None:  # after each: a run of an hour that is cut off keeps what it has
+            if options.json is not None:  # written after each pattern, so that an interrupted run keeps its figures
                 options.json.write_text(json.dumps(found(), indent=2) + "\n", encoding="utf-8")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(contest: Contest, name: str, figures: list[Figure], failures: dict[str, str]) -> None:
-    """Run a pattern. One that fails costs its own figures, not those of a long run."""
+    """Run a pattern. One that fails loses only its own figures."""
     started = time.perf_counter()
     print(f"{name} ...", end="", file=sys.stderr, flush=True)
     try:

@@ -1,4 +1,4 @@
-"""Several peers and strictq, opened side by side and measured in turns."""
+"""Peers and strictq, opened together and measured alternately."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from .strict import Strictq
 from .work import BODY, life, pairs
 
 PILOTS: Final = (20, 200)
-"""Messages of the runs that show how many a peer manages; the second only where the first was quick. They warm it up, too."""
+"""Messages of the runs that estimate a peer's rate. The second one runs only if the first was quick. They are a warm-up, too."""
 GOALS: Final = {"SQLite": 5.0, "server": 1.0}
-"""How many times as fast as a peer strictq is meant to be. It is not meant to be faster than the bare database."""
+"""The goal: how many times as fast as a peer strictq should be. There is no goal for the bare database."""
 BARE_CASES: Final = ("batch", "keys", "backlog")
-"""Where the bare database takes part: one consumer, who takes the oldest."""
+"""The cases with the bare database: one consumer that receives the oldest messages."""
 
 OURS: Final = "strictq"
 
 
 @attrs.frozen(kw_only=True)
 class Point:
-    """What is compared at one place of the table."""
+    """One place of the table."""
 
     case: str
     what: str
@@ -64,12 +64,12 @@ class Entrant:
         return self.peer.native(pairs(number, keys, seed))
 
     def say(self, note: str) -> None:
-        """Something that belongs beside its figure; what is said again, in another round, is said once."""
+        """Add a note to its figure. A note that was added before is not repeated."""
         if note not in self.note.split(notes.APART):
             self.note = notes.joined(self.note, note)
 
     def another(self) -> Peer:
-        """A second connection to the same queue."""
+        """Open a second connection to the same queue."""
         return type(self.peer)(Opening(self.directory, self.durability))
 
     def sample(self, number: int, action: Callable[[], object]) -> Sample:
@@ -78,7 +78,7 @@ class Entrant:
 
 @attrs.define
 class Contest:
-    """One run of the comparison: who takes part, and what was found out about them."""
+    """One run of the comparison: the participants, and facts about them."""
 
     sizes: PeerSizes
     bench: Bench
@@ -87,14 +87,14 @@ class Contest:
     left_out: list[str] = attrs.field(factory=list)
 
     def leave_out(self, point: Point, name: str, why: str) -> None:
-        """Say that a peer has no figure here."""
+        """Record that a peer has no figure here."""
         line = f"{point.case} ({point.what}, {point.durability}): {name}: {why}"
         self.left_out.append(line)
         print(f"\n  {line}", end="", file=sys.stderr, flush=True)
 
     @contextmanager
     def entrants(self, point: Point) -> Iterator[list[Entrant]]:
-        """Every queue that takes part, opened in a directory of its own, its durability read back."""
+        """Open every participant in its own directory, and verify its durability."""
         with self.bench.place(point.case) as place, ExitStack() as stack:
             opened: list[Entrant] = []
             bare = {BARE: Bare} if point.case in BARE_CASES else {}
@@ -118,10 +118,10 @@ class Contest:
         action: Callable[[Entrant, int], Sample] | None = None,
         rounds: int | None = None,
     ) -> Iterator[Figure]:
-        """Prepare every entrant, then let them run in turns. One that fails loses its figure, and no one else's.
+        """Prepare every entrant, then run them alternately. One that fails loses only its own figure.
 
         Args:
-            action: one timed run over so many messages; default: their whole life in batches.
+            action: one timed run over a number of messages; default: their whole life in batches.
         """
         with self.entrants(point) as entrants:
             running = []
@@ -162,14 +162,17 @@ class Contest:
         return action
 
     def _choose_number(self, e: Entrant, point: Point) -> bool:
-        """How many messages it gets a round: whole batches for about the time of a round, and at least one."""
+        """Set the number of messages per round:
+
+        whole batches for about the time of a round, at least one. Return False if too slow.
+        """
         for number in PILOTS:
             number = min(self.sizes.messages, number)
             todo = e.todo(number, point.keys)
             pilot = e.sample(number, partial(life, e.peer, todo, min(point.batch, number)))
             if pilot.seconds > self.sizes.seconds / 4:
                 break
-        # strictq is what the others are compared with, so it runs however long it takes.
+        # The others are compared with strictq, so it runs however long it takes.
         if e.name != OURS and point.batch / pilot.rate > self.sizes.batch_seconds_max:
             self.leave_out(point, e.name, f"not run: one batch would take about {point.batch / pilot.rate:.0f} s")
             return False
@@ -194,7 +197,7 @@ class Contest:
                     f", {len(e.samples)} round{'s' if len(e.samples) > 1 else ''} of it: it took {e.samples[-1].seconds:.0f} s"
                 )
             both = min(len(ours.samples), len(e.samples))
-            # A rate of messages that were handed out twice, or not at all, is no rate to be ahead of or behind.
+            # With duplicated or missing messages, the rates cannot be compared.
             judged = about.kind in GOALS and not notes.miscounts(e.note)
             yield Pairs(ours.samples[:both], e.samples[:both]).figure(
                 point.case,
@@ -211,9 +214,9 @@ class Contest:
 
 
 def fill(e: Entrant, number: int, keys: int | None, seconds: float) -> int:
-    """Give it a backlog, of one key where `keys` is None, within a time; how many it has then.
+    """Fill a backlog within a time, of one key if `keys` is None. Return the number of messages.
 
-    The messages are built piece by piece, so that they take no memory of note.
+    The messages are built in pieces, to save memory.
     """
     step = 10_000 if e.peer.about.sends.startswith("in one") else 500
     end, sent = time.perf_counter() + seconds, 0

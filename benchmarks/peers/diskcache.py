@@ -1,4 +1,4 @@
-"""diskcache.Deque: a list on disk; what is taken from its left end is removed."""
+"""diskcache.Deque: a list on disk. A receive removes items from its left end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Diskcache(TakingPeer):
             with suppress(IndexError):
                 handed.append(self.q.popleft())
             return handed
-        # Caught inside: the exception of an empty deque would undo what was taken before it.
+        # Caught inside, because the exception of an empty deque would roll back the earlier pops.
         with self.q.transact(), suppress(IndexError):
             while len(handed) < number:
                 handed.append(self.q.popleft())

@@ -1,4 +1,4 @@
-"""huey's SqliteStorage: the storage under its task queue, which removes a task when it hands it out."""
+"""huey's SqliteStorage: the storage of its task queue, which removes a task when it delivers it."""
 
 from __future__ import annotations
 

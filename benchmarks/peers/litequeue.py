@@ -8,7 +8,7 @@ from typing import Any, Final
 from .peer import BUSY_SECONDS, SYNCHRONOUS, About, Opening, SqlitePeer, pragmas
 
 PRUNE_EVERY: Final = 1000
-"""Done messages stay in the table until `prune` is called; a pop steps over them."""
+"""Done messages stay in the table until `prune` is called, and slow down pops."""
 
 
 class Litequeue(SqlitePeer):

@@ -18,7 +18,7 @@ BATCH: Final = 1000
 
 
 def batches(contest: Contest) -> Iterator[Figure]:
-    """Whole life over batch sizes, at both durabilities."""
+    """Measure the whole life over batch sizes, at both durabilities."""
     sizes = contest.sizes
     for batch in sizes.full_batches:
         yield from contest.compare(
@@ -31,7 +31,7 @@ def batches(contest: Contest) -> Iterator[Figure]:
 
 
 def keys(contest: Contest) -> Iterator[Figure]:
-    """Whole life over numbers of keys."""
+    """Measure the whole life over numbers of keys."""
     for size, meant in contest.sizes.keys:
         point = Point(
             case="keys",
@@ -46,7 +46,7 @@ def keys(contest: Contest) -> Iterator[Figure]:
 
 
 def backlogs(contest: Contest) -> Iterator[Figure]:
-    """Whole life behind backlogs. The oldest are received, so a backlog slides."""
+    """Measure the whole life behind backlogs. The oldest messages are received, so a backlog slides."""
     sizes = contest.sizes
     for size, meant in sizes.backlogs:
         point = Point(
@@ -66,7 +66,7 @@ def backlogs(contest: Contest) -> Iterator[Figure]:
 
 
 def blocked(contest: Contest) -> Iterator[Figure]:
-    """Whole life beside a key with very many messages, the first of which is in somebody's hands."""
+    """Measure the whole life beside a key with very many messages, the first of which is held by a consumer."""
     sizes, (size, meant) = contest.sizes, contest.sizes.blocked
     point = Point(
         case="blocked",
@@ -89,7 +89,7 @@ def blocked(contest: Contest) -> Iterator[Figure]:
 
 
 def threads(contest: Contest) -> Iterator[Figure]:
-    """One message at a time, each its whole life, by several threads."""
+    """Measure the whole life of one message at a time, in several threads."""
     usual = contest.sizes.usual_keys
     for count in contest.sizes.threads:
         point = Point(
@@ -116,7 +116,7 @@ def threads(contest: Contest) -> Iterator[Figure]:
 
 
 def processes(contest: Contest) -> Iterator[Figure]:
-    """Several processes, each of which sends, receives and acks its part in batches."""
+    """Measure several processes, each of which sends, receives and acks its part in batches."""
     usual = contest.sizes.usual_keys
     batch = min(BATCH, contest.sizes.messages // 4)
     for count in contest.sizes.processes:
@@ -158,21 +158,21 @@ def _run_processes(e: Entrant, part: int, usual: int, batch: int, count: int) ->
         for w in workers:
             signal_to(w)
         reports = [report_of(w) for w in workers]
-    # perf_counter is one clock for all processes of the machine.
+    # perf_counter is the same clock in all processes of the machine.
     seconds = max(r["ended"] for r in reports) - min(r["started"] for r in reports)
     written = None if any(r["written"] is None for r in reports) else sum(r["written"] for r in reports)
     return seconds, sum(r["acked"] for r in reports), written
 
 
 def _counted(e: Entrant, number: int, run: Callable[[], tuple[float, int] | tuple[float, int, int | None]]) -> Sample:
-    """A run that times itself. Where more or less was acked than sent, that is said beside the figure.
+    """Return the sample of a run that times itself. If the numbers of acked and sent messages differ, add a note.
 
-    Without processor time: at the end, each consumer looks in vain again and again until it believes that nothing is left.
+    It has no processor time, because consumers poll the empty queue at the end.
     """
     before = e.host.written()
     seconds, acked, *children = run()
     written = grown(before, e.host.written())
-    # Where children write the files themselves, they have counted it.
+    # Children that write the files themselves have counted the bytes.
     if children and e.peer.about.kind != "server":
         (written,) = children
     if acked != number:
@@ -184,7 +184,7 @@ def _counted(e: Entrant, number: int, run: Callable[[], tuple[float, int] | tupl
 
 
 def latencies(contest: Contest) -> Iterator[Figure]:
-    """How long single calls take with nobody else there: one send, and one receive with its ack."""
+    """Measure the duration of single calls without other load: one send, and one receive with its ack."""
     sizes = contest.sizes
     levels: tuple[Durability, ...] = ("full", "process")
     for durability in levels:
@@ -221,7 +221,7 @@ def latencies(contest: Contest) -> Iterator[Figure]:
 
 
 def _time_calls(e: Entrant, number: int, usual: int, seconds: float) -> tuple[list[float], list[float]]:
-    """Milliseconds of each of so many calls, or of as many as the time allows."""
+    """Return the milliseconds of each call, for a number of calls or as many as the time allows."""
     sends, receives = [], []
     clock = time.perf_counter
     end = clock() + seconds
@@ -241,7 +241,7 @@ def _time_calls(e: Entrant, number: int, usual: int, seconds: float) -> tuple[li
 
 
 def memory(contest: Contest) -> Iterator[Figure]:
-    """Resident memory with a backlog, and what is on disk with it and after it was drained. A fresh process each."""
+    """Measure the resident memory with a backlog, and the disk space with it and after a drain. Each in a fresh process."""
     sizes, (size, meant) = contest.sizes, contest.sizes.held
     for name in (OURS, *contest.names):
         point = Point(case="memory", what=f"{size:,} messages", durability="process", batch=BATCH, keys=sizes.usual_keys)

@@ -1,7 +1,7 @@
-"""What a queue must be able to do to be compared: the protocol behind which every adapter stands.
+"""The protocol of the adapters, through which queues are compared.
 
-An adapter gives its peer the documented idiom and the best settings known, at the durability asked for, and reads the settings
-back from the connection it uses, because defaults differ.
+An adapter uses its peer in the documented way with the best known settings, at the requested durability, and reads the settings
+back from the connection that it uses, because defaults differ.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Feature = Literal[
     "atomic hand-on",
     "several processes",
 ]
-"""What a program that needs order per key may ask of its queue, as one word each. An adapter names what its peer documents."""
+"""Features that a program with order per key may need. An adapter names those that its peer documents."""
 
 FEATURES: Final[dict[Feature, str]] = {
     "order per key": "no second consumer is given a later message of a key that is in hand",
@@ -49,28 +49,28 @@ FEATURES: Final[dict[Feature, str]] = {
 }
 
 SYNCHRONOUS: Final[dict[Durability, str]] = {"full": "FULL", "process": "NORMAL"}
-"""SQLite's level for each durability, in WAL mode: an fsync in every commit, or none."""
+"""SQLite's level for each durability in WAL mode: an fsync in every commit, or none."""
 SYNCHRONOUS_NAMES: Final = ("OFF", "NORMAL", "FULL", "EXTRA")
 
 BUSY_SECONDS: Final = 60.0
-"""How long a peer on SQLite may wait for another's lock."""
+"""Seconds that a peer on SQLite may wait for another's lock."""
 
 
 class NotOffered(Exception):
-    """The peer has no documented way of doing this."""
+    """The peer has no documented way to do this."""
 
 
 @attrs.frozen(kw_only=True)
 class About:
-    """What has to be said beside a peer's figures.
+    """Facts about a peer, shown with its figures.
 
     Attributes:
-        distributions: the packages it is made of; the first one is its name on the package index.
-        sends, receives, acks: how a batch is done.
-        offers: what its documentation offers.
-        kind: where its data lies.
-        shared: threads share one object, as its documentation says; else each has its own.
-        remark: anything else that a reader has to know.
+        distributions: its packages; the first one is its name on the package index.
+        sends, receives, acks: how it handles a batch.
+        offers: the features in its documentation.
+        kind: where it stores its data.
+        shared: whether threads share one object, according to its documentation. Otherwise each has its own.
+        remark: other important facts.
     """
 
     name: str
@@ -85,56 +85,56 @@ class About:
 
     @property
     def lacks(self) -> list[Feature]:
-        """What it does not offer, in the order of FEATURES."""
+        """The features that it does not offer, in the order of FEATURES."""
         return [f for f in FEATURES if f not in self.offers]
 
     def versions(self) -> dict[str, str]:
-        """Versions of its packages.
+        """Return the versions of its packages.
 
         Raises:
-            importlib.metadata.PackageNotFoundError: one is not installed.
+            importlib.metadata.PackageNotFoundError: a package is not installed.
         """
         return {d: importlib.metadata.version(d) for d in self.distributions}
 
     def calls(self) -> str:
-        """How a batch is done, in one phrase."""
+        """Return how it handles a batch, in one phrase."""
         return f"send {self.sends}, receive {self.receives}, ack {self.acks}"
 
 
 class Host:
-    """What holds a peer's data while clients come and go. For a library that is nobody: the data lies in files."""
+    """The process that keeps a peer's data. A library has none, because its data is in files."""
 
     def written(self) -> int | None:
-        """Bytes that were passed to write() for files so far, by the process that writes them."""
+        """Return the bytes passed to write() for files so far, by the process that writes them."""
         return written_bytes()
 
     def processor(self) -> float | None:
-        """Seconds of processor time so far, of the client and of what it needs beside it."""
+        """Return the seconds of processor time so far, of the client and of its server."""
         beside = self.beside()
         return None if beside is None else time.process_time() + beside
 
     def beside(self) -> float | None:
-        """Seconds of processor time so far of everything beside the client; None: nobody counts it."""
+        """Return the seconds of processor time so far of the server; None if unknown."""
         return 0.0
 
     def resident(self) -> tuple[float, float] | None:
-        """Resident memory now and at its peak, MiB, of everything beside the client; None: there is nothing beside it."""
+        """Return the resident memory of the server now and at its peak, MiB; None if there is no server."""
         return None
 
     def kill(self) -> None:
-        """kill -9 whatever holds the data, and start it again. For a library its users are all there is."""
+        """Kill the server with -9 and start it again. Does nothing for a library."""
 
 
 @attrs.frozen
 class Opening:
-    """Where and how a peer is opened.
+    """The options with which a peer is opened.
 
     Attributes:
-        directory: exists, is empty at first, and is this queue's alone.
-        lease_seconds: how long a message may be held, where that can be said.
-        recover: this is a restart after a crash: what was in hand then may be taken up.
-        clock: what strictq goes by instead of the machine's; others know no such thing.
-        writers: processes that are going to write in batches at once: strictq's files are as many as it says one should have.
+        directory: an existing directory for this queue alone, initially empty.
+        lease_seconds: how long a message may be held, if that is configurable.
+        recover: whether this is a restart after a crash, so that held messages may be recovered.
+        clock: the clock for strictq; other queues do not support one.
+        writers: number of processes that will write batches at once, from which strictq's number of shards follows.
     """
 
     directory: Path
@@ -157,13 +157,13 @@ class Peer(ABC):
     @classmethod
     @contextmanager
     def hosted(cls, directory: Path, durability: Durability) -> Iterator[Host]:
-        """Run what the peer needs beside its clients."""
+        """Run the server that the peer needs, if any."""
         del directory, durability
         yield Host()
 
     @classmethod
     def missing(cls) -> str | None:
-        """Why it cannot run here; None if it can."""
+        """Return why it cannot run here; None if it can."""
         try:
             cls.about.versions()
         except importlib.metadata.PackageNotFoundError as error:
@@ -172,83 +172,83 @@ class Peer(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, str]:
-        """What makes it durable, read back from the connection in use."""
+        """Return the settings that determine its durability, read back from the connection in use."""
 
     @abstractmethod
     def durable_at(self, settings: dict[str, str]) -> Durability | None:
-        """The durability these settings amount to; None if to neither."""
+        """Return the durability of these settings; None if it is neither."""
 
     @staticmethod
     @abstractmethod
     def native(pairs: Sequence[tuple[str, bytes]]) -> list[Any]:
-        """(key, body) of messages as the peer takes them: built before the clock starts."""
+        """Return messages in the peer's form, from pairs of key and body, before the clock starts."""
 
     @staticmethod
     @abstractmethod
     def content(handed: Any) -> tuple[str, bytes]:
-        """(key, body) of what was received."""
+        """Return key and body of a received message."""
 
     @abstractmethod
     def send(self, todo: Sequence[Any]) -> None:
-        """Send messages, by the call for one if it is one."""
+        """Send messages. A single one is sent by the call for one."""
 
     @abstractmethod
     def receive(self, number: int) -> list[Any]:
-        """Up to so many, by the call for one if it is one; does not wait."""
+        """Receive up to `number` messages, without waiting. A single one is received by the call for one."""
 
     @abstractmethod
     def ack(self, handed: Sequence[Any]) -> None:
-        """Done with these. Nothing where the receive removed them."""
+        """Ack messages. Does nothing if a receive removes them."""
 
-    def rest(self) -> None:  # noqa: B027 - most have nothing to wait for
-        """Wait for what it still does in the background. It is part of what its messages took, and must not slow others down."""
+    def rest(self) -> None:  # noqa: B027 - most have no background work
+        """Wait for background work, which is part of its messages' time and must not slow down others."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close it; nothing it did is lost."""
+        """Close it without losing data."""
 
-    # What only the conformance scenarios ask for.
+    # Used by the conformance scenarios only.
 
     def receive_again(self, number: int) -> list[Any]:
-        """Up to so many of what others hold for longer than the lease, by the documented way."""
+        """Receive up to `number` messages that others held for longer than the lease, in the documented way."""
         raise NotOffered("lease")
 
     def nack(self, handed: Any) -> None:
-        """Give it back."""
+        """Nack a message."""
         raise NotOffered("nack")
 
     def attempt(self, handed: Any) -> int:
-        """Which attempt this is, 1 for the first."""
+        """Return the number of the attempt, from 1."""
         raise NotOffered("attempts")
 
     def reject(self, handed: Any) -> None:
-        """Put it aside as failed."""
+        """Dead-letter a message."""
         raise NotOffered("dead letters")
 
     def redrive(self) -> None:
-        """Put back what was put aside."""
+        """Redrive the dead letters."""
         raise NotOffered("redrive")
 
     def send_once(self, message: Any, dedup_id: str) -> None:
-        """Send under an id, so that a repetition is not stored."""
+        """Send with a dedup id, so that a repetition is not stored."""
         raise NotOffered("dedup")
 
     def purge(self) -> None:
-        """Forget everything that waits."""
+        """Delete all waiting messages."""
         raise NotOffered("dedup")
 
     def finish(self, handed: Any, message: Any, *, fail: bool = False) -> None:
-        """Ack it and send another, as one. `fail`: break off with ZeroDivisionError before the end."""
+        """Ack one message and send another, atomically. With `fail`, raise ZeroDivisionError before the end."""
         raise NotOffered("atomic hand-on")
 
     def hand_on(self, message: Any, *, fail: bool) -> None:
-        """Receive one, ack it and send another, as one, or the last two of these."""
+        """Receive a message, ack it and send another, atomically, or at least the last two."""
         (handed,) = self.receive(1)
         self.finish(handed, message, fail=fail)
 
 
 def pragmas(execute: Callable[[str], Any]) -> dict[str, str]:
-    """What an SQLite connection says of its own durability."""
+    """Return the durability settings of an SQLite connection."""
     ((level,),) = list(execute("pragma synchronous"))
     ((mode,),) = list(execute("pragma journal_mode"))
     ((version,),) = list(execute("select sqlite_version()"))
@@ -256,7 +256,7 @@ def pragmas(execute: Callable[[str], Any]) -> dict[str, str]:
 
 
 class SqlitePeer(Peer):
-    """A peer on SQLite in WAL mode: the same words mean the same there."""
+    """A peer on SQLite in WAL mode, where the same settings have the same meaning."""
 
     def durable_at(self, settings: dict[str, str]) -> Durability | None:
         if settings["journal_mode"] != "wal":
@@ -265,7 +265,7 @@ class SqlitePeer(Peer):
 
 
 class TakingPeer(SqlitePeer):
-    """One whose messages are one value, key and body together, and which removes what it hands out."""
+    """A peer whose messages are one value, key and body together, and which removes them on receive."""
 
     @staticmethod
     def native(pairs: Sequence[tuple[str, bytes]]) -> list[bytes]:
@@ -281,7 +281,7 @@ class TakingPeer(SqlitePeer):
 
 
 def resident_with(host: Host) -> tuple[float, float] | None:
-    """Resident memory of this process and of what it needs beside it, MiB: now, and the sum of the peaks."""
+    """Return the resident memory of this process and of the server, MiB: now, and the sum of the peaks."""
     mine, beside = resident_mib(), host.resident()
     if mine is None or beside is None:
         return mine

@@ -8,7 +8,7 @@ from typing import Any, Final
 from .peer import BUSY_SECONDS, SYNCHRONOUS, About, Opening, SqlitePeer, pragmas
 
 CLEAR_EVERY: Final = 1000
-"""Acked messages stay in the table until `clear_acked_data` is called; a get steps over them."""
+"""Acked messages stay in the table until `clear_acked_data` is called, and slow down gets."""
 
 
 class PersistQueue(SqlitePeer):
@@ -27,7 +27,7 @@ class PersistQueue(SqlitePeer):
     def __init__(self, opening: Opening) -> None:
         from persistqueue import SQLiteAckQueue
 
-        # auto_resume gives everything that is in hand to whoever opens the queue, so only a restart may ask for it.
+        # auto_resume returns all held messages to the opener, so only a restart may use it.
         self.q = SQLiteAckQueue(str(opening.directory), auto_resume=opening.recover, multithreading=True, timeout=BUSY_SECONDS)
         self._connections: list[Any] = [self.q._getter, self.q._putter]
         for db in self._connections:
@@ -57,7 +57,7 @@ class PersistQueue(SqlitePeer):
         try:
             handed.append(self.q.get(block=False, raw=True))
             while len(handed) < number:
-                # The last one says where to go on. Without it every get reads all that is in hand.
+                # The last id is where to continue. Without it, every get reads all held messages.
                 handed.append(self.q.get(block=False, raw=True, id=handed[-1], next_in_order=True))  # type: ignore[arg-type]
         except Empty:
             pass

@@ -1,4 +1,4 @@
-"""Throughput over batch size, keys and backlog, drawn from the figures of one run. matplotlib is imported here and late."""
+"""Plots of throughput over batch size, keys and backlog, from one run's figures. Imported late, with matplotlib."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLOURS: Final = {
 
 
 def draw(result: dict[str, Any], directory: Path) -> Iterator[Path]:
-    """One picture for each pattern that varies a size; the files that were written."""
+    """Draw a plot for each pattern that varies a size. Yield the files."""
     for case, label in PLOTS.items():
         for durability in ("process", "full"):
             lines = rates(result, case, durability)
@@ -35,7 +35,7 @@ def draw(result: dict[str, Any], directory: Path) -> Iterator[Path]:
 
 
 def rates(result: dict[str, Any], case: str, durability: str) -> dict[str, dict[int, float]]:
-    """Rates by size, for each queue. A backlog that could not be filled in time counts as large as it was."""
+    """Return rates by size, for each queue. A backlog that was not filled in time counts with its actual size."""
     lines: dict[str, dict[int, float]] = {}
     for point, by_peer in points(result).items():
         if (point[0], point[2]) == (case, durability):
@@ -50,7 +50,7 @@ def _plot(result: dict[str, Any], lines: dict[str, dict[int, float]], label: str
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    # Text stays text, and the same figures give the same file.
+    # Text stays text, and the same figures give an identical file.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "strictq", "font.size": 9}):
         figure = Figure(figsize=(6.4, 3.8), layout="constrained")
         axes = figure.add_subplot()

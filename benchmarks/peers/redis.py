@@ -1,4 +1,4 @@
-"""Redis streams through redis-py: one stream, one consumer group, a server of our own on a unix socket."""
+"""Redis streams through redis-py: one stream, one consumer group, and a separate server on a unix socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from .peer import About, Host, Opening, Peer
 STREAM: Final = "queue"
 GROUP: Final = "consumers"
 SOCKET_FILE: Final = "socket"
-"""In the queue's directory: where the server listens. A socket's path must be short, and a directory's may be long."""
+"""The file in the queue's directory with the path of the server's socket.
+
+A socket's path must be short; a directory's may be long.
+"""
 APPENDFSYNC: Final[dict[Durability, str]] = {"full": "always", "process": "no"}
 """What survives what: `always` syncs before it answers. `no` has written before it answers, so a kill -9 loses nothing, as at
 strictq's "process". (`everysec` may hold a write back while a sync is under way, so a kill -9 may lose what was answered.)"""
@@ -68,12 +71,12 @@ class Server(Host):
                         process.wait()
                         raise RuntimeError(f"redis-server did not start, exit code {process.returncode}") from error
                     time.sleep(0.01)
-            with suppress(redis.ResponseError):  # the group is there already
+            with suppress(redis.ResponseError):  # the group exists already
                 client.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
         return process
 
     def written(self) -> int | None:
-        """What the server wrote, less what it wrote into sockets."""
+        """Return the bytes that the server wrote, without those written to sockets."""
         import redis
 
         with redis.Redis(unix_socket_path=self.socket) as client:
@@ -201,12 +204,12 @@ class Redis(Peer):
 
 
 def _entries(answer: Any) -> list[Any]:
-    """The entries of the one stream in an answer: a dictionary in newer protocols, a list of pairs in older ones."""
+    """Return the entries of the only stream in an answer: a dictionary in newer protocols, a list of pairs in older ones."""
     if not answer:
         return []
     if isinstance(answer, dict):
         (value,) = answer.values()
-        # The newer protocol wraps the list of a stream's entries once more.
+        # The newer protocol wraps the list of a stream's entries in another list.
         return list(value[0]) if len(value) == 1 and isinstance(value[0], list) else list(value)
     ((_, value),) = answer
     return list(value)

@@ -1,4 +1,4 @@
-"""What of the comparison runs in processes of its own; `benchmarks.child` calls it."""
+"""The roles of the comparison's child processes, called by `benchmarks.child`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Report = Callable[..., None]
 def everything(
     report: Report, peer: str, path: str, durability: Durability, number: int, keys: int, batch: int, seed: int
 ) -> None:
-    """Send, receive and ack at a signal, beside other processes that do the same, until the queue is empty."""
+    """Send, receive and ack at a signal, together with other processes, until the queue is empty."""
     client = ALL[peer](Opening(Path(path), durability))
     todo = client.native(pairs(number, keys, seed))
     with prebuilt():
@@ -36,14 +36,14 @@ def everything(
 
 
 def backlog(report: Report, peer: str, path: str, number: int, keys: int, seconds: float) -> None:
-    """Fill a queue and drain it; memory and disk on the way."""
+    """Fill a queue and drain it. Report memory and disk space."""
     directory = Path(path)
     client = ALL[peer](Opening(directory, "process"))
     held = fill(Entrant(peer, directory, "process", Host(), client), number, keys, seconds)
     gc.collect()
     resident, full = resident_mib(), disk_bytes(directory)
     end = time.perf_counter() + seconds
-    # Where a receive is a call for each, the time is looked at more often.
+    # If each receive is a single call, the time is checked more often.
     drained = drain(client, 1000 if client.about.receives.startswith("in one") else 20, lambda: time.perf_counter() > end)
     client.close()
     values: dict[str, Any] = {"held": held, "full": full, "left": held - drained, "drained": disk_bytes(directory)}
@@ -51,7 +51,7 @@ def backlog(report: Report, peer: str, path: str, number: int, keys: int, second
 
 
 def receive_and_wait(report: Report, peer: str, path: str, durability: Durability, number: int, lease_seconds: float) -> None:
-    """Receive, say so, and wait to be killed."""
+    """Receive, report it, and wait to be killed."""
     client = ALL[peer](Opening(Path(path), durability, lease_seconds=lease_seconds))
     handed = client.receive(number)
     report(received=len(handed))
@@ -59,7 +59,7 @@ def receive_and_wait(report: Report, peer: str, path: str, durability: Durabilit
 
 
 def send_and_wait(report: Report, peer: str, path: str, durability: Durability, number: int) -> None:
-    """Send one by one, say so each time, and wait to be killed."""
+    """Send one by one, report each, and wait to be killed."""
     client = ALL[peer](Opening(Path(path), durability))
     for message in client.native([("k", b"%d" % n) for n in range(number)]):
         client.send([message])
@@ -68,7 +68,7 @@ def send_and_wait(report: Report, peer: str, path: str, durability: Durability, 
 
 
 def take_everything(report: Report, peer: str, path: str, durability: Durability) -> None:
-    """Receive and ack one by one at a signal, beside others; which ones it was given."""
+    """Receive and ack one by one at a signal, together with other processes. Report the bodies."""
     client = ALL[peer](Opening(Path(path), durability))
     report(ready=True)
     sys.stdin.readline()

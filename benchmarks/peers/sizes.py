@@ -1,4 +1,4 @@
-"""How much each form of the comparison does."""
+"""The sizes of each form of the comparison."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class PeerSizes:
     """Numbers of messages and seconds.
 
     Attributes:
-        rounds: of each comparison; --rounds replaces it.
-        seconds: about how long one peer is measured in one round; its number of messages follows from its speed.
-        batch_seconds_max: a peer that would take longer for one batch is not run, and a round that took longer is not repeated.
-        fill_seconds: how long one peer may take to be given a backlog; what it has then is what it is measured with.
-        messages: at most so many a round.
+        rounds: rounds per comparison, unless --rounds is given.
+        seconds: the approximate time of a peer in one round, from which its number of messages follows.
+        batch_seconds_max: a peer that would take longer for one batch is not run, and a longer round is not repeated.
+        fill_seconds: the time limit for filling a peer's backlog. It is measured with the messages sent until then.
+        messages: the most messages per round.
         batches, full_batches: batch sizes at "process" and at "full".
-        keys, backlogs, blocked, held: sizes used, each beside the size that is meant in the long form.
-        latencies: single calls that are timed.
+        keys, backlogs, blocked, held: the sizes, each with the corresponding size of the long form.
+        latencies: number of timed single calls.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""strictq itself, behind the same protocol as its peers."""
+"""strictq behind the protocol of its peers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .peer import FEATURES, SYNCHRONOUS_NAMES, About, Opening, SqlitePeer
 
 
 def shards_for(writers: int) -> int:
-    """How many shards a queue is made with that so many processes write batches to at once: docs/howto/web-workers.md."""
+    """Return the number of shards for this many processes that write batches at once: see docs/howto/web-workers.md."""
     return 1 if writers == 1 else 2 * min(writers, os.cpu_count() or 1)
 
 
@@ -31,7 +31,7 @@ class Strictq(SqlitePeer):
 
     def __init__(self, opening: Opening) -> None:
         path = opening.directory / "queue.strictq"
-        # No delay between attempts: the scenarios look at the next hand-out.
+        # No retry delay, because the scenarios receive again at once.
         config = strictq.QueueConfig(lease_seconds=opening.lease_seconds, retry_delay_seconds=0.0)
         shards = None if path.exists() else shards_for(opening.writers)
         self.q = strictq.open(path, shards=shards, durability=opening.durability, config=config, clock=opening.clock)

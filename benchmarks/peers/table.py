@@ -1,4 +1,4 @@
-"""Rates and ratios of one run as a table in Markdown: a line for each point, a column for each peer."""
+"""The rates and ratios of one run as a Markdown table: a row per point, a column per peer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE: Final = ROOT / "docs" / "benchmarks.md"
 
 
 def points(result: dict[str, Any]) -> dict[tuple[Any, ...], dict[str, dict[str, Any]]]:
-    """The figures that are ratios, by point and by peer, in their order."""
+    """Return the figures that are ratios, by point and by peer, in their order."""
     found: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for f in result["figures"]:
         if f["unit"] == "times":
@@ -29,12 +29,12 @@ def points(result: dict[str, Any]) -> dict[tuple[Any, ...], dict[str, dict[str, 
 
 
 def fullest(by_peer: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The figure that says most of strictq: beside a peer whose rounds took too long, only those that both ran are counted."""
+    """Return the figure with the most rounds of strictq. Beside a slow peer, only rounds that both ran are counted."""
     return max(by_peer.values(), key=lambda f: len(f["values"]))
 
 
 def page(result: dict[str, Any], path: Path = PAGE) -> str:
-    """The page of the documentation with its tables put in anew."""
+    """Return the documentation page with its tables replaced."""
     versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
     parts = [
         f"{result['form'].capitalize()} form, {result['rounds']} rounds: {versions}.",
@@ -63,7 +63,7 @@ def page(result: dict[str, Any], path: Path = PAGE) -> str:
 
 
 def _busy(load: str) -> list[str]:
-    """A warning where the figures can't be trusted: other programs had the machine, too."""
+    """Return a warning if other programs were running, so that the figures are unreliable."""
     quiet = load.partition(" ")[0]
     if quiet.replace(".", "", 1).isdigit() and float(quiet) < QUIET_LOAD:
         return []
@@ -75,7 +75,7 @@ def _settings(about: dict[str, Any]) -> str:
 
 
 def goals(result: dict[str, Any]) -> str:
-    """What reaches its goal, what does not, and what can't be judged."""
+    """Return the comparisons that reach their goal, those that do not, and those that cannot be judged."""
     compared = [f for f in result["figures"] if f["unit"] == "times"]
     doubtful = [f for f in compared if notes.miscounts(f["note"])]
     judged = [f for f in compared if f["goal"] is not None and f not in doubtful]
@@ -122,7 +122,7 @@ def _miscounted(figure: dict[str, Any]) -> str:
 
 
 def written(result: dict[str, Any]) -> str:
-    """Bytes written a message over batch sizes."""
+    """Return the table of bytes written per message, over batch sizes."""
     names = _others(result)
     lines = [f"| durability | batch | strictq | {' | '.join(names)} |", f"|---|---|---|{'---|' * len(names)}"]
     for (case, _, durability, batch, _, _), by_peer in points(result).items():
@@ -134,7 +134,7 @@ def written(result: dict[str, Any]) -> str:
 
 
 def processor(result: dict[str, Any]) -> str:
-    """Processor time a message at each point where it was counted."""
+    """Return the table of processor time per message, at each point where it was measured."""
 
     def cells(by_peer: dict[str, dict[str, Any]], names: list[str]) -> list[str] | None:
         ours = fullest(by_peer).get("ours_processor")
@@ -151,10 +151,10 @@ def _by_point(
     cells: Callable[[dict[str, dict[str, Any]], list[str]], list[str] | None],
     mark: Callable[[dict[str, dict[str, Any]]], str] = lambda _: "",
 ) -> str:
-    """A line for each point that has cells: strictq's, headed `ours`, and one for each of the others.
+    """Return a table with a row for each point that has cells: strictq's, headed `ours`, and one per peer.
 
     Args:
-        mark: what is put behind the pattern's name.
+        mark: returns the text after the pattern's name.
     """
     names = _others(result)
     lines = [
@@ -181,18 +181,18 @@ def _whole(value: float | None) -> str:
 
 
 def alone(result: dict[str, Any]) -> str:
-    """The figures that are of one queue, latencies, memory and disk."""
+    """Return the table of the figures of single queues: latencies, memory and disk."""
     lines = ["| figure | durability | | note |", "|---|---|---|---|"]
     for f in result["figures"]:
         if f["unit"] != "times":
-            # What a queue does not offer is said once, below the first table.
+            # Missing features are listed once, below the first table.
             value = f"{f['median']:.3g}" if f["median"] < 100 else f"{f['median']:,.0f}"
             lines.append(f"| {f['what']} | {f['durability']} | {value} {f['unit']} | {f['note'].partition('; lacks')[0]} |")
     return "\n".join(lines)
 
 
 def matrix(result: dict[str, Any]) -> str:
-    """Messages a second of everybody, how many times as fast strictq was, and below it what one has to know to read that."""
+    """Return the table of rates and ratios, with the notes needed to read it."""
     footnotes = Footnotes()
 
     def mark(by_peer: dict[str, dict[str, Any]]) -> str:
@@ -208,7 +208,7 @@ def matrix(result: dict[str, Any]) -> str:
 
 
 def lacking(result: dict[str, Any]) -> str:
-    """What each queue leaves to the program: a rate is worth no more than what is done for it."""
+    """Return the features that each queue lacks, and so does not spend time on."""
     said = [
         f"- {name}: {', '.join(about['lacks']) or 'nothing of these'}" for name, about in result["peers"].items() if name != BARE
     ]
@@ -218,18 +218,18 @@ def lacking(result: dict[str, Any]) -> str:
 
 
 class Footnotes:
-    """Notes by number, in the order in which they first come. Each text has one number."""
+    """Numbered notes, in the order of their first use. Each text has one number."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def mark(self, texts: Iterable[str]) -> str:
-        """The numbers of these texts, to be put behind a figure; empty if there are none."""
+        """Return the numbers of these texts as a mark after a figure; empty if there are none."""
         numbers = sorted({self._numbers.setdefault(text, len(self._numbers) + 1) for text in texts})
         return f"<sup>{', '.join(map(str, numbers))}</sup>" if numbers else ""
 
     def listed(self) -> str:
-        """All of them, as a list in Markdown."""
+        """Return all notes as a Markdown list."""
         return "\n".join(f"{number}. {text}" for text, number in self._numbers.items())
 
 

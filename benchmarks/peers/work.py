@@ -1,4 +1,4 @@
-"""What every peer is made to do, through the same calls."""
+"""The work that every peer does, through the same calls."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from benchmarks.workload import key_name
 from .peer import Peer
 
 BODY: Final = base64.b64encode(random.Random(100).randbytes(75))
-"""The body of every message: 100 bytes, of text, because not every peer takes others."""
+"""The body of every message: 100 bytes of text, because some peers accept only text."""
 EMPTY_MAX: Final = 100
-"""How often nothing must come before a consumer beside others believes that there is nothing left."""
+"""Number of empty receives in a row after which a consumer beside others assumes that no message is left."""
 EMPTY_SECONDS: Final = 0.003
-"""How long it waits in between: what is left is in the hands of a neighbour."""
+"""Seconds between them. Remaining messages are held by other consumers."""
 
 
 def pairs(number: int, keys: int, seed: int = 1) -> list[tuple[str, bytes]]:
-    """(key, body) of messages over `keys` keys, uniformly random."""
+    """Return (key, body) of messages over `keys` keys, uniformly random."""
     pick = random.Random(seed).randrange
     return [(key_name(pick(keys)), BODY) for _ in range(number)]
 
 
 def look(peer: Peer, handed: Sequence[Any]) -> None:
-    """Read key and body of each, as any consumer does; some peers decode them only then."""
+    """Read key and body of each message, as any consumer does. Some peers decode them only then."""
     content = peer.content
     for h in handed:
         content(h)
 
 
 def life(peer: Peer, todo: Sequence[Any], batch: int) -> None:
-    """Send, receive, read and ack as many as there are, batch by batch. What is received may be older than what was sent."""
+    """Send, receive, read and ack, batch by batch. Received messages may be older than the sent ones."""
     for start in range(0, len(todo), batch):
         part = todo[start : start + batch]
         peer.send(part)
@@ -50,7 +50,7 @@ def life(peer: Peer, todo: Sequence[Any], batch: int) -> None:
 
 
 def drain(peer: Peer, batch: int, until: Callable[[], bool] = lambda: False) -> int:
-    """Receive and ack until nothing comes; how many that were."""
+    """Receive and ack until none is left. Return the number of messages."""
     done = 0
     while not until() and (handed := peer.receive(batch)):
         peer.ack(handed)
@@ -59,10 +59,10 @@ def drain(peer: Peer, batch: int, until: Callable[[], bool] = lambda: False) -> 
 
 
 def life_beside_others(peer: Peer, todo: Sequence[Any], batch: int) -> tuple[int, float]:
-    """The same beside others that do it too, until nothing is left.
+    """Send, receive, read and ack together with other consumers, until no message is left.
 
     Returns:
-        How many were acked, and when the last one was, by perf_counter.
+        The number of acked messages, and the perf_counter time of the last ack.
     """
     acked, ended = 0, time.perf_counter()
 
@@ -91,10 +91,10 @@ def life_beside_others(peer: Peer, todo: Sequence[Any], batch: int) -> tuple[int
 
 
 def in_threads(workers: Sequence[Callable[[], tuple[int, float]]]) -> tuple[float, int]:
-    """Run them at once.
+    """Run the workers concurrently.
 
     Returns:
-        Seconds from the start to the last ack of all, and how many were acked.
+        Seconds from the start to the last ack, and the number of acked messages.
     """
     start = threading.Barrier(len(workers) + 1)
     results: list[tuple[int, float]] = []

@@ -56,7 +56,7 @@ def read_token(path: str | os.PathLike[str]) -> str:
         return require_token(found.decode("ascii").strip())
     except (UnicodeDecodeError, InvalidArgument) as e:
         raise ConfigError(
-            f"the token file {os.fspath(path)} must hold 16 to 512 letters, digits or ._~+/=-", hint=hints.TOKEN_FILE
+            f"the token file {os.fspath(path)} must contain 16 to 512 letters, digits or ._~+/=-", hint=hints.TOKEN_FILE
         ) from e
 
 
@@ -87,7 +87,7 @@ def require_protected(what: str, host: str, *, tls: bool, plaintext: bool) -> No
     except ValueError:
         pass  # a host name
     raise InvalidArgument(
-        f"{what} without TLS would send its token and all messages over the network in the clear", hint=hints.USE_TLS
+        f"{what} without TLS would send its token and all messages over the network unencrypted", hint=hints.USE_TLS
     )
 
 

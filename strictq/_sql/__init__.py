@@ -1,8 +1,8 @@
-"""The one home of SQL: named blocks in the .sql files beside this module.
+"""All SQL of the package: named blocks in the .sql files beside this module.
 
-A block starts with `-- name: NAME`; comment lines below it say who runs it, what it returns and which index it uses.
+A block starts with `-- name: NAME`; comment lines below it state where it runs, what it returns and which index it uses.
 `{{ … }}` marks the part of a block that `repeat` writes several times, for statements over many rows. `/*?NAME*/ … /*?*/` marks
-an expression that `choose` leaves out where nobody wants it.
+an expression that `choose` replaces by NULL unless it is requested.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ _CHOICE: Final = re.compile(r"/\*\?(\w+)\*/(.*?)/\*\?\*/", re.DOTALL)
 class Statements:
     """The statements of one file, as attributes.
 
-    All files are read at import (2 ms): a program that runs while strictq is upgraded under it must not mix the two.
+    All files are read at import (2 ms), so that a program that runs during an upgrade of strictq does not mix two versions.
     """
 
     def __init__(self, name: str) -> None:
-        # Not importlib.resources: its import takes longer than all the files, and who opens queues has a file system.
+        # Not importlib.resources: its import takes longer than reading all the files, and queues require a file system anyway.
         parts = _HEADER.split(Path(__file__).with_name(f"{name}.sql").read_text(encoding="utf-8"))
         statements = {
             key: "\n".join(line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--"))
             for key, body in zip(parts[1::2], parts[2::2], strict=True)
         }
         self._names = list(statements)
-        self.__dict__.update(statements)  # as attributes: looking one up, as is done a dozen times a message, calls nothing
+        self.__dict__.update(statements)  # as attributes, so that a lookup (a dozen per message) calls no function
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> str: ...
 
     def names(self) -> list[str]:
-        """Every statement's name, in the order of the file."""
+        """Return every statement's name, in the order of the file."""
         return self._names
 
 
 def repeat(statement: str, times: int) -> str:
-    """The statement with its marked part written `times` times, separated by commas."""
+    """Return the statement with its marked part written `times` times, separated by commas."""
     return _REPEATED.sub(lambda m: ",".join([m[1].strip()] * times), statement)
 
 
 def repeated(statement: str, *times: int) -> dict[int, str]:
-    """The statement for several numbers of rows, largest first."""
+    """Return the statement for several numbers of rows, by number of rows, largest first as given."""
     return {n: repeat(statement, n) for n in times}
 
 
 def choose(statement: str, wanted: Container[str]) -> str:
-    """The statement with NULL in the place of marked expressions whose names are not wanted."""
+    """Return the statement with NULL in the place of the marked expressions whose names are not in `wanted`."""
     return _CHOICE.sub(lambda m: m[2].strip() if m[1] in wanted else "NULL", statement)
 
 
 def insert_into(table: str, columns: int) -> str:
-    """An INSERT of a whole row into one of the program's own tables, whose name no block can know."""
+    """Return an INSERT of a whole row into one of the program's own tables, whose name is not known in advance."""
     quoted = table.replace('"', '""')
     return f'INSERT INTO "{quoted}" VALUES ({", ".join("?" * columns)})'  # noqa: S608 - quoted
 
 
 def select_all(table: str) -> str:
-    """A SELECT of every row of one of the program's own tables."""
+    """Return a SELECT of every row of one of the program's own tables."""
     quoted = table.replace('"', '""')
     return f'SELECT * FROM "{quoted}"'  # noqa: S608 - quoted
 
@@ -89,6 +89,6 @@ REPLICATION: Final = Statements("replication")
 MERGE: Final = Statements("merge")
 
 SHARD_SCHEMA: Final = "\n".join((SHARD.schema, APPLIED.schema, HANDOUT.schema))
-"""The tables of a shard of format 1. Those of features that stand on their own are in those features' files."""
+"""The tables of a shard of format 1. Independent features define their tables in their own files."""
 FORMAT_2: Final = "\n".join((HOT.schema, SHARD.format_2))
-"""What format 2 adds to them."""
+"""The statements that upgrade those tables to format 2."""

@@ -1,6 +1,6 @@
 -- name: schema
--- What writers of whole batches (a Spark query or job) have written, so that none is written twice: one row for each batch
--- that reached this shard, and one in the writer's home shard, which says what the batch is and whether it is whole.
+-- The batches of writers of whole batches (a Spark query or job), so that none is written twice. Each batch has one row in every shard
+-- that it reached. The row in the writer's home shard also describes the batch and records whether it is complete.
 CREATE TABLE applied (
     writer TEXT    NOT NULL,
     batch  INTEGER NOT NULL,
@@ -30,11 +30,11 @@ INSERT INTO applied (writer, batch, parts, rows, files, until) VALUES (?, ?, 0, 
 INSERT INTO applied (writer, batch, parts, until) VALUES (?, ?, ?, ?) ON CONFLICT (writer, batch) DO UPDATE SET parts = excluded.parts;
 
 -- name: finish
--- applied.finish: the batch is whole, so its files are no longer needed. Takes writer, batch. Index: primary key.
+-- applied.finish: the batch is complete, so its files are no longer needed. Takes writer, batch. Index: primary key.
 UPDATE applied SET files = NULL WHERE writer = ? AND batch = ?;
 
 -- name: forget_batches
--- applied: what is older than the batches that are kept. Takes writer, last batch to forget. Index: primary key.
+-- applied: batches that are no longer kept. Takes writer, last batch to forget. Index: primary key.
 DELETE FROM applied WHERE writer = ? AND batch <= ? AND files IS NULL;
 
 -- name: outlived
@@ -46,5 +46,5 @@ SELECT writer, batch FROM applied WHERE until <= ? AND files IS NULL ORDER BY un
 DELETE FROM applied WHERE writer = ? AND batch = ?;
 
 -- name: open_batches
--- applied: batches that were decided and are not whole yet. Index: applied_open.
+-- applied: batches that are decided and not complete yet. Index: applied_open.
 SELECT writer, batch FROM applied WHERE files IS NOT NULL ORDER BY writer, batch;

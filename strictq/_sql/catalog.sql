@@ -1,5 +1,5 @@
 -- name: schema
--- queue.db, format 1: what the queue is. Rollback journal, synchronous EXTRA; opened, read and closed.
+-- queue.db, format 1: identity, layout and settings of the queue. Rollback journal, synchronous EXTRA; opened, read and closed.
 CREATE TABLE queue (
     one              INTEGER PRIMARY KEY CHECK (one = 1),
     queue_id         TEXT    NOT NULL,
@@ -36,7 +36,7 @@ INSERT INTO queue VALUES (1, ?, ?, ?, ?, 1, 1, ?, ?);
 INSERT INTO topology VALUES (?, ?, ?, ?);
 
 -- name: read_queue
--- catalog.read: what the queue is.
+-- catalog.read: the queue's row.
 SELECT queue_id, durability, config, config_version, epoch, boot_id, time_offset FROM queue;
 
 -- name: read_topology
@@ -48,7 +48,7 @@ SELECT shard, file, hash_lo, hash_hi FROM topology ORDER BY shard;
 SELECT id, sql FROM app_schema WHERE id > ? ORDER BY id;
 
 -- name: add_app_schema
--- catalog.add_app_schema: record a text; one that is known stays where it is. Takes the text.
+-- catalog.add_app_schema: record a text; a known one keeps its position. Takes the text.
 INSERT INTO app_schema (sql) VALUES (?) ON CONFLICT (sql) DO NOTHING;
 
 -- name: raise_epoch
@@ -61,11 +61,11 @@ UPDATE queue SET epoch = ?;
 
 -- name: set_config
 -- catalog.set_config: compare and set.
--- Takes config, expected version; returns the new version, or no row where another process was faster. The table has one row.
+-- Takes config, expected version; returns the new version, or no row if another process changed it first. The table has one row.
 UPDATE queue SET config = ?, config_version = config_version + 1 WHERE config_version = ? RETURNING config_version;
 
 -- name: read_estimates
--- catalog.estimates: what workers learned, by stage. Index: primary key.
+-- catalog.estimates: the cost models that workers learned, by stage. Index: primary key.
 SELECT stage, model FROM estimate ORDER BY stage;
 
 -- name: set_estimate

@@ -1,19 +1,19 @@
 -- name: outlook
--- claim.outlook: without a write lock, is there anything to claim, and when is the next lease or delay over?
+-- claim.outlook: whether there is anything to claim, and when the next lease or delay ends; without the write lock.
 -- Indexes: ready's primary key, delayed_due.
 SELECT EXISTS (SELECT 1 FROM ready), next_deadline, (SELECT min(due) FROM delayed), epoch, config_version, 0, 0 FROM counter;
 
 -- name: soonest
--- claim.soonest: the same time, exactly. Scans the leases: for clocks that a test steers, which are moved to it.
+-- claim.soonest: the exact end of the next lease or delay. Scans the leases; used with the clocks of tests only, which are moved to it.
 SELECT min(at) FROM (SELECT min(deadline) AS at FROM lease WHERE expired = 0 UNION ALL SELECT min(due) FROM delayed);
 
 -- name: expired_leases
 -- sweeps.expire_leases: a bounded step. Takes now, limit.
--- Scans the leases, which are as many as lanes in flight, and only when one may be over.
+-- Scans the leases, one per lane in flight; runs only when one may have ended.
 SELECT lane, ack_first FROM lease WHERE expired = 0 AND deadline <= ? LIMIT ?;
 
 -- name: next_deadline
--- sweeps.expire_leases and check: after a step that found them all. Scans the leases.
+-- sweeps.expire_leases and check: after a step that found all ended leases. Scans the leases.
 SELECT min(deadline), count(*) FROM lease WHERE expired = 0;
 
 -- name: end_claims
@@ -26,7 +26,7 @@ UPDATE lease SET expired = 1 WHERE lane = ?;
 
 -- name: end_epoch
 -- writer: leases of an earlier boot end with it.
--- Those of hand-outs have no deadline, and go on. Scans the leases.
+-- Leases of batches have no deadline and continue. Scans the leases.
 UPDATE lease SET deadline = 0 WHERE expired = 0 AND deadline < 4611686018427387904;
 
 -- name: due_lanes
@@ -41,7 +41,7 @@ SELECT d.lane FROM delayed d CROSS JOIN message m
 WHERE d.lane > ? AND d.due > ? AND d.due & 63 = 63 AND (m.attempts > 0 OR m.error IS NOT NULL) ORDER BY d.lane LIMIT ?;
 
 -- name: soonest_failure_delay
--- sweeps.soonest_failure_delay: the one of them that is due first. Takes now. Indexes: delayed_due, primary key of message.
+-- sweeps.soonest_failure_delay: the lane of failure_delays that is due first. Takes now. Indexes: delayed_due, primary key of message.
 SELECT d.lane FROM delayed d CROSS JOIN message m
     ON m.lane = d.lane AND m.seq = (SELECT min(seq) FROM message WHERE lane = d.lane)
 WHERE d.due > ? AND d.due & 63 = 63 AND (m.attempts > 0 OR m.error IS NOT NULL) ORDER BY d.due LIMIT 1;

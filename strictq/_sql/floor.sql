@@ -1,7 +1,7 @@
--- The floor of measurements: what is left of a queue when everything that makes it one is taken away. See strictq/bench/floor.py.
+-- The floor of measurements: the same work on a plain table, without the features of a queue. See strictq/bench/floor.py.
 
 -- name: page_size
--- floor: as strictq's files have it.
+-- floor: the page size of strictq's files.
 PRAGMA page_size = 4096;
 
 -- name: wal
@@ -9,11 +9,11 @@ PRAGMA page_size = 4096;
 PRAGMA journal_mode = wal;
 
 -- name: full
--- floor: what durability 'full' sets.
+-- floor: the setting of durability 'full'.
 PRAGMA synchronous = full;
 
 -- name: process
--- floor: what durability 'process' sets.
+-- floor: the setting of durability 'process'.
 PRAGMA synchronous = normal;
 
 -- name: cache
@@ -41,7 +41,7 @@ DELETE FROM message WHERE id > ? AND id <= ?;
 DELETE FROM message;
 
 -- name: checkpoint
--- floor: between rounds, so that no round pays for the one before.
+-- floor: between rounds, so that no round pays for the previous one.
 PRAGMA wal_checkpoint(restart);
 
 -- name: begin
@@ -49,5 +49,5 @@ PRAGMA wal_checkpoint(restart);
 BEGIN IMMEDIATE;
 
 -- name: commit
--- floor: its end.
+-- floor: the end of that transaction.
 COMMIT;

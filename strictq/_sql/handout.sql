@@ -1,5 +1,5 @@
 -- name: schema
--- What named consumers were handed: a part of every shard. docs/explanation/storage.md describes it for other programs.
+-- The batches of named consumers; every shard has its part. docs/explanation/storage.md describes the tables for other programs.
 CREATE TABLE consumer (
     name  TEXT PRIMARY KEY,
     epoch INTEGER NOT NULL,                        -- raised by whoever takes the consumer over
@@ -9,7 +9,7 @@ CREATE TABLE consumer (
     CHECK (floor <= acked)
 ) STRICT, WITHOUT ROWID;
 
--- This shard's part of a hand-out. Its leases are those with its token: they have no deadline (2^62).
+-- This shard's part of a batch. Its leases have its token and no deadline (2^62).
 CREATE TABLE handout (
     consumer TEXT    NOT NULL,
     n        INTEGER NOT NULL,                     -- 1, 2, 3 ... over all shards of the queue
@@ -22,7 +22,7 @@ CREATE TABLE handout (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX handout_open ON handout (consumer, n) WHERE state = 'open';
 
--- What was handed out, as the consumer's own encoder packed it; never changed.
+-- The messages of a batch, as the consumer's encoder packed them; never changed.
 CREATE TABLE handout_block (
     consumer TEXT    NOT NULL,
     n        INTEGER NOT NULL,
@@ -33,7 +33,7 @@ CREATE TABLE handout_block (
     PRIMARY KEY (consumer, n, part)
 ) STRICT;
 
--- Messages that are left out when a hand-out is read, by arrival number: they were dead-lettered out of it.
+-- Messages to leave out when a batch is read, by arrival number, because they were dead-lettered from it.
 CREATE TABLE handout_rejected (
     consumer TEXT    NOT NULL,
     n        INTEGER NOT NULL,
@@ -51,93 +51,93 @@ SELECT epoch, last, acked, floor FROM consumer WHERE name = ?;
 SELECT name, epoch, last, acked, floor FROM consumer ORDER BY name;
 
 -- name: add_consumer
--- handout.take_over: the row of a consumer this shard does not know yet. Takes name.
+-- handout.take_over: the row of a consumer that has none in this shard. Takes name.
 INSERT INTO consumer VALUES (?, 0, 0, 0, 0) ON CONFLICT (name) DO NOTHING;
 
 -- name: set_epoch
--- handout.take_over: fence the holder before. Takes epoch, name. Index: primary key.
+-- handout.take_over: fence the previous holder. Takes epoch, name. Index: primary key.
 UPDATE consumer SET epoch = ? WHERE name = ?;
 
 -- name: set_last
--- handout.record: this shard has a part of that hand-out. Takes n, name. Index: primary key.
+-- handout.record: this shard has a part of batch n. Takes n, name. Index: primary key.
 UPDATE consumer SET last = ? WHERE name = ?;
 
 -- name: set_acked
--- handout.ack, handout.release and handouts: hand-outs up to n are settled; never moves back. Takes n, name. Index: primary key.
+-- handout.ack, handout.release and handouts: batches up to n are settled; never moves back. Takes n, name. Index: primary key.
 UPDATE consumer SET acked = max(acked, ?) WHERE name = ?;
 
 -- name: set_floor
--- handout.prune: hand-outs up to n are no longer kept; never moves back. Takes n, name. Index: primary key.
+-- handout.prune: batches up to n are no longer kept; never moves back. Takes n, name. Index: primary key.
 UPDATE consumer SET floor = max(floor, ?) WHERE name = ?;
 
 -- name: open_handouts
--- handout.ack, handout.release: those that are not resolved, oldest first. Takes consumer, n. Index: handout_open.
+-- handout.ack, handout.release: unresolved batches, oldest first. Takes consumer, n. Index: handout_open.
 SELECT n, token FROM handout INDEXED BY handout_open WHERE consumer = ? AND n <= ? AND state = 'open' ORDER BY n;
 
 -- name: open_messages
--- handout.pending_behind: messages of hand-outs up to n that are not resolved, as they were handed out. Takes consumer, n.
+-- handout.pending_behind: messages of batches up to n that are not resolved, counted as they were delivered. Takes consumer, n.
 -- Index: handout_open.
 SELECT ifnull(sum(messages), 0) FROM handout INDEXED BY handout_open WHERE consumer = ? AND n <= ? AND state = 'open';
 
 -- name: open_since
--- handout.standings: when the oldest open hand-out was made. Takes consumer. Index: handout_open.
+-- handout.standings: when the oldest open batch was made. Takes consumer. Index: handout_open.
 SELECT min(made_at) FROM handout INDEXED BY handout_open WHERE consumer = ? AND state = 'open';
 
 -- name: kept
--- handout.standings: as many rows as hand-outs are kept. Takes consumer. Index: primary key.
+-- handout.standings: one row per kept batch. Takes consumer. Index: primary key.
 SELECT n, bytes FROM handout WHERE consumer = ? AND state <> 'released';
 
 -- name: bytes_total
--- inspect.stats: as many rows as hand-outs are kept.
+-- inspect.stats: one row per kept batch.
 SELECT ifnull(sum(bytes), 0) FROM handout;
 
 -- name: in_flight
--- handout.standings: unresolved messages of one hand-out. Takes token. Index: lease_handout.
+-- handout.standings: unresolved messages of one batch. Takes token. Index: lease_handout.
 SELECT ifnull(sum(pending), 0) FROM main.lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904;
 
 -- name: oldest
--- handout.standings: when the oldest heads of one hand-out's lanes were sent; bounded. Takes token, how many lanes.
+-- handout.standings: when the oldest heads of one batch's lanes were sent; bounded. Takes token, how many lanes.
 -- Indexes: lease_handout, primary key.
 SELECT min(m.sent_at)
 FROM (SELECT lane FROM main.lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904 LIMIT ?) r
 CROSS JOIN main.message m ON m.lane = r.lane AND m.seq = (SELECT seq FROM main.message WHERE lane = r.lane ORDER BY seq LIMIT 1);
 
 -- name: insert_handout
--- handout.record: an open hand-out. Takes consumer, n, token, messages, bytes, made_at.
+-- handout.record: an open batch. Takes consumer, n, token, messages, bytes, made_at.
 INSERT INTO handout (consumer, n, state, token, messages, bytes, made_at) VALUES (?, ?, 'open', ?, ?, ?, ?);
 
 -- name: state
--- handout.parts: whether it can still be read. Takes consumer, n. Index: primary key.
+-- handout.parts: state of a batch, which decides whether it can be read. Takes consumer, n. Index: primary key.
 SELECT state FROM handout WHERE consumer = ? AND n = ?;
 
 -- name: handout_of
--- handout.reject and inspect.explain: the hand-out that holds a lease. Takes consumer, token. Index: handout_open.
+-- handout.reject and inspect.explain: the batch that holds a lease. Takes consumer, token. Index: handout_open.
 SELECT n FROM handout INDEXED BY handout_open WHERE consumer = ? AND state = 'open' AND token = ?;
 
 -- name: resolve
--- handout.ack: it is acked; its blocks stay until they are pruned. Takes consumer, n. Index: primary key.
+-- handout.ack: mark a batch as acked; its blocks stay until they are pruned. Takes consumer, n. Index: primary key.
 UPDATE handout SET state = 'acked' WHERE consumer = ? AND n = ?;
 
 -- name: give_up
--- handout.release and handouts: it was given back. Takes consumer, n. Index: primary key.
+-- handout.release and handouts: mark a batch as released. Takes consumer, n. Index: primary key.
 UPDATE handout SET state = 'released', bytes = 0 WHERE consumer = ? AND n = ?;
 
 -- name: released
--- handout.finish_release: those whose leases may not all be given back yet. Takes consumer. Index: primary key.
+-- handout.finish_release: released batches, some of whose leases may remain. Takes consumer. Index: primary key.
 SELECT n, token FROM handout WHERE consumer = ? AND state = 'released' ORDER BY n;
 
 -- name: some_leases
--- handout.finish_release: a bounded step. Takes token, limit. Index: lease_handout.
+-- handout.finish_release: leases to end, in a bounded step. Takes token, limit. Index: lease_handout.
 SELECT lane FROM main.lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904 LIMIT ?;
 
 -- name: leases
--- handout.ack: what a hand-out holds. Takes token. Indexes: lease_handout, primary key of lane.
+-- handout.ack: the leases of a batch. Takes token. Indexes: lease_handout, primary key of lane.
 SELECT e.lane, l.key, e.lo, e.hi, e.pending, e.redrive
 FROM main.lease e INDEXED BY lease_handout CROSS JOIN lane l ON l.id = e.lane
 WHERE e.token = ? AND e.deadline = 4611686018427387904;
 
 -- name: sum_of_leases
--- handout.ack: how many leases a hand-out has, their messages, and how many leases need a look at each message, or are of a keyless
+-- handout.ack: how many leases a batch has, their messages, and how many leases need a look at each message, or are of a keyless
 -- message in a lane of its own, which ends with it; and the first and the last of their lanes. Takes token.
 -- Indexes: lease_handout, primary key of lane.
 SELECT count(*), ifnull(sum(e.pending), 0), min(e.lane), max(e.lane),
@@ -154,14 +154,14 @@ SELECT count(*) FROM (SELECT 1 FROM message WHERE lane BETWEEN ? AND ? LIMIT ?);
 DELETE FROM message WHERE lane BETWEEN ? AND ?;
 
 -- name: delete_single
--- handout.ack: the same, where each of its leases has one message, which need not be looked for. Takes token.
+-- handout.ack: the same if each lease of the batch has one message, which its lease names. Takes token.
 -- Indexes: lease_handout, primary key of message.
 DELETE FROM message WHERE (lane, seq) IN (
     SELECT lane, lo FROM main.lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904
 );
 
 -- name: delete_messages
--- handout.ack: all messages that a hand-out holds. Takes token. Indexes: lease_handout, primary key of message.
+-- handout.ack: all messages that a batch holds. Takes token. Indexes: lease_handout, primary key of message.
 DELETE FROM message WHERE (lane, seq) IN (
     SELECT m.lane, m.seq
     FROM main.lease e INDEXED BY lease_handout CROSS JOIN message m ON m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi
@@ -169,13 +169,13 @@ DELETE FROM message WHERE (lane, seq) IN (
 );
 
 -- name: finish_lanes
--- handout.ack: what settle.finish_lane does, for all lanes that a hand-out holds. Takes token, now. Indexes: lease_handout, rowid.
+-- handout.ack: settle.finish_lane for all lanes that a batch holds. Takes token, now. Indexes: lease_handout, rowid.
 UPDATE lane SET last_seq = max(last_seq, e.hi), resolved = resolved + e.pending, active_at = ?2,
     done_token = ?1, done_kind = 'ack', done_lo = e.lo, done_hi = e.hi, done_gaps = NULL
 FROM main.lease e INDEXED BY lease_handout WHERE e.token = ?1 AND e.deadline = 4611686018427387904 AND lane.id = e.lane;
 
 -- name: next_heads
--- handout.ack: what is left of the lanes that a hand-out holds; columns as in settle.next_heads. Takes token.
+-- handout.ack: the new heads of the lanes that a batch holds; columns as in settle.next_heads. Takes token.
 -- Indexes: lease_handout, primary keys; one seek a lane.
 SELECT m.lane, m.seq, m.id, m.due, l.hold IS NOT NULL, l.solo_to
 FROM main.lease e INDEXED BY lease_handout
@@ -184,15 +184,15 @@ CROSS JOIN lane l ON l.id = e.lane
 WHERE e.token = ? AND e.deadline = 4611686018427387904;
 
 -- name: delete_leases
--- handout.ack: all leases of a hand-out. Takes token. Index: lease_handout.
+-- handout.ack: all leases of a batch. Takes token. Index: lease_handout.
 DELETE FROM lease INDEXED BY lease_handout WHERE token = ? AND deadline = 4611686018427387904;
 
 -- name: any_apart
--- handout.ack: does any body lie apart? By primary key.
+-- handout.ack: whether any body is stored out of line. By primary key.
 SELECT EXISTS (SELECT 1 FROM body WHERE id > 0);
 
 -- name: apart
--- handout.ack: its bodies that lie apart. Takes token. Indexes: lease_handout, primary key of message.
+-- handout.ack: the bodies of a batch that are stored out of line. Takes token. Indexes: lease_handout, primary key of message.
 SELECT e.lane, m.id FROM main.lease e INDEXED BY lease_handout CROSS JOIN message m ON m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi
 WHERE e.token = ? AND e.deadline = 4611686018427387904 AND m.body IS NULL;
 
@@ -209,7 +209,7 @@ SELECT part, messages, length(data), fresh FROM handout_block WHERE consumer = ?
 SELECT data FROM handout_block WHERE consumer = ? AND n = ? AND part = ?;
 
 -- name: add_rejected
--- handout: leave a message out when the hand-out is read. Takes consumer, n, arrival number.
+-- handout: leave a message out when the batch is read. Takes consumer, n, arrival number.
 INSERT INTO handout_rejected VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: rejected
@@ -225,7 +225,7 @@ SELECT n FROM handout WHERE consumer = ? AND n <= ? AND state <> 'open' ORDER BY
 DELETE FROM handout WHERE consumer = ? AND n = ?;
 
 -- name: delete_blocks
--- handout.prune and release: all blocks of a hand-out. Takes consumer, n. Index: primary key.
+-- handout.prune and release: all blocks of a batch. Takes consumer, n. Index: primary key.
 DELETE FROM handout_block WHERE consumer = ? AND n = ?;
 
 -- name: delete_rejected

@@ -1,8 +1,8 @@
 -- name: keep
 -- history.keep: a record of each message of a range that is about to leave `message`. Takes now, attempts that the rows do not
 -- count yet, seconds of prepare and of process (NULL: unknown), outcome, whether bodies are kept, lane, first and last seq, and what
--- the handler had to say (NULL: what is stored).
--- The first attempt: of an earlier lease, else the start of the handler that is done now, else when the message was handed out.
+-- the handler printed (NULL: keep what is stored).
+-- The first attempt is that of an earlier lease, else the start of the handler that just ended, else the time of delivery.
 -- Indexes: primary keys.
 INSERT INTO history (key, seq, arrival, sent_at, first_at, done_at, attempts, prepare_seconds, process_seconds, size, size_hint, outcome, body,
     errors, output)
@@ -21,7 +21,7 @@ WHERE m.lane = ?7 AND m.seq BETWEEN ?8 AND ?9 ORDER BY m.seq;
 SELECT (SELECT min(n) FROM history), (SELECT max(n) FROM history);
 
 -- name: issued
--- history.issued: the last number ever given to a record, whether or not it is still there. Reads SQLite's own table, one row of it.
+-- history.issued: the last number ever given to a record, even a removed one. Reads one row of SQLite's own table.
 SELECT seq FROM sqlite_sequence WHERE name = 'history';
 
 -- name: done_at
@@ -29,8 +29,8 @@ SELECT seq FROM sqlite_sequence WHERE name = 'history';
 SELECT done_at FROM history WHERE n = ?;
 
 -- name: forget
--- history: a bounded step of the oldest, up to the first number, and of these what is not among the newest that may stay
--- (up to the second number) or was done before the time. Index: primary key.
+-- history: a bounded step of the oldest records up to the first number: those that are not among the newest to keep
+-- (up to the second number) or ended before the time. Index: primary key.
 DELETE FROM history WHERE n <= ?1 AND (n <= ?2 OR done_at < ?3);
 
 -- name: page
@@ -50,6 +50,6 @@ FROM history WHERE n > ? AND key = ? ORDER BY n LIMIT ?;
 DELETE FROM history WHERE n IN (SELECT n FROM history WHERE n <= ? ORDER BY n LIMIT ?);
 
 -- name: delete_of
--- history.purge_step: a bounded step of one key's, from a number on: it looks at so many records. Takes first, last, key.
+-- history.purge_step: the records of one key in a range of numbers, which bounds the step. Takes first, last, key.
 -- Index: primary key.
 DELETE FROM history WHERE n BETWEEN ? AND ? AND key = ?;

@@ -1,5 +1,5 @@
 -- name: schema
--- What hot lanes are kept in: every arrival, and what became of it. docs/explanation/storage.md says how the two are read together.
+-- The logs of hot lanes: every arrival, and its outcome. docs/explanation/storage.md describes how the two are read together.
 CREATE TABLE inbox (
     id              INTEGER PRIMARY KEY,           -- arrival number: the same sequence as counter.last_id
     key             BLOB    NOT NULL,
@@ -34,26 +34,26 @@ CREATE TABLE counted (
 INSERT INTO counted VALUES (1, 0, 0, 0);
 
 -- name: exists
--- catalog: has the shard logs, or is it of an older format?
+-- catalog: whether the shard has logs, or an older format.
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'counted';
 
 -- name: newest
--- memory: at the start of every transaction and look: has anything been written that this memory does not have? Whoever writes
--- to other tables writes the counter row, too, and then the gate is another. Rowid seeks.
--- Where the inbox is empty, the newest row of the journal, which is never cut, says which was its last.
+-- memory: at the start of every transaction and look: whether anything was written that this memory does not have. A writer of
+-- other tables also writes the counter row, which changes the gate. Rowid seeks.
+-- If the inbox is empty, the newest row of the journal, which is never removed, names its last arrival.
 SELECT ifnull((SELECT max(id) FROM journal), 0),
        coalesce((SELECT max(id) FROM inbox), (SELECT top FROM journal ORDER BY id DESC LIMIT 1), 0), gate FROM counted;
 
 -- name: counted
--- memory: what does the counter row include?
+-- memory: the last rows of the logs that the counter row includes.
 SELECT inbox_top, journal_top FROM counted;
 
 -- name: write_counted
--- memory: beside the counter row. Takes both.
+-- memory: set these positions, with the counter row. Takes both.
 UPDATE counted SET inbox_top = ?, journal_top = ?, gate = gate + 1 RETURNING gate;
 
 -- name: arrivals
--- memory: rows that it does not have yet, as the rows that a claim of a lane gives. Takes the last one that it has. Index: rowid.
+-- memory: inbox rows that it does not have yet, with the columns of a claim. Takes the last one that it has. Index: rowid.
 SELECT id, 0, key, 0, seq, NULL, expires, 0, id, sent_at, headers, size_hint, prepare_seconds, process_seconds, body
 FROM inbox WHERE id > ? ORDER BY id;
 
@@ -77,7 +77,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: append_arrival
 -- direct: a message without options, as a transaction of its own. Takes id, key, seq, sent_at, body, and the newest rows of journal
--- and inbox and the gate, as memory knows them: if they differ, seq is NULL, which IGNORE leaves out. Indexes: rowids.
+-- and inbox and the gate, as memory has them: if they differ, seq is NULL, and IGNORE skips the row. Indexes: rowids.
 INSERT OR IGNORE INTO inbox (id, key, seq, sent_at, body) VALUES (?1, ?2, iif(
     (SELECT gate FROM counted) = ?8 AND ifnull((SELECT max(id) FROM journal), 0) = ?6
     AND coalesce((SELECT max(id) FROM inbox), (SELECT top FROM journal ORDER BY id DESC LIMIT 1), 0) = ?7, ?3, NULL), ?4, ?5);
@@ -108,7 +108,7 @@ VALUES {{ (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) }};
 SELECT key, id FROM lane WHERE key IN ({{ ? }});
 
 -- name: write_lane
--- cooling: what a lane has been through. Takes token, lowest and highest seq and gaps of its last acks (NULL: it keeps those that
+-- cooling: the resolutions of a lane. Takes token, lowest and highest seq and gaps of its last acks (NULL: it keeps those that
 -- it has), last_seq, resolved, active_at, lane. Index: rowid.
 UPDATE lane SET
     done_token = ifnull(?1, done_token), done_kind = iif(?1 IS NULL, done_kind, 'ack'), done_lo = ifnull(?2, done_lo),
@@ -126,7 +126,7 @@ SELECT position FROM ready WHERE position > ? ORDER BY position LIMIT 1;
 
 
 -- name: listed
--- memory and send: is a lane listed as ready, and when does the next delay end? Indexes: primary keys.
+-- memory and send: whether a lane is listed as ready, and when the next delay ends. Indexes: primary keys.
 SELECT EXISTS (SELECT 1 FROM ready), (SELECT min(due) FROM delayed);
 
 -- name: outlook
@@ -140,18 +140,18 @@ SELECT EXISTS (SELECT 1 FROM ready), next_deadline, (SELECT min(due) FROM delaye
 SELECT id, key, seq FROM inbox ORDER BY id;
 
 -- name: epoch
--- audit: no token is of a later one.
+-- audit: the shard's epoch; no token has a later one.
 SELECT epoch FROM counter;
 
 -- name: cold_rows
--- audit: has a lane messages, a place, a lease or a hold in the tables, and what is its last seq there? Indexes: lane's UNIQUE one on
+-- audit: whether a lane has messages, a place, a lease or a hold in the tables, and its last seq there. Indexes: lane's UNIQUE one on
 -- key, primary keys.
 SELECT EXISTS (SELECT 1 FROM message m WHERE m.lane = l.id), EXISTS (SELECT 1 FROM ready r WHERE r.lane = l.id),
        EXISTS (SELECT 1 FROM delayed d WHERE d.lane = l.id), EXISTS (SELECT 1 FROM lease e WHERE e.lane = l.id),
        hold IS NOT NULL, last_seq FROM lane l WHERE key = ?;
 
 -- name: floor
--- audit: new lanes are born above it.
+-- audit: the seq above which new lanes start.
 SELECT seq_floor FROM counter;
 
 -- name: cold_tail
@@ -187,7 +187,7 @@ CREATE INDEX temp.hot_ready_position ON hot_ready (position);
 CREATE TEMP TABLE hot_counter AS SELECT * FROM main.counter WHERE 0;
 
 -- name: drop_shadows
--- look: what there may be of them.
+-- look: drop the tables and views of hot lanes, as far as they exist.
 DROP VIEW IF EXISTS temp.lane;
 DROP VIEW IF EXISTS temp.message;
 DROP VIEW IF EXISTS temp.lease;
@@ -200,7 +200,7 @@ DROP TABLE IF EXISTS temp.hot_ready;
 DROP TABLE IF EXISTS temp.hot_counter;
 
 -- name: show_shadows
--- look: from here on every statement of this connection sees them in the tables that they belong to.
+-- look: views that make every later statement of this connection see hot lanes in the regular tables.
 CREATE TEMP VIEW lane AS SELECT * FROM main.lane WHERE id NOT IN (SELECT id FROM temp.hot_lane) UNION ALL SELECT * FROM temp.hot_lane;
 CREATE TEMP VIEW message AS SELECT * FROM main.message UNION ALL SELECT * FROM temp.hot_message;
 CREATE TEMP VIEW lease AS SELECT * FROM main.lease UNION ALL SELECT * FROM temp.hot_lease;
@@ -208,7 +208,7 @@ CREATE TEMP VIEW ready AS SELECT * FROM main.ready UNION ALL SELECT * FROM temp.
 CREATE TEMP VIEW counter AS SELECT * FROM temp.hot_counter;
 
 -- name: hide_shadows
--- look: there are no hot lanes.
+-- look: drop the views when there are no hot lanes.
 DROP VIEW temp.lane;
 DROP VIEW temp.message;
 DROP VIEW temp.lease;
@@ -216,7 +216,7 @@ DROP VIEW temp.ready;
 DROP VIEW temp.counter;
 
 -- name: empty_shadows
--- look: before they are filled again.
+-- look: empty the tables before they are filled again.
 DELETE FROM temp.hot_lane;
 DELETE FROM temp.hot_message;
 DELETE FROM temp.hot_lease;
@@ -224,15 +224,15 @@ DELETE FROM temp.hot_ready;
 DELETE FROM temp.hot_counter;
 
 -- name: shadow_lane
--- look: a hot lane that has no row.
+-- look: a hot lane without a row.
 INSERT INTO temp.hot_lane (id, key, last_seq, resolved, solo_to, charged_to, active_at) VALUES (?, ?, 0, 0, 0, 0, 0);
 
 -- name: shadow_known
--- look: a hot lane that has one. Takes its key.
+-- look: a hot lane that has a row. Takes its key.
 INSERT INTO temp.hot_lane SELECT * FROM main.lane WHERE key = ? RETURNING id;
 
 -- name: shadow_state
--- look: what it has been through since. Takes last_seq, resolved, active_at, lane.
+-- look: its resolutions since. Takes last_seq, resolved, active_at, lane.
 UPDATE temp.hot_lane SET last_seq = max(last_seq, ?), resolved = ?, active_at = max(active_at, ?) WHERE id = ?;
 
 -- name: shadow_done
@@ -240,11 +240,11 @@ UPDATE temp.hot_lane SET last_seq = max(last_seq, ?), resolved = ?, active_at = 
 UPDATE temp.hot_lane SET done_token = ?, done_kind = 'ack', done_lo = ?, done_hi = ?, done_gaps = ? WHERE id = ?;
 
 -- name: are_shown
--- scan: does this look show hot lanes? Scans the temporary schema.
+-- scan: whether this look shows hot lanes. Scans the temporary schema.
 SELECT 1 FROM sqlite_temp_schema WHERE type = 'view' AND name = 'message';
 
 -- name: any_shown
--- scan: is a message in the logs of hot lanes, where they are shown?
+-- scan: whether a message is in the logs of hot lanes, in a look that shows them.
 SELECT 1 FROM temp.hot_message LIMIT 1;
 
 -- name: shadow_message

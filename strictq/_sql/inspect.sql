@@ -36,7 +36,7 @@ FROM (
 SELECT attempts & 4294967295, due, error, output, errors FROM message WHERE lane = ? AND seq = ?;
 
 -- name: errors
--- inspect.errors: what the attempts of an unresolved message left, by stored key. Takes key, seq. Index: lane's unique key, primary key.
+-- inspect.errors: the errors of an unresolved message's attempts, by stored key. Takes key, seq. Index: lane's unique key, primary key.
 SELECT m.errors FROM lane l CROSS JOIN message m ON m.lane = l.id AND m.seq = ?2 WHERE l.key = ?1;
 
 -- name: dead
@@ -57,7 +57,7 @@ SELECT ifnull(sum(max(ifnull((SELECT max(m.seq) FROM main.message m WHERE m.lane
 FROM delayed d INDEXED BY delayed_due CROSS JOIN main.lane l ON l.id = d.lane WHERE d.due > ?;
 
 -- name: in_held
--- inspect.stats and inspect.waiting: messages of held lanes that no running lease has. No held lane is hot. Takes now. Index: lane_held.
+-- inspect.stats and inspect.waiting: messages of held lanes that no running lease holds. No held lane is hot. Takes now. Index: lane_held.
 SELECT ifnull(sum(max(ifnull((SELECT max(m.seq) FROM main.message m WHERE m.lane = l.id), 0), l.last_seq) - l.resolved
     - ifnull((SELECT e.pending FROM main.lease e WHERE e.lane = l.id AND e.expired = 0 AND e.deadline > ?), 0)), 0)
 FROM main.lane l INDEXED BY lane_held WHERE l.hold IS NOT NULL;
@@ -67,7 +67,7 @@ FROM main.lane l INDEXED BY lane_held WHERE l.hold IS NOT NULL;
 SELECT count(*) FROM outbox;
 
 -- name: oldest
--- inspect.stats: when the oldest head of a lane was sent, and the oldest message without an attempt. Looks at the first ?1 lanes of each
+-- inspect.stats: when the oldest head of a lane was sent, and the oldest message without an attempt. Examines the first ?1 lanes of each
 -- state. Without an attempt is the head, or else the first message behind all that was charged or started: one seek more. LIMIT -1
 -- keeps a join out of the aggregate: SQLite would otherwise copy every message where `message` is a view.
 -- Indexes: primary keys, delayed_due, lane_held.

@@ -85,7 +85,7 @@ WHERE lane = ?1 AND seq BETWEEN ?2 AND ?3;
 UPDATE message SET attempts = 0 WHERE lane = ? AND seq <= ? AND attempts > 0;
 
 -- name: end_retry_delays
--- operate.release: retries are due at once. Takes lane, last charged seq. Index: primary key.
+-- operate.release: retries are due immediately. Takes lane, last charged seq. Index: primary key.
 UPDATE message SET due = NULL WHERE lane = ? AND seq <= ? AND attempts > 0;
 
 -- name: clear_charges
@@ -124,8 +124,18 @@ FROM message WHERE lane = ? AND seq = ?;
 UPDATE message SET due = ?, error = ifnull(?, error), errors = ifnull(?, errors), output = ifnull(?, output) WHERE lane = ? AND seq = ?;
 
 -- name: errors
--- settle: what its attempts left. Takes lane, seq. Index: primary key.
+-- settle: the errors of its attempts. Takes lane, seq. Index: primary key.
 SELECT errors FROM message WHERE lane = ? AND seq = ?;
+
+-- name: note_lost
+-- lanes.retake: what the attempts of an expired lease left: its end, like the other errors, with the newest ones of each message.
+-- After `charge`, so attempts has the number of the attempt. Takes error, at, how many are kept, lane, first and last seq.
+-- Index: primary key.
+UPDATE message SET error = ?1, errors = json_insert(
+    CASE WHEN NOT ifnull(json_valid(errors), 0) THEN '[]'
+         WHEN json_array_length(errors) >= ?3 THEN json_remove(errors, '$[0]') ELSE errors END,
+    '$[#]', json_array(attempts & 4294967295, ?2, ?1, NULL))
+WHERE lane = ?4 AND seq BETWEEN ?5 AND ?6;
 
 -- name: set_outcome
 -- settle.reject: the errors of its attempts, and what the handler printed. Takes errors, output (kept where NULL is given), lane, seq.
@@ -133,7 +143,7 @@ SELECT errors FROM message WHERE lane = ? AND seq = ?;
 UPDATE message SET errors = ?, output = ifnull(?, output) WHERE lane = ? AND seq = ?;
 
 -- name: set_output
--- settle.note: what a handler that runs has had to say so far. Takes output, lane, seq. Index: primary key.
+-- settle.note: the output so far of a running handler. Takes output, lane, seq. Index: primary key.
 UPDATE message SET output = ? WHERE lane = ? AND seq = ?;
 
 -- name: move

@@ -1,4 +1,4 @@
--- Statements of a merge, which is run by hand: one that names no index reads whole tables.
+-- Statements of a merge, an operator's command: a statement that names no index reads whole tables.
 
 -- name: listed
 -- merging.listed: every unresolved message, and every dead letter: id, key, seq, whether it is one.
@@ -21,11 +21,11 @@ SELECT id, key, sent_at, due, expires, dedup_id, headers, size_hint, prepare_sec
 FROM outbox WHERE destination = ? AND id > ? ORDER BY id LIMIT ?;
 
 -- name: dead_letter
--- merging.resolve: one dead letter: id, and whether its body lies apart. Takes lane, seq. Index: primary key.
+-- merging.resolve: one dead letter: id, and whether its body is stored out of line. Takes lane, seq. Index: primary key.
 SELECT id, body IS NULL FROM dead WHERE lane = ? AND seq = ?;
 
 -- name: key_states
--- merging.key_states: of every key that has one.
+-- merging.key_states: every key's state, for keys that have one.
 SELECT l.key, s.value FROM key_state s CROSS JOIN lane l ON l.id = s.lane;
 
 -- name: app_tables

@@ -13,7 +13,7 @@ FROM dead d CROSS JOIN lane l ON l.id = d.lane LEFT JOIN body b ON d.body IS NUL
 WHERE d.lane = ? ORDER BY d.seq LIMIT ?;
 
 -- name: dead_of
--- operate.redrive: those of a lane that are not on their way back yet. Takes lane, limit. Index: primary key.
+-- operate.redrive: dead letters of a lane that are not marked for redrive yet. Takes lane, limit. Index: primary key.
 SELECT seq FROM dead WHERE lane = ? AND redrive = 0 ORDER BY seq LIMIT ?;
 
 -- name: is_dead
@@ -31,11 +31,11 @@ UPDATE lease SET redrive = 0
 WHERE lane = ?1 AND redrive = 1 AND NOT EXISTS (SELECT 1 FROM dead INDEXED BY dead_waiting WHERE lane = ?1 AND redrive = 1);
 
 -- name: wait_redrive
--- operate.redrive: put it back when the lane's lease ends. Takes lane, seq. Index: primary key.
+-- operate.redrive: mark it to be redriven when the lane's lease ends. Takes lane, seq. Index: primary key.
 UPDATE dead SET redrive = 1 WHERE lane = ? AND seq = ?;
 
 -- name: lease_waits
--- operate.redrive: the lease's end has redrives to put back. Takes lane. Index: primary key.
+-- operate.redrive: mark the lease as having redrives at its end. Takes lane. Index: primary key.
 UPDATE lease SET redrive = 1 WHERE lane = ?;
 
 -- name: dead_rows
@@ -43,7 +43,7 @@ UPDATE lease SET redrive = 1 WHERE lane = ?;
 SELECT seq, id, body IS NULL FROM dead WHERE lane = ? ORDER BY seq LIMIT ?;
 
 -- name: waiting_rows
--- operate.purge_lane: dead letters that wait for the end of their lane's lease, to go back: a bounded step. Takes lane, limit.
+-- operate.purge_lane: dead letters to be redriven at the end of their lane's lease: a bounded step. Takes lane, limit.
 -- Index: dead_waiting.
 SELECT seq, id, body IS NULL FROM dead INDEXED BY dead_waiting WHERE lane = ? AND redrive = 1 ORDER BY seq LIMIT ?;
 

@@ -4,7 +4,7 @@ INSERT INTO outbox (destination, id, key, sent_at, due, expires, dedup_id, heade
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: destinations
--- outbox.destinations: which shards have something coming. A skip over the primary key.
+-- outbox.destinations: the shards with pending sends. Skips along the primary key.
 SELECT DISTINCT destination FROM outbox ORDER BY destination;
 
 -- name: waiting
@@ -13,7 +13,7 @@ SELECT id, key, sent_at, due, expires, dedup_id, headers, size_hint, prepare_sec
 FROM outbox WHERE destination = ? ORDER BY id LIMIT ?;
 
 -- name: delete
--- outbox.forget: what its destination has for sure. Takes destination, last id. Index: primary key.
+-- outbox.forget: sends that the destination has durably. Takes destination, last id. Index: primary key.
 DELETE FROM outbox WHERE destination = ? AND id <= ?;
 
 -- name: high_water
@@ -21,5 +21,5 @@ DELETE FROM outbox WHERE destination = ? AND id <= ?;
 SELECT high_water FROM inlet WHERE origin = ?;
 
 -- name: set_high_water
--- outbox.arrive: in the transaction of what arrived. Takes incarnation, id.
+-- outbox.arrive: record it in the transaction of the arriving messages. Takes incarnation, id.
 INSERT INTO inlet (origin, high_water) VALUES (?, ?) ON CONFLICT (origin) DO UPDATE SET high_water = excluded.high_water;

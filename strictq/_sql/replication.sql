@@ -1,5 +1,5 @@
 -- name: schema
--- In queue.db, from the first time that the queue is replicated: which history it is, and where it ships to.
+-- In queue.db, from the first time that the queue is replicated: its history and the target that it ships to.
 CREATE TABLE replication (
     one        INTEGER PRIMARY KEY CHECK (one = 1),
     history_id TEXT    NOT NULL,                   -- a restored queue has another one
@@ -10,7 +10,7 @@ CREATE TABLE replication (
     settings   TEXT    NOT NULL,                   -- JSON object
     floor_time INTEGER NOT NULL                    -- queue time of the cut that the queue was restored from; time goes on behind it
 ) STRICT;
--- The histories that this one goes on from, oldest first: where it left each.
+-- The histories that this one continues, oldest first, with the position at which it left each.
 CREATE TABLE fork (
     history_id TEXT    PRIMARY KEY,
     term       INTEGER NOT NULL,
@@ -19,7 +19,7 @@ CREATE TABLE fork (
 ) STRICT, WITHOUT ROWID;
 
 -- name: has_table
--- catalog.set_replication: was the queue ever replicated? Scans the schema.
+-- catalog.set_replication: whether the queue was ever replicated. Scans the schema.
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'replication';
 
 -- name: read
@@ -33,11 +33,12 @@ ON CONFLICT (one) DO UPDATE SET history_id = excluded.history_id, term = exclude
     target = excluded.target, settings = excluded.settings, floor_time = excluded.floor_time;
 
 -- name: raise_version
--- catalog.set_replication: what every write compares, so that each process looks again. Returns the new version. The table has one row.
+-- catalog.set_replication: raise the version that every write compares, so that each process reads the settings again.
+-- Returns the new version. The table has one row.
 UPDATE queue SET config_version = config_version + 1 RETURNING config_version;
 
 -- name: restored
--- catalog.set_epoch: in a queue that goes on from another one's state. Takes epoch, boot_id.
+-- catalog.set_epoch: in a queue that continues another queue's state. Takes epoch, boot_id.
 UPDATE queue SET epoch = ?, boot_id = ?;
 
 -- name: promoted

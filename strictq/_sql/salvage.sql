@@ -1,4 +1,4 @@
--- What salvage writes into a new queue, and what it asks of it. A statement that names no index reads whole tables.
+-- The writes of salvage into a new queue, and its queries there. A statement that names no index reads whole tables.
 
 -- name: lane
 -- salvage: rows as they were read.
@@ -29,7 +29,7 @@ INSERT INTO key_state VALUES (?, ?);
 INSERT INTO outbox VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: inlet
--- salvage.save: what arrived from an origin.
+-- salvage.save: the last arrival from an origin.
 INSERT INTO inlet VALUES (?, ?);
 
 -- name: history
@@ -45,7 +45,7 @@ INSERT INTO applied VALUES (?, ?, ?, ?, ?, ?);
 INSERT INTO consumer VALUES (?, ?, ?, ?, ?);
 
 -- name: handout
--- handouts.copy: a hand-out.
+-- handouts.copy: a batch.
 INSERT INTO handout VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: handout_rejected
@@ -53,41 +53,41 @@ INSERT INTO handout VALUES (?, ?, ?, ?, ?, ?, ?);
 INSERT INTO handout_rejected VALUES (?, ?, ?);
 
 -- name: lease
--- handouts.copy: of hand-outs only.
+-- handouts.copy: a lease of a batch.
 INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: handouts_unknown
--- handouts.settle: consumers without a row, and the last of their hand-outs.
+-- handouts.settle: consumers without a row, and the last of their batches.
 SELECT consumer, max(n) FROM handout WHERE consumer NOT IN (SELECT name FROM consumer) GROUP BY consumer;
 
 -- name: handouts_of
--- handouts.settle: every hand-out of a consumer. Index: primary key.
+-- handouts.settle: every batch of a consumer. Index: primary key.
 SELECT n, state FROM handout WHERE consumer = ?;
 
 -- name: handouts_beyond
--- handouts.settle: hand-outs that fit to nothing that their consumer's row says.
+-- handouts.settle: batches that are inconsistent with their consumer's row.
 SELECT h.consumer, h.n FROM handout h JOIN consumer c ON c.name = h.consumer
 WHERE h.n > c.last OR h.n <= c.floor OR (h.state = 'open') <> (h.n > c.acked);
 
 -- name: handouts_short
--- handouts.settle: open hand-outs that lack messages.
+-- handouts.settle: open batches with missing messages.
 SELECT DISTINCT h.consumer, h.n FROM handout h JOIN lease e ON e.token = h.token AND e.deadline = 4611686018427387904
 WHERE h.state = 'open' AND e.pending <> (SELECT count(*) FROM message m WHERE m.lane = e.lane AND m.seq BETWEEN e.lo AND e.hi);
 
 -- name: empty_handout
--- handouts: a hand-out that was given back has no messages. Takes consumer, n. Index: primary key.
+-- handouts: a released batch has no messages. Takes consumer, n. Index: primary key.
 UPDATE handout SET messages = 0 WHERE consumer = ? AND n = ?;
 
 -- name: drop_blocks
--- handouts.settle: of what was released, or of nothing.
+-- handouts.settle: delete blocks of released batches, and blocks without a batch. Reads all.
 DELETE FROM handout_block WHERE (consumer, n) NOT IN (SELECT consumer, n FROM handout WHERE state <> 'released');
 
 -- name: drop_rejected
--- handouts.settle: of hand-outs that can't be read any more. Reads all.
+-- handouts.settle: delete rejected messages of batches that can no longer be read. Reads all.
 DELETE FROM handout_rejected WHERE (consumer, n) NOT IN (SELECT consumer, n FROM handout WHERE state <> 'released');
 
 -- name: drop_leases
--- handouts.settle: leases of hand-outs that are not open. Reads all.
+-- handouts.settle: delete leases of batches that are not open. Reads all.
 DELETE FROM lease WHERE (consumer, token) NOT IN (SELECT consumer, token FROM handout WHERE state = 'open');
 
 -- name: held_lanes
@@ -99,7 +99,7 @@ SELECT lane FROM lease;
 SELECT l.id, count(m.seq), ifnull(max(m.seq), 0) FROM lane l LEFT JOIN message m ON m.lane = l.id GROUP BY l.id;
 
 -- name: set_counts
--- salvage: what the lane's saved messages say. Takes last_seq, resolved, lane. Index: rowid.
+-- salvage: set a lane's counts to those of its saved messages. Takes last_seq, resolved, lane. Index: rowid.
 UPDATE lane SET last_seq = ?, resolved = ? WHERE id = ?;
 
 -- name: roots
@@ -107,7 +107,7 @@ UPDATE lane SET last_seq = ?, resolved = ? WHERE id = ?;
 SELECT name, rootpage FROM sqlite_schema WHERE rootpage > 0;
 
 -- name: columns
--- salvage: of a table of the program's; hidden: 2 and 3 are generated columns.
+-- salvage: columns of one of the program's own tables; hidden: 2 and 3 are generated columns.
 SELECT hidden, pk FROM pragma_table_xinfo(?) ORDER BY cid;
 
 -- name: without_rowid

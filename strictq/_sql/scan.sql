@@ -15,8 +15,8 @@ FROM message m CROSS JOIN lane l ON l.id = m.lane
 WHERE (m.lane, m.seq) > (?1, ?2) AND m.lane <= ?3 AND m.id <= ?4 ORDER BY m.lane, m.seq LIMIT ?5;
 
 -- name: packed
--- scan.columns: one row, a bounded step's messages column by column; what is not wanted is NULL. `headed` and `tried` are not 0 where
--- a message does not fit, because it has headers or attempts; where a body lies apart, there are fewer lengths. A column's values
+-- scan.columns: one row, a bounded step's messages column by column; what is not wanted is NULL. `headed` and `tried` are not 0 if
+-- a message does not fit, because it has headers or attempts; if a body is stored out of line, there are fewer lengths. A column's values
 -- are in the order of the rows; the reader makes sure that this is lane, seq, because SQLite promises it with an ORDER BY in each
 -- aggregate alone, which sorts (0.2 µs a row and column). What can be counted later is not counted here: it costs 5 % a column.
 -- Takes lane, seq, last lane, newest arrival, limit. Index: primary key.
@@ -29,9 +29,9 @@ FROM (
 );
 
 -- name: deep
--- scan.columns: the same where lanes are deep, one row a lane: at most so many of its seqs from where the step begins. Nothing has to say
--- which lane a message has, and SQLite need not copy what it packs. The values of a column are in the order of seqs: `message` has its
--- primary key, and nothing else to be read by. Takes lane, seq, last lane, newest arrival, how many seqs. Indexes: primary keys; no sort.
+-- scan.columns: the same for deep lanes, one row per lane: a bounded number of its seqs from the start of the step. The rows need not name
+-- the lane of each message, and SQLite need not copy the values. The values of a column are in the order of seqs: `message` has its
+-- primary key and no other access path. Takes lane, seq, last lane, newest arrival, how many seqs. Indexes: primary keys; no sort.
 SELECT l.id, /*?key*/ l.key /*?*/, count(*), min(m.seq), (SELECT max(t.seq) FROM message t WHERE t.lane = l.id),
        /*?headers*/ count(m.headers) /*?*/, /*?attempts*/ max(m.attempts) /*?*/,
        /*?seq*/ group_concat(m.seq) /*?*/, /*?id*/ group_concat(m.id) /*?*/, /*?sent_at*/ group_concat(m.sent_at) /*?*/,

@@ -1,5 +1,5 @@
 -- name: lanes_by_key
--- send: for each key its lane, the tail of its sequence, and whether a first message must list it as ready or delayed.
+-- send: for each key the lane, the tail of its sequence, and whether a first message must list it as ready or delayed.
 -- Takes the keys. Indexes: lane's UNIQUE one on key, message's and lease's primary keys.
 SELECT l.key, l.id,
        ifnull((SELECT max(m.seq) FROM message m WHERE m.lane = l.id), 0), l.last_seq,
@@ -39,7 +39,7 @@ ON CONFLICT (lane, dedup_id) DO UPDATE SET seq = excluded.seq, id = excluded.id,
 SELECT lane, dedup_id FROM dedup WHERE until <= ? ORDER BY until LIMIT ?;
 
 -- name: next_dedup
--- forget: when the first window is over. Index: dedup_until.
+-- forget: when the first window ends. Index: dedup_until.
 SELECT min(until) FROM dedup;
 
 -- name: delete_dedup

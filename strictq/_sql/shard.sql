@@ -5,7 +5,7 @@ CREATE TABLE meta (
     value ANY NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- One row, written by every transaction that changes anything: what the next one continues from, and running totals.
+-- One row, written by every transaction that changes anything: the state that the next one continues from, and running totals.
 CREATE TABLE counter (
     one             INTEGER PRIMARY KEY CHECK (one = 1),
     config_version  INTEGER NOT NULL,
@@ -91,7 +91,7 @@ CREATE TABLE delayed (
 ) STRICT;
 CREATE INDEX delayed_due ON delayed (due);
 
--- One holder per lane is this primary key.
+-- This primary key enforces one holder per lane.
 CREATE TABLE lease (
     lane      INTEGER PRIMARY KEY,
     token     INTEGER NOT NULL,                    -- epoch * 2^40 + number
@@ -160,13 +160,13 @@ CREATE TABLE outbox (
     body            BLOB    NOT NULL,
     PRIMARY KEY (destination, id)
 ) STRICT, WITHOUT ROWID;
--- What arrived here from other shards: never forgotten, so that a repeated forward does nothing.
+-- The last arrivals from other shards: never removed, so that a repeated forward does nothing.
 CREATE TABLE inlet (
     origin     TEXT PRIMARY KEY,
     high_water INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Records of finished messages, where the configuration keeps them, in the order in which they ended.
+-- Records of finished messages, if the configuration keeps them, in the order in which they ended.
 CREATE TABLE history (
     n               INTEGER PRIMARY KEY AUTOINCREMENT,   -- never reused, so that a reader can go on where it was
     key             BLOB    NOT NULL,              -- as in `lane`, which may be forgotten
@@ -185,8 +185,8 @@ CREATE TABLE history (
 ) STRICT;
 
 -- name: format_2
--- __init__.FORMAT_2, catalog and migrate: what format 2 adds to the tables above. The errors are the newest ones of a message's
--- attempts, as JSON (see failures.py); NULL where no attempt failed.
+-- __init__.FORMAT_2, catalog and migrate: the additions of format 2 to the tables above. The errors are the newest ones of a message's
+-- attempts, as JSON (see failures.py); NULL if no attempt failed.
 ALTER TABLE message ADD COLUMN errors TEXT;
 ALTER TABLE dead ADD COLUMN errors TEXT;
 ALTER TABLE history ADD COLUMN errors TEXT;
@@ -229,25 +229,25 @@ UPDATE counter SET epoch = ?, time_offset = ?;
 UPDATE counter SET last_token = last_token + ?;
 
 -- name: read_meta
--- shard, writer and catalog: one value of what the shard belongs to. Takes name. Index: primary key.
+-- shard, writer and catalog: one value of the shard's identity. Takes name. Index: primary key.
 SELECT value FROM meta WHERE name = ?;
 
 -- name: write_meta
--- shard, writer, catalog.lay_out_shard and salvage: set one such value. Takes name, value.
+-- shard, writer, catalog.lay_out_shard and salvage: set one value of the shard's identity. Takes name, value.
 INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: add_total
--- writer: add to a total of what seldom happens, which begins when it first does. Takes name, n.
+-- writer: add to the total of a rare event, which has no row before the first one. Takes name, n.
 INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value;
 
 -- name: rare_totals
--- inspect.stats: those totals; a row for each that is there. Index: primary key.
+-- inspect.stats: those totals; one row per existing total. Index: primary key.
 SELECT name, value FROM meta WHERE name IN ('dead_letters', 'rejected', 'redriven');
 
 -- name: last_id
--- inspect.status_of_keyless: the newest arrival number. In a look, the counter row is with what hot lanes add to it.
+-- inspect.status_of_keyless: the newest arrival number. In a look, the counter row includes hot lanes.
 SELECT last_id FROM counter;
 
 -- name: has_meta
--- catalog.verify_shard and checkpoint: whether the file was laid out at all. Scans the schema.
+-- catalog.verify_shard and checkpoint: whether the file has its tables. Scans the schema.
 SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'meta';

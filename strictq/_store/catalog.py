@@ -177,11 +177,11 @@ def verify_shard(db: apsw.Connection, catalog: Catalog, part: Range) -> None:
     if db.filename and db.pragma("journal_mode") != "wal":
         raise StoreCorrupt(f"{part.file} is not in WAL mode", shard=part.shard)
     if db.execute(SHARD.read_counter).get is not None and not Totals.read(db).are_possible():
-        raise StoreCorrupt("its counters are out of their range", shard=part.shard)
+        raise StoreCorrupt("its counters are out of range", shard=part.shard)
     for name, expected in _identity(catalog, part).items():
         found = db.execute(SHARD.read_meta, (name,)).get
         if found != expected:
-            raise StoreCorrupt(f"{part.file} has {name} {found!r}, not {expected!r}: it belongs elsewhere", shard=part.shard)
+            raise StoreCorrupt(f"{part.file} has {name} {found!r}, not {expected!r}: it is of another queue", shard=part.shard)
 
 
 def read(directory: Path, *, read_only: bool = False, older: bool = False) -> Catalog:
@@ -200,13 +200,13 @@ def read(directory: Path, *, read_only: bool = False, older: bool = False) -> Ca
             topology = Topology([Range(s, f, int(lo, 16), int(hi, 16)) for s, f, lo, hi in db.execute(CATALOG.read_topology)])
             shipped = db.execute(REPLICATION.read).get if replicated else None
         if row is None:
-            raise StoreCorrupt("the row that names the queue is missing", shard=-1)
+            raise StoreCorrupt("the row with the queue's identity is missing", shard=-1)
         queue_id, durability, config, version, epoch, boot_id, offset = row
         if problem := _nonsense(durability, version, epoch, offset):
             raise StoreCorrupt(problem, shard=-1)
         stored = QueueConfig.from_json(config)
     except (ValueError, TypeError, RecursionError) as e:  # damaged text, numbers or JSON
-        raise StoreCorrupt(f"what it stores can't be read: {e}", shard=-1, cause=e) from e
+        raise StoreCorrupt(f"its contents can't be read: {e}", shard=-1, cause=e) from e
     replication = None if shipped is None else Replication(*shipped)
     return Catalog(queue_id, cast(Durability, durability), stored, version, epoch, boot_id, offset, topology, replication)
 
@@ -298,7 +298,7 @@ def forks(directory: Path) -> list[Fork]:
             Fork(history, term, at, tuple((int(i), int(o)) for i, o in json.loads(shards))) for history, term, at, shards in rows
         ]
     except (ValueError, TypeError, RecursionError) as e:
-        raise StoreCorrupt(f"the histories that it goes on from can't be read: {e}", shard=-1, cause=e) from e
+        raise StoreCorrupt(f"its earlier histories can't be read: {e}", shard=-1, cause=e) from e
 
 
 def set_epoch(directory: Path, epoch: int) -> None:

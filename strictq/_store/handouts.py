@@ -68,6 +68,11 @@ class Allowance:
     bytes: int
     taken: int = 0
 
+    @property
+    def full(self) -> bool:
+        """Whether nothing more fits."""
+        return self.messages <= 0 or self.bytes <= 0
+
 
 class Advanced(NamedTuple):
     """The result of a step.

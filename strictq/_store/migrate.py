@@ -76,7 +76,7 @@ def require(db: apsw.Connection, kind: int, shard: int, *, older: bool = False) 
     if db.filename:
         checksums.require(db, shard)
     if version > FORMAT:
-        raise SchemaMismatch(f"its format {version} is newer than {FORMAT}, the newest this strictq knows", shard=shard)
+        raise SchemaMismatch(f"its format {version} is newer than {FORMAT}, the newest that this strictq supports", shard=shard)
     if version < FORMAT and not older:
         raise SchemaMismatch(f"its format {version} is older than {FORMAT}", shard=shard, hint=hints.MIGRATE)
     if db.filename:
@@ -157,7 +157,7 @@ def bring_up(db: apsw.Connection, kind: int, shard: int) -> None:
             try:
                 step = STEPS[kind][version]
             except KeyError:
-                raise StoreError(f"there is no way from format {version} to {FORMAT}", shard=shard) from None
+                raise StoreError(f"format {version} cannot be upgraded to {FORMAT}", shard=shard) from None
             step(db)
             stamp(db, kind, db.pragma("user_version") + 1)
         except BaseException:

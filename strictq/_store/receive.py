@@ -120,7 +120,7 @@ def _receive(
     if not into and failures:
         if len(failures) == 1:
             raise failures[0]
-        raise PartialFailure("shards failed, and nothing was ready in the others", failures) from failures[0]
+        raise PartialFailure("some shards failed, and the others have no ready message", failures) from failures[0]
     return soonest
 
 

@@ -127,7 +127,7 @@ class Shard:
             error = translate(e, self.number)
             if isinstance(e, apsw.CantOpenError) and host.read_only:
                 error = StoreError(
-                    "its -shm file is missing, and a read-only directory has no room to make one",
+                    "its -shm file is missing, and it cannot be created in a read-only directory",
                     shard=self.number, cause=e, hint=hints.OPEN_WRITABLE,
                 )  # fmt: skip
             if isinstance(error, StoreCorrupt | SchemaMismatch):
@@ -339,6 +339,10 @@ class Shard:
             return self._writer.use(look, 0.0)
         except StoreBusy:
             return self._glances.glance(look)
+
+    def bound_cache(self, kib: int) -> None:
+        """Let the writing connection cache so much of the file at most, until it is opened again."""
+        self._writer.use(lambda db: db.pragma("cache_size", -kib))
 
     @property
     def busy(self) -> bool:

@@ -316,9 +316,11 @@ class Store(Settings):
         if self._closed:
             raise QueueClosed("the queue is closed")
         if self._pid != _process.pid:
-            raise ForkedProcess("the queue came through a fork that it could not prepare for")
+            raise ForkedProcess("the queue was inherited through a fork that strictq could not prepare for")
         if writing and self.look is not None:
-            raise ReadOnlyQueue("this is a living replica; nothing was changed", hint=hints.PROMOTE.of(path=self.look.home))
+            raise ReadOnlyQueue(
+                "this is a replica that receives changes; nothing was changed", hint=hints.PROMOTE.of(path=self.look.home)
+            )
         if writing and self.read_only:
             raise ReadOnlyQueue("the queue was opened with read_only=True")
         if writing and not inside and open_transaction.get() is not None:

@@ -49,8 +49,8 @@ WORDS: Final[dict[str, str]] = {
     "primary_alive": "stop the processes of the primary, wait ten seconds and try again; or --force if no client can reach it",
     "promote": "write to its primary, or, if that is lost: strictq promote {path}",
     "promote_again": "if no process is promoting it, run it again: strictq promote {path}",
-    "give_replica": "use the directory that strictq replica receives for",
-    "end_replica": "end the strictq replica process, which may be stopped or hang, and try again",
+    "give_replica": "use the directory that was passed to strictq replica",
+    "end_replica": "end the strictq replica process, which may be suspended or hang, and try again",
     "start_replica": "start it: strictq replica {path} --listen HOST:PORT --token-file FILE",
     "close_looks": "end the programs that have it open for reading",
     "not_to_restore": "promote the replica on its host: strictq promote PATH; restore needs a directory or s3://BUCKET/PREFIX",
@@ -66,8 +66,8 @@ WORDS: Final[dict[str, str]] = {
     "leave_confirmed": (
         "start the replica, so that it learns of this; or use --force: a promotion of that replica may then lose messages"
     ),
-    "unfence": "use the promoted queue; or --detach --force, and both queues hand out the same messages",
-    "confirms_not": "use a store that honours conditional writes, a directory or a living replica; or leave --confirmed out",
+    "unfence": "use the promoted queue; or --detach --force, and both queues deliver the same messages",
+    "confirms_not": "use a store that honours conditional writes, a directory or a replica; or leave --confirmed out",
     "diverged": (
         "decide which of the two histories to keep, and replicate it to a different, empty directory; make a copied directory a "
         "queue of its own: strictq adopt QUEUE"
@@ -107,7 +107,8 @@ SAME: Final = frozenset(
 """Codes of hints that are the same for a program and at the command line."""
 NO_COMMAND: Final = frozenset(
     """
-    handler_shape encode_body use_async_with use_ack transaction_of_key use_tx_methods stop_worker use_threads
+    handler_shape encode_body convert_key total_seconds make_config
+    use_async_with use_ack transaction_of_key use_tx_methods stop_worker use_threads
     guard_main use_execute await_serve read_binary keyless_rows certificate_host executors_need_server option_path
     with_key_state give_queue use_worker server_options_path serve_again server_options executors_or_again make_queue
     make_token append_only make_queue_in_driver all_columns rename_to jump_wall await_drain retry_failures

@@ -32,7 +32,7 @@ strictq adopt copy.strictq
 @quiet_option
 @json_option
 def merge(old: Path, into: Path, dry_run: bool, quiet: bool, as_json: bool) -> int:
-    """Merge changes that the old primary has and the promoted queue lacks into the promoted queue.
+    """Merge the changes that only the old primary has into the promoted queue.
 
     Unresolved sends are appended in order per key, with new seqs. Messages that the old queue resolved are resolved. Key states
     and app_* tables that differ are listed but not merged. Repeating a merge sends nothing twice.

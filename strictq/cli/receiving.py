@@ -43,7 +43,7 @@ LOST: Final = {
 @command(EXAMPLES["replica"])
 @click.argument("path", type=PATH, metavar="PATH", help="The replica's directory. Created if it is missing.")
 @click.option("--listen", required=True, metavar="HOST:PORT", help="The address to listen on. Port 0: any free port.")
-@click.option("--token-file", required=True, type=PATH, metavar="FILE", help="File with the token that the primary must send.")
+@click.option("--token-file", required=True, type=PATH, metavar="FILE", help="The file with the token that the primary sends.")
 @click.option("--certificate", type=PATH, metavar="FILE", help="Use TLS with this certificate (PEM).")
 @click.option("--key", "private_key", type=PATH, metavar="FILE", help="The certificate's private key, if it is in another file.")
 @click.option("--plaintext", is_flag=True, help="The network is private: do not require TLS.")
@@ -51,7 +51,7 @@ LOST: Final = {
 @click.option("--queue-id", metavar="ID", help="The only queue that may ship to this replica. Default: the first that does.")
 @click.option("--forward-to", metavar="TARGET", help="Forward to the next replica of a chain, tcps://HOST:PORT.")
 @click.option("--authority", type=PATH, metavar="FILE", help="With --forward-to: the authority of that replica's certificate.")
-@click.option("--rejoin", is_flag=True, help="If PATH is a queue whose replica was promoted, first move it to PATH.diverged-N.")
+@click.option("--rejoin", is_flag=True, help="If PATH is a queue whose replica was promoted, move it to PATH.diverged-TERM.")
 @quiet_option
 @json_option
 def replica(

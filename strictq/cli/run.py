@@ -154,16 +154,20 @@ def _app(target: str) -> App:
         raise
     except Exception as e:
         if isinstance(e, ModuleNotFoundError) and e.name is not None and f"{module}.".startswith(f"{e.name}."):
-            raise Failure(
-                f"there is no module {module!r}", USAGE, "run the command in the module's directory, or set PYTHONPATH"
-            ) from None
+            hint = "run the command in the module's directory, or set PYTHONPATH"
+            if module.endswith(".py"):
+                hint = f"give the module's name, not its file's: {module.removesuffix('.py').replace('/', '.')}:{name or 'app'}"
+            raise Failure(f"there is no module {module!r}", USAGE, hint) from None
         traceback.print_exc()
         raise Failure(f"the module {module!r} cannot be imported: {type(e).__name__}: {e}", USAGE) from None
+    imported = found
     for part in (name or "app").split("."):
         found = getattr(found, part, None)
     if not isinstance(found, App):
         what = "does not exist" if found is None else f"is of type {type(found).__name__}"
-        raise Failure(f"{module}:{name or 'app'} {what}; it must be a strictq.App", USAGE)
+        apps = ", ".join(f"{module}:{each}" for each, value in vars(imported).items() if isinstance(value, App))
+        hint = f"the module has {apps}" if apps else f"the module {module!r} has no strictq.App"
+        raise Failure(f"{module}:{name or 'app'} {what}; it must be a strictq.App", USAGE, hint)
     return found
 
 

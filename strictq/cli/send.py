@@ -62,7 +62,7 @@ class OnError(StrEnum):
     help="The JSON field that contains the line's dedup id. Within the queue's dedup_window_seconds (default 300), "
     "a repeated id of a key is not sent again.",
 )
-@click.option("--size-field", metavar="FIELD", help="The field with the size_hint: a number that the duration depends on.")
+@click.option("--size-field", metavar="FIELD", help="The JSON field with the size_hint, a number on which the duration depends.")
 @click.option("--prepare-seconds", type=Seconds(min=0.0), help="Estimate of a worker's prepare stage, seconds per message.")
 @click.option("--process-seconds", type=Seconds(min=0.0), help="Estimate of a worker's process stage, seconds per message.")
 @click.option("--delay", type=Seconds(min=0.0), default=0.0, help="Delay delivery by this many seconds.")

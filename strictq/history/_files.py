@@ -136,7 +136,7 @@ def export_files(directory: Path, queue_id: str) -> dict[int, list[ExportFile]]:
 def _read(path: Path, queue_id: str) -> ExportFile:
     match = _NAME.fullmatch(path.name)
     if match is None or not stat.S_ISREG(os.lstat(path).st_mode):
-        raise ExportError(f"{path} is no file of an export", str(path), hint=hints.EXPORT_ALONE)
+        raise ExportError(f"{path} is not a file of an export", str(path), hint=hints.EXPORT_ALONE)
     if match[1] != queue_id:
         raise ExportError(f"{path} is an export of another queue, {match[1]}", str(path), hint=hints.EXPORT_EACH)
     shard, first, last = int(match[2]), int(match[3]), int(match[4])
@@ -148,7 +148,7 @@ def _read(path: Path, queue_id: str) -> ExportFile:
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as e:
         raise ExportError(f"{path} is damaged", str(path), hint=hints.EXPORT_DAMAGED) from e
     if not same:
-        raise ExportError(f"{path} has other records than its name says", str(path), hint=hints.EXPORT_NAME)
+        raise ExportError(f"{path} has other records than its name indicates", str(path), hint=hints.EXPORT_NAME)
     return file
 
 

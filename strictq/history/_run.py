@@ -34,7 +34,7 @@ class ExportRun:
         self._at = {shard: self._end_of(shard, there.pop(shard, [])) for shard in range(queue.shards)}
         if there:
             path = next(iter(there.values()))[0].path
-            raise ExportError(f"{path} is of a shard that the queue does not have", str(path), hint=hints.MOVE_AWAY)
+            raise ExportError(f"{path} belongs to a shard that the queue does not have", str(path), hint=hints.MOVE_AWAY)
 
     def _end_of(self, shard: int, there: list[ExportFile]) -> int:
         """Return the number after which to continue. Earlier records are in files, or are lost."""
@@ -45,7 +45,7 @@ class ExportRun:
         now = self._queue.history(shard=shard, after=last.last - 1, limit=1)
         if self._issued[shard] < last.last or (now and now[0].n == last.last and now[0].id != last.last_id):
             raise ExportError(
-                f"the queue has gone back to before {last.path.name}: was it restored from a copy?",
+                f"the queue is older than {last.path.name}: was it restored from a copy?",
                 str(last.path), hint=hints.EXPORT_ELSEWHERE,
             )  # fmt: skip
         return last.last

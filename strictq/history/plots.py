@@ -229,7 +229,7 @@ def _collected(rows: Rows, *columns: str) -> list[dict[str, Any]]:
     given: Any = rows if take is None else take(POINTS_MAX + 1)
     found = [row if isinstance(row, Mapping) else row.asDict() for row in given]
     if len(found) > POINTS_MAX:
-        raise InvalidArgument(f"more than {POINTS_MAX:,} rows are too many for a picture", hint=hints.LONGER_WINDOWS)
+        raise InvalidArgument(f"a picture can show at most {POINTS_MAX:,} rows", hint=hints.LONGER_WINDOWS)
     for name in columns:
         if any(name not in row for row in found):
             raise InvalidArgument(f"the rows have no column {name}")

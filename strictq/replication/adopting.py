@@ -63,7 +63,7 @@ def move_aside(home: Path) -> Path | None:
     known = api.replication_of(queue)
     if known is None:
         raise InvalidArgument(
-            f"{home} is a queue that was never replicated, so no replica took its place; nothing was changed",
+            f"{home} is a queue that was never replicated; nothing was changed",
             hint=hints.NEW_PATH,
         )
     term = max(term, known.term)
@@ -74,4 +74,4 @@ def move_aside(home: Path) -> Path | None:
                 os.rename(home, aside)
                 files.sync_directory(home.parent)
                 return aside
-    raise InvalidArgument(f"{home} can't be moved: {aside} and all before it exist", hint=hints.NEW_PATH)
+    raise InvalidArgument(f"{home} can't be moved: {aside} and all lower numbers exist", hint=hints.NEW_PATH)

@@ -39,7 +39,7 @@ class DirectoryTarget(SegmentFiles):
         queue = Path(os.path.realpath(queue))
         if self.path == queue or queue in self.path.parents or self.path in queue.parents:
             raise InvalidArgument(
-                f"{self.path} and the queue {queue} must not lie in one another; nothing was changed", hint=hints.OTHER_DIRECTORY
+                f"{self.path} and the queue {queue} must not contain each other; nothing was changed", hint=hints.OTHER_DIRECTORY
             )
 
     def make(self) -> None:

@@ -53,9 +53,9 @@ class Reach:
             InvalidArgument: the token file is missing.
         """
         if self.token_file is None:
-            raise InvalidArgument("the other members of the chain are to be asked: token_file is needed", hint=hints.TOKEN_FILE)
+            raise InvalidArgument("token_file is needed to contact the other members of the chain", hint=hints.TOKEN_FILE)
         authority = self.authority if address.startswith("tcps:") else None
-        # The address was given to a command that required TLS, or that was told that the network is private.
+        # The command that was given the address has required TLS, or an option that declares the network private.
         return replica_at(address, token_file=self.token_file, authority=authority, key=self.key, plaintext=True)
 
     def ask(self, address: str, message: Question) -> Vote:
@@ -100,7 +100,7 @@ def decide(
             decided = state.decided
             number = max(number, 0 if state.promised is None else state.promised.number) + 1
         if decided is None or not state.has_vote:
-            raise NotElected("this host is no member of the chain any more; nothing was changed", hint=hints.NO_MEMBER)
+            raise NotElected("this host is no longer a member of the chain; nothing was changed", hint=hints.NO_MEMBER)
         wanted = change(decided, state.id)
         if wanted == decided:
             return decided
@@ -117,15 +117,18 @@ def decide(
             why = talk.silent or "it was refused"
             if round.phase == "promises":
                 raise NotElected(
-                    f"{len(round.promises)} of {len(decided.members)} members answered, and it takes {decided.majority}; nothing "
-                    f"was changed ({why})", hint=hints.MAJORITY, transient=True,
+                    f"{len(round.promises)} of {len(decided.members)} members answered, and {decided.majority} are needed; "
+                    f"nothing was changed ({why})", hint=hints.MAJORITY, transient=True,
                 )  # fmt: skip
         elif round.newest is not None:
             talk.ask_all(round)  # report the decision to all members
             on_step("told")
         if round.highest is not None:
             number = max(number, round.highest.number)
-    raise NotElected(f"the members of the chain did not agree in {TRIES} tries ({why or 'others proposed, too'})", transient=True)
+    raise NotElected(
+        f"the members of the chain did not agree in {TRIES} tries ({why or 'another host proposed a change, too'})",
+        transient=True,
+    )
 
 
 class Talk:
@@ -182,7 +185,7 @@ def _caught_up(
         return round
     address = dict(round.decided.members)[round.ahead[1]]
     if round.ahead[0].n == PRIMARY_N:
-        raise NotElected(f"{address} was promoted, and answers; nothing was changed", hint=hints.ELECTED_OTHER)
+        raise NotElected(f"{address} was promoted and is running; nothing was changed", hint=hints.ELECTED_OTHER)
     source = reach.at(address)
     try:
         fetch(source)
@@ -192,13 +195,13 @@ def _caught_up(
         source.close()
     round = round.caught_up(position())
     if round.ahead is not None:
-        raise _behind(address, "its log has not kept that")
+        raise _behind(address, "its log no longer has that segment")
     return round
 
 
 def _behind(address: str, why: str) -> NotElected:
     return NotElected(
-        f"the log of {address} is ahead of this one, which could not get what it lacks: {why}; nothing was changed",
+        f"the log of {address} is ahead of this one, and its segments could not be fetched: {why}; nothing was changed",
         hint=hints.PROMOTE_OTHER,
     )
 
@@ -234,7 +237,9 @@ def elect(votes: Votes, replica: ReceivedSegments, reach: Reach, on_step: Callab
             return decided
         if first.decided is not None and decided.primary != first.decided.primary:
             other = dict(decided.members)[decided.primary]
-            raise NotElected(f"the members have elected {other or 'another one'}; nothing was changed", hint=hints.ELECTED_OTHER)
+            raise NotElected(
+                f"the members have elected {other or 'another member'}; nothing was changed", hint=hints.ELECTED_OTHER
+            )
         return Membership(
             decided.version + 1, max(decided.term, replica.state.term) + 1, decided.queue_id,
             tuple(each for each in decided.members if each[0] != decided.primary), own, os.urandom(16).hex(),
@@ -258,7 +263,7 @@ def ask_decider(command: Sequence[str] | str, queue_id: str, term: int, home: Pa
     try:
         words = shlex.split(command) if isinstance(command, str) else [*command]
     except ValueError as e:
-        raise InvalidArgument(f"the decider {command!r} is no command: {e}") from e
+        raise InvalidArgument(f"the decider {command!r} is not a command: {e}") from e
     if not words or not all(isinstance(word, str) and word for word in words):
         raise InvalidArgument(f"the decider must be a command and its arguments, not {command!r}")
     try:
@@ -266,9 +271,9 @@ def ask_decider(command: Sequence[str] | str, queue_id: str, term: int, home: Pa
             [*words, queue_id, str(term), f"{socket.gethostname()}:{home}"], stdin=subprocess.DEVNULL, timeout=DECIDER_SECONDS
         ).returncode  # fmt: skip
     except (OSError, ValueError, subprocess.SubprocessError) as e:
-        raise NotElected(f"the decider {words[0]} can't be asked: {e}; nothing was changed", hint=hints.DECIDER) from e
+        raise NotElected(f"the decider {words[0]} can't be run: {e}; nothing was changed", hint=hints.DECIDER) from e
     if code:
-        raise NotElected(f"the decider {words[0]} refuses: it ended with {code}; nothing was changed", hint=hints.DECIDER)
+        raise NotElected(f"the decider {words[0]} refused: it exited with {code}; nothing was changed", hint=hints.DECIDER)
 
 
 def tell_all(reach: Reach, decided: Membership, own: str) -> None:

@@ -245,10 +245,10 @@ class Forwarding:
             Diverged: it has segments that this replica does not have.
         """
         if n > self._end[0]:
-            raise Diverged(f"{self} has more than this replica: it is not the next one of this chain")
+            raise Diverged(f"{self} has more than this replica: it is not the next replica of this chain")
         known = dict([self._before, self._end, *((kept.n, kept.hash) for kept in self._kept)])
         if known.get(n, digest) != digest:
-            raise Diverged(f"{self} has another segment {n}: it is not the next one of this chain")
+            raise Diverged(f"{self} has another segment {n}: it is not the next replica of this chain")
         if n in known:
             return n
         bases = [kept.n for kept in self._kept if kept.base and kept.n > n]

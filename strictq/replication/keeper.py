@@ -297,7 +297,7 @@ class ShipKeeper:
         except (Diverged, Fenced) as e:
             if isinstance(e, Fenced) and self._rounds is not None:
                 self._fence(storage)
-            logger().error("%s is not replicated any more: %s", self._directory, e)
+            logger().error("%s is no longer replicated: %s", self._directory, e)
             self._show(error=str(e), stopped=True)
             self._tell("replication_stopped", str(e))
             return None
@@ -339,7 +339,7 @@ class ShipKeeper:
         if self._beats and not (shipped and self._rounds is None):
             self._beat()
         if self._rounds is not None and self._shipper.level:
-            self._rounds.end()  # only after the first heartbeat has told the replica that calls wait for it
+            self._rounds.end()  # only after the first heartbeat, which informs the replica that calls wait for it
         self._captured = tuple(self._shipper.captured())
         self._progress.write(self._shipper.x)
         return shipped
@@ -369,7 +369,7 @@ class ShipKeeper:
 
     def _failed(self, error: StrictqError, storage: Storage) -> float | None:
         if not self._failures:
-            logger().warning("shipping %s failed; it is tried again: %s", self._directory, error)
+            logger().warning("shipping %s failed; trying again: %s", self._directory, error)
         self._failures += 1
         shown = str(error)
         if self._behind_bytes(storage) > self._settings.max_lag_bytes:
@@ -409,7 +409,7 @@ class ShipKeeper:
         self._let_go()
         if not self.lapsed:
             self.lapsed = True
-            logger().warning("%s keeps its WAL for its replica no longer: %s", self._directory, why)
+            logger().warning("%s no longer keeps its WAL for its replica: %s", self._directory, why)
             self._tell("replication_lapsed", why)
 
     def _gap(self) -> str:

@@ -62,7 +62,7 @@ def members(
         _form(home, votes, reach, [parse(each) for each in form])
     state = votes.look()
     if state is None or state.decided is None:
-        raise ConfigError(f"{home} is no member of a chain; nothing was changed", hint=hints.FORM_CHAIN)
+        raise ConfigError(f"{home} is not a member of a chain; nothing was changed", hint=hints.FORM_CHAIN)
     if add is not None:
         _add(votes, reach, parse(add), state.decided)
     if drop is not None:
@@ -92,7 +92,7 @@ def _form(home: Path, votes: Votes, reach: Reach, addresses: list[str]) -> None:
             raise InvalidArgument(f"{home} is a replica: form the chain where its primary is; nothing was changed")
         queue = home / LIVE
     if not 0 < len(set(addresses)) == len(addresses) < MEMBERS_MAX:
-        raise InvalidArgument(f"a chain has 1 to {MEMBERS_MAX - 1} replicas, each of them once; nothing was changed")
+        raise InvalidArgument(f"a chain has 1 to {MEMBERS_MAX - 1} different replicas; nothing was changed")
     facts = Storage.facts(queue)
     replication = None if facts is None else facts.replication
     if facts is None or replication is None or not replication.ships:
@@ -101,7 +101,7 @@ def _form(home: Path, votes: Votes, reach: Reach, addresses: list[str]) -> None:
     if known is not None and known.decided is not None:
         if known.decided.primary == known.id:
             if sorted(address for _, address in known.decided.members if address) != sorted(addresses):
-                raise InvalidArgument("the queue has a chain: add or drop members one at a time", hint=hints.SHOW_MEMBERS)
+                raise InvalidArgument("the queue already has a chain: add or drop members one at a time", hint=hints.SHOW_MEMBERS)
             return
         votes.leave_chain()  # it was promoted by force, so it is no longer a member of the old chain
     with votes.held() as state:
@@ -160,14 +160,14 @@ def _drop(votes: Votes, reach: Reach, address: str) -> None:
     def change(decided: Membership, _own: str) -> Membership:
         if gone is None or gone not in decided.ids:
             if address in dict(decided.members).values():
-                raise InvalidArgument(f"{address} is another replica by now; nothing was changed", hint=hints.SHOW_MEMBERS)
+                raise InvalidArgument(f"{address} is now another replica; nothing was changed", hint=hints.SHOW_MEMBERS)
             return decided
         if gone == decided.primary:
             raise InvalidArgument("the primary can't be dropped: promote a replica; nothing was changed", hint=hints.SHOW_MEMBERS)
         return _changed(decided, tuple(each for each in decided.members if each[0] != gone))
 
     if gone is None:
-        raise InvalidArgument(f"{address} is no member; nothing was changed", hint=hints.SHOW_MEMBERS)
+        raise InvalidArgument(f"{address} is not a member; nothing was changed", hint=hints.SHOW_MEMBERS)
     decide(votes, reach, change)
 
 

@@ -43,13 +43,13 @@ def parse(text: str | os.PathLike[str]) -> str:
         return f"s3://{_objects(rest)}"
     if scheme in REPLICAS:
         if not rest.startswith("//"):
-            raise InvalidArgument(f"{name!r} names no host", hint=hints.TARGET_IS)
+            raise InvalidArgument(f"{name!r} has no host", hint=hints.TARGET_IS)
         host, port = host_and_port("a replica", rest[2:])
         if not port:
-            raise InvalidArgument(f"{name!r} names no port", hint=hints.TARGET_IS)
+            raise InvalidArgument(f"{name!r} has no port", hint=hints.TARGET_IS)
         return f"{scheme}://{address(host, port)}"
     if scheme != "file":
-        raise InvalidArgument(f"strictq does not know targets of the kind {scheme!r}", hint=hints.TARGET_IS)
+        raise InvalidArgument(f"strictq does not support targets of the kind {scheme!r}", hint=hints.TARGET_IS)
     return f"file:{_directory(rest if found is None else _without_host(rest))}"
 
 
@@ -81,11 +81,11 @@ def replica_at(
     """
     scheme, _, rest = parse(name).partition("://")
     if scheme not in REPLICAS:
-        raise InvalidArgument(f"{name!r} is no living replica", hint=hints.REPLICA_IS)
+        raise InvalidArgument(f"{name!r} is not a replica on another host", hint=hints.REPLICA_IS)
     host, port = host_and_port("a replica", rest)
     require_protected("a replica", host, tls=scheme == "tcps", plaintext=plaintext)
     if authority is not None and scheme != "tcps":
-        raise InvalidArgument("authority is for tcps://")
+        raise InvalidArgument("authority requires tcps://")
     return ReplicaTarget(
         scheme, host, port, key, token_file=os.fspath(token_file), authority="" if authority is None else os.fspath(authority)
     )
@@ -99,7 +99,9 @@ def files_of(name: str, key: bytes = b"", *, write_once: bool = True) -> Segment
     """
     scheme, _, rest = name.partition(":")
     if scheme in REPLICAS:
-        raise InvalidArgument(f"{name} is a living replica, which keeps no segments", hint=hints.NOT_TO_RESTORE)
+        raise InvalidArgument(
+            f"{name} is a replica on another host, which keeps no segments to restore from", hint=hints.NOT_TO_RESTORE
+        )
     if scheme == "s3":
         return ObjectTarget(rest.removeprefix("//"), key, write_once=write_once)
     return DirectoryTarget(Path(rest), key)
@@ -121,10 +123,10 @@ def _directory(path: str) -> str:
 def _objects(rest: str) -> str:
     """Return bucket and prefix."""
     if "@" in rest:
-        raise InvalidArgument("credentials don't belong into the name of a target", hint=hints.STORE_CREDENTIALS)
+        raise InvalidArgument("the name of a target must not contain credentials", hint=hints.STORE_CREDENTIALS)
     bucket, *parts = rest.removeprefix("//").rstrip("/").split("/")
     if not rest.startswith("//") or not _BUCKET.fullmatch(bucket):
-        raise InvalidArgument(f"s3:{rest} names no bucket", hint=hints.TARGET_IS)
+        raise InvalidArgument(f"s3:{rest} has no bucket", hint=hints.TARGET_IS)
     if any(part in _ODD or not part.isprintable() or set(part) & set("*?[#") for part in parts):
         raise InvalidArgument(f"s3:{rest}: a prefix must not have empty parts, '.', '..' or any of *?[#", hint=hints.TARGET_IS)
     return "/".join((bucket, *parts))

@@ -116,7 +116,9 @@ def _require_silent(found: Promoted, *, force: bool) -> None:
     if found.alive and not force:
         assert found.contact_at is not None
         assert found.silent_seconds is not None
-        raise PrimaryAlive(f"the primary was heard of {found.silent_seconds:.1f} s ago; nothing was promoted", found.contact_at)
+        raise PrimaryAlive(
+            f"the last contact with the primary was {found.silent_seconds:.1f} s ago; nothing was promoted", found.contact_at
+        )
 
 
 def _report(home: Path, key: bytes, clock: Clock, missing: int | None = None) -> Promoted:
@@ -128,12 +130,12 @@ def _report(home: Path, key: bytes, clock: Clock, missing: int | None = None) ->
     """
     state, contact = ReplicaState.read(home), LastContact.read(home)
     if state.history_id and state.key_id != (key_id(key) if key else ""):
-        raise InvalidArgument(f"the segments of {home} are made with another key, or none", hint=hints.KEY_OF_REPLICA)
+        raise InvalidArgument(f"the segments of {home} were made with another key, or without one", hint=hints.KEY_OF_REPLICA)
     last, incomplete = state.applied, 0
     if missing is None:
         last, incomplete = _received(home, key, state)
     if last is None:
-        raise QueueNotFound(f"the replica {home} has no whole state of a queue yet", hint=hints.START_REPLICA.of(path=home))
+        raise QueueNotFound(f"the replica {home} has no complete state of a queue yet", hint=hints.START_REPLICA.of(path=home))
     age = None if contact is None else contact.age(clock) / MICROSECONDS
     return Promoted(
         path=str(home / LIVE),
@@ -173,11 +175,13 @@ def _promote(
     wanted, hold, looks = (files.Lock(home / name) for name in (PROMOTING, LOCK, LOOKS))
     try:
         if not wanted.alone(0.0):
-            raise StoreBusy(f"another process promotes the replica {home}", shard=-1)
+            raise StoreBusy(f"another process is promoting the replica {home}", shard=-1)
         if not hold.alone(HAND_OVER_SECONDS):
-            raise StoreBusy(f"the process that receives for the replica {home} does not let go", shard=-1, hint=hints.END_REPLICA)
+            raise StoreBusy(
+                f"the process that receives for the replica {home} does not close it", shard=-1, hint=hints.END_REPLICA
+            )
         if not looks.alone(LOOKS_SECONDS):
-            raise StoreBusy(f"another process looks at the replica {home}", shard=-1, hint=hints.CLOSE_LOOKS)
+            raise StoreBusy(f"another process has the replica {home} open for reading", shard=-1, hint=hints.CLOSE_LOOKS)
         state = ReplicaState.read(home)
         if state.role == "promoted":
             return  # another process was faster
@@ -195,7 +199,7 @@ def _promote(
         on_step("applied")
         state = ReplicaState.read(home)
         if state.applied is None:
-            raise ReplicaGap(f"the replica {home} has no whole state of a queue", 0)
+            raise ReplicaGap(f"the replica {home} has no complete state of a queue", 0)
         own = Replication(state.promoted_as, state.term, "off", "", "{}", state.applied.x)
         now = _queue_time(state.applied, LastContact.read(home), clock)
         api.become_queue(home / LIVE, own, now, clock, end_leases=dead)

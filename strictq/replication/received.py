@@ -104,7 +104,7 @@ class ReceivedSegments:
         self._hold = promoting or files.Lock(home / LOCK)
         if not self._promoting and not self._hold.alone(LOCK_SECONDS):
             self._hold.leave()
-            raise StoreBusy(f"another process receives for the replica {home}, or promotes it", shard=-1)
+            raise StoreBusy(f"another process is receiving for the replica {home}, or promoting it", shard=-1)
         self._changed = threading.Condition()
         self._stop = False
         self._stopping = threading.Event()
@@ -156,7 +156,9 @@ class ReceivedSegments:
             self.state = attrs.evolve(state, queue_id=queue_id)
             self.state.write(self.home)
         if state.history_id and state.key_id != self._key_id():
-            raise InvalidArgument(f"the segments of {self.home} are made with another key, or none", hint=hints.KEY_OF_REPLICA)
+            raise InvalidArgument(
+                f"the segments of {self.home} were made with another key, or without one", hint=hints.KEY_OF_REPLICA
+            )
 
     def _note_next(self, name: str) -> None:
         if self.state.forwards_to != name:
@@ -199,7 +201,7 @@ class ReceivedSegments:
         looks = files.Lock(self.home / LOOKS)
         try:
             if not self._promoting and not looks.alone(LOCK_SECONDS):
-                raise StoreBusy(f"another process looks at the replica {self.home}", shard=-1, hint=hints.CLOSE_LOOKS)
+                raise StoreBusy(f"another process has the replica {self.home} open for reading", shard=-1, hint=hints.CLOSE_LOOKS)
             assert self._mark is not None
             self._mark.begin()
             while self._ready:
@@ -273,7 +275,7 @@ class ReceivedSegments:
                 self._require_history(queue_id, history_id)
                 return
             if self.state.queue_id not in ("", queue_id):
-                raise Diverged("the replica was made for another queue", hint=hints.EMPTY_TARGET)
+                raise Diverged("the replica was created for another queue", hint=hints.EMPTY_TARGET)
             claimed = attrs.evolve(
                 self.state, queue_id=queue_id, history_id=history_id, key_id=key, confirmed=False, generation=0
             )  # fmt: skip
@@ -366,7 +368,7 @@ class ReceivedSegments:
 
     def _require_no_base(self) -> None:
         if self._forwarding is not None and self._forwarding.base_wanted:
-            raise ReplicaGap(f"the next replica {self._forwarding} lacks what this one does not keep any more", self._n + 1)
+            raise ReplicaGap(f"the next replica {self._forwarding} lacks segments that this one no longer keeps", self._n + 1)
 
     def put(self, n: int, data: bytes) -> None:
         """Store a segment. It is on the disk on return, in confirmed mode also on the next replica's.
@@ -394,7 +396,7 @@ class ReceivedSegments:
                     self._require_no_base()
                 assert self._log is not None
                 if self._log.size > LOG_BYTES_MAX:
-                    raise StoreFull(f"the replica can't apply what it has: {self.error or 'a look holds it'}", shard=-1)
+                    raise StoreFull(f"the replica can't apply its segments: {self.error or 'a reader has it open'}", shard=-1)
                 logged = self._log.append(header, data)
                 self._on_step("appended")
                 self._follow(logged)
@@ -464,15 +466,15 @@ class ReceivedSegments:
 
     def _require_receives(self) -> None:
         if self.state.role != "replica":
-            raise Fenced(f"the replica was promoted, and is in term {self.state.term} now", self.state.term)
+            raise Fenced(f"the replica was promoted, and is now in term {self.state.term}", self.state.term)
         if self._stop:
             raise StoreBusy("the replica is being promoted, or is ending", shard=-1)
 
     def _require_history(self, queue_id: str, history_id: str) -> None:
         if queue_id != self.state.queue_id:
-            raise Diverged("the replica is that of another queue", hint=hints.EMPTY_TARGET)
+            raise Diverged("the replica belongs to another queue", hint=hints.EMPTY_TARGET)
         if history_id != self.state.history_id:
-            raise Diverged("the replica is that of another history of this queue", hint=hints.EMPTY_TARGET)
+            raise Diverged("the replica belongs to another history of this queue", hint=hints.EMPTY_TARGET)
 
     def _require_term(self, term: int) -> None:
         voter = self._votes.look()
@@ -501,9 +503,9 @@ class ReceivedSegments:
         if n <= self._n or (n == self._n + 1 and header.prev != self._hash):
             raise Diverged(f"the replica has another segment {min(n, self._n)}: two copies of the queue ship to the same place")
         if header.first != n and not (self._open and header.first == self._open[0].header.n):
-            raise ReplicaGap(f"segment {header.first}, with which the cut of segment {n} begins, is missing", header.first)
+            raise ReplicaGap(f"segment {header.first}, at which the cut of segment {n} begins, is missing", header.first)
         if self._complete is None and not header.is_base:
-            raise ReplicaGap("the first segments of a replica must have all of the queue", n)
+            raise ReplicaGap("the first segments of a replica must contain the whole queue", n)
 
     def _require_sound(self, header: SegmentHeader) -> None:
         """Raise unless a segment's header is plausible.
@@ -516,7 +518,7 @@ class ReceivedSegments:
         for part in header.parts:
             sound = sound and -1 <= part.shard < known and 0 <= part.count <= part.size < 1 << 32
         if not sound:
-            raise ReplicaGap(f"segment {header.n} is damaged: its header makes no sense", header.n)
+            raise ReplicaGap(f"segment {header.n} is damaged: its header is invalid", header.n)
 
     # ---- applying
 
@@ -534,9 +536,9 @@ class ReceivedSegments:
                 self._trim()
             except Exception as e:
                 if not isinstance(e, StrictqError):
-                    logger().exception("the replica %s can't apply what it has", self.home)
+                    logger().exception("the replica %s can't apply its segments", self.home)
                 elif str(e) != self.error:
-                    logger().error("the replica %s can't apply what it has: %s", self.home, e)
+                    logger().error("the replica %s can't apply its segments: %s", self.home, e)
                 self.error = str(e)
                 with self._changed:
                     if not self._stop:

@@ -107,7 +107,7 @@ class ReplicaTarget(ShipTarget):
                 return None
             return ChainHead(n, digest, None if complete is None else header_from(complete, int(complete["n"])))
         except (ValueError, TypeError, LookupError, ReplicaGap) as e:
-            raise self._stranger("its answer makes no sense") from e
+            raise self._stranger("its answer is invalid") from e
 
     def put(self, n: int, data: bytes) -> None:
         self._ask("PUT", f"{SEGMENT}{n}", data)
@@ -150,7 +150,7 @@ class ReplicaTarget(ShipTarget):
         try:
             return answer_from(found)
         except (ValueError, TypeError, LookupError) as e:
-            raise self._stranger("its answer makes no sense") from e
+            raise self._stranger("its answer is invalid") from e
 
     def fetch(self, n: int) -> bytes:
         """Return the concatenated segments of its log after this one; b"": it does not have the next one.
@@ -163,7 +163,7 @@ class ReplicaTarget(ShipTarget):
         if status == HTTPStatus.OK:
             return answer
         self._require_json(status, answer)
-        raise self._stranger(f"it answers with {status}")
+        raise self._stranger(f"it answered with status {status}")
 
     # ---- one request
 
@@ -178,13 +178,13 @@ class ReplicaTarget(ShipTarget):
             status, answer = self._answer(method, path, body)
         found = self._require_json(status, answer)
         if found is None:
-            raise self._stranger(f"it answers with {status}")
+            raise self._stranger(f"it answered with status {status}")
         return found
 
     def _require_json(self, status: int, answer: bytes) -> dict[str, Any] | None:
         """Return the decoded answer, or raise the error in it; None: it has neither."""
         if status == HTTPStatus.UNAUTHORIZED:
-            raise TargetUnavailable(f"{self} does not take this token", str(self), hint=hints.TOKEN_FILE, transient=False)
+            raise TargetUnavailable(f"{self} does not accept this token", str(self), hint=hints.TOKEN_FILE, transient=False)
         try:
             if status == HTTPStatus.OK:
                 found = json.loads(answer)
@@ -194,7 +194,7 @@ class ReplicaTarget(ShipTarget):
         except (ValueError, TypeError, LookupError, RecursionError) as e:
             if isinstance(e, StrictqError):
                 raise
-            raise self._stranger("its answer makes no sense") from e
+            raise self._stranger("its answer is invalid") from e
         return None
 
     def _answer(self, method: str, path: str, body: bytes, most: int = ANSWER_BYTES_MAX) -> tuple[int, bytes]:
@@ -237,7 +237,7 @@ class ReplicaTarget(ShipTarget):
 
     def _stranger(self, why: str) -> TargetUnavailable:
         return TargetUnavailable(
-            f"{self} is no replica of this version of strictq: {why}", str(self), hint=hints.SAME_RELEASE, transient=False
+            f"{self} is not a replica of this version of strictq: {why}", str(self), hint=hints.SAME_RELEASE, transient=False
         )
 
     def translated(self, what: str, error: Exception) -> StrictqError | None:

@@ -113,7 +113,7 @@ class ReplicaState:
             if values.pop("magic") != MAGIC:
                 raise ValueError
             if values.pop("format") > FORMAT:
-                raise SchemaMismatch("the replica was made by a newer strictq", shard=-1)
+                raise SchemaMismatch("the replica was written by a newer strictq", shard=-1)
             if values["applied"] is not None:
                 values["applied"] = header_from(values["applied"], values["applied"]["n"])
             return cls(**values)
@@ -239,7 +239,7 @@ def make(home: Path) -> None:
             if "queue.db" in found:
                 raise InvalidArgument(f"{home} is a queue; nothing was changed", hint=hints.REJOIN.of(path=home))
             raise InvalidArgument(
-                f"{home} has other files in it, as {min(found)!r}; nothing was changed", hint=hints.EMPTY_TARGET
+                f"{home} contains other files, such as {min(found)!r}; nothing was changed", hint=hints.EMPTY_TARGET
             )
         files.make_directories(home.parent)
         if not home.exists():
@@ -289,7 +289,7 @@ class HeldLook:
         try:
             if not (home / LIVE / "queue.db").exists():
                 raise QueueNotFound(
-                    f"the replica {home} has no whole state of a queue yet", hint=hints.START_REPLICA.of(path=home)
+                    f"the replica {home} has no complete state of a queue yet", hint=hints.START_REPLICA.of(path=home)
                 )
             applied = ApplyingMark.read(home, clock)
             if applied is None:
@@ -336,10 +336,10 @@ def at_replica(home: Path, clock: Clock, *, read_only: bool) -> tuple[Path, Held
     if state.role == "promoted" and not api.is_marked_replica(home / LIVE):
         return home / LIVE, None
     if not read_only:
-        raise ReadOnlyQueue(f"{home} is a living replica; nothing was changed", hint=hints.PROMOTE.of(path=home))
+        raise ReadOnlyQueue(f"{home} is a replica that receives changes; nothing was changed", hint=hints.PROMOTE.of(path=home))
     if state.role != "replica":
         raise StoreBusy(
-            f"a promotion of the replica {home} is under way, or was interrupted", shard=-1,
+            f"a promotion of the replica {home} is running, or was interrupted", shard=-1,
             hint=hints.PROMOTE_AGAIN.of(path=home),
         )  # fmt: skip
     return home / LIVE, HeldLook(home, clock)

@@ -135,7 +135,7 @@ class ReplicaLog:
             StoreFull, StoreError: it was not appended; nothing else was changed.
         """
         if self._broken:
-            raise StoreError("the replica's log could not be put right after an error: start the replica again", shard=-1)
+            raise StoreError("the replica's log could not be repaired after an error: restart the replica", shard=-1)
         other = 1 - self._active
         if self._ends[self._active] >= ROTATE_BYTES and not self._ends[other]:
             self._active = other

@@ -101,10 +101,10 @@ def restore(
     place = os.path.expanduser(to)
     path = Path(os.path.realpath(place))
     if os.path.lexists(place) or os.path.lexists(path):
-        raise InvalidArgument(f"{path} exists; nothing was made", hint=hints.NEW_PATH)
+        raise InvalidArgument(f"{path} exists; nothing was created", hint=hints.NEW_PATH)
     target, identity = _opened(source, b"" if key_file is None else read_key(key_file))
     if target.holds(path):
-        raise InvalidArgument(f"{path} lies in the replica; nothing was made", hint=hints.NEW_PATH)
+        raise InvalidArgument(f"{path} is inside the replica; nothing was created", hint=hints.NEW_PATH)
     for left in reversed(range(TRIES)):
         with target.reading() as reading:
             point, numbers = _choose(target, wanted, cut)
@@ -130,7 +130,7 @@ def _opened(source: str | os.PathLike[str], key: bytes | None) -> tuple[SegmentF
             raise QueueNotFound(str(e), hint=hints.TARGET_IS) from e
         raise
     if identity is None:
-        raise InvalidArgument(f"{target} is no replica: no queue ships to it", hint=hints.TARGET_IS)
+        raise InvalidArgument(f"{target} is not a replica: no queue ships to it", hint=hints.TARGET_IS)
     if key is not None:
         target.require_key(identity)
     return target, identity
@@ -150,7 +150,7 @@ def _choose(target: SegmentFiles, wanted: int | None, cut: int | None) -> tuple[
     """Return the requested state, and the numbers of its segments from its base."""
     found = list(points(target))
     if not found:
-        raise ReplicaGap(f"{target} holds no whole state of the queue", 0, hint=hints.POINTS_ARE.of(target=target))
+        raise ReplicaGap(f"{target} has no complete state of the queue", 0, hint=hints.POINTS_ARE.of(target=target))
     point = found[-1]
     if cut is not None:
         named = [each for each in found if each.n == cut]
@@ -172,19 +172,19 @@ def _at(target: SegmentFiles, found: list[Point], wanted: int) -> Point:
     before = [i for i, point in enumerate(found) if point.wall <= wanted]
     if not before:
         raise InvalidArgument(
-            f"the oldest state is that of {_shown(found[0].wall)}; {_shown(wanted)} is before it",
+            f"the oldest state is of {_shown(found[0].wall)}; {_shown(wanted)} is before it",
             hint=hints.POINTS_ARE.of(target=target),
         )
     if max(point.wall for point in found) < wanted:
         raise InvalidArgument(
-            f"the newest state is that of {_shown(found[-1].wall)}; {_shown(wanted)} is after it",
+            f"the newest state is of {_shown(found[-1].wall)}; {_shown(wanted)} is after it",
             hint=hints.POINTS_ARE.of(target=target),
         )
     if before != list(range(len(before))):
         # The clock was set back. The last state before the wanted time was first passed is the earliest candidate.
         first = next(i for i in range(len(found)) if found[i].wall > wanted) - 1
         raise InvalidArgument(
-            f"the wall clock was put back: {_shown(wanted)} came more than once",
+            f"the wall clock was set back: {_shown(wanted)} occurred more than once",
             hint=hints.CHOOSE_CUT.of(cut=found[max(first, 0)].n),
         )
     return found[before[-1]]
@@ -219,7 +219,7 @@ def _made(
         api.publish(path, build)
         facts = api.Storage.facts(path, read_only=True)
         if facts is None or facts.queue_id != identity["queue_id"]:
-            raise StoreCorrupt("the replica is of another queue than it says", shard=-1)
+            raise StoreCorrupt("the replica's segments belong to another queue", shard=-1)
     return Restored(
         path=str(path),
         queue_id=str(identity["queue_id"]),

@@ -139,7 +139,7 @@ def header_from(values: dict[str, Any], number: int) -> SegmentHeader:
     try:
         values = dict(values)
         if values.pop("format") != FORMAT:
-            raise SchemaMismatch(f"segment {number} is of a newer format", shard=-1)
+            raise SchemaMismatch(f"segment {number} has a newer format", shard=-1)
         values["parts"] = tuple(PagesOf(*map(int, part)) for part in values["parts"])
         values["positions"] = {
             int(shard): (str(header), int(frames), str(last), int(time))
@@ -147,10 +147,10 @@ def header_from(values: dict[str, Any], number: int) -> SegmentHeader:
         }
         header = SegmentHeader(**values)
     except (ValueError, TypeError, KeyError, AttributeError) as e:
-        raise _damaged(number, "its header makes no sense") from e
+        raise _damaged(number, "its header is invalid") from e
     for name, kind in _KINDS.items():
         if type(getattr(header, name)) is not kind:
-            raise _damaged(number, f"its header has no sound {name}")
+            raise _damaged(number, f"its header has an invalid {name}")
     return header
 
 
@@ -199,10 +199,10 @@ def header_of(data: bytes, number: int) -> SegmentHeader:
         head = _unpacked(data[START_BYTES : START_BYTES + stored], size, HEADER_BYTES_MAX)
         values: dict[str, Any] = json.loads(head)
     except (ValueError, RecursionError, zlib.error) as e:
-        raise _damaged(number, "its header makes no sense") from e
+        raise _damaged(number, "its header is invalid") from e
     header = header_from(values, number)
     if number not in (ANY, header.n) or sum(part.count for part in header.parts) > PAGES_MAX:
-        raise _damaged(number, "its header is another segment's")
+        raise _damaged(number, "its header belongs to another segment")
     return header
 
 
@@ -222,7 +222,7 @@ def decode(data: bytes, number: int, key: bytes = b"") -> tuple[SegmentHeader, l
         raise _damaged(number, "its pages can't be decompressed") from e
     count = sum(part.count for part in header.parts)
     if len(body) != count * (PAGE_BYTES + 4):
-        raise _damaged(number, "it has not the pages that its header says")
+        raise _damaged(number, "it does not have the pages that its header lists")
     numbers = struct.unpack_from(f">{count}I", body)
     images = _images(body, count)
     pages = [(number, next(images)) for number in numbers]
@@ -273,7 +273,7 @@ def _verified(data: bytes, number: int, key: bytes) -> tuple[int, int, int, int]
 def _sizes(data: bytes, number: int) -> tuple[int, int, int, int]:
     if data[: len(MAGIC)] != MAGIC or len(data) < START_BYTES:
         if data[: len(MAGIC) - 1] == MAGIC[:-1] and data[len(MAGIC) - 1 : len(MAGIC)] > MAGIC[-1:]:
-            raise SchemaMismatch(f"segment {number} is of a newer format", shard=-1)
+            raise SchemaMismatch(f"segment {number} has a newer format", shard=-1)
         raise _damaged(number, "it is not a segment")
     sizes: tuple[int, int, int, int] = _SIZES.unpack_from(data, len(MAGIC))
     return sizes
@@ -284,7 +284,7 @@ def _unpacked(stored: bytes, size: int, most: int) -> bytes:
     unpacker = zlib.decompressobj()
     data = unpacker.decompress(stored, min(size, most) + 1)
     if len(data) != size or not unpacker.eof:
-        raise ValueError("the size is another one")
+        raise ValueError("the size differs")
     return data
 
 

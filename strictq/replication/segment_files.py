@@ -104,7 +104,7 @@ class SegmentFiles(ShipTarget):
         if "queue.db" in entries:
             raise InvalidArgument(f"{self} is a queue; nothing was changed", hint=hints.OTHER_DIRECTORY)
         if IDENTITY not in entries and set(entries) - {PROBE}:
-            raise InvalidArgument(f"{self} has other files in it; nothing was changed", hint=hints.EMPTY_TARGET)
+            raise InvalidArgument(f"{self} contains other files; nothing was changed", hint=hints.EMPTY_TARGET)
 
     def identity(self) -> dict[str, Any] | None:
         """Return the identity of the replica: queue, history and key; None: it has none yet.

@@ -129,13 +129,13 @@ def _require_reach(name: str, settings: ShipSettings, plaintext: bool) -> None:
     if scheme not in REPLICAS:
         if settings.token_file or settings.authority or plaintext:
             raise InvalidArgument(
-                "token_file, authority and plaintext are for a replica at tcp:// or tcps://; nothing was changed"
+                "token_file, authority and plaintext require a replica at tcp:// or tcps://; nothing was changed"
             )
         return
     if not settings.token_file:
         raise InvalidArgument(f"{name} needs token_file; nothing was changed", hint=hints.TOKEN_FILE)
     if settings.authority and scheme != "tcps":
-        raise InvalidArgument("authority is for tcps://; nothing was changed")
+        raise InvalidArgument("authority requires tcps://; nothing was changed")
     require_protected("a replica", host_and_port("a replica", rest)[0], tls=scheme == "tcps", plaintext=plaintext)
 
 
@@ -145,7 +145,7 @@ def _claimed(
     """Claim the target for this queue. Return it, and whether it refuses to overwrite names."""
     place = target_of(parse(name), key, token_file=settings.token_file, authority=settings.authority)
     if settings.key_file and place.holds(Path(settings.key_file)):
-        raise InvalidArgument(f"the key file {settings.key_file} lies in the target; nothing was changed", hint=hints.KEY_FILE)
+        raise InvalidArgument(f"the key file {settings.key_file} is inside the target; nothing was changed", hint=hints.KEY_FILE)
     try:
         place.prepare(queue)
         found = place.identity()
@@ -202,7 +202,7 @@ def _leave_confirmed(storage: Storage, known: Replication) -> None:
         if storage.directory is not None and is_dropped(storage.directory, known.target):
             return  # it can't be promoted, so it need not know
         raise TargetUnavailable(
-            f"{known.target} can't be told that calls no longer wait for it; nothing was changed", known.target,
+            f"{known.target} could not be notified that calls no longer wait for it; nothing was changed", known.target,
             hint=hints.LEAVE_CONFIRMED,
         ) from e  # fmt: skip
     finally:

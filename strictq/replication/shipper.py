@@ -123,9 +123,9 @@ class Shipper:
         else:
             complete = head.complete
             if (complete.queue_id, complete.history_id) != (self._capture.queue_id, self._history_id):
-                raise Diverged(f"{self._target} holds segments of another queue or history")
+                raise Diverged(f"{self._target} has segments of another queue or history")
             if complete.term > self._term:
-                raise Diverged(f"{self._target} holds segments of a later term of this queue")
+                raise Diverged(f"{self._target} has segments of a later term of this queue")
             self.n, self._prev = head.n + 1, head.hash
             self.x, self.wall = complete.x, complete.wall
             self._base, self._older_base = complete.base, complete.older_base
@@ -133,10 +133,10 @@ class Shipper:
             try:
                 self.done.resumed = self._capture.begin({s: Position(*p) for s, p in complete.positions.items()})
             except WentBack:
-                raise Diverged("the queue is older than its replica: it was put back to an earlier state") from None
+                raise Diverged("the queue is older than its replica: it was restored to an earlier state") from None
             if self.done.resumed < self._capture.shards and not self._progress.attempted(head.n, head.hash):
                 # The directory may be a copy of an earlier state, which would replace newer data at the replica.
-                raise Diverged(f"{self._target} was last shipped to from another copy of the queue")
+                raise Diverged(f"{self._target} last received segments from another copy of the queue")
         self._begun = self._sure = True
         self.retain()
 

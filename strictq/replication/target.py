@@ -125,11 +125,11 @@ class ShipTarget:
         """
         theirs = found.get("key_id", "")
         if not self.key and theirs:
-            raise InvalidArgument(f"the segments of {self} are made with a key", hint=hints.KEY_OF_REPLICA)
+            raise InvalidArgument(f"the segments of {self} were made with a key", hint=hints.KEY_OF_REPLICA)
         if self.key and not theirs:
-            raise InvalidArgument(f"the segments of {self} are made without a key", hint=hints.KEY_OF_REPLICA)
+            raise InvalidArgument(f"the segments of {self} were made without a key", hint=hints.KEY_OF_REPLICA)
         if self.key and theirs != key_id(self.key):
-            raise InvalidArgument(f"the segments of {self} are made with another key", hint=hints.KEY_OF_REPLICA)
+            raise InvalidArgument(f"the segments of {self} were made with another key", hint=hints.KEY_OF_REPLICA)
 
     def is_write_once(self) -> bool:
         """Return whether the target refuses to overwrite a name, as is required to detect two writers.
@@ -189,7 +189,7 @@ class ShipTarget:
 
     def _emptied(self) -> TargetUnavailable:
         return TargetUnavailable(
-            f"{self} is no replica any more: it was emptied, or its disk is not mounted", str(self), hint=hints.CONFIGURE_AGAIN
+            f"{self} is no longer a replica: it was emptied, or its disk is not mounted", str(self), hint=hints.CONFIGURE_AGAIN
         )
 
     @contextmanager

@@ -7,7 +7,7 @@ strictq.spark.register(spark)
 df.write.format("strictq").option("path", "orders.strictq").option("jobId", "import-2026-11").mode("append").save()
 ```
 
-pyspark is imported when something here is called, never by `import strictq.spark`.
+pyspark is imported by the first call of a function here, not by `import strictq.spark`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ __all__ = [
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("strictq")` known to a Spark session. Calling it again does nothing more.
+    """Register `format("strictq")` with a Spark session. Calling it again does nothing.
 
     Args:
-        spark: the session whose reads and writes are to use strictq queues.
+        spark: the session that reads and writes queues.
     Raises:
-        MissingExtra: pyspark or pyarrow is not installed; nothing changed.
-        ConfigError: this pyspark is too old, or the interpreter of Spark's Python processes (PYSPARK_PYTHON) is not there, is of
-            another version than this program's, or lacks a package; nothing changed. Only the driver's machine is looked at.
+        MissingExtra: pyspark or pyarrow is not installed; nothing was changed.
+        ConfigError: this pyspark is too old, or the interpreter of Spark's Python processes (PYSPARK_PYTHON) is missing, has
+            another version than this program's, or lacks a package; nothing was changed. Only the driver's machine is checked.
     Source: docs/howto/spark.md
     """
     need_spark()
@@ -60,7 +60,7 @@ def register(spark: SparkSession) -> None:
 
 
 def __getattr__(name: str) -> object:
-    if name == "BatchJob":  # it stands beside what needs pyarrow
+    if name == "BatchJob":  # its module needs pyarrow
         need_spark()
         from ._outcomes import BatchJob
 

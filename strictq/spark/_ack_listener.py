@@ -1,7 +1,7 @@
-"""Acks what Spark has committed as soon as the driver hears of it: the last batch of a query, above all.
+"""Ack a batch that Spark has committed, unless the next batch soon acks it: above all the last batch of a query.
 
-Spark itself tells a source only when the batch after it is built, so what a stopped query did last would stay leased until
-it starts again. Imported late, with pyspark.
+Spark itself informs a source only when it builds the next batch, so the last batch of a stopped query would stay leased until
+the query starts again. Imported late, with pyspark.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
@@ -30,9 +31,15 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
     )
 
-ACKS_AT_ONCE: Final = 4
-"""Queues of a batch that are acked on the listener's own thread: to open a queue takes some ten milliseconds."""
 LATER_SECONDS: Final = 0.5
+"""How long the next batch may take before the listener acks the last one: a queue has to be opened for that, shard by shard."""
+
+STATE_WORKER: Final = "TransformWithStateInPySpark driver worker"
+"""Spark's message names this process when it has ended, and does not say why."""
+NO_PROTOBUF: Final = (
+    "a query ended because Spark's Python processes have no protobuf "
+    '(pip install "protobuf>=6.33.5" for the interpreter of PYSPARK_PYTHON)'
+)
 
 _log = logging.getLogger("strictq")
 _sessions: WeakSet[SparkSession] = WeakSet()
@@ -45,22 +52,30 @@ def listen(spark: SparkSession) -> None:
         _sessions.add(spark)
 
 
-class AckListener(StreamingQueryListener):
-    """Runs in the driver, on a thread of Spark's. It raises nothing: a batch that it can't ack is acked by the next start.
+def has_protobuf() -> bool:
+    """Whether this program's interpreter, which Spark's Python processes mostly run, too, has what a stateful query needs."""
+    try:
+        return find_spec("google.protobuf") is not None
+    except ModuleNotFoundError:
+        return False
 
-    What it hears is reported, too: `q.consumers()` and `strictq stats` show it.
+
+class AckListener(StreamingQueryListener):
+    """Runs in the driver, in one of Spark's threads. It never raises: a batch that it can't ack is acked by the next start.
+
+    It also stores reports, which `q.consumers()` and `strictq stats` show.
     """
 
     def __init__(self) -> None:
         self._monitor = Monitor()
         self._later: dict[str, Later] = {}
-        """By run of a query."""
+        """The delayed acks, by run of a query."""
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is committed yet."""
+        """Do nothing, because nothing is committed yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """A batch is committed: ack what it read."""
+        """Ack the batch that was committed, in a moment."""
         progress = event.progress
         run = str(progress.runId)
         read: list[Read] = []
@@ -74,23 +89,22 @@ class AckListener(StreamingQueryListener):
             if source.numInputRows:
                 acks += (each.ack for each in end if each.ack is not None)
             missing |= _missing(source.latestOffset)
-        if len(acks) > ACKS_AT_ONCE:
+        if acks:
             later = self._later.get(run) or self._later.setdefault(run, Later(run))
             later.begin(acks)
-        else:
-            for ack in acks:
-                ack.send()
         if read:
             seconds = progress.batchDuration / 1000
             self._monitor.batch(run, str(progress.id), progress.name, progress.batchId, seconds, read)
             self._monitor.unreadable(run, missing)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing new is committed; the query is alive."""
+        """Record that the query is alive."""
         self._monitor.idle(str(event.runId))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """The last progress came before."""
+        """Ack the rest, and report the end of the query."""
+        if event.exception is not None and STATE_WORKER in event.exception and not has_protobuf():
+            _log.warning("%s", NO_PROTOBUF)
         later = self._later.pop(str(event.runId), None)
         if later is not None:
             later.finish()
@@ -107,7 +121,7 @@ class CommittedBatch:
     n: int
 
     def send(self) -> None:
-        """Ack it. Where that is not possible, the next start of the query acks it."""
+        """Ack it. If that fails, the next start of the query acks it."""
         try:
             with open_queue(self.path, create=False) as queue:
                 if queue.queue_id == self.queue_id:
@@ -118,10 +132,10 @@ class CommittedBatch:
 
 @attrs.frozen
 class BatchEnd:
-    """How far one queue is at the end of a batch.
+    """The position of one queue at the end of a batch.
 
     Attributes:
-        ack: None: the batch has nothing of this queue.
+        ack: the batch to ack; None: the batch has no messages of this queue.
     """
 
     read: Read
@@ -129,7 +143,7 @@ class BatchEnd:
 
 
 class Later:
-    """Acks of many queues, on a thread of their own, unless the next batch comes first: then the query itself acks them."""
+    """Acks in a separate thread, unless the next batch comes first: then the query itself acks them."""
 
     def __init__(self, run: str) -> None:
         self._lock = threading.Lock()
@@ -138,7 +152,7 @@ class Later:
         self._run = run
 
     def begin(self, acks: Iterable[CommittedBatch]) -> None:
-        """Ack these in a moment, and those of before no more: Spark has the next batch, so they are acked."""
+        """Schedule these acks, and drop the earlier ones: the next batch has begun, so the query has acked them."""
         with self._lock:
             self._acks = {ack.queue_id: ack for ack in acks}
             if self._timer is not None:
@@ -149,7 +163,7 @@ class Later:
             self._timer.start()
 
     def finish(self) -> None:
-        """Ack what is left, now."""
+        """Ack the remaining batches now."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -165,10 +179,10 @@ class Later:
 
 
 def _ends(text: Any, rows: int) -> list[BatchEnd] | None:
-    """An offset of ours, queue by queue; None: it is another source's.
+    """Return the queues' positions in an offset of strictq; None: the offset belongs to another source.
 
     Args:
-        rows: of the batch.
+        rows: number of rows of the batch.
     """
     try:
         offset = json.loads(text)
@@ -190,7 +204,7 @@ def _ends(text: Any, rows: int) -> list[BatchEnd] | None:
 
 
 def _missing(text: Any) -> dict[str, str]:
-    """What a fleet's report says of queues that can't be read: path → reason."""
+    """Return the unreadable queues in a fleet's report: path → reason."""
     try:
         report = json.loads(text)
     except (TypeError, ValueError):

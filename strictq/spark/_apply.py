@@ -1,4 +1,4 @@
-"""Bringing a staged batch into the queue: in the process where Spark commits. Imported late, with pyarrow."""
+"""Write a staged batch into the queue, in the process in which Spark commits. Imported late, with pyarrow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from ..queue import Queue
 from ._staged import Cut, StagedPart, StagedRows
 
 PAUSE_SECONDS: Final = 0.003
-"""Between two parts of a batch: those who wait for the write lock look for it every millisecond."""
+"""Seconds between two parts of a batch. Other writers that wait for the write lock try it every millisecond."""
+CACHE_KIB: Final = 4096
+"""SQLite's cache of a shard while its parts are written. Most pages of appended messages are not read again."""
+CACHE_DONE_KIB: Final = 256
+"""The cache after the shard's last part, so that the caches of many shards do not add up."""
 
 
 class StagedFile(NamedTuple):
@@ -28,15 +32,15 @@ class StagedFile(NamedTuple):
 
 
 def apply(queue: Queue, token: Token, files: Sequence[StagedFile], *, skip_others: bool) -> None:
-    """Make the rows of these files messages, once, whoever else tries the same.
+    """Write the rows of these files as messages, exactly once, even if other processes try the same.
 
     Args:
-        files: in the order of their rows; what an earlier try has decided takes their place.
-        skip_others: where the batch was written with another number of rows, leave it at that.
+        files: the files in the order of their rows. If an earlier try has decided on files, those are used instead.
+        skip_others: accept a batch that was written with another number of rows.
     Raises:
-        ConfigError: the batch was written with another number of rows; nothing changed.
-        QueueFull, MessageTooLarge, InvalidArgument: the settings do not allow it; nothing changed.
-        StoreError: run the batch again; what part of it is written is not written twice.
+        ConfigError: the batch was written with another number of rows; nothing was changed.
+        QueueFull, MessageTooLarge, InvalidArgument: the settings do not allow it; nothing was changed.
+        StoreError: run the batch again. Parts that were written are not written twice.
     """
     queue._storage.require_open()
     bulk = queue._storage.bulk
@@ -48,18 +52,18 @@ def apply(queue: Queue, token: Token, files: Sequence[StagedFile], *, skip_other
     if known is None or not known.whole:
         with place.locked() as held:
             if not held:
-                raise StoreBusy(f"another process is at {token}", shard=bulk.home(token))
+                raise StoreBusy(f"another process is writing {token}", shard=bulk.home(token))
             known = _write(bulk, _cut(queue), place, token, files)
     place.drop_up_to(token.number)
     if known is not None and known.rows != rows and not skip_others:
         raise ConfigError(
-            f"{token} was written with {known.rows:,} messages, and comes again with {rows:,}; nothing more was written",
+            f"{token} was written with {known.rows:,} messages, and is now repeated with {rows:,}; nothing more was written",
             hint=hints.BATCH_DIFFERS,
         )
 
 
 def finish_others(queue: Queue) -> None:
-    """Go on with batches whose writers died on the way, and delete what they left behind. What fails here is left alone."""
+    """Finish batches whose writers died, and delete their leftover files. Failures are ignored."""
     bulk = queue._storage.bulk
     left = bulk.unfinished()
     for token in left:
@@ -72,14 +76,14 @@ def finish_others(queue: Queue) -> None:
 
 
 def _cut(queue: Queue) -> Cut:
-    """Parts of which as many as are written at a time have the rows and bytes of one transaction at most."""
+    """Return the limits of a part, so that the parts written at a time have at most the rows and bytes of one transaction."""
     whole = Cut(queue.config.keyless_lanes)
     at_once = min(queue.shards, AT_ONCE)
     return whole._replace(rows=max(whole.rows // at_once, 1), bytes=max(whole.bytes // at_once, 1))
 
 
 def _write(bulk: Bulk, cut: Cut, place: Staging, token: Token, files: Sequence[StagedFile]) -> Applied | None:
-    """Write the batch; what was known of it before, or None if it is written for the first time."""
+    """Write the batch. Return its earlier state, or None if it is written for the first time."""
     known = bulk.known(token)
     if known is not None and known.whole:
         return known
@@ -95,21 +99,23 @@ def _write(bulk: Bulk, cut: Cut, place: Staging, token: Token, files: Sequence[S
         place.sync([file.name for file in files])
         decided = bulk.decide(token, size, _encode(files, cut))
         if decided.files != _encode(files, cut):
-            return _write(bulk, cut, place, token, files)  # another process was faster: go on with what it decided
+            return _write(bulk, cut, place, token, files)  # another process was faster, so continue with its decision
     _put_all(bulk, token, parts)
     bulk.finish(token, parts)
     return known
 
 
 def _put_all(bulk: Bulk, token: Token, parts: dict[int, list[StagedPart]]) -> None:
-    """Every part into its shard, the shards side by side."""
+    """Write every part to its shard, several shards in parallel."""
 
     def put(shard: int) -> None:
+        bulk.bound_cache(shard, CACHE_KIB)
         for number, part in enumerate(parts[shard]):
             bulk.put(token, shard, number, part.rows())
             time.sleep(PAUSE_SECONDS)
+        bulk.bound_cache(shard, CACHE_DONE_KIB)
 
-    # What the first of them raises is raised: its neighbours' parts stay, and are not repeated.
+    # The first error is raised. The other shards' parts stay, and are not repeated.
     run_all([partial(put, shard) for shard in sorted(parts)])
 
 

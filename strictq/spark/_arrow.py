@@ -20,22 +20,22 @@ from .._store.api import Block, BlockSize, Encode, Held, ListedColumns, PackedCo
 from ._table_columns import KEY_TYPES, KeyType
 
 ROWS: Final = 2_000
-"""Messages of a batch: small enough that what is built stays in the processor's cache, which doubles the speed."""
+"""Messages per batch, few enough that a batch fits into the processor's cache, which doubles the speed."""
 PIECES_ROWS: Final = 5_000
-"""The same where columns come packed."""
+"""Messages per batch if the columns are packed."""
 BYTES: Final = 16 * 1024 * 1024
-"""Bytes of bodies in a batch, unless one message has more."""
+"""The most bytes of bodies in a batch, unless one message has more."""
 SIZE: Final = BlockSize(ROWS, BYTES)
 COMPRESSED: Final = pa.ipc.IpcWriteOptions(
     compression="lz4" if pa.Codec.is_available("lz4") else None,
-    use_threads=False,  # the shards have a thread each
+    use_threads=False,  # each shard has a thread
 )
-"""Of blocks: a page that need not be written, synced and checkpointed costs more than it takes to pack it."""
+"""The options of stored blocks. Writing, syncing and checkpointing a page costs more than compressing it."""
 _INT64: Final = 1 << 63
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The schema that Spark wants, to the letter."""
+    """Return the exact Arrow schema that Spark expects."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
@@ -43,9 +43,9 @@ class Builder:
     """Builds batches from messages.
 
     Args:
-        schema: of the batches.
-        key_type: of the column `key`.
-        started: what to add to the attempts that were counted: 1 where they are handed out now.
+        schema: the schema of the batches.
+        key_type: the type of the column `key`.
+        started: the number to add to the counted attempts: 1 if the messages are being delivered now.
     """
 
     def __init__(self, schema: pa.Schema, key_type: KeyType, *, started: int = 1) -> None:
@@ -56,10 +56,10 @@ class Builder:
         self._types = schema.types
 
     def key(self, stored: bytes) -> str | bytes | int | None:
-        """A key as its column has it.
+        """Return a key in the form of its column.
 
         Raises:
-            InvalidArgument: it is of another type than the column.
+            InvalidArgument: its type does not match the column.
         """
         key = decode_key(stored)
         if key is None:
@@ -74,7 +74,7 @@ class Builder:
         return key
 
     def listed(self, of: ListedColumns, skew: int) -> pa.RecordBatch:
-        """One batch, of messages that come as lists, with all columns."""
+        """Build a batch with all columns from messages that come as lists."""
         key, seq, body, headers, sent, attempt, shards, arrival, *dead = self._types
         keys: list[Any] = []
         for stored, depth in zip(of.keys, of.depths, strict=True):
@@ -98,11 +98,11 @@ class Builder:
         )
 
     def packed(self, packed: PackedColumns, skew: int, wanted: pa.Schema) -> pa.RecordBatch:
-        """One batch, of messages that come column by column, with the columns that are wanted.
+        """Build a batch with the wanted columns from messages that come column by column.
 
         Raises:
-            StoreCorrupt: the columns do not belong together.
-            InvalidArgument: a key does not fit, or a body is no text and is wanted as such.
+            StoreCorrupt: the columns do not match each other.
+            InvalidArgument: a key does not match its column, or a body wanted as text is not text.
         """
         n, depths = packed.messages, np.array(packed.depths)
         n_lanes = len(depths)
@@ -112,11 +112,11 @@ class Builder:
         if packed.seqs:
             seqs = numbers(packed.seqs, n)
             rises = np.diff(seqs) > 0
-            rises[np.cumsum(depths)[:-1] - 1] = True  # from one lane to the next it need not
+            rises[np.cumsum(depths)[:-1] - 1] = True  # between lanes, seqs need not ascend
             if not rises.all():
                 raise _mixed(packed.shard)
 
-        # Not by pa.array, which imports pandas in every process of Spark's.
+        # Not with pa.array, which would import pandas in every process of Spark.
         def column(field: pa.Field) -> pa.Array:
             match field.name:
                 case "key":
@@ -146,10 +146,10 @@ class Builder:
         return pa.RecordBatch.from_arrays(list(map(column, wanted)), schema=wanted)
 
     def pieces(self, pieces: Sequence[Piece], shard: int, skew: int) -> pa.RecordBatch:
-        """One batch, of lanes that come column by column, with all columns.
+        """Build a batch with all columns from lanes that come column by column.
 
         Raises:
-            StoreCorrupt: the columns do not belong together.
+            StoreCorrupt: the columns do not match each other.
         """
         lengths = [p.messages for p in pieces]
         seqs, ids, sent_at, sizes = (
@@ -165,12 +165,12 @@ class Builder:
 
 
 def numbers(text: str, count: int) -> Any:
-    """So many numbers with commas between them."""
+    """Parse `count` numbers separated by commas."""
     return np.fromstring(text, np.int64, count, sep=",")
 
 
 def runs(text: str, count: int) -> tuple[Sequence[int], Sequence[int]]:
-    """The same: where they change each new one, and how often it comes. What a bulk read wants to know of lanes."""
+    """Parse numbers into runs: each value and the length of its run. Bulk reads need this form for lanes."""
     found = numbers(text, count)
     begins = np.flatnonzero(np.diff(found, prepend=found[0] - 1))
     return found[begins].tolist(), np.diff(begins, append=count).tolist()
@@ -181,12 +181,12 @@ def _mixed(shard: int) -> StoreCorrupt:
 
 
 def _plain(values: Any) -> pa.Array:
-    """Numbers of numpy's as Arrow."""
+    """Convert a numpy array of numbers to Arrow."""
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 
 def _stored_keys(stored: Sequence[bytes], column: pa.DataType) -> pa.Array | None:
-    """Decode stored keys that are all text, or all bytes, into a column; None: they have to be looked at one by one."""
+    """Decode stored keys that are all text, or all bytes, into a column; None: they must be decoded one by one."""
     kind = b"s" if pa.types.is_string(column) else b"b" if pa.types.is_binary(column) else b""
     sizes = np.fromiter(map(len, stored), np.int64, len(stored))
     if not kind or not sizes.all():
@@ -199,12 +199,12 @@ def _stored_keys(stored: Sequence[bytes], column: pa.DataType) -> pa.Array | Non
     try:
         keys.validate(full=True)
     except pa.ArrowInvalid:
-        return None  # decode_key says which one is damaged
+        return None  # decode_key identifies the damaged one
     return keys
 
 
 def _keys(keys: Sequence[Any], column: pa.DataType) -> pa.Array:
-    """Keys of the same type, or None."""
+    """Build a column from keys of one type, or None."""
     known = None
     if None in keys:
         known = pa.py_buffer(np.packbits([key is not None for key in keys], bitorder="little"))
@@ -228,10 +228,10 @@ def _bodies(sizes: Any, bodies: bytes, column: pa.DataType, shard: int) -> pa.Ar
 
 
 def project(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
-    """The columns of a batch that are wanted, as they are wanted.
+    """Return the wanted columns of a batch, with the wanted types.
 
     Raises:
-        InvalidArgument: a body is no text, and is wanted as such.
+        InvalidArgument: a body wanted as text is not text.
     """
     if batch.schema.equals(wanted):
         return batch
@@ -239,7 +239,7 @@ def project(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
 
 
 def _as(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """A column as it is wanted: what may differ is a body that is read as text, and whether values of headers may be NULL."""
+    """Return a column with the wanted type. Only bodies as text, and the nullability of header values, may differ."""
     if column.type == wanted:
         return column
     try:
@@ -252,7 +252,7 @@ def _as(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _not_text(bodies: pa.Array) -> bytes:
-    """What the first body that is no text begins with."""
+    """Return the beginning of the first body that is not text."""
     for body in bodies.to_pylist():
         try:
             (body or b"").decode()
@@ -262,7 +262,7 @@ def _not_text(bodies: pa.Array) -> bytes:
 
 
 def _of_dead(died: Sequence[tuple[Any, ...]], types: Sequence[pa.DataType], skew: int) -> list[pa.Array]:
-    """Where the schema is that of dead letters: kind, reason, time of death."""
+    """Build the additional columns of dead letters, if the schema has them: kind, reason, time of death."""
     if not types:
         return []
     kinds, reasons, times = zip(*died, strict=True)
@@ -277,7 +277,7 @@ def _headers(texts: Sequence[str | None], column: pa.DataType) -> pa.Array:
 
 
 def encoder(builder: Builder, skew: Callable[[], int]) -> Encode:
-    """Packs hand-outs: a block is an Arrow IPC stream with one batch."""
+    """Return the function that packs batches of a named consumer. A block is an Arrow IPC stream with one batch."""
 
     def encode(leases: Sequence[Held | PackedColumns], shard: int) -> Iterator[Block]:
         at = skew()
@@ -304,7 +304,7 @@ def _block(batch: pa.RecordBatch, fresh: bool) -> Block:
 
 
 def _in_blocks(leases: Iterable[Held]) -> Iterator[tuple[list[Piece], bool]]:
-    """Pieces for a block each, and whether it begins with a new lane."""
+    """Yield the pieces of each block, and whether it begins with a new lane."""
     block: list[Piece] = []
     count, size, fresh = 0, 0, True
     for held in leases:
@@ -320,7 +320,7 @@ def _in_blocks(leases: Iterable[Held]) -> Iterator[tuple[list[Piece], bool]]:
 
 
 def pack(batch: pa.RecordBatch) -> bytes:
-    """A batch with its schema."""
+    """Return a batch with its schema as bytes."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=COMPRESSED) as writer:
         writer.write_batch(batch)
@@ -329,10 +329,10 @@ def pack(batch: pa.RecordBatch) -> bytes:
 
 
 def unpack(data: bytes, wanted: pa.Schema, without: Sequence[int]) -> pa.RecordBatch:
-    """The batch of a block: the columns that are wanted, without the messages with these arrival numbers.
+    """Return the batch of a block, with the wanted columns, and without the messages with these arrival numbers.
 
     Raises:
-        InvalidArgument: it was recorded with keys of another type, or a body is no text and is wanted as such.
+        InvalidArgument: it was recorded with keys of another type, or a body wanted as text is not text.
     """
     batch = pa.ipc.open_stream(data).read_next_batch()
     if "key" in wanted.names and batch.schema.field("key").type != wanted.field("key").type:
@@ -344,7 +344,7 @@ def unpack(data: bytes, wanted: pa.Schema, without: Sequence[int]) -> pa.RecordB
 
 
 def leave_out(data: bytes, without: Sequence[int]) -> bytes:
-    """A block without the messages with these arrival numbers."""
+    """Return a block without the messages with these arrival numbers."""
     return pack(_without(pa.ipc.open_stream(data).read_next_batch(), without))
 
 

@@ -22,11 +22,11 @@ Rows = list[tuple[Lease, Delivery]]
 
 
 class LeasedBatch:
-    """Messages that are leased, lane by lane, and what became of them so far.
+    """Leased messages, lane by lane, with their results so far.
 
     Attributes:
-        numbers: lanes as executors know them.
-        prepared: by lane and seq: the columns that prepare gave, or the Outcome of a message it failed for.
+        numbers: the numbers of the lanes on executors.
+        prepared: by lane and seq: the columns from prepare, or the Outcome of a message for which it failed.
     """
 
     def __init__(self, deliveries: Iterable[Delivery]) -> None:
@@ -41,11 +41,11 @@ class LeasedBatch:
         return sum(map(len, self.lanes.values()))
 
     def found(self, d: Delivery) -> Any:
-        """What prepare made of it; None: nothing."""
+        """Return the result of prepare for a message; None: there is none."""
         return self.prepared.get((self.numbers[d.lease], d.seq))
 
     def table(self, rows: Rows) -> pa.Table:
-        """Messages in the columns of MESSAGE."""
+        """Return messages in the columns of MESSAGE."""
         columns: list[Any] = [
             [self.numbers[lease] for lease, _ in rows], [d.seq for _, d in rows], [lease._held.key for lease, _ in rows],
             [d.body for _, d in rows], [list(d.headers.items()) for _, d in rows], [d.attempt for _, d in rows],
@@ -55,7 +55,7 @@ class LeasedBatch:
         return pa.Table.from_arrays(arrays, schema=MESSAGE)
 
     def prepared_table(self, rows: Rows, schema: pa.Schema, states: dict[Lease, bytes | None] | None) -> pa.Table:
-        """The same with what prepare gave, and with the states of their keys."""
+        """Return messages with the columns from prepare, and with the states of their keys."""
         table = self.table(rows)
         if states is not None:
             table = table.append_column(STATES, pa.array([states[lease] for lease, _ in rows], pa.binary()))
@@ -66,10 +66,10 @@ class LeasedBatch:
 
 
 def require_keys(table: pa.Table, key_type: KeyType) -> None:
-    """Refuse keys that do not fit into the column that prepare sees.
+    """Raise for keys that do not match the key column of prepare.
 
     Raises:
-        InvalidArgument: which.
+        InvalidArgument: a key has another type.
     """
     wanted = KEY_TYPES[key_type].accepts
     for raw in table.column("raw_key").to_pylist():
@@ -82,10 +82,10 @@ def require_keys(table: pa.Table, key_type: KeyType) -> None:
 
 
 def prepared_schema(prepared: str | None, prepare: object) -> pa.Schema:
-    """The columns that prepare gives, from Spark's notation ("amount bigint, name string").
+    """Parse the columns that prepare returns, in Spark's notation ("amount bigint, name string").
 
     Raises:
-        InvalidArgument: it is missing or no such list, or a name is one of the message's own.
+        InvalidArgument: the list is missing or malformed, or a name is one of the message's own.
     """
     if prepared is None:
         if prepare is not None:
@@ -104,11 +104,11 @@ def prepared_schema(prepared: str | None, prepare: object) -> pa.Schema:
 
 
 def spark_type(schema: pa.Schema) -> StructType:
-    """An Arrow schema as Spark's type."""
+    """Return an Arrow schema as Spark's type."""
     return from_arrow_schema(schema)
 
 
 def first_line(error: BaseException) -> str:
-    """An error's text, short enough for a reason."""
+    """Return the first line of an error's text, short enough for a reason."""
     text = str(error).strip()
     return text.splitlines()[0][:500] if text else type(error).__name__

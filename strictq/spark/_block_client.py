@@ -1,4 +1,4 @@
-"""What executors ask a block server for: blocks of hand-outs, scans, staging. Nothing here touches a queue's files."""
+"""The executors' requests to a block server: recorded blocks, scans, staging. Never opens a queue's files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ._block_protocol import Served
 PAUSE_SECONDS: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 2.0
 LOST: Final = (OSError, http.client.HTTPException)
-"""What a server that is killed, is started again, or can't be reached, looks like from here."""
+"""The errors of a server that was killed, is being restarted, or can't be reached."""
 
 
 class ServerPatience:
-    """How long a client goes on trying, counted anew from everything that it got."""
+    """The time for which a client keeps trying, restarted by each success."""
 
     def __init__(
         self, served: Served, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -53,7 +53,7 @@ class ServerPatience:
                 f"the block server at {served.address} did not answer for {served.wait_seconds:g} seconds: {_describe(error)}",
                 served.address,
             ) from error
-        # Not all executors at the same moment.
+        # Random, so that executors do not try at the same moment.
         self._sleep(min(left, self._pause * random.uniform(0.5, 1.0)))
         self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
 
@@ -62,17 +62,17 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-# ---- one request
+# ---- requests
 
 
 @contextmanager
 def _asked(served: Served, method: str, target: str, body: bytes) -> Iterator[http.client.HTTPResponse]:
-    """Send a request on a connection of its own: a task makes few of them.
+    """Send a request on a separate connection, because a task makes few requests. Yield the response.
 
     Raises:
-        ServerRefused: it does not take the token, or it is another one.
-        StrictqError: what the server met.
-        OSError, HTTPException: it is not there now.
+        ServerRefused: the server refuses the token, or is another program.
+        StrictqError: the server's error.
+        OSError, HTTPException: the server is not reachable now.
     """
     timeout = max(served.wait_seconds, 1.0)
     if served.authority is None:
@@ -97,17 +97,17 @@ def _asked(served: Served, method: str, target: str, body: bytes) -> Iterator[ht
 
 def _refusal(served: Served, response: http.client.HTTPResponse) -> StrictqError:
     if response.status == http.HTTPStatus.UNAUTHORIZED:
-        return ServerRefused(f"the block server at {served.address} does not take this token", served.address)
+        return ServerRefused(f"the block server at {served.address} does not accept this token", served.address)
     if response.status == http.HTTPStatus.UNPROCESSABLE_ENTITY:
         return telling.told(response.read(telling.TOLD_BYTES_MAX))
     return ServerRefused(
-        f"what answers at {served.address} is no block server of this version of strictq: {response.status}", served.address,
+        f"what answers at {served.address} is not a block server of this version of strictq: {response.status}", served.address,
         hint=hints.SAME_VERSION,
     )  # fmt: skip
 
 
 def _frames(served: Served, target: str, request: Mapping[str, Any]) -> Iterator[bytes]:
-    """The data of each frame, to the end of the answer.
+    """Yield the data of each frame, until the end of the answer.
 
     Raises:
         IncompleteRead: the answer ends too early.
@@ -143,13 +143,13 @@ def blocks(
     ranges: Iterable[tuple[int, int, int]],
     patience: ServerPatience | None = None,
 ) -> Iterator[bytes]:
-    """Blocks of a hand-out, in order. Where the server is lost, it goes on with the next one as soon as it is back.
+    """Yield blocks of a recorded batch in order. After an interruption, continue with the next block when the server is back.
 
     Args:
         ranges: (shard, first, last) each.
     Raises:
-        ServerUnreachable, ServerRefused: it does not answer, or not us.
-        HandoutGone, StoreError: as if read from the files.
+        ServerUnreachable, ServerRefused: the server does not answer, or refuses the token.
+        HandoutGone, StoreError: as for reads of the files.
     """
     patience = patience or ServerPatience(served)
     rest = list(ranges)
@@ -160,17 +160,17 @@ def blocks(
                 shard, first, last = rest[0]
                 rest[:1] = [(shard, first + 1, last)] if first < last else []
                 yield data
-                patience.renew()  # what was done with it took its time
+                patience.renew()  # using the block took time
         except LOST as e:
             patience.wait(e)
 
 
 def scanned(served: Served, request: Mapping[str, Any], patience: ServerPatience | None = None) -> Iterator[bytes]:
-    """The batches of a scan. It is waited for before the first one: where a scan was broken off, Spark runs the task again.
+    """Yield the batches of a scan. Wait for the server only before the first one; Spark repeats the task of an interrupted scan.
 
     Raises:
-        ServerUnreachable, ServerRefused: it does not answer, or not us; or it was lost on the way.
-        StoreError: as if read from the files.
+        ServerUnreachable, ServerRefused: the server does not answer or refuses the token, or the connection was lost.
+        StoreError: as for reads of the files.
     """
     patience = patience or ServerPatience(served)
     began = False
@@ -183,7 +183,7 @@ def scanned(served: Served, request: Mapping[str, Any], patience: ServerPatience
         except LOST as e:
             if began:
                 raise ServerUnreachable(
-                    f"the block server at {served.address} was lost on the way: {_describe(e)}", served.address,
+                    f"the block server at {served.address} closed the connection: {_describe(e)}", served.address,
                     hint=hints.RUN_TASK_AGAIN,
                 ) from e  # fmt: skip
             patience.wait(e)
@@ -193,7 +193,7 @@ def scanned(served: Served, request: Mapping[str, Any], patience: ServerPatience
 
 
 class Upload:
-    """A staged file that is written on the server's host, piece by piece: what pyarrow needs to write to it."""
+    """A staged file written in pieces on the server's host. It has the methods that pyarrow needs to write to it."""
 
     def __init__(self, served: Served, where: Mapping[str, str], patience: ServerPatience | None = None) -> None:
         self._served = served
@@ -212,17 +212,17 @@ class Upload:
         return size
 
     def flush(self) -> None:
-        """Send everything."""
+        """Send all waiting data."""
         if self._waiting:
             self._send(len(self._waiting))
 
     def close(self) -> None:
-        """Write no more. What was not flushed is not sent."""
+        """Stop writing. Data that was not flushed is not sent."""
         self.closed = True
         self._waiting.clear()
 
     def _send(self, size: int) -> None:
-        """One piece, again and again until the server has it: at its place it changes nothing if it was there."""
+        """Send one piece, repeatedly until the server has it. A repetition at the same offset changes nothing."""
         piece = bytes(self._waiting[:size])
         target = f"{_block_protocol.STAGED}?{urlencode({**self._where, 'offset': self._sent})}"
         self._patience.renew()
@@ -237,7 +237,7 @@ class Upload:
 
 
 class RemoteStaging:
-    """The staged files of one writer, as `Staging` for those who do not have the queue's files."""
+    """The staged files of one writer, as `Staging` for processes without the queue's files."""
 
     def __init__(self, served: Served, queue_id: str, writer: str) -> None:
         self._served = served
@@ -248,7 +248,7 @@ class RemoteStaging:
         return name, Upload(self._served, {**self._where, "name": name})
 
     def drop(self, names: Iterable[str]) -> None:
-        """Delete files, if the server is there. What stays is deleted with its batch."""
+        """Delete files if the server is reachable. Remaining files are deleted with their batch."""
         for name in names:
             target = f"{_block_protocol.STAGED}?{urlencode({**self._where, 'name': name})}"
             with suppress(StrictqError, *LOST), _asked(self._served, "DELETE", target, b""):

@@ -1,9 +1,9 @@
-"""A block server as its clients know it: where it is, and what travels between them. Both sides stand on this module.
+"""The protocol of block servers: their addresses, and the format of requests and answers. Shared by clients and servers.
 
-Plain HTTP of the standard library. It serves as fast as Arrow Flight does, which takes requests of any size into memory
-before it looks at their token, and can't be handed a socket that outlives the server.
+Plain HTTP of the standard library. It is as fast as Arrow Flight, which reads requests of any size into memory
+before it checks their token, and cannot use a socket that outlives the server.
 
-What is read comes as frames: a byte that says the kind, four that say the length, and the data.
+Answers to reads are sequences of frames: one byte for the kind, four for the length, and the data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .._errors import InvalidArgument, ServerUnreachable
 from .._net.transport import address
 
 SERVER: Final = "the block server"
-"""In messages."""
+"""The server's name in error texts."""
 VERSION: Final = "/1/"
 BLOCKS: Final = VERSION + "blocks"
 SCAN: Final = VERSION + "scan"
@@ -36,23 +36,23 @@ FRAME_BYTES_MAX: Final = 1_100_000_000
 """A block is one value of SQLite, which has at most a billion bytes."""
 REQUEST_BYTES_MAX: Final = 16 * 1024 * 1024
 PIECE_BYTES: Final = 4 * 1024 * 1024
-"""Of a staged file, sent at a time."""
+"""Bytes of a staged file that are sent at a time."""
 NUMBER_MAX: Final = 2**62
-"""Of any number in a request: greater ones stand nowhere in a queue, and SQLite has room for no more than 2**63 - 1."""
+"""The largest number in a request. No number in a queue is larger, and SQLite stores at most 2**63 - 1."""
 ENTRIES_MAX: Final = 100_000
-"""Of a list in a request. A task asks for fewer ranges."""
+"""The most entries of a list in a request. A task requests fewer ranges."""
 TEXT_CHARS_MAX: Final = 1 << 20
 _FILE_BYTES_MAX: Final = 1 << 20
 
 
 @attrs.frozen
 class Served:
-    """How to reach a block server. It travels to executors with the tasks, and is never shown.
+    """The address and credentials of a block server. Sent to executors with the tasks, and never shown.
 
     Attributes:
         path: the queue's directory on the server's host.
-        authority: certificates (PEM) that vouch for the server's; None: no TLS.
-        wait_seconds: how long a client tries to reach it.
+        authority: the CA certificates (PEM) for the server's; None: no TLS.
+        wait_seconds: seconds for which a client tries to reach it.
     """
 
     path: str
@@ -68,25 +68,25 @@ class Served:
 
 
 def find(file: str | None, path: str) -> Served | None:
-    """The server that the option `server` names, which is a file of the driver's host; None: there is none.
+    """Return the server of the option `server`, which names a file on the driver's host; None: the option is not set.
 
-    The token stands in that file and not in an option, because Spark shows options in plans and in its web pages.
+    The token is in that file, not in an option, because Spark shows options in plans and in its web UI.
 
     Raises:
-        ServerUnreachable: the server has been closed, or was never on this host.
-        InvalidArgument: that is no such file, or the server is another queue's.
+        ServerUnreachable: the server was closed, or was never on this host.
+        InvalidArgument: the file is not a server's, or the server has another queue.
     """
     if not file:
         return None
     try:
         served = _read(file)
     except FileNotFoundError as e:
-        raise ServerUnreachable(f"there is no block server behind {file} any more", file, hint=hints.SERVE_AGAIN) from e
+        raise ServerUnreachable(f"the block server of {file} is no longer running", file, hint=hints.SERVE_AGAIN) from e
     except (OSError, ValueError, TypeError) as e:
-        raise InvalidArgument(f"{file} is no file of a block server", hint=hints.SERVER_OPTIONS) from e
+        raise InvalidArgument(f"{file} is not a file of a block server", hint=hints.SERVER_OPTIONS) from e
     if os.path.realpath(path) != served.path:
         raise InvalidArgument(
-            f"the block server is that of {served.path}, and not of {os.path.realpath(path)}",
+            f"the block server serves {served.path}, not {os.path.realpath(path)}",
             hint=hints.SERVER_OPTIONS_PATH,
         )
     return served
@@ -102,17 +102,17 @@ def _read(file: str) -> Served:
 
 
 def write(file: int, served: Served) -> None:
-    """Write what `find` reads into an open file that nobody else may read."""
+    """Write the contents for `find` to an open file that only its owner can read."""
     rest = memoryview(json.dumps(attrs.asdict(served)).encode())
     while rest:
         rest = rest[os.write(file, rest) :]
 
 
-# ---- what a request says, checked before anything is looked up with it
+# ---- validation of requests, before any look-up
 
 
 def number(name: str, value: object) -> int:
-    """A number of a request.
+    """Validate a number in a request.
 
     Raises:
         InvalidArgument: it is not a whole number from 0 to NUMBER_MAX.
@@ -121,10 +121,10 @@ def number(name: str, value: object) -> int:
 
 
 def flag(name: str, value: object) -> bool:
-    """A truth value of a request.
+    """Validate a boolean in a request.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: it is not a boolean.
     """
     if not isinstance(value, bool):
         raise InvalidArgument(f"{name} must be true or false, not {type(value).__name__}")
@@ -132,10 +132,10 @@ def flag(name: str, value: object) -> bool:
 
 
 def text(name: str, value: object) -> str:
-    """A text of a request.
+    """Validate a text in a request.
 
     Raises:
-        InvalidArgument: it is none, or longer than TEXT_CHARS_MAX.
+        InvalidArgument: it is not a str, or longer than TEXT_CHARS_MAX.
     """
     if not isinstance(value, str) or len(value) > TEXT_CHARS_MAX:
         raise InvalidArgument(f"{name} must be a text of at most {TEXT_CHARS_MAX:,} characters")
@@ -143,10 +143,10 @@ def text(name: str, value: object) -> str:
 
 
 def entries(name: str, value: object) -> list[Any]:
-    """A list of a request.
+    """Validate a list in a request.
 
     Raises:
-        InvalidArgument: it is none, or has more than ENTRIES_MAX entries.
+        InvalidArgument: it is not a list, or has more than ENTRIES_MAX entries.
     """
     if not isinstance(value, list) or len(value) > ENTRIES_MAX:
         raise InvalidArgument(f"{name} must be a list of at most {ENTRIES_MAX:,} entries")

@@ -1,7 +1,7 @@
-"""The block server: a process of its own on the queue's host, which `serve` starts. It reads, and stages what sinks write.
+"""The block server: a separate process on the queue's host, started by `serve`. It reads, and stages the rows of sinks.
 
-Every request is authenticated before anything of its body is read, and has a limit on its size. Nothing that comes in is
-unpickled or run.
+Every request is authenticated before its body is read, and its size is limited. No received data is
+unpickled or executed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from ._opened import looking
 
 
 class Server(TokenServer):
-    """Serves one queue on a socket that somebody else has opened.
+    """A server for one queue, on a socket that the parent process opened.
 
     Args:
-        parent: process without which this one has no purpose.
+        parent: the process id of the parent, with which this process ends.
     """
 
     def __init__(self, listening: socket.socket, path: str, token: str, tls: ssl.SSLContext | None, parent: int) -> None:
@@ -46,16 +46,16 @@ class Server(TokenServer):
         self._looking = threading.Lock()
 
     def service_actions(self) -> None:
-        """End with the parent, too."""
+        """Also end if the parent has ended."""
         if os.getppid() != self._parent:
             os._exit(0)
         super().service_actions()
 
     def queue(self, queue_id: str) -> Queue:
-        """The queue, to read in it.
+        """Return the queue, opened read-only.
 
         Raises:
-            QueueNotFound: it is gone, or another one is there now.
+            QueueNotFound: it was removed or replaced.
         """
         with self._looking:
             return looking(self.path, queue_id)
@@ -66,7 +66,7 @@ class Server(TokenServer):
 
 
 class Handler(TokenHandler):
-    """One request, to read or to stage."""
+    """One request to read or to stage."""
 
     server: Server
 
@@ -81,7 +81,7 @@ class Handler(TokenHandler):
             return
         self.send_response(HTTPStatus.OK)
         self.end_headers()
-        # Spark may take hours over what it has before it takes more; a peer that is gone is noticed by TCP.
+        # Spark may process one frame for hours before it reads the next. TCP detects a peer that is gone.
         self.connection.settimeout(None)
         self._frames(reader, body)
 
@@ -130,7 +130,7 @@ class Handler(TokenHandler):
 
 
 _UNREADABLE: Final = (LookupError, TypeError, ValueError, RecursionError)
-"""What a request raises that has not the form of one."""
+"""The exceptions of a malformed request."""
 
 
 def _failure(error: Exception) -> bytes:
@@ -142,14 +142,14 @@ def _failure(error: Exception) -> bytes:
 
 
 def _offset(text: str) -> int:
-    # At most 19 digits: `int` takes other scripts' digits, spaces and underscores, too.
+    # At most 19 ASCII digits, because `int` also accepts other scripts' digits, spaces and underscores.
     if not (text.isascii() and text.isdigit() and len(text) <= 19):
         raise InvalidArgument(f"offset must be a whole number, not {text[:40]!r}")
     return validate.whole("offset", int(text), 0, _block_protocol.NUMBER_MAX)
 
 
 def _blocks(server: Server, request: Any) -> Iterator[bytes]:
-    """Blocks of a hand-out, as they were recorded, without what was dead-lettered out of it."""
+    """Return recorded blocks of a batch, without the messages that were dead-lettered since."""
     queue = server.queue(_block_protocol.text("queue", request["queue"]))
     consumer, n = validate.name("consumer", request["consumer"]), _block_protocol.number("n", request["n"])
     last_shard = queue.shards - 1
@@ -173,18 +173,18 @@ def _recorded(queue: Queue, consumer: str, n: int, ranges: list[tuple[int, int, 
 
 
 def _scan(server: Server, request: Any) -> Iterator[bytes]:
-    """A part of a table, in batches."""
+    """Return a part of a table, in batches."""
     from ._scanning import served_batches
 
     return served_batches(server.queue(_block_protocol.text("queue", request["queue"])), request)
 
 
-# ---- the process
+# ---- process
 
 
 def main() -> None:
-    """Serve what a line of JSON on stdin says, until the parent is gone. A line on stdout says that it is ready, or why not."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the driver program, which then ends this one
+    """Serve as configured by a line of JSON on stdin, until the parent ends. Report readiness or an error as a line on stdout."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver program, which then ends this process
     config = json.loads(sys.stdin.readline())
     try:
         looking(config["path"], config["queue"])

@@ -1,6 +1,6 @@
-"""Can Spark's Python processes do their work? Looked at before the first of them starts.
+"""Check that Spark's Python processes can run strictq, before the first of them starts.
 
-Where they can't, Spark starts them again and again, fails after minutes or not at all, and names what is missing in the middle
+If they can't, Spark restarts them repeatedly, fails after minutes or never, and names the missing package in the middle
 of a traceback, if at all.
 """
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NEEDED: Final = ("strictq", "apsw", "attrs", "anyio", "pyarrow", "numpy")
-"""What a process of Spark's imports of this package and for it; Spark itself brings pyspark."""
+"""The packages that Spark's processes import for strictq. Spark itself provides pyspark."""
 WAIT_SECONDS: Final = 30.0
 PROBE: Final = (
     "import sys; from importlib.util import find_spec; "
     "print('strictq', *sys.version_info[:2], *(n for n in sys.argv[1:] if getattr(find_spec(n), 'origin', None) is None))"
 )
-"""A folder that has the name of a package, in the directory where the program runs, is found, too; but it has no origin."""
+"""A directory with a package's name, in the working directory, is found as well, but it has no origin."""
 _fit: Final[set[tuple[str, ...]]] = set()
 
 
 def require_interpreter(spark: SparkSession, *, local_only: bool = False) -> None:
-    """Start the interpreter that Spark's Python processes will be, once in a program, and see what it has.
+    """Start the interpreter of Spark's Python processes, once per program, and check its version and packages.
 
-    It takes what a bare interpreter takes to start, and no Spark job. On the machines of a cluster nobody looks.
+    This takes as long as starting a bare interpreter, and no Spark job. The machines of a cluster are not checked.
 
     Args:
-        local_only: leave it where executors are other machines': the driver's need not have what they have.
+        local_only: skip the check if executors are on other machines, whose packages may differ from the driver's.
     Raises:
-        ConfigError: it is not there, is of another version, or lacks a package; nothing changed.
+        ConfigError: it is missing, has another version, or lacks a package; nothing was changed.
     """
     context: Any = getattr(spark, "_sc", None)
     if context is None or (local_only and not str(context.master).startswith("local")):
-        return  # without a context it is Spark Connect: the processes are its server's
+        return  # Spark Connect has no context: its server starts the processes
     program, path = str(context.pythonExec), _python_path(context)
     if (program, path) in _fit:
         return
@@ -63,7 +63,7 @@ def require_interpreter(spark: SparkSession, *, local_only: bool = False) -> Non
 
 
 def _python_path(context: Any) -> str:
-    """PYTHONPATH as Spark gives it to its processes: files that were added to the session come first."""
+    """Return the PYTHONPATH that Spark passes to its processes. Files added to the session come first."""
     from pyspark import SparkFiles
 
     added = [os.path.join(SparkFiles.getRootDirectory(), name) for name in context._python_includes or ()]
@@ -71,14 +71,14 @@ def _python_path(context: Any) -> str:
 
 
 def _ask(program: str, path: str) -> list[str] | None:
-    """What the interpreter says of itself; None: it was too slow, or says something else, so nobody can tell.
+    """Return the interpreter's report; None: it was too slow, or printed something else, so the check is skipped.
 
     Raises:
         ConfigError: it can't be started.
     """
     environment = {**os.environ, "PYTHONPATH": path}
     try:
-        # As Spark does it, by PATH and without a shell.
+        # Started like Spark does: found in PATH, without a shell.
         done = subprocess.run(  # noqa: S603
             [program, "-c", PROBE, *NEEDED], env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=WAIT_SECONDS
         )

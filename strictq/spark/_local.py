@@ -1,4 +1,4 @@
-"""A Spark of this machine, for a command that needs one for a moment. Imported late, with pyspark."""
+"""A local Spark session for commands. Imported late, with pyspark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .settings import session_options
 
 @contextmanager
 def local_session(name: str) -> Iterator[SparkSession]:
-    """The session that this process has, or one on all cores that ends with the block. It listens on 127.0.0.1 only.
+    """Yield the active session, or one on all cores that ends with the block. It listens on 127.0.0.1 only.
 
     Raises:
         ConfigError: there is no Java.
@@ -32,7 +32,7 @@ def local_session(name: str) -> Iterator[SparkSession]:
     try:
         yield spark
     except (PySparkException, Py4JJavaError) as e:
-        # Spark's own errors, and those of Java that it does not know to translate.
+        # Errors of Spark, and those of Java that Spark does not translate.
         text = e.java_exception.getMessage() if isinstance(e, Py4JJavaError) else str(e)
         raise StrictqError(f"Spark failed: {text.strip().splitlines()[0]}") from e
     finally:
@@ -42,7 +42,7 @@ def local_session(name: str) -> Iterator[SparkSession]:
 
 def _begin(name: str) -> SparkSession:
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        raise ConfigError("Spark needs Java, and there is none", hint=hints.INSTALL_JAVA)
+        raise ConfigError("Spark needs Java, and no Java was found", hint=hints.INSTALL_JAVA)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings: dict[str, bool | float | int | str | None] = {
         "spark.driver.host": "127.0.0.1",
@@ -66,7 +66,7 @@ def _begin(name: str) -> SparkSession:
 
 @contextmanager
 def _aside() -> Iterator[IO[bytes]]:
-    """What programs that are started in here write to stderr goes to a file: Java and Spark tell there that they begin."""
+    """Redirect the stderr of programs started in the block to a file, because Java and Spark print start messages there."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as said:
         kept = os.dup(2)

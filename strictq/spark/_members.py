@@ -1,6 +1,6 @@
-"""The queues of a fleet that a stream reads: found, opened, bounded in number, and reported where one can't be read.
+"""The queues of a fleet that a stream reads: finds them, opens a limited number, and reports unreadable ones.
 
-Each is a `StreamReader` of one queue, with everything that this knows: locks, epochs, recorded batches, acks.
+Each is a `StreamReader` of one queue, with its locks, epochs, recorded batches and acks.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ._paths import CATALOG, Paths
 from .source import StreamReader
 
 FIND_SECONDS: Final = 1.0
-"""Between two looks for queues that appeared or went."""
+"""The least seconds between two searches for queues that appeared or disappeared."""
 FIND_SHARE: Final = 10
-"""They take one of so many parts of the time at most."""
+"""Searches take at most this fraction (1/n) of the time."""
 RETRY_SECONDS: Final = 5.0
-"""Between two tries to open a queue that can't be read."""
+"""Seconds between two tries to open an unreadable queue."""
 THREADS: Final = 8
 UNREADABLE: Final = (QueueNotFound, StoreError, OSError)
-"""What is wrong with a queue, and not with the query."""
+"""Errors of a queue, as opposed to errors of the query."""
 MARK: Final = "strictq.batch"
 
 T = TypeVar("T")
@@ -45,12 +45,12 @@ class Member:
     """One queue of a fleet.
 
     Attributes:
-        queue_id: it is known before the queue is opened.
-        place: what its directory's catalog is: another one means another queue.
-        bounded: AvailableNow: it takes part in this run.
+        queue_id: its id, known before the queue is opened.
+        place: the identity of its directory's catalog file. Another one means another queue.
+        bounded: for AvailableNow: whether it takes part in this run.
         lag: the last count, for reports.
-        last: the number of its newest batch, when it was last opened.
-        begins: the number after which it begins in a checkpoint that does not know it; None: not looked for yet.
+        last: the number of its newest batch when it was last opened.
+        begins: the number after which it begins in a checkpoint without it; None: not determined yet.
     """
 
     def __init__(self, path: str, queue_id: str, place: tuple[int, int], options: StreamOptions, schema: StructType) -> None:
@@ -70,14 +70,14 @@ class Member:
 
         Raises:
             ConsumerBusy: a running process is the holder.
-            ConsumerLost: another process was the holder since this one had the queue open last.
+            ConsumerLost: another process was the holder since this one last had the queue open.
             QueueNotFound, StoreError: it can't be opened.
         """
         if self.reader._held is None:
             held = self.reader._handouts()
             if self._epoch and held.epoch != self._epoch + 1:
                 self.close()
-                raise ConsumerLost(f"consumer {held.name!r} of the queue at {self.path} had another holder meanwhile")
+                raise ConsumerLost(f"consumer {held.name!r} of the queue at {self.path} had another holder in the meantime")
             self._epoch, self.last = held.epoch, held.last
         assert self.reader._held is not None
         return self.reader._held
@@ -98,15 +98,15 @@ class Member:
         return place_of(self.path) == self.place
 
     def close(self) -> None:
-        """Release files and lock, until it is needed again."""
+        """Release its files and lock, until they are needed again."""
         self.reader.stop()
 
     def mark(self, mark: str) -> None:
-        """Write the fleet's batch into the batches that are recorded from now on."""
+        """Store the fleet's batch in the batches that are recorded from now on."""
         self.held.encode = self.reader._encode(self.queue, {MARK: mark})
 
     def marked(self, n: int) -> str:
-        """The fleet's batch with which batch n of this queue was recorded; empty: it was recorded for this queue alone.
+        """Return the fleet's batch with which batch n of this queue was recorded; empty: it was recorded for this queue alone.
 
         Raises:
             HandoutGone: it is no longer kept.
@@ -118,7 +118,7 @@ class Member:
 
 
 def place_of(path: str) -> tuple[int, int] | None:
-    """What identifies a directory's catalog as a file; None: there is none."""
+    """Return the identity of a directory's catalog file; None: there is none."""
     try:
         found = os.stat(os.path.join(path, CATALOG))
     except OSError:
@@ -127,11 +127,11 @@ def place_of(path: str) -> tuple[int, int] | None:
 
 
 class FleetMembers:
-    """All queues that a fleet's query can reach now. Used by one thread, which lets others work side by side.
+    """The queues that a fleet's query can reach now. Used by one thread, which runs work on them in parallel.
 
     Attributes:
         by_id: queue id → member.
-        failed: path → why the queue there can't be read.
+        failed: path → the reason why its queue can't be read.
     """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
@@ -142,7 +142,7 @@ class FleetMembers:
         self.failed: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}
         self._used: dict[str, None] = {}
-        """Ids of open members; the one that was used last is the last."""
+        """Ids of the open members, the most recently used last."""
         self._find_at = 0.0
         self._reported: set[tuple[str, str]] = set()
         self._turn = 0
@@ -150,10 +150,10 @@ class FleetMembers:
     # ---- finding
 
     def find(self, *, now: bool = False) -> None:
-        """Look which queues there are, unless that was done a moment ago.
+        """Search for the existing queues, unless that was done a moment ago.
 
         Raises:
-            StrictqError: a queue can't be read, with the option failOnMissing.
+            StrictqError: a queue can't be read, and the option failOnMissing is set.
         """
         began = time.monotonic()
         if began < self._find_at and not now:
@@ -180,7 +180,7 @@ class FleetMembers:
         try:
             known = Storage.facts(Path(path))
             if known is None or place is None:
-                return  # it is gone again
+                return  # it was removed meanwhile
         except (StrictqError, OSError) as e:
             self._fail(path, e)
             return
@@ -198,7 +198,7 @@ class FleetMembers:
         self.by_id.pop(member.queue_id, None)
 
     def _fail(self, path: str, error: Exception) -> None:
-        """Remember and report that a queue can't be read."""
+        """Record and report that a queue can't be read."""
         if self._options.fail_on_missing:
             raise error
         reason = str(error)
@@ -207,33 +207,33 @@ class FleetMembers:
         self.report(path, reason)
 
     def report(self, path: str, reason: str) -> None:
-        """Log what is wrong with a queue, once."""
+        """Log a queue's error, once."""
         if (path, reason) not in self._reported:
             self._reported.add((path, reason))
-            _log.warning("consumer %s goes on without the queue at %s: %s", self._options.consumer, path, reason)
+            _log.warning("consumer %s continues without the queue at %s: %s", self._options.consumer, path, reason)
 
-    # ---- working with them
+    # ---- using the members
 
     def chunks(self, members: Sequence[Member]) -> list[list[Member]]:
-        """As many at a time as may be open, beginning behind those of the last time."""
+        """Return chunks of as many members as may be open, starting after those of the last call."""
         size = self._options.open_max
         begin = self._turn % max(1, len(members))
         turned = [*members[begin:], *members[:begin]]
         return [turned[at : at + size] for at in range(0, len(turned), size)]
 
     def went_on(self, count: int) -> None:
-        """Begin behind so many the next time."""
+        """Start after this many more members the next time."""
         self._turn += count
 
     def each(self, members: Iterable[Member], work: Callable[[Member], T], *, quick: bool = False) -> dict[str, T]:
-        """Do something with members, side by side; no more of them than may be open.
+        """Run work on members in parallel, for at most as many as may be open.
 
         Args:
-            quick: it takes less time than to start a thread's work, where the queue is open.
+            quick: the work takes less time than a thread's start, if the queue is open.
         Returns:
-            What came out, by queue id. Those that can't be read are not in it, and are reported.
+            The results by queue id. Unreadable queues are left out, and reported.
         Raises:
-            StrictqError: one failed with an error that is the query's.
+            StrictqError: the work failed with an error of the query.
         """
         members = list(members)
         self._make_room(members)
@@ -241,10 +241,10 @@ class FleetMembers:
 
         def one(member: Member) -> T | Exception:
             if failed:
-                return failed[0]  # the query fails: no one waits for the others
+                return failed[0]  # the query fails, so the rest is skipped
             try:
                 if not member.is_there():
-                    raise QueueNotFound(f"there is no queue at {member.path} any more")
+                    raise QueueNotFound(f"the queue at {member.path} no longer exists")
                 return work(member)
             except (StrictqError, OSError) as e:
                 if not isinstance(e, UNREADABLE):
@@ -274,11 +274,11 @@ class FleetMembers:
             self.by_id[name].close()
 
     def open_ones(self) -> list[Member]:
-        """FleetMembers that are open."""
+        """Return the open members."""
         return [self.by_id[name] for name in self._used]
 
     def close(self) -> None:
-        """Close all."""
+        """Close all members."""
         for member in self.by_id.values():
             member.close()
         self._used.clear()

@@ -1,6 +1,6 @@
-"""How the queries of this driver get on: told beside each queue they read, for `q.consumers()` and `strictq stats`.
+"""Reports on the queries of this driver, stored beside each queue that they read, for `q.consumers()` and `strictq stats`.
 
-It hears what Spark tells its listeners, and asks for nothing. A report that can't be written is left out: the next one comes.
+They are built from the events of Spark's listeners alone. A report that can't be written is skipped.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .._query_reports import write
 WINDOW_SECONDS: Final = 60.0
 IDLE_SECONDS: Final = 10.0
 QUERIES_MAX: Final = 1_000
-"""Runs that are remembered: the oldest is forgotten if Spark never told their end."""
+"""The most runs that are kept. The oldest one is dropped, in case Spark never reported its end."""
 
 _log = logging.getLogger("strictq")
 
 
 @attrs.frozen
 class Read:
-    """What a batch read of one queue."""
+    """The messages of one queue in a batch."""
 
     path: str
     queue_id: str
@@ -38,19 +38,19 @@ class Read:
 
 @attrs.define
 class _Run:
-    """One run of a query, and what it read of one queue."""
+    """One run of a query, for one of its queues."""
 
     read: Read
     report: QueryReport
     batches: deque[tuple[float, float, int]] = attrs.field(factory=deque)
-    """When each began and ended, and its messages."""
+    """Start and end of each batch, and its number of messages."""
     told: bool = True
-    """The last report was written, or its failure was logged."""
+    """Whether the last report was written. If not, its failure was logged."""
     unreadable: str | None = None
-    """Why the query goes on without this queue."""
+    """The reason why the query continues without this queue, or None."""
 
     def rate(self, now: float) -> float:
-        """Messages a second in the window before now."""
+        """Return the messages per second in the window before `now`."""
         while self.batches and self.batches[0][1] < now - WINDOW_SECONDS:
             self.batches.popleft()
         if not self.batches:
@@ -59,19 +59,19 @@ class _Run:
 
 
 class Monitor:
-    """The reports of a driver's queries. Used by one thread, that of Spark's listeners."""
+    """The reports of a driver's queries. Used by the thread of Spark's listeners only."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
         self._runs: dict[str, dict[tuple[str, str], _Run]] = {}
 
     def batch(self, run: str, query: str, name: str | None, number: int, seconds: float, read: Sequence[Read]) -> None:
-        """A batch is committed.
+        """Report a committed batch.
 
         Args:
-            run: Spark's id of this run of the query; query: of the query.
-            seconds: what it took.
-            read: what it read of each queue.
+            run: Spark's id of this run; query: Spark's id of the query.
+            seconds: the duration of the batch.
+            read: the messages of each queue in the batch.
         """
         now = self._now()
         while len(self._runs) >= QUERIES_MAX and run not in self._runs:
@@ -83,12 +83,12 @@ class Monitor:
             if part.messages:
                 known.batches.append((now - seconds, now, part.messages))
                 known.report = report
-            # Of many queues, those that had nothing are written as seldom as a query without batches reports.
+            # Of many queues, those without messages are reported as rarely as a query without batches.
             if part.messages or known.report is report or len(read) == 1 or now - known.report.at >= IDLE_SECONDS:
                 self._tell(known, "running")
 
     def unreadable(self, run: str, missing: Mapping[str, str]) -> None:
-        """Report which of a run's queues it goes on without.
+        """Report the queues that a run continues without.
 
         Args:
             missing: path → reason.
@@ -99,12 +99,12 @@ class Monitor:
                 self._tell(known, "running")
 
     def idle(self, run: str) -> None:
-        """The query is alive, and there was nothing to do."""
+        """Report that the query is alive without new batches."""
         for known in self._runs.get(run, {}).values():
             self._tell(known, "running")
 
     def end(self, run: str, error: str | None) -> None:
-        """The query ended, by itself or with an error."""
+        """Report the end of a query, with its error if it failed."""
         for known in self._runs.pop(run, {}).values():
             self._tell(known, "ended" if error is None else "failed", error)
 

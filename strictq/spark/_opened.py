@@ -1,4 +1,4 @@
-"""Queues that a process of Spark's looks into: opened once, and kept, because the next task comes in milliseconds."""
+"""Queues opened read-only by a process of Spark. They are cached, because the next task comes within milliseconds."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _settled = False
 
 
 def settle() -> None:
-    """Said by a task in a process of Spark's, when everything is imported that reading needs.
+    """Freeze the garbage collector, once. A task calls this when all modules needed for reading are imported.
 
-    Spark collects the garbage of the whole process after every task. To go through what is imported takes 26 ms each time, as
-    long as to read 50,000 messages, and finds nothing: it is taken out, once.
+    Spark collects garbage after every task. Traversing the imported objects takes 26 ms each time, as
+    long as reading 50,000 messages, and finds no garbage.
     """
     global _settled
     if not _settled:
@@ -40,10 +40,10 @@ def _id_at(path: str) -> str:
 
 
 def looking(path: str, queue_id: str) -> Queue:
-    """The queue at a path, to read in it.
+    """Return the queue at a path, opened read-only.
 
     Raises:
-        QueueNotFound: it is gone, or another queue is there now.
+        QueueNotFound: it was removed or replaced.
     """
     try:
         found = os.stat(os.path.join(path, "queue.db"))
@@ -51,8 +51,8 @@ def looking(path: str, queue_id: str) -> Queue:
         raise QueueNotFound(f"there is no queue at {path}", hint=hints.EXECUTORS_NEED_SERVER) from e
     place = (found.st_dev, found.st_ino)
     known = _opened.get(path)
-    # A queue in the place of one that was removed may have its inode, too. But who asks for another queue than the one that is
-    # there must not close it: others are reading in it.
+    # A queue that replaced a removed one may have its inode. A request for a queue that no longer exists must not close the
+    # existing one, from which others read.
     if known is None or known[0] != place or (known[1].queue_id != queue_id and _id_at(path) != known[1].queue_id):
         if known is not None:
             _opened.pop(path)[1].close()
@@ -60,5 +60,5 @@ def looking(path: str, queue_id: str) -> Queue:
             _opened.pop(next(iter(_opened)))[1].close()
         known = _opened[path] = (place, open_queue(path, read_only=True))
     if known[1].queue_id != queue_id:
-        raise QueueNotFound(f"the queue at {path} is another one than when this was planned")
+        raise QueueNotFound(f"the queue at {path} was replaced since this was planned")
     return known[1]

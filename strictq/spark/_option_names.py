@@ -1,6 +1,6 @@
-"""Which options a read or a write takes, and what is said about any other name.
+"""The options of reads and writes, and the hints for all other names.
 
-Spark hands over options in lower case, whatever the program wrote, and adds some of its own.
+Spark passes options in lower case, whatever the program wrote, and adds some of its own.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ OPTIONS: Final[dict[Use, tuple[str, ...]]] = {
     "write": ("path", "jobId", "orderBy", "bodyColumn", "onMismatch", "server"),
     "sink": ("path", "orderBy", "bodyColumn", "onMismatch", "server"),
 }  # fmt: skip
-"""What each use of a queue takes."""
+"""The options of each use of a queue."""
 CALLED: Final[dict[Use, str]] = {
     "table": "spark.read", "stream": "spark.readStream", "write": "df.write", "sink": "df.writeStream",
 }  # fmt: skip
 STREAM_ONLY: Final = frozenset(OPTIONS["stream"]) - frozenset(OPTIONS["table"])
 OF_WRITES: Final = ("checkpointlocation", "queryname")
-"""Options that Spark hands to the sink of a stream, in lower case."""
+"""Options that Spark passes to the sink of a stream, in lower case."""
 OF_TABLES: Final = ("provider", "owner", "location", "external", "comment")
-"""What Spark says of a table that is being created, beside the options that the statement names."""
+"""Properties that Spark passes for a table being created, in addition to the statement's options."""
 
 _FIRST: Final = hints.OPTION_OLDEST_FIRST
 _PARSE: Final = hints.OPTION_PARSE_BODIES
@@ -48,7 +48,7 @@ _KAFKA: Final = hints.OPTION_KAFKA_CLIENT
 _FILES: Final = hints.OPTION_NO_FILES
 
 ELSEWHERE: Final[dict[str, str | Coded]] = {
-    # Kafka's
+    # Kafka
     "maxoffsetspertrigger": "maxMessagesPerTrigger",
     "minoffsetspertrigger": _FILL,
     "maxtriggerdelay": _FILL,
@@ -71,7 +71,7 @@ ELSEWHERE: Final[dict[str, str | Coded]] = {
     "fetchoffset.numretries": _KAFKA,
     "fetchoffset.retryintervalms": _KAFKA,
     "kafkaconsumer.polltimeoutms": _KAFKA,
-    # the file source's
+    # the file source
     "maxfilespertrigger": "maxMessagesPerTrigger",
     "maxcachedfiles": _FIRST,
     "discardcachedinputratio": _FIRST,
@@ -89,7 +89,7 @@ ELSEWHERE: Final[dict[str, str | Coded]] = {
     "maxrecordsperfile": _FILES,
     "compression": _FILES,
     "basepath": _FILES,
-    # those of formats
+    # file formats
     **dict.fromkeys(
         (
             "header", "inferschema", "multiline", "sep", "delimiter", "encoding", "charset", "mode", "quote", "escape",
@@ -98,7 +98,7 @@ ELSEWHERE: Final[dict[str, str | Coded]] = {
         ),
         _PARSE,
     ),
-    # of table formats, and the rate source
+    # table formats, and the rate source
     "startingversion": _BACKLOG,
     "ignorechanges": _REMOVED,
     "ignoredeletes": _REMOVED,
@@ -106,21 +106,21 @@ ELSEWHERE: Final[dict[str, str | Coded]] = {
     "rowspersecond": "maxMessagesPerTrigger",
     "rowsperbatch": "maxMessagesPerTrigger",
 }  # fmt: skip
-"""What other sources have, in lower case: the option that stands for it here, or why there is none."""
+"""Options of other sources, in lower case, with strictq's option, or a hint why there is none."""
 
 
 def require_known(options: Iterable[str], use: Use) -> None:
-    """Refuse options that a use does not have.
+    """Raise for options that a use does not have.
 
     Raises:
-        InvalidArgument: one is not an option of it; the hint says which was meant, where that can be told.
+        InvalidArgument: an option is unknown; the hint suggests the right one, if possible.
     """
     for name in _foreign(options, {each.lower() for each in OPTIONS[use]}, sink=use in ("write", "sink")):
         _refuse(name, OPTIONS[use], f" of {CALLED[use]}")
 
 
 def require_known_somewhere(options: Iterable[str]) -> None:
-    """Refuse options that no use has: the same, before Spark says which it is.
+    """Raise for options that no use has, before the use is known.
 
     Raises:
         InvalidArgument: as for `require_known`.
@@ -131,7 +131,7 @@ def require_known_somewhere(options: Iterable[str]) -> None:
 
 
 def is_stream(options: Mapping[str, str]) -> bool:
-    """Whether a read is meant as a stream: Spark asks for the columns of both in the same way."""
+    """Return whether the options are those of a stream, because Spark requests columns in the same way for both reads."""
     return any(name in options for name in STREAM_ONLY)
 
 

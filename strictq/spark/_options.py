@@ -1,4 +1,4 @@
-"""The options of the sources, checked. Imported late, with pyspark."""
+"""The validated options of the sources. Imported late, with pyspark."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from ._table_columns import KEY_TYPES, KeyType, key_type, read_schema
 MESSAGES: Final = 100_000
 PARTITION_MESSAGES: Final = 50_000
 TABLE_PARTITION_MESSAGES: Final = 500_000
-"""Of a task that reads a table: it keeps none of them, and starting a task takes Spark as long as many thousand messages."""
+"""Messages per task of a table read. Starting a task takes as long as many thousand messages, and a task keeps none of them."""
 KEYS_MAX: Final = 10_000
 OPEN: Final = 64
-"""Queues of a stream that are open at a time: each has about ten files open, more with more shards."""
+"""The most open queues of a stream. Each has about ten files open, or more with more shards."""
 STATES: Final = ("pending", "dead", "history")
 
 
 def number(options: Mapping[str, str], name: str, default: int, maximum: int, minimum: int = 1) -> int:
-    """An option that is a whole number.
+    """Return an option that is a whole number.
 
     Raises:
-        InvalidArgument: it is not, or is out of range.
+        InvalidArgument: it is not a whole number, or out of range.
     """
     text = options.get(name)
     if text is None:
@@ -51,10 +51,10 @@ def number(options: Mapping[str, str], name: str, default: int, maximum: int, mi
 
 
 def keys_of(options: Mapping[str, str], schema: StructType) -> tuple[bytes, ...] | None:
-    """The option keys, as stored keys; None: it is not given.
+    """Return the option keys as stored keys; None: it is not set.
 
     Raises:
-        InvalidArgument: it is no list of keys, or does not go with another option.
+        InvalidArgument: it is not a list of keys, or contradicts another option.
     """
     text = options.get("keys")
     if text is None:
@@ -78,7 +78,7 @@ def keys_of(options: Mapping[str, str], schema: StructType) -> tuple[bytes, ...]
 
 
 def truth(options: Mapping[str, str], name: str, default: bool) -> bool:
-    """An option that is true or false.
+    """Return an option that is true or false.
 
     Raises:
         InvalidArgument: it is neither.
@@ -90,10 +90,10 @@ def truth(options: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def key_type_of(options: Mapping[str, str], schema: StructType) -> KeyType:
-    """The option keyType. Where it is not given: what the schema that the program gave calls the keys; string if it does not.
+    """Return the option keyType; if it is not set, the key's type in the program's schema, or else string.
 
     Raises:
-        InvalidArgument: the option names none.
+        InvalidArgument: the option is not a key type.
     """
     text = options.get("keyType")
     if not text and "key" in schema.names:
@@ -104,12 +104,12 @@ def key_type_of(options: Mapping[str, str], schema: StructType) -> KeyType:
 
 
 def require_columns(options: Mapping[str, str], schema: StructType) -> None:
-    """Refuse a schema that the program gave unless it is some columns of what is read with these options, as they are.
+    """Raise unless the program's schema consists of columns that these options read, with their types.
 
     Bodies may be read as text.
 
     Raises:
-        InvalidArgument: it has other columns, or none.
+        InvalidArgument: it has other columns or types, or no columns.
     """
     offered = columns(options, key_type_of(options, schema))
     body = options.get("bodyColumn") or BODY
@@ -124,7 +124,7 @@ def require_columns(options: Mapping[str, str], schema: StructType) -> None:
         if schema.names.count(field.name) > 1:
             raise InvalidArgument(f"the schema has the column {field.name} twice")
         ours = offered[field.name]
-        # By their names: whether values of a map may be NULL is of no account here.
+        # Compared by their names, because the nullability of map values does not matter here.
         has, asked = ours.dataType.simpleString(), field.dataType.simpleString()
         if has != asked and not (field.name == body and field.dataType in (StringType(), BinaryType())):
             raise InvalidArgument(
@@ -135,10 +135,10 @@ def require_columns(options: Mapping[str, str], schema: StructType) -> None:
 
 
 def state_of(options: Mapping[str, str]) -> str:
-    """The option state.
+    """Return the option state.
 
     Raises:
-        InvalidArgument: it is none of STATES, or does not go with the option keyType.
+        InvalidArgument: it is not one of STATES, or contradicts the option keyType.
     """
     text = (options.get("state") or STATES[0]).lower()
     if text not in STATES:
@@ -151,13 +151,13 @@ def state_of(options: Mapping[str, str]) -> str:
 
 
 def columns(options: Mapping[str, str], keys: KeyType | None = None) -> StructType:
-    """What reading with these options gives: all columns that there are.
+    """Return all columns of a read with these options.
 
     Args:
-        keys: instead of the option keyType.
+        keys: the key type to use instead of the option keyType.
 
     Raises:
-        InvalidArgument: an option names something that there is not.
+        InvalidArgument: an option has an invalid value.
     """
     state = state_of(options)
     if state == "history":
@@ -174,7 +174,7 @@ def columns(options: Mapping[str, str], keys: KeyType | None = None) -> StructTy
 
 
 def body_is_text(options: Mapping[str, str]) -> bool:
-    """The option bodyType.
+    """Return whether the option bodyType is string.
 
     Raises:
         InvalidArgument: it is neither binary nor string.
@@ -187,12 +187,12 @@ def body_is_text(options: Mapping[str, str]) -> bool:
 
 @attrs.frozen
 class BatchOptions:
-    """What a batch reader was given.
+    """The options of a batch reader.
 
     Attributes:
-        keys: stored keys whose messages are read; None: all.
-        fail_on_missing: a queue that can't be read fails the read; otherwise it is left out, and logged.
-        body: what the column of bodies is called.
+        keys: stored keys of the messages to read; None: all.
+        fail_on_missing: whether an unreadable queue fails the read. Otherwise it is left out and logged.
+        body: the name of the body column.
     """
 
     paths: Paths
@@ -205,16 +205,16 @@ class BatchOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType) -> BatchOptions:
-        """Check everything that can be checked before the queue is opened.
+        """Validate the options as far as possible before the queue is opened.
 
         Raises:
-            InvalidArgument: nothing changed.
+            InvalidArgument: an option is invalid; nothing was changed.
         """
         require_known(options, "table")
         paths = paths_of(options)
         require_one_server(options, paths)
         require_columns(options, schema)
-        # Keys that are not wanted may be of any type.
+        # If the key column is not read, keys may be of any type.
         anyhow = "key" not in schema.names and not options.get("keyType")
         return cls(
             paths=paths,
@@ -229,16 +229,16 @@ class BatchOptions:
 
 @attrs.frozen
 class StreamOptions:
-    """What a stream reader was given.
+    """The options of a stream reader.
 
     Attributes:
-        messages_max, bytes_max: of one batch.
-        partition_messages: of one task, about.
-        keep: acknowledged batches that can be repeated.
-        wait_seconds: for a query of the same name that is being stopped.
-        fail_on_missing: a queue that can't be read stops the query; otherwise the others go on.
-        open_max: queues that are open at a time.
-        body: what the column of bodies is called.
+        messages_max, bytes_max: limits of one batch.
+        partition_messages: approximate messages per task.
+        keep: number of acked batches that can be repeated.
+        wait_seconds: seconds to wait for a stopping query of the same name.
+        fail_on_missing: whether an unreadable queue stops the query. Otherwise the query continues without it.
+        open_max: most queues open at a time.
+        body: the name of the body column.
     """
 
     paths: Paths
@@ -255,15 +255,15 @@ class StreamOptions:
 
     @property
     def path(self) -> str:
-        """The only queue's directory."""
+        """The directory of the only queue."""
         return self.paths.one
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType) -> StreamOptions:
-        """Check everything that can be checked before the queue is opened.
+        """Validate the options as far as possible before the queue is opened.
 
         Raises:
-            InvalidArgument: nothing changed.
+            InvalidArgument: an option is invalid; nothing was changed.
         """
         require_known(options, "stream")
         if state_of(options) != STATES[0]:
@@ -293,20 +293,20 @@ class StreamOptions:
 
 
 def require_one_server(options: Mapping[str, str], paths: Paths) -> None:
-    """Refuse a block server for several queues: it serves one.
+    """Raise for a block server with several queues, because it serves one.
 
     Raises:
-        InvalidArgument: there is one.
+        InvalidArgument: the option server is set for several queues.
     """
     if options.get("server"):
         paths.one  # noqa: B018 - raises
 
 
 def fail_on_missing(options: Mapping[str, str], paths: Paths, default: bool) -> bool:
-    """The option failOnMissing; a read of one queue always fails without it.
+    """Return the option failOnMissing. A read of one queue always fails without the queue.
 
     Raises:
-        InvalidArgument: it is neither true nor false, or is given for one queue.
+        InvalidArgument: it is neither true nor false, or is set for one queue.
     """
     if not paths.many and "failOnMissing" in options:
         raise InvalidArgument("the option failOnMissing is given for one queue", hint=hints.ONE_QUEUE_OPTION)
@@ -314,10 +314,10 @@ def fail_on_missing(options: Mapping[str, str], paths: Paths, default: bool) -> 
 
 
 def read_columns(options: Mapping[str, str]) -> StructType:
-    """What reading with these options gives, after checking everything that can be checked before Spark plans the read.
+    """Return the columns of a read with these options, after all checks that are possible before Spark plans the read.
 
     Raises:
-        InvalidArgument: an option is wrong; nothing changed.
+        InvalidArgument: an option is invalid; nothing was changed.
         QueueNotFound, StoreError: there is no queue at a path, or it can't be read.
     """
     found = columns(options)

@@ -1,4 +1,4 @@
-"""What a pipeline's handlers leave behind, and how it travels from executors to the driver: Arrow, nothing that runs code."""
+"""The outcomes of a pipeline's handlers, sent from executors to the driver as Arrow, without executable content."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from ..worker import Defer, Reject, Retry
 DONE, FAILED, DEFERRED, REJECTED, SKIPPED = "done", "failed", "deferred", "rejected", "skipped"
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 ENDS_LANE: Final = (FAILED, DEFERRED)
-"""What follows one of these in its lane is not run: the message comes again first."""
+"""Outcomes after which the rest of the lane is not run, because the message must be retried first."""
 OF_DATA: Final = (ValueError, TypeError, LookupError, ArithmeticError)
-"""Errors of parsing and computing: what a body can be the reason for, and an outage is not."""
+"""Errors of parsing and computing, which a body can cause, but an outage cannot."""
 
 Param = None | bool | int | float | str | bytes
 
 
 @attrs.define
 class Outcome:
-    """How the handler of one message ended.
+    """The outcome of a handler for one message.
 
     Attributes:
-        kind: DONE, FAILED (to be tried again), DEFERRED (the same, with no attempt charged), REJECTED (to be dead-lettered), or
-            SKIPPED (it was not run).
-        delay: seconds until it is tried again; None: as the queue is configured (FAILED only).
-        effects: what commits with the ack.
-        seconds: what the handler took.
-        of_data: it failed with an error that comes from what a message is, and not from what is around it.
-        behind: so many messages behind it in its lane failed likewise, each by itself: they are charged with it.
+        kind: DONE, FAILED (retry), DEFERRED (retry with no attempt charged), REJECTED (dead-letter), or
+            SKIPPED (the handler was not run).
+        delay: seconds until the retry; None: the queue's retry delay (FAILED only).
+        effects: the effects that commit with the ack.
+        seconds: the duration of the handler.
+        of_data: whether it failed with an error that the message's content can cause, as opposed to its environment.
+        behind: number of the following messages of its lane that failed in the same way, independently. They are charged, too.
     """
 
     kind: str = DONE
@@ -54,12 +54,12 @@ class Outcome:
 
     @property
     def has_effects(self) -> bool:
-        """Does anything but the ack have to commit?"""
+        """Whether anything besides the ack must commit."""
         return self.effects.need_commit
 
 
 def failure(error: BaseException, output: str | None = None) -> Outcome:
-    """What becomes of a message whose handler raised."""
+    """Return the outcome of a message whose handler raised."""
     if isinstance(error, Reject):
         return Outcome(REJECTED, error.reason, output=output)
     if isinstance(error, Defer):
@@ -70,16 +70,16 @@ def failure(error: BaseException, output: str | None = None) -> Outcome:
 
 
 class BatchJob(Recording):
-    """One message in the hands of a pipeline's process handler.
+    """A message passed to a pipeline's process handler.
 
-    What it sends, stores and executes commits in one transaction with the ack; if it raises, none of it happens.
+    Its sends, key state and SQL commit in one transaction with the ack. If it raises, none of them takes effect.
 
     Attributes:
-        key: as sent; None for a keyless message.
+        key: the key, as sent; None for a keyless message.
         seq: position in its key's sequence.
-        attempt: which start of a handler this is: 1 for the first.
-        enqueued_at: seconds since 1970.
-        prepared: what prepare gave for it, by column; empty without one.
+        attempt: number of this start of a handler, from 1.
+        enqueued_at: time of the send, seconds since 1970.
+        prepared: the row from prepare, by column; empty without prepare.
     """
 
     __slots__ = (
@@ -108,15 +108,15 @@ class BatchJob(Recording):
         self._effects = Effects()
 
     def json(self) -> Any:
-        """The body, decoded as JSON."""
+        """Return the body decoded as JSON."""
         return body_as_json(self.body, self.key, self.seq)
 
     @property
     def key_state(self) -> bytes | None:
-        """The durable state of the key, as the message before it left it. For pipelines made with `key_state=True`.
+        """The durable state of the key, as left by the previous message. For pipelines with `key_state=True`.
 
         Raises:
-            InvalidArgument: the pipeline does not read states.
+            InvalidArgument: the pipeline does not read key states.
         """
         state = self._state_before if self._effects.key_state is UNSET else self._effects.key_state
         if state is UNSET:
@@ -134,7 +134,7 @@ class BatchJob(Recording):
         """Run a statement on the program's app_* tables with the ack.
 
         Raises:
-            InvalidArgument: it is not a str, or a parameter is not None, bool, int, float, str or bytes.
+            InvalidArgument: the SQL is not a str, or a parameter is not None, bool, int, float, str or bytes.
         """
         for value in params:
             if not isinstance(value, Param):
@@ -142,7 +142,7 @@ class BatchJob(Recording):
         super().execute(sql, tuple(params))
 
     def output(self, text: str) -> None:
-        """Note what the handler has to say. Kept with the message if it fails, and shown by status."""
+        """Record output of the handler. It is stored with the message if it fails, and shown by status."""
         self._effects.say(str(text))
 
     def __repr__(self) -> str:
@@ -152,9 +152,9 @@ class BatchJob(Recording):
 def run_lane(
     process: Callable[[BatchJob], Any], jobs: Iterator[BatchJob] | Sequence[BatchJob], clock: Callable[[], float]
 ) -> list[Outcome]:
-    """Run the handler over one lane's messages, in order; what follows one that failed or was deferred is skipped.
+    """Run the handler for one lane's messages in order. After a failed or deferred message, the rest is skipped.
 
-    The state that a message leaves is what the next one finds.
+    Each message sees the key state left by the previous one.
     """
     outcomes: list[Outcome] = []
     state: Any = UNSET
@@ -179,7 +179,7 @@ def run_lane(
     return outcomes
 
 
-# ---- as Arrow
+# ---- Arrow form
 
 _PARAM: Final = pa.struct(
     [("kind", pa.string()), ("whole", pa.string()), ("real", pa.float64()), ("text", pa.string()), ("blob", pa.binary())]
@@ -201,12 +201,12 @@ RESULT: Final = pa.schema(
 
 
 def to_arrow(rows: Sequence[tuple[int, int, Outcome]]) -> pa.RecordBatch:
-    """Outcomes of (lane, seq), in the columns of RESULT."""
+    """Return outcomes of (lane, seq) in the columns of RESULT."""
     return pa.RecordBatch.from_pylist([_row(*row) for row in rows], schema=RESULT)
 
 
 def from_arrow(table: pa.Table) -> dict[tuple[int, int], Outcome]:
-    """The outcomes by lane and seq."""
+    """Return the outcomes by lane and seq."""
     return {(row["lane"], row["seq"]): _outcome(row) for row in table.to_pylist()}
 
 
@@ -254,7 +254,8 @@ def _param_row(value: Param) -> dict[str, Any]:
         case None:
             return {"kind": "null"}
         case bool() | int():
-            return {"kind": "whole", "whole": str(int(value))}  # as text: an int may be larger than 64 bits, and is refused later
+            # as text, because an int may have more than 64 bits, and is refused later
+            return {"kind": "whole", "whole": str(int(value))}
         case float():
             return {"kind": "real", "real": value}
         case str():

@@ -1,4 +1,4 @@
-"""The options `path` and `paths`: one queue, or several by a list or a pattern, and which queues there are now."""
+"""The options `path` and `paths`: one queue, or several by a list or a pattern, and the existing queues among them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ CATALOG: Final = "queue.db"
 
 @attrs.frozen
 class Paths:
-    """Where the queues of a read are.
+    """The paths of a read's queues.
 
     Attributes:
         listed: absolute paths and patterns.
-        many: more than one queue is meant, even if there is one now.
+        many: whether several queues are meant, even if only one exists now.
     """
 
     listed: tuple[str, ...]
@@ -62,15 +62,15 @@ class Paths:
 
 
 def is_pattern(path: str) -> bool:
-    """Whether a path has wildcards: not where a directory has that very name."""
+    """Return whether a path has wildcards and is not the literal name of a directory."""
     return has_magic(path) and not os.path.isdir(path)
 
 
 def paths_of(options: Mapping[str, str]) -> Paths:
-    """Return what the options path and paths name.
+    """Parse the options path and paths.
 
     Raises:
-        InvalidArgument: neither is given, both are, or one names no directory of this host.
+        InvalidArgument: neither or both are set, or a path is not on this host.
     """
     text, many = options.get("path"), options.get("paths")
     if text and many:
@@ -95,20 +95,20 @@ def path_of(options: Mapping[str, str]) -> str:
     """Return the directory of the only queue, absolute.
 
     Raises:
-        InvalidArgument: the options name none on this host, or several.
+        InvalidArgument: the options name no path on this host, or several.
     """
     return paths_of(options).one
 
 
 def is_many(options: Mapping[str, str]) -> bool:
-    """Whether several queues are meant; what is wrong with the options is for others to say."""
+    """Return whether several queues are meant. Invalid options are reported elsewhere."""
     with suppress(InvalidArgument):
         return paths_of(options).many
     return False
 
 
 def _list(text: str) -> Sequence[str] | None:
-    """A JSON list of texts; None: it is something else."""
+    """Parse a JSON list of texts; None: it is something else."""
     try:
         listed: Any = json.loads(text)
     except ValueError:
@@ -130,6 +130,6 @@ def _local(text: str) -> str:
     if scheme[1].lower() != "file" or uri.netloc not in ("", "localhost"):
         where = f"{scheme[1]}:" if scheme[1].lower() != "file" else f"the host {uri.netloc}"
         raise InvalidArgument(f"a queue is on a local disk, not at {where}", hint=hints.LOCAL_PATH)
-    # A "?" is a wildcard here, and no query.
+    # "?" is a wildcard here, not the start of a query.
     rest = f"{uri.path}?{uri.query}" if uri.query else uri.path
     return os.path.abspath(unquote(rest))

@@ -1,7 +1,7 @@
 """Ordered processing in two stages: Spark prepares batch n+1, in parallel and in any order, while batch n is processed in order.
 
 The driver program leases a batch, has Spark prepare it, and processes it lane by lane: in its own threads, or on executors.
-What the handlers leave is committed with the acks by the driver, so it happens once however often Spark repeats a task.
+The driver commits the handlers' effects with the acks, so they take effect once however often Spark repeats a task.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("strictq.spark")
 
 STEP_MAX: Final = 256
-"""Messages that are taken of a lane at a time, at most: a lease grows by no more (Lease.more)."""
+"""The most messages received per lane at a time, which is also the limit of Lease.more."""
 STEP_MIN: Final = 2
-"""And at least: a lease of one message counts as a start of its handler."""
+"""The least messages received per lane at a time. A lease of one message would charge an attempt at delivery."""
 LANES_EACH: Final = 4
-"""Lanes that a batch has for each handler that may run, where there are so many: then uneven ones even out."""
+"""Lanes per concurrent handler in a batch, if there are enough, so that uneven lanes even out."""
 BATCH_MIN: Final = 16
 LOOK_SECONDS: Final = 0.5
-"""How soon a waiting pipeline notices `stop`."""
+"""Seconds within which a waiting pipeline notices `stop`."""
 
 
 @attrs.frozen
 class PipelineStats:
-    """What a pipeline has done: a frozen snapshot.
+    """The totals of a pipeline: a frozen snapshot.
 
     Attributes:
-        batches: finished ones.
-        acked, retried, rejected: messages; retried counts those given back because their handler failed.
-        deferred: messages whose handler raised Defer.
-        lost: messages whose lease was lost before they could be committed: somebody else has them.
-        prepare_seconds, process_seconds: time in each stage, summed over the batches.
-        span_seconds: from the start to the end of the last finished batch.
-        batch_size: messages that the next batch may have.
+        batches: number of finished batches.
+        acked, retried, rejected: number of messages. retried counts those returned because their handler failed.
+        deferred: number of messages whose handler raised Defer.
+        lost: number of messages whose lease was lost before the commit; another consumer processes them.
+        prepare_seconds, process_seconds: total time in each stage.
+        span_seconds: time from the start to the end of the last finished batch.
+        batch_size: most messages of the next batch.
     """
 
     batches: int = 0
@@ -70,7 +70,7 @@ class PipelineStats:
 
 
 class Pipeline:
-    """Made by `strictq.spark.pipeline`; `run` works, `stop` ends it."""
+    """A pipeline, created by `strictq.spark.pipeline`. `run` works, and `stop` ends it."""
 
     def __init__(
         self,
@@ -108,24 +108,24 @@ class Pipeline:
 
     @property
     def stats(self) -> PipelineStats:
-        """What it has done so far."""
+        """The totals so far."""
         return self._stats
 
     def stop(self) -> None:
-        """End `run` after the batch that is being processed; from any thread. What was leased ahead is given back, uncharged."""
+        """End `run` after the current batch, from any thread. Messages leased ahead are released, with no attempt charged."""
         self._stop.set()
 
     def run(self, *, wait: float | None = 0.0) -> PipelineStats:
-        """Work until nothing is ready.
+        """Work until no message is ready.
 
         Args:
-            wait: seconds to wait for more when nothing is ready; 0 ends at once, None waits until `stop`.
+            wait: seconds to wait for more messages when none is ready; 0 ends at once, None waits until `stop`.
         Returns:
-            What was done.
+            The totals.
         Raises:
-            InvalidArgument: it runs already; or a key is not of `key_type`. Nothing of the batch was done.
-            StrictqError: the queue failed. What was committed stays, everything else is given back.
-            Exception: of Spark, when it can run neither a batch nor parts of it. Likewise.
+            InvalidArgument: it is running already; or a key is not of `key_type`. The batch was not processed.
+            StrictqError: the queue failed. Committed changes stay; everything else is released.
+            Exception: raised by Spark, if it can run neither a batch nor parts of it. Committed changes stay, as above.
         Source: docs/howto/spark.md
         """
         if wait is not None:
@@ -148,7 +148,7 @@ class Pipeline:
         finally:
             self._running.release()
 
-    # ---- the loop
+    # ---- loop
 
     def _work(self, wait: float | None) -> None:
         batch = self._take(wait)
@@ -172,13 +172,13 @@ class Pipeline:
             batch = following
 
     def _take(self, wait: float | None, in_hand: LeasedBatch | None = None) -> LeasedBatch | None:
-        """Lease the next batch: free lanes first, then more of the lanes that are in hand."""
+        """Lease the next batch: free lanes first, then more of the lanes that are held."""
         from ._batches import LeasedBatch
 
         if self._stop.is_set():
             return None
         size = max(1, min(self._size, int(self._bytes_max / self._bytes_each)))
-        # Whole lanes, as receive gives them, could be fewer than there are handlers: then some would have nothing to do.
+        # A receive of whole lanes could return fewer lanes than handlers, so that some would be idle.
         spread = LANES_EACH * self._stages.lanes_at_once
         deliveries = self._receive(size, _step(size, spread), wait)
         held = [*(in_hand.lanes if in_hand is not None else ()), *dict.fromkeys(d.lease for d in deliveries)]
@@ -194,7 +194,7 @@ class Pipeline:
 
     @staticmethod
     def _grow(held: list[Lease], room: int, spread: int) -> list[Delivery]:
-        """More of lanes that are held, in turn, until there is no room, or they have no more."""
+        """Receive more of held lanes, in turn, until there is no room or they have no more."""
         found: list[Delivery] = []
         while held and room > len(found):
             going_on: list[Lease] = []
@@ -202,7 +202,7 @@ class Pipeline:
             for lease in held:
                 if room == len(found):
                     break
-                with suppress(LeaseLost):  # its batch will find out
+                with suppress(LeaseLost):  # its batch will detect it
                     more = lease.more(min(room - len(found), step))
                     found += more
                     going_on += [lease] if more else []
@@ -210,7 +210,7 @@ class Pipeline:
         return found
 
     def _receive(self, size: int, per_key: int, wait: float | None) -> list[Delivery]:
-        """receive, in steps, so that `stop` is noticed."""
+        """Receive in steps, so that `stop` is noticed."""
         until = None if wait is None else time.monotonic() + wait
         while True:
             left = LOOK_SECONDS if until is None else min(LOOK_SECONDS, max(until - time.monotonic(), 0.0))
@@ -241,14 +241,14 @@ class Pipeline:
             self._on_progress(self._stats)
 
     def _next_size(self, messages: int, seconds: float) -> int:
-        """So many that the slower stage takes about `batch_seconds`; never more than twice, or less than half, at a time."""
+        """Return the next batch's size, so that the slower stage takes about `batch_seconds`. At most double or halve it."""
         wanted = int(messages * self._batch_seconds / max(seconds, 1e-6))
         return min(max(wanted, self._size // 2, BATCH_MIN), 2 * self._size, self._size_max)
 
     # ---- leases
 
     def _keep(self) -> None:
-        """Extend what is held, well before it ends."""
+        """Extend held leases well before they end."""
         while not self._over.wait(self._lease_seconds / 3):
             with self._held_lock:
                 held = dict(self._held)
@@ -267,21 +267,21 @@ class Pipeline:
                         self._held.pop(lease, None)
 
     def _give_back(self) -> None:
-        """Whatever is held when it ends."""
+        """Release all held leases at the end."""
         with self._held_lock:
             held, self._held = self._held, {}
         for lease in held:
-            with suppress(StrictqError):  # lost, or nothing is left of it
+            with suppress(StrictqError):  # lost, or completely settled
                 lease.release()
 
 
 def _step(messages: int, lanes: int) -> int:
-    """Messages to take of each lane at a time, for so many together."""
+    """Return the messages to receive per lane at a time, for this many in total."""
     return min(max(-(-messages // lanes), STEP_MIN), STEP_MAX)
 
 
 class _Aside:
-    """A call in another thread, with Spark's properties of this one."""
+    """A call in another thread, which inherits this thread's Spark properties."""
 
     def __init__(self, call: Callable[[LeasedBatch], None], batch: LeasedBatch) -> None:
         from pyspark import InheritableThread
@@ -325,34 +325,34 @@ def pipeline(
     consumer: str | None = None,
     on_progress: Callable[[PipelineStats], None] | None = None,
 ) -> Pipeline:
-    """Two stages over a queue: prepare on executors, unordered; process strictly ordered per key; the first ahead of the second.
+    """Create a pipeline: prepare runs on executors, unordered and ahead; process runs in strict order per key.
 
-    While a batch is processed, Spark prepares the next one. A batch's acks, and what its handlers sent, stored and executed, are
-    committed by this program: each message's in one transaction.
+    While a batch is processed, Spark prepares the next one. A batch's acks, and the effects of its handlers, are
+    committed by this program, in one transaction per message.
 
     Args:
-        queue: open in this program, and kept open.
-        process: called with a BatchJob for each message, one after the other within a key. What it raises is a failure: the
-            message is given back and tried again before anything later of its key, by the queue's rules; `strictq.Retry`,
-            `strictq.Defer` and `strictq.Reject` say otherwise.
-        prepare: called with a batch of messages (columns key, seq, body, headers, attempt, enqueued_at), returns one row for each
-            of them, in the same order. It may run more than once, and must not have effects. Which message it raises for is found
-            out, and counts as a failure of that message, once it is its turn.
-        prepared: the columns that prepare returns, in Spark's notation; `job.prepared` has them.
-        frames: what prepare takes and returns: pyarrow.RecordBatch (or Table), or pandas.DataFrame.
-        where: process runs in this program's threads, or on executors, all of a key's messages in one task.
-        key_type: of the column `key` that prepare sees.
-        key_state: read each key's state, for `job.key_state`; one more look at the queue for each key of a batch.
-        concurrency: keys processed at a time by the driver, and transactions committed at a time.
-        batch_size: messages of the first batch. From then on it follows what the stages take.
-        batch_size_max, batch_bytes_max: what a batch may have.
-        batch_seconds: what the slower stage of a batch is meant to take.
+        queue: a queue that is open in this program, and stays open.
+        process: called with a BatchJob for each message, one after another within a key. An exception is a failure: the
+            message is retried before any later message of its key, by the queue's settings. `strictq.Retry`,
+            `strictq.Defer` and `strictq.Reject` have their own effects.
+        prepare: called with a batch of messages (columns key, seq, body, headers, attempt, enqueued_at); returns one row for each
+            message, in the same order. It may run more than once, so it must not have effects. The message for which it raises is
+            identified, and fails when it is its turn.
+        prepared: the columns that prepare returns, in Spark's notation. They are in `job.prepared`.
+        frames: the type that prepare takes and returns: pyarrow.RecordBatch (or Table), or pandas.DataFrame.
+        where: run process in this program's threads, or on executors with all of a key's messages in one task.
+        key_type: the type of prepare's column `key`.
+        key_state: read each key's state, for `job.key_state`. This takes one more read per key and batch.
+        concurrency: number of keys processed, and of transactions committed, at a time by the driver.
+        batch_size: messages of the first batch. Later sizes follow from the stages' durations.
+        batch_size_max, batch_bytes_max: limits of a batch.
+        batch_seconds: the desired duration of a batch's slower stage.
         lease_seconds, consumer: as for receive. Leases are extended while they are held.
         on_progress: called with the PipelineStats after every batch.
     Raises:
         MissingExtra: pyspark, or a package that it needs here, is not installed.
-        ConfigError: Spark's Python processes can't work, as `register` says it; looked at where executors are on this machine.
-        InvalidArgument: an argument is out of range or does not fit another; nothing happened.
+        ConfigError: Spark's Python processes can't run, see `register`. Checked only for executors on this machine.
+        InvalidArgument: an argument is out of range or contradicts another; nothing was changed.
     Source: docs/howto/spark.md
     """
     need_spark()

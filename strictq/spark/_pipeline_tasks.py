@@ -1,4 +1,4 @@
-"""The two stages of a pipeline as they run on executors: user's functions, with what is around them, over Arrow batches."""
+"""The two stages of a pipeline on executors: they call the user's functions over Arrow batches."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ MESSAGE: Final = pa.schema(
         ("headers", pa.map_(pa.string(), pa.string())), ("attempt", pa.int32()), ("enqueued_at", pa.float64()),
     ]
 )  # fmt: skip
-"""How messages travel to executors. `lane` numbers the lanes of a batch."""
+"""The columns of messages sent to executors. `lane` is the lane's number in the batch."""
 STATES: Final = pa.field("state", pa.binary())
 FAULT: Final = [("kind", pa.string()), ("reason", pa.string()), ("delay", pa.float64()), ("of_data", pa.bool_())]
-"""What prepare's rows carry beside its own columns; kind is NULL where it went well."""
+"""The columns of prepare's rows in addition to its own. kind is NULL if it succeeded."""
 
 Batches = Iterable[pa.RecordBatch]
 
 
 def shown(batch: pa.RecordBatch, key: pa.DataType) -> pa.RecordBatch:
-    """What prepare sees of messages: key, seq, body, headers, attempt, enqueued_at."""
+    """Return messages in the columns that prepare sees: key, seq, body, headers, attempt, enqueued_at."""
     keys = pa.array([decode_key(raw) for raw in batch.column("raw_key").to_pylist()], key)
     seen = ("seq", "body", "headers", "attempt", "enqueued_at")
     return pa.RecordBatch.from_arrays([keys, *(batch.column(name) for name in seen)], ["key", *seen])
 
 
 def prepare_schema(prepared: pa.Schema) -> pa.Schema:
-    """What the prepare stage gives: lane, seq, FAULT, and prepare's own columns."""
+    """Return the columns of the prepare stage: lane, seq, FAULT, and prepare's own columns."""
     return pa.schema([("lane", pa.int64()), ("seq", pa.int64()), *FAULT, *prepared])
 
 
 def preparing(
     prepare: Callable[[Any], Any], frames: str, key: pa.DataType, prepared: pa.Schema
 ) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """The prepare stage: a row for every message."""
+    """Return the prepare stage, which gives a row for every message."""
     schema = prepare_schema(prepared)
 
     def call(batch: pa.RecordBatch) -> pa.Table:
@@ -61,7 +61,7 @@ def preparing(
         return result.select(prepared.names).cast(prepared)
 
     def attempt(batch: pa.RecordBatch) -> Iterator[pa.Table]:
-        """All rows at once; where that fails, halves, until those that fail are alone."""
+        """Prepare all rows at once. If that fails, prepare halves, until the failing rows are alone."""
         try:
             result = call(batch)
             good = [batch.column("lane"), batch.column("seq"), *(pa.nulls(batch.num_rows, t) for _, t in FAULT)]
@@ -92,7 +92,7 @@ def preparing(
 
 
 def jobs_of(rows: Iterable[dict[str, Any]], prepared: list[str]) -> Iterator[BatchJob]:
-    """Jobs from rows of MESSAGE with state and prepare's columns."""
+    """Yield jobs from rows of MESSAGE with the state and prepare's columns."""
     for row in rows:
         yield BatchJob(
             decode_key(row["raw_key"]), row["seq"], row["body"], dict(row["headers"] or ()), row["attempt"], row["enqueued_at"],
@@ -101,7 +101,7 @@ def jobs_of(rows: Iterable[dict[str, Any]], prepared: list[str]) -> Iterator[Bat
 
 
 def processing(process: Callable[[BatchJob], Any], prepared: list[str]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """The process stage, over rows that are sorted by lane and seq, each lane in one task: RESULT for every message."""
+    """Return the process stage, for rows sorted by lane and seq with each lane in one task. It gives RESULT for every message."""
 
     def rows(batches: Batches) -> Iterator[dict[str, Any]]:
         for batch in batches:

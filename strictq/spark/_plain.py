@@ -1,4 +1,4 @@
-"""Errors of strictq as one line in Spark's messages, instead of a Python traceback before the sentence that counts."""
+"""Show errors of strictq as one line in Spark's messages, instead of a Python traceback."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any, Final, TypeVar
 from .._errors import StrictqError
 
 HIDE: Final = "SPARK_HIDE_TRACEBACK"
-"""Spark's Python processes look at this variable when they report an exception. They end after that."""
+"""Spark's Python processes read this variable when they report an exception. They end after that."""
 OFFSET_METHODS: Final = (
     "initialOffset", "getDefaultReadLimit", "prepareForTriggerAvailableNow", "latestOffset", "reportLatestOffset", "partitions",
     "commit",
 )  # fmt: skip
-"""What Spark calls in the process of a query."""
+"""The methods that Spark calls in the process of a query."""
 C = TypeVar("C", bound=type)
 
 
 def plain(*methods: str) -> Callable[[C], C]:
-    """Class decorator: an error of strictq that leaves one of these methods is reported by its type, sentence and hint alone.
+    """Return a class decorator. Errors of strictq from these methods are reported by type, text and hint alone.
 
-    Only in Spark's own processes, and not for any other error: of those the traceback is wanted.
+    Only in Spark's own processes. Other errors keep their traceback.
     """
 
     def decorate(cls: C) -> C:

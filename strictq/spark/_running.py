@@ -1,4 +1,4 @@
-"""The stages of a pipeline: Spark jobs over a batch, and what is done where a job dies."""
+"""The stages of a pipeline as Spark jobs over a batch, and the handling of jobs that die."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ._pipeline_tasks import FAULT, prepare_schema, preparing, processing
 from ._table_columns import KEY_TYPES, KeyType
 
 SPLIT_JOBS_MAX: Final = 64
-"""Spark jobs spent on finding the messages that kill their tasks, for each batch and stage."""
+"""Spark jobs spent per batch and stage on identifying the messages that kill their tasks."""
 PREPARE_POOL: Final = "strictq-prepare"
 PROCESS_POOL: Final = "strictq-process"
 
@@ -30,7 +30,7 @@ Lanes = dict[Lease, list[Delivery]]
 
 
 class Budget:
-    """How many more Spark jobs may be spent on a batch that fails."""
+    """The number of Spark jobs that may still be spent on a failing batch."""
 
     def __init__(self) -> None:
         self._left = SPLIT_JOBS_MAX
@@ -42,7 +42,7 @@ class Budget:
 
 @attrs.define
 class Stages:
-    """What is done with a batch. See `pipeline` for the arguments."""
+    """The stages of a pipeline. See `pipeline` for the arguments."""
 
     spark: SparkSession
     process: Callable[[BatchJob], Any]
@@ -56,20 +56,20 @@ class Stages:
 
     @property
     def lanes_at_once(self) -> int:
-        """Lanes that may be processed at a time."""
+        """The number of lanes that may be processed at a time."""
         return self.concurrency if self.where == "driver" else int(self.spark.sparkContext.defaultParallelism)
 
     # ---- prepare
 
     def run_prepare(self, batch: LeasedBatch) -> None:
-        """Fill in what prepare makes of each message."""
+        """Prepare the messages of a batch, and store the results in it."""
         began = time.monotonic()
         if self.prepare is not None:
             self._prepare_rows(batch, [(lease, d) for lease, lane in batch.lanes.items() for d in lane], Budget())
         batch.prepare_seconds = time.monotonic() - began
 
     def _prepare_rows(self, batch: LeasedBatch, rows: Rows, budget: Budget) -> None:
-        """One Spark job; where it dies, halves, until the messages that kill it are alone."""
+        """Run one Spark job. If it dies, run halves, until the messages that kill it are alone."""
         assert self.prepare is not None
         table = batch.table(rows)
         require_keys(table, self.key_type)
@@ -97,7 +97,7 @@ class Stages:
     # ---- process
 
     def run_process(self, batch: LeasedBatch, lanes: Lanes) -> dict[Lease, list[Outcome]]:
-        """How the handler of each message ended, lane by lane, in order."""
+        """Return the outcome of each message's handler, lane by lane, in order."""
         return self._here(batch, lanes) if self.where == "driver" else self._there(batch, lanes)
 
     def _here(self, batch: LeasedBatch, lanes: Lanes) -> dict[Lease, list[Outcome]]:
@@ -123,7 +123,7 @@ class Stages:
         }
 
     def _process_lanes(self, batch: LeasedBatch, lanes: Lanes, found: dict[tuple[int, int], Outcome], budget: Budget) -> None:
-        """One Spark job; where it dies, half of the lanes, then the first message of a lane, until what kills it is alone."""
+        """Run one Spark job. If it dies, run half of the lanes, then the first message of a lane, until the cause is alone."""
         if not lanes:
             return
         rows = [(lease, d) for lease, lane in lanes.items() for d in lane]
@@ -145,7 +145,7 @@ class Stages:
             if len(lane) == 1:
                 found[number, lane[0].seq] = Outcome(FAILED, f"its Spark task failed in process: {first_line(e)}")
                 return
-            # What follows stays undone: it is given back unused, and comes again.
+            # The rest is not run. It is released, and delivered again.
             found.update({(number, d.seq): Outcome(SKIPPED) for d in lane[1:]})
             self._process_lanes(batch, {lease: lane[:1]}, found, budget)
             return
@@ -176,7 +176,7 @@ class Stages:
 
 
 def _ready(batch: LeasedBatch, lane: list[Delivery]) -> tuple[list[Delivery], list[Outcome]]:
-    """A lane's messages up to the first that prepare failed for, and what becomes of the others."""
+    """Return a lane's messages before the first one for which prepare failed, and the outcomes of the others."""
     for i, d in enumerate(lane):
         found = batch.found(d)
         if isinstance(found, Outcome):
@@ -186,10 +186,10 @@ def _ready(batch: LeasedBatch, lane: list[Delivery]) -> tuple[list[Delivery], li
 
 
 def _failed_likewise(batch: LeasedBatch, first: Outcome, behind: list[Delivery]) -> int:
-    """How many messages right behind one that prepare failed for did so, too, each because of what it is.
+    """Return the number of messages directly after a failed one for which prepare failed, too, each because of its content.
 
     Prepare ran for each of them, so each is charged. Otherwise a lane with many bad bodies would take as many batches for each of
-    them as it has attempts. A failure with another reason, an outage say, is charged to the first one only.
+    them as it has attempts. A failure with another cause, such as an outage, is charged to the first one only.
     """
     if not (first.kind == FAILED and first.of_data):
         return 0
@@ -198,7 +198,7 @@ def _failed_likewise(batch: LeasedBatch, first: Outcome, behind: list[Delivery])
 
 
 def _with_rest(outcomes: list[Outcome], rest: list[Outcome]) -> list[Outcome]:
-    """What prepare failed for counts only where everything before it went well."""
+    """Append the outcomes of prepare's failures. They count only if all earlier messages succeeded."""
     if outcomes and outcomes[-1].kind in (*ENDS_LANE, SKIPPED):
         rest = [Outcome(SKIPPED) for _ in rest]
     return [*outcomes, *rest]

@@ -1,4 +1,4 @@
-"""The parts of a table: planned for tasks, and read in a task, or in the block server for one. Imported late, with pyspark."""
+"""The parts of a table: planned for tasks, and read in a task, or in the block server for a task. Imported late, with pyspark."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ._options import BatchOptions
 from ._table_columns import KeyType, key_type, read_schema
 
 STORED: Final = {"enqueued_at": "sent_at", "attempt": "attempts"}
-"""What the queue calls columns that Spark sees by another name."""
+"""The queue's names of columns that Spark sees under another name."""
 
 
 @attrs.frozen
 class Scan:
-    """Some messages of a shard, as they were when the job was planned.
+    """Some messages of a shard, as of the job's planning.
 
     Attributes:
-        place: which ones, as the queue says it.
+        place: the range of messages, in the queue's form.
     """
 
     shard: int
@@ -39,20 +39,20 @@ class Scan:
 
     @classmethod
     def planned(cls, queue: Queue, options: BatchOptions) -> Iterator[Scan]:
-        """One for each task."""
+        """Yield one scan per task."""
         dead, messages = options.state == "dead", options.partition_messages
         planned = queue._storage.bulk.plan(dead=dead, messages=messages, keys=options.keys)
         return (cls(part.shard, part.dead, options.key_type, part.place) for part in planned)
 
     @classmethod
     def of(cls, told: Any) -> Scan:
-        """From `attrs.asdict`, by way of JSON."""
+        """Return the scan from the JSON values of `attrs.asdict`."""
         place = tuple(number("place", n) for n in entries("place", told["place"]))
         kind = key_type(text("key_type", told["key_type"]))
         return cls(number("shard", told["shard"]), flag("dead", told["dead"]), kind, place)
 
     def batches(self, queue: Queue, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The messages that are still there, with the columns of a schema."""
+        """Yield the messages that still exist, with the columns of a schema."""
         builder = Builder(arrow_schema(read_schema(self.key_type, dead=self.dead)), self.key_type, started=0)
         skew = queue._storage.skew
         wanted = {STORED.get(name, name) for name in schema.names}
@@ -66,7 +66,7 @@ class Scan:
 
 @attrs.frozen
 class Records:
-    """A range of the numbers that a shard's records of finished messages have, both ends included."""
+    """A range of record numbers of a shard's finished messages, both ends included."""
 
     shard: int
     first: int
@@ -74,7 +74,7 @@ class Records:
 
     @classmethod
     def planned(cls, queue: Queue, options: BatchOptions) -> Iterator[Records]:
-        """One for each task."""
+        """Yield one range per task."""
         for shard in range(queue.shards):
             known = queue._storage.bulk.record_numbers(shard)
             if known is None:
@@ -85,11 +85,11 @@ class Records:
 
     @classmethod
     def of(cls, told: Any) -> Records:
-        """From `attrs.asdict`, by way of JSON."""
+        """Return the range from the JSON values of `attrs.asdict`."""
         return cls(number("shard", told["shard"]), number("first", told["first"]), number("last", told["last"]))
 
     def batches(self, queue: Queue, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The records that are still there, with the columns of a schema."""
+        """Yield the records that still exist, with the columns of a schema."""
         after = self.first - 1
         while after < self.last:
             limit = min(CHUNK, self.last - after)
@@ -104,7 +104,7 @@ KINDS: Final[dict[str, type[Scan | Records]]] = {"lanes": Scan, "records": Recor
 
 
 def served_batches(queue: Queue, request: Any) -> Iterator[bytes]:
-    """What a request of `fetched` asks for, packed: what a block server sends."""
+    """Return the packed batches for a request of `fetched`, which a block server sends."""
     what = KINDS[text("kind", request["kind"])].of(request["what"])
     validate.whole("shard", what.shard, 0, queue.shards - 1)
     try:
@@ -115,10 +115,10 @@ def served_batches(queue: Queue, request: Any) -> Iterator[bytes]:
 
 
 def fetched(served: Served, queue_id: str, what: Scan | Records, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The batches of a part, from a block server.
+    """Yield the batches of a part, from a block server.
 
     Raises:
-        ServerUnreachable, ServerRefused: it does not answer, or not us.
+        ServerUnreachable, ServerRefused: the server does not answer, or refuses the token.
     """
     request = {
         "queue": queue_id,

@@ -1,4 +1,4 @@
-"""What a pipeline's handlers did is committed: acks, effects and failures, in order within each lane."""
+"""Commit the outcomes of a pipeline's handlers: acks, effects and failures, in order within each lane."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Settler:
     """Commits batches.
 
     Attributes:
-        broken: leases of which something was given back or lost: what a pipeline still has of them is nobody's.
+        broken: leases of which messages were returned or lost, so their other messages are no longer held.
     """
 
     def __init__(self, queue: Queue, concurrency: int) -> None:
@@ -42,7 +42,7 @@ class Settler:
         self._concurrency = concurrency
 
     def settle(self, lanes: dict[Lease, list[Delivery]], outcomes: dict[Lease, list[Outcome]]) -> Counts:
-        """Commit what became of a batch, in rounds: all lanes' plain acks together, then each lane's next effect or failure."""
+        """Commit a batch's outcomes in rounds: first the plain acks of all lanes, then each lane's next effect or failure."""
         counts = Counts()
         work = {lease: list(zip(lane, outcomes[lease], strict=True)) for lease, lane in lanes.items()}
         with ThreadPoolExecutor(self._concurrency, thread_name_prefix="strictq-settle") as pool:
@@ -51,7 +51,7 @@ class Settler:
                 for lease in self._ack_plain(plain, counts):
                     work.pop(lease, None)
                 heads = [(d, o) for d, o in heads if d.lease in work]
-                # What is left of a head's lane lies behind it.
+                # The work left of a head's lane comes after it.
                 charged = [work[d.lease][o.behind - 1][0] if o.behind else d for d, o in heads]
                 ended = pool.map(lambda head, last: self._settle_one(head[0], head[1], counts, last), heads, charged)
                 for (d, _), goes_on in zip(heads, ended, strict=True):
@@ -60,18 +60,18 @@ class Settler:
                         work.pop(d.lease, None)
         for lease in lanes:
             if lease in self.broken:
-                with suppress(StrictqError):  # given back already with what failed, or lost
+                with suppress(StrictqError):  # already returned with the failed message, or lost
                     lease.release()
         return counts
 
     def forget(self, going_on: Iterable[Lease]) -> None:
-        """Of broken leases, only those that a later batch still has need be known."""
+        """Keep only those broken leases that a later batch still has."""
         self.broken.intersection_update(going_on)
 
     def _next_round(
         self, work: dict[Lease, list[tuple[Delivery, Outcome]]]
     ) -> tuple[list[Delivery], list[tuple[Delivery, Outcome]]]:
-        """Of each lane: its plain acks up to the next message that needs a transaction of its own, and that one."""
+        """Return, for each lane, its plain acks before the next message that needs a separate transaction, and that message."""
         plain: list[Delivery] = []
         heads: list[tuple[Delivery, Outcome]] = []
         for lease, rest in list(work.items()):
@@ -89,7 +89,7 @@ class Settler:
         return plain, heads
 
     def _ack_plain(self, deliveries: list[Delivery], counts: Counts) -> set[Lease]:
-        """Ack them together. The leases that were lost."""
+        """Ack messages together. Return the lost leases."""
         lost: set[Lease] = set()
         if not deliveries:
             return lost
@@ -108,10 +108,10 @@ class Settler:
         return lost
 
     def _settle_one(self, d: Delivery, o: Outcome, counts: Counts, last: Delivery) -> bool:
-        """A message with effects, or one that failed. Does its lane go on?
+        """Settle a message with effects or a failure. Return whether its lane continues.
 
         Args:
-            last: of a message that failed, the last one that is charged with it.
+            last: for a failed message, the last one that is charged together with it.
         """
         try:
             if o.kind == REJECTED:
@@ -129,10 +129,10 @@ class Settler:
                 counts.add(deferred=1)
                 return False
             try:
-                with suppress(ForwardPending):  # committed; the sends to other shards arrive by themselves
+                with suppress(ForwardPending):  # committed; the sends to other shards will arrive
                     self._commit(d, o)
             except InvalidArgument as e:
-                # What the handler asked for can't be done: that is its failure, and nothing of it happened.
+                # An invalid effect is the handler's failure, and nothing was committed.
                 d.nack(reason=f"{type(e).__name__}: {e}", output=o.output)
                 counts.add(retried=1)
                 return False

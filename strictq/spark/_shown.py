@@ -1,4 +1,4 @@
-"""Columns as Spark wants them, from columns as a queue gives them. Imported late, with pyspark."""
+"""Convert a queue's columns to those that Spark expects. Imported late, with pyspark."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ._arrow import arrow_schema
 
 BODY: Final = "body"
 OF_QUEUES: Final = ("queue", "path")
-"""Columns of a read of several queues, behind the queues' own: where a row comes from."""
+"""The columns after the queues' own in a read of several queues: the origin of a row."""
 
 
 def body_of(options: Mapping[str, str], others: StructType) -> str:
-    """The option bodyColumn: what the column `body` is called.
+    """Return the option bodyColumn, the name of the column `body`.
 
     Raises:
         InvalidArgument: another column has the name.
@@ -31,7 +31,7 @@ def body_of(options: Mapping[str, str], others: StructType) -> str:
 
 
 def shown(own: StructType, body: str, *, many: bool) -> StructType:
-    """The columns of a queue as Spark sees them."""
+    """Return the columns of a queue as Spark sees them."""
     fields = [StructField(body if f.name == BODY else f.name, f.dataType, f.nullable) for f in own]
     if many:
         fields += [StructField(name, StringType(), nullable=False) for name in OF_QUEUES]
@@ -40,11 +40,11 @@ def shown(own: StructType, body: str, *, many: bool) -> StructType:
 
 @attrs.frozen
 class RowView:
-    """A schema that Spark wants, and the one to read for it.
+    """A schema that Spark expects, and the one to read for it.
 
     Attributes:
-        wanted: to the letter.
-        inner: columns that a queue has, by its own names.
+        wanted: the exact schema for Spark.
+        inner: the queue's columns, with its own names.
     """
 
     wanted: pa.Schema
@@ -53,18 +53,18 @@ class RowView:
 
     @classmethod
     def of(cls, schema: StructType, body: str, *, many: bool) -> RowView:
-        """The view of a schema that was checked."""
+        """Return the view of a validated schema."""
         added = OF_QUEUES if many else ()
         own = [StructField(BODY if f.name == body else f.name, f.dataType, f.nullable) for f in schema if f.name not in added]
-        # A batch without columns would not say how many rows it has.
+        # A batch without columns would have no number of rows.
         own = own or [StructField("shard", IntegerType(), nullable=False)]
         return cls(arrow_schema(schema), arrow_schema(StructType(own)), body)
 
     def show(self, batch: pa.RecordBatch, queue_id: str, path: str) -> pa.RecordBatch:
-        """A batch with the columns of `inner`, as Spark wants it.
+        """Convert a batch with the columns of `inner` to Spark's schema.
 
         Args:
-            queue_id, path: where it comes from.
+            queue_id, path: the batch's queue.
         """
         if self.wanted.names == self.inner.names:
             return batch if batch.schema.metadata is None else batch.replace_schema_metadata(None)

@@ -1,5 +1,5 @@
-"""Rows of a DataFrame as messages: which columns there may be, and each of them checked, in the tasks, and brought into the
-form in which it is staged. Imported late, with pyspark and pyarrow."""
+"""Rows of a DataFrame as messages: the accepted columns, their validation in the tasks, and their conversion to the
+staged form. Imported late, with pyspark and pyarrow."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ ACCEPTED: Final[dict[str, tuple[type[DataType], ...]]] = {
     "prepare_seconds": NUMBER,
     "process_seconds": NUMBER,
 }
-"""Column → the types it may have."""
+"""The accepted columns, with their accepted types."""
 NEEDED: Final = ("key", "body")
 ALIAS: Final = "value"
-"""Of the column body, as other sinks call it."""
+"""Other sinks' name of the column body."""
 OPTIONS: Final = tuple(name for name in ACCEPTED if name not in NEEDED)
 ORDER: Final = "order"
 """The staged column that orders the messages of a key."""
@@ -65,16 +65,16 @@ Kind = Literal["s", "b", "i"]
 
 @attrs.frozen
 class Layout:
-    """What the columns of a write are.
+    """The columns of a write.
 
     Attributes:
-        kind: the type of its keys, as `_keys` marks it.
-        options: those of OPTIONS that it has.
-        order_by: the column that orders the messages of a key; None: the rows' own order does.
-        keyless: rows without a key are allowed.
-        max_body_bytes: of the queue.
-        body: the column of the bodies.
-        read_only: columns that must be NULL: the queue fills them in.
+        kind: the type byte of its stored keys.
+        options: the columns of OPTIONS that it has.
+        order_by: the column that orders the messages of a key; None: the order of the rows.
+        keyless: whether rows without a key are allowed.
+        max_body_bytes: the queue's setting.
+        body: the name of the body column.
+        read_only: columns that must be NULL, because the queue fills them in.
     """
 
     kind: Kind
@@ -89,14 +89,14 @@ class Layout:
 def layout(
     schema: StructType, order_by: str | None, config: QueueConfig, body: str | None = None, read_only: Collection[str] = ()
 ) -> Layout:
-    """Check the columns of a DataFrame before anything is written.
+    """Validate the columns of a DataFrame before anything is written.
 
     Args:
-        body: the column of the bodies; None: `body`, or else `value`.
-        read_only: columns that a table has, and an INSERT leaves out.
+        body: the name of the body column; None: `body`, or else `value`.
+        read_only: columns of a table that an INSERT leaves out.
 
     Raises:
-        InvalidArgument: a column is missing, unknown, or of another type than it must be.
+        InvalidArgument: a column is missing, unknown, or of the wrong type.
     """
     types = {field.name: field.dataType for field in schema.fields}
     if len(types) != len(schema.fields):
@@ -111,7 +111,7 @@ def layout(
     unknown = [name for name in types if name not in accepted and name != order_by and name not in read_only]
     if unknown:
         raise InvalidArgument(
-            f"the column {unknown[0]} is no part of a message",
+            f"the column {unknown[0]} is not part of a message",
             hint=hints.SELECT_COLUMNS.of(columns=", ".join(accepted)),
         )
     for name, found in types.items():
@@ -146,17 +146,17 @@ def _require_type(name: str, found: DataType, accepted: tuple[type[DataType], ..
 
 
 def staged(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
-    """One record batch as it is staged: stored keys, bodies as bytes, options in stored units.
+    """Return a record batch in its staged form: stored keys, bodies as bytes, options in stored units.
 
     Raises:
-        InvalidArgument, MessageTooLarge: a row can't be sent; the error names its column and key.
+        InvalidArgument, MessageTooLarge: a row is invalid; the error names its column and key.
     """
     given = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
     keys = _keys(given["key"], layout)
     for name in layout.read_only:
         if given[name].null_count < len(batch):
             place = _first(pc.is_valid(given[name]))
-            _refuse(name, keys, place, InvalidArgument("the queue fills this column in", hint=hints.LEAVE_COLUMN_OUT))
+            _refuse(name, keys, place, InvalidArgument("the queue sets this column", hint=hints.LEAVE_COLUMN_OUT))
     columns = {"key": keys, "body": _bodies(given[layout.body], keys, layout)}
     if layout.order_by is not None:
         columns[ORDER] = _order(given[layout.order_by], keys, layout.order_by)
@@ -204,7 +204,7 @@ def _order(column: pa.Array, keys: pa.Array, name: str) -> pa.Array:
 
 
 def _seconds(column: pa.Array, keys: pa.Array, name: str) -> pa.Array:
-    """Seconds as whole microseconds."""
+    """Convert seconds to whole microseconds."""
     minimum = 0.001 if name == "ttl" else 0.0
     values = column.cast(pa.float64())
     _require(values, keys, name, minimum, FOREVER_SECONDS, lambda v: validate.microseconds(name, v, minimum=minimum))
@@ -218,7 +218,7 @@ def _numbers(column: pa.Array, keys: pa.Array, name: str) -> pa.Array:
 
 
 def _require(values: pa.Array, keys: pa.Array, name: str, minimum: float, maximum: float, check: Callable[[Any], object]) -> None:
-    """Every number there is lies between these; NaN does not."""
+    """Raise unless all numbers are within the limits. NaN is not."""
     fits = pc.and_(pc.greater_equal(values, minimum), pc.less_equal(values, maximum))
     wrong = pc.fill_null(pc.invert(fits), False)
     if pc.any(wrong).as_py():
@@ -230,7 +230,7 @@ def _require(values: pa.Array, keys: pa.Array, name: str, minimum: float, maximu
 
 
 def _each(check: Callable[[Any], str | None]) -> Callable[[pa.Array, pa.Array, str], pa.Array]:
-    """A conversion of single values to text."""
+    """Return a conversion of single values to text."""
 
     def convert(column: pa.Array, keys: pa.Array, name: str) -> pa.Array:
         texts: list[str | None] = []
@@ -260,7 +260,7 @@ def _first(mask: pa.Array) -> int:
 
 
 def _refuse(column: str, keys: pa.Array, place: int, error: StrictqError) -> None:
-    """The same error, with the column and key that it is about."""
+    """Raise an error again with the column and key that it concerns."""
     key = keys[place].as_py()
     shown = "no key" if key is None else f"key {decode_key(key)!r}"
     text = str(error.args[0])

@@ -1,6 +1,6 @@
-"""A batch that lies in staging files, as the parts that its shards take. Imported late, with pyarrow.
+"""A batch in staging files, divided into parts for its shards. Imported late, with pyarrow.
 
-Everything here follows from the files alone: whoever opens them again gets the same parts with the same rows in them.
+Everything is derived from the files alone, so that each process that opens them gets the same parts with the same rows.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .._keys import keyless_by_hash, keyless_lane
 from .._store.api import BulkRows, Item, Options, PlainRows
 from ._sink_rows import OPTIONS, ORDER
 
-PART_ROWS: Final = 50_000
+PART_ROWS: Final = 25_000
 PART_BYTES: Final = 16 * 1024 * 1024
-"""Most rows, and bytes of bodies, of one transaction: how long others wait for the shard's write lock."""
+"""The most rows, and bytes of bodies, of one transaction, which limits how long other writers wait for the shard's lock."""
 
 
 class Cut(NamedTuple):
-    """How a batch is cut into parts. Kept with what is decided, for whoever goes on with it.
+    """The limits by which a batch is cut into parts. Stored with the decision, for processes that continue it.
 
     Attributes:
-        keyless_lanes: how many lanes rows without a key are spread over, in turn.
+        keyless_lanes: number of lanes over which keyless rows are spread, in turn.
         rows, bytes: most rows of a part, and bytes of its bodies.
     """
 
@@ -48,31 +48,33 @@ Integers = np.ndarray[Any, np.dtype[Any]]
 _INT32_ROWS: Final = 2_000_000_000
 BATCHES_MAPPED: Final = 16
 """Record batches that are read before their pages are given back."""
+POOL: Final = pa.system_memory_pool()
+"""Of what is read for a part: Arrow's usual pool keeps what is freed for each thread, as much as the parts themselves have."""
 COMPARED: Final = 50_000
-"""Keys that are compared at a time."""
+"""Number of keys compared at a time."""
 
 
 class StagedRows:
     """The rows of a batch, over all of its files.
 
-    A row is known by its number: arrays of numbers are all that is kept for each of them, and keys and bodies stay in the
-    mapped files. A key is known by the number of the first row that has it, a lane for keyless rows by a number behind those.
+    Rows are identified by numbers. Only arrays of numbers are kept per row; keys and bodies stay in the
+    mapped files. A key is identified by the number of its first row, a lane for keyless rows by a number after those of all rows.
     """
 
     def __init__(self, paths: Sequence[tuple[Path, int]]) -> None:
         """Map the files.
 
         Args:
-            paths: each file, and how many rows were written to it.
+            paths: each file, with the number of rows written to it.
         Raises:
-            StoreError: a file is missing or not whole; nothing changed.
+            StoreError: a file is missing or incomplete; nothing was changed.
         """
         self._maps: list[mmap.mmap] = []
         self._batches: list[pa.RecordBatch] = []
         for path, rows in paths:
             mapped, batches = _read(path)
             if sum(len(b) for b in batches) != rows:
-                raise StoreError(f"the staging file {path.name} is not whole", shard=-1, hint=hints.RUN_BATCH_AGAIN)
+                raise StoreError(f"the staging file {path.name} is incomplete", shard=-1, hint=hints.RUN_BATCH_AGAIN)
             if rows:
                 self._maps.append(mapped)
                 self._batches += (b for b in batches if len(b))
@@ -81,37 +83,37 @@ class StagedRows:
         self._starts = np.cumsum([0, *(len(b) for b in self._batches)])
         self._sizes: Integers = np.empty(self.rows, np.int32)
         for start, batch in self._each():
-            self._sizes[start : start + len(batch)] = pc.binary_length(batch.column("body")).to_numpy()
+            self._sizes[start : start + len(batch)] = pc.binary_length(batch.column("body"), memory_pool=POOL).to_numpy()
         self.body_bytes_max = int(self._sizes.max()) if self.rows else 0
         self.has_options = any(_has(b, name) for b in self._batches for name in OPTIONS)
         self.keyless = any(b.column("key").null_count for b in self._batches)
 
     def _each(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The number of each batch's first row, and the batch. Of the files only the pages of some batches stay mapped."""
+        """Yield each batch with the number of its first row. Only the pages of some batches stay mapped."""
         for number, (start, batch) in enumerate(zip(self._starts.tolist(), self._batches, strict=False)):
             if number % BATCHES_MAPPED == 0:
                 self.forget_pages()
             yield start, batch
 
     def forget_pages(self) -> None:
-        """Take the files' pages out of this process: they stay in the system's cache, and are mapped again where needed."""
+        """Unmap the files' pages from this process. They stay in the system's cache, and are mapped again on use."""
         if hasattr(mmap, "MADV_DONTNEED"):
             for mapped in self._maps:
                 mapped.madvise(mmap.MADV_DONTNEED)
 
-    # ---- what goes where
+    # ---- division into parts
 
     def parts(self, shard_of: Callable[[bytes], int], cut: Cut) -> dict[int, list[StagedPart]]:
-        """The parts of each shard, in the order in which they are to be sent.
+        """Return the parts of each shard, in the order in which they must be sent.
 
         Args:
-            shard_of: the shard of a stored key.
+            shard_of: returns the shard of a stored key.
         """
         if not self.rows:
             return {}
         lanes, shards, keyless = self._lanes(shard_of, cut.keyless_lanes)
         ends = np.cumsum([np.count_nonzero(shards == shard) for shard in range(int(shards.max()) + 1)]).tolist()
-        # Rows by shard, key, and arrival; then the same with the order column instead of the arrival within a key.
+        # Rows by shard, key and arrival. Then the same with the order column instead of the arrival within a key.
         group = shards.astype(np.int64)
         del shards
         group *= self.rows + len(keyless)
@@ -133,9 +135,9 @@ class StagedRows:
         return found
 
     def _sorted(self, values: Integers) -> Integers:
-        """The places of values, smallest first; of equal ones in their order. The values are lost.
+        """Return the positions of values in ascending order, stable. The values are overwritten.
 
-        Where value and place fit into one number, that is sorted in place: it takes no more room, and less time.
+        If value and position fit into one number, these are sorted in place, which takes no more memory and less time.
         """
         bits = len(values).bit_length()
         if int(values.max()) >> (63 - bits):
@@ -147,16 +149,16 @@ class StagedRows:
         return values.astype(self._number)
 
     def _lanes(self, shard_of: Callable[[bytes], int], keyless_lanes: int) -> tuple[Integers, Integers, list[bytes]]:
-        """For each row the number of its key, and its shard; and the keys of lanes for keyless rows."""
-        # Of each batch its different keys: a hash, the first row that has it, and the shard. Pages of these arrays that are
-        # never written take no memory.
+        """Return, for each row, the number of its key and its shard; and the keys of the lanes for keyless rows."""
+        # The distinct keys of each batch: a hash, the first row, and the shard. Pages of these arrays that are never written
+        # take no memory.
         hashes: Integers = np.empty(self.rows, np.int64)
         firsts: Integers = np.empty(self.rows, self._number)
         owners: Integers = np.empty(self.rows, np.int16)
         lanes: Integers = np.empty(self.rows, self._number)
         n = 0
         for start, batch in self._each():
-            encoded = batch.column("key").dictionary_encode()
+            encoded = pc.dictionary_encode(batch.column("key"), memory_pool=POOL)
             codes = encoded.indices.fill_null(-1).to_numpy()
             keys = encoded.dictionary.to_pylist()
             end = n + len(keys)
@@ -182,11 +184,11 @@ class StagedRows:
         return lanes, shards, names
 
     def _merge(self, hashes: Integers, firsts: Integers) -> None:
-        """Of the keys that were found in each batch: give those that are the same key the same first row, the earliest.
+        """Merge equal keys of different batches, by setting their first row to the earliest one.
 
-        By hashes, because a table of all keys would take several times the room of the rows' numbers.
+        Uses hashes, because a table of all keys would take several times the memory of the rows' numbers.
         """
-        # As many bits of the hash as leave room for a place.
+        # As many bits of the hash as leave room for a position.
         bits = len(hashes).bit_length()
         hashes &= -1 << bits
         hashes += np.arange(len(hashes), dtype=self._number)
@@ -215,7 +217,7 @@ class StagedRows:
             firsts[order[places]] = theirs
 
     def _by_dedup(self, alone: Integers, lanes: Integers, first: int) -> list[bytes]:
-        """A keyless message's dedup id chooses its lane, so that a repeated one is recognised. Returns these lanes."""
+        """Choose lanes of keyless rows by their dedup ids, so that repeated ids are recognised. Return these lanes."""
         known: dict[bytes, int] = {}
         for row in alone.tolist():
             options = self.options(row)
@@ -225,7 +227,7 @@ class StagedRows:
         return list(known)
 
     def _order(self) -> Any:
-        """Numbers that sort as the order column does."""
+        """Return numbers that sort like the order column."""
         column = pa.chunked_array([b.column(ORDER) for b in self._batches])
         if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
             return column.to_numpy()
@@ -234,7 +236,7 @@ class StagedRows:
         return pc.rank(column, tiebreaker="dense").to_numpy()
 
     def _cut(self, rows: Integers, start: int, cut: Cut) -> Iterator[tuple[int, int]]:
-        """Ranges of at most so many rows and bytes; one row, if it alone has more."""
+        """Yield ranges within the limits of rows and bytes; a single row if it alone exceeds them."""
         at = 0
         while at < len(rows):
             filled = np.cumsum(self._sizes[rows[at : at + cut.rows]], dtype=np.int64)
@@ -245,7 +247,7 @@ class StagedRows:
     # ---- values of rows
 
     def keys(self, lanes: Integers, keyless: Sequence[bytes]) -> list[bytes]:
-        """The stored keys that have these numbers."""
+        """Return the stored keys with these numbers."""
         real = lanes < self.rows
         found = np.empty(len(lanes), object)
         if real.any():
@@ -256,23 +258,23 @@ class StagedRows:
         return keys
 
     def bodies(self, rows: Integers) -> list[bytes]:
-        """The bodies of these rows."""
+        """Return the bodies of these rows."""
         bodies: list[bytes] = self._taken("body", rows).to_numpy(zero_copy_only=False).tolist()
         return bodies
 
     def _taken(self, name: str, rows: Integers) -> Any:
-        """A column of these rows, as one array."""
+        """Return a column of these rows as one array."""
         taken: list[Any] = []
         order: list[Integers] = []
         for places, batch, at in self._by_batch(rows):
-            taken.append(batch.column(name).take(pa.array(at)))
+            taken.append(pc.take(batch.column(name), pa.array(at), memory_pool=POOL))
             order.append(places)
         back = np.empty(len(rows), np.int64)
         back[np.concatenate(order)] = np.arange(len(rows))
-        return pa.concat_arrays(taken).take(pa.array(back))
+        return pc.take(pa.concat_arrays(taken, memory_pool=POOL), pa.array(back), memory_pool=POOL)
 
     def options(self, row: int) -> Options | None:
-        """The options of one row; None: it has none."""
+        """Return the options of one row; None: it has none."""
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         batch = self._batches[number]
         at = row - int(self._starts[number])
@@ -281,7 +283,7 @@ class StagedRows:
         return Options(**given) if given else None
 
     def all_options(self, rows: Integers) -> list[Options | None]:
-        """The options of these rows."""
+        """Return the options of these rows."""
         if not self.has_options:
             return [None] * len(rows)
         found: list[Options | None] = [None] * len(rows)
@@ -297,7 +299,7 @@ class StagedRows:
         return found
 
     def _by_batch(self, rows: Integers) -> Iterator[tuple[Integers, pa.RecordBatch, Integers]]:
-        """These rows by the record batch they lie in: places in `rows`, the batch, rows in the batch."""
+        """Yield these rows by record batch: positions in `rows`, the batch, rows in the batch."""
         order = np.argsort(rows, kind="stable")
         ordered = rows[order]
         bounds = np.searchsorted(ordered, self._starts).tolist()
@@ -316,10 +318,10 @@ class StagedPart:
     """Some rows of one shard, grouped by key: one transaction.
 
     Args:
-        lanes: of every row of the batch the number of its key.
-        keyless: keys of the lanes for keyless rows.
-        rows: which rows, group by group, in the order of each group's sequence.
-        slots: the arrival of each: those of its group, ascending.
+        lanes: the number of its key, for every row of the batch.
+        keyless: the keys of the lanes for keyless rows.
+        rows: the rows, group by group, in the order of each group's sequence.
+        slots: the arrival of each row: those of its group, ascending.
     """
 
     _staged: StagedRows
@@ -329,7 +331,7 @@ class StagedPart:
     _slots: Integers
 
     def rows(self) -> BulkRows:
-        """The messages: in columns, where none of them has options."""
+        """Return the messages, as columns if none of them has options."""
         order = np.argsort(self._slots, kind="stable")
         found = self._items(order) if self._staged.has_options else self._columns(order)
         self._staged.forget_pages()
@@ -345,7 +347,7 @@ class StagedPart:
         return PlainRows(keys, counts, array("q", places.tobytes()), self._staged.bodies(self._rows))
 
     def _items(self, order: Integers) -> list[Item]:
-        """One by one, in the order of arrival."""
+        """Return single items in the order of arrival."""
         rows = self._rows[order]
         options = self._staged.all_options(rows)
         keys = self._staged.keys(self._lanes[rows], self._keyless)
@@ -353,11 +355,11 @@ class StagedPart:
 
 
 _hash: Final = hash
-"""Of a key, in this process: what follows from it is checked, and does not depend on its value."""
+"""The hash of a key in this process. Results are compared afterwards, and do not depend on its value."""
 
 
 def _has(batch: pa.RecordBatch, name: str) -> bool:
-    """Has a row of it a value there?"""
+    """Return whether any row of a batch has a value in a column."""
     return name in batch.schema.names and batch.column(name).null_count < len(batch)
 
 
@@ -365,7 +367,7 @@ def _read(path: Path) -> tuple[mmap.mmap, list[pa.RecordBatch]]:
     try:
         fd = open_regular(path, os.O_RDONLY)
         try:
-            mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)  # stays as long as a batch of it is used
+            mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)  # stays mapped as long as one of its batches is used
         finally:
             os.close(fd)
         with pa.ipc.open_stream(pa.py_buffer(mapped)) as reader:

@@ -22,7 +22,7 @@ KeyType = Literal["string", "binary", "int", "stored"]
 
 
 class KeyColumn(NamedTuple):
-    """What a key type means.
+    """The column type and accepted keys of a key type.
 
     Attributes:
         column: the type of the column `key`.
@@ -39,7 +39,7 @@ KEY_TYPES: Final[dict[KeyType, KeyColumn]] = {
     "int": KeyColumn(LongType(), int),
     "stored": KeyColumn(BinaryType(), None),
 }
-"""What keys can be read as. "stored": keys of any type, in the form that docs/explanation/storage.md gives."""
+"""The types as which keys can be read. "stored": keys of any type, in the form described in docs/explanation/storage.md."""
 HEADERS: Final = MapType(StringType(), StringType(), valueContainsNull=False)
 
 _DEAD: Final = (
@@ -50,19 +50,19 @@ _DEAD: Final = (
 
 
 def key_type(text: str | None) -> KeyType:
-    """The key type that an option names; string where it is not given.
+    """Parse a key type; string if it is not given.
 
     Raises:
-        InvalidArgument: it names none.
+        InvalidArgument: it is not a key type.
     """
     for name in KEY_TYPES:
         if (text or "string").lower() == name:
             return name
-    raise InvalidArgument(f"keyType must be one of {', '.join(KEY_TYPES)}, not {text!r}")
+    raise InvalidArgument(f"the option keyType must be one of {', '.join(KEY_TYPES)}, not {text!r}")
 
 
 def read_schema(key: KeyType, *, dead: bool = False) -> StructType:
-    """What reading a queue gives: one row a message, or one a dead letter."""
+    """Return the columns of reading a queue: one row per message, or per dead letter."""
     return StructType(
         [
             StructField("key", KEY_TYPES[key].column, nullable=True),  # NULL: a keyless message

@@ -1,7 +1,7 @@
-"""Tables of SQL: `CREATE TABLE name USING strictq OPTIONS (path '...')`. Imported late, with pyspark.
+"""SQL tables: `CREATE TABLE name USING strictq OPTIONS (path '...')`. Imported late, with pyspark.
 
-Spark gives a Python data source the options of a table when it is created, and never again. But it asks for the columns then,
-stores them with their metadata, and gives them back with every read and INSERT: there the options are.
+Spark passes a table's options to a Python data source only when the table is created. But it then requests the columns,
+stores them with their metadata, and passes them to every read and INSERT. So the options are stored in that metadata.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from ._option_names import OF_TABLES, OPTIONS, Use
 
 METADATA: Final = "strictq"
 READ_ONLY: Final = ("seq", "enqueued_at", "attempt", "shard", "id", "kind", "reason", "died_at", "queue", "path")
-"""Columns of a table that a queue fills in: an INSERT leaves them out, and Spark sets them to NULL."""
+"""Columns of a table that the queue fills in. An INSERT leaves them out, and Spark sets them to NULL."""
 
 
 def is_creation(options: Mapping[str, str]) -> bool:
-    """Whether Spark asks for the columns of a table that is being created."""
+    """Return whether Spark requests the columns of a table that is being created."""
     return all(name in options for name in OF_TABLES[:2])
 
 
 def named_options(options: Mapping[str, str]) -> Mapping[str, str]:
-    """The options that a CREATE TABLE names, without what Spark says of the table."""
+    """Return the options of a CREATE TABLE, without Spark's properties of the table."""
     return CaseInsensitiveDict(
         {name: v for name, v in options.items() if name.lower() not in OF_TABLES and not name.lower().startswith("option.")}
     )
 
 
 def with_options(columns: StructType, options: Mapping[str, str]) -> StructType:
-    """Columns of a table, with its options; each may be NULL, so that an INSERT may leave it out."""
+    """Return the columns of a table with its options. Each may be NULL, so that an INSERT may leave it out."""
     told = json.dumps(dict(options))
     return StructType([StructField(f.name, f.dataType, nullable=True, metadata={METADATA: told}) for f in columns])
 
 
 def of_table(schema: StructType) -> dict[str, str] | None:
-    """The options that the columns of a table bring; None: they are of no table."""
+    """Return the options stored in a table's columns; None: they do not belong to a table."""
     for field in schema:
         if told := (field.metadata or {}).get(METADATA):
             found: dict[str, str] = json.loads(told)
@@ -48,12 +48,12 @@ def of_table(schema: StructType) -> dict[str, str] | None:
 
 
 def options_for(given: Mapping[str, str], schema: StructType, use: Use) -> Mapping[str, str]:
-    """The options of a use: those of the table that it has, and before them those that are given."""
+    """Return the options of a use: the given ones, and those of the table where none is given."""
     known = {name.lower() for name in OPTIONS[use]}
     stored = {name: v for name, v in (of_table(schema) or {}).items() if name.lower() in known}
     return CaseInsensitiveDict({**stored, **dict(given)})
 
 
 def without_metadata(schema: StructType) -> StructType:
-    """The columns alone."""
+    """Return the columns without metadata."""
     return StructType([StructField(f.name, f.dataType, f.nullable) for f in schema])

@@ -1,4 +1,4 @@
-"""Queues as a table: what is pending, dead, or finished, without leasing it. Imported late, with pyspark."""
+"""Read queues as a table without leasing: pending messages, dead letters, or finished messages. Imported late, with pyspark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger("strictq")
 
 
 def _opened(path: str, state: str) -> Queue:
-    """The queue, to plan from. What is pending may be in the logs of hot lanes: who may write brings it to the tables."""
+    """Open the queue for planning. Pending messages may be in logs of hot lanes; opening for writing moves them to the tables."""
     if state == "pending" and os.access(path, os.W_OK):
         return open_queue(path, create=False)
     return open_queue(path, read_only=True)
@@ -38,10 +38,10 @@ def _opened(path: str, state: str) -> Queue:
 
 @attrs.frozen
 class TableTask(InputPartition):
-    """What one task reads, as it was when the job was planned.
+    """The part of a queue that one task reads, as of the job's planning.
 
     Attributes:
-        server: where to read it; None: in the queue's files.
+        server: the block server to read from; None: read the queue's files.
     """
 
     path: str
@@ -52,7 +52,7 @@ class TableTask(InputPartition):
 
 @plain("partitions", "read")
 class BatchReader(DataSourceReader):
-    """`spark.read.format("strictq")`. What is acked, or no longer kept, between the plan and its reading is left out."""
+    """Implements `spark.read.format("strictq")`. Messages acked or deleted since the planning are left out."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = BatchOptions.of(options, schema)
@@ -82,10 +82,10 @@ class BatchReader(DataSourceReader):
         return tasks
 
     def _planned(self, path: str, seen: dict[str, str] | None = None) -> list[InputPartition]:
-        """The tasks of one queue.
+        """Return the tasks of one queue.
 
         Args:
-            seen: queues that were planned: id → path.
+            seen: the queues planned so far: id → path.
         """
         options = self._options
         server = _block_protocol.find(self._server, path)
@@ -99,7 +99,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, TableTask):
-            return  # where there is no task, Spark makes one without a partition
+            return  # without tasks, Spark makes one without a partition
         view = RowView.of(self._schema, self._options.body, many=self._options.paths.many)
         path, queue_id = partition.path, partition.queue_id
         if partition.server is not None:

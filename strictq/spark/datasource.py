@@ -1,4 +1,4 @@
-"""The data source "strictq": where Spark asks for readers and writers. Imported late, with pyspark."""
+"""The data source "strictq", from which Spark gets readers and writers. Imported late, with pyspark."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @plain("__init__", "schema", "reader", "streamReader", "writer", "streamWriter")
 class StrictqDataSource(DataSource):
-    """Queues' directories as a table of messages. Spark makes these objects in processes of its own.
+    """Queues as a table of messages. Spark creates these objects in separate processes.
 
-    What is wrong with the options is said as soon as there is one of these: at `load` or `save`, not when the query runs.
+    Invalid options are reported as soon as one is created: at `load` or `save`, not when the query runs.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        need_spark()  # Spark finds this class by itself, too, where `register` never looked
+        need_spark()  # Spark may load this class by itself, without the checks of `register`
         require_known_somewhere(named_options(options) if is_creation(options) else options)
 
     @classmethod

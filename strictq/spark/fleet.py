@@ -1,6 +1,6 @@
-"""Several queues as one stream: a batch has a recorded batch of each queue that had something ready. Imported late, with pyspark.
+"""Several queues as one stream. A batch has a recorded batch of each queue with ready messages. Imported late, with pyspark.
 
-An offset names the queues by their ids, and how far each one is. docs/explanation/spark.md says why it holds.
+An offset has the id and the position of each queue. See docs/explanation/spark.md for the reasoning.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 IDLE_SHARE: Final = 3
-"""Looking for messages where there were none takes one of so many parts of the time, and one more: Spark asks every 12 ms."""
+"""Polls that find nothing take at most 1/(IDLE_SHARE + 1) of the time, because Spark polls every 12 ms."""
 SHOWN_MAX: Final = 100
-"""Queues that a report names: those with the greatest lags."""
+"""The most queues in a report: those with the greatest lags."""
 
 Entry = dict[str, Any]
-"""Of one queue in an offset: its last batch begins behind `after` and ends with `n`."""
+"""The entry of one queue in an offset. Its last batch begins after `after` and ends with `n`."""
 
 
 @attrs.frozen
 class FleetPosition:
-    """Where a fleet's stream is.
+    """The position of a fleet's stream.
 
     Attributes:
-        line: names the checkpoint; None: it has no batch yet.
-        round: number of its newest batch, ascending. The batches of the queues are marked with both.
-        queues: queue id → entry, of those that had a batch.
+        line: the identifier of the checkpoint; None: it has no batch yet.
+        round: number of its newest batch, ascending. The queues' batches are marked with line and round.
+        queues: queue id → entry, for the queues that had a batch.
     """
 
     line: str | None
@@ -54,10 +54,10 @@ class FleetPosition:
 
     @classmethod
     def of(cls, offset: Mapping[str, Any], consumer: str) -> FleetPosition:
-        """From an offset; also from that of a stream of one queue, which grew.
+        """Return the position of an offset. A stream of one queue may have become a fleet's.
 
         Raises:
-            HandoutGone: it is of another consumer.
+            HandoutGone: the offset belongs to another consumer.
         """
         if offset.get("consumer") != consumer:
             raise HandoutGone(
@@ -68,21 +68,21 @@ class FleetPosition:
         return cls(None, 0, {offset["queue"]: {k: v for k, v in offset.items() if k not in ("queue", "consumer")}})
 
     def offset(self, consumer: str) -> dict[str, Any]:
-        """As Spark keeps it."""
+        """Return the offset in the form that Spark stores."""
         return {"consumer": consumer, "line": self.line, "round": self.round, "queues": dict(self.queues)}
 
     def round_of(self, mark: str) -> int:
-        """The batch of this checkpoint with which a queue's batch was recorded; 0: it was another checkpoint's."""
+        """Return the batch of this checkpoint with which a queue's batch was recorded; 0: another checkpoint recorded it."""
         line, _, number = mark.partition("/")
         return int(number) if number and line == self.line else 0
 
 
 @attrs.frozen
 class FleetBlocks(InputPartition):
-    """What one task reads: blocks of some queues, in order.
+    """The blocks of some queues that one task reads, in order.
 
     Attributes:
-        blocks: with what the column path says.
+        blocks: each with the value of the column path.
     """
 
     blocks: tuple[tuple[str, Blocks], ...]
@@ -90,7 +90,7 @@ class FleetBlocks(InputPartition):
 
 @plain(*OFFSET_METHODS, "read")
 class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """`spark.readStream.format("strictq")` of a list or a pattern of paths."""
+    """Implements `spark.readStream.format("strictq")` for a list or a pattern of paths."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._given = options
@@ -98,16 +98,16 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._line = secrets.token_hex(8)
         self._now = False
         self._behind: set[str] | None = None
-        """Queues that may have recorded more than Spark knows of; None: not looked yet."""
+        """Queues that may have recorded more batches than Spark knows; None: not determined yet."""
         self._gone: dict[str, str] = {}
-        """Queues of the checkpoint that are not there: id → path."""
+        """Queues of the checkpoint that are not found: id → path."""
         self._idle_until = 0.0
         self._report_at = 0.0
         self._reported: dict[str, Any] | None = None
 
     @cached_property
     def _options(self) -> StreamOptions:
-        """Checked at the first use, as for one queue."""
+        """The options, validated at the first use, as for one queue."""
         return StreamOptions.of(self._given, self._schema)
 
     @cached_property
@@ -120,7 +120,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(self._members.by_id.values())
 
     def initialOffset(self) -> dict[str, Any]:
-        # Spark keeps it nowhere: each queue's beginning is looked for when it has its first batch.
+        # Spark does not store it: each queue's start is determined when it has its first batch.
         return FleetPosition(None, 0, {}).offset(self._options.consumer)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -147,7 +147,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._look_for_gone(at)
         members = [m for m in self._all() if m.bounded or not self._now]
         if self._behind is None:
-            # A process that died may have recorded batches that Spark has lost, or never heard of: they come first, as they were.
+            # A process that died may have recorded batches that Spark lost or never knew. They are delivered first, unchanged.
             behind: dict[str, bool] = {}
             for chunk in self._members.chunks(members):
                 behind |= self._members.each(chunk, lambda m: m.held.last > self._number(at, m))
@@ -165,7 +165,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if following is not None:
                 return following.offset(self._options.consumer)
             if not self._now:
-                break  # the next ones with the next call, which comes at once
+                break  # the next ones follow in the next call, which comes at once
         self._idle_until = time.monotonic() + IDLE_SHARE * (time.monotonic() - began)
         return start
 
@@ -181,7 +181,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._members.report(path, str(error.args[0]))
 
     def _again(self, at: FleetPosition, behind: Sequence[Member]) -> FleetPosition:
-        """The next batch as it was recorded: what belongs to the earliest of the fleet's batches, and nothing more."""
+        """Return the next batch as it was recorded: the queues' batches of the earliest round, and no others."""
         rounds: dict[str, int] = {}
         for chunk in self._members.chunks(behind):
             rounds |= self._members.each(chunk, lambda m: at.round_of(m.marked(self._number(at, m) + 1)))
@@ -190,7 +190,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._took(at, max(at.round + 1, earliest), [m for m in behind if m.queue_id in shares], shares)
 
     def _step(self, at: FleetPosition, chunk: Sequence[Member], most: int) -> FleetPosition | None:
-        """A new batch of some queues; None: there is nothing new."""
+        """Record a new batch of some queues. Return the new position; None: there are no new messages."""
         pending = self._members.each(chunk, lambda m: self._pending(at, m), quick=True)
         ready = [m for m in chunk if pending.get(m.queue_id)]
         shares = _shares([(m.queue_id, pending[m.queue_id]) for m in ready], most)
@@ -202,12 +202,12 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if following.queues == _carried(at) else following
 
     def _pending(self, at: FleetPosition, member: Member) -> int:
-        """About how many messages a queue can give; at least 1 if it has recorded a batch that Spark does not know."""
+        """Return about how many messages a queue can give; at least 1 if it has recorded a batch that Spark does not know."""
         held, n = member.held, self._number(at, member)
         return 1 if held.last > n else held.pending(n, every=self._now) or 0
 
     def _took(self, at: FleetPosition, number: int, members: Sequence[Member], shares: Mapping[str, int]) -> FleetPosition:
-        """The position after members have recorded their next batches."""
+        """Let members record their next batches, and return the new position."""
         size = self._options.bytes_max // max(1, len(members))
         line = at.line or self._line
 
@@ -229,7 +229,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return FleetPosition(line, number, entries)
 
     def _number(self, at: FleetPosition, member: Member) -> int:
-        """The batch of a queue that Spark has; where it has none, the one after which the queue begins."""
+        """Return the number of a queue's last batch that Spark has; if there is none, the number after which the queue begins."""
         entry = at.queues.get(member.queue_id)
         held = member.held
         if entry is not None and not member.reader._is_original(entry):
@@ -237,13 +237,13 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return n
         if member.begins is None:
             n = held.last
-            # Spark may have lost the offsets that knew it: what was recorded with them comes again.
+            # Spark may have lost the offsets that had it. Batches recorded with them are delivered again.
             while n and at.round_of(member.marked(n)) > at.round:
                 n -= 1
             member.begins = min(n, held.acked) if n == held.last else n
         return member.begins
 
-    # ---- what Spark asks for besides
+    # ---- other methods for Spark
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if start == end:
@@ -251,7 +251,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         entries = {name: e for name, e in FleetPosition.of(end, self._options.consumer).queues.items() if e["after"] < e["n"]}
         self._members.find()
         if entries.keys() - self._members.by_id.keys():
-            self._members.find(now=True)  # it may have come back a moment ago
+            self._members.find(now=True)  # it may have reappeared a moment ago
 
         def split(member: Member) -> list[Blocks]:
             member.held  # noqa: B018 - opens it
@@ -263,7 +263,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for chunk in self._members.chunks([m for m in self._all() if m.queue_id in entries]):
             found |= self._members.each(chunk, split)
         for name in entries.keys() - found.keys():
-            # The batch must not come without it: Spark would never ask for that part again.
+            # The batch must not be delivered without it, because Spark would never request that part again.
             path = entries[name]["path"]
             why = self._members.failed.get(path, "it is not found")
             raise QueueNotFound(f"this batch has messages of the queue {name}, which was at {path}: {why}", hint=hints.QUEUE_BACK)
@@ -276,9 +276,9 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._members.each(members, lambda m: m.held.ack(self._number(at, m)), quick=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What Spark's progress shows as the source's newest offset: how much the query has yet to process, queue by queue.
+        """Return the newest offset for Spark's progress: the remaining messages of the query, queue by queue.
 
-        Counted as often as takes a tenth of the time at most. Of queues that are not open it is the last count.
+        Counting takes at most a tenth of the time. For queues that are not open, the last count is used.
         """
         began = time.monotonic()
         if began >= self._report_at:
@@ -311,7 +311,7 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, FleetBlocks):
-            return  # an empty batch: a task without a partition
+            return  # an empty batch has a task without a partition
         view = RowView.of(self._schema, self._given.get("bodyColumn") or BODY, many=True)
         for path, blocks in partition.blocks:
             yield from recorded(blocks, view, path)
@@ -319,14 +319,14 @@ class FleetReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _carried(at: FleetPosition) -> dict[str, Entry]:
-    """The entries of queues that have nothing in the next batch."""
+    """Return the entries of queues without messages in the next batch."""
     return {
         name: {k: v for k, v in {**entry, "after": entry["n"]}.items() if k != "messages"} for name, entry in at.queues.items()
     }
 
 
 def _shares(pending: Sequence[tuple[str, int]], most: int) -> dict[str, int]:
-    """What each queue may give to a batch: an even part, and what others leave of theirs."""
+    """Return each queue's share of a batch: an even part, plus the unused parts of others."""
     left, shares = most, {}
     order = sorted(pending, key=lambda each: each[1]) if most >= 2 * len(pending) else pending
     for i, (name, count) in enumerate(order):
@@ -339,7 +339,7 @@ def _shares(pending: Sequence[tuple[str, int]], most: int) -> dict[str, int]:
 
 
 def _packed(found: Iterable[tuple[str, Blocks]], messages: int) -> Iterator[FleetBlocks]:
-    """Tasks of about the wanted size."""
+    """Yield tasks of about the wanted size."""
     task: list[tuple[str, Blocks]] = []
     size = 0
     for each in found:

@@ -1,4 +1,4 @@
-"""Order within a key as something that a Spark plan promises, not something that it happens to have."""
+"""Guarantee the order within a key in a Spark plan."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ PARTITIONS_MAX = 1_000_000
 
 
 def ordered(df: DataFrame, *, key: str = "key", order_by: str = "seq", partitions: int | None = None) -> DataFrame:
-    """The same rows, with those of a key together in one partition, in ascending order.
+    """Return the same rows, with the rows of each key together in one partition, in ascending order.
 
-    Spark keeps the order of rows through what works row by row (select, filter, withColumn, Python UDFs, mapInPandas,
+    Spark keeps the order of rows through row-wise operations (select, filter, withColumn, Python UDFs, mapInPandas,
     mapInArrow), so it lasts until the next shuffle. After `repartition`, a join or a grouping by another column, call this again:
-    what is done to the returned DataFrame later can't be seen from here.
+    later operations on the returned DataFrame cannot be checked here.
 
     Args:
-        df: from a batch or a stream. Of a stream each micro-batch is ordered by itself, with one partition of it in memory.
-        key: the column whose values are kept together. NULL is a key of its own.
-        order_by: the column that orders the rows of a key. Rows that are equal in it have no order; NULL comes first.
+        df: a batch or streaming DataFrame. Each micro-batch of a stream is ordered separately, with one partition in memory.
+        key: the column whose values are kept together. NULL counts as a separate key.
+        order_by: the column that orders the rows of a key. The order of rows with equal values is undefined; NULL comes first.
         partitions: 1..1,000,000; None: `spark.sql.shuffle.partitions`.
     Raises:
-        InvalidArgument: a column is missing, there twice, or of a type that has no order; or partitions is out of range.
+        InvalidArgument: a column is missing, repeated, or of a type without an order; or partitions is out of range.
         MissingExtra: pyspark or pyarrow is not installed.
     Source: docs/explanation/spark.md
     """
@@ -47,7 +47,7 @@ def ordered(df: DataFrame, *, key: str = "key", order_by: str = "seq", partition
             raise InvalidArgument(f"rows can't be ordered by the column {name} of type {found[0].simpleString()}")
     if partitions is None:
         partitions = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-    # A number of its own, because without one Spark may merge partitions, or split one that is large, as it runs.
+    # An explicit number, because without one Spark may merge partitions, or split a large one, at run time.
     together = df.repartition(validate.whole("partitions", partitions, 1, PARTITIONS_MAX), df[key])
     if not df.isStreaming:
         return together.sortWithinPartitions(key, order_by)
@@ -58,11 +58,11 @@ def ordered(df: DataFrame, *, key: str = "key", order_by: str = "seq", partition
 
         rows = list(batches)
         if rows:
-            # NULL first, as sortWithinPartitions has it.
+            # NULL first, as with sortWithinPartitions.
             order = [(key, "ascending"), (order_by, "ascending")]
             table = pyarrow.Table.from_batches(rows)
             places = compute.sort_indices(table, sort_keys=order, null_placement="at_start")
             yield from table.take(places).to_batches(max_chunksize=10_000)
 
-    # Spark refuses to sort a stream, though each of its micro-batches could be.
+    # Spark refuses to sort a stream, although each of its micro-batches could be sorted.
     return together.mapInArrow(arranged, df.schema)

@@ -1,4 +1,4 @@
-"""Executors without the queue's files: a block server, which the driver program starts and ends."""
+"""Serve executors without the queue's files: a block server, which the driver program starts and ends."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ log = logging.getLogger("strictq.spark")
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 10.0
 STEADY_SECONDS: Final = 60.0
-"""A server that lived so long and died has not failed to start."""
+"""A server that ran at least this long did not fail to start."""
 RESTARTS_MAX: Final = 10
 WHAT: Final = "the block server"
-_EVERYWHERE: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not listened at
+_EVERYWHERE: Final = ("0.0.0.0", "::", "")  # noqa: S104 - compared with, not listened on
 _PROGRAM: Final = "import sys; sys.path[:] = sys.argv[1:]; from strictq.spark._block_server import main; main()"
 
 
 class BlockServer:
-    """A server of one queue, made by `strictq.spark.serve`. A context manager; `close` ends it.
+    """A server of one queue, created by `strictq.spark.serve`. A context manager; `close` ends it.
 
-    It is a process of its own, which is started again if it dies. This object keeps the socket: who comes meanwhile waits.
+    It is a separate process, which is restarted if it dies. This object keeps the socket, so clients wait meanwhile.
     """
 
     def __init__(self, served: Served, queue_id: str, listening: socket.socket, tls: tuple[str, str | None] | None) -> None:
@@ -68,33 +68,33 @@ class BlockServer:
 
     @property
     def options(self) -> dict[str, str]:
-        """Of a read or a write that goes through the server: `path` and `server`. Neither is a secret."""
+        """The options of reads and writes through the server: `path` and `server`. Neither is a secret."""
         return {"path": self._served.path, "server": str(self._file)}
 
     @property
     def address(self) -> str:
-        """What executors connect to: host and port."""
+        """The host and port that executors connect to."""
         return self._served.address
 
     @property
     def token(self) -> str:
-        """What executors show it. Whoever has it may read the queue's messages, and stage rows."""
+        """The token that executors send. It permits reading the queue's messages, and staging rows."""
         return self._served.token
 
     @property
     def pid(self) -> int:
-        """The process that serves now."""
+        """The id of the serving process."""
         return self._process.pid
 
     def close(self) -> None:
-        """End the server. Tasks that are reading fail. Again: does nothing."""
+        """End the server. Tasks that are reading fail. Closing twice does nothing."""
         with self._lock:
             if self._closing.is_set():
                 return
             self._closing.set()
         self._end(self._process)
         with suppress(FileNotFoundError):
-            self._file.unlink()  # before the port is free: whoever listens there next writes a file of the same name
+            self._file.unlink()  # before the port is free, because the next server at this port writes a file with the same name
         os.close(self._fd)
         self._listening.close()
 
@@ -107,17 +107,17 @@ class BlockServer:
     def __repr__(self) -> str:
         return f"<BlockServer of {self._served.path} at {self.address}{', closed' if self._closing.is_set() else ''}>"
 
-    # ---- the process
+    # ---- process
 
     def _start(self) -> subprocess.Popen[str]:
-        """A process that serves.
+        """Start a serving process.
 
         Raises:
             StrictqError: it did not start.
         """
         fd = self._listening.fileno()
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module, no shell
-            # With this program's own search path, whatever has changed it.
+        process = subprocess.Popen(  # noqa: S603 - strictq's own interpreter and module, no shell
+            # With this program's own search path, including its changes.
             [sys.executable, "-P", "-c", _PROGRAM, *sys.path],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=[fd],
         )  # fmt: skip
@@ -133,7 +133,7 @@ class BlockServer:
         said = ""
         try:
             with process.stdout, suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(json.dumps(config) + "\n")  # not as an argument: everybody may see those
+                process.stdin.write(json.dumps(config) + "\n")  # not as an argument, which every user of the machine can see
                 process.stdin.flush()
                 said = process.stdout.readline()
         finally:
@@ -142,7 +142,7 @@ class BlockServer:
             self._end(process)
             if said:
                 raise telling.told(said.encode())
-            raise StrictqError(f"the block server did not start: it ended with {process.returncode}", hint=hints.SEE_STDERR)
+            raise StrictqError(f"the block server did not start: it exited with {process.returncode}", hint=hints.SEE_STDERR)
         return process
 
     @staticmethod
@@ -155,7 +155,7 @@ class BlockServer:
             process.wait()
 
     def _watch(self) -> None:
-        """Start it again where it ends by itself."""
+        """Restart the process if it ends by itself."""
         failures = 0
         began = time.monotonic()
         while True:
@@ -165,10 +165,10 @@ class BlockServer:
             failures = 1 if time.monotonic() - began > STEADY_SECONDS else failures + 1
             if failures > RESTARTS_MAX:
                 log.error("the block server at %s has died %s times in a row; not restarting it", self.address, failures)
-                self._listening.shutdown(socket.SHUT_RDWR)  # refused at once is better than waiting in vain
+                self._listening.shutdown(socket.SHUT_RDWR)  # refuse connections at once, instead of letting clients wait
                 return
             log.warning("the block server at %s exited with %s; restarting it", self.address, self._process.returncode)
-            # At once the first time; a process that can't live is not to take all of the machine.
+            # At once the first time. Then with a growing delay, so that a process that cannot start does not load the machine.
             self._closing.wait(0.0 if failures == 1 else min(0.1 * 2**failures, 10.0))
             began = time.monotonic()
             try:
@@ -192,35 +192,35 @@ def serve(
     authority: str | os.PathLike[str] | None = None,
     wait_seconds: float = 60.0,
 ) -> BlockServer:
-    """Serve a queue to Spark executors that do not have its files, as long as this program runs or until `close`.
+    """Serve a queue to Spark executors without its files, until `close` or the end of this program.
 
     ```
     with strictq.spark.serve("orders.strictq", host=spark.conf.get("spark.driver.host")) as server:
         spark.readStream.format("strictq").options(**server.options).option("consumer", "etl").load()
     ```
 
-    The server reads what executors may read (recorded hand-outs, scans of tables) and stages what they write. What leases, acks
-    and commits runs on this host as without a server. Each request carries a token; without a certificate it and the messages
-    cross the network in the clear.
+    The server reads recorded batches and scans of tables for executors, and stages the rows that they write. Leases, acks
+    and commits are done on this host as without a server. Each request carries a token. Without a certificate, the token and
+    messages cross the network unencrypted.
 
     Args:
-        queue: the directory, or an open Queue. It must be on this host, and so must the Spark driver.
-        host: where to listen. Executors on other machines can't reach 127.0.0.1: give this machine's address then.
-        port: 0: any that is free. With a port and a token of your own, a server that is started later takes the place of this
-            one for queries that are running.
-        announce: the host that executors connect to, where it is another than `host`.
+        queue: the directory, or an open Queue. The queue and the Spark driver must be on this host.
+        host: the address to listen on. For executors on other machines, pass this machine's address.
+        port: the port to listen on; 0: any free port. With an explicit port and token, a later server can replace this
+            one for running queries.
+        announce: the host that executors connect to, if it differs from `host`.
         token: 16 to 512 letters, digits and `._~+/=-`; None: a new one of 256 random bits.
-        certificate: a PEM file with the server's certificate and those between it and the authority; with it, TLS.
-        private_key: a PEM file with its key, not encrypted; None: it is in `certificate`.
-        authority: a PEM file with what executors trust; None: the certificate itself.
-        wait_seconds: how long an executor tries to reach the server before its task fails, 0 to 86,400.
+        certificate: a PEM file with the server's certificate and the intermediate ones. Enables TLS.
+        private_key: a PEM file with its unencrypted key; None: the key is in `certificate`.
+        authority: a PEM file with the CA certificates that executors trust; None: the certificate itself.
+        wait_seconds: seconds for which an executor tries to reach the server before its task fails, 0 to 86,400.
     Returns:
-        The server; `options` goes into reads and writes.
+        The server. Pass its `options` to reads and writes.
     Raises:
         MissingExtra: pyspark or pyarrow is not installed.
-        QueueNotFound, StoreError: there is no queue that could be served.
-        InvalidArgument: an argument can never work.
-        ConfigError: it can't listen there, or the certificate can't be used.
+        QueueNotFound, StoreError: there is no queue, or it can't be read.
+        InvalidArgument: an argument is invalid.
+        ConfigError: the address or the certificate can't be used.
     Source: docs/howto/spark-cluster.md
     """
     need_spark()
@@ -251,9 +251,9 @@ def serve(
 
 
 def _publish(served: Served) -> tuple[Path, int]:
-    """Write the file that tells a driver's processes of the server, beside the queue, readable by its owner only.
+    """Write the file that describes the server for the driver's processes, in the queue's directory, readable by its owner only.
 
-    It is locked while the server is there: those that killed programs left behind are removed.
+    It is locked while the server runs. Files left by killed programs are removed.
 
     Raises:
         StoreError: it can't be written.
@@ -262,12 +262,12 @@ def _publish(served: Served) -> tuple[Path, int]:
     try:
         for old in directory.glob("server-*.json"):
             _remove_if_dead(old)
-        # By its address: queries find a server that takes the place of another one.
+        # Named by its address, so that queries find a server that replaces another one.
         file = directory / f"server-{re.sub('[^A-Za-z0-9.]', '-', served.host)}-{served.port}.json"
         making = directory / f"server-{secrets.token_hex(6)}.tmp"
         fd = os.open(making, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o600)
         if fcntl is not None:
-            fcntl.flock(fd, fcntl.LOCK_EX)  # before it has the name by which it may be removed
+            fcntl.flock(fd, fcntl.LOCK_EX)  # locked before it has the name by which it may be removed
         _block_protocol.write(fd, served)
         os.rename(making, file)
     except OSError as e:

@@ -9,9 +9,9 @@ class Setting(NamedTuple):
     """One setting of a Spark session.
 
     Attributes:
-        name: as for `SparkSession.builder.config`.
-        value: what strictq proposes.
-        why: what it does, and what it costs.
+        name: the name for `SparkSession.builder.config`.
+        value: the recommended value.
+        why: its effect and its cost.
     """
 
     name: str
@@ -38,12 +38,12 @@ SETTINGS: Final = (
 
 
 def session_options() -> dict[str, str]:
-    """The settings that make a micro-batch cheap, for `SparkSession.builder.config(map=...)`.
+    """Return settings that make micro-batches cheap, for `SparkSession.builder.config(map=...)`.
 
-    Both are optional and change no result. `SETTINGS` of this module says what each of them does and costs.
+    Both are optional and change no result. `SETTINGS` of this module has the effect and the cost of each.
 
     Returns:
-        name → value; a new dict each time.
+        A new dict of names and values.
     Source: docs/howto/spark.md
     """
     return {setting.name: setting.value for setting in SETTINGS}

@@ -1,7 +1,7 @@
-"""Writing to a queue: tasks stage rows in files, and where Spark commits they become messages. Imported late, with pyspark.
+"""Write to a queue: tasks stage rows in files, which become messages when Spark commits. Imported late, with pyspark.
 
-Spark makes a writer in a process of its own, sends copies of it to the tasks, and commits in a third process. Tasks do not
-open the queue. docs/explanation/spark.md says who does what and when.
+Spark creates a writer in one process, sends copies of it to the tasks, and commits in a third process. Tasks do not
+open the queue. See docs/explanation/spark.md for the steps.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ BATCH_ID: Final = "streaming.sql.batchId"
 
 @attrs.frozen
 class TaskCommit(WriterCommitMessage):
-    """What a task tells the commit: the file that it wrote.
+    """A task's message to the commit: the file that it wrote.
 
     Attributes:
-        writer, number: the batch that it belongs to.
-        run: the try at it.
-        partition: its place among the tasks.
-        name: the file; None: there were no rows.
-        rows: how many it has.
+        writer, number: its batch.
+        run: the identifier of the try.
+        partition: its position among the tasks.
+        name: the name of the file; None: there were no rows.
+        rows: number of its rows.
     """
 
     writer: str
@@ -63,10 +63,10 @@ class TaskCommit(WriterCommitMessage):
 
 @attrs.frozen
 class Target:
-    """What all copies of a writer know.
+    """The state shared by all copies of a writer.
 
     Attributes:
-        server: through which tasks stage; None: into the queue's directory.
+        server: the block server for staging; None: tasks stage in the queue's directory.
     """
 
     path: Path
@@ -77,17 +77,17 @@ class Target:
     server: Served | None
 
     def staging(self, writer: str) -> Staging | RemoteStaging:
-        """Where tasks stage."""
+        """Return the staging area of a writer for tasks."""
         if self.server is not None:
             return RemoteStaging(self.server, self.queue_id, writer)
         return Staging(self.path, writer)
 
 
 def target(options: Mapping[str, str], schema: StructType, use: Use, *, overwrite: bool, table: bool = False) -> Target:
-    """Check everything that can be checked before the first row.
+    """Validate a write as far as possible before the first row.
 
     Raises:
-        InvalidArgument, QueueNotFound, StoreError: it can't be written so; nothing changed.
+        InvalidArgument, QueueNotFound, StoreError: the write is not possible; nothing was changed.
     """
     if overwrite:
         hint = hints.APPEND_ONLY
@@ -107,7 +107,7 @@ def target(options: Mapping[str, str], schema: StructType, use: Use, *, overwrit
 
 
 class Output:
-    """The file of one task, made with its first row."""
+    """The file of one task, created with its first row."""
 
     def __init__(self, place: Staging | RemoteStaging, number: int, run: str) -> None:
         self._place = place
@@ -132,7 +132,7 @@ class Output:
             self._file.close()
 
     def discard(self) -> None:
-        """Delete what was written."""
+        """Delete the file."""
         if self._file is not None and self.name is not None:
             with suppress(OSError, pa.ArrowException):
                 self._file.close()
@@ -140,7 +140,7 @@ class Output:
 
 
 def stage(target: Target, token: Token, partition: int, batches: Iterator[RecordBatch]) -> TaskCommit:
-    """Write the rows of one task to a file of its own. What is not whole is deleted, unless the process is killed."""
+    """Write the rows of one task to a separate file. An incomplete file is deleted, unless the process is killed."""
     output = Output(target.staging(token.writer), token.number, target.run)
     try:
         for batch in batches:
@@ -157,10 +157,10 @@ def stage(target: Target, token: Token, partition: int, batches: Iterator[Record
 
 
 def commit(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Make what the tasks staged messages of the queue: all of it, once."""
+    """Write the rows staged by the tasks as messages of the queue: all of them, exactly once."""
     done = sorted((m for m in messages if isinstance(m, TaskCommit)), key=lambda m: m.partition)
     if len(done) != len(messages):
-        raise StoreError("a task has not told what it wrote; nothing was written", shard=-1, hint=hints.RUN_BATCH_AGAIN)
+        raise StoreError("a task did not report what it wrote; nothing was written", shard=-1, hint=hints.RUN_BATCH_AGAIN)
     if not done:
         return
     token = Token(done[0].writer, done[0].number)
@@ -171,9 +171,9 @@ def commit(target: Target, messages: Sequence[WriterCommitMessage | None]) -> No
 
 
 def abort(target: Target, token: Token, run: str) -> None:
-    """Delete what the tasks of a try staged.
+    """Delete the files staged by the tasks of a try.
 
-    Spark aborts after a commit that failed, too. If the batch was decided by then, whoever goes on with it needs the files.
+    Spark also aborts after a failed commit. If the batch was decided by then, the process that continues it needs the files.
     """
     with open_queue(target.path, create=False) as queue:
         known = queue._storage.bulk.known(token)
@@ -185,7 +185,7 @@ def abort(target: Target, token: Token, run: str) -> None:
 
 @plain("write", "commit", "abort")
 class BatchWriter(DataSourceArrowWriter):
-    """`df.write.format("strictq")`: a job's rows, written once for each job id."""
+    """Implements `df.write.format("strictq")`: a job's rows, written once for each job id."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, table: bool = False) -> None:
         require_known(options, "write")
@@ -202,13 +202,13 @@ class BatchWriter(DataSourceArrowWriter):
         commit(self._target, messages)
         Staging(self._target.path, self._token.writer).close()
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - the signature is Spark's
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - Spark defines the signature
         abort(self._target, self._token, self._target.run)
 
 
 @plain("write", "commit", "abort")
 class StreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream.format("strictq")`: each micro-batch of a query, written once."""
+    """Implements `df.writeStream.format("strictq")`: each micro-batch of a query, written once."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         self._target = target(options, schema, "sink", overwrite=overwrite)
@@ -217,7 +217,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         task = _task()
         query, number = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
         if query is None or number is None:
-            raise StoreError("Spark does not say which query and batch this is; nothing was written", shard=-1)
+            raise StoreError("Spark did not provide the id of the query and batch; nothing was written", shard=-1)
         return stage(self._target, Token.query(query, int(number)), task.partitionId(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -226,7 +226,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         commit(self._target, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        # Where no task has told what it wrote, the files are deleted with the next try at the batch.
+        # If no task reported a file, the files are deleted by the next try of the batch.
         for writer, run in {(m.writer, m.run) for m in messages if isinstance(m, TaskCommit)}:
             abort(self._target, Token(writer, batchId), run)
 

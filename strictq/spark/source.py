@@ -1,7 +1,7 @@
-"""A queue as a stream: each micro-batch is a durable hand-out to a named consumer. Imported late, with pyspark.
+"""A queue as a stream: each micro-batch is a durable batch of a named consumer. Imported late, with pyspark.
 
-Spark runs the methods on offsets in one process for each query, and `read` in its workers; only the former holds the
-consumer. docs/explanation/spark.md says who does what and when.
+Spark calls the offset methods in one process per query, and `read` in its workers. Only the former holds the
+consumer. See docs/explanation/spark.md for the steps.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 
 REPORT_SHARE: Final = 10
-"""Counting what is left takes one of so many parts of the time."""
+"""Counting the remaining messages takes at most 1/n of the time."""
 
 
 @attrs.frozen
 class Blocks(InputPartition):
-    """What one task reads: some blocks of a hand-out, in order.
+    """The blocks of a recorded batch that one task reads, in order.
 
     Attributes:
         blocks: (shard, first, last) each.
-        server: where to read them; None: in the queue's files.
-        messages: how many they have.
+        server: the block server to read from; None: read the queue's files.
+        messages: number of their messages.
     """
 
     path: str
@@ -61,7 +61,7 @@ class Blocks(InputPartition):
 
 @plain(*OFFSET_METHODS, "read")
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """`spark.readStream.format("strictq")`. An offset names the queue, the consumer, and the number of a hand-out."""
+    """Implements `spark.readStream.format("strictq")`. An offset has the queue, the consumer, and the number of a batch."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, checked: StreamOptions | None = None) -> None:
         self._given = options
@@ -77,13 +77,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _options(self) -> StreamOptions:
-        """Checked at the first use: of an error in the constructor, Spark's runner shows an error of its own instead."""
+        """The options, validated at the first use. For an error in the constructor, Spark's runner would show another one."""
         return self._checked or StreamOptions.of(self._given, self._schema)
 
-    # ---- in the process of the query
+    # ---- process of the query
 
     def _handouts(self) -> Holder:
-        """The consumer, held from the first call on."""
+        """Return the consumer, held from the first call on."""
         if self._held is None:
             options = self._options
             queue = open_queue(options.path, create=False)
@@ -97,20 +97,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._held
 
     def _encode(self, queue: Queue, mark: Mapping[str, str] | None = None) -> Encode:
-        """What packs a batch, with all columns, whatever this query wants: another one may have to repeat its batches.
+        """Return the function that packs batches. It packs all columns, because another query may have to repeat the batches.
 
         Args:
-            mark: written into every block.
+            mark: metadata to write into every block.
         """
         key_type = self._options.key_type
         builder = Builder(arrow_schema(read_schema(key_type)).with_metadata(mark), key_type)
         return encoder(builder, lambda: queue._storage.skew)
 
     def _offset(self, after: int, n: int) -> dict[str, Any]:
-        """Where the stream is after hand-out n; a batch that ends here has those after `after`.
+        """Return the offset after batch n. A micro-batch that ends here has the batches after `after`.
 
-        The batch is named by its end alone, because Spark asks for the initial offset again when it repeats batch 0, and by then
-        that may be another one.
+        A micro-batch is identified by its end alone, because Spark requests the initial offset again when it repeats batch 0, and
+        it may have changed by then.
         """
         options = self._options
         assert self._queue is not None
@@ -121,10 +121,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }  # fmt: skip
 
     def _number(self, offset: Mapping[str, Any]) -> int:
-        """The hand-out of an offset.
+        """Return the batch number of an offset.
 
         Raises:
-            HandoutGone: it is of another queue, of another consumer, or of the original of a copy.
+            HandoutGone: the offset belongs to another queue or consumer, or to the original of a copy.
         """
         self._handouts()
         assert self._queue is not None
@@ -137,14 +137,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     hint=hints.OWN_CHECKPOINT,
                 )
         if self._is_original(offset):
-            # What was recorded behind the copy's last segment is not in it: its numbers would come again with other messages.
+            # Batches recorded after the copy's last segment are not in it. Their numbers would be reused for other messages.
             raise HandoutGone(
                 "the checkpoint is of the queue from which this one was restored or promoted", hint=hints.NEW_CHECKPOINT
             )
         return int(offset["n"])
 
     def _is_original(self, offset: Mapping[str, Any]) -> bool:
-        """Is an offset that of the queue from which this one was restored or promoted?"""
+        """Return whether an offset belongs to the queue from which this one was restored or promoted."""
         assert self._queue is not None
         known, history = self._queue._storage.replication, offset.get("history")
         return history != (known and known.history_id) and (history is not None or (known is not None and known.floor_time > 0))
@@ -166,10 +166,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if following == n else self._offset(n, following)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What Spark's progress shows as the source's newest offset: how much the query has yet to process.
+        """Return the newest offset for Spark's progress: the remaining messages of the query.
 
-        To count it takes longer the more lanes are leased, and Spark asks after every poll: it is counted as often as takes a
-        tenth of the time at most, and in between the last count is repeated.
+        Counting takes longer the more lanes are leased, and Spark calls this after every poll. So counting takes at most a
+        tenth of the time, and the last count is repeated in between.
         """
         if self._held is None:
             return None
@@ -196,7 +196,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [p for n in range(int(end["after"]) + 1, last + 1) for p in self._split(n, held.parts(n))]
 
     def _split(self, n: int, parts: Iterable[Part]) -> Iterator[Blocks]:
-        """Tasks of about the wanted size. A lane is never split between two: its order would be lost."""
+        """Yield tasks of about the wanted size. A lane is never split between two, because its order would be lost."""
         options = self._options
         assert self._queue is not None
         queue_id, server = self._queue.queue_id, self._find_server()
@@ -215,7 +215,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield Blocks(options.path, queue_id, options.consumer, n, tuple(blocks), server, messages)
 
     def _find_server(self) -> _block_protocol.Served | None:
-        """The server as it is now: another one may have taken its place. While there is none, tasks wait for it where it was."""
+        """Return the current server, which may have replaced another one. While there is none, tasks wait at the last address."""
         try:
             self._served = _block_protocol.find(self._server, self._options.path)
         except ServerUnreachable:
@@ -238,17 +238,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         if not isinstance(partition, Blocks):
-            return  # an empty batch: a task without a partition
+            return  # an empty batch has a task without a partition
         view = RowView.of(self._schema, self._given.get("bodyColumn") or BODY, many=False)
         yield from recorded(partition, view, partition.path)
         settle()
 
 
 def recorded(task: Blocks, view: RowView, path: str) -> Iterator[RecordBatch]:
-    """The messages of a task.
+    """Yield the messages of a task.
 
     Args:
-        path: what the column path says.
+        path: the value of the column path.
     """
     consumer, n = task.consumer, task.n
     if task.server is not None:

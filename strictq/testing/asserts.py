@@ -110,7 +110,7 @@ def assert_settled(queue: Any, key: Key | None = None, seqs: Iterable[int] | Non
     q = plain(queue)
     if key is None:
         if seqs is not None:
-            raise InvalidArgument("seqs are positions in a key: give the key, too")
+            raise InvalidArgument("seqs are positions in a key: pass the key as well")
         _assert_all_settled(q)
         return
     if seqs is not None:

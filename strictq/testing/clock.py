@@ -99,7 +99,7 @@ class FakeClock:
             return False
         at = due()
         if at is None and (now.until_idle or ends is None):
-            raise Idle("nothing is ready, and nothing becomes ready by itself")
+            raise Idle("no message is ready, and none will become ready without another call")
         step = max(0, min(t for t in (at, ends) if t is not None) - self._boot)
         now.left -= max(step, LOOK_COSTS)
         if now.left < 0:
@@ -124,7 +124,7 @@ class FakeClock:
             InvalidArgument: seconds is negative; nothing was changed.
         """
         if not seconds >= 0.0:
-            raise InvalidArgument(f"time goes forward only, not by {seconds!r} s", hint=hints.JUMP_WALL)
+            raise InvalidArgument(f"time only moves forward, not by {seconds!r} s", hint=hints.JUMP_WALL)
         self._move(round(seconds * MICROSECONDS))
 
     def _move(self, step: int) -> None:

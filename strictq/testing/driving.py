@@ -142,7 +142,7 @@ class _Driving:
             raise InvalidArgument(f"failures must be 'raise' or 'retry', not {failures!r}")
         if failures == "raise" and options.get("executor") == "process":
             raise InvalidArgument(
-                "what a handler raises in another process can't be raised here",
+                "an exception of a handler in another process can't be raised here",
                 hint=hints.RETRY_FAILURES,
             )
         self._queue: Queue = plain(queue)

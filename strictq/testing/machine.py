@@ -24,6 +24,7 @@ def open(
     clock: FakeClock | None = None,
     shards: int | None = None,
     durability: Literal["full", "process"] | None = None,
+    config: QueueConfig | None = None,
     **settings: Any,
 ) -> Queue:
     """Open a queue for a test: in memory unless a path is given, and with a FakeClock.
@@ -32,18 +33,27 @@ def open(
         path: a directory, or ":memory:".
         clock: default: a new one, which `clock_of(q)` returns.
         durability: default "process", because tests cut no power and an fsync per commit takes time.
-        settings: settings of QueueConfig, by name. At a later open they must equal the stored ones.
+        config: the program's own settings, as for `strictq.open`.
+        settings: settings of QueueConfig, by name. They win over those of `config`. At a later open, both must equal the
+            stored ones.
     Raises:
+        InvalidArgument: `config` is not a QueueConfig.
         ConfigError: a setting is unknown, out of range, or differs from the stored one; nothing was changed.
     """
     return opening.open(
         path,
         shards=shards,
         durability=durability or "process",
-        config=QueueConfig().evolve(**settings) if settings else None,
+        config=_config_of(config, settings),
         on_config_mismatch="error",
         clock=clock or FakeClock(),
     )
+
+
+def _config_of(config: QueueConfig | None, settings: dict[str, Any]) -> QueueConfig | None:
+    if not settings or not isinstance(config, QueueConfig | None):
+        return config  # opening refuses what is not a QueueConfig
+    return (config or QueueConfig()).evolve(**settings)
 
 
 def open_async(
@@ -52,13 +62,14 @@ def open_async(
     clock: FakeClock | None = None,
     shards: int | None = None,
     durability: Literal["full", "process"] | None = None,
+    config: QueueConfig | None = None,
     **settings: Any,
 ) -> ReadyAsyncQueue:
     """Open an AsyncQueue for a test. It is open at once, so that a plain function or fixture can create it.
 
     Use it directly, or as `async with strictq.testing.open_async() as q`, in one event loop.
     """
-    return awaited(open(path, clock=clock, shards=shards, durability=durability, **settings))
+    return awaited(open(path, clock=clock, shards=shards, durability=durability, config=config, **settings))
 
 
 def awaited(queue: Queue) -> ReadyAsyncQueue:
@@ -119,11 +130,13 @@ class Machine:
         *,
         shards: int | None = None,
         durability: Literal["full", "process"] | None = None,
+        config: QueueConfig | None = None,
         **settings: Any,
     ) -> Queue:
         """Open a queue as another process of this machine. Arguments are those of `strictq.testing.open`."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        queue = open(self.directory / name, clock=self.clock, shards=shards, durability=durability, **settings)
+        where = self.directory / name
+        queue = open(where, clock=self.clock, shards=shards, durability=durability, config=config, **settings)
         self._opened.append(queue)
         return queue
 
@@ -143,9 +156,7 @@ class Machine:
             return
         inner = plain(queue)
         if inner.path == ":memory:":
-            raise InvalidArgument(
-                "a queue in memory dies with its process: there is nothing to open again", hint=hints.MACHINE_OPEN
-            )
+            raise InvalidArgument("an in-memory queue is lost with its process: it cannot be reopened", hint=hints.MACHINE_OPEN)
         if inner not in self._opened:
             raise InvalidArgument("this queue was not opened by this machine, or has crashed already")
         self._opened.remove(inner)

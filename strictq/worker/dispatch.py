@@ -83,7 +83,9 @@ class Handover:
                     state.failed(known[0], now, known[0]._failure)
         for job in late:
             job._undo()
-            state.tell("lost", job, seconds=seconds, detail="its handler came back too late: nothing of it happened")
+            state.tell(
+                "lost", job, seconds=seconds, detail="its handler returned after the lease was lost: its effects are discarded"
+            )
         state.wake()
 
     def prepared(self, job: Job, result: Any, error: BaseException | None, weight: int) -> None:
@@ -108,11 +110,12 @@ class Handover:
     def processed(self, job: Job, error: BaseException | None) -> bool:
         """Record that a process handler returned. Return True if the caller must call `commit`, because the job has effects."""
         board, state = self._board, self._state
-        if isinstance(error, ENDING):
+        if error is not None and isinstance(error, ENDING):
             state.end(error)
         now = self._clock()
         seconds = now - job._since
-        state.took("process", job, seconds)
+        if state.observers.durations:
+            state.took("process", job, seconds)
         with board.lock:
             state.busy_seconds += seconds
             if not board.processed(job):
@@ -120,7 +123,7 @@ class Handover:
             else:
                 known = True
                 job._since = seconds
-                if state.queue.config.history != "off":
+                if state.client.storage.config.history != "off":
                     job._delivery._took = (job._prepared_in, seconds, job._said)
                 if error is not None:
                     board.failed.append((job, error))
@@ -129,13 +132,16 @@ class Handover:
                     return True
                 else:
                     board.done.append(job)
-                    state.succeeded(job, now)
+                    if board.circuit is not None:
+                        state.succeeded(job, now)
                     if seconds < FAST_SECONDS and board.ready and state.fast:
                         return False  # the keeper wakes up by itself, or the last handler wakes it
         if not known or error is not None:
             job._undo()
         if not known:
-            self._state.tell("lost", job, seconds=seconds, detail="its handler came back too late: nothing of it happened")
+            self._state.tell(
+                "lost", job, seconds=seconds, detail="its handler returned after the lease was lost: its effects are discarded"
+            )
         self._state.wake()
         return False
 

@@ -46,7 +46,7 @@ class LoadReport:
             self._notice.put(load)
             self._shown = load
         except (OSError, StoreError) as e:  # the report is for operators; the work does not depend on it
-            log.warning("how busy the worker is can't be reported to other processes: %s", e)
+            log.warning("the worker's load could not be reported to other processes: %s", e)
 
     def end(self) -> None:
         """Remove the report when the worker ends."""

@@ -124,7 +124,7 @@ class Keeper:
         if self._drain and not worked and not self._stopping and self.outage.skip(now):
             return 0.0
         if worked and board.idle:
-            return 0.0  # look at once for messages that may have become ready
+            return 0.0  # poll immediately for messages that may have become ready
         return self._patience(due)
 
     def _work(self, now: float) -> bool:

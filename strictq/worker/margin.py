@@ -32,7 +32,7 @@ class Margin:
         self.samples += 1
         weight = max(1.0 / self.samples, 1.0 / 20)
         off = needed - self.mean
-        if self.samples > 5:  # an outlier says nothing about the others
+        if self.samples > 5:  # an outlier is no evidence about the others
             limit = OUTLIER * self.deviation + JITTER_SECONDS
             off = min(max(off, -limit), limit)
         self.mean += weight * off

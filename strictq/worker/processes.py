@@ -92,7 +92,7 @@ def require_sendable(what: str, handler: Any, *, is_async: bool) -> None:
         InvalidArgument: it is async, or can't be pickled, such as a lambda or a nested function.
     """
     if is_async:
-        raise InvalidArgument(f"{what} is async: executor='process' is for plain functions", hint=hints.USE_THREADS)
+        raise InvalidArgument(f"{what} is async: executor='process' requires plain functions", hint=hints.USE_THREADS)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # The child imports the main module again. Creating a worker there would start children recursively.
         raise InvalidArgument(
@@ -264,7 +264,7 @@ class RemoteJob(Recording):
 
     def _effects_for(self, verb: str) -> Effects:
         if not self._may_change:
-            raise InvalidArgument(f"{verb} is for process: prepare may run ahead of its turn, and must change nothing")
+            raise InvalidArgument(f"{verb} is only allowed in process: prepare runs ahead and must have no side effects")
         return self._effects
 
     @property

@@ -76,16 +76,21 @@ class Board:
     def add(self, deliveries: Iterable[Delivery], offset: float) -> None:
         """Add leased messages. `offset` is this board's time minus queue time, seconds."""
         permit = 0 if self.circuit is None else self.circuit.permit
-        for d in deliveries:
-            lease = d.lease
-            lane = self.lanes.get(lease)
-            if lane is None:
-                self.lanes[lease] = lane = HeldLane(lease, lease._deadline / 1e6 + offset, lease._seconds / 1e6, self.propagate)
-                self._waiting.append(lane)
-            job = self._job(d, lane)
-            job._permit = permit
+        new, lanes = self._job, self.lanes
+        lease = lane = None
+        for n, d in enumerate(deliveries, self.jobs + 1):
+            if d.lease is not lease:
+                lease = d.lease
+                lane = lanes.get(lease)
+                if lane is None:
+                    lanes[lease] = lane = HeldLane(lease, lease._deadline / 1e6 + offset, lease._seconds / 1e6, self.propagate)
+                    self._waiting.append(lane)
+            assert lane is not None
+            job = new(d, lane)
+            if permit:
+                job._permit = permit
             lane.jobs.append(job)
-            self.jobs += 1
+            self.jobs = n
 
     @property
     def buffered(self) -> int:

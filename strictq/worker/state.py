@@ -37,7 +37,7 @@ class Executor:
         """Look for jobs."""
 
     def cancel(self, job: Job) -> None:
-        """Stop a job, which no part of the worker waits for any more."""
+        """Stop a job whose outcome the worker no longer waits for."""
 
 
 class Driver(Protocol):
@@ -225,6 +225,6 @@ class State:
             self.cancel(job)
 
     def cancel(self, job: Job) -> None:
-        """Tell the executors to stop a job's handler."""
+        """Request that the executors stop a job's handler."""
         for executor in self.executors:
             executor.cancel(job)

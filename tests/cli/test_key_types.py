@@ -45,7 +45,7 @@ def run(name: str, path: Path, key: object, *options: object) -> tuple[str, str]
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_key_of_another_type_is_named(numbers: Path, name: str) -> None:
     _, err = run(name, numbers, 42)
-    assert 'nothing was ever sent to the str key "42"; there is a key int 42\n  hint: give --key-type int\n' in err
+    assert 'nothing was ever sent to the str key "42"; there is a key int 42\n  hint: use --key-type int\n' in err
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -58,14 +58,14 @@ def test_nothing_is_said_where_the_key_is_there_or_none_is(numbers: Path, name: 
 @pytest.mark.parametrize(
     ("key", "kind", "said"),
     [
-        ("raw", "str", "there is a key bytes hex:726177\n  hint: give --key-type bytes"),
+        ("raw", "str", "there is a key bytes hex:726177\n  hint: use --key-type bytes"),
         ("both", "int", None),
         ("ff", "hex", None),
     ],
 )
 def test_types_are_tried_in_both_directions(numbers: Path, key: str, kind: str, said: str | None) -> None:
     _, err = run("peek", numbers, key, "--key-type", kind)
-    assert (said is not None and said in err) or (said is None and "hint: give" not in err)
+    assert (said is not None and said in err) or (said is None and "hint: use" not in err)
 
 
 def test_a_number_given_for_a_text_is_found(path: Path) -> None:
@@ -73,4 +73,4 @@ def test_a_number_given_for_a_text_is_found(path: Path) -> None:
         q.send(b"", key="007")
         q.send(b"", key="7")
     _, err = run("peek", path, "7", "--key-type", "int")
-    assert 'there is a key str "7"\n  hint: give --key-type str' in err
+    assert 'there is a key str "7"\n  hint: use --key-type str' in err

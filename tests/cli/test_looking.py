@@ -271,7 +271,7 @@ def test_release_of_a_consumer(q: strictq.Queue, path: Path) -> None:
     assert "there is no named consumer elt\n  hint: the queue has etl" in result.stderr
     result = in_process("release", path, "--consumer", "etl")
     assert (result.exit_code, q.stats().in_flight) == (1, 3)
-    assert "has a holder that is alive\n  hint: stop its query, or use --force" in result.stderr
+    assert "is in use by a running process\n  hint: stop its query, or use --force" in result.stderr
     assert values("release", path, "--consumer", "etl", "--force") == {
         "released": True, "key": None, "key_type": None, "consumer": "etl", "messages": 3,
     }  # fmt: skip

@@ -31,13 +31,13 @@ PROMISES = (
 )
 COMPLAINTS = (
     "one unacked message stalls other keys",
-    "only the first 120,000 messages are looked at",
+    "only the first 120,000 messages are considered",
     "a nack reorders its key",
-    "a dead letter and its redrive give up order",
+    "a dead letter and its redrive break the order",
     "a limit on concurrency expires while the job runs",
-    "a late worker deletes what another has received",
+    "a late worker deletes a message that another worker has received",
     "fetching in batches ran a serial queue's jobs in parallel",
-    "batch-mates of a failing message burn their receive count",
+    "the other messages of a failing message's batch use up their receive count",
     "why is this key stuck?",
     "a killed worker loses its task",
     "items lost or doubled with several processes",

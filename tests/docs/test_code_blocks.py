@@ -53,7 +53,7 @@ with open(report, "w", encoding="utf-8") as file:
     json.dump(printed, file)
 """
 """Runs a page's program, and notes what each of its lines prints."""
-NEEDS = {"app.schedule(": "cronsim", "starlette": "starlette"}
+NEEDS = {"app.schedule(": "cronsim", "starlette": "starlette", "transformWithStateInPandas(": "google.protobuf"}
 """What a page's program uses → the package that it is skipped without."""
 INLINE = re.compile(r"`(strictq [a-z][^`]*)`")
 BEFORE_A_COMMAND = re.compile(r"\w+=.*|do|then|else|if|while|time|!|\{")
@@ -159,7 +159,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     if not program:
         pytest.skip("no Python to run on this page")
     if any("pyspark" in line for line in program) and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        pytest.skip("Spark needs Java, and there is none on this machine")
+        pytest.skip("Spark needs Java, and no Java was found on this machine")
     for word, package in NEEDS.items():
         if any(word in line for line in program):
             pytest.importorskip(package)

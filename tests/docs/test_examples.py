@@ -48,7 +48,7 @@ def test_every_example_is_known_here() -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.name)
 def test_it_runs(example: Path, tmp_path: Path) -> None:
     if example.name in ON_SPARK and shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        pytest.skip("Spark needs Java, and there is none on this machine")
+        pytest.skip("Spark needs Java, and no Java was found on this machine")
     path = os.pathsep.join(filter(None, [str(Path(strictq.__file__).parent.parent), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-W", "error", str(example), *ARGUMENTS.get(example.name, ())],

@@ -251,5 +251,5 @@ def test_exit_codes_of_export(tmp_path: Path) -> None:
     (tmp_path / "out" / "mine").write_text("")
     done = run("export", tmp_path / "q", tmp_path / "out")
     assert done.exit_code == 1
-    assert "mine is no file of an export" in done.stderr
+    assert "mine is not a file of an export" in done.stderr
     assert "Traceback" not in done.stderr

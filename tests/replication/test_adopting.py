@@ -131,7 +131,7 @@ def test_what_cannot_be_adopted(q: Queue, tmp_path: Path, token: Path, monkeypat
         (q.path, StoreBusy, "nothing was changed"),
         (tmp_path / "none", QueueNotFound, "no queue"),
         (tmp_path / "other", QueueNotFound, "not a queue"),
-        (tmp_path / "home", ReadOnlyQueue, "living replica"),
+        (tmp_path / "home", ReadOnlyQueue, "a replica that receives changes"),
         (None, InvalidArgument, "must be the path"),
     ):
         with pytest.raises(kind, match=words):

@@ -79,7 +79,7 @@ def test_what_is_no_path_is_no_key_file(disk: Opener, target: Path, odd: object)
 def test_a_secret_in_the_target_protects_nothing(disk: Opener, target: Path) -> None:
     target.mkdir()
     (target / "secret").write_bytes(SECRET)
-    with disk() as q, pytest.raises(InvalidArgument, match="lies in the target"):
+    with disk() as q, pytest.raises(InvalidArgument, match="is inside the target"):
         q.configure_replication(target, key_file=target / "secret")
     assert os.listdir(target) == ["secret"]
 

@@ -412,8 +412,8 @@ def refused_arguments(q: Queue, tmp_path: Path) -> dict[str, tuple[object, objec
         "the other way": (new, q.path, InvalidArgument, "was not promoted or restored"),
         "missing": (tmp_path / "none", new, QueueNotFound, "no queue"),
         "missing too": (q.path, tmp_path / "none", QueueNotFound, "no queue"),
-        "a replica": (q.path, home, ReadOnlyQueue, "living replica"),
-        "from a replica": (home, new, ReadOnlyQueue, "living replica"),
+        "a replica": (q.path, home, ReadOnlyQueue, "a replica that receives changes"),
+        "from a replica": (home, new, ReadOnlyQueue, "a replica that receives changes"),
         "no path": (q.path, "", InvalidArgument, "must be the path"),
         "bytes": (b"x", new, InvalidArgument, "must be the path"),
     }

@@ -363,7 +363,7 @@ def test_a_bucket_that_is_not_there(disk: Opener, store: ObjectStore, tmp_path: 
         q.configure_replication("s3://nowhere-to-be/orders")
     with pytest.raises(QueueNotFound):
         strictq.restore("s3://nowhere-to-be/orders", tmp_path / "r")
-    with pytest.raises(InvalidArgument, match="no replica"):
+    with pytest.raises(InvalidArgument, match="not a replica"):
         strictq.restore(f"s3://{BUCKET}/empty", tmp_path / "r")
     assert q.replication() is None
     assert os.listdir(tmp_path) == ["queue"]

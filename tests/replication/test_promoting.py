@@ -165,14 +165,14 @@ def test_what_is_no_replica(tmp_path: Path, q: Queue, token: Path) -> None:
         with pytest.raises(InvalidArgument):
             promote(odd)  # type: ignore[arg-type]
     Replica(tmp_path / "new", token_file=token).close()
-    with pytest.raises(QueueNotFound, match="no whole state"):
+    with pytest.raises(QueueNotFound, match="no complete state"):
         promote(tmp_path / "new")
     assert ReplicaState.read(tmp_path / "new").term == 1
 
 
 def test_a_look_keeps_it_from_being_promoted(lost: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOKS_SECONDS", 0.0)
-    with strictq.open(lost, read_only=True), pytest.raises(StoreBusy, match="looks at"):
+    with strictq.open(lost, read_only=True), pytest.raises(StoreBusy, match="open for reading"):
         promote(lost)
     assert ReplicaState.read(lost).role == "replica"
     promote(lost)
@@ -185,7 +185,7 @@ def test_a_receiver_that_does_not_let_go(q: Queue, home: Path, token: Path, monk
         until_level(q, home)
         q.close()
         receiver.signal(signal.SIGSTOP)
-        with pytest.raises(StoreBusy, match="does not let go") as e:
+        with pytest.raises(StoreBusy, match="does not close it") as e:
             promote(home, force=True)
         assert "strictq replica" in e.value.hint
         receiver.signal(signal.SIGCONT)

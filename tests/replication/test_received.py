@@ -90,7 +90,7 @@ def test_what_was_received_can_be_looked_at(home: Path, begin: Begin, shipped: l
     replica = begin()
     assert replica.head() is None
     claim(replica, shipped[0])
-    with pytest.raises(QueueNotFound, match="no whole state"):
+    with pytest.raises(QueueNotFound, match="no complete state"):
         strictq.open(home, read_only=True)
     for n, data in enumerate(shipped):
         replica.put(n, data)
@@ -210,7 +210,7 @@ def test_what_is_refused(
 def test_the_first_segments_have_all_of_the_queue(begin: Begin, shipped: list[bytes]) -> None:
     replica = begin()
     claim(replica, shipped[0])
-    with pytest.raises(ReplicaGap, match="all of the queue"):
+    with pytest.raises(ReplicaGap, match="the whole queue"):
         replica.put(0, changed(shipped[1], n=0, first=0, base=-1, prev=""))
     replica.put(0, shipped[0])
 
@@ -240,7 +240,7 @@ def test_a_replica_is_claimed_once(half: ReceivedSegments, shipped: list[bytes])
 
 def test_a_replica_that_was_made_for_a_queue(begin: Begin, shipped: list[bytes]) -> None:
     replica = begin(queue_id="other")
-    with pytest.raises(Diverged, match="made for another queue"):
+    with pytest.raises(Diverged, match="created for another queue"):
         claim(replica, shipped[0])
     replica.close()
     with pytest.raises(InvalidArgument, match="of another queue"):
@@ -345,7 +345,7 @@ def test_what_was_not_applied_is_applied_at_the_next_start(
         replica.close()
         assert [m.body for m in look.peek("k", 10)] == expected(1)
     monkeypatch.setattr(module, "LOCK_SECONDS", 0.0)
-    with strictq.open(home, read_only=True), pytest.raises(StoreBusy, match="looks at"):
+    with strictq.open(home, read_only=True), pytest.raises(StoreBusy, match="open for reading"):
         begin()
     begin()
     assert bodies(home) == expected(MESSAGES)

@@ -109,7 +109,7 @@ def test_a_wall_time_that_came_twice_is_ambiguous(disk: Opener, target: Path, cl
             clock.jump_wall(-15)
     shipper.close()
     assert walls[3] < walls[2]
-    with pytest.raises(InvalidArgument, match="came more than once") as e:
+    with pytest.raises(InvalidArgument, match="occurred more than once") as e:
         restore(target, tmp_path / "r", at=walls[3] + 1)
     assert "cut=1" in e.value.hint
     assert restore(target, tmp_path / "r1", at=walls[0]).segment == 0
@@ -245,7 +245,7 @@ def test_what_is_there_is_not_overwritten(times: list[float], target: Path, tmp_
     for place in ("dir", "file", "queue", "link", "t"):
         with pytest.raises(InvalidArgument, match="exists"):
             restore(target, tmp_path / place)
-    with pytest.raises(InvalidArgument, match="lies in the replica"):
+    with pytest.raises(InvalidArgument, match="is inside the replica"):
         restore(target, target / "r")
     assert not (tmp_path / "nowhere").exists()
 
@@ -259,7 +259,7 @@ def test_what_is_no_replica_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="kind 'ftp'"):
         restore("ftp://host/q", tmp_path / "r")
     (tmp_path / "empty" / "replica.json").write_text('{"queue_id": "x", "history_id": "y"}', encoding="utf-8")
-    with pytest.raises(ReplicaGap, match="no whole state"):
+    with pytest.raises(ReplicaGap, match="no complete state"):
         restore(tmp_path / "empty", tmp_path / "r")
 
 

@@ -272,7 +272,7 @@ def test_a_queue_that_was_put_back_does_not_overwrite_its_replica(disk: Opener, 
     shutil.rmtree(tmp_path / "queue")
     shutil.copytree(tmp_path / "before", tmp_path / "queue")
     q = disk()
-    with pytest.raises(Diverged, match="put back"):
+    with pytest.raises(Diverged, match="restored to an earlier state"):
         ship_once(q, target)
     assert restored(target) == expected(1, 2)
 

@@ -54,7 +54,7 @@ def test_a_directory_is_made_for_its_owner_alone(target: DirectoryTarget) -> Non
 
 @pytest.mark.parametrize("place", ["q", "q/inside", "."])
 def test_the_queue_itself_is_no_target(tmp_path: Path, place: str) -> None:
-    with strictq.open(tmp_path / "q") as q, pytest.raises(InvalidArgument, match="in one another"):
+    with strictq.open(tmp_path / "q") as q, pytest.raises(InvalidArgument, match="contain each other"):
         q.configure_replication(tmp_path / place)
     assert not (tmp_path / "q" / "inside").exists()
 

@@ -423,7 +423,7 @@ def test_a_queue_that_another_holder_had_meanwhile(ships: Fleet) -> None:
     other.run()
     for _ in range(2):
         ships.send(name)
-    with pytest.raises(strictq.ConsumerLost, match="had another holder meanwhile"):
+    with pytest.raises(strictq.ConsumerLost, match="had another holder in the meantime"):
         for _ in range(4):
             loop.step()
     loop.kill()

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -177,3 +178,25 @@ def test_reports_that_can_not_be_written_fail_no_query(spark: SparkSession, q: Q
     ledger.require(dict.fromkeys(KEYS, 2))
     until(lambda: q.stats().depth == 0)
     assert q.consumers()[0].query is None
+
+
+@pytest.mark.parametrize(
+    ("installed", "error", "warns"),
+    [
+        (False, "[X] TransformWithStateInPySpark driver worker exited unexpectedly (crashed)", True),
+        (True, "[X] TransformWithStateInPySpark driver worker exited unexpectedly (crashed)", False),
+        (False, "the sink fails", False),
+        (False, None, False),
+    ],
+)
+def test_a_stateful_query_without_protobuf_is_explained(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, installed: bool, error: str | None, warns: bool
+) -> None:
+    """Spark says which process ended, and not why."""
+    from strictq.spark import _ack_listener
+
+    monkeypatch.setattr(_ack_listener, "has_protobuf", lambda: installed)
+    event = SimpleNamespace(runId="r", exception=error)
+    with caplog.at_level(logging.WARNING, "strictq"):
+        _ack_listener.AckListener().onQueryTerminated(event)  # type: ignore[arg-type]
+    assert ("pip install" in caplog.text) == warns

@@ -51,7 +51,7 @@ def test_a_new_queue_in_the_place_of_one_that_was_removed(tmp_path: Path, same_i
 def test_who_asks_for_another_queue_closes_none(tmp_path: Path) -> None:
     name = make(tmp_path / "q", "k")
     opened = _opened.looking(str(tmp_path / "q"), name)
-    with pytest.raises(QueueNotFound, match="is another one"):
+    with pytest.raises(QueueNotFound, match="was replaced"):
         _opened.looking(str(tmp_path / "q"), "0" * 32)
     assert [m.seq for m in opened.peek("k")] == [1], "somebody else may be reading in it"
     assert _opened.looking(str(tmp_path / "q"), name) is opened
@@ -60,7 +60,7 @@ def test_who_asks_for_another_queue_closes_none(tmp_path: Path) -> None:
 def test_another_queue_than_was_planned_is_an_error(tmp_path: Path) -> None:
     make(tmp_path / "q", "k")
     for _ in range(2):
-        with pytest.raises(QueueNotFound, match="is another one than when this was planned"):
+        with pytest.raises(QueueNotFound, match="was replaced since this was planned"):
             _opened.looking(str(tmp_path / "q"), "0" * 32)
     shutil.rmtree(tmp_path / "q")
     with pytest.raises(QueueNotFound, match="there is no queue at"):

@@ -152,7 +152,7 @@ def test_another_schema(spark: SparkSession, q: Queue, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="a queue has columns of its own: seq is BIGINT, not STRING"):
         spark.read.format("strictq").option("path", q.path).schema("seq STRING").load().collect()
     assert q.consumers() == [], "refused before anything was read"
-    with pytest.raises(Exception, match="the column n is no part of a message"):
+    with pytest.raises(Exception, match="the column n is not part of a message"):
         spark.sql("SELECT 'k' AS key, 'b' AS body, 1 AS n").write.format("strictq").options(path=q.path, jobId="j").mode(
             "append"
         ).save()

@@ -55,7 +55,7 @@ def test_a_job_is_written_in_order_and_once(spark: SparkSession, make: Callable[
 def test_a_job_id_with_other_rows_is_refused(spark: SparkSession, make: Callable[..., str]) -> None:
     path = make()
     write(ledger(spark, 100), path, "job")
-    with pytest.raises(Exception, match="was written with 100 messages, and comes again with 101; nothing more was written"):
+    with pytest.raises(Exception, match="was written with 100 messages, and is now repeated with 101; nothing more was written"):
         write(ledger(spark, 101), path, "job")
     write(ledger(spark, 101), path, "job", onMismatch="skip")
     assert staged(path) == []
@@ -211,7 +211,7 @@ GOOD = "SELECT 'k' AS key, 'b' AS body"
     [
         ("SELECT 'b' AS body", {}, "the column key is missing"),
         ("SELECT 'k' AS key", {}, "the column body is missing"),
-        ("SELECT 'k' AS key, 'b' AS body, 1 AS seq", {}, "the column seq is no part of a message"),
+        ("SELECT 'k' AS key, 'b' AS body, 1 AS seq", {}, "the column seq is not part of a message"),
         ("SELECT 'k' AS key, 1 AS body", {}, "the column body must be binary or string, not int"),
         ("SELECT 1.5D AS key, 'b' AS body", {}, "the column key must be binary or string or .*, not double"),
         ("SELECT 'k' AS key, 'b' AS body, 'soon' AS delay", {}, "the column delay must be .*, not string"),

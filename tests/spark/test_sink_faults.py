@@ -206,7 +206,7 @@ def test_a_batch_that_comes_again_with_more_rows_is_refused(spark: SparkSession,
         shutil.rmtree(checkpoint / log)
     ledger(spark, 50, start=100, partitions=1).write.mode("append").parquet(str(source))
     query = start(df, path, checkpoint, faults)
-    assert "was written with 100 messages, and comes again with 150" in str(query.exception())
+    assert "was written with 100 messages, and is now repeated with 150" in str(query.exception())
     assert staged(path) == []
     assert_ledger(path, 100)
 

@@ -264,7 +264,7 @@ def test_two_queries_with_one_name(spark: SparkSession, q: Queue, ledger: Ledger
     try:
         send_chains(q, KEYS, 1)
         until(lambda: acked(q))
-        with pytest.raises(Exception, match="consumer 'etl' has a holder that is alive"):
+        with pytest.raises(Exception, match="consumer 'etl' is in use by a running process"):
             run(load(spark, q.path, consumerWaitSeconds=0), tmp_path / "two", ledger)
         run(load(spark, q.path, consumer="other"), tmp_path / "three", Ledger(tmp_path / "other"))
         send_chains(q, KEYS, 1, first=2)

@@ -288,7 +288,7 @@ def test_after_sql_undid_the_transaction_nothing_of_it_is_written(q: Queue, then
     with q.transaction(key="k") as tx:
         tx.execute("INSERT INTO app_t VALUES (1, 'a')")
     before = q.stats().depth
-    with pytest.raises(InvalidArgument, match="nothing happened"), q.transaction(d) as tx:
+    with pytest.raises(InvalidArgument, match="nothing was changed"), q.transaction(d) as tx:
         with pytest.raises(InvalidArgument, match="UNIQUE"):
             tx.run(lambda db: db.execute("INSERT OR ROLLBACK INTO app_t VALUES (1, 'b')"))
         if then == "key_state":

@@ -310,7 +310,7 @@ def test_what_is_saved_is_what_was_sent_and_what_is_lost_is_told(place: Path, na
         where = f"round {n}, bits {hits}: {found.notes}"
         for saved, sent in ((pending, made.pending), (dead, made.dead)):
             wrong = {k for k, v in saved.items() if sent.get(k) != v}
-            if not any("acked a short time ago may be handed out again" in note for note in found.notes):
+            if not any("acked a short time ago may be delivered again" in note for note in found.notes):
                 assert all(is_covered(found.unverified, key, seq) for key, seq in wrong), where
             missing = sent.keys() - saved.keys()
             if "queue" in name:

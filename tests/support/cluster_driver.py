@@ -402,14 +402,14 @@ def a_wrong_token_and_nobody_there(world: World) -> None:
             _tell(closed, known)
             table = world.spark.read.format("strictq").option("path", q.path)
             said = world.fails(table.option("server", str(wrong)).load().count)
-            assert f"ServerRefused: the block server at {server.address} does not take this token" in said, said
+            assert f"ServerRefused: the block server at {server.address} does not accept this token" in said, said
             assert "another-token" not in said
         said = world.fails(table.option("server", str(closed)).load().count)
         assert f"ServerUnreachable: the block server at {server.address} did not answer for 0.5 seconds" in said, said
         assert "the program that called strictq.spark.serve is running" in said, said
         assert known.token not in said
         said = world.fails(table.options(**server.options).load().count)
-        assert "there is no block server behind" in said, said
+        assert "is no longer running" in said, said
         rows = _few(world).write.format("strictq").options(path=q.path, jobId="job", server=str(closed))
         said = world.fails(rows.mode("append").save)
         assert "ServerUnreachable" in said, said

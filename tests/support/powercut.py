@@ -19,6 +19,7 @@ import apsw
 import attrs
 import pytest
 
+from strictq._sql import HOT
 from strictq._store import upkeep
 from strictq._store.commit import connection
 from strictq._store.disk import checksums, reserve
@@ -279,6 +280,9 @@ class _Vfs(apsw.VFS):
                 self._journal.sync_directory(os.path.dirname(path))
 
 
+DIRECT: Final = frozenset({HOT.append_arrival, HOT.append_event})
+
+
 class Watched(apsw.Connection):
     """A connection that records its commits in the journal."""
 
@@ -286,6 +290,20 @@ class Watched(apsw.Connection):
     file = ""
 
     def execute(self, statements: str, *args: Any, **options: Any) -> Any:
+        if self.file and statements in DIRECT and not self.in_transaction:
+            # It commits by itself. In a transaction of its own it writes the same to the disk, and what it commits can be read.
+            super().execute("BEGIN IMMEDIATE")
+            try:
+                cursor = super().execute(statements, *args, **options)
+                cursor.fetchall()
+            except BaseException:
+                super().execute("ROLLBACK")
+                raise
+            if self.changes():
+                self.execute("COMMIT")
+            else:
+                super().execute("ROLLBACK")
+            return cursor
         # A read that keeps temporary tables ends with a COMMIT, too, and writes nothing.
         if statements != "COMMIT" or not self.file or self.txn_state("main") != apsw.mapping_txn_state["SQLITE_TXN_WRITE"]:
             return super().execute(statements, *args, **options)

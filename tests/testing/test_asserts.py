@@ -146,7 +146,7 @@ def test_bodies_are_a_list(q: Queue, wrong: object) -> None:
 def test_other_misuse(q: Queue) -> None:
     with pytest.raises(strictq.InvalidArgument, match="kind"):
         assert_dead(q, "k", [], kind="dead")
-    with pytest.raises(strictq.InvalidArgument, match="give the key"):
+    with pytest.raises(strictq.InvalidArgument, match="pass the key"):
         assert_settled(q, seqs=[1])
     with pytest.raises(strictq.UnknownMessage):
         assert_settled(q, "k", [1])

@@ -36,6 +36,22 @@ def test_leases_outlive_the_process_that_held_them(machine: Machine) -> None:
     machine.close()
 
 
+def test_a_queue_takes_the_programs_own_settings(machine: Machine) -> None:
+    program = strictq.QueueConfig(max_attempts=3, retry_for_seconds=0.0)
+    for q in (testing.open(config=program), machine.open("one", config=program)):
+        assert (q.config.max_attempts, q.config.retry_for_seconds) == (3, 0.0)
+        q.close()
+    with testing.open(config=program, max_attempts=4) as q:
+        assert (q.config.max_attempts, q.config.retry_for_seconds) == (4, 0.0)
+    machine.open("one", config=program)
+    with pytest.raises(strictq.ConfigError, match="max_attempts"):
+        machine.open("one", config=program, max_attempts=4)
+    for settings in ({}, {"max_attempts": 4}):
+        with pytest.raises(strictq.InvalidArgument, match="config must be a QueueConfig, not dict"):
+            testing.open(config={"max_attempts": 3}, **settings)  # type: ignore[arg-type]
+    machine.close()
+
+
 def test_other_processes_go_on(machine: Machine) -> None:
     one, two = machine.open(), machine.open()
     one.send(b"", "k")

@@ -92,6 +92,7 @@ def test_the_marker_configures(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import pytest
+        import strictq
 
         pytestmark = pytest.mark.strictq(max_attempts=7, lease_seconds=5.0)
 
@@ -100,9 +101,18 @@ def test_the_marker_configures(pytester: pytest.Pytester) -> None:
             assert strict_queue.config.max_attempts == 2
             assert strict_queue.config.lease_seconds == 5.0
             assert strict_queue.shards == 3
+
+        CONFIG = strictq.QueueConfig(max_attempts=3, retry_for_seconds=0.0)
+
+        @pytest.mark.parametrize("where", ["memory", pytest.param("disk", marks=pytest.mark.strictq(disk=True))])
+        @pytest.mark.strictq(config=CONFIG, max_attempts=4)
+        def test_the_programs_own_settings(strict_queue, where):
+            assert strict_queue.config.max_attempts == 4
+            assert strict_queue.config.retry_for_seconds == 0.0
+            assert strict_queue.config.lease_seconds == 5.0
         """
     )
-    passed(pytester.runpytest("--strict-markers"), 1)
+    passed(pytester.runpytest("--strict-markers"), 3)
     pytester.runpytest("--markers").stdout.fnmatch_lines(["@pytest.mark.strictq(disk=..., shards=...*"])
 
 

@@ -110,7 +110,7 @@ def test_a_handler_has_a_policy_of_its_own(queue: Queue, kind: str) -> None:
     assert [n for n, _ in attempts] == [1, 2, 3]
     assert all(b - a >= 7.0 for (_, a), (_, b) in pairwise(attempts))
     (dead,) = queue.dead_letters()
-    assert (dead.kind, dead.reason) == ("rejected", "failed 3 times, most recently: ValueError: broken")
+    assert (dead.kind, dead.reason) == ("rejected", "failed 3 times; the last error: ValueError: broken")
 
 
 @pytest.mark.parametrize("signal", [Retry(600.0), Defer(600.0)], ids=["Retry", "Defer"])
@@ -200,7 +200,7 @@ def test_functions_that_cannot_be_handlers_are_refused(queue: Queue) -> None:
         with pytest.raises(InvalidArgument):
             app.handler(name, **options)
     app.handler("t")(lambda: None)
-    with pytest.raises(InvalidArgument, match="has a handler already"):
+    with pytest.raises(InvalidArgument, match="already has a handler"):
         app.handler("t")(lambda: None)
     assert list(app.handlers) == ["t"]
 

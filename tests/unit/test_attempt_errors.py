@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import anyio
 import pytest
 
 import strictq
 from strictq import AttemptError, Message, Queue
-from strictq.testing import FakeClock
+from strictq.testing import FakeClock, Machine
 from tests.support.queues import AT_ONCE, Opener
 
 
@@ -151,3 +153,96 @@ def test_the_awaited_delivery_has_them(make: Opener, clock: FakeClock) -> None:
             assert "look" in str(last.traceback)
 
     anyio.run(look)
+
+
+def expire(q: Queue, clock: FakeClock, consumer: str, *, seconds: float = 30.0) -> None:
+    """Receive, start every message, and let the lease expire."""
+    for d in q.receive(lease_seconds=seconds, consumer=consumer):
+        d.start()
+    clock.advance(seconds + 5.0)
+
+
+def test_an_expired_lease_leaves_who_held_it_and_for_how_long(make: Opener, clock: FakeClock) -> None:
+    q = make(**AT_ONCE)
+    q.send(b"", "k")
+    q.receive()[0].nack(reason="first")
+    begun = clock.wall() / 1e6
+    expire(q, clock, "press:17")
+    assert told(q.status("k", 1).errors) == [(1, "first")], "it is written when the lane is taken again"
+    (d,) = q.receive()
+    lost = "the lease ended after 30 s without an outcome; press:17 held it"
+    assert told(d.errors) == [(1, "first"), (2, lost)]
+    assert d.last_error == AttemptError(2, pytest.approx(begun + 30.0), lost)  # type: ignore[arg-type]
+    found = q.status("k", 1)
+    assert (found.last_error, found.attempts) == (lost, 3)
+    assert q.explain("k").last_error == lost
+
+
+def test_messages_that_were_not_started_have_no_error_of_an_expired_lease(make: Opener, clock: FakeClock) -> None:
+    q = make(**AT_ONCE)
+    q.send_many([Message(b"", key="k") for _ in range(3)])
+    first, *_ = q.receive(consumer="press:17")
+    first.start()
+    clock.advance(31.0)
+    q.receive()
+    assert [len(q.status("k", seq).errors) for seq in (1, 2, 3)] == [1, 0, 0]
+
+
+def test_every_started_message_of_an_expired_lease_has_its_own_attempt(make: Opener, clock: FakeClock) -> None:
+    q = make(**AT_ONCE)
+    q.send_many([Message(b"", key="k") for _ in range(2)])
+    q.receive()[0].nack(reason="first")
+    expire(q, clock, "press:17")
+    q.receive()
+    assert [[e.attempt for e in q.status("k", seq).errors] for seq in (1, 2)] == [[1, 2], [1]]
+
+
+def test_the_last_five_of_expired_leases_are_kept(make: Opener, clock: FakeClock) -> None:
+    q = make(max_attempts=None, **AT_ONCE)
+    q.send(b"", "k")
+    q.receive()[0].nack(reason="first")
+    for n in range(6):
+        expire(q, clock, f"press:{n}")
+    (d,) = q.receive()
+    assert [e.attempt for e in d.errors] == [3, 4, 5, 6, 7]
+    assert d.errors[-1].error.endswith("; press:5 held it")
+
+
+@pytest.mark.parametrize("retry_for_seconds", [0.0, 3600.0])
+def test_a_message_that_killed_its_consumers_says_so_as_a_dead_letter(
+    make: Opener, clock: FakeClock, retry_for_seconds: float
+) -> None:
+    q = make(max_attempts=2, history="records", retry_delay_seconds=0.0, retry_for_seconds=retry_for_seconds)
+    q.send(b"", "k")
+    for n in range(2):
+        expire(q, clock, f"press:{n}")
+    assert q.receive() == []
+    (dead,) = q.dead_letters()
+    expected = [(n + 1, f"the lease ended after 30 s without an outcome; press:{n} held it") for n in range(2)]
+    assert told(dead.errors) == expected
+    assert dead.reason is not None
+    assert dead.reason.endswith(expected[-1][1])
+    assert told(q.history()[0].errors) == expected
+
+
+def test_a_lease_that_a_reboot_ended_says_so(tmp_path: Path, clock: FakeClock) -> None:
+    with Machine(tmp_path, clock) as machine:
+        q = machine.open("reboot")
+        q.send(b"", "k")
+        q.receive(consumer="press:17")
+        q.close()
+        machine.reboot()
+        (d,) = machine.open("reboot").receive()
+        assert told(d.errors) == [(1, "the lease ended at a reboot without an outcome; press:17 held it")]
+
+
+def test_a_consumer_name_of_any_characters_is_kept(make: Opener, clock: FakeClock) -> None:
+    q = make(**AT_ONCE)
+    q.send(b"", "k")
+    name = 'a"\\\n\N{PILE OF POO}' + "x" * 240
+    expire(q, clock, name)
+    (d,) = q.receive()
+    assert d.last_error is not None
+    assert d.last_error.error.endswith(f"; {name} held it")
+    d.nack(reason="then")
+    assert [e.attempt for e in q.status("k", 1).errors] == [1, 2]

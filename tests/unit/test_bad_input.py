@@ -569,14 +569,14 @@ def test_path_that_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     strictq.open(tmp_path / "good").close()
     monkeypatch.chdir(odd)
     for path in (odd, odd / "q", "q", tmp_path / "link" / "q"):
-        with pytest.raises(InvalidArgument, match=r"path must be UTF-8, .* and '.*d\\udcff.*' is not") as caught:
+        with pytest.raises(InvalidArgument, match=r"path must be valid UTF-8, .*; '.*d\\udcff.*' is not") as caught:
             strictq.open(path)
         assert "choose another directory" in caught.value.hint
-        with pytest.raises(InvalidArgument, match="must be UTF-8"):
+        with pytest.raises(InvalidArgument, match="must be valid UTF-8"):
             strictq.open(path, read_only=True)
-        with pytest.raises(InvalidArgument, match="must be UTF-8"):
+        with pytest.raises(InvalidArgument, match="must be valid UTF-8"):
             strictq.salvage(tmp_path / "good", path)
-        with pytest.raises(InvalidArgument, match="must be UTF-8"):
+        with pytest.raises(InvalidArgument, match="must be valid UTF-8"):
             strictq.salvage(path, tmp_path / "saved")
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([odd.name, "good", "link"])
     assert list(odd.iterdir()) == []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import uuid
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +194,38 @@ def test_a_handler_in_another_process_names_it_too(q: Queue) -> None:
     Worker(q, handlers.reads_json, executor="process").run(drain=True)
     (dead,) = q.dead_letters()
     assert "the body of key 'k', seq 1 is not JSON" in str(dead.reason)
+
+
+# ---- arguments that are nearly right
+
+A_DICT: Any = {"max_attempts": 2}
+
+
+@pytest.mark.parametrize(
+    ("call", "said", "code"),
+    [
+        (lambda q: q.send(b"", uuid.UUID(int=1)), "a key must be str, bytes or int, not UUID", "convert_key"),
+        (lambda q: q.hold(None), "a key must be str, bytes or int, not NoneType", ""),
+        (
+            lambda q: q.send(b"", "k", delay=timedelta(hours=1)),
+            "delay must be a number of seconds",
+            "total_seconds",
+        ),
+        (lambda q: q.send(b"", "k", delay="5"), "delay must be a number of seconds, not str", ""),
+        (lambda q: q.send(b"", "k", headers={"a": "b", "n": 1}), "headers must map str to str: 'n' maps to 1", ""),
+        (lambda q: q.send(b"", "k", headers="n"), "headers must map str to str, not be str", ""),
+        (lambda q: strictq.open(q.path, config=A_DICT), "config must be a QueueConfig, not dict", "make_config"),
+    ],
+    ids=["uuid", "no key", "timedelta", "str", "header", "headers", "config"],
+)
+def test_an_argument_that_is_nearly_right_says_what_to_pass(
+    q: Queue, call: Callable[[Any], object], said: str, code: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        call(q)
+    assert str(caught.value).startswith(said)
+    assert (caught.value.hint_code or "") == code
+    assert q.stats().sends == 0
 
 
 # ---- sharing

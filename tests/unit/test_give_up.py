@@ -118,7 +118,10 @@ def test_crashes_count_against_max_attempts_alone(make: Opener, clock: FakeClock
         clock.advance(2.0)
     assert [d.seq for d in q.receive()] == [2]
     (dead,) = q.dead_letters()
-    assert (dead.seq, dead.attempts, dead.reason) == (1, 3, "its lease ran out 3 times after a start")
+    assert (dead.seq, dead.attempts) == (1, 3)
+    assert str(dead.reason).startswith(
+        "its lease ran out 3 times after a start; last: the lease ended after 1 s without an outcome"
+    )
 
 
 def test_failures_and_crashes_add_up_only_when_the_window_is_over(make: Opener, clock: FakeClock) -> None:

@@ -8,7 +8,7 @@ from strictq import InvalidArgument, Queue
 from strictq._handouts import Holder
 from strictq.testing import FakeClock
 from tests.support.handouts import by_key, drain, encode, holder, read
-from tests.support.queues import fill, labels
+from tests.support.queues import Opener, fill, keys_by_shard, labels
 
 
 def test_a_hand_out_has_what_was_ready_in_order(q: Queue) -> None:
@@ -173,3 +173,64 @@ def test_an_expired_head_does_not_let_a_newer_message_in(q: Queue, clock: FakeCl
     assert h.take(0, arrived=seen) == 0
     assert q.check() == []
     assert read(q, h, h.take(0)) == [("sa", 2, "new")]
+
+
+# ---- many shards
+
+MANY = 10
+
+
+def shards_of(h: Holder, n: int) -> set[int]:
+    return {part.shard for part in h.parts(n)}
+
+
+def test_a_hand_out_that_can_not_hold_everything_has_parts_of_few_shards_in_turn(disk: Opener) -> None:
+    q = disk(shards=MANY)
+    keys = keys_by_shard(MANY)
+    for key in keys.values():
+        fill(q, key, 20)
+    h = holder(q)
+    n, taken, got = 0, [], []
+    while (following := h.take(n, messages_max=40)) != n:
+        n = following
+        taken.append(shards_of(h, n))
+        got += read(q, h, n)
+        assert len(read(q, h, n)) == 40
+    assert [sorted(shards) for shards in taken[:2]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert by_key(got) == {f"s{key}": list(range(1, 21)) for key in keys.values()}
+    assert q.stats().depth == 0
+    assert q.check() == []
+
+
+def test_what_the_shards_whose_turn_it_is_can_not_give_comes_of_the_others(disk: Opener) -> None:
+    q = disk(shards=MANY)
+    keys = keys_by_shard(MANY)
+    for shard, key in keys.items():
+        for n in range(20):
+            q.send(b"%d" % n, key, delay=60.0 if shard < 8 else 0.0)
+    h = holder(q)
+    assert h.take(0, messages_max=40, arrived=h.arrived()) == 1
+    assert shards_of(h, 1) == {8, 9}
+    assert h.take(1, messages_max=40, arrived=h.arrived()) == 2
+    assert shards_of(h, 2) == {8, 9}
+
+
+def test_a_shard_that_gives_nothing_is_acked_all_the_same(disk: Opener) -> None:
+    q = disk(shards=MANY)
+    for key in keys_by_shard(MANY).values():
+        fill(q, key, 20)
+    h = holder(q)
+    h.take(0, messages_max=40)
+    h.take(1, messages_max=40)
+    (consumer,) = q.consumers()
+    assert (consumer.acked, consumer.open, consumer.in_flight) == (1, 1, 40)
+    assert q.stats().acks == 40
+
+
+def test_everything_that_fits_comes_at_once_whatever_shard_has_it(disk: Opener) -> None:
+    q = disk(shards=MANY)
+    for key in keys_by_shard(MANY).values():
+        fill(q, key, 2)
+    h = holder(q)
+    h.take(0, messages_max=100)
+    assert shards_of(h, 1) == set(range(MANY))

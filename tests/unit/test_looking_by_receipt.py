@@ -101,7 +101,7 @@ def test_a_key_needs_a_seq_and_a_receipt_has_one(q: Queue) -> None:
     receipt = q.send(b"", "k")
     with pytest.raises(InvalidArgument, match="needs the seq"):
         q.status("k")
-    with pytest.raises(InvalidArgument, match="has the seq"):
+    with pytest.raises(InvalidArgument, match="contains the seq"):
         q.status(receipt, 1)
     with pytest.raises(UnknownMessage):
         q.status(Receipt("k", 2, receipt.id))

@@ -126,6 +126,10 @@ class Bulk:
         self._store.require_room(to)
         to.run(bound(applied.put, token, part, rows))
 
+    def bound_cache(self, shard: int, kib: int) -> None:
+        """Let the connection that writes to a shard cache so much of the file at most, from now on."""
+        self._shard(shard).bound_cache(kib)
+
     def put_whole(self, token: Token, size: Size, rows: BulkRows) -> Applied | None:
         """Write a batch that is one part of its home shard. Return an earlier record of it. None: it was written now.
 

@@ -65,7 +65,7 @@ class Guard:
             yield
         except apsw.AuthError:
             raise InvalidArgument(
-                "this SQL touches more than the program's own app_* tables",
+                "this SQL uses more than the program's own app_* tables",
                 hint=hints.ONLY_APP_TABLES,
             ) from None
         except apsw.InterruptError:
@@ -170,11 +170,11 @@ class AppDatabase:
         if not isinstance(sql, str):
             raise InvalidArgument(f"SQL must be a str, not {type(sql).__name__}")
         if not self.live:
-            raise InvalidArgument("the transaction that this belongs to is over")
+            raise InvalidArgument("the transaction has already ended")
         if self._mode == "write" and not self._db.in_transaction:
-            raise InvalidArgument("the program's SQL rolled the transaction back; nothing happened")
+            raise InvalidArgument("the program's SQL rolled the transaction back; nothing was changed")
         with self._guard.program(self._mode):
             try:
                 return Rows.of(self._db.execute(sql, params, can_cache=False))
             except (TypeError, ValueError, OverflowError) as e:
-                raise InvalidArgument(f"the program's SQL got values that do not fit: {e}") from e
+                raise InvalidArgument(f"the program's SQL was given invalid values: {e}") from e

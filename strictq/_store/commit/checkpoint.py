@@ -133,7 +133,7 @@ class ShardWal:
             with self._at_its_end(db) as end:
                 layout.cut_wal(self._path, end)
         except OSError as e:
-            raise files.failure("its WAL could not be cut", e, self._shard) from e
+            raise files.failure("its WAL could not be truncated", e, self._shard) from e
 
     @contextmanager
     def _at_its_end(self, db: apsw.Connection) -> Iterator[int]:

@@ -233,7 +233,7 @@ def translate(error: BaseException, shard: int) -> BaseException:
             hint=hints.CHECK_ARGUMENTS,
         )
     if isinstance(error, NONSENSE):
-        return StoreCorrupt(f"what it stores makes no sense: {type(error).__name__}: {error}", shard=shard, cause=error)
+        return StoreCorrupt(f"its contents are invalid: {type(error).__name__}: {error}", shard=shard, cause=error)
     if isinstance(error, StrictqError) or not isinstance(error, apsw.Error):
         return error
     if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA:

@@ -167,7 +167,7 @@ class Tx:
             InvalidArgument: the program's SQL caused the rollback; nothing happened.
         """
         if not self.db.in_transaction:
-            raise InvalidArgument("the program's SQL rolled the transaction back; nothing happened")
+            raise InvalidArgument("the program's SQL rolled the transaction back; nothing was changed")
 
     def new_position(self) -> int:
         """Return a position behind every listed lane. Arrival numbers, which `send.issue` issues, are positions, too."""

@@ -297,7 +297,7 @@ class Writer:
     def _require_ours(self, tx: Tx) -> None:
         """Raise if a fork inside the block closed the connection, which rolled the transaction back for both sides."""
         if self._db is not tx.db:
-            raise ForkedProcess("the process forked inside an open transaction; nothing of it happened", hint=hints.FORK_OUTSIDE)
+            raise ForkedProcess("the process forked inside an open transaction; nothing was changed", hint=hints.FORK_OUTSIDE)
 
     # ---- one transaction
 
@@ -637,7 +637,7 @@ class Writer:
     def require(self) -> None:
         """Refuse to work after close, or in a child whose fork was not prepared."""
         if self._pid != _process.pid:
-            raise ForkedProcess("the queue came through a fork that it could not prepare for")
+            raise ForkedProcess("the queue was inherited through a fork that strictq could not prepare for")
         if self._closed:
             raise QueueClosed("the queue is closed")
 

@@ -63,7 +63,7 @@ def find(path: Path, *, replica: bool = False) -> bool:
     except FileNotFoundError:
         return False
     except OSError as e:
-        raise InvalidArgument(f"{path} can't be looked at: {e.strerror}") from e
+        raise InvalidArgument(f"{path} can't be accessed: {e.strerror}") from e
     if not stat.S_ISDIR(mode):
         raise InvalidArgument(f"{path} is not a directory", hint=hints.NOT_A_DIRECTORY)
     try:
@@ -76,7 +76,9 @@ def find(path: Path, *, replica: bool = False) -> bool:
             raise QueueNotFound(f"{path} is a directory, but not a queue", hint=hint)
         return False
     if REPLICA_MARK in entries and not replica:
-        raise ReadOnlyQueue(f"{path} is part of a living replica; nothing was changed", hint=hints.PROMOTE.of(path=path.parent))
+        raise ReadOnlyQueue(
+            f"{path} is part of a replica that receives changes; nothing was changed", hint=hints.PROMOTE.of(path=path.parent)
+        )
     if mode & stat.S_IWOTH and hasattr(os, "geteuid"):
         raise InvalidArgument(f"{path} is world-writable", hint=hints.CHMOD.of(path=path))
     catalog = os.lstat(path / CATALOG).st_mode

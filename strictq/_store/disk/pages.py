@@ -307,7 +307,7 @@ def cells(page: bytes, number: int) -> Iterator[Cell]:
     start = 100 if number == 1 else 0
     kind = page[start]
     if kind not in (_INTERIOR_INDEX, _INTERIOR_TABLE, _LEAF_INDEX, _LEAF_TABLE):
-        raise Unreadable(f"page {number} is no page of a tree")
+        raise Unreadable(f"page {number} is not a page of a tree")
     inner = kind in (_INTERIOR_INDEX, _INTERIOR_TABLE)
     (count,) = struct.unpack_from(">H", page, start + 3)
     first = start + (12 if inner else 8)
@@ -327,7 +327,7 @@ def cells(page: bytes, number: int) -> Iterator[Cell]:
             local = _local(size, _LOCAL_MAX_TABLE if kind == _LEAF_TABLE else _LOCAL_MAX_INDEX)
             payload = page[at : at + local]
             if at + local > USABLE:
-                raise Unreadable(f"a cell of page {number} goes past its end")
+                raise Unreadable(f"a cell of page {number} exceeds the page")
             if local < size:
                 (overflow,) = struct.unpack_from(">I", page, at + local)
         yield Cell(child, rowid, payload, size, overflow)
@@ -366,7 +366,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
                 return value, at + i + 1
         value = value << 8 | data[at + 8]
     except IndexError:
-        raise Unreadable("a number goes past the end") from None
+        raise Unreadable("a number exceeds its record") from None
     return value - (1 << 64) if value >> 63 else value, at + 9
 
 
@@ -376,7 +376,7 @@ def record(file: Pages | None, payload: bytes, size: int, overflow: int | None) 
     missing = size - len(payload)
     while missing > 0:
         if not overflow or file is None:
-            raise Unreadable("a record ends too early")
+            raise Unreadable("a record is truncated")
         page = file.page(overflow)
         overflow = int.from_bytes(page[:4], "big")
         parts.append(page[4 : 4 + min(missing, USABLE - 4)])
@@ -390,7 +390,7 @@ def record(file: Pages | None, payload: bytes, size: int, overflow: int | None) 
         value, body = _value(data, kind, body)
         values.append(value)
     if body != len(data):
-        raise Unreadable("a record has not the length that it says")
+        raise Unreadable("a record does not have the length in its header")
     return tuple(values)
 
 
@@ -403,7 +403,7 @@ def _value(data: bytes, kind: int, at: int) -> tuple[Any, int]:
     if kind == 7:
         return struct.unpack_from(">d", data, at)[0], at + 8
     if kind < 12:
-        raise Unreadable("a value of a kind that does not exist")
+        raise Unreadable("a value has an unknown type")
     width = (kind - 12) // 2
     raw = data[at : at + width]
     try:

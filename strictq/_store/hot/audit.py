@@ -111,7 +111,7 @@ class Audit:
     def _happens(self, kind: int, data: bytes, count: int, token: int, top: int) -> str | None:
         """Apply a row, and return what is wrong with it, or None."""
         if kind not in (CLAIM, ACK, START, EXTEND, RELEASE):
-            return f"is of the unknown kind {kind}"
+            return f"has the unknown kind {kind}"
         if len(data) != count * ID_BYTES or not count:
             return f"counts {count} messages, and names {len(data) / ID_BYTES:g}"
         ids = [int.from_bytes(data[at : at + ID_BYTES], "little") for at in range(0, len(data), ID_BYTES)]

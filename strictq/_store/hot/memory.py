@@ -331,7 +331,9 @@ class Memory:
                 self.cool(keys[:count], deadline, keys[count:])
                 self.events.append((id_, kind, at, 0, before))
             elif len(data) != count * ID_BYTES or not count:
-                raise StoreCorrupt(f"row {id_} of its journal counts {count} messages, and names others", shard=self._shard)
+                raise StoreCorrupt(
+                    f"row {id_} of its journal counts {count} messages but names a different number", shard=self._shard
+                )
             else:
                 claim = Claim(token, at, deadline, started, bool(charged), consumer or "")
                 self._happened(id_, kind, claim, array("q", data))
@@ -370,7 +372,7 @@ class Memory:
             return
         for lane, rows in picked:
             if lane.lease is None or rows[-1][SEQ] > lane.rows[lane.lease.pending - 1][SEQ]:
-                raise StoreCorrupt(f"row {event} of its journal is about messages that are not leased", shard=self._shard)
+                raise StoreCorrupt(f"row {event} of its journal names messages that are not leased", shard=self._shard)
         if kind == ACK:
             self.ack(picked, claim.at)
         elif kind == START:
@@ -380,7 +382,7 @@ class Memory:
         elif kind == RELEASE:
             self.release([lane for lane, _ in picked])
         else:
-            raise StoreCorrupt(f"row {event} of its journal is of the unknown kind {kind}", shard=self._shard)
+            raise StoreCorrupt(f"row {event} of its journal has the unknown kind {kind}", shard=self._shard)
 
     def _recount(self, totals: Totals, inbox_top: int, journal_top: int) -> None:
         """Count what the counter row does not include yet, after another transaction wrote it."""

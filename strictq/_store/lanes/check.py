@@ -200,25 +200,25 @@ def _set_pending(lane: int) -> Fix:
 def _handouts(db: apsw.Connection) -> Iterator[Finding]:
     for consumer, n, state, last, acked, floor in db.execute(CHECK.handout_consumers):
         row = "no row" if last is None else f"newest {last}, acked {acked}, not kept {floor}"
-        yield "handout", f"hand-out {n} of {consumer!r} is {state}, but the consumer has {row}", None
+        yield "handout", f"batch {n} of {consumer!r} is {state}, but the consumer has {row}", None
     for consumer, n, state, messages, size, blocks, packed, stored, newest in db.execute(CHECK.handout_blocks):
         if newest + 1 != blocks:
-            yield "handout", f"hand-out {n} of {consumer!r} lacks a block", None
+            yield "handout", f"batch {n} of {consumer!r} lacks a block", None
         elif (0 if state == "released" else messages, size) != (packed, stored):
             yield (
                 "handout",
-                f"hand-out {n} of {consumer!r} has {messages} messages in {size} bytes, its blocks {packed} in {stored}",
+                f"batch {n} of {consumer!r} has {messages} messages in {size} bytes, its blocks {packed} in {stored}",
                 None,
             )
     for consumer, n, messages, pending, rejected in db.execute(CHECK.handout_leases):
         if messages != pending + rejected:
-            yield "handout", f"hand-out {n} of {consumer!r} was made of {messages} messages and holds {pending + rejected}", None
+            yield "handout", f"batch {n} of {consumer!r} was made of {messages} messages and holds {pending + rejected}", None
     for what, consumer, n in db.execute(CHECK.handout_orphans):
-        yield "handout", f"there is a {what} of hand-out {n} of {consumer!r}, which does not exist", None
+        yield "handout", f"there is a {what} of batch {n} of {consumer!r}, which does not exist", None
     for lane, consumer, state in db.execute(CHECK.lease_endless):
         yield (
             "handout",
-            f"the lease of lane {lane} has no end, but belongs to no open hand-out of {consumer!r}",
+            f"the lease of lane {lane} has no end, but belongs to no open batch of {consumer!r}",
             _end_lease(lane) if state == "released" else None,
         )
 
@@ -330,7 +330,7 @@ def check_catalog(store: Store) -> list[Problem]:
         return [Problem(-1, "unreadable", str(e))]
     found = [Problem(-1, "integrity", text) for text in damage]
     if (known.queue_id, known.topology) != (store.catalog.queue_id, store.catalog.topology):
-        found.append(Problem(-1, "identity", "queue.db is another queue's than when it was opened"))
+        found.append(Problem(-1, "identity", "queue.db was replaced by another queue's"))
     return found
 
 

@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._clock import QueueTime
+from .retries import span
 
 if TYPE_CHECKING:
     from ..._findings import AttemptError
@@ -20,7 +21,8 @@ ERROR_BYTES_MAX: Final = 2_000
 TRACEBACK_BYTES_MAX: Final = 4_000
 """The maximum size of a traceback. Its end is kept, where the error was raised."""
 TOTAL_BYTES_MAX: Final = 32_000
-"""The maximum size of the column. The oldest errors are dropped first. JSON makes some characters longer."""
+"""The maximum size of the column. The oldest errors are dropped first. JSON makes some characters longer. `LANES.note_lost` adds
+the error of an expired lease to many messages at once, and does not enforce this limit: the text is short."""
 
 
 class AttemptFailure(NamedTuple):
@@ -47,6 +49,16 @@ def with_failure(stored: str | None, attempt: int, now: int, failure: AttemptFai
     while len(text := _json(entries)) > TOTAL_BYTES_MAX and len(entries) > 1:
         del entries[0]
     return text.decode()
+
+
+def of_lost_lease(consumer: str, leased_at: int, deadline: int, now: int) -> tuple[str, int]:
+    """Return the error of an attempt whose lease ended without an outcome, and when that was.
+
+    The consumer died, or its handler was slower than its lease. A worker's leases end early when it is found dead.
+    """
+    if deadline < leased_at:  # writer.end_epoch
+        return f"the lease ended at a reboot without an outcome; {consumer} held it", now
+    return f"the lease ended after {span(deadline - leased_at)} without an outcome; {consumer} held it", deadline
 
 
 def shown(stored: str | None, time: QueueTime) -> tuple[AttemptError, ...]:

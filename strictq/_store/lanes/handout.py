@@ -168,14 +168,17 @@ def _ack_together(tx: Tx, token: int, lanes_held: int, messages: int, between: t
             range contains all of the batch's messages.
     """
     before = tx.db.total_changes()
+    alone = False
     if tx.run(HANDOUT.count_between, (*between, messages + 1)).get == messages:
+        alone = True
         tx.run(HANDOUT.delete_between, between)
     else:
         tx.run(HANDOUT.delete_single if messages == lanes_held else HANDOUT.delete_messages, (token,))
     if tx.db.total_changes() - before != messages:
-        raise StoreCorrupt("a hand-out's leases count other messages than there are", shard=tx.shard)
+        raise StoreCorrupt("the leases of a batch do not match its messages", shard=tx.shard)
     tx.run(HANDOUT.finish_lanes, (token, tx.now))
-    settle.list_heads(tx, tx.run(HANDOUT.next_heads, (token,)).fetchall())
+    if not alone:  # else no lane between them has a message left
+        settle.list_heads(tx, tx.run(HANDOUT.next_heads, (token,)).fetchall())
     tx.run(HANDOUT.delete_leases, (token,))
     tx.totals.pending -= messages
     tx.count_acks(messages)
@@ -197,7 +200,7 @@ def _ack_by_lane(tx: Tx, token: int) -> int:
         (whole if as_handed_out else others).append(batch)
     # No other call can end these leases. Without a savepoint SQLite need not copy every page that it deletes messages from.
     if (whole and not settle.ack_whole(tx, whole)) or (others and any(settle.ack(tx, others))):
-        raise StoreCorrupt("a hand-out's leases count other messages than there are", shard=tx.shard)
+        raise StoreCorrupt("the leases of a batch do not match its messages", shard=tx.shard)
     return sum(len(b.seqs) for b in whole) + sum(len(b.seqs) for b in others)
 
 
@@ -301,7 +304,7 @@ def parts(db: apsw.Connection, name: str, n: int, shard: int) -> list[Part]:
     """
     state = db.execute(HANDOUT.state, (name, n)).get
     if state == "released":
-        raise HandoutGone(f"hand-out {n} of consumer {name!r} was released, and its messages may have gone to others")
+        raise HandoutGone(f"batch {n} of consumer {name!r} was released, and other consumers may have received its messages")
     rows: list[Any] = db.execute(HANDOUT.parts, (name, n)).fetchall()
     return [Part(shard, part, messages, size, bool(fresh)) for part, messages, size, fresh in rows]
 

@@ -20,5 +20,5 @@ def headers(text: str | None, shard: int) -> dict[str, str]:
     except (ValueError, RecursionError) as e:
         raise StoreCorrupt(f"the headers of a message can't be read: {e}", shard=shard, cause=e) from e
     if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
-        raise StoreCorrupt("the headers of a message are not text to text", shard=shard)
+        raise StoreCorrupt("the headers of a message do not map text to text", shard=shard)
     return values

@@ -17,7 +17,7 @@ from ..._keys import ASIDE, is_keyless
 from ..._sql import LANES, SEND, SETTLE, repeated
 from ..commit.tx import SECOND, Tx, insert_rows
 from ..hot import cooling
-from . import history, retries
+from . import failures, history, retries
 
 REVIVE_STEP: Final = 500
 """The number of waiting redrives that one transaction puts back."""
@@ -374,9 +374,11 @@ def _id_and_place(tx: Tx, lane: int, seq: int) -> tuple[int, bool]:
 
 
 def charge_started(tx: Tx, lease: LeaseRow) -> None:
-    """Make the attempts of a lease that ends by expiry permanent."""
+    """Make the attempts of a lease that ends by expiry permanent, and record its end as the error of each."""
     if lease.started >= lease.lo:
         tx.run(LANES.charge, (lease.lane, lease.lo, lease.started, retries.crashed(tx.config)))
+        error, at = failures.of_lost_lease(lease.consumer, lease.leased_at, lease.deadline, tx.now)
+        tx.run(LANES.note_lost, (error, at, failures.KEPT_MAX, lease.lane, lease.lo, lease.started))
 
 
 def _suspects_to(tx: Tx, lease: LeaseRow) -> int:

@@ -84,7 +84,7 @@ def forward(shards: Sequence[Shard], origins: Iterable[Shard]) -> None:
         except StrictqError as e:
             failed = e
     if failed is not None:
-        raise ForwardPending(f"some sends have yet to arrive: {failed}") from failed
+        raise ForwardPending(f"some sends have not arrived yet: {failed}") from failed
 
 
 def _from(shards: Sequence[Shard], origin: Shard) -> None:

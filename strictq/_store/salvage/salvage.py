@@ -475,7 +475,7 @@ class _Source:
                 elif kind == COOL:
                     cooled.update((key, max(top, cooled.get(key, 0))) for key in decoded_keys(data)[:count])
         if lost:
-            self.note("a part of its journal is lost: messages that were acked a short time ago may be handed out again")
+            self.note("a part of its journal is lost: messages that were acked a short time ago may be delivered again")
         numbers = {key: lane for lane, key in self.keys.items()}
         messages: list[Row] = []
         arrivals: dict[int, list[tuple[int, int]]] = {}

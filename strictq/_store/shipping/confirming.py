@@ -197,7 +197,7 @@ class Confirming:
         silent = (self._host.clock.boot() - max(self._rounds.answered_at, self._since)) / MICROSECONDS
         if silent > self._timeout_seconds:
             raise TargetUnavailable(
-                f"{known.target} has not confirmed anything for {silent:.0f} s; nothing was changed{self._why(known)}",
+                f"{known.target} has not confirmed any change for {silent:.0f} s; nothing was changed{self._why(known)}",
                 known.target, hint=hints.CONFIRMING_TARGET,
             )  # fmt: skip
 

@@ -130,7 +130,7 @@ class Rebuild(PageFiles):
             StoreCorrupt, SchemaMismatch: it is not the shard that queue.db names.
         """
         if not (self._directory / part.file).exists():
-            raise StoreCorrupt("nothing of it was shipped", shard=part.shard)
+            raise StoreCorrupt("it was not shipped", shard=part.shard)
         shard = connect(str(self._directory / part.file), durability="process", cache_kib=256)
         try:
             checksums.require(shard, part.shard)

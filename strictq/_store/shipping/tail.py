@@ -275,7 +275,7 @@ class WalTail:
         elif not self.whole:
             new = set(range(before + 1, self.size + 1)) - {LOCK_PAGE} - self._changed.keys() - self._carried.keys()
             if new:
-                raise StoreCorrupt(f"its WAL lacks page {min(new)}, by which the database grew", shard=self.shard)
+                raise StoreCorrupt(f"its WAL lacks page {min(new)}, which the database gained", shard=self.shard)
 
     def _within(self, found: list[WalFrame], until: int) -> int:
         """Return how many of these frames belong to commits that are not after `until`."""
