@@ -73,7 +73,7 @@ MUTATIONS = [
     _store(
         "lanes of a receive that was refused stand in the order again",
         "hot/direct.py",
-        "    _put_back(hot, taken)\n    hot.unsure",
+        "    hot.release(taken)\n    hot.unsure",
         "    hot.unsure",
         *DIRECT,
     ),
@@ -144,7 +144,7 @@ MUTATIONS = [
     _store(
         "a lane whose last acks are cut has them in its row",
         "hot/cooling.py",
-        '        resolution.remember(tx, number(tx, lane), token, "ack", seqs)\n',
+        "        tx.many(LANES.remember, rows)\n",
         "",
         *HOT_LANES,
     ),
@@ -165,9 +165,8 @@ MUTATIONS = [
     _store(
         "the logs are read in the order in which they were written",
         "hot/memory.py",
-        "            if at_row < len(arrivals) and arrivals[at_row][ID] <= before:\n"
         "                following = bisect_right(arrivals, before, at_row, key=_ID_OF)\n",
-        "            if at_row < len(arrivals):\n                following = len(arrivals)\n",
+        "                following = len(arrivals)\n",
         *HOT_LANES,
     ),
     _store(

@@ -62,8 +62,8 @@ FROM inbox WHERE id > ? ORDER BY id;
 SELECT id, kind, at, top, count, token, deadline, before, charged, consumer, data FROM journal WHERE id > ? ORDER BY id;
 
 -- name: insert_plain
--- tier.write_arrivals: messages without options, many rows a statement. Takes id, key, seq, sent_at, expires, body.
-INSERT INTO inbox (id, key, seq, sent_at, expires, body) VALUES {{ (?, ?, ?, ?, ?, ?) }};
+-- tier: messages without options, many rows a statement. Takes sent_at and expires of all of them; then of each id, key, seq, body.
+INSERT INTO inbox (sent_at, expires, id, key, seq, body) VALUES {{ (?1, ?2, ?, ?, ?, ?) }};
 
 -- name: insert_full
 -- tier.write_arrivals: a message with options. Takes every column.

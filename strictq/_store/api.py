@@ -351,7 +351,7 @@ class Storage:
         return self._store.shards[shard].newest()
 
     def hold_with_process(self) -> ProcessHold | None:
-        """Let a worker's leases end with its process if it notes them in the result, until `end` is called. None: in memory."""
+        """Return where a worker notes its leases, which then end with its process, until `end` is called. None: in memory."""
         return self._store.hold_with_process()
 
     @property

@@ -296,7 +296,7 @@ class _Step:
             self.shard.sync()
 
     def _ack(self, tx: Tx) -> None:
-        """Ack.
+        """Ack up to `start`.
 
         On a full disk this also runs alone: processed messages are acked from the reserve, though no batch can be recorded.
         """

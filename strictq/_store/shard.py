@@ -238,7 +238,7 @@ class Shard:
                 self.checkpoint()
 
     def lease(self, claim: Operation[T], leased: Callable[[T], Iterable[int]], seconds: float | None = None) -> T:
-        """Drain by an operation that leases or starts messages. That need not survive a power cut, which ends every lease.
+        """Run `drain` with an operation that leases or starts messages: a power cut ends every lease, so it need not survive one.
 
         But then a message that crashes the machine would never be charged an attempt. So messages that the shard had when the
         machine booted are leased with a sync.

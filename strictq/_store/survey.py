@@ -181,7 +181,7 @@ def records_end(store: Store, shard: int) -> int:
 
 
 def query(store: Store, sql: str, params: Sequence[Any] | dict[str, Any], key: bytes | None) -> Rows:
-    """Return rows of a program's own tables, of every readable shard, or of one key's."""
+    """Return rows of a program's own tables, of all shards or of one key's."""
     shards = store.shards if key is None else [store.shard_of(key)]
     results: list[Any] = []
     for shard in shards:

@@ -90,8 +90,7 @@ def test_an_ack_takes_the_receive_before_it_along(place: Path) -> None:
 
 
 def test_a_message_that_brings_the_machine_down_is_found(place: Path) -> None:
-    """Messages stored when the machine booted are leased with a sync, so each power cut after the first one charges an attempt.
-    """
+    """Messages stored when the machine booted are leased with a sync, so each later power cut charges an attempt."""
     clock = FakeClock()
     attempts: list[int] = []
 

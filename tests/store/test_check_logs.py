@@ -23,6 +23,7 @@ def furnish(disk: Opener, monkeypatch: pytest.MonkeyPatch, *, cut: bool) -> None
         with monkeypatch.context() as patch:
             patch.setattr(cooling, "WINDOW", 1)
             patch.setattr(cooling, "STEP", 1)
+            patch.setattr(cooling, "SLICES", 1)
             shard_of(q).run(cooling.fold)
     fill(q, "b", 4)
     one, two, _ = q.receive(3)

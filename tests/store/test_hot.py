@@ -45,8 +45,9 @@ ACTS = [
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fold the logs after a few rows, in small steps."""
     monkeypatch.setattr(cooling, "WINDOW", 24)
-    monkeypatch.setattr(cooling, "STEP", 8)
-    monkeypatch.setattr(cooling, "EVENTS_MAX", 60)
+    monkeypatch.setattr(cooling, "STEP", 4)
+    monkeypatch.setattr(cooling, "SLICES", 2)
+    monkeypatch.setattr(cooling, "EVENTS_MAX", 90)
     monkeypatch.setattr(cooling, "LANE_ROWS_MAX", 12)
 
 
@@ -414,7 +415,7 @@ def test_an_ack_is_repeated_after_its_rows_were_cut(queue_path: str) -> None:
         d.ack()
         settle_others(q, range(15))
         second = q.send(b"2", key="a")
-        settle_others(q, range(15, 32))
+        settle_others(q, range(15, 36))
         hot = shard_of(q).hot
         assert hot is not None
         assert d.id not in hot.ids
@@ -423,6 +424,23 @@ def test_an_ack_is_repeated_after_its_rows_were_cut(queue_path: str) -> None:
         with strictq.open(queue_path) as other:
             for each in (q, other):
                 each.delivery(d.handle).ack()
+
+
+@pytest.mark.usefixtures("narrow")
+def test_the_logs_are_empty_behind_a_backlog(queue_path: str) -> None:
+    """Its lanes have cooled, and what is sent to them is not in the logs: so no fold would cut these."""
+    with strictq.open(queue_path, config=HOT, shards=1) as q:
+        hot = shard_of(q).hot
+        assert hot is not None
+        for n in range(80):
+            q.send(b"", key=f"x{n % 4}")
+            if hot.deep and not hot.lanes:
+                break
+        q.send(b"", key="x0")
+        assert not hot.lanes
+        assert not hot.ids
+        assert [d.seq for d in q.receive(100, keys=["x0"])] == list(range(1, n // 4 + 3))
+        require_agreement(q)
 
 
 def test_a_settlement_that_was_undone_finds_its_lane_anew(queue_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -534,7 +552,7 @@ from strictq._store.commit import writer
 from strictq._store.commit.calls import bound
 from strictq._store.commit.tx import Totals, Tx
 from strictq._store.hot import cooling
-cooling.WINDOW, cooling.STEP, cooling.EVENTS_MAX = 24, 8, 60
+cooling.WINDOW, cooling.STEP, cooling.SLICES, cooling.EVENTS_MAX = 24, 4, 2, 60
 r = random.Random(int(sys.argv[2]))
 q = strictq.open(sys.argv[1])
 print("ready", flush=True)

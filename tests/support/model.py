@@ -583,9 +583,7 @@ class Model:
         assert count == expected
 
     def purge_may_be_judged(self, key: Key) -> bool:
-        """Return whether a purge is predictable: no expired lease or messages, no hold, and no dead letters that wait to be
-        redriven.
-        """
+        """Return whether a purge is predictable: nothing is held or expired, and no dead letter waits to be redriven."""
         lane = self.lanes[key]
         lapsed = lane.lease is not None and lane.lease.deadline <= self.now
         expired = any(m.expires is not None and m.expires <= self.now for m in lane.unresolved())

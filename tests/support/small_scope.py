@@ -325,7 +325,7 @@ class World:
             lane.end_lease()
 
     def _fold(self, who: int, _: int) -> None:
-        with _set(cooling, WINDOW=1, STEP=1):  # up to the newest row
+        with _set(cooling, WINDOW=1, STEP=1, SLICES=1):  # up to the newest row
             shard_of(self.queues[who]).run(cooling.fold)
 
     def _restart(self, who: int, _: int) -> None:

@@ -24,7 +24,7 @@ WAL_PAGES: Final = 8000
 """The number of pages in a queue's WALs at which they are checkpointed, shared by its shards: 31 MiB."""
 WAL_PAGES_MIN: Final = 250
 SHORT_WAL_PAGES: Final = 64
-"""The same for each shard while the disk is full: the space that a consumer freed must suffice for all shards."""
+"""The same for each shard while the disk is full: the space released for consumers must suffice for all shards."""
 ROOM_BYTES: Final = 8 << 20
 """The disk space that a WAL leaves free, besides the room for its pages in the database."""
 WAL_GROWTH: Final = 3

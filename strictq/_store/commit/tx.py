@@ -210,13 +210,17 @@ def insert_rows(tx: Tx, statements: dict[int, str], rows: Sequence[tuple[Any, ..
             left -= n
 
 
-def insert_values(tx: Tx, statements: dict[int, str], values: Sequence[Any], width: int) -> None:
-    """Do the same for a flat sequence of the values of all rows."""
+def insert_values(tx: Tx, statements: dict[int, str], values: list[Any], width: int, shared: tuple[Any, ...]) -> None:
+    """Do the same for a flat list of the values of all rows.
+
+    Args:
+        shared: the first parameters of each statement.
+    """
     at = 0
     for n, statement in statements.items():
         step = n * width
         while len(values) - at >= step:
-            tx.run(statement, values[at : at + step])
+            tx.run(statement, (*shared, *values[at : at + step]))
             at += step
 
 

@@ -6,27 +6,31 @@ row of the journal records that for every other process's memory, in the same tr
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import Final
 
 from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_rows
 from ..lanes import resolution
 from ..lanes.leases import ID
-from .memory import COOL, DONE_LOW, ENTRY_HI, ENTRY_ID, HotLane, Memory, encoded_keys
+from .memory import COOL, DONE_LOW, ENTRY_HI, ENTRY_ID, Done, HotLane, Memory, encoded_keys
 
-WINDOW: Final = 16_384
+WINDOW: Final = 12_288
 """The number of rows in the inbox beyond which lanes cool."""
 STEP: Final = 1_024
 """The number of rows of the inbox that one transaction folds, unless it adds more."""
-EVENTS_MAX: Final = 4 * WINDOW
+SLICES: Final = 8
+"""The number of steps that are folded together. Each has a transaction of its own, which updates rows that are neighbors."""
+EVENTS_MAX: Final = 8 * WINDOW
 """The number of rows in the journal beyond which every lane cools."""
 TAILS_MAX: Final = 131_072
 """The number of lanes that cooled empty whose last seq memory keeps, so that a send need not look for them."""
 LANE_ROWS_MAX: Final = 4_096
 """A lane with more unresolved messages is a backlog, and cools."""
+_NUMBER_OF: Final = attrgetter("number")
 _IDS: Final = repeated(HOT.lanes_of, 64, 16, 4, 1)
 _NEW: Final = repeated(LANES.insert, 64, 16, 4, 1)
 _READY: Final = repeated(LANES.add_ready, 64, 16, 4, 1)
@@ -97,28 +101,60 @@ def fold(tx: Tx) -> None:
         return
     if len(hot.events) > EVENTS_MAX:
         cool_all(tx)
-    elif (over := len(hot.ids) - WINDOW) >= STEP:
-        _cool_to(tx, hot, hot.ids[over - 1], over)
+        return
+    over = len(hot.ids) - WINDOW
+    due = (SLICES + hot.slices) * STEP
+    if over < due:
+        return
+    if not hot.slices:
+        hot.sweep_to = hot.ids[over - 1]
+        leaving = [lane for lane in hot.owners(over) if lane.low <= hot.sweep_to]
+        hot.deep = 2 * sum(len(lane.rows) for lane in leaving) > over
+        hot.sweep = sorted(leaving, key=_NUMBER_OF, reverse=True)
+    hot.slices += 1
+    part: list[HotLane] = []
+    left = STEP + over - due
+    while hot.sweep and left > 0:
+        lane = hot.sweep.pop()
+        if not lane.gone and lane.low <= hot.sweep_to:
+            part.append(lane)
+            left -= 1 + len(lane.rows)
+    if hot.sweep and hot.slices < SLICES:
+        _cool(tx, hot, part, 0)
+    else:  # the last slice also cuts the logs
+        deep = hot.deep
+        _cool_to(tx, hot, hot.sweep_to, bisect_right(hot.ids, hot.sweep_to))
+        hot.deep = deep
 
 
-def _cool_to(tx: Tx, hot: Memory, upto: int, rows: int) -> None:
-    owners = hot.owners(rows)
-    leaving = [lane for lane in owners if lane.low <= upto]
-    # The last acks of lanes that stay hot move to the lanes' rows if their messages are deleted, for a retried call.
-    known = [lane for lane in owners if lane.low > upto and lane.done is not None and lane.done[DONE_LOW] <= upto]
-    for lane in known:
-        assert lane.done is not None
-        token, _, seqs = lane.done
-        resolution.remember(tx, number(tx, lane), token, "ack", seqs)
-    hot.deep = 2 * sum(len(lane.rows) for lane in leaving) > rows
-    _cool(tx, hot, leaving, upto, known)
+def is_fold_due(hot: Memory) -> bool:
+    """Return whether `fold` has work to do."""
+    return len(hot.ids) - WINDOW >= (SLICES + hot.slices) * STEP or len(hot.events) > EVENTS_MAX
+
+
+def _cool_to(tx: Tx, hot: Memory, upto: int, count: int) -> None:
+    owners = hot.owners(count)
+    leaving: list[HotLane] = []
+    known: dict[HotLane, Done] = {}
+    for lane in owners:
+        if lane.low <= upto:
+            leaving.append(lane)
+        elif lane.done is not None and lane.done[DONE_LOW] <= upto:
+            known[lane] = lane.done  # the lane stays hot, and its row keeps its last acks, for a retried call
+    if known:
+        hot.unsure = True
+        _number(tx, list(known))
+        rows = [resolution.row(lane.number, token, "ack", seqs) for lane, (token, _, seqs) in known.items()]
+        tx.many(LANES.remember, rows)
+    hot.deep = 2 * sum(len(lane.rows) for lane in leaving) > count
+    _cool(tx, hot, leaving, upto, list(known))
 
 
 def number(tx: Tx, lane: HotLane) -> int:
     """Return the id of the row of a lane that stays hot. The row is created if there is none."""
     assert tx.hot is not None
     tx.hot.unsure = True  # the id becomes unknown if this is rolled back
-    _numbered(tx, [lane])
+    _number(tx, [lane])
     return lane.number
 
 
@@ -132,8 +168,8 @@ def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int, known: Seq
     if not leaving and not upto:
         return
     hot.unsure = True
-    numbered = sorted(_numbered(tx, leaving), key=lambda each: each[0])
-    _write(tx, hot, numbered)
+    _number(tx, leaving)
+    _write(tx, hot, sorted(leaving, key=_NUMBER_OF))
     keys = [lane.key for lane in leaving if lane.touched > upto]
     told = [lane.key for lane in known]
     hot.seen += 1
@@ -150,8 +186,8 @@ def _cool(tx: Tx, hot: Memory, leaving: Sequence[HotLane], upto: int, known: Seq
     tx.dirty = True  # the counter row includes what was deleted
 
 
-def _numbered(tx: Tx, leaving: Sequence[HotLane]) -> list[tuple[int, HotLane]]:
-    """Return the lanes with their ids. Rows of `lane` are created where there are none."""
+def _number(tx: Tx, leaving: Sequence[HotLane]) -> None:
+    """Find the ids of lanes. Rows of `lane` are created where there are none."""
     unknown = {lane.key: lane for lane in leaving if not lane.number}
     keys = sorted(unknown)
     at, left = 0, len(keys)
@@ -169,17 +205,20 @@ def _numbered(tx: Tx, leaving: Sequence[HotLane]) -> list[tuple[int, HotLane]]:
         insert_rows(tx, _NEW, [(lane.number, lane.key, 0, 0, tx.now) for lane in new])
         tx.totals.last_lane += len(new)
         tx.totals.lanes += len(new)
-    return [(lane.number, lane) for lane in leaving]
 
 
-def _write(tx: Tx, hot: Memory, numbered: Sequence[tuple[int, HotLane]]) -> None:
-    insert_rows(tx, _MESSAGES, [row for number, lane in numbered if lane.rows for row in lane.message_rows(number)])
-    tx.many(HOT.write_lane, [(*lane.resolution_row(), *lane.state_row(number)) for number, lane in numbered])
-    if leases := [row for number, lane in numbered if (row := lane.lease_row(number)) is not None]:
-        tx.many(HOT.insert_lease, leases)
-        tx.totals.next_deadline = min(tx.totals.next_deadline, *(row[-1] for row in leases))
-    insert_rows(tx, _READY, [(lane.rows[0][ID], number, 0) for number, lane in numbered if lane.rows and lane.lease is None])
-    hot.tails.update((lane.key, (number, lane.seq)) for number, lane in numbered if not lane.rows and lane.lease is None)
+def _write(tx: Tx, hot: Memory, leaving: Sequence[HotLane]) -> None:
+    """Write what lanes hold. They are in the order of their ids."""
+    tails = {lane.key: lane.tail for lane in leaving if not lane.rows and lane.lease is None}
+    if len(tails) < len(leaving):
+        insert_rows(tx, _MESSAGES, [row for lane in leaving for row in lane.message_rows(lane.number)])
+    tx.many(HOT.write_lane, [lane.lane_row(lane.number) for lane in leaving])
+    if len(tails) < len(leaving):
+        if leases := [row for lane in leaving if (row := lane.lease_row(lane.number)) is not None]:
+            tx.many(HOT.insert_lease, leases)
+            tx.totals.next_deadline = min(tx.totals.next_deadline, *(row[-1] for row in leases))
+        insert_rows(tx, _READY, [(lane.rows[0][ID], lane.number, 0) for lane in leaving if lane.rows and lane.lease is None])
+    hot.tails.update(tails)
     if len(hot.tails) > TAILS_MAX:
         for key in list(islice(hot.tails, TAILS_MAX // 4)):
             del hot.tails[key]

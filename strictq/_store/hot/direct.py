@@ -28,7 +28,6 @@ from .memory import ACK, CLAIM, Claim, HotLane, Memory
 
 # Bypasses the constructor's argument handling, which costs as much again.
 _claim_of: Final = tuple.__new__
-_Taken = list[tuple[HotLane, list[Row]]]
 
 
 class DirectHost(Protocol):
@@ -41,7 +40,7 @@ class DirectHost(Protocol):
 
 
 class Commit(Protocol):
-    """What a claim was committed by."""
+    """The transaction of a claim."""
 
     @property
     def committed(self) -> bool:
@@ -50,7 +49,7 @@ class Commit(Protocol):
 
 
 Brought = tuple[Any, Commit, Claimed]
-"""The Shard of a claim, its commit, and its leases."""
+"""The Shard of a claim, its transaction, and its leases."""
 
 
 class Attempt:
@@ -152,7 +151,10 @@ class Direct:
             return None
         request = attempt.request
         hot.unsure = True
-        taken, room = _take(hot, request.room, request.per_key or request.room, now)
+        taken, messages, room = hot.take_first(request.room, request.per_key or request.room, now)
+        if room > 0 and taken and hot.head() is not None:
+            hot.release(taken)  # the next lane is not for hot lanes alone
+            taken = []
         if not taken:
             hot.unsure = False
             return None
@@ -160,12 +162,12 @@ class Direct:
         token, deadline, n = (totals.epoch << TOKEN_BITS) + counter, now + length, request.room - room
         before = SAYS_STARTS if request.starts else 1
         claim = _claim_of(Claim, (token, now, deadline, before, request.charge, request.consumer))
-        data, newest = _numbers(taken)
+        data, newest = _numbers(messages)
         event = hot.seen + 1
         row = (event, CLAIM, now, hot.top, n, token, deadline, before, request.charge, request.consumer, data, hot.gate)
         claimed = Claimed(self._shard, length)
         claimed.messages, claimed.token, claimed.deadline = n, token, deadline
-        claimed.hot, claimed.ids = [rows for _, rows in taken], array("q", data)
+        claimed.hot, claimed.ids = messages, array("q", data)
         changes = db.total_changes()
         attempt.brought.append((attempt.shard, attempt, claimed))
         try:
@@ -174,7 +176,7 @@ class Direct:
                 _refused(hot, taken)
                 return None
             hot.seen = event
-            hot.lease(taken, claim)
+            hot.lease(zip(taken, messages, strict=True), claim)
             totals.last_token = counter
             totals.receives += n
             totals.claims += 1
@@ -190,41 +192,18 @@ class Direct:
         return claimed
 
 
-def _take(hot: Memory, room: int, most: int, now: int) -> tuple[_Taken, int]:
-    """Remove the next lanes from the order, with their first messages. Takes nothing if one of them needs the tables.
-
-    Returns:
-        The lanes with their messages, and the remaining room.
-    """
-    taken: _Taken = []
-    while room > 0 and (head := hot.head()) is not None:
-        lane = head[1]
-        rows = lane.rows[: min(most, room)]
-        if now >= lane.expires or None in [row[BODY] for row in rows]:
-            _put_back(hot, taken)
-            return [], room
-        hot.pop()
-        taken.append((lane, rows))
-        room -= len(rows)
-    return taken, room
-
-
-def _put_back(hot: Memory, taken: _Taken) -> None:
-    hot.release(lane for lane, _ in taken)
-
-
-def _refused(hot: Memory, taken: _Taken) -> None:
+def _refused(hot: Memory, taken: list[HotLane]) -> None:
     """Restore memory: nothing was written."""
-    _put_back(hot, taken)
+    hot.release(taken)
     hot.unsure = hot.is_current = False
 
 
-def _numbers(taken: _Taken) -> tuple[bytes, int]:
+def _numbers(messages: Sequence[Sequence[Row]]) -> tuple[bytes, int]:
     """Return the arrival numbers of these messages as the journal stores them, and the largest."""
-    if len(taken) == 1 and len(rows := taken[0][1]) == 1:
+    if len(messages) == 1 and len(rows := messages[0]) == 1:
         newest: int = rows[0][ID]
         return newest.to_bytes(8, sys.byteorder), newest
-    ids = array("q", [row[ID] for _, rows in taken for row in rows])
+    ids = array("q", [row[ID] for rows in messages for row in rows])
     return ids.tobytes(), max(ids)
 
 
@@ -239,8 +218,8 @@ def _send(db: apsw.Connection, hot: Memory, totals: Totals, now: int, item: Item
         tail = hot.tails.get(key)
         if tail is None or hot.deep:
             return None
-        lane = HotLane(key, tail[1], tail[0])
-    if len(hot.ids) >= cooling.WINDOW + cooling.STEP or len(hot.events) > cooling.EVENTS_MAX:
+        lane = HotLane.of_tail(key, tail)
+    if cooling.is_fold_due(hot):
         return None  # it must be folded first
     arrival, seq = totals.last_id + 1, lane.seq + 1
     hot.unsure = True
@@ -265,7 +244,8 @@ def _send(db: apsw.Connection, hot: Memory, totals: Totals, now: int, item: Item
 
 
 def _ack(db: apsw.Connection, hot: Memory, totals: Totals, now: int, batches: Sequence[Settlement]) -> bool | None:
-    taken: _Taken = []
+    lanes: list[HotLane] = []
+    messages: list[list[Row]] = []
     for batch in batches:
         lane = hot.lanes.get(batch.key)
         if lane is None or batch.start is not None:
@@ -273,10 +253,11 @@ def _ack(db: apsw.Connection, hot: Memory, totals: Totals, now: int, batches: Se
         rows = tier.held(lane, batch)
         if rows is None or None in [row[BODY] for row in rows]:
             return None
-        taken.append((lane, rows))
-    if len(taken) > 1 and len({lane for lane, _ in taken}) < len(taken):
+        lanes.append(lane)
+        messages.append(rows)
+    if len(lanes) > 1 and len(set(lanes)) < len(lanes):
         return None
-    return _resolve(db, hot, totals, now, taken)
+    return _resolve(db, hot, totals, now, lanes, messages)
 
 
 def _ack_one(db: apsw.Connection, hot: Memory, totals: Totals, now: int, what: tuple[bytes, int, int]) -> bool | None:
@@ -287,12 +268,14 @@ def _ack_one(db: apsw.Connection, hot: Memory, totals: Totals, now: int, what: t
     row = lane.rows[0]
     if row[SEQ] != seq or row[BODY] is None:
         return None
-    return _resolve(db, hot, totals, now, [(lane, [row])])
+    return _resolve(db, hot, totals, now, [lane], [[row]])
 
 
-def _resolve(db: apsw.Connection, hot: Memory, totals: Totals, now: int, taken: _Taken) -> bool | None:
+def _resolve(
+    db: apsw.Connection, hot: Memory, totals: Totals, now: int, lanes: list[HotLane], messages: list[list[Row]]
+) -> bool | None:
     """Write the ack of these messages. Return whether a lane is ready now. None: nothing was written."""
-    data, newest = _numbers(taken)
+    data, newest = _numbers(messages)
     event, n = hot.seen + 1, len(data) // 8
     hot.unsure = True
     try:
@@ -307,7 +290,7 @@ def _resolve(db: apsw.Connection, hot: Memory, totals: Totals, now: int, taken: 
     totals.pending -= n
     totals.acks += n
     totals.ack_rate, totals.ack_rate_at = add_acks(totals.ack_rate, totals.ack_rate_at, now, n)
-    ready = hot.ack(taken, now)
+    ready = hot.ack(zip(lanes, messages, strict=True), now)
     hot.note((event, ACK, now, n, newest), totals)
     hot.unsure = False
     return ready

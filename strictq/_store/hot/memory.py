@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import apsw
 
@@ -28,10 +28,17 @@ from ..commit.tx import NEVER, TOKEN_BITS, Totals, Tx, add_acks
 from ..lanes import resolution
 from ..lanes.leases import BODY, EXPIRES, HEADERS, ID, KEY, PREPARE, PROCESS, SENT_AT, SEQ, SIZE_HINT, Row
 
+if TYPE_CHECKING:
+    from ..lanes.send import Item
+
 CLAIM, ACK, START, COOL, EXTEND, RELEASE = 1, 2, 3, 4, 5, 6
 """Kinds of rows of the journal."""
 ID_BYTES: Final = 8
 _ID_OF: Final = itemgetter(ID)
+_SEQ_BITS: Final = 64
+_SEQ_MASK: Final = (1 << _SEQ_BITS) - 1
+_NO_ROWS: Final[list[Row]] = []
+"""The rows of every lane without messages. Never changed: a lane gets its own list with its first message."""
 _KEY_BYTES: Final = 2
 """The size of a key's length in a row that names keys."""
 
@@ -64,13 +71,12 @@ class HotLease:
 
     __slots__ = ("claim", "hi", "lo", "low", "pending", "started")
 
-    def __init__(self, claim: Claim, rows: Sequence[Row]) -> None:
-        self.claim = claim
-        self.lo = lo = rows[0][SEQ]
-        self.hi = rows[-1][SEQ]
-        self.low = rows[0][ID]
-        self.pending = len(rows)
-        self.started = lo if claim.charged and self.pending == 1 else lo - claim.before
+    claim: Claim
+    lo: int
+    hi: int
+    low: int
+    started: int
+    pending: int
 
 
 # A plain tuple, because the garbage collector does not traverse it again.
@@ -101,7 +107,7 @@ class HotLane:
         self.number = number
         self.seq = seq
         self.next = seq + 1
-        self.rows: list[Row] = []
+        self.rows: list[Row] = _NO_ROWS
         self.lease: HotLease | None = None
         self.done: Done | None = None
         self.touched = 0
@@ -109,6 +115,16 @@ class HotLane:
         self.expires = NEVER
         self.listed = 0
         self.gone = False
+
+    @classmethod
+    def of_tail(cls, key: bytes, tail: int) -> HotLane:
+        """Create the lane that has this tail, when it becomes hot again."""
+        return cls(key, tail & _SEQ_MASK, tail >> _SEQ_BITS)
+
+    @property
+    def tail(self) -> int:
+        """The id of its row, and its last seq, as one number: the garbage collector skips a dict of numbers."""
+        return self.number << _SEQ_BITS | self.seq
 
     @property
     def low(self) -> int:
@@ -132,12 +148,15 @@ class HotLane:
         last_seq = rows[0][SEQ] - 1 if rows and rows[-1][SEQ] == self.seq else self.seq
         return last_seq, self.seq - len(rows), self.active_at, number
 
-    def resolution_row(self) -> tuple[int | None, int | None, int | None, str | None]:
-        """Return its last acks: token, lowest and highest seq, gaps. All None: those in its row."""
-        if self.done is None:
-            return None, None, None, None
-        token, _, seqs = self.done
-        return token, seqs[0], seqs[-1], resolution.gaps(seqs)
+    def lane_row(self, number: int) -> tuple[int | None, int | None, int | None, str | None, int, int, int, int]:
+        """Return its last acks (token, lowest and highest seq, gaps; all None: those in its row), and its state."""
+        seq, done = self.seq, self.done
+        state = self.state_row(number) if self.rows else (seq, seq, self.active_at, number)
+        if done is None:
+            return None, None, None, None, *state
+        seqs = done[2]
+        lo, hi = seqs[0], seqs[-1]
+        return done[0], lo, hi, resolution.gaps(seqs) if hi - lo >= len(seqs) else None, *state
 
     def message_rows(self, number: int) -> list[tuple[Any, ...]]:
         """Return rows of (number, seq, id, sent_at, expires, headers, size_hint, prepare_seconds, process_seconds, body)."""
@@ -178,8 +197,8 @@ class Memory:
 
     def _clear(self) -> None:
         self.lanes: dict[bytes, HotLane] = {}
-        self.tails: dict[bytes, tuple[int, int]] = {}
-        """Lanes that cooled while they were empty and free, and still are: the ids of their rows, and their last seqs."""
+        self.tails: dict[bytes, int] = {}
+        """The `HotLane.tail` of lanes that cooled while they were empty and free, and still are."""
         self.seen = 0
         self.top = 0
         """The newest row of the journal, and of the inbox, that memory has."""
@@ -189,6 +208,12 @@ class Memory:
 
         Then there is a backlog, and new messages would be written twice.
         """
+        self.sweep: list[HotLane] = []
+        """The lanes that this process is folding, the lowest id last."""
+        self.sweep_to = 0
+        """The last row of the inbox that the fold will delete: lanes that need a row up to here cool."""
+        self.slices = 0
+        """The number of transactions of this fold so far; 0: none is under way."""
         self.last_token = 0
         self.next_deadline = NEVER
         """The time before which no lease ends."""
@@ -197,7 +222,9 @@ class Memory:
         self._owners: list[HotLane] = []
         """The lanes of these rows."""
         # Lanes that may be ready, by the arrival numbers of their heads: those that were empty, and those that had a lease.
-        self._fifo: deque[tuple[int, HotLane]] = deque()
+        self._fifo: deque[HotLane] = deque()
+        self._fifo_at: deque[int] = deque()
+        """Their arrival numbers. A tuple for each lane would be another object for the garbage collector."""
         self._heap: list[tuple[int, HotLane]] = []
         self.gate = -1
         """How often the counter row was written, as far as memory knows; -1: unknown."""
@@ -410,10 +437,13 @@ class Memory:
             arrival = lane.touched = row[ID]
             rows = lane.rows
             if not rows:
-                self._fifo.append((arrival, lane))
+                self._fifo.append(lane)
+                self._fifo_at.append(arrival)
                 lane.listed = arrival
+                lane.rows = [row]
                 first = True
-            rows.append(row)
+            else:
+                rows.append(row)
             if row[EXPIRES] is not None and row[EXPIRES] < lane.expires:
                 lane.expires = row[EXPIRES]
         self.ids += map(_ID_OF, arrivals)
@@ -422,35 +452,101 @@ class Memory:
         self._sends += len(arrivals)
         return first
 
+    def arrive_plain(
+        self, lanes: dict[bytes, HotLane], items: Sequence[Item], first: int, now: int, expires: int | None
+    ) -> tuple[list[int], bool]:
+        """Add messages without options, as `arrive` does, and create their rows.
+
+        Args:
+            lanes: by key. `issue` has reserved their seqs.
+            items: key and body of each message.
+            first: the arrival number of the first one.
+        Returns:
+            Their seqs, and whether a lane had none.
+        """
+        ready = False
+        arrival = first
+        fifo, fifo_at = self._fifo, self._fifo_at
+        owners: list[HotLane] = []
+        seqs: list[int] = []
+        for key, body, _, _ in items:
+            lane = lanes[key]
+            seq = lane.next
+            lane.next = seq + 1
+            rows = lane.rows
+            row = (arrival, 0, key, 0, seq, None, expires, 0, arrival, now, None, None, None, None, body)
+            if rows:
+                rows.append(row)
+            else:
+                lane.rows = [row]
+                fifo.append(lane)
+                fifo_at.append(arrival)
+                lane.listed = arrival
+                ready = True
+            lane.touched = arrival
+            owners.append(lane)
+            seqs.append(seq)
+            arrival += 1
+        if expires is not None:
+            for lane in lanes.values():
+                lane.expires = min(lane.expires, expires)
+        self.ids += range(first, arrival)
+        self._owners += owners
+        self.top = arrival - 1
+        self._sends += len(seqs)
+        return seqs, ready
+
     def lease(self, taken: Iterable[tuple[HotLane, Sequence[Row]]], claim: Claim) -> None:
         """Lease the first messages of some lanes."""
+        new, before, charged = HotLease.__new__, claim.before, claim.charged
         for lane, rows in taken:
-            lane.lease = HotLease(claim, rows)
+            first = rows[0]
+            lease = lane.lease = new(HotLease)  # its fields are set here, because a call costs as much as they do
+            lease.claim = claim
+            lease.lo = lo = first[SEQ]
+            lease.low = first[ID]
+            lease.pending = n = len(rows)
+            if n == 1:
+                lease.hi = lo
+                lease.started = lo if charged else lo - before
+            else:
+                lease.hi = rows[-1][SEQ]
+                lease.started = lo - before
         self.next_deadline = min(self.next_deadline, claim.deadline)
         self.last_token = max(self.last_token, claim.token & ((1 << TOKEN_BITS) - 1))
 
     def ack(self, picked: Iterable[tuple[HotLane, Sequence[Row]]], at: int) -> bool:
         """Ack messages of some leases. Each lane occurs once. Return whether a lane is ready now."""
         ready = False
+        claim: Claim | None = None
+        token = 0
         for lane, rows in picked:
             lease = lane.lease
             assert lease is not None
+            if lease.claim is not claim:
+                claim = lease.claim
+                token = claim.token
             n = len(rows)
-            if n == len(lane.rows):
-                lane.rows = []
-            elif rows[-1] is lane.rows[n - 1]:
-                del lane.rows[:n]
+            first = rows[0]
+            waiting = lane.rows
+            if n == len(waiting):
+                lane.rows = waiting = _NO_ROWS
+            elif rows[-1] is waiting[n - 1]:
+                del waiting[:n]
             else:
                 gone = {row[ID] for row in rows}
-                lane.rows = [row for row in lane.rows if row[ID] not in gone]
+                lane.rows = waiting = [row for row in waiting if row[ID] not in gone]
             lane.active_at = at
-            lo, hi = rows[0][SEQ], rows[-1][SEQ]
-            seqs = range(lo, hi + 1) if hi - lo + 1 == n else [row[SEQ] for row in rows]
-            lane.done = (lease.claim.token, rows[0][ID], seqs)
-            lease.pending -= n
-            if not lease.pending:
+            lo = first[SEQ]
+            if n == 1:
+                lane.done = (token, first[ID], (lo,))
+            else:
+                hi = rows[-1][SEQ]
+                lane.done = (token, first[ID], range(lo, hi + 1) if hi - lo + 1 == n else [row[SEQ] for row in rows])
+            lease.pending = n = lease.pending - n
+            if not n:
                 lane.lease = None
-                if lane.rows:
+                if waiting:
                     self._list(lane)
                     ready = True
         return ready
@@ -486,6 +582,8 @@ class Memory:
         for key in keys:
             if (lane := self.lanes.get(key)) is not None:
                 self._leave(lane)
+        if upto >= self.sweep_to:
+            self.sweep, self.slices = [], 0
         n = bisect_right(self.ids, upto)
         for lane in self._owners[:n]:
             if lane.touched <= upto and not lane.gone:
@@ -500,20 +598,66 @@ class Memory:
 
     def head(self) -> tuple[int, HotLane] | None:
         """Return the ready lane with the oldest head, and that head's arrival number. None: no lane is ready."""
-        fifo, heap = self._fifo, self._heap
+        fifo, fifo_at, heap = self._fifo, self._fifo_at, self._heap
         while fifo or heap:
-            first = heap and (not fifo or heap[0][0] < fifo[0][0])
-            entry = heap[0] if first else fifo[0]
-            arrival, lane = entry
+            first = heap and (not fifo or heap[0][0] < fifo_at[0])
+            arrival, lane = heap[0] if first else (fifo_at[0], fifo[0])
             if lane.listed == arrival:
                 if lane.rows and lane.rows[0][ID] == arrival and lane.lease is None and not lane.gone:
-                    return entry
+                    return arrival, lane
                 lane.listed = 0
             if first:
                 heappop(heap)
             else:
-                fifo.popleft()
+                self._shift()
         return None
+
+    def _shift(self) -> HotLane:
+        """Remove the first lane from `_fifo`."""
+        self._fifo_at.popleft()
+        return self._fifo.popleft()
+
+    def take_first(self, room: int, most: int, now: int) -> tuple[list[HotLane], list[Sequence[Row]], int]:
+        """Remove the next lanes from the order, with the first `most` messages of each.
+
+        Stops when the room is used up, or at a lane whose messages may have expired or have bodies stored out of line.
+
+        Returns:
+            The lanes, their messages, and the remaining room.
+        """
+        taken: list[HotLane] = []
+        messages: list[Sequence[Row]] = []
+        fifo, fifo_at, heap = self._fifo, self._fifo_at, self._heap
+        while room > 0:
+            if heap or not fifo:
+                head = self.head()
+                if head is None:
+                    break
+                lane = head[1]
+                waiting = lane.rows
+            else:  # as `head`, written out, because it runs for every lane
+                arrival, lane = fifo_at[0], fifo[0]
+                waiting = lane.rows
+                if lane.listed != arrival:
+                    self._shift()
+                    continue
+                if not waiting or waiting[0][ID] != arrival or lane.lease is not None or lane.gone:
+                    lane.listed = 0
+                    self._shift()
+                    continue
+            rows = waiting[: most if most < room else room]
+            if now >= lane.expires or (rows[0][BODY] is None if len(rows) == 1 else None in [row[BODY] for row in rows]):
+                break
+            if heap:
+                self.pop()
+            else:
+                fifo.popleft()
+                fifo_at.popleft()
+                lane.listed = 0
+            taken.append(lane)
+            messages.append(rows)
+            room -= len(rows)
+        return taken, messages, room
 
     def are_tables_quiet(self, tx: Tx) -> bool:
         """Return whether there is nothing to claim in the tables.
@@ -533,10 +677,10 @@ class Memory:
 
     def pop(self) -> None:
         """Remove what `head` returned from the order."""
-        if self._heap and (not self._fifo or self._heap[0][0] < self._fifo[0][0]):
+        if self._heap and (not self._fifo or self._heap[0][0] < self._fifo_at[0]):
             _, lane = heappop(self._heap)
         else:
-            _, lane = self._fifo.popleft()
+            lane = self._shift()
         lane.listed = 0
 
     def _list(self, lane: HotLane) -> None:

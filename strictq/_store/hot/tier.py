@@ -9,43 +9,68 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..._sql import HOT, LANES, repeated
 from ..commit.tx import Tx, insert_values
 from ..lanes.leases import BODY, ID, KEY, SEQ, Claimed, Row, Settlement
 from .memory import ACK, CLAIM, EXTEND, RELEASE, START, Claim, HotLane, HotLease, Memory
 
+if TYPE_CHECKING:
+    from ..lanes.send import Item
+
 _SEQ_OF: Final = itemgetter(SEQ)
+_KEY_OF, _BODY_OF = itemgetter(0), itemgetter(1)
 INSERTS: Final = repeated(HOT.insert_plain, 128, 16, 4, 1)
 _INSERT: Final = INSERTS[1]
-_WIDTH: Final = 6
-"""The number of values of a plain message in the inbox."""
+_WIDTH: Final = 4
+"""The number of values of a plain message in the inbox, without those that all messages of a statement share."""
+
+
+def write_plain(
+    tx: Tx, hot: Memory, lanes: dict[bytes, HotLane], items: Sequence[Item], first: int, expires: int | None
+) -> list[int]:
+    """Add messages without options, with bodies that fit into a row, to the inbox and to their lanes.
+
+    Args:
+        lanes: by key. `issue` has reserved their seqs.
+        first: the arrival number of the first one.
+    Returns:
+        Their seqs.
+    """
+    hot.unsure = True
+    seqs, ready = hot.arrive_plain(lanes, items, first, tx.now, expires)
+    n = len(items)
+    values: list[Any] = [None] * (_WIDTH * n)  # one list: a tuple for each would trigger the garbage collector more often
+    values[::_WIDTH] = range(first, first + n)
+    values[1::_WIDTH] = map(_KEY_OF, items)
+    values[2::_WIDTH] = seqs
+    values[3::_WIDTH] = map(_BODY_OF, items)
+    insert_values(tx, INSERTS, values, _WIDTH, (tx.now, expires))
+    tx.hot_changes += n
+    if ready:
+        tx.wake = True
+    return seqs
 
 
 def write_arrivals(tx: Tx, hot: Memory, lanes: Sequence[HotLane], arrivals: Sequence[Row]) -> None:
     """Add numbered messages to the inbox, their arrival numbers ascending, and to their lanes."""
     hot.unsure = True
-    plain: list[Any] = []  # one list: a tuple for each would trigger the garbage collector more often
     for i, _, key, _, seq, _, expires, _, _, at, headers, size, prepare, process, body in arrivals:
         if headers is None and size is None and prepare is None and process is None:
-            plain += (i, key, seq, at, expires, body)
+            tx.run(_INSERT, (at, expires, i, key, seq, body))
         else:
             tx.run(HOT.insert_full, (i, key, seq, at, expires, headers, size, prepare, process, body))
-    if len(plain) == _WIDTH:
-        tx.run(_INSERT, plain)
-    else:
-        insert_values(tx, INSERTS, plain, _WIDTH)
     tx.hot_changes += len(arrivals)
     if hot.arrive(lanes, arrivals):
         tx.wake = True
 
 
-def take(tx: Tx, hot: Memory, taken: Sequence[tuple[HotLane, Sequence[Row]]], claim: Claim) -> array[int]:
+def take(tx: Tx, hot: Memory, taken: Sequence[HotLane], messages: Sequence[Sequence[Row]], claim: Claim) -> array[int]:
     """Lease the first messages of some lanes, which were popped from the order. Return their arrival numbers."""
-    ids = array("q", [row[ID] for _, rows in taken for row in rows])
+    ids = array("q", [row[ID] for rows in messages for row in rows])
     _note(tx, hot, CLAIM, ids, claim)
-    hot.lease(taken, claim)
+    hot.lease(zip(taken, messages, strict=True), claim)
     return ids
 
 
@@ -56,17 +81,17 @@ def ack_claimed(tx: Tx, hot: Memory, claimed: Claimed) -> bool:
         Whether all of it is still leased and unresolved. Otherwise nothing is done.
     """
     token, lanes = claimed.token, hot.lanes
-    picked: list[tuple[HotLane, Sequence[Row]]] = []
+    picked: list[HotLane] = []
     for rows in claimed.hot:
         lane = lanes.get(rows[0][KEY])
         if lane is None or (lease := lane.lease) is None or lease.claim.token != token or lease.pending != len(rows):
             return False
-        picked.append((lane, rows))
+        picked.append(lane)
     hot.unsure = True
     tx.totals.pending -= claimed.messages
     tx.count_acks(claimed.messages)
     _note(tx, hot, ACK, claimed.ids)
-    if hot.ack(picked, tx.now):
+    if hot.ack(zip(picked, claimed.hot, strict=True), tx.now):
         tx.wake = True
     return True
 

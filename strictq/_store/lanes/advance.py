@@ -17,8 +17,9 @@ _LANE = attrgetter("lane")
 
 
 class Advance:
-    """An operation on one shard. No lease occurs in it twice. A lane may: a worker that leased a lane again may not have noticed
-    yet that it lost the earlier lease.
+    """An operation on one shard. No lease occurs in it twice.
+
+    A lane may: a worker that leased a lane again may not have noticed yet that it lost the earlier lease.
     """
 
     __slots__ = ("_heads", "_last", "_starting")

@@ -70,8 +70,8 @@ class _Claim:
         self.cull = CULL_STEP
         self.stop = False
         self.rows: list[tuple[Any, ...]] = []
-        self.hot: list[tuple[HotLane, list[Row]]] = []
-        """The leased hot lanes, with their first messages."""
+        self.hot: list[HotLane] = []
+        """The leased hot lanes. `out.hot` has their messages."""
         self.after = -1
         """The position of the cold lane that was read last."""
         self.positions: list[int] = []
@@ -185,7 +185,7 @@ class _Claim:
 
     def take_hot(self, lane: HotLane, rows: list[Row]) -> None:
         """Lease the first messages of a hot lane."""
-        self.hot.append((lane, rows))
+        self.hot.append(lane)
         self.out.hot.append(rows)
         self.room -= len(rows)
 
@@ -201,7 +201,7 @@ class _Claim:
             before = lanes.SAYS_STARTS if request.starts else 1
             token = self.token or self._new_token()
             claim = Claim(token, tx.now, self.deadline, before, request.charge, request.consumer)
-            self.out.ids = tier.take(tx, tx.hot, self.hot, claim)
+            self.out.ids = tier.take(tx, tx.hot, self.hot, self.out.hot, claim)
         if self.rows:
             self._unlist()
             if len(self.rows) > 1:
@@ -302,6 +302,13 @@ def _take_hot(work: _Claim, hot: Memory, lane: HotLane, most: int, cold: int | N
     if work.request.ack_first:
         cooling.cool(work.tx, _until_full(work, hot, most, cold))
         return False
+    if cold is None:
+        taken, messages, work.room = hot.take_first(work.room, most, now)
+        work.hot += taken
+        work.out.hot += messages
+        if work.room <= 0 or (head := hot.head()) is None:
+            return True
+        lane = head[1]
     while True:
         if lane.is_over(now):
             cooling.cool(work.tx, [lane])  # it keeps its position in the cold order, where it is next

@@ -394,8 +394,9 @@ def _suspects_to(tx: Tx, lease: LeaseRow) -> int:
 
 
 def retake(tx: Tx, lease: LeaseRow) -> None:
-    """End an expired lease, and thereby its token. Charge started messages, and deliver those that may have killed the holder one
-    at a time from now on. The caller places the lane.
+    """End an expired lease, and thereby its token. The caller places the lane.
+
+    Started messages are charged. Messages that may have killed the holder are delivered one at a time from now on.
     """
     charge_started(tx, lease)
     tx.run(LANES.set_solo, (_suspects_to(tx, lease), lease.started, lease.lane))

@@ -81,7 +81,7 @@ _PlainRow = tuple[int, int, int, int, int | None, bytes | None]
 """Lane, seq, id, sent_at, expires, body (None: stored out of line)."""
 
 
-_KEY, _OPTIONS = itemgetter(0), itemgetter(2)
+_KEY, _BODY, _OPTIONS = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
 class Tail:
@@ -193,6 +193,8 @@ def send(tx: Tx, items: Sequence[Item], *, depth_elsewhere: int | None = None) -
             return _send_hot(tx, hot, items, counts, lanes_of)
         if lanes_of:
             return _send_apart(tx, items, lanes_of, depth_elsewhere)
+    if hot is not None and hot.ids and not hot.lanes:
+        cooling.cool_all(tx)  # no lane needs the logs, and only sends to hot lanes cut them
     known = tails(tx, sorted(counts))  # in key order, so that the index is read sequentially
     before = totals.pending
     sent: list[Sent] = []
@@ -238,7 +240,7 @@ def _hot_lanes(tx: Tx, hot: Memory, items: Sequence[Item], counts: dict[bytes, i
             if hot.deep:
                 continue
             if (tail := hot.tails.pop(key, None)) is not None:
-                found[key] = HotLane(key, tail[1], tail[0])
+                found[key] = HotLane.of_tail(key, tail)
             else:
                 missing.append(key)
         elif len(lane.rows) + n <= cooling.LANE_ROWS_MAX:
@@ -268,9 +270,14 @@ def _send_hot(
     now = tx.now
     expires = None if tx.config.ttl_seconds is None else times_of(now, None, tx.config).expires
     first = arrival
+    if not any(map(_OPTIONS, items)) and max(map(len, map(_BODY, items))) <= INLINE_BYTES_MAX:
+        hot.lanes.update(lanes_of)
+        seqs = tier.write_plain(tx, hot, lanes_of, items, first, expires)
+        _fold(tx, hot)
+        return SentInTurn(first, seqs)
     owners = [lanes_of[item[0]] for item in items]
     arrivals: list[Row] = []
-    seqs: list[int] = []
+    seqs = []
     stored: bytes | None
     for lane, (key, body, options, times) in zip(owners, items, strict=True):
         seq = lane.next
@@ -293,12 +300,17 @@ def _send_hot(
         arrival += 1
     hot.lanes.update(lanes_of)
     tier.write_arrivals(tx, hot, owners, arrivals)
-    if len(hot.ids) > cooling.WINDOW or len(hot.events) > cooling.EVENTS_MAX:
+    _fold(tx, hot)
+    return SentInTurn(first, seqs)
+
+
+def _fold(tx: Tx, hot: Memory) -> None:
+    """Fold after a send, if the logs are long."""
+    if cooling.is_fold_due(hot):
         before = tx.totals.last_lane
         cooling.fold(tx)
         if tx.config.idle_lane_seconds is not None:
             _forget_some(tx, tx.totals.last_lane - before, ())
-    return SentInTurn(first, seqs)
 
 
 def _forget_some(tx: Tx, new: int, keep: Container[int]) -> None:

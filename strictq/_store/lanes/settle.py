@@ -148,8 +148,9 @@ def _hot_first(
 
 
 def ack_whole(tx: Tx, batches: Sequence[Settlement]) -> bool:
-    """Ack all of these leases in one pass, each of them whole. Return False if one differs from its delivery; the caller must
-    then roll back.
+    """Ack all of these leases in one pass, each of them whole.
+
+    Return False if one differs from its delivery. The caller must then roll back.
     """
     ordered = sorted(batches, key=_LANE) if len(batches) > 1 else batches
     leases = [(b.lane, b.token, b.seqs[0], b.seqs[-1], len(b.seqs)) for b in ordered]

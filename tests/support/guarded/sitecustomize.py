@@ -1,7 +1,10 @@
-"""For Python processes of executors: whoever touches a file under STRICTQ_FORBIDDEN fails, and says so.
+"""Runs in the Python processes of executors: an access to a file under STRICTQ_FORBIDDEN fails with an error.
 
-Python imports this by its name when it starts. Its own file calls are seen by an audit hook, SQLite's by the connection's class.
-Spark gives its settings of executors to the driver's own Python processes, too: those are told by their JVM, and may.
+Python imports this module by its name at startup. An audit hook sees Python's own file calls; the connection's class sees
+SQLite's.
+Spark passes its settings of executors to the driver's own Python processes, too. Those are identified by their JVM, and may
+access
+the files.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ EXECUTOR = b"CoarseGrainedExecutorBackend"
 
 
 class Touched(BaseException):
-    """No code handles it by accident."""
+    """Raised on an access. Not an Exception, so that no code handles it by accident."""
 
 
 def refuse(what: str, paths: tuple[Any, ...]) -> None:
